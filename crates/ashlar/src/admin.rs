@@ -1,4 +1,4 @@
-//! Operator's commands that a monitor carries out: ask, then print.
+//! Operator commands that a monitor carries out: send, then print the answer.
 
 use std::io::Write;
 
@@ -61,7 +61,7 @@ const POOL: &[Column] = &[
     size_column("BLOCK", "block_size"),
 ];
 
-/// What a list of pools tells besides.
+/// Further columns of `pool ls`.
 const POOL_USE: &[Column] = &[
     size_column("USED", "used_bytes"),
     size_column("AVAILABLE", "available_bytes"),
@@ -126,7 +126,7 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
             print_object(format, &call(config, format, create)?, VOLUME_MADE);
         }
         VolumeCommand::Ls => {
-            let empty = "no volumes; make one: ashlar volume create disk1 --size 10GiB";
+            let empty = "no volumes; create one: ashlar volume create disk1 --size 10GiB";
             print_rows(format, &table(config, format, Table::Volume)?, VOLUME, empty);
         }
         VolumeCommand::Info { name } => {
@@ -145,35 +145,35 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
             let unlock = Command::VolumeUnlock { volume: name.clone(), accepted: yes };
             let answer = call(config, format, unlock)?;
             let session = &answer["session"];
-            let text = format!("{name} is unlocked; session {session} is refused from now on");
+            let text = format!("{name} is unlocked; session {session} can no longer write");
             print_done(format, &answer, &text);
         }
         VolumeCommand::Rm { name } => {
             let answer = call(config, format, Command::VolumeRemove { volume: name.clone() })?;
-            print_done(format, &answer, &format!("{name} is removed; its space returns meanwhile"));
+            print_done(format, &answer, &format!("{name} is deleted; its space is being freed"));
         }
     }
     Ok(())
 }
 
-/// Who has the lock of a volume, and what that means, for people.
+/// Who has the lock of a volume and what that means, for people.
 fn lock_text(info: &Value) -> String {
     let lock = &info["lock"];
     if lock.is_null() {
-        return "nobody has it".to_string();
+        return "not locked".to_string();
     }
     let mut sessions = info["sessions"].as_array().into_iter().flatten();
     let meaning = match sessions.any(|session| session["id"] == lock["session"]) {
-        false => "it has ended, and the next to attach the volume gets it",
+        false => "it has ended; the next client that attaches gets the lock",
         true if lock["lazy"] == true => {
-            "writes are durable when they are flushed; nobody else can attach the volume"
+            "writes are durable once flushed; no other client can attach the volume"
         }
-        true => "writes are durable when they are answered; others can attach the volume",
+        true => "writes are durable once acknowledged; other clients can attach the volume",
     };
     format!("session {}: {meaning}", lock["session"])
 }
 
-/// Who has a volume attached, for people.
+/// The clients that have a volume attached, for people.
 fn session_texts(info: &Value) -> Vec<String> {
     let text = |session: &Value| {
         let mut text = session["id"].to_string();
@@ -187,7 +187,7 @@ fn session_texts(info: &Value) -> Vec<String> {
         add("on", &session["host"]);
         add("at", &session["address"]);
         if session["pid"].is_null() {
-            text.push_str(" (its client is away)");
+            text.push_str(" (client not connected)");
         }
         if session["read_only"] == true {
             text.push_str(" (read-only)");
@@ -215,7 +215,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             print_object(format, &call(config, format, create)?, POOL);
         }
         PoolCommand::Ls => {
-            let empty = "no pools; make one: ashlar pool create fast --failure-domain osd";
+            let empty = "no pools; create one: ashlar pool create fast --failure-domain osd";
             print_rows(
                 format,
                 &table(config, format, Table::Pool)?,
@@ -233,7 +233,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             print_done(
                 format,
                 &answer,
-                &format!("{name} is removed; OSDs drop what is left of it"),
+                &format!("{name} is deleted; OSDs are removing what is left of it"),
             );
         }
     }
@@ -265,7 +265,7 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
             for pg in pgs {
                 let command = Command::PgGiveUp { pg, accepted: yes, they_are_off };
                 let answer = call(config, format, command)?;
-                print_done(format, &answer, &format!("{pg} serves what is left of it"));
+                print_done(format, &answer, &format!("{pg} now serves what is left of it"));
             }
         }
     }
@@ -275,7 +275,7 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
 /// `ashlar osd out`
 pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdOut { osd })?;
-    let line = format!("{osd} is out: what it has moves to others, see `ashlar status`");
+    let line = format!("{osd} is out; its data moves to other OSDs, see `ashlar status`");
     print_done(format, &answer, &line);
     Ok(())
 }
@@ -283,14 +283,18 @@ pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failur
 /// `ashlar osd in`
 pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdIn { osd })?;
-    print_done(format, &answer, &format!("{osd} is in: it gets its share, see `ashlar status`"));
+    print_done(
+        format,
+        &answer,
+        &format!("{osd} is in; it is getting its share of the data, see `ashlar status`"),
+    );
     Ok(())
 }
 
 /// `ashlar osd rm`
 pub fn osd_rm(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdRemove { osd })?;
-    print_done(format, &answer, &format!("{osd} is forgotten; its disk may be wiped"));
+    print_done(format, &answer, &format!("{osd} is removed; you can wipe its disk"));
     Ok(())
 }
 
@@ -303,14 +307,14 @@ pub fn monitor_list(config: &Config, format: Format) -> Result<(), Failure> {
 /// `ashlar mon rm`
 pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::MonitorRemove { monitor })?;
-    print_done(format, &answer, &format!("{monitor} is forgotten"));
+    print_done(format, &answer, &format!("{monitor} is removed"));
     Ok(())
 }
 
 /// `ashlar osd ls`
 pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
-    let empty = "no OSDs; make some: ashlar up --osds N, or where no `ashlar up` runs the cluster: \
-                 ashlar osd create PATH --size 10GiB";
+    let empty = "no OSDs; create some: ashlar up --osds N, or if `ashlar up` does not run this \
+                 cluster: ashlar osd create PATH --size 10GiB";
     let mut rows = table(config, format, Table::Osd)?;
     if format == Format::Text {
         for row in rows.as_array_mut().into_iter().flatten() {
@@ -339,12 +343,12 @@ pub fn osd_tree(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A row of the tree as people see it: its name stands under what it lies in.
+/// A row of the tree for people, indented below the row it belongs to.
 fn indented(row: &Value) -> Value {
     let mut row = row.clone();
     let depth = row["depth"].as_u64().unwrap_or(0) as usize;
     let name = row["name"].as_str().unwrap_or_default();
-    // The table cuts leading spaces.
+    // The table strips leading spaces.
     row["name"] = Value::String(match depth {
         0 => name.to_string(),
         _ => format!("{}{name}", "- ".repeat(depth)),
@@ -405,18 +409,18 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
         StateCommand::Put { key, value } => {
             let value = if value == "-" { standard_input()? } else { value };
             let answer = call(config, format, Command::StatePut { key: key.clone(), value })?;
-            print_done(format, &answer, &format!("{key} is in force"));
+            print_done(format, &answer, &format!("{key} is set"));
         }
         StateCommand::Recover { they_are_lost, yes } => {
             let recover = Command::StateRecover { they_are_lost, accepted: yes };
             let answer = call(config, format, recover)?;
             let line =
-                "the state is what OSDs know; PGs are served again soon, see `ashlar status`";
+                "the state is up to date with the OSDs; PGs serve again soon, see `ashlar status`";
             print_done(format, &answer, line);
         }
         StateCommand::Undo { yes } => {
             let answer = call(config, format, Command::StateUndo { accepted: yes })?;
-            print_done(format, &answer, "the last good values stand there again");
+            print_done(format, &answer, "the last good values are restored");
         }
         StateCommand::Watch { prefix } => watch_state(config, &prefix, format)?,
     }
@@ -425,7 +429,7 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
 
 fn standard_input() -> Result<String, Failure> {
     std::io::read_to_string(std::io::stdin()).map_err(|error| {
-        let message = format!("standard input cannot be read: {error}");
+        let message = format!("cannot read standard input: {error}");
         failure("io", message, "it must be JSON in UTF-8")
     })
 }
@@ -435,7 +439,7 @@ fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Fail
     client::watch_state(config, prefix, |change| {
         let mut out = std::io::stdout();
         let Some(change) = change else {
-            eprintln!("watching: changes follow");
+            eprintln!("watching for changes");
             return true;
         };
         let client::StateChange { revision, key, value } = change;
@@ -444,9 +448,9 @@ fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Fail
                 json!({ "revision": revision, "key": key, "value": value }).to_string()
             }
             (Format::Text, Some(value)) => format!("{revision} {key} {value}"),
-            (Format::Text, None) => format!("{revision} {key} is gone"),
+            (Format::Text, None) => format!("{revision} {key} deleted"),
         };
-        // A reader that has gone ends it.
+        // Stop when nobody reads the output.
         writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
     })
 }
@@ -465,10 +469,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_volume_and_its_lock_is_told_to_people() {
-        let nobodys = json!({ "lock": null, "sessions": [] });
-        assert_eq!(lock_text(&nobodys), "nobody has it");
-        assert_eq!(session_texts(&nobodys), ["none"]);
+    fn lock_and_sessions_of_a_volume_are_shown() {
+        let unlocked = json!({ "lock": null, "sessions": [] });
+        assert_eq!(lock_text(&unlocked), "not locked");
+        assert_eq!(session_texts(&unlocked), ["none"]);
         let mut info = json!({
             "lock": { "session": 7, "lazy": true },
             "sessions": [
@@ -479,32 +483,28 @@ mod tests {
         });
         let sessions = [
             "7 of nbd process 12 on h at unix:/a",
-            "9 of library (its client is away) (read-only)",
+            "9 of library (client not connected) (read-only)",
         ];
         assert_eq!(session_texts(&info), sessions);
-        assert!(
-            lock_text(&info).starts_with("session 7: writes are durable when they are flushed")
-        );
+        assert!(lock_text(&info).starts_with("session 7: writes are durable once flushed"));
         info["lock"]["lazy"] = json!(false);
-        assert!(
-            lock_text(&info).starts_with("session 7: writes are durable when they are answered")
-        );
+        assert!(lock_text(&info).starts_with("session 7: writes are durable once acknowledged"));
         info["lock"]["session"] = json!(3);
         assert!(lock_text(&info).starts_with("session 3: it has ended"), "{}", lock_text(&info));
     }
 
     #[test]
-    fn the_table_of_settings_is_their_definition() {
+    fn the_table_of_settings_matches_their_definition() {
         const HEADING: &str = "| name | default | range | |\n|---|---:|---|---|\n";
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/internals/state.md");
-        let document = std::fs::read_to_string(path).expect("it is there");
+        let document = std::fs::read_to_string(path).expect("the document exists");
         let row = |setting: Setting| {
             let Definition { name, default, min, max, help, .. } = setting.definition();
             let [default, min, max] = [default, min, max].map(|value| setting.text_of(value));
             format!("| `{name}` | {default} | {min} to {max} | {help} |\n")
         };
         let expected: String = Setting::ALL.into_iter().map(row).collect();
-        let (before, after) = document.split_once(HEADING).expect("the table is there");
+        let (before, after) = document.split_once(HEADING).expect("it has the table");
         let end = after.find("\n\n").map_or(after.len(), |end| end + 1);
         if std::env::var_os("UPDATE").is_some() {
             let text = format!("{before}{HEADING}{expected}{}", &after[end..]);

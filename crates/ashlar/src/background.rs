@@ -1,7 +1,7 @@
-//! Daemons in the background: with `--detach`, `osd run` and `mon run` start themselves once more, apart
-//! from the terminal, and return when that process serves.
+//! Daemons in the background: with `--detach`, `osd run` and `mon run` start the same command again,
+//! detached from the terminal, and return once that process serves.
 //!
-//! The daemon writes one line to its standard output when it serves, and what it has to say to a log.
+//! The daemon writes one line to its standard output when it serves; everything else goes to its log.
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -16,11 +16,11 @@ use serde_json::json;
 
 use crate::output::{Format, failure, print_json};
 
-/// Set for a daemon that is to say when it serves.
+/// Set for a daemon that must report when it serves.
 const VARIABLE: &str = "ASHLAR_SAY_WHEN_READY";
 /// Set for the `up` that `--detach` leaves in the background.
 pub const UP_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
-/// Of a log, so many lines at its end are shown where a daemon has ended.
+/// Lines at the end of the log that are shown when a daemon exits early.
 const SHOWN_LINES: usize = 3;
 
 /// Whether this process is the `up` that `--detach` leaves in the background.
@@ -28,15 +28,15 @@ pub fn is_background_up() -> bool {
     std::env::var_os(UP_VARIABLE).is_some()
 }
 
-/// Starts this command in the background, without `--detach`; `what` it is, for people.
+/// Starts this command again in the background, without `--detach`. `what`: for people, "OSD".
 pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     let cannot = |error: std::io::Error| {
-        let message = format!("cannot start {what} in the background: {error}");
-        failure("io", message, "try without --detach")
+        let message = format!("cannot start the {what} in the background: {error}");
+        failure("io", message, "run it without --detach")
     };
     let open = OpenOptions::new().create(true).append(true).open(log).map_err(|error| {
         let message = format!("cannot write {}: {error}", log.display());
-        failure("io", message, "is the path right?")
+        failure("io", message, "check the path and its permissions")
     })?;
     let arguments = std::env::args_os().skip(1).filter(|it| it != OsStr::new("--detach"));
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
@@ -46,7 +46,7 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     let mut child = command.spawn().map_err(cannot)?;
     let stdout = child.stdout.take().expect("it is piped");
     if format == Format::Text {
-        eprintln!("starting {what}: its log is {}", log.display());
+        eprintln!("starting the {what}; it logs to {}", log.display());
     }
     let mut line = String::new();
     let is_ready = BufReader::new(stdout).read_line(&mut line).is_ok_and(|length| length > 0);
@@ -55,21 +55,21 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
         let text = std::fs::read_to_string(log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
-        let message = format!("{what} ended ({status}): {last}");
+        let message = format!("the {what} exited ({status}): {last}");
         return Err(failure("died", message, format!("see {}", log.display())));
     }
     match format {
         Format::Json => print_json(&json!({ "pid": child.id(), "log": log, "ready": true })),
-        Format::Text => println!("{what} runs, process {}", child.id()),
+        Format::Text => println!("the {what} is running as process {}", child.id()),
     }
     Ok(())
 }
 
-/// Says to whoever started this process with `--detach` that it serves. Once; later calls do nothing.
-pub fn say_ready() {
-    static IS_SAID: AtomicBool = AtomicBool::new(false);
-    if !IS_SAID.swap(true, Ordering::Relaxed) && std::env::var_os(VARIABLE).is_some() {
-        // It may have gone meanwhile, which changes nothing here.
+/// Tells the command that started this process with `--detach` that it serves. Later calls do nothing.
+pub fn report_ready() {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    if !IS_REPORTED.swap(true, Ordering::Relaxed) && std::env::var_os(VARIABLE).is_some() {
+        // It may be gone already; the daemon serves all the same.
         let _ = writeln!(std::io::stdout(), "ready");
     }
 }

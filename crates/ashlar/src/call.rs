@@ -1,4 +1,4 @@
-//! Commands that a monitor carries out: ask it, and wait for its answer.
+//! Sends a command to a monitor and waits for the answer.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use serde_json::Value;
 
 use crate::output::Format;
 
-/// How long a command may take, the monitor's start included.
+/// How long a command may take, including the start of a monitor.
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Asks a command of a monitor. People are told at once why they wait for the state store.
+/// Sends a command to a monitor. People see at once when it has to wait for the state store.
 pub fn call(config: &Config, format: Format, command: Command) -> Result<Value, Failure> {
-    client::call_saying(config, command, COMMAND_TIME_MAX, |failure| {
+    client::call_reporting(config, command, COMMAND_TIME_MAX, |failure| {
         if format == Format::Text && failure.code == "state_unavailable" {
             let seconds = COMMAND_TIME_MAX.as_secs();
-            eprintln!("ashlar: not yet, asked again for up to {seconds} s: {}", failure.message);
+            eprintln!("ashlar: retrying for up to {seconds} s: {}", failure.message);
         }
     })
 }
 
-/// All rows of a table with their statistics, in as many answers as that takes.
+/// All rows of a table with their statistics; asks as often as needed.
 pub fn table(config: &Config, format: Format, table: Table) -> Result<Value, Failure> {
     let mut rows: Vec<Value> = Vec::new();
     loop {

@@ -30,14 +30,14 @@ pub use volume::{NbdArgs, VolumeCommand};
 #[derive(Parser)]
 #[command(name = "ashlar", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
-    /// Directory with cluster.toml and key, or the file itself. Found by itself as `.ashlar` in
-    /// the current folder or above.
+    /// Directory with cluster.toml and key, or the path of cluster.toml. Default: `.ashlar` in the
+    /// current directory or in the nearest directory above it.
     #[arg(long, global = true, env = "ASHLAR_CLUSTER", value_name = "DIR|FILE")]
     pub cluster: Option<PathBuf>,
-    /// Print JSON: lists are arrays, sizes are bytes; errors as {"error":{...}} on stderr.
+    /// Print JSON: lists as arrays, sizes in bytes, errors as {"error":{...}} on stderr.
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -59,19 +59,19 @@ const JOIN_EXAMPLE: &str = "Examples:
   ashlar mon create /srv/mon && ashlar mon run /srv/mon";
 
 const CHECK_EXAMPLE: &str = "Examples:
-  ashlar check || echo trouble
+  ashlar check || echo \"the cluster needs attention\"
   ashlar down && ashlar check .ashlar/osd.*";
 
 /// Commands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Run a whole cluster on this machine: monitor, OSDs, NBD server
+    /// Run a whole cluster on this machine: a monitor, OSDs and an NBD server
     #[command(after_help = up::UP_EXAMPLE)]
     Up(UpArgs),
-    /// Stop the cluster that `up` runs
+    /// Stop a cluster that `up` started
     #[command(after_help = "Example:\n  ashlar down --dir /var/lib/ashlar")]
     Down(DownArgs),
-    /// Storage daemons and their disks
+    /// OSDs: the storage daemons and their disks
     #[command(subcommand, after_help = "Example:\n  ashlar osd ls")]
     Osd(OsdCommand),
     /// Volumes
@@ -83,65 +83,66 @@ pub enum Command {
     /// Placement groups
     #[command(subcommand, after_help = "Example:\n  ashlar pg ls")]
     Pg(PgCommand),
-    /// What runs in the background
+    /// Background tasks: deletions and backfill
     #[command(subcommand, after_help = "Example:\n  ashlar task ls")]
     Task(TaskCommand),
-    /// Settings
+    /// Settings of the cluster
     #[command(subcommand, after_help = "Example:\n  ashlar config ls")]
     Config(ConfigCommand),
     /// Keys of the state store
     #[command(subcommand, after_help = "Example:\n  ashlar state ls")]
     State(StateCommand),
-    /// Health, what is running, and when it will be done
+    /// Show health, load, recovery progress and processes
     #[command(after_help = STATUS_EXAMPLE)]
     Status {
-        /// Show it again as it changes, until interrupted; with --json one line each second
+        /// Print the status again whenever it changes, until interrupted; with --json, one line per
+        /// second
         #[arg(long)]
         watch: bool,
     },
-    /// Health checks alone, or with paths: compare the copies on disks of stopped OSDs, byte by byte;
-    /// exit code 1 if one of them is an error, or copies differ
+    /// Print the health checks; with paths, compare the copies on stopped OSDs byte by byte. Exit code
+    /// 1 if a check is an error or copies differ
     #[command(after_help = CHECK_EXAMPLE)]
     Check {
-        /// Stopped OSDs, as given to `osd create`: all that share placement groups
+        /// Paths of stopped OSDs, as given to `osd create`; name all OSDs that share placement groups
         paths: Vec<PathBuf>,
     },
-    /// Measure a volume or a disk
+    /// Measure the performance of a volume or a disk
     #[command(subcommand, after_help = "Example:\n  ashlar bench volume disk1")]
     Bench(BenchCommand),
     /// Serve volumes to NBD clients
     #[command(after_help = volume::NBD_EXAMPLE)]
     Nbd(NbdArgs),
-    /// Run the etcd of `up`: becomes Debian's, and ends with its parent
+    /// Run the etcd of `up`: this process becomes Debian's etcd and exits with its parent
     #[command(
         hide = true,
         after_help = "Example:\n  ashlar etcd .ashlar/etcd --listen=127.0.0.1:2379"
     )]
     Etcd {
-        /// The directory of its data
+        /// Its data directory
         path: PathBuf,
-        /// HOST:PORT
+        /// Address for clients, HOST:PORT
         #[arg(long)]
         listen: String,
-        /// End when this process ends
+        /// Exit when the process with this id exits
         #[arg(long)]
         parent: Option<u32>,
     },
-    /// Monitors: they plan, and react to failures; one of them leads
+    /// Monitors: they keep the cluster map and react to failures; one of them leads
     #[command(subcommand, after_help = "Example:\n  ashlar mon ls")]
     Mon(MonCommand),
-    /// Make a cluster of several hosts, of which this is the first
+    /// Create a cluster of several hosts; this host is the first one
     #[command(after_help = hosts::INIT_EXAMPLE)]
     Init(InitArgs),
-    /// Print what `join` needs on the next host; it holds the key of the cluster
+    /// Print the token that `join` needs on another host; it contains the cluster's secret key
     #[command(after_help = "Example:\n  ashlar token | ssh HOST ashlar join -")]
     Token,
-    /// Make this host one of a cluster's
+    /// Add this host to a cluster
     #[command(after_help = JOIN_EXAMPLE)]
     Join {
-        /// As `ashlar token` printed it; -: read it from standard input
+        /// The output of `ashlar token`; `-` reads it from standard input
         token: String,
-        /// Directory for cluster.toml and key
+        /// Directory to create cluster.toml and key in
         #[arg(long, default_value = ".ashlar")]
         dir: PathBuf,
     },
@@ -150,14 +151,14 @@ pub enum Command {
 /// `task`
 #[derive(Subcommand)]
 pub enum TaskCommand {
-    /// What is being deleted and copied, how far it is, and how long it will take
+    /// List deletions and backfill, with progress and time left
     #[command(after_help = "Example:\n  ashlar task ls")]
     Ls,
 }
 
 impl Command {
-    /// The log of a daemon, the name it has before it knows its own, and whether `up` reads what it
-    /// says.
+    /// For a daemon: its log options, its name in the log until it knows its id, and whether it is a
+    /// child of `up`.
     pub fn daemon_log(&self) -> Option<(LogArgs, &'static str, bool)> {
         match self {
             Command::Osd(OsdCommand::Run { log, parent, .. }) => {
@@ -174,8 +175,8 @@ impl Command {
         }
     }
 
-    /// Whether it serves others until it is told to end, or talks to such a one over a socket that
-    /// may break.
+    /// Whether the command handles broken connections itself: daemons do, and commands that talk to
+    /// one over a socket. All others end quietly when nobody reads their output.
     pub fn is_server(&self) -> bool {
         match self {
             Command::Up(_) | Command::Down(_) | Command::Nbd(_) => true,
@@ -209,7 +210,7 @@ mod tests {
             let mut words = path.to_vec();
             words.push(command.get_name());
             let shown = Cli::try_parse_from(words.iter().chain(&["--help"]));
-            let help = shown.err().expect("it shows help and does nothing else");
+            let help = shown.err().expect("it only prints help");
             assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp, "{words:?}");
             assert!(help.to_string().contains("Example"), "{words:?}: {help}");
             let children = command.get_subcommands().filter(|child| child.get_name() != "help");
@@ -300,8 +301,8 @@ mod tests {
     fn the_reference_of_commands_is_this_definition() {
         const HEADING: &str = "## Every command\n";
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md");
-        let document = std::fs::read_to_string(path).expect("it is there");
-        let (before, after) = document.split_once(HEADING).expect("the heading is there");
+        let document = std::fs::read_to_string(path).expect("the document exists");
+        let (before, after) = document.split_once(HEADING).expect("it has the heading");
         let expected = reference();
         if std::env::var_os("UPDATE").is_some() {
             std::fs::write(path, format!("{before}{HEADING}{expected}")).expect("writable");

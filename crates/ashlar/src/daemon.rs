@@ -1,4 +1,4 @@
-//! What daemons do alike: how a reactor fails, and where they listen.
+//! What all daemons do: report a reactor that does not work, and listen.
 
 use base::TraceEvent;
 use cluster::map::ADDRESS_COUNT_MAX;
@@ -7,20 +7,20 @@ use io::{Network, Reactor};
 
 use crate::output::failure;
 
-/// The failure of a reactor that cannot run.
+/// The failure of a daemon whose reactor does not work.
 pub fn no_reactor(error: std::io::Error) -> Failure {
-    let hint = "Linux 6.1 or newer with io_uring allowed (kernel.io_uring_disabled = 0)";
+    let hint = "use Linux 6.1 or newer and allow io_uring: sysctl kernel.io_uring_disabled=0";
     failure("io_uring", format!("io_uring does not work: {error}"), hint)
 }
 
-/// Where a daemon of this host listens, by the networks of its cluster.
+/// The addresses of this host in the networks of its cluster.
 pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Failure> {
     let hint = "correct `networks` and `osd_networks` in cluster.toml";
     let parsed: Result<Vec<Network>, io::Error> =
         networks.iter().map(|text| Network::parse(text)).collect();
     let parsed = parsed.map_err(|error| failure("invalid", error.to_string(), hint))?;
     let here = io::local_addresses();
-    let here = here.map_err(|error| failure("io", error.to_string(), "is /proc there?"))?;
+    let here = here.map_err(|error| failure("io", error.to_string(), "is /proc mounted?"))?;
     let mut chosen = Network::choose(&parsed, &here);
     if chosen.is_empty() {
         let message = format!("this host has no address in {}", networks.join(", "));
@@ -30,7 +30,7 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
         let left_out: Vec<String> =
             chosen.drain(ADDRESS_COUNT_MAX..).map(|a| a.to_string()).collect();
         let what =
-            "not listening at all addresses: name fewer or smaller `networks` in cluster.toml";
+            "not listening on all addresses: name fewer or smaller `networks` in cluster.toml";
         let event = TraceEvent::warn(what).number("announced_max", ADDRESS_COUNT_MAX as u64);
         io::log::write(&event.list("left_out", left_out));
     }
@@ -38,7 +38,7 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
     Ok(chosen.into_iter().map(place).collect())
 }
 
-/// Listens at all of these addresses that this host has; at one at least.
+/// Listens on those of the addresses that this host has. Fails if it can listen on none.
 pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>, Failure> {
     let mut addresses = Vec::new();
     let mut refused = None;
@@ -53,7 +53,8 @@ pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>
     }
     match refused {
         Some(error) if addresses.is_empty() => {
-            let hint = "does another process listen there, and does this host have the address?";
+            let hint =
+                "is another process listening there, or does this host not have the address?";
             Err(failure("io", error.to_string(), hint))
         }
         _ => Ok(addresses),

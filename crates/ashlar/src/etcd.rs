@@ -9,36 +9,36 @@ use cluster::message::Failure;
 
 use crate::output::failure;
 
-/// Revisions that etcd keeps for watches, as many as the embedded store does.
+/// Revisions that etcd keeps for watches; the embedded store keeps as many.
 const HISTORY_COUNT: &str = "10000";
 
-/// The program, if it is installed.
+/// The path of the installed program.
 pub fn find() -> Result<PathBuf, Failure> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let mut programs = std::env::split_paths(&folders).map(|folder| folder.join("etcd"));
     programs.find(|program| program.is_file()).ok_or_else(|| {
-        let message = "etcd is not installed: no folder in PATH has it";
+        let message = "etcd is not installed: it is in no directory of PATH";
         failure("not_installed", message, "apt-get install etcd-server")
     })
 }
 
-/// Makes the directory of a new etcd's data.
+/// Creates the data directory of a new etcd.
 pub fn create(path: &Path) -> Result<(), Failure> {
-    // etcd wants nobody else to read it.
+    // etcd refuses a directory that others can read.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| {
-        failure("io", format!("cannot make {}: {error}", path.display()), "check its permissions")
+        failure("io", format!("cannot create {}: {error}", path.display()), "check its permissions")
     })
 }
 
-/// Puts etcd in the place of this process; returns only if it cannot.
+/// Replaces this process with etcd; returns only if that fails.
 pub fn become_etcd(path: &Path, listen: &str) -> Failure {
     let program = match find() {
         Ok(program) => program,
         Err(error) => return error,
     };
     let url = format!("http://{listen}");
-    // The only member talks to no peer: any port does.
+    // The only member talks to no peer, so any port will do.
     let peer = "http://127.0.0.1:0";
     let mut command = Command::new(&program);
     for (name, _) in std::env::vars_os() {
@@ -52,7 +52,7 @@ pub fn become_etcd(path: &Path, listen: &str) -> Failure {
         .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
         .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
         .args(["--initial-cluster", &format!("ashlar={peer}")])
-        // The identity of its cluster comes from this.
+        // etcd derives the identity of its cluster from the token.
         .arg("--initial-cluster-token")
         .arg(path)
         .args(["--auto-compaction-mode", "revision"])

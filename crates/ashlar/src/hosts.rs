@@ -1,5 +1,5 @@
-//! Clusters of several hosts: `init` makes one, a token takes it to the next host, `join` writes it
-//! there. And where daemons listen.
+//! Clusters of several hosts: `init` creates one, `token` prints what another host needs, `join`
+//! writes it there, and `mon create` adds monitors.
 
 use std::fs;
 use std::io::Read;
@@ -27,17 +27,17 @@ use crate::daemon::listen_places;
 use crate::mon::MonitorFile;
 use crate::output::{Format, failure, print_json};
 
-/// Port of monitors where nothing else is said.
+/// Default port of monitors.
 const MONITOR_PORT: u16 = 4130;
-/// What begins a token, with its format.
+/// Start of a token; the digit is its format.
 const TOKEN_PREFIX: &str = "ashlar1-";
-/// How long etcd may take to take the first key of a cluster.
+/// How long etcd may take to store the first key of a cluster.
 const STORE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long until etcd is asked again.
+/// Delay before etcd is asked again.
 const ASK_AGAIN_DELAY: Duration = Duration::from_millis(100);
-/// How long the monitors may take to tell where they listen.
+/// How long the monitors may take to report their addresses.
 const ASK_TIME_MAX: Duration = Duration::from_secs(3);
-/// All addresses of a host that others reach.
+/// Networks that contain every address.
 const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
 /// What a host needs to belong to a cluster. Secret: it holds the key.
@@ -48,7 +48,7 @@ struct Token {
 }
 
 impl Token {
-    /// One line of text: JSON in hexadecimal digits, and a checksum, for tokens are pasted.
+    /// One line of text: JSON in hexadecimal digits with a checksum, because people copy and paste it.
     fn to_text(&self) -> String {
         let json = serde_json::to_string(self).expect("plain data has a JSON form");
         let sum = crc32c(json.as_bytes()).get().to_le_bytes();
@@ -89,7 +89,7 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
     let file = ClusterFile { cluster, monitors, state, networks, osd_networks, host: None };
     let made = [&dir, &mon, &dir.join("key")].map(|path| (path.clone(), path.exists()));
     if let Err(error) = make_cluster(&dir, &mon, &args.state, &file) {
-        // Nothing is left of what was begun; what was there before stays.
+        // Remove what this call created, and nothing else.
         for (path, _) in made.iter().filter(|(_, was_there)| !was_there) {
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
@@ -99,13 +99,13 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
         print_json(&json!({ "cluster": cluster, "dir": dir, "monitors": file.monitors }));
         return Ok(());
     }
-    println!("cluster {cluster} is made; its monitor will listen at {}", file.monitors.join(", "));
+    println!("created cluster {cluster}; its monitor will listen on {}", file.monitors.join(", "));
     println!("  ashlar mon run {}", mon.display());
-    println!("  ashlar token              for `ashlar join` on other hosts; it is secret");
+    println!("  ashlar token              for `ashlar join` on other hosts; keep it secret");
     Ok(())
 }
 
-/// The settings file comes last: with it the directory is a cluster's.
+/// Writes cluster.toml last: only with it the directory belongs to a cluster.
 fn make_cluster(
     dir: &Path,
     mon: &Path,
@@ -126,9 +126,9 @@ fn make_cluster(
 
 /// `ashlar token`
 pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
-    // The name of this host is not that of the next one.
+    // The other host has a name of its own.
     let mut file = ClusterFile { host: None, ..config.file.clone() };
-    // Where monitors are now, if one tells; what this host was told, if none does.
+    // The present addresses of the monitors, or what this host knows if none answers.
     if let Ok(mut told) = client::monitors(config, ASK_TIME_MAX) {
         told.retain(|address| address.starts_with("tcp:"));
         if !told.is_empty() {
@@ -149,11 +149,11 @@ pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
     if token == "-" {
         text.clear();
         std::io::stdin().take(1 << 20).read_to_string(&mut text).map_err(|error| {
-            failure("io", format!("cannot read the token: {error}"), "give it on standard input")
+            failure("io", format!("cannot read the token: {error}"), "pipe it into this command")
         })?;
     }
     let wrong = || {
-        let message = "this is no token, or a part of it is missing";
+        let message = "this is not a token, or part of it is missing";
         failure("invalid", message, "copy the whole line that `ashlar token` prints")
     };
     let Token { key, file } = Token::parse(&text).ok_or_else(wrong)?;
@@ -164,7 +164,7 @@ pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
         print_json(&json!({ "cluster": file.cluster, "dir": dir }));
         return Ok(());
     }
-    println!("this host knows cluster {} now", file.cluster);
+    println!("this host has joined cluster {}", file.cluster);
     println!("  ashlar osd create PATH --size 100GiB && ashlar osd run PATH");
     println!("  ashlar mon create PATH && ashlar mon run PATH");
     Ok(())
@@ -173,13 +173,13 @@ pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
 fn refuse_existing(dir: &Path) -> Result<(), Failure> {
     let file = dir.join("cluster.toml");
     if file.exists() {
-        let message = format!("{} is there already", file.display());
+        let message = format!("{} already exists", file.display());
         return Err(failure("exists", message, "name another directory with --dir"));
     }
     Ok(())
 }
 
-/// The key comes first: a directory with `cluster.toml` is whole.
+/// Writes the key first: a directory with `cluster.toml` is complete.
 fn write_cluster(dir: &Path, key: &ClusterKey, file: &ClusterFile) -> Result<(), Failure> {
     fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
     key.save(&dir.join("key")).map_err(|error| cannot_write(dir, &error))?;
@@ -197,14 +197,14 @@ fn cannot_write(dir: &Path, error: &dyn std::fmt::Display) -> Failure {
     failure("io", message, "check its permissions and free space")
 }
 
-/// Writes the first key of a cluster into etcd, where nothing may be yet.
+/// Writes the first key of a cluster into etcd. Fails if the prefix already has keys.
 fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
-    let hint = "is etcd running there? See docs/internals/state.md";
+    let hint = "check that etcd is running there; see docs/internals/state.md";
     let place = EtcdPlace::parse(urls, &format!("ashlar/{cluster}"));
     let place = place.map_err(|error| failure("invalid", error.to_string(), hint))?;
     let (bell, rings) = std::sync::mpsc::channel();
     let wake = move || {
-        // Whoever waits may have its answer already.
+        // The receiver may have returned already.
         let _ = bell.send(());
     };
     let state = EtcdState::connect(place, wake);
@@ -232,8 +232,8 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
                 }
                 StateEvent::Range { result: Ok(_), .. }
                 | StateEvent::Transacted { outcome: TransactionOutcome::Conflict, .. } => {
-                    let message = "there is a cluster under this prefix of etcd already";
-                    return Err(failure("exists", message, "name another prefix: etcd:URL/PREFIX"));
+                    let message = "this prefix of etcd already holds a cluster";
+                    return Err(failure("exists", message, "use another prefix: etcd:URL/PREFIX"));
                 }
                 StateEvent::Range { result: Err(_), .. } => {
                     std::thread::sleep(ASK_AGAIN_DELAY);
@@ -247,8 +247,12 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
                     return Ok(());
                 }
                 StateEvent::Transacted { .. } => {
-                    let message = "etcd did not say whether it took the first key";
-                    return Err(failure("state", message, "try again: a new cluster is made"));
+                    let message = "etcd did not confirm that it stored the first key";
+                    return Err(failure(
+                        "state",
+                        message,
+                        "run the command again: it creates another cluster",
+                    ));
                 }
                 StateEvent::Condition { trouble: Some(text) } => trouble = text,
                 StateEvent::Failed { reason } => return Err(failure("state", reason, hint)),
@@ -259,12 +263,12 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
         if left.is_zero() {
             return Err(failure("state", trouble, hint));
         }
-        // Whatever it is that wakes us is looked at above.
+        // News or timeout: both are handled at the top of the loop.
         let _ = rings.recv_timeout(left.min(ASK_AGAIN_DELAY));
     }
 }
 
-/// Makes `path` the directory of a new monitor of the cluster.
+/// `ashlar mon create`
 pub fn create_monitor(
     config: &Config,
     path: &PathBuf,
@@ -272,11 +276,11 @@ pub fn create_monitor(
     format: Format,
 ) -> Result<(), Failure> {
     if MonitorFile::path(path).exists() {
-        let message = format!("{} is a monitor's already", path.display());
+        let message = format!("{} already holds a monitor", path.display());
         return Err(failure("exists", message, "run it: ashlar mon run"));
     }
     if crate::mon::place_of(config)? == StatePlace::Embedded {
-        let message = "the state of this cluster is in a file of its one monitor";
+        let message = "this cluster keeps its state in a file of its only monitor";
         let hint = "several monitors need etcd: ashlar init --state etcd:URL,URL,URL";
         return Err(failure("unsupported", message, hint));
     }
@@ -284,17 +288,21 @@ pub fn create_monitor(
     let made = call(config, format, Command::MonitorCreate)?;
     let id = made["id"].as_u64().and_then(|id| u32::try_from(id).ok()).and_then(MonitorId::new);
     let id = id.ok_or_else(|| {
-        failure("protocol", "the monitor gave no id", "do all programs have one version?")
+        failure(
+            "protocol",
+            "the monitor returned no id",
+            "run the same version everywhere: ashlar --version",
+        )
     })?;
     crate::etcd::create(path)?;
     MonitorFile { id, listen: listen.clone() }.save(path)?;
-    // Commands on this host ask its own monitor, too.
+    // Commands on this host can now ask its own monitor.
     client::add_monitor(config, &listen).map_err(|error| cannot_write(&config.dir, &error))?;
     if format == Format::Json {
         print_json(&json!({ "id": id, "path": path, "listen": listen }));
         return Ok(());
     }
-    println!("{id} will listen at {}", listen.join(", "));
+    println!("{id} will listen on {}", listen.join(", "));
     println!("  ashlar mon run {}", path.display());
     Ok(())
 }
@@ -304,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_back_and_a_cut_one_is_refused() {
+    fn a_token_is_read_back_and_a_truncated_one_is_refused() {
         let file = ClusterFile {
             cluster: ClusterId::new(7),
             monitors: vec!["tcp:10.0.0.1:4130".into()],

@@ -1,7 +1,7 @@
-//! The `ashlar` program: arguments and wiring only. Each role is a loop that moves events from
+//! The `ashlar` program: arguments and wiring only. Each daemon is a loop that moves events from
 //! the reactor into its logic and effects back; see `osd/run.rs`, `mon.rs` and the crate `attach`.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage.
+//! Exit codes: 0 success, 1 failure, 2 wrong usage, 3 an OSD that was removed from the cluster.
 
 #![allow(clippy::disallowed_methods)] // A program: it has a clock, threads and files.
 
@@ -31,7 +31,7 @@ use cluster::message::Failure;
 use crate::cli::{Cli, Command, LogArgs, MonCommand, OsdCommand, TaskCommand};
 use crate::output::Format;
 
-/// What an OSD ends with that the cluster does not know any more: nobody need start it again.
+/// Exit code of an OSD that was removed from the cluster: there is no point in restarting it.
 pub const REMOVED_CODE: u8 = 3;
 
 fn main() -> ExitCode {
@@ -61,7 +61,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The last words of a daemon. Who typed its command and is refused is answered as by any command.
+/// Logs why a daemon exits. Before its log is started, the person who typed the command gets the
+/// message on the terminal, as with any command.
 fn log_failure((log, who, is_child): (LogArgs, &str, bool), format: Format, failure: &Failure) {
     if is_child && !io::log::is_started() {
         log.start(who);
@@ -72,7 +73,7 @@ fn log_failure((log, who, is_child): (LogArgs, &str, bool), format: Format, fail
     }
 }
 
-/// Prints help, the version, or what is wrong with the arguments: as JSON if that was asked for.
+/// Prints help, the version, or what is wrong with the arguments; the latter as JSON with `--json`.
 fn wrong_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os().any(|argument| argument == "--json");
     if error.exit_code() == 0 || !wants_json {
@@ -124,7 +125,7 @@ fn run_mon(command: MonCommand, cluster: Option<&Path>, format: Format) -> Resul
             hosts::create_monitor(&config(cluster)?, &path, port, format)
         }
         MonCommand::Run { path, detach: true, .. } => {
-            background::detach("the monitor", &path.join("mon.log"), format)
+            background::detach("monitor", &path.join("mon.log"), format)
         }
         MonCommand::Run { path, state, new_cluster, log, parent, detach: false } => {
             parent::follow(parent)?;
@@ -142,7 +143,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         }
         OsdCommand::Run { path, detach: true, .. } => {
             let log = osd::log_of(&config(cluster)?, &path);
-            background::detach("the OSD", &log, format)
+            background::detach("OSD", &log, format)
         }
         OsdCommand::Run { path, listen, memory, log, parent, detach: false } => {
             parent::follow(parent)?;
@@ -161,7 +162,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
     }
 }
 
-/// The cluster the user means.
+/// The settings of the cluster that the user means.
 fn config(cluster: Option<&Path>) -> Result<Config, Failure> {
     Config::find(cluster)
 }

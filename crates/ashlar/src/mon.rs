@@ -18,20 +18,20 @@ use crate::cli::{LogArgs, StatePlace, parse_state};
 use crate::daemon::{listen_at, no_reactor};
 use crate::output::failure;
 
-/// The state store within a monitor's directory.
+/// File of the embedded state store in a monitor's directory.
 const STATE_FILE: &str = "state.redb";
 
-/// How long a monitor that was told to end tries to give its lease back.
+/// How long a monitor that is shutting down tries to give its lease back.
 const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How often a monitor asks which others there are, and how long it waits for the answer.
+/// How often a monitor asks for the addresses of all monitors, and how long it waits for the answer.
 const LIST_SPAN: std::time::Duration = std::time::Duration::from_secs(10);
 const LIST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(12);
 
-/// Makes the directory and the empty state store of a new cluster's monitor, unless it is there.
+/// Creates the directory and the empty state store of a new cluster's monitor, if it is missing.
 pub fn create(path: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(path).map_err(|error| {
-        failure("io", format!("cannot make {}: {error}", path.display()), "check its permissions")
+        failure("io", format!("cannot create {}: {error}", path.display()), "check its permissions")
     })?;
     let file = path.join(STATE_FILE);
     if file.exists() {
@@ -41,22 +41,22 @@ pub fn create(path: &Path) -> Result<(), Failure> {
         .map_err(|error| failure("state", error.to_string(), "check permissions and free space"))
 }
 
-/// `monitor.toml` in a monitor's directory: which one it is, and where it listens.
+/// `monitor.toml` in a monitor's directory: its id and its addresses.
 #[derive(Serialize, Deserialize)]
 pub struct MonitorFile {
-    /// Its id; another one's is never used.
+    /// Its id, which no other monitor ever had.
     pub id: MonitorId,
     /// Its addresses, as `tcp:HOST:PORT`.
     pub listen: Vec<String>,
 }
 
 impl MonitorFile {
-    /// Where it lies in a monitor's directory.
+    /// Its path in a monitor's directory.
     pub fn path(directory: &Path) -> PathBuf {
         directory.join("monitor.toml")
     }
 
-    /// Writes it into a directory that is there.
+    /// Writes it. Requires: the directory exists.
     pub fn save(&self, directory: &Path) -> Result<(), Failure> {
         let path = MonitorFile::path(directory);
         let text = toml::to_string(self).expect("plain data has a TOML form");
@@ -66,7 +66,7 @@ impl MonitorFile {
         })
     }
 
-    /// Reads it. Without one it is the only monitor of `up`, which listens where cluster.toml says.
+    /// Reads it. The only monitor of `up` has none: it listens where cluster.toml says.
     fn load(directory: &Path, config: &Config) -> Result<MonitorFile, Failure> {
         let path = MonitorFile::path(directory);
         let text = match std::fs::read_to_string(&path) {
@@ -74,7 +74,11 @@ impl MonitorFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 if client::is_of_several_hosts(&config.file) {
                     let message = format!("{} holds no monitor", directory.display());
-                    return Err(failure("not_found", message, "make one: ashlar mon create PATH"));
+                    return Err(failure(
+                        "not_found",
+                        message,
+                        "create one: ashlar mon create PATH",
+                    ));
                 }
                 let listen = config.file.monitors.iter().take(1).cloned().collect();
                 return Ok(MonitorFile { id: MonitorId::FIRST, listen });
@@ -86,13 +90,17 @@ impl MonitorFile {
         };
         toml::from_str(&text).map_err(|error| {
             let message = format!("{} is damaged: {error}", path.display());
-            failure("invalid", message, "it has `id` (a number) and `listen` (addresses)")
+            failure(
+                "invalid",
+                message,
+                "correct it: it has `id`, a number, and `listen`, a list of addresses",
+            )
         })
     }
 }
 
-/// Runs a monitor until it is told to stop. Its state is kept at `state`, or where cluster.toml
-/// says; an empty one is that of a new cluster if `may_create`.
+/// Runs a monitor until it is told to stop. `state` overrides the place in cluster.toml. An empty
+/// state store is accepted only with `may_create`, for a new cluster.
 pub fn run(
     config: &Config,
     path: &Path,
@@ -114,7 +122,7 @@ pub fn run(
     let peer = Peer { cluster: config.file.cluster, role: Role::Monitor(monitor) };
     reactor.set_trust(Trust { key: config.key.clone(), peer });
     let addresses = listen_at(&mut reactor, &file.listen)?;
-    io::log::write(&TraceEvent::info("listens").list("addresses", &addresses));
+    io::log::write(&TraceEvent::info("listening").list("addresses", &addresses));
     if matches!(place, StatePlace::Etcd(_)) {
         follow_others(config.clone(), addresses.clone());
     }
@@ -135,27 +143,27 @@ pub fn run(
     shell.serve()
 }
 
-/// Keeps the list of monitors in the settings of this host, where there may be several and no other
-/// daemon that is told of them; `own`: where this one listens. Ends with the process.
+/// Keeps the list of monitors in this host's cluster.toml up to date, in case no OSD runs here that
+/// does so. `own`: the addresses of this monitor. Runs until the process exits.
 fn follow_others(config: Config, own: Vec<String>) {
     std::thread::spawn(move || {
         let keeper = Keeper::new(&config, io::log::write);
         let mut last = Vec::new();
         loop {
             std::thread::sleep(LIST_SPAN);
-            // Whom to ask changes with the file, which may not name this one yet.
+            // The file changes, and may not name this monitor yet.
             let Ok(mut config) = Config::load(&config.path) else { continue };
             config.file.monitors.extend(own.iter().cloned());
             let Ok(addresses) = client::monitors(&config, LIST_TIME_MAX) else { continue };
             if addresses != last {
                 last.clone_from(&addresses);
-                keeper.told(addresses);
+                keeper.update(addresses);
             }
         }
     });
 }
 
-/// Where cluster.toml says that the state is kept.
+/// The place of the state according to cluster.toml.
 pub fn place_of(config: &Config) -> Result<StatePlace, Failure> {
     let Some(text) = &config.file.state else { return Ok(StatePlace::Embedded) };
     parse_state(text).map_err(|error| failure("invalid", error, "correct `state` in cluster.toml"))
@@ -173,8 +181,9 @@ fn open(
         }
         StatePlace::Etcd(urls) => {
             let place = EtcdPlace::parse(urls, &format!("ashlar/{}", config.file.cluster))?;
-            let event = TraceEvent::info("the state lies in etcd").list("at", place.endpoints());
-            io::log::write(&event.with("below", format!("{}/", place.prefix())));
+            let event =
+                TraceEvent::info("keeping the state in etcd").list("endpoints", place.endpoints());
+            io::log::write(&event.with("prefix", format!("{}/", place.prefix())));
             Ok(Box::new(EtcdState::connect(place, move || waker.wake())?))
         }
     }
@@ -192,7 +201,7 @@ struct Shell {
 impl Shell {
     fn serve(mut self) -> Result<(), Failure> {
         let mut events = Vec::new();
-        // Told to end: the lease is given back first, so that nobody waits for it.
+        // Set by a shutdown request: first give the lease back, so that no other monitor waits for it.
         let mut ends: Option<Time> = None;
         loop {
             let deadline = earlier(self.election.deadline(), self.state.deadline());
@@ -218,7 +227,7 @@ impl Shell {
                 return Ok(());
             }
             if self.election.leader().is_some_and(|leader| leader != self.monitor) {
-                background::say_ready();
+                background::report_ready();
             }
         }
     }
@@ -228,7 +237,7 @@ impl Shell {
         self.carry_out(now)
     }
 
-    /// Carries out effects, and tells the store's answers, until there are none.
+    /// Carries out effects and passes on the store's answers until there are none left.
     fn carry_out(&mut self, now: Time) -> Result<(), Failure> {
         loop {
             for effect in std::mem::take(&mut self.effects) {
@@ -237,7 +246,7 @@ impl Shell {
                     Effect::State(effect) => self.state.apply(now, effect, &mut self.answers),
                     Effect::Trace(event) => io::log::write(&event),
                     Effect::LogLevel(level) => io::log::set_level(level),
-                    Effect::Ready => background::say_ready(),
+                    Effect::Ready => background::report_ready(),
                     Effect::Stop(reason) => return Err(stopped(reason)),
                 }
             }
@@ -265,6 +274,6 @@ fn stopped(reason: StopReason) -> Failure {
             failure("other_cluster", text, "name the right directory with --cluster")
         }
         StopReason::Removed(text) => failure("removed", text, "see `ashlar mon ls`"),
-        StopReason::LostLeadership(text) => failure("not_leader", text, "start it again"),
+        StopReason::LostLeadership(text) => failure("not_leader", text, "start this monitor again"),
     }
 }

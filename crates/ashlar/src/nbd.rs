@@ -10,17 +10,17 @@ use cluster::message::{Command, Failure};
 use crate::cli::NbdArgs;
 use crate::output::failure;
 
-/// How long the look at the cluster before serving may take; a sixth of it to find a monitor.
+/// How long the check of the cluster before serving may take; a sixth of it is for finding a monitor.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(12);
 
 /// Runs an NBD server until it is told to stop.
 ///
-/// Errors: `not_found` (a volume that is named does not exist), `untrusted` (another cluster's
-/// key), `nbd`.
+/// Errors: `not_found` (a named volume does not exist), `untrusted` (the key of another cluster),
+/// `nbd`.
 pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
-    let unheard = look(config, &args.volumes)?;
+    let warning = check_volumes(config, &args.volumes)?;
     args.log.start("nbd");
-    unheard.iter().for_each(io::log::write);
+    warning.iter().for_each(io::log::write);
     let listen = if args.listen.is_empty() {
         vec![format!("unix:{}", config.dir.join("nbd.sock").display())]
     } else {
@@ -37,13 +37,14 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
         .map_err(|error| failure("nbd", error.to_string(), "see `ashlar nbd --help`"))
 }
 
-/// Refuses what could never be served. A cluster that is down is no reason not to start: clients
-/// wait until it is there, which is to be logged.
-fn look(config: &Config, names: &[String]) -> Result<Option<TraceEvent>, Failure> {
+/// Refuses volumes that do not exist. If the cluster is down the server starts all the same and its
+/// clients wait; then there is a warning to log.
+fn check_volumes(config: &Config, names: &[String]) -> Result<Option<TraceEvent>, Failure> {
     let volumes = match client::call(config, Command::VolumeList, LOOK_TIME_MAX) {
         Ok(volumes) => volumes,
         Err(error) if crate::status::is_passing(&error) => {
-            let event = TraceEvent::warn("clients wait until the cluster can be asked");
+            let event =
+                TraceEvent::warn("no answer from the cluster: clients wait until there is one");
             return Ok(Some(event.with("why", &error.message)));
         }
         Err(error) => return Err(error),
@@ -52,7 +53,7 @@ fn look(config: &Config, names: &[String]) -> Result<Option<TraceEvent>, Failure
     match names.iter().find(|name| !rows.iter().any(|row| row["name"] == name.as_str())) {
         None => Ok(None),
         Some(name) => {
-            let hint = "`ashlar volume ls` lists the volumes there are";
+            let hint = "list the volumes: ashlar volume ls";
             Err(failure("not_found", format!("there is no volume {name}"), hint))
         }
     }

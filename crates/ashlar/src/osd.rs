@@ -1,4 +1,4 @@
-//! `ashlar osd`: make, run, inspect and check storage daemons and their disks.
+//! `ashlar osd`: create, run, inspect and check OSDs and their disks.
 
 mod create;
 mod inspect;

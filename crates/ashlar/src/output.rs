@@ -1,4 +1,4 @@
-//! What commands print: JSON as it is, or tables and lines for people; and errors.
+//! How commands print results and errors: as JSON, or as tables and lines for people.
 
 use std::io::IsTerminal;
 
@@ -16,7 +16,7 @@ pub enum Format {
     Json,
 }
 
-/// A failure made of its three parts.
+/// A failure: its code for programs, its message and hint for people.
 pub fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
     Failure { code: code.into(), message: message.into(), hint: hint.into() }
 }
@@ -34,25 +34,25 @@ pub fn print_failure(format: Format, failure: &Failure) {
     }
 }
 
-/// What a daemon ends with.
-const FAILURE_WORDS: &str = "it ends";
+/// The message of the last log line of a daemon that fails.
+const FAILURE_WORDS: &str = "exiting";
 
-/// A failure as the last line of a daemon's log.
+/// The last log line of a daemon that fails.
 pub fn failure_line(failure: &Failure) -> TraceEvent {
     let event = TraceEvent::error(FAILURE_WORDS).with("code", &failure.code);
     let event = event.with("why", &failure.message);
     if failure.hint.is_empty() { event } else { event.with("hint", &failure.hint) }
 }
 
-/// Why a daemon has ended, by the last lines of its log.
-pub fn last_words(log: &str) -> String {
+/// Why a daemon exited, from the last lines of its log.
+pub fn exit_reason(log: &str) -> String {
     let lines: Vec<&str> = log.lines().rev().take(2).collect();
     let why = lines.first().and_then(|line| match serde_json::from_str::<Value>(line) {
         Ok(value) => Some(value["why"].as_str()?.to_owned()),
         Err(_) => {
             let (_, fields) = line.split_once(FAILURE_WORDS)?;
             let (_, why) = fields.split_once(" why=")?;
-            // A text with blanks stands in quotes, as in JSON; after it others may follow.
+            // A value with blanks is quoted as in JSON; other values may follow.
             let quoted = serde_json::Deserializer::from_str(why).into_iter::<String>().next();
             quoted.and_then(Result::ok).or_else(|| why.split(' ').next().map(str::to_owned))
         }
@@ -80,19 +80,19 @@ pub struct Column {
 /// How a field is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Show {
-    /// As it is.
+    /// Unchanged.
     Plain,
     /// As a size.
     Size,
     /// As `yes` or `no`.
     YesNo,
-    /// Operations and bytes a second.
+    /// Operations and bytes per second.
     Rate,
-    /// Operations and bytes a second, and how long they take.
+    /// Operations and bytes per second, and their latency.
     Work,
 }
 
-/// A column shown as it is.
+/// A column shown unchanged.
 pub const fn column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Plain }
 }
@@ -107,7 +107,7 @@ pub const fn rate_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Rate }
 }
 
-/// What somebody does, for people: `120/s 480 KiB/s`.
+/// A load, for people: `120/s 480 KiB/s`.
 pub fn rate_text(io: &Value) -> String {
     let number = |key: &str| io[key].as_u64().unwrap_or(0);
     match (number("ops_per_second"), number("bytes_per_second")) {
@@ -116,7 +116,7 @@ pub fn rate_text(io: &Value) -> String {
     }
 }
 
-/// The same, with how long it takes: `120/s 480 KiB/s, 300 us, 99 % within 900 us`.
+/// The same with latencies: `120/s 480 KiB/s, 300 us, 99 % within 900 us`.
 pub fn work_text(io: &Value) -> String {
     let mut text = rate_text(io);
     if let (Some(mean), Some(p99)) = (io["latency_mean_us"].as_u64(), io["latency_p99_us"].as_u64())
@@ -126,7 +126,7 @@ pub fn work_text(io: &Value) -> String {
     text
 }
 
-/// Prints rows as JSON or as a table; `empty` says what to do where there are none.
+/// Prints rows as JSON or as a table. `empty` is printed if there are none, and says what to do.
 pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str) {
     if format == Format::Json {
         return print_json(rows);
@@ -140,14 +140,14 @@ pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str)
     }
 }
 
-/// How many characters fit into a line; `None`: standard output is no terminal, nothing is cut.
+/// The width of a line in characters; `None` if standard output is not a terminal.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// The lines of a table. Columns that do not fit beside the others follow below them, in a table of
-/// their own that begins with the first column again: no word is broken at the end of a line.
+/// The lines of a table. Columns that do not fit follow below in another table, which repeats the first
+/// column, so that no line wraps.
 fn table_lines(rows: &[Value], columns: &[Column], width: Option<usize>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut rest = columns;
@@ -216,7 +216,7 @@ pub fn size_text(bytes: u64) -> String {
     base::size::Size(bytes).to_string()
 }
 
-/// Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+/// Progress of a long task: a bar on a terminal, otherwise a line for each tenth.
 pub struct Progress {
     bar: Option<indicatif::ProgressBar>,
     title: String,
@@ -225,7 +225,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Shows nothing in JSON output. `total` is in bytes.
+    /// `total` is in bytes. Prints nothing with JSON output.
     pub fn new(format: Format, title: impl Into<String>, total: u64) -> Progress {
         let title = title.into();
         let bar = (format == Format::Text && std::io::stderr().is_terminal()).then(|| {
@@ -239,7 +239,7 @@ impl Progress {
         Progress { bar, title, total, next_tenth }
     }
 
-    /// `done` of the total is done.
+    /// So many bytes are done.
     pub fn set(&mut self, done: u64) {
         if let Some(bar) = &self.bar {
             return bar.set_position(done);
@@ -265,19 +265,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_of_a_daemon_say_why_it_ended() {
+    fn the_log_of_a_failed_daemon_says_why_it_exited() {
         let why = "osd.1 is \"running\": it listens\nelsewhere";
         let line = failure_line(&failure("running", why, "stop it"));
         assert_eq!(line.field("why").as_deref(), Some(why));
         let human = format!("T INFO  osd.1  listens\nT ERROR osd.1  {line}\n");
-        assert_eq!(last_words(&human), why);
+        assert_eq!(exit_reason(&human), why);
         let plain = format!("T ERROR osd.1  {}\n", failure_line(&failure("io", "gone", "")));
-        assert_eq!(last_words(&plain), "gone");
-        let json = format!("{}\n", json!({ "what": "it ends", "why": why, "hint": "stop it" }));
-        assert_eq!(last_words(&json), why);
-        // What no line of ours says is told as it is.
-        assert_eq!(last_words("one\n  two\nthree"), "two; three");
-        assert_eq!(last_words(""), "");
+        assert_eq!(exit_reason(&plain), "gone");
+        let json = format!("{}\n", json!({ "what": "exiting", "why": why, "hint": "stop it" }));
+        assert_eq!(exit_reason(&json), why);
+        // Without such a line, the last lines are shown as they are.
+        assert_eq!(exit_reason("one\n  two\nthree"), "two; three");
+        assert_eq!(exit_reason(""), "");
     }
 
     #[test]
@@ -302,13 +302,13 @@ mod tests {
         assert_eq!(lines.len(), 5, "{lines:#?}");
         assert!(lines[1].contains(path) && lines[4].contains(note), "{lines:#?}");
         assert!(lines[3].trim_start().starts_with("ID"), "{lines:#?}");
-        // What is wider than the terminal by itself stands alone, whole.
+        // A value wider than the terminal gets a table of its own and is not cut.
         let narrow = table_lines(&rows, COLUMNS, Some(20));
         assert!(narrow.iter().any(|line| line.contains(path)), "{narrow:#?}");
     }
 
     #[test]
-    fn rates_are_told_with_what_they_take() {
+    fn rates_are_shown_with_their_latency() {
         let idle = json!({ "ops_per_second": 0, "bytes_per_second": 0, "latency_mean_us": null });
         assert_eq!((rate_text(&idle), work_text(&idle)), ("-".into(), "-".into()));
         let busy = json!({

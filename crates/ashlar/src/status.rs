@@ -1,4 +1,5 @@
-//! `ashlar status`: one screen that answers: is my data safe, what is happening, when is it done.
+//! `ashlar status`: one screen that answers three questions: is my data safe, what is happening, and
+//! when will it be done.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -24,18 +25,18 @@ pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the monitor says, and what `ashlar up` does where it runs.
+/// What the monitor reports, and the daemons that exited where `ashlar up` runs the cluster.
 fn whole_status(config: &Config) -> Result<Value, Failure> {
     let mut status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
     status["ended"] = json!(ended_children(&config.dir));
     Ok(status)
 }
 
-/// How often a watched status is asked for.
+/// Interval between two requests of `status --watch`.
 const WATCH_SPAN: Duration = Duration::from_secs(1);
 
-/// `ashlar status --watch`: shows it each time that it changed, with `--json` a line each second, until
-/// the process is stopped or nobody reads it. A monitor that is away is said, and asked again.
+/// `ashlar status --watch`: prints the status whenever it changes, with `--json` one line per second,
+/// until the process is stopped or nobody reads the output. Says so when no monitor answers, and retries.
 pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
     let mut shown = String::new();
     loop {
@@ -53,13 +54,13 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
         if text != shown || format == Format::Json {
             let mut out = std::io::stdout();
             let is_screen = format == Format::Text && out.is_terminal();
-            // On a terminal each status takes the place of the one before.
+            // On a terminal each status replaces the one before.
             let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
             let gap =
                 if format == Format::Text && !is_screen && !shown.is_empty() { "\n" } else { "" };
             let written = write!(out, "{clear}{gap}{text}").and_then(|()| out.flush());
             if written.is_err() {
-                // Whoever read it has gone.
+                // Nobody reads the output any more.
                 return Ok(());
             }
             shown = text;
@@ -68,7 +69,7 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Whether asking again may help.
+/// Whether a retry may help.
 pub fn is_passing(failure: &Failure) -> bool {
     let code = failure.code.as_str();
     matches!(code, "unreachable" | "timed_out" | "busy") || is_not_done_yet(code)
@@ -82,7 +83,7 @@ pub fn check(config: &Config, format: Format) -> Result<(), Failure> {
         Format::Text => print!("{}", render_checks(&status)),
     }
     if status["health"] == "error" {
-        let hint = "each check above names its remedy";
+        let hint = "each check above says what to do";
         return Err(failure("unhealthy", "the cluster's health is `error`", hint));
     }
     Ok(())
@@ -107,11 +108,11 @@ pub fn task_list(config: &Config, format: Format) -> Result<(), Failure> {
             task["time_left"] = eta_text(task).into();
         }
     }
-    print_rows(format, &tasks.into(), TASK, "nothing runs in the background");
+    print_rows(format, &tasks.into(), TASK, "no background tasks");
     Ok(())
 }
 
-/// The tasks of a status, and as one more the data that is copied, or waits to be.
+/// The tasks of a status; backfill is one of them, also while it waits for an OSD.
 fn background_tasks(status: &Value) -> Vec<Value> {
     let (recovery, pgs) = (&status["recovery"], &status["pgs"]);
     let mut tasks = status["tasks"].as_array().cloned().unwrap_or_default();
@@ -142,7 +143,7 @@ fn render(status: &Value) -> String {
     };
     line(format!("health      {}", health_sentence(status)));
     if let Some(age) = status["seconds_old"].as_f64() {
-        line(format!("            as things were {age:.0} s ago, when a monitor led last"));
+        line(format!("            no monitor leads: this is the state of {age:.0} s ago"));
     }
     for check in render_checks(status).lines() {
         line(format!("            {check}"));
@@ -203,12 +204,12 @@ fn render(status: &Value) -> String {
     for child in status["ended"].as_array().into_iter().flatten() {
         let word = |key: &str| child[key].as_str().unwrap_or_default();
         let again = match child["again_in_ms"].as_u64() {
-            // Not the second, or a watched status would change each second.
-            Some(time) => format!("started again within {} s", time.div_ceil(10_000) * 10),
-            None => "not started again".to_owned(),
+            // Rounded up, or a watched status would change every second.
+            Some(time) => format!("restarts within {} s", time.div_ceil(10_000) * 10),
+            None => "will not be restarted".to_owned(),
         };
         let (name, status) = (word("child"), word("status"));
-        line(format!("{name:<11} ended ({status}), {again}; see {}", word("log")));
+        line(format!("{name:<11} exited ({status}), {again}; see {}", word("log")));
     }
     text
 }
@@ -217,11 +218,9 @@ fn health_sentence(status: &Value) -> &'static str {
     let pgs = &status["pgs"];
     match status["health"].as_str() {
         Some("ok") => "ok: all data can be read and written",
-        Some("warn") if pgs["active"] != pgs["total"] => {
-            "warn: some data waits for a moment, see below"
-        }
-        Some("warn") => "warn: all data can be read and written, something needs a look",
-        Some("error") => "ERROR: some data cannot be served or is damaged",
+        Some("warn") if pgs["active"] != pgs["total"] => "warn: I/O to some data waits, see below",
+        Some("warn") => "warn: all data can be read and written, but something needs attention",
+        Some("error") => "ERROR: some data is damaged or cannot be served",
         _ => "unknown",
     }
 }
@@ -238,13 +237,14 @@ fn render_checks(status: &Value) -> String {
     text
 }
 
-/// How much of an OSD is used, in percent.
+/// The used part of an OSD, in percent.
 pub fn used_percent(osd: &Value) -> Option<u64> {
     let (used, size) = (osd["used_bytes"].as_u64()?, osd["size_bytes"].as_u64()?);
     used.saturating_mul(100).checked_div(size)
 }
 
-/// How full the OSDs are on average, and which of those that are up and in are least and most full.
+/// How full the OSDs are on average, and which is the least and the most full; counts those that are
+/// up and in.
 pub fn fullness_text(osds: &[Value]) -> Option<String> {
     let counts = |osd: &&Value| osd["up"] == true && osd["in"] == true;
     let osds: Vec<&Value> = osds.iter().filter(counts).collect();
@@ -261,7 +261,7 @@ pub fn fullness_text(osds: &[Value]) -> Option<String> {
     })
 }
 
-/// ` (17 %)`: a part of something, or nothing where there is nothing.
+/// ` (17 %)`: a part of a whole; empty if the whole is 0.
 fn percent_text(part: u64, whole: u64) -> String {
     match (u128::from(part) * 100).checked_div(u128::from(whole)) {
         Some(percent) => format!(" ({percent} %)"),
@@ -269,7 +269,7 @@ fn percent_text(part: u64, whole: u64) -> String {
     }
 }
 
-/// A span for people.
+/// A duration for people.
 fn span_text(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -278,7 +278,7 @@ fn span_text(seconds: u64) -> String {
     }
 }
 
-/// Work in the background: what, of what, how far, and what it waits for.
+/// One line on a background task: what it does, its progress, and what it waits for.
 fn task_sentence(task: &Value) -> String {
     let word = |key: &str| task[key].as_str().unwrap_or_default();
     let mut text = format!("{} {}: {}", word("kind"), word("name"), word("state"));
@@ -292,21 +292,21 @@ fn task_sentence(task: &Value) -> String {
     text
 }
 
-/// When something is done, for people.
+/// The time left, for people.
 fn eta_text(work: &Value) -> String {
     work["eta_seconds"].as_u64().map_or_else(|| "unknown".into(), span_text)
 }
 
-/// How much of a task is done.
+/// Progress of a task, in percent.
 fn task_percent(task: &Value) -> Option<u64> {
     let (done, total) = (task["pgs_done"].as_u64()?, task["pgs_total"].as_u64()?);
     done.saturating_mul(100).checked_div(total)
 }
 
-/// OSDs that a sentence names.
+/// OSDs that one sentence names at most.
 const NAMED_COUNT_MAX: usize = 5;
 
-/// The OSDs that recovery waits for, if any.
+/// The OSDs that recovery waits for.
 fn awaited_text(recovery: &Value) -> Option<String> {
     let osds = recovery["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
     let mut names: Vec<String> =
@@ -338,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_screen_names_every_trouble_and_its_remedy() {
+    fn the_screen_shows_every_problem_and_its_remedy() {
         let status = json!({
             "health": "error",
             "checks": [{"code": "osd_down", "severity": "error", "message": "osd.2 is down",
@@ -370,8 +370,8 @@ mod tests {
             "pool        fast: 0",
             "used of 1 GiB (0 %)",
             "tcp:a:1 on h",
-            "osd.2       ended (exit status: 1), started again within 20 s; see /l",
-            "nbd         ended (signal: 9), not started again; see /n",
+            "osd.2       exited (exit status: 1), restarts within 20 s; see /l",
+            "nbd         exited (signal: 9), will not be restarted; see /n",
             "task        remove old: deleting, 37 %, time left: unknown",
         ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn recovery_that_waits_says_for_whom() {
+    fn waiting_recovery_names_the_osds_it_waits_for() {
         let sentence = |left: u64, clean: u32, waits_for: &[u32]| {
             recovery_sentence(&json!({
                 "pgs": {"total": 8, "clean": clean},
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn background_tasks_name_what_is_copied_and_never_guess_the_time_left() {
+    fn backfill_is_a_background_task_without_a_guessed_time_left() {
         let status = |recovery: Value| {
             json!({
                 "pgs": {"total": 8, "clean": 6},
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn fullness_names_the_least_and_the_most_full() {
+    fn fullness_names_the_least_and_the_most_full_osd() {
         let osd = |id: u32, used: u64, up: bool| {
             let size = 200;
             json!({"id": id, "up": up, "in": true, "used_bytes": used, "size_bytes": size})

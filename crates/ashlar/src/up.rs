@@ -1,15 +1,15 @@
-//! `ashlar up`: a whole cluster on this machine, each role a child process.
+//! `ashlar up`: a whole cluster on this machine, with each daemon as a child process.
 //!
 //! ```text
 //!   up ──spawns──▶ [etcd], mon.1, osd.1 .. osd.N, nbd          logs in DIR/log/
 //!    ▲
-//!    └── DIR/up.sock: one JSON line a request: wait, down, add OSDs, stop/start an OSD
+//!    └── DIR/up.sock: one JSON line per request: wait, down, add OSDs, stop/start an OSD
 //! ```
 //!
 //! Invariants
 //!   1. One `up` per directory: it holds an exclusive lock on DIR/up.lock while it lives.
-//!   2. Children are spawned by the main thread only: they die with it (parent-death signal).
-//!   3. A child that died is started again after `--restart-after`, unless it was stopped by hand.
+//!   2. Only the main thread spawns children: they die with it (parent-death signal).
+//!   3. A child that exited is restarted after `--restart-after`, unless it was stopped by hand.
 
 mod control;
 mod directory;
@@ -43,7 +43,7 @@ pub fn up(args: UpArgs, format: Format) -> Result<(), Failure> {
     supervise::run(&dir, &args, format, lock)
 }
 
-/// Runs `ashlar down`: returns when every process of the cluster has ended.
+/// Runs `ashlar down`: returns once every process of the cluster has exited.
 pub fn down(args: DownArgs, format: Format) -> Result<(), Failure> {
     control::down(&args.dir, format)
 }
@@ -51,7 +51,7 @@ pub fn down(args: DownArgs, format: Format) -> Result<(), Failure> {
 fn cannot_make(dir: &Path, error: &std::io::Error) -> Failure {
     failure(
         "io",
-        format!("cannot make the directory {}: {error}", dir.display()),
-        "name another one with --dir",
+        format!("cannot create the directory {}: {error}", dir.display()),
+        "choose another one with --dir",
     )
 }

@@ -38,7 +38,7 @@ impl Running {
         server.args(["--exact", "the_server_process", "--nocapture"]);
         server.env(SERVER_FOLDER, &folder).stderr(Stdio::piped());
         let mut server = server.spawn().expect("it starts");
-        await_line(&mut server, "listens  address=");
+        await_line(&mut server, "listening  address=");
         Running { server, folder }
     }
 

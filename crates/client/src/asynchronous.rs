@@ -1,12 +1,12 @@
-//! Volumes for async programs, whatever their runtime.
+//! Volumes for async programs; works with any runtime.
 //!
 //! ```text
 //!   async task ──Job──▶ channel, wake-up ──▶ thread: reactor + client core
 //!              ◀──answer── Slot ◀────────────────┘
 //! ```
 //!
-//! Data is copied once on each side of the channel: buffers of the core belong to its thread.
-//! Programs for which that is too much run a client core on their own reactor.
+//! Data is copied once on each side of the channel, because buffers of the core belong to its thread.
+//! A program that cannot afford that runs a client core on its own reactor.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -27,8 +27,7 @@ use volume::{
 use crate::config::{Config, failure};
 use crate::shell::Shell;
 
-/// A thread that serves volumes of one cluster. It ends when the client and all its volumes are
-/// gone.
+/// A thread that serves volumes of one cluster. It ends once the client and all its volumes are dropped.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,19 +46,19 @@ pub struct Client {
     door: Arc<Door>,
 }
 
-/// An attached volume; detached when it is dropped.
+/// An attached volume; dropping it detaches it.
 pub struct Volume {
     hold: Hold,
     attached: Attached,
 }
 
-/// A volume that was asked for; closed when this is dropped, also before it was opened.
+/// A volume that is open or being opened; dropping this closes it.
 struct Hold {
     door: Arc<Door>,
     handle: VolumeHandle,
 }
 
-/// The way to the thread; the thread ends after the last of these is gone.
+/// The channel to the thread, which ends after the last of these is dropped.
 struct Door {
     jobs: Mutex<Option<Sender<Job>>>,
     waker: Waker,
@@ -67,7 +66,7 @@ struct Door {
     last_volume: AtomicU64,
 }
 
-/// What the thread is asked.
+/// A request to the thread.
 enum Job {
     Open { handle: VolumeHandle, name: String, how: How, slot: Filler<Opened> },
     Close { handle: VolumeHandle },
@@ -84,7 +83,7 @@ struct How {
 type Opened = Result<Attached, Failure>;
 type Reached = Result<Found, VolumeError>;
 
-/// An operation with data that may cross threads.
+/// An operation whose data may cross threads.
 enum Wish {
     Read { offset: u64, length: u64 },
     Write { offset: u64, data: Vec<u8> },
@@ -93,7 +92,7 @@ enum Wish {
     Extents { offset: u64, length: u64 },
 }
 
-/// An answer with data that may cross threads.
+/// An answer whose data may cross threads.
 enum Found {
     Data(Vec<u8>),
     Done,
@@ -101,9 +100,9 @@ enum Found {
 }
 
 impl Client {
-    /// Starts the thread. Connects when the first volume is opened.
+    /// Starts the thread. It connects when the first volume is opened.
     ///
-    /// Errors: `io_uring` (it does not work here).
+    /// Errors: `io_uring` (it does not work on this system).
     pub fn start(config: &Config) -> Result<Client, Failure> {
         let (jobs, inbox) = mpsc::channel();
         let (ready, started) = mpsc::channel();
@@ -119,7 +118,7 @@ impl Client {
         };
         let thread = std::thread::Builder::new().name("ashlar-client".to_string()).spawn(serve);
         let thread = thread.map_err(|error| {
-            failure("io", format!("a thread cannot be started: {error}"), "raise the limit")
+            failure("io", format!("cannot start a thread: {error}"), "raise the limit on threads")
         })?;
         let waker = started.recv().expect("the thread says how it started")?;
         let jobs = Mutex::new(Some(jobs));
@@ -127,20 +126,20 @@ impl Client {
         Ok(Client { door: Arc::new(Door { jobs, waker, thread, last_volume: AtomicU64::new(0) }) })
     }
 
-    /// Attaches a volume that others may have attached, too: each write is durable when it is done.
-    /// Waits for as long as no monitor answers.
+    /// Attaches a volume without its lock: other clients may have it attached too, and each write is
+    /// durable once it returns. Waits as long as no monitor answers.
     ///
-    /// Errors: the monitor's, as `not_found` or `locked`; `untrusted`.
+    /// Errors: the monitor's, such as `not_found` and `locked`; `untrusted`.
     pub async fn open(&self, name: &str, read_only: bool) -> Result<Volume, Failure> {
         self.open_as(name, How { read_only, lock: false }).await
     }
 
-    /// Attaches a volume with its lock, unless somebody has it attached: then without, see
-    /// [`Volume::attached`]. Where disks have to flush, the holder's writes are done before they are
-    /// durable, and nobody else can attach the volume. Waits while the last holder is away and may
-    /// come back.
+    /// Attaches a volume with its lock, or without if another client has it attached; see
+    /// [`Volume::attached`]. If the disks need flushes, writes under a lock return before they are
+    /// durable, and no other client can attach the volume. Waits while the last holder of the lock is
+    /// disconnected and may come back.
     ///
-    /// Errors: as of [`Client::open`].
+    /// Errors: as [`Client::open`].
     pub async fn open_locked(&self, name: &str) -> Result<Volume, Failure> {
         self.open_as(name, How { read_only: false, lock: true }).await
     }
@@ -153,15 +152,15 @@ impl Client {
         match answer.await {
             Some(result) => Ok(Volume { hold, attached: result? }),
             None => {
-                let hint = "make a new client; io_uring must be allowed for as long as it lives";
-                Err(failure("io_uring", "the client's thread has ended".to_string(), hint))
+                let hint = "create a new client; io_uring must stay allowed while it runs";
+                Err(failure("io_uring", "the thread of the client has ended".to_string(), hint))
             }
         }
     }
 }
 
 impl Volume {
-    /// In bytes, when it was opened.
+    /// Size in bytes when it was opened.
     pub fn size(&self) -> u64 {
         self.attached.image.size
     }
@@ -171,7 +170,7 @@ impl Volume {
         &self.attached
     }
 
-    /// The bytes of a range; unwritten ones are zeros.
+    /// Reads a range; bytes never written are zeros.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, VolumeError> {
         match self.request(Wish::Read { offset, length }).await? {
             Found::Data(data) => Ok(data),
@@ -184,12 +183,12 @@ impl Volume {
         self.request(Wish::Write { offset, data }).await.map(|_| ())
     }
 
-    /// Makes a range read as zeros and gives its space back.
+    /// Makes a range read as zeros and frees its space.
     pub async fn zero(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
         self.request(Wish::Zero { offset, length }).await.map(|_| ())
     }
 
-    /// Everything acknowledged before is durable when this is done.
+    /// When this returns, every write acknowledged before it is durable.
     pub async fn flush(&self) -> Result<(), VolumeError> {
         self.request(Wish::Flush).await.map(|_| ())
     }
@@ -218,7 +217,7 @@ impl Drop for Hold {
 impl Door {
     fn send(&self, job: Job) {
         let jobs = lock(&self.jobs);
-        // A thread that has ended drops the job, and with it the slot, which tells its asker.
+        // If the thread has ended, the job is dropped with its slot, which wakes the task that waits.
         if let Some(jobs) = jobs.as_ref() {
             let _ = jobs.send(job);
         }
@@ -236,7 +235,7 @@ impl Drop for Door {
     }
 }
 
-/// No holder panics, and what is inside is whole at any time.
+/// No holder panics, and the value is consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -245,12 +244,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Shared<T> {
     value: Option<T>,
-    /// No value will come any more, or it has.
+    /// No further value will come.
     filled: bool,
     task: Option<TaskWaker>,
 }
 
-/// The thread's side: fills the slot once. Dropped unfilled, it says that nothing will come.
+/// The thread's side: fills the slot once. Dropping it unfilled says that no value will come.
 struct Filler<T>(Arc<Mutex<Shared<T>>>);
 
 /// The task's side.
@@ -296,7 +295,7 @@ impl<T> Future for Slot<T> {
 struct Worker {
     shell: Shell,
     inbox: Receiver<Job>,
-    /// Volumes that are not detached; with who waits for the attach.
+    /// Volumes that are not detached, each with the task that waits for the attach.
     volumes: BTreeMap<VolumeHandle, Option<Filler<Opened>>>,
     running: Slab<Filler<Reached>>,
 }
@@ -306,8 +305,8 @@ impl Worker {
         Worker { shell, inbox, volumes: BTreeMap::new(), running: Slab::new() }
     }
 
-    /// Serves until nobody can ask any more and every volume is detached. After an error of the
-    /// ring it ends, and everybody who waits is told by the slots that go with it.
+    /// Serves until no client or volume is left. After an error of the ring it ends; dropping the slots
+    /// wakes every task that waits.
     fn serve(mut self) {
         let mut answers = Vec::new();
         let mut is_over = false;
@@ -320,7 +319,7 @@ impl Worker {
                 }
             }
             if is_over && self.volumes.is_empty() {
-                // After an error of the ring nothing more can be done.
+                // Nothing works after an error of the ring.
                 let _ = self.shell.part();
                 return;
             }
@@ -370,7 +369,7 @@ impl Worker {
                 if result.is_err() {
                     self.volumes.remove(&volume);
                 }
-                slot.expect("it was asked for once").fill(result);
+                slot.expect("each volume is opened once").fill(result);
             }
             Effect::Closed { volume } => {
                 self.volumes.remove(&volume);
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_asker_is_told_when_nobody_will_answer() {
+    fn a_waiting_task_wakes_when_no_answer_will_come() {
         let (filler, answer) = slot::<u32>();
         let thread = std::thread::spawn(move || drop(filler));
         assert_eq!(block_on(answer), None);
@@ -422,8 +421,8 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_dropped_while_it_waits_ends_its_thread() {
-        let config = Config::of_nobody();
+    fn dropping_a_waiting_client_ends_its_thread() {
+        let config = Config::without_monitor();
         let client = Client::start(&config).expect("io_uring works");
         let other = client.clone();
         let mut open = Box::pin(other.open("disk", false));

@@ -30,29 +30,29 @@ impl OpKind {
         matches!(self, OpKind::RandomRead | OpKind::Read)
     }
 
-    /// Whether places follow each other.
+    /// Whether the operations are sequential.
     pub fn is_linear(self) -> bool {
         matches!(self, OpKind::Write | OpKind::Read)
     }
 }
 
-/// What to do.
+/// A load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
-    /// With which operation.
+    /// Kind of operation.
     pub kind: OpKind,
     /// Bytes of one operation; its places are multiples of it. At least 1.
     pub block_size: u64,
     /// Operations in flight; at least 1.
     pub depth: usize,
-    /// How long.
+    /// Duration.
     pub time: StdDuration,
 }
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Measured {
-    /// Time from request to answer of each operation.
+    /// Latency of each operation.
     pub latencies: Histogram,
     /// From the first request to the last answer.
     pub elapsed: Duration,
@@ -62,7 +62,7 @@ pub struct Measured {
 
 const VOLUME: VolumeHandle = VolumeHandle(1);
 
-/// Attaches the volume, puts the load on it, and detaches it. Writes change the volume.
+/// Attaches the volume, runs the load and detaches it. Write loads overwrite its data.
 ///
 /// Errors: the monitor's; `invalid` (the load does not fit the volume), `failed` (an operation).
 pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure> {
@@ -107,7 +107,7 @@ fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Fa
     }
 }
 
-/// What was done is durable after this, and the volume is free for the next.
+/// Afterwards all writes are durable and others can attach the volume.
 fn detach(shell: &mut Shell) -> Result<(), Failure> {
     let mut answers = Vec::new();
     shell.tell(Event::Close { volume: VOLUME, patient: false }, &mut answers);
@@ -117,7 +117,7 @@ fn detach(shell: &mut Shell) -> Result<(), Failure> {
     shell.part()
 }
 
-/// Bytes that no layer below can shorten.
+/// Data that no layer below can compress.
 fn pattern(shell: &Shell, size: usize) -> Buffer {
     let mut data = shell.reactor.pool().take(size);
     let mut random = Random::new();
@@ -132,7 +132,7 @@ struct Run {
     load: Load,
     data: Buffer,
     places: Places,
-    /// When the request of each place in flight was made.
+    /// Start of each operation in flight.
     started: Vec<Time>,
     start: Time,
     end: Time,
@@ -151,9 +151,8 @@ impl Run {
             let mut done = std::mem::take(&mut answers);
             for answer in done.drain(..) {
                 let Effect::Done { id, result } = answer else { continue };
-                result.map_err(|error| {
-                    failure("failed", error.to_string(), "`ashlar status` says what is wrong")
-                })?;
+                result
+                    .map_err(|error| failure("failed", error.to_string(), "see `ashlar status`"))?;
                 let slot = id.0 as usize;
                 now = self.shell.reactor.now();
                 self.latencies.record(now - self.started[slot]);
@@ -185,7 +184,7 @@ impl Run {
     }
 }
 
-/// Where one operation after the other goes, in bytes from the start.
+/// The offsets of the operations, in bytes.
 pub struct Places {
     block_size: u64,
     count: u64,
@@ -194,7 +193,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Places of `block_size` bytes, one beside the other, within `size` bytes.
+    /// Places of `block_size` bytes side by side within `size` bytes.
     ///
     /// Requires: at least one fits.
     pub fn new(size: u64, block_size: u64) -> Places {
@@ -204,12 +203,12 @@ impl Places {
         Places { block_size, count, next: 0, random: Random::new() }
     }
 
-    /// How many bytes they cover.
+    /// Bytes that all places cover.
     pub fn size(&self) -> u64 {
         self.count * self.block_size
     }
 
-    /// The next one: after the last, or at random. Random ones are the same in each run.
+    /// The next offset: after the last one, or random. Random offsets are the same in each run.
     pub fn next(&mut self, is_linear: bool) -> u64 {
         let place = if is_linear {
             let place = self.next;
@@ -222,7 +221,7 @@ impl Places {
     }
 }
 
-/// SplitMix64: the same numbers in each run.
+/// SplitMix64 with a fixed seed: the same numbers in each run.
 struct Random(u64);
 
 impl Random {

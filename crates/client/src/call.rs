@@ -1,4 +1,4 @@
-//! One command to a monitor, waiting for its answer.
+//! Sends one command to a monitor and waits for the answer.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use io::{Event, Options, Reactor, Trust};
 use serde_json::Value;
 
 use crate::commands::{CONNECT_SPAN, Commands};
-use crate::config::{Config, failure, nobody_answers};
+use crate::config::{Config, failure, no_monitor_answers};
 use crate::keeper::{addresses_of, is_news, keep};
 
-/// A command needs few operations at a time.
+/// A command needs only a few operations at a time.
 const RING_ENTRIES: u32 = 16;
 
 /// A reactor that presents itself as a client of the cluster.
@@ -25,56 +25,55 @@ pub(crate) fn client_reactor(config: &Config, entries: u32) -> Result<Reactor, F
 }
 
 pub(crate) fn no_reactor(error: &std::io::Error) -> Failure {
-    let hint = "io_uring must be allowed: kernel 6.1 or newer, sysctl kernel.io_uring_disabled=0";
+    let hint = "use Linux 6.1 or newer and allow io_uring: sysctl kernel.io_uring_disabled=0";
     failure("io_uring", format!("io_uring does not work: {error}"), hint)
 }
 
-/// Where monitors listen, as whichever answers says.
+/// The addresses of all monitors, from whichever monitor answers.
 ///
 /// Errors: as [`call`].
 pub fn monitors(config: &Config, timeout: std::time::Duration) -> Result<Vec<String>, Failure> {
     call(config, Command::MonitorList, timeout).map(|rows| addresses_of(&rows))
 }
 
-/// Asks one command of whichever monitor answers, and waits up to `timeout` for the answer; up to
-/// a sixth of that for a monitor to come to be. What it says on the way of where monitors listen goes
-/// into the file of the configuration, if that may be written.
+/// Sends one command to whichever monitor answers, and waits up to `timeout` for the answer; at most a
+/// sixth of that for a first connection. The monitor's list of monitors is written to cluster.toml, if
+/// that is writable.
 ///
-/// Errors: the monitor's; `unreachable` (no monitor), `no_leader` and `state_unavailable` (all the time
-/// nobody could do it, and nothing was done), `timed_out` and `unknown` (it may still have been done),
-/// `untrusted`.
+/// Errors: the monitor's; `unreachable` (no monitor answers), `no_leader` and `state_unavailable` (retried
+/// until the timeout; nothing was done), `timed_out` and `unknown` (the command may have been carried
+/// out), `untrusted`.
 pub fn call(
     config: &Config,
     command: Command,
     timeout: std::time::Duration,
 ) -> Result<Value, Failure> {
-    call_saying(config, command, timeout, |_| {})
+    call_reporting(config, command, timeout, |_| {})
 }
 
-/// Likewise. Why nothing can be done at the moment is said, once for each reason, while it is asked
-/// again.
+/// Like [`call`], and calls `report` once for each reason for which the command has to be retried.
 ///
 /// Errors: as [`call`].
-pub fn call_saying(
+pub fn call_reporting(
     config: &Config,
     command: Command,
     timeout: std::time::Duration,
-    mut say: impl FnMut(&Failure),
+    mut report: impl FnMut(&Failure),
 ) -> Result<Value, Failure> {
-    let mut said = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut reactor = client_reactor(config, RING_ENTRIES)?;
     let mut commands = Commands::new(config.file.monitors.clone(), ConnectionId::ZERO);
     let (mut events, mut effects, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     let timeout = Duration::from_nanos(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
     let start = reactor.now();
     let end = start + timeout;
-    // Time for each address to answer.
+    // Leave each address time to answer.
     let addresses = config.file.monitors.len() as u64 + 1;
     let connect_max = Duration::from_nanos(timeout.as_nanos() / 6);
     let connect_max = connect_max.max(Duration::from_nanos(CONNECT_SPAN.as_nanos() * addresses));
     let connect_end = end.min(start + connect_max);
     let mut was_connected = false;
-    // Asked first, so answered first.
+    // Sent first, so answered first.
     let list = commands.ask(Command::MonitorList, &mut effects);
     let ask = commands.ask(command, &mut effects);
     loop {
@@ -94,9 +93,9 @@ pub fn call_saying(
             return result;
         }
         if let Some(refusal) = commands.refusal(ask)
-            && said.insert(refusal.code.clone())
+            && reported.insert(refusal.code.clone())
         {
-            say(refusal);
+            report(refusal);
         }
         was_connected |= commands.is_connected();
         let limit = if was_connected { end } else { connect_end };
@@ -115,8 +114,7 @@ pub fn call_saying(
     }
 }
 
-/// Keeps the list of monitors. A command that did what it was asked does not complain that this
-/// failed: daemons say so in their logs.
+/// Keeps the list of monitors. If this fails the command still succeeds; daemons log such errors.
 fn learn(config: &Config, list: Result<Value, Failure>) {
     let Ok(rows) = list else { return };
     let told = addresses_of(&rows);
@@ -128,9 +126,13 @@ fn learn(config: &Config, list: Result<Value, Failure>) {
 fn too_late(config: &Config, was_connected: bool) -> Failure {
     if was_connected {
         let message = "the monitor did not answer in time".to_string();
-        return failure("timed_out", message, "it may still be done: look before you ask again");
+        return failure(
+            "timed_out",
+            message,
+            "it may still be carried out: check before you repeat the command",
+        );
     }
-    nobody_answers(config)
+    no_monitor_answers(config)
 }
 
 #[cfg(test)]
@@ -138,10 +140,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_that_is_down_is_said_to_be() {
-        let config = Config::of_nobody();
+    fn a_command_to_a_stopped_cluster_is_unreachable() {
+        let config = Config::without_monitor();
         let timeout = std::time::Duration::from_millis(300);
-        let error = call(&config, Command::Status, timeout).expect_err("nobody is there");
+        let error = call(&config, Command::Status, timeout).expect_err("no monitor runs");
         assert_eq!(error.code, "unreachable");
         assert!(error.message.contains("ashlar.sock"), "{}", error.message);
     }

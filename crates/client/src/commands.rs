@@ -1,10 +1,10 @@
-//! Commands to the monitors as a value: asks go in, answers come out, whichever monitor answers.
+//! Commands to the monitors, as a value: requests go in, answers come out, whichever monitor answers.
 //!
 //! Invariants
-//!   1. Every ask is answered once, if a monitor comes to be.
-//!   2. A command that changes something is sent at most once: when the connection is lost before
-//!      its answer, the answer is that nobody knows. One that a monitor refuses for want of a leader, or
-//!      of the state store, was not done: it is asked again, of the next monitor.
+//!   1. Every request is answered once, provided that a monitor becomes reachable.
+//!   2. A command that changes something is sent at most once: if the connection is lost before its
+//!      answer, the answer is `unknown`. If a monitor refuses it because there is no leader or no state
+//!      store, it was not carried out and is sent to the next monitor.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ use crate::config::failure;
 const CONNECT_DELAY_MIN: Duration = Duration::from_millis(10);
 const CONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// How long an address has to answer before the next one is tried: a monitor has several, and some
-/// may lie in a network that is gone.
+/// How long an address has to answer before the next one is tried: a monitor has several, and some may
+/// be in a network that is down.
 pub(crate) const CONNECT_SPAN: Duration = Duration::from_secs(1);
-/// How long after a refusal that may pass the next monitor is asked.
+/// Delay after a temporary refusal before the next monitor is asked.
 const ASK_AGAIN_SPAN: Duration = Duration::from_millis(500);
 
-/// Asks that are not answered, and the connection they go over.
+/// Requests that are not answered yet, and the connection they use.
 pub struct Commands {
     monitors: Vec<String>,
-    /// Which monitor is tried next, modulo their number.
+    /// Index of the monitor that is tried next, modulo their number.
     address: usize,
     state: State,
     delay: Duration,
@@ -42,31 +42,31 @@ pub struct Commands {
 struct Asked {
     command: Command,
     sent: bool,
-    /// A monitor said that nothing was done, for nobody leads or the state store is away: it is
-    /// asked again.
+    /// Why a monitor has not carried it out: no monitor leads, or the state store is unavailable. It is
+    /// sent again.
     refused: Option<Failure>,
 }
 
 /// Top to bottom is the order in time.
 enum State {
-    /// Nothing is asked, or the next moment to connect is now.
+    /// No request is open, or it is time to connect.
     Idle,
     Waiting {
         until: Time,
     },
     Connecting {
         connection: ConnectionId,
-        /// Another address is tried then; `None`: until the next `tick` sees it.
+        /// When the next address is tried; `None`: the next `tick` sets it.
         until: Option<Time>,
     },
     Open {
         connection: ConnectionId,
-        /// What was refused and may be done later is asked again then.
+        /// When refused requests are sent again.
         again: Option<Time>,
     },
 }
 
-/// An ask and what was answered.
+/// A request and its answer.
 pub type Answered = (u64, Result<Value, Failure>);
 
 impl Commands {
@@ -87,7 +87,7 @@ impl Commands {
         }
     }
 
-    /// Whether this connection is ours.
+    /// Whether this connection is one of ours.
     pub fn is(&self, id: ConnectionId) -> bool {
         match self.state {
             State::Idle | State::Waiting { .. } => false,
@@ -102,7 +102,7 @@ impl Commands {
         matches!(self.state, State::Open { .. })
     }
 
-    /// When `tick` is wanted at the latest.
+    /// When `tick` must be called at the latest.
     pub fn deadline(&self) -> Option<Time> {
         match self.state {
             State::Waiting { until } => Some(until),
@@ -112,14 +112,14 @@ impl Commands {
         }
     }
 
-    /// The moment of `deadline` came.
+    /// To be called at the time of `deadline`.
     pub fn tick(&mut self, now: Time, effects: &mut Vec<NetEffect>) {
         let is_due = self.deadline().is_some_and(|deadline| deadline <= now);
         match &mut self.state {
             State::Waiting { .. } if is_due => self.connect(effects),
             State::Connecting { connection, .. } if is_due => {
                 effects.push(NetEffect::Close { connection: *connection });
-                // Nothing was sent over it, so nothing of it is answered.
+                // Nothing was sent over it, so no answer is lost.
                 self.lost(now, CloseReason::TimedOut, &mut Vec::new());
             }
             State::Connecting { until, .. } => {
@@ -139,7 +139,7 @@ impl Commands {
         }
     }
 
-    /// Asks a command; the number names its answer.
+    /// Sends a command. The number identifies its answer.
     pub fn ask(&mut self, command: Command, effects: &mut Vec<NetEffect>) -> u64 {
         self.last_ask += 1;
         self.asked.insert(self.last_ask, Asked { command, sent: false, refused: None });
@@ -151,18 +151,17 @@ impl Commands {
         self.last_ask
     }
 
-    /// Why an ask is not answered yet, if a monitor said so: then nothing was done.
+    /// Why a request has to be retried, if a monitor said so; nothing was carried out then.
     pub fn refusal(&self, ask: u64) -> Option<&Failure> {
         self.asked.get(&ask).filter(|asked| !asked.sent)?.refused.as_ref()
     }
 
-    /// The answer to an ask is no longer wanted: it will not come. A change that was sent may
-    /// happen.
+    /// Drops a request: there will be no answer. A change that was sent may still be carried out.
     pub fn forget(&mut self, ask: u64) {
         self.asked.remove(&ask);
     }
 
-    /// Takes what the network tells of our connection.
+    /// Takes an event of one of our connections.
     pub fn apply(
         &mut self,
         now: Time,
@@ -194,7 +193,7 @@ impl Commands {
         effects.push(NetEffect::Connect { connection, address });
     }
 
-    /// Sends what is not sent.
+    /// Sends what has not been sent yet.
     fn send(&mut self, connection: ConnectionId, effects: &mut Vec<NetEffect>) {
         self.state = State::Open { connection, again: None };
         for (request, asked) in self.asked.iter_mut().filter(|(_, asked)| !asked.sent) {
@@ -234,8 +233,8 @@ impl Commands {
         let unknown = self.asked.iter().filter(|(_, asked)| asked.sent && changes(&asked.command));
         for request in unknown.map(|(request, _)| *request).collect::<Vec<_>>() {
             self.asked.remove(&request);
-            let message = "the monitor went away before it answered".to_string();
-            let hint = "it may have been done: look before you ask again";
+            let message = "the connection to the monitor was lost before it answered".to_string();
+            let hint = "it may have been carried out: check before you repeat the command";
             answers.push((request, Err(failure("unknown", message, hint))));
         }
         for asked in self.asked.values_mut() {
@@ -254,14 +253,14 @@ impl Commands {
 
     fn refuse_all(&mut self, why: &str, answers: &mut Vec<Answered>) {
         for request in std::mem::take(&mut self.asked).into_keys() {
-            let message = format!("the monitor refuses the connection: {why}");
+            let message = format!("the monitor refused the connection: {why}");
             let hint = "use the file `key` of this cluster's directory";
             answers.push((request, Err(failure("untrusted", message, hint))));
         }
     }
 }
 
-/// Whether a command changes the cluster, so that it must not be repeated unasked.
+/// Whether a command changes the cluster: such commands are not repeated automatically.
 fn changes(command: &Command) -> bool {
     !matches!(
         command,
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ask_is_answered_by_whichever_monitor_comes() {
+    fn a_request_is_answered_by_whichever_monitor_connects() {
         let mut world = World::new();
         let request = world.ask(Command::Status);
         let (connection, address) = world.connecting();
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_sent_again_and_a_change_is_not() {
+    fn queries_are_sent_again_but_changes_are_not() {
         let mut world = World::new();
         let query = world.ask(Command::VolumeList);
         let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
@@ -381,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_found_no_leader_is_asked_of_another_monitor() {
+    fn a_change_without_a_leader_goes_to_another_monitor() {
         let mut world = World::new();
         let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
         world.effects.truncate(1);
@@ -393,7 +392,7 @@ mod tests {
         world.apply(NetEvent::Received { connection, message: Message::Control(text) });
         assert_eq!(world.commands.refusal(change), Some(&nobody));
         world.close(connection, CloseReason::Reset);
-        assert!(world.answers.is_empty(), "it was not done");
+        assert!(world.answers.is_empty(), "nothing was carried out");
         world.wait();
         world.connect();
         assert!(matches!(world.effects.pop(), Some(NetEffect::Send { .. })), "asked again");
@@ -401,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_without_the_state_store_is_asked_of_the_next_monitor_until_it_is_done() {
+    fn requests_refused_without_a_state_store_are_retried_until_done() {
         let mut world = World::new();
         let list = world.ask(Command::MonitorList);
         let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
@@ -455,11 +454,15 @@ mod tests {
         world.wait();
         connection = world.connect();
         answer(&mut world, connection, change, Ok(Value::Null));
-        assert_eq!(world.answers, [(change, Ok(Value::Null))], "once, and no word of the rest");
+        assert_eq!(
+            world.answers,
+            [(change, Ok(Value::Null))],
+            "answered once, the forgotten one never"
+        );
     }
 
     #[test]
-    fn an_address_that_does_not_answer_makes_room_for_the_next() {
+    fn the_next_address_is_tried_after_one_that_does_not_answer() {
         let mut world = World::new();
         world.ask(Command::Status);
         let (silent, address) = world.connecting();
@@ -474,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_neither_sent_nor_answered() {
+    fn a_forgotten_request_is_neither_sent_nor_answered() {
         let mut world = World::new();
         let request = world.ask(Command::VolumeList);
         world.commands.forget(request);
@@ -488,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn without_trust_every_ask_is_refused() {
+    fn without_trust_every_request_is_refused() {
         let mut world = World::new();
         let request = world.ask(Command::Status);
         for _ in 0..2 {

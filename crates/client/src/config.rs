@@ -1,4 +1,4 @@
-//! Where a cluster is: a directory with `cluster.toml` (its id and its monitors' addresses) and
+//! How to reach a cluster: a directory with `cluster.toml` (its id and its monitors' addresses) and
 //! `key` (mode 0600).
 
 use std::net::SocketAddr;
@@ -8,17 +8,17 @@ use cluster::map::ClusterFile;
 use cluster::message::Failure;
 use io::ClusterKey;
 
-/// Names the directory or file when `--cluster` does not.
+/// Environment variable with the directory or file, used without `--cluster`.
 const ENVIRONMENT: &str = "ASHLAR_CLUSTER";
-/// The directory that is found by itself, here or in a folder above.
+/// The directory that is searched for, in the current directory and above.
 const DIRECTORY: &str = ".ashlar";
 const FILE: &str = "cluster.toml";
 const KEY: &str = "key";
 /// Longest name of a host, in bytes.
 const HOST_NAME_MAX: usize = 63;
-/// What may be in the file.
-const HOLDS: &str = "it holds `cluster` (32 digits) and `monitors` (addresses), and may hold \
-                     `state`, `networks`, `osd_networks`, `host`";
+/// The contents of the file, for people.
+const HOLDS: &str = "the file must have `cluster` (32 digits) and `monitors` (addresses); `state`, \
+                     `networks`, `osd_networks` and `host` are optional";
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
@@ -27,17 +27,17 @@ pub struct Config {
     pub dir: PathBuf,
     /// The file itself.
     pub path: PathBuf,
-    /// Which cluster, and where its monitors are.
+    /// The contents of the file: which cluster it is, and where its monitors are.
     pub file: ClusterFile,
-    /// Proof that we belong to it.
+    /// The cluster's secret key.
     pub key: ClusterKey,
 }
 
 impl Config {
     /// Reads the configuration at `named` (a directory or its `cluster.toml`), else at
-    /// `$ASHLAR_CLUSTER`, else in `.ashlar` in the current folder or the nearest one above.
+    /// `$ASHLAR_CLUSTER`, else in `.ashlar` in the current directory or the nearest one above it.
     ///
-    /// Errors: `no_cluster` (nothing is there), `invalid` (a file is wrong), `key`.
+    /// Errors: `no_cluster` (none found), `invalid` (the file is wrong), `key`.
     pub fn find(named: Option<&Path>) -> Result<Config, Failure> {
         if let Some(path) = named {
             return Config::load(path);
@@ -46,13 +46,13 @@ impl Config {
             return Config::load(Path::new(&path));
         }
         let here = std::env::current_dir().map_err(|error| {
-            let hint = "change to a folder that exists, or name the cluster with --cluster";
-            failure("io", format!("no current folder: {error}"), hint)
+            let hint = "change to a directory that exists, or name the cluster with --cluster";
+            failure("io", format!("there is no current directory: {error}"), hint)
         })?;
         Config::find_above(&here)
     }
 
-    /// What this host is called in the tree of OSDs and in `status`.
+    /// The name of this host in the tree of OSDs and in `status`.
     pub fn host(&self) -> String {
         self.file.host.clone().unwrap_or_else(io::host_name)
     }
@@ -66,9 +66,12 @@ impl Config {
             Some(directory) => Config::load(&directory),
             None => Err(failure(
                 "no_cluster",
-                format!("no {DIRECTORY}/{FILE} in {} or above", here.display()),
-                "start a cluster with `ashlar up`, take this host into one with `ashlar join`, or name \
-                 one with --cluster or ASHLAR_CLUSTER",
+                format!(
+                    "found no {DIRECTORY}/{FILE} in {} or any directory above it",
+                    here.display()
+                ),
+                "start a cluster with `ashlar up`, add this host to one with `ashlar join`, or name one \
+                 with --cluster or ASHLAR_CLUSTER",
             )),
         }
     }
@@ -81,11 +84,12 @@ impl Config {
             (path.parent().unwrap_or(Path::new("")).to_path_buf(), path.to_path_buf())
         };
         let text = std::fs::read_to_string(&file).map_err(|error| {
-            let hint = "name a cluster's directory, as written by `ashlar up`, `init` or `join`";
+            let hint =
+                "name the directory of a cluster, as created by `ashlar up`, `init` or `join`";
             failure("no_cluster", format!("cannot read {}: {error}", file.display()), hint)
         })?;
         let parsed: ClusterFile = toml::from_str(&text).map_err(|error| {
-            let message = format!("{} is not a cluster's file: {error}", file.display());
+            let message = format!("{} is not valid: {error}", file.display());
             failure("invalid", message, HOLDS)
         })?;
         if parsed.monitors.is_empty() {
@@ -94,15 +98,19 @@ impl Config {
         }
         if parsed.host.as_ref().is_some_and(|name| !is_host_name(name)) {
             let name = parsed.host.as_deref().unwrap_or_default();
-            let message = format!("`host` in {} is no name: {name:?}", file.display());
-            return Err(failure("invalid", message, "letters, digits, `.`, `_`, `-`; at most 63"));
+            let message = format!("`host` in {} is not a valid name: {name:?}", file.display());
+            return Err(failure(
+                "invalid",
+                message,
+                "use up to 63 letters, digits, `.`, `_` and `-`",
+            ));
         }
         let key = ClusterKey::load(&dir.join(KEY)).map_err(|error| {
             let hint = match is_of_several_hosts(&parsed) {
-                true => "put a copy of another host's file `key` there, mode 0600",
+                true => "copy the file `key` from another host of the cluster, with mode 0600",
                 false => {
-                    "put a copy of the cluster's key there, mode 0600; if none is left: `ashlar \
-                     down`, remove the file, and `ashlar up` draws a new one"
+                    "restore the file `key` with mode 0600; if there is no copy: run `ashlar \
+                     down`, remove the file, and run `ashlar up`, which creates a new key"
                 }
             };
             failure("key", error.to_string(), hint)
@@ -111,14 +119,14 @@ impl Config {
     }
 }
 
-/// Whether it may name a host in the tree of OSDs.
+/// Whether it is a valid name of a host in the tree of OSDs.
 fn is_host_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     (1..=HOST_NAME_MAX).contains(&name.len()) && name.chars().all(fits)
 }
 
-/// Whether daemons run on several hosts, each under what its host has for that, and not below one
-/// `ashlar up`, whose daemons listen on this machine alone.
+/// Whether the cluster spans several hosts, so that no `ashlar up` runs its daemons: those of `up` listen
+/// only on loopback.
 pub fn is_of_several_hosts(file: &ClusterFile) -> bool {
     let is_away = |address: &String| {
         let place = address.strip_prefix("tcp:").unwrap_or("localhost");
@@ -129,12 +137,14 @@ pub fn is_of_several_hosts(file: &ClusterFile) -> bool {
     has_networks || file.monitors.len() > 1 || file.monitors.iter().any(is_away)
 }
 
-/// The failure of a command that no monitor answers.
-pub(crate) fn nobody_answers(config: &Config) -> Failure {
+/// The failure of a command if no monitor answers.
+pub(crate) fn no_monitor_answers(config: &Config) -> Failure {
     let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
     let hint = match is_of_several_hosts(&config.file) {
-        true => "run one on its host: `ashlar mon run PATH`; does this host reach it?",
-        false => "start the cluster: ashlar up",
+        true => {
+            "start a monitor on its host with `ashlar mon run PATH`, and check that this host can reach it"
+        }
+        false => "start the cluster: ashlar up --detach",
     };
     failure("unreachable", message, hint)
 }
@@ -145,8 +155,8 @@ pub(crate) fn failure(code: &str, message: String, hint: &str) -> Failure {
 
 #[cfg(test)]
 impl Config {
-    /// A cluster with one monitor, which is down.
-    pub(crate) fn of_nobody() -> Config {
+    /// A cluster whose only monitor is down.
+    pub(crate) fn without_monitor() -> Config {
         let file = ClusterFile {
             cluster: base::ClusterId::new(1),
             monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
@@ -163,7 +173,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    /// A folder of this test that goes away with it.
+    /// A directory that is removed when it is dropped.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -192,7 +202,7 @@ mod tests {
     const GOOD: &str = "cluster = \"00000000000000000000000000000abc\"\nmonitors = [\"unix:/x\"]\n";
 
     #[test]
-    fn a_cluster_is_found_from_a_folder_below() {
+    fn a_cluster_is_found_from_a_directory_below() {
         let folder = Folder::with_cluster("above", GOOD);
         let key = ClusterKey::create(&folder.0.join(DIRECTORY).join(KEY)).expect("new");
         let below = folder.0.join("a/b");
@@ -205,11 +215,15 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_of_one_machine_is_told_from_one_of_several_hosts() {
+    fn clusters_of_several_hosts_are_recognized() {
         let of = |monitors: &[&str], networks: &[&str]| {
             let texts = |list: &[&str]| list.iter().map(ToString::to_string).collect();
             let (monitors, networks) = (texts(monitors), texts(networks));
-            is_of_several_hosts(&ClusterFile { monitors, networks, ..Config::of_nobody().file })
+            is_of_several_hosts(&ClusterFile {
+                monitors,
+                networks,
+                ..Config::without_monitor().file
+            })
         };
         for here in ["tcp:127.0.0.1:1", "tcp:[::1]:1", "tcp:localhost:1", "unix:/x"] {
             assert!(!of(&[here], &[]), "{here}");
@@ -222,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn errors_name_what_is_missing_or_wrong() {
         let code = |path: &Path| Config::load(path).expect_err("wrong").code;
         let folder = Folder::new("missing");
         assert_eq!(code(&folder.0), "no_cluster");
@@ -230,7 +244,7 @@ mod tests {
         assert_eq!(code(&folder.0.join(DIRECTORY)), "key");
         let folder = Folder::with_cluster("rubbish", "cluster = 3");
         assert_eq!(code(&folder.0.join(DIRECTORY)), "invalid");
-        // A word that is misspelt must not count as none: it may be one that keeps others out.
+        // A misspelt name must not be ignored: the setting may be one that keeps others out.
         let wrong = format!("{GOOD}netwerks = [\"10.0.0.0/8\"]\n");
         let folder = Folder::with_cluster("misspelt", &wrong);
         let error = Config::load(&folder.0.join(DIRECTORY)).expect_err("wrong");

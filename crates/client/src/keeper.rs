@@ -1,12 +1,12 @@
-//! Where monitors listen, kept in `cluster.toml` as one of them tells it: who starts later finds those
-//! that are left.
+//! Keeps the list of monitors in `cluster.toml` up to date, so that programs that start later find the
+//! monitors that exist then.
 //!
 //! Invariants
-//!   1. Only the value of `monitors` changes; all else in the file stays, comments too.
-//!   2. No list is written that is empty, or that names no monitor that the file names: an address
-//!      that was just changed on purpose (`up` on another port) is not taken back by a monitor that
-//!      has not recorded yet where it listens now, and a way around by other addresses stays one.
-//!   3. Names of hosts are people's: they stay.
+//!   1. Only the value of `monitors` changes; the rest of the file stays, including comments.
+//!   2. A list is written only if it is not empty and has a monitor in common with the file. So a monitor
+//!      that has not recorded its new address yet cannot undo a change made on purpose (`up` on another
+//!      port), and addresses of a detour set up by hand stay.
+//!   3. Host names in the list were written by people: they stay.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,37 +18,36 @@ use serde_json::Value;
 
 use crate::config::Config;
 
-/// Addresses that are kept: as many as monitors of a cluster may have.
+/// Most addresses in the list: as many as the monitors of a cluster may have.
 const ADDRESS_COUNT_MAX: usize = 800;
 
-/// Writes lists of monitors on a thread of its own, the newest one only; the caller never waits for a
-/// disk.
+/// Writes the newest list of monitors on a thread of its own, so that the caller never waits for a disk.
 #[derive(Clone)]
 pub struct Keeper {
     config: Config,
-    /// Told what happened, for a log.
-    say: fn(&TraceEvent),
+    /// Writes a line of the log.
+    log: fn(&TraceEvent),
     slot: Arc<Mutex<Slot>>,
 }
 
 #[derive(Default)]
 struct Slot {
-    /// To be written.
-    told: Option<Vec<String>>,
-    /// A thread writes, and looks again when it has.
+    /// The list to write next.
+    next: Option<Vec<String>>,
+    /// A thread is writing, and will look for the next list when it has finished.
     is_writing: bool,
 }
 
 impl Keeper {
-    /// For the file that a configuration was read from.
-    pub fn new(config: &Config, say: fn(&TraceEvent)) -> Keeper {
-        Keeper { config: config.clone(), say, slot: Arc::default() }
+    /// For the file that `config` was read from.
+    pub fn new(config: &Config, log: fn(&TraceEvent)) -> Keeper {
+        Keeper { config: config.clone(), log, slot: Arc::default() }
     }
 
-    /// A monitor said where monitors listen.
-    pub fn told(&self, addresses: Vec<String>) {
+    /// Takes a new list from a monitor.
+    pub fn update(&self, addresses: Vec<String>) {
         let mut slot = self.slot();
-        slot.told = Some(addresses);
+        slot.next = Some(addresses);
         if slot.is_writing {
             return;
         }
@@ -58,15 +57,15 @@ impl Keeper {
         let thread = std::thread::Builder::new().name("keeper".to_string());
         if let Err(error) = thread.spawn(move || keeper.write()) {
             self.slot().is_writing = false;
-            let event = TraceEvent::error("cannot keep the list of monitors: no thread");
-            (self.say)(&event.with("why", error));
+            let event = TraceEvent::error("cannot save the list of monitors: no thread");
+            (self.log)(&event.with("why", error));
         }
     }
 
     fn write(&self) {
         loop {
             let mut slot = self.slot();
-            let Some(told) = slot.told.take() else {
+            let Some(told) = slot.next.take() else {
                 slot.is_writing = false;
                 return;
             };
@@ -74,14 +73,15 @@ impl Keeper {
             let path = self.config.path.display();
             match keep(&self.config, &told) {
                 Ok(true) => {
-                    let event = TraceEvent::info("cluster.toml names other monitors now");
-                    (self.say)(&event.with("path", path).list("monitors", &told));
+                    let event = TraceEvent::info("cluster.toml has a new list of monitors");
+                    (self.log)(&event.with("path", path).list("monitors", &told));
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    let what = "cannot keep where monitors listen: a later start may have to know";
+                    let what =
+                        "cannot save the list of monitors: a later start may find no monitor";
                     let event = TraceEvent::warn(what).with("why", error);
-                    (self.say)(&event.list("monitors", &told));
+                    (self.log)(&event.list("monitors", &told));
                 }
             }
         }
@@ -92,19 +92,19 @@ impl Keeper {
     }
 }
 
-/// Where monitors listen, by the answer to the question which there are.
+/// The addresses in a monitor's list of monitors.
 pub(crate) fn addresses_of(rows: &Value) -> Vec<String> {
     let rows = rows.as_array().into_iter().flatten();
     let addresses = rows.flat_map(|row| row["addresses"].as_array().into_iter().flatten());
     addresses.filter_map(|address| address.as_str().map(str::to_string)).collect()
 }
 
-/// Whether the list that was told would change what the configuration says.
+/// Whether the list of a monitor would change the file.
 pub(crate) fn is_news(config: &Config, told: &[String]) -> bool {
     matches!(merged(&config.file, told), Ok(Some(_)))
 }
 
-/// Takes a list that a monitor told into the file. Whether it changed.
+/// Writes the list of a monitor to the file. Returns whether the file changed.
 pub(crate) fn keep(config: &Config, told: &[String]) -> Result<bool, io::Error> {
     edit(config, |file| merged(file, told).map_err(io::Error))
 }
@@ -137,11 +137,11 @@ fn parse(text: &str, cluster: ClusterId) -> Result<ClusterFile, io::Error> {
     if file.cluster == cluster {
         return Ok(file);
     }
-    Err(io::Error(format!("cluster.toml is that of another cluster by now, {}", file.cluster)))
+    Err(io::Error(format!("cluster.toml now belongs to another cluster, {}", file.cluster)))
 }
 
-/// The list that takes the place of the file's; `None`: it says the same. In the order in which
-/// monitors tell it: those that are there come first.
+/// The new list for the file; `None` if it would be the same. It has the order of the monitor's list,
+/// which begins with the monitors that are up.
 fn merged(file: &ClusterFile, told: &[String]) -> Result<Option<Vec<String>>, String> {
     let told: Vec<&String> = told
         .iter()
@@ -166,16 +166,16 @@ fn merged(file: &ClusterFile, told: &[String]) -> Result<Option<Vec<String>>, St
     if is_known {
         return Ok(Some(list));
     }
-    Err(format!("cluster.toml stays as it is: it names none of the monitors ({})", list.join(", ")))
+    Err(format!("not changing cluster.toml: it names none of the monitors ({})", list.join(", ")))
 }
 
-/// What others can connect to, as monitors tell it.
+/// Whether others can connect to an address that a monitor reports.
 fn is_reachable(address: &str) -> bool {
     let place: Option<SocketAddr> = address.strip_prefix("tcp:").and_then(|text| text.parse().ok());
     place.is_some_and(|place| !place.ip().is_unspecified() && place.port() != 0)
 }
 
-/// The name of a host, not its address.
+/// Whether it names a host, not its IP address.
 fn is_name(address: &str) -> bool {
     address.strip_prefix("tcp:").is_some_and(|place| place.parse::<SocketAddr>().is_err())
 }
@@ -203,31 +203,31 @@ mod tests {
     }
 
     fn file(monitors: &[&str]) -> ClusterFile {
-        ClusterFile { monitors: texts(monitors), ..Config::of_nobody().file }
+        ClusterFile { monitors: texts(monitors), ..Config::without_monitor().file }
     }
 
     #[test]
-    fn the_list_is_the_one_that_was_told() {
+    fn the_list_follows_the_monitors() {
         let list = |known: &[&str], told: &[&str]| {
             merged(&file(known), &texts(told)).expect("it is the same cluster")
         };
         let (a, b, c) = ("tcp:10.0.0.1:1", "tcp:10.0.0.2:1", "tcp:[fd00::3]:1");
         assert_eq!(list(&[a], &[b, a, c]), Some(texts(&[b, a, c])));
         assert_eq!(list(&[a, b, c], &[c]), Some(texts(&[c])));
-        // The same in another order is nothing new.
+        // The same list in another order changes nothing.
         assert_eq!(list(&[a, b], &[b, a]), None);
-        // Nobody is named, or nobody whom others can reach.
+        // An empty list, or one without any reachable address.
         assert_eq!(list(&[a], &[]), None);
         assert_eq!(list(&[a], &["tcp:0.0.0.0:1", "unix:/x", "", "tcp:10.0.0.9:0"]), None);
         assert_eq!(list(&["unix:/x"], &["unix:/x", b]), Some(texts(&["unix:/x", b])));
         // Names stay.
         assert_eq!(list(&["tcp:mon:1", a], &[b]), Some(texts(&["tcp:mon:1", b])));
-        // An address that was changed on purpose stays, as does a way around.
+        // An address that was changed on purpose stays, and so does a detour.
         merged(&file(&[a]), &texts(&[b, c])).expect_err("none of them is known");
     }
 
     #[test]
-    fn all_else_in_the_file_stays_as_it_was_written() {
+    fn the_rest_of_the_file_stays_unchanged() {
         let before = "# ours\nmonitors = [ # two\n  \"tcp:10.0.0.1:1\",\n] # all\n\
                       cluster = '00000000000000000000000000000abc'\nnetworks = [  \"10.0.0.0/8\" ]\n";
         let read = parse(before, ClusterId::new(0xabc)).expect("whole");

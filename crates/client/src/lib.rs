@@ -3,9 +3,9 @@
 //! ```text
 //!   Config ──▶ call          one command, blocking
 //!          ──▶ watch_state   every change of the state store, blocking
-//!          ──▶ Commands      the same as a value, for programs with a reactor of their own
+//!          ──▶ Commands      the same as a value, for programs with their own reactor
 //!          ──▶ Client        volumes for async programs: a thread with a reactor behind a channel
-//!          ──▶ Keeper        where monitors listen, kept in its file as they tell it
+//!          ──▶ Keeper        keeps the list of monitors in cluster.toml up to date
 //!          ──▶ bench         a load on a volume, on the caller's thread
 //! ```
 
@@ -24,7 +24,7 @@ mod shell;
 mod watch;
 
 pub use asynchronous::{Client, Volume};
-pub use call::{call, call_saying, monitors};
+pub use call::{call, call_reporting, monitors};
 pub use commands::Commands;
 pub use config::{Config, is_of_several_hosts};
 pub use keeper::{Keeper, add_monitor};

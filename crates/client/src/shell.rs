@@ -1,4 +1,4 @@
-//! A client core on a reactor of its own: the loop that the library and the benchmark share.
+//! A client core with its own reactor: the loop that the library and the benchmark share.
 
 use base::{Duration, Time};
 use cluster::message::Failure;
@@ -9,10 +9,11 @@ use crate::call::{client_reactor, no_reactor};
 use crate::config::Config;
 use crate::keeper::Keeper;
 
-/// Operations started in one turn without an extra system call.
+/// Operations that one turn can start without an extra system call.
 const RING_ENTRIES: u32 = 256;
 
-/// How long the end of sessions is waited for; I/O goes on without monitors, and so does leaving.
+/// How long to wait until a monitor has recorded the end of the sessions. Without a monitor the client
+/// exits all the same.
 const PARTING_SPAN: Duration = Duration::from_secs(2);
 
 /// The reactor and the core on it.
@@ -25,7 +26,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// `client` names the attaching program for people.
+    /// `client`: the name of the program, for people.
     pub(crate) fn new(config: &Config, client: &str) -> Result<Shell, Failure> {
         let reactor = client_reactor(config, RING_ENTRIES)?;
         let settings = Settings {
@@ -38,18 +39,18 @@ impl Shell {
             unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
         };
         let core = ClientCore::new(settings, reactor.pool().clone());
-        // A library says nothing on its program's standard error.
+        // A library does not write to its program's standard error.
         let keeper = Keeper::new(config, |_| {});
         Ok(Shell { reactor, core, keeper, events: Vec::new(), effects: Vec::new() })
     }
 
-    /// Tells the core; what it answers goes to `answers`, which get no net effects.
+    /// Passes an event to the core. Its effects go to `answers`, except those of the network.
     pub(crate) fn tell(&mut self, event: Event, answers: &mut Vec<Effect>) {
         let now = self.reactor.now();
         self.apply(now, event, answers);
     }
 
-    /// Waits for the network, a wake-up or `deadline`, and tells the core what came.
+    /// Waits for the network, a wake-up or `deadline`, and passes the events to the core.
     pub(crate) fn turn(
         &mut self,
         deadline: Option<Time>,
@@ -70,13 +71,13 @@ impl Shell {
             self.apply(now, Event::Tick, answers);
         }
         if let Some(addresses) = self.core.take_monitors() {
-            self.keeper.told(addresses);
+            self.keeper.update(addresses);
         }
         Ok(())
     }
 
-    /// Waits until a monitor has recorded that the sessions given back are over, so that who attaches
-    /// their volumes next is not told that they are in use.
+    /// Waits until a monitor has recorded that the sessions are over, so that the next client does not
+    /// find their volumes in use.
     pub(crate) fn part(&mut self) -> Result<(), Failure> {
         let deadline = self.reactor.now() + PARTING_SPAN;
         while !self.core.is_parted() && self.reactor.now() < deadline {
@@ -90,7 +91,7 @@ impl Shell {
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Net(effect) => self.reactor.net(effect),
-                // Who uses the library is told by answers; it has no log.
+                // A library has no log; its user gets answers.
                 Effect::Trace(_) => {}
                 answer => answers.push(answer),
             }

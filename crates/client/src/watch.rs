@@ -1,4 +1,4 @@
-//! Following the changes of the state store.
+//! Follows the changes of the state store.
 
 use base::{ConnectionId, Duration, Time};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
@@ -8,30 +8,30 @@ use io::{Event, Reactor};
 use serde_json::Value;
 
 use crate::call::{client_reactor, no_reactor};
-use crate::config::{Config, failure, nobody_answers};
+use crate::config::{Config, failure, no_monitor_answers};
 
 const RING_ENTRIES: u32 = 16;
-/// How long a monitor may take to come to be.
+/// How long to look for a monitor.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long until the next address is tried.
+/// How long an address has to answer before the next one is tried.
 const CONNECT_DELAY: Duration = Duration::from_millis(100);
 
 /// A change of the state store.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StateChange {
-    /// The store's revision with it.
+    /// The revision of the store that has this change.
     pub revision: u64,
     /// The key.
     pub key: String,
-    /// Its value; `None`: it is gone.
+    /// Its new value; `None`: it was deleted.
     pub value: Option<Value>,
 }
 
-/// Tells every change of keys that begin with `prefix`, in order, from now on: `None` once, when
-/// the watch has begun, then changes, until `tell` says `false`.
+/// Reports every change of keys with this prefix, in order, from now on: calls `tell` with `None` once the
+/// watch has started, then with each change, until it returns `false`.
 ///
-/// Errors: no monitor answers; the monitor went away, or could not tell all changes: what came
-/// since is missed.
+/// Errors: no monitor answers; the monitor disconnected, or it missed changes. Changes after an error are
+/// not reported.
 pub fn watch_state(
     config: &Config,
     prefix: &str,
@@ -54,11 +54,11 @@ pub fn watch_state(
                             Some(StateChange { revision, key, value })
                         }
                         Ok(FromMonitor::StateWatchLost) => return Err(missed("missed changes")),
-                        // What a newer monitor says besides is not for us.
+                        // Messages that only newer versions know are ignored.
                         _ => continue,
                     }
                 }
-                Event::Net(NetEvent::Closed { .. }) => return Err(missed("went away")),
+                Event::Net(NetEvent::Closed { .. }) => return Err(missed("disconnected")),
                 _ => continue,
             };
             if !tell(change) {
@@ -69,11 +69,11 @@ pub fn watch_state(
 }
 
 fn missed(what: &str) -> Failure {
-    let hint = "look with `ashlar state ls` and watch again: what changed meanwhile was not told";
+    let hint = "later changes are not reported: watch again, and compare with `ashlar state ls`";
     failure("interrupted", format!("the monitor {what}"), hint)
 }
 
-/// A connection to whichever monitor answers.
+/// Connects to whichever monitor answers.
 fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failure> {
     let end = reactor.now() + CONNECT_TIME_MAX;
     let mut events = Vec::new();
@@ -96,17 +96,17 @@ fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failu
         }
     }
     if let Some(CloseReason::Untrusted(why)) = last_reason {
-        let message = format!("the monitor refuses the connection: {why}");
+        let message = format!("the monitor refused the connection: {why}");
         return Err(failure(
             "untrusted",
             message,
             "use the file `key` of this cluster's directory",
         ));
     }
-    Err(nobody_answers(config))
+    Err(no_monitor_answers(config))
 }
 
-/// What became of a connection until `end`; `None`: nothing yet.
+/// The outcome of a connection attempt; `None`: nothing until `end`.
 fn answer_of(
     reactor: &mut Reactor,
     connection: ConnectionId,
@@ -139,8 +139,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_that_is_down_is_said_to_be() {
-        let config = Config::of_nobody();
+    fn watching_a_stopped_cluster_is_unreachable() {
+        let config = Config::without_monitor();
         let mut reactor = client_reactor(&config, RING_ENTRIES).expect("io_uring works");
         let mut events = Vec::new();
         let connection = ConnectionId::new(2);

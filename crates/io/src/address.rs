@@ -6,21 +6,22 @@ use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix};
 
 use crate::Error;
 
-/// A place to listen at or to connect to.
+/// An address to listen on or to connect to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Address {
     /// An IP address and port.
     Tcp(SocketAddr),
-    /// A host's name and port, not looked up yet.
+    /// A host name and port; the name is not looked up yet.
     Name(String),
-    /// A path of the file system.
+    /// A path in the file system.
     Unix(String),
 }
 
 impl Address {
-    /// Reads the text form; looks nothing up.
+    /// Parses the text form without looking names up.
     pub(crate) fn parse(text: &str) -> Result<Address, Error> {
-        let wrong = || Error(format!("{text:?} is no address: write tcp:HOST:PORT or unix:PATH"));
+        let wrong =
+            || Error(format!("{text:?} is not an address: write tcp:HOST:PORT or unix:PATH"));
         match text.split_once(':').ok_or_else(wrong)? {
             ("unix", path) if !path.is_empty() && !path.contains('\0') => {
                 Ok(Address::Unix(path.to_string()))
@@ -43,7 +44,7 @@ impl Address {
         }
     }
 
-    /// Looks a name up; may take seconds.
+    /// Looks a name up; this may take seconds.
     pub(crate) fn resolve(self) -> Result<Address, Error> {
         let Address::Name(name) = self else { return Ok(self) };
         let mut found = name.to_socket_addrs().map_err(|error| Error::new(&name, error))?;

@@ -1,10 +1,10 @@
-//! The disk of one OSD: a file or block device, opened for this process alone, without the page
-//! cache where that is possible; and the jobs that the ring does on it.
+//! The disk of one OSD: a file or block device, opened exclusively and if possible without the page
+//! cache; and the jobs that the ring carries out on it.
 //!
 //! Invariants
-//!   1. One process holds a disk: a second one is refused with a clear error.
-//!   2. A job is reported done only when all of its bytes were read or written; what the kernel
-//!      did in part is continued.
+//!   1. Only one process has a disk open: a second one is refused with a clear error.
+//!   2. A job is reported done only when all its bytes are read or written; if the kernel did a part,
+//!      the job continues with the rest.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -21,8 +21,8 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// A process that was killed lets go of its files only when the kernel has ended its last
-/// operations: so long, in milliseconds, the lock is tried again.
+/// The kernel keeps the lock of a killed process until its last operations are over: how long to retry,
+/// in milliseconds.
 const LOCK_WAIT_MS: u64 = 5_000;
 const LOCK_RETRY_MS: u64 = 20;
 /// Most pieces of one vectored write (UIO_MAXIOV).
@@ -53,7 +53,7 @@ impl Disk {
         Err(in_use(path))
     }
 
-    /// Opens it without asking for it alone, to look at it; nothing may be written to it.
+    /// Opens it for inspection, without a lock; the caller must not write.
     pub fn open_read_only(path: &Path) -> Result<Disk, Error> {
         Disk::open_with(path, false)?.ok_or_else(|| in_use(path))
     }
@@ -96,7 +96,7 @@ impl Disk {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -111,7 +111,7 @@ impl Disk {
         self.sector_size
     }
 
-    /// Whether O_DIRECT was refused: it goes through the page cache.
+    /// Whether it goes through the page cache because O_DIRECT does not work.
     pub fn buffered(&self) -> bool {
         self.buffered
     }
@@ -121,7 +121,7 @@ impl Disk {
         self.is_device
     }
 
-    /// Reads `buffer.len()` bytes at `offset`, waiting for them. For commands, not for the loop.
+    /// Reads `buffer.len()` bytes at `offset` and blocks meanwhile. For commands, not for the loop.
     pub fn read_blocking(&self, offset: u64, buffer: &mut BufferMut) -> Result<(), Error> {
         std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset).map_err(|error| {
             let length = buffer.len();
@@ -162,8 +162,8 @@ fn in_use(path: &Path) -> Error {
     ))
 }
 
-/// The logical block of a file opened with O_DIRECT: 512 or 4096. `None` where direct I/O does
-/// not work after all, or only in larger pieces than ours.
+/// The logical block of a file opened with O_DIRECT: 512 or 4096. `None` if direct I/O does not work
+/// after all, or only in larger blocks.
 fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
     let size = if is_device {
         ioctl_blksszget(file).ok()?
@@ -171,7 +171,7 @@ fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
         let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
         let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::DIOALIGN);
         match found.stx_dio_offset_align {
-            // A file system that does not tell: whole 4 KiB are right on every disk.
+            // The file system does not say: 4 KiB works on every disk.
             _ if !told => 4096,
             0 => return None,
             size => size.max(found.stx_dio_mem_align),
@@ -184,7 +184,7 @@ fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
     }
 }
 
-/// An operation on its way; owns its memory.
+/// An operation in flight; it owns its memory.
 pub(crate) struct DiskJob {
     op: DiskOp,
     fd: RawFd,
@@ -204,16 +204,16 @@ enum Work {
     Discard,
 }
 
-/// What a completion made of a job.
+/// The state of a job after a completion.
 pub(crate) enum Progress {
-    /// A part is done: start it again for the rest.
+    /// A part is done: submit it again for the rest.
     More(Box<DiskJob>),
-    /// It ended.
+    /// It is over.
     Done(DiskEvent),
 }
 
 impl DiskJob {
-    /// The entry for what is not done yet. Its addresses are those of memory that `self` owns.
+    /// The ring entry for the part that is not done yet. It points to memory that `self` owns.
     pub(crate) fn entry(&mut self) -> squeue::Entry {
         let fd = types::Fd(self.fd);
         let offset = self.offset + self.done;
@@ -247,7 +247,7 @@ impl DiskJob {
         }
     }
 
-    /// Goes on after a completion with `result` (bytes, or a negative error number).
+    /// Continues after a completion with `result` (bytes, or a negative error number).
     pub(crate) fn advance(mut self: Box<Self>, result: i32) -> Progress {
         let again = [-libc::EINTR, -libc::EAGAIN];
         if again.contains(&result) {
@@ -272,13 +272,13 @@ impl DiskJob {
     }
 
     fn end_with_error(self, errno: i32) -> DiskEvent {
-        // A block device has all its space, and says that it cannot reserve (ENODEV on some).
+        // A block device has all its space and refuses to reserve it (some with ENODEV).
         let unsupported = [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENOTTY, libc::ENODEV];
         let is_about_space = matches!(self.work, Work::Reserve | Work::Discard);
         if is_about_space && unsupported.contains(&errno) {
             return self.end(Ok(()));
         }
-        // A flush that found no space has lost what it was to flush: that is not merely full.
+        // A flush that finds no space has lost data: worse than a full disk.
         let is_flush = matches!(self.work, Work::Flush);
         let result = match errno {
             libc::ENOSPC | libc::EDQUOT if !is_flush => Err(DiskError::NoSpace),

@@ -1,9 +1,9 @@
-//! Changing a file of settings that people wrote, while other processes may do the same.
+//! Edits a settings file that people wrote, while other processes may do the same.
 //!
 //! Invariants
-//!   1. Whoever reads the file sees the old one or the new one, whole, also after a crash.
-//!   2. Of several processes that edit files of one folder, one does so at a time.
-//!   3. Mode and owner stay: who could read the file still can.
+//!   1. A reader sees either the old or the new file, complete, even after a crash.
+//!   2. Only one process at a time edits files of a directory.
+//!   3. Mode and owner stay, so everybody who could read the file still can.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
@@ -15,22 +15,22 @@ use rustix::fs::{FlockOperation, flock};
 use crate::Error;
 use crate::prepare::put_in_place;
 
-/// How long others may take to edit it.
+/// How long to wait while other processes edit it.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(1);
 const LOCK_DELAY: Duration = Duration::from_millis(10);
-/// Larger files are none of ours.
+/// Larger files are not ours.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// Puts what `edit` makes of the text of the file at `path` in its place; nothing if it makes none of
-/// it. Whether there is something new.
+/// Replaces the text of the file at `path` with what `edit` returns; leaves it alone on `None`. Returns
+/// whether the file changed.
 ///
-/// Errors: the file or its folder cannot be read, locked or written, or `edit` refuses.
+/// Errors: the file or its directory cannot be read, locked or written, or `edit` refuses.
 pub fn edit_file(
     path: &Path,
     edit: impl FnOnce(&str) -> Result<Option<String>, Error>,
 ) -> Result<bool, Error> {
     let failed = |error| Error::new(format!("cannot change {}", path.display()), error);
-    // Behind a link lies the file that is meant.
+    // Edit the file that a link points to, not the link.
     let path = &std::fs::canonicalize(path).map_err(failed)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let _lock = lock(folder)?;
@@ -48,14 +48,14 @@ pub fn edit_file(
         file.set_permissions(std::fs::Permissions::from_mode(old.mode() & 0o7777))
     };
     put_in_place(path, text.as_bytes(), 0o600, keep_owner_and_mode).map_err(|error| {
-        // It may be in place by now; if it is not, nobody else needs it.
+        // Remove the temporary file; it may be gone already.
         let _ = std::fs::remove_file(path.with_extension("new"));
         failed(error)
     })?;
     Ok(true)
 }
 
-/// The lock of a folder; ends with the file.
+/// The lock of a directory; closing the file releases it.
 fn lock(folder: &Path) -> Result<File, Error> {
     let failed =
         |why: &dyn std::fmt::Display| Error::new(format!("cannot lock {}", folder.display()), why);
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(text.len(), 20, "{text}");
         assert_eq!(mode(), 0o640);
         assert!(link.is_symlink());
-        // What is refused, or needs no change, changes nothing.
+        // A refused or empty edit changes nothing.
         assert_eq!(edit_file(&path, |_| Ok(None)), Ok(false));
         let no = Error("no".to_string());
         assert_eq!(edit_file(&path, |_| Err(no.clone())), Err(no));

@@ -5,15 +5,15 @@
 //!   effect ─▶ MemoryState ─▶ changes ─▶ thread: one redb transaction, durable ─▶ events
 //! ```
 //!
-//! The thread keeps a disk that hangs from stopping its owner's loop: the owner hears of it
-//! (`Condition`), and what was asked is answered when the disk answers.
+//! Because of the thread a disk that hangs does not stop the owner's loop: the owner is told
+//! (`Condition`), and requests are answered once the disk answers.
 //!
 //! Invariants
-//!   1. No event is told before the changes it speaks of, and all before them, are durable.
-//!   2. After a failed write nothing is known: the store tells `Failed`, and nothing after it.
-//!   3. One process has the file open.
+//!   1. An event is reported only once the changes it contains, and all before them, are durable.
+//!   2. After a failed write nothing is known: the store reports `Failed`, and nothing after it.
+//!   3. Only one process has the file open.
 //!
-//! The file's tables are told in `docs/internals/state.md`.
+//! `docs/internals/state.md` describes the tables of the file.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -30,7 +30,7 @@ use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefini
 
 use crate::Error;
 
-/// Format of the file that this program writes and understands.
+/// The file format that this version writes and reads.
 const FORMAT: u64 = 1;
 /// Memory for the file's pages; the store itself is in memory.
 const CACHE_SIZE: usize = 4 << 20;
@@ -42,10 +42,10 @@ const KEYS: TableDefinition<&str, (u64, u64, &str)> = TableDefinition::new("keys
 /// Lease: its time to live in nanoseconds.
 const LEASES: TableDefinition<u64, u64> = TableDefinition::new("leases");
 
-/// A write that takes longer is told of, and again each time it took so much longer.
+/// A write that takes longer is reported, and again after each further span of this length.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
-/// How often what is under way is looked at. A gap between two looks counts as this at most: a process
-/// that stood still has no slow disk.
+/// How often writes in flight are checked. A longer gap between two checks counts as this: if the process
+/// was stopped, that does not mean that its disk is slow.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A state store in a file.
@@ -53,17 +53,17 @@ pub struct EmbeddedState {
     path: PathBuf,
     core: MemoryState,
     has_failed: bool,
-    /// What the thread is to write; it ends with this.
+    /// Jobs for the thread, which ends when this is dropped.
     writes: Option<Sender<Vec<StateChange>>>,
     /// One for each of those, in their order.
     written: Receiver<Result<(), redb::Error>>,
     thread: Option<JoinHandle<()>>,
     /// What was asked and is not told yet, in its order.
     pending: VecDeque<Pending>,
-    /// For how long its owner's loop ran, and when that was counted.
+    /// How long the owner's loop has been running, and when that was last updated.
     ran: Time,
     looked_at: Time,
-    /// For how many seconds the oldest of them has been under way, as it was told.
+    /// Age in seconds of the oldest write in flight, as last reported.
     trouble: Option<u64>,
 }
 
@@ -77,12 +77,12 @@ struct Pending {
 }
 
 impl EmbeddedState {
-    /// Makes an empty store. Fails where there is a file already.
+    /// Creates an empty store. Fails if the file exists.
     ///
-    /// It gets its name when it is whole, so a crash leaves a store or none.
+    /// The file gets its name only when it is complete, so a crash leaves either a store or none.
     pub fn create(path: &Path) -> Result<(), Error> {
         if path.exists() {
-            return Err(Error::new(path.display(), "there is a state store already"));
+            return Err(Error::new(path.display(), "a state store already exists there"));
         }
         let new = path.with_extension("new");
         match fs::remove_file(&new) {
@@ -99,13 +99,13 @@ impl EmbeddedState {
         renamed.map_err(|error| Error::new(path.display(), error))
     }
 
-    /// Opens a store; its leases begin anew. An error says what to do: another process has it open,
-    /// a newer program wrote it, it is damaged, it is not there.
+    /// Opens a store; its leases start again with their full time. Errors say what to do: another process
+    /// has it open, a newer version wrote it, it is damaged, it does not exist.
     ///
-    /// A store that is not there is never made here: an empty one in place of a lost one would give
-    /// ids out again whose data still lies on the OSDs.
+    /// This never creates a missing store: an empty store in place of a lost one would assign ids again
+    /// whose data is still on the OSDs.
     ///
-    /// `wake` is called, by another thread, when there is something to poll.
+    /// `wake` is called on another thread whenever there is something to poll.
     pub fn open(path: &Path, wake: impl Fn() + Send + 'static) -> Result<EmbeddedState, Error> {
         EmbeddedState::open_at(path, crate::now(), wake)
     }
@@ -116,8 +116,8 @@ impl EmbeddedState {
         wake: impl Fn() + Send + 'static,
     ) -> Result<EmbeddedState, Error> {
         if !path.exists() {
-            let why = "there is no state store; a new cluster's is made with its cluster.toml, a \
-                       lost one comes back from a copy";
+            let why = "there is no state store here; if it was lost, restore it from a backup (that \
+                       of a new cluster is created with its cluster.toml)";
             return Err(Error::new(path.display(), why));
         }
         let opened = Database::builder().set_cache_size(CACHE_SIZE).open(path);
@@ -166,13 +166,13 @@ impl EmbeddedState {
         let is_write = !changes.is_empty();
         if is_write {
             let writes = self.writes.as_ref().expect("the thread is told to end by drop alone");
-            // A thread that has ended is noticed by `poll`.
+            // If the thread has died, `poll` notices.
             let _ = writes.send(changes);
         }
         self.pending.push_back(Pending { told, since: self.ran, is_write });
     }
 
-    /// Tells what has become durable.
+    /// Reports what has become durable.
     fn take_written(&mut self, events: &mut Vec<StateEvent>) {
         loop {
             let error = match self.written.try_recv() {
@@ -187,7 +187,7 @@ impl EmbeddedState {
                 Ok(Err(error)) => error.to_string(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
-                    "the thread that writes it has ended, which is a bug; its last words are in the log"
+                    "the thread that writes it has died, which is a bug; the log says why"
                         .to_string()
                 }
             };
@@ -203,7 +203,7 @@ impl EmbeddedState {
         }
     }
 
-    /// Tells of a write that takes long, and that it is over.
+    /// Reports a write that takes long, and when it is over.
     fn look(&mut self, now: Time, events: &mut Vec<StateEvent>) {
         self.ran = self.ran + now.since(self.looked_at).min(LOOK_EVERY);
         self.looked_at = now;
@@ -274,13 +274,13 @@ impl Drop for EmbeddedState {
     fn drop(&mut self) {
         self.writes = None;
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so.
+            // A panic is in the log already.
             let _ = thread.join();
         }
     }
 }
 
-/// Wakes the owner also where a panic ends the thread.
+/// Wakes the owner even if the thread panics.
 struct WakeAtEnd<'a>(&'a dyn Fn());
 
 impl Drop for WakeAtEnd<'_> {
@@ -289,7 +289,7 @@ impl Drop for WakeAtEnd<'_> {
     }
 }
 
-/// Writes until there is nobody who asks: all that waits as one transaction.
+/// Writes all waiting jobs as one transaction, again and again, until the owner is gone.
 fn write_all(
     database: &Database,
     writes: &Receiver<Vec<StateChange>>,
@@ -305,7 +305,7 @@ fn write_all(
         }
         let failed = persist(database, &changes).err();
         let is_over = failed.is_some();
-        // The store's owner may be gone: this ends soon.
+        // The owner may be gone; then this thread is about to end.
         match failed {
             Some(error) => drop(tell.send(Err(error))),
             None => (0..count).for_each(|_| drop(tell.send(Ok(())))),
@@ -320,13 +320,16 @@ fn write_all(
 fn open_error(path: &Path, error: DatabaseError) -> Error {
     let why = match error {
         DatabaseError::DatabaseAlreadyOpen => {
-            "another process has this state store open: a monitor runs already".to_string()
+            "another process has this state store open: a monitor is already running".to_string()
         }
         DatabaseError::UpgradeRequired(_) => {
-            "this state store has an older file format: use the program that wrote it".to_string()
+            "this state store has an older file format: use the version of ashlar that wrote it"
+                .to_string()
         }
-        DatabaseError::RepairAborted => "it was not closed, and its repair ended early".to_string(),
-        other => format!("this is no state store that can be opened: {other}"),
+        DatabaseError::RepairAborted => {
+            "it was not closed cleanly, and its repair was interrupted".to_string()
+        }
+        other => format!("cannot open this state store: {other}"),
     };
     Error::new(path.display(), why)
 }
@@ -373,7 +376,7 @@ fn read_image(database: &Database) -> Result<StateImage, String> {
     let transaction = database.begin_read().map_err(|error| damaged(error.into()))?;
     let meta = transaction
         .open_table(META)
-        .map_err(|error| format!("the file is no state store of ours: {error}"))?;
+        .map_err(|error| format!("the file is not a state store of ashlar: {error}"))?;
     let number = |name: &str| -> Result<Option<u64>, String> {
         let found = meta.get(name).map_err(|error| damaged(error.into()))?;
         Ok(found.map(|value| value.value()))
@@ -386,7 +389,7 @@ fn read_image(database: &Database) -> Result<StateImage, String> {
                  program"
             ));
         }
-        None => return Err("the file is no state store of ours".to_string()),
+        None => return Err("the file is not a state store of ashlar".to_string()),
     }
     let mut image = StateImage {
         revision: StateRevision::new(number("revision")?.unwrap_or(0)),
@@ -418,7 +421,7 @@ fn read_tables(
     Ok(())
 }
 
-/// Makes a file's name durable.
+/// Makes the name of a file durable.
 fn sync_parent(path: &Path) -> std::io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
@@ -655,7 +658,7 @@ mod tests {
         EmbeddedState::create(&path).unwrap();
         let _first = open(&path).unwrap();
         let error = open(&path).err().unwrap();
-        assert!(error.0.contains("a monitor runs already"), "{error}");
+        assert!(error.0.contains("a monitor is already running"), "{error}");
     }
 
     #[test]
@@ -686,7 +689,7 @@ mod tests {
         let other = directory.file("other.redb");
         drop(Database::create(&other).unwrap());
         let error = open(&other).err().unwrap();
-        assert!(error.0.contains("no state store of ours"), "{error}");
+        assert!(error.0.contains("not a state store of ashlar"), "{error}");
     }
 
     #[test]

@@ -7,16 +7,19 @@
 //! ```
 //!
 //! Invariants
-//!   1. A transaction is sent at most once. Where its answer is lost, its outcome is `Unknown`.
-//!   2. A watch tells whole revisions, each once: a stream that broke is opened again after the last
-//!      revision that was told.
-//!   3. All endpoints that are used belong to one etcd cluster, and each has a leader. The others are
-//!      looked at now and then, and told of where they do not answer.
+//!   1. A transaction is sent at most once. If its answer is lost, its outcome is `Unknown`.
+//!   2. A watch reports complete revisions, each once: a stream that broke is opened again after the last
+//!      reported revision.
+//!   3. All endpoints in use belong to one etcd cluster and have a leader. The others are checked from
+//!      time to time, and reported if they do not answer.
 //!
-//! What etcd needs and how keys lie in it: `docs/internals/state.md`.
+//! `docs/internals/state.md` says how etcd must be set up and how keys are stored in it.
 
+mod context;
+mod event_sender;
 mod keys;
 mod link;
+mod place;
 mod request;
 mod survey;
 mod watch;
@@ -33,104 +36,47 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
 
 use crate::Error;
+use context::Context;
+use event_sender::EventSender;
 use keys::Keys;
-use link::Links;
 
 pub use keys::PREFIX_SIZE_MAX;
-
-/// Where the state lies in etcd.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EtcdPlace {
-    endpoints: Vec<String>,
-    prefix: String,
-}
-
-impl EtcdPlace {
-    /// Reads `http://HOST:PORT[,http://HOST:PORT]...[/PREFIX]`; without a prefix, `prefix` is it.
-    /// An error is a sentence for people.
-    pub fn parse(text: &str, prefix: &str) -> Result<EtcdPlace, Error> {
-        let wrong = |why: &str| {
-            Error::new(
-                format!("{text:?} names no etcd"),
-                format!("{why}; write http://HOST:PORT,http://HOST:PORT[/PREFIX]"),
-            )
-        };
-        let last = text.rsplit("://").next().unwrap_or(text);
-        let (urls, prefix) = match last.split_once('/') {
-            Some((_, path)) => (&text[..text.len() - path.len() - 1], path.trim_matches('/')),
-            None => (text, prefix),
-        };
-        let mut endpoints = Vec::new();
-        for url in urls.split(',') {
-            let Some(address) = url.strip_prefix("http://") else {
-                let is_tls = url.starts_with("https://");
-                return Err(wrong(if is_tls {
-                    "TLS to etcd is not part of this program"
-                } else {
-                    "an endpoint begins with http://"
-                }));
-            };
-            let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
-            if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) || address.contains('/') {
-                return Err(wrong("an endpoint has a host and a port"));
-            }
-            if endpoints.iter().any(|endpoint| endpoint == url) {
-                return Err(wrong("an endpoint is named once"));
-            }
-            endpoints.push(url.to_string());
-        }
-        if prefix.is_empty() || prefix.len() > PREFIX_SIZE_MAX {
-            return Err(wrong(&format!("a prefix has 1 to {PREFIX_SIZE_MAX} bytes")));
-        }
-        Ok(EtcdPlace { endpoints, prefix: prefix.to_string() })
-    }
-
-    /// Addresses of members of one etcd cluster.
-    pub fn endpoints(&self) -> &[String] {
-        &self.endpoints
-    }
-
-    /// Every key lies below `PREFIX/`.
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-}
+pub use place::EtcdPlace;
 
 /// A state store in etcd.
 pub struct EtcdState {
-    /// `None` once the thread is told to end.
+    /// `None` once the thread must end.
     effects: Option<UnboundedSender<StateEffect>>,
-    told: Receiver<StateEvent>,
+    events: Receiver<StateEvent>,
     watches: BTreeSet<WatchId>,
     has_failed: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 impl EtcdState {
-    /// Starts to connect; `wake` is called, on another thread, whenever `poll` has news.
+    /// Starts to connect. `wake` is called on another thread whenever `poll` has events.
     ///
-    /// An etcd that is not there is no error: it is tried until it is, and `Condition` says why it
-    /// cannot be asked.
+    /// If etcd does not answer, this retries until it does; `Condition` says why it does not.
     pub fn connect(place: EtcdPlace, wake: impl Fn() + Send + 'static) -> Result<EtcdState, Error> {
-        let cannot = |error: std::io::Error| Error::new("the thread for etcd", error);
-        // Names are looked up by the one blocking thread.
+        let cannot = |error: std::io::Error| Error::new("cannot start the thread for etcd", error);
+        // The one blocking thread looks up host names.
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
         let runtime = runtime.map_err(cannot)?;
         let (effects, to_do) = tokio::sync::mpsc::unbounded_channel();
-        let (news, told) = std::sync::mpsc::channel();
+        let (sender, events) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("etcd".to_string());
         let thread =
-            thread.spawn(move || run(runtime, place, to_do, news, wake)).map_err(cannot)?;
+            thread.spawn(move || run(runtime, place, to_do, sender, wake)).map_err(cannot)?;
         Ok(EtcdState {
             effects: Some(effects),
-            told,
+            events,
             watches: BTreeSet::new(),
             has_failed: false,
             thread: Some(thread),
         })
     }
 
-    /// Whether an event still concerns who asked.
+    /// Whether the owner still wants an event.
     fn is_awaited(&mut self, event: &StateEvent) -> bool {
         match event {
             StateEvent::Watched { watch, .. } => self.watches.contains(watch),
@@ -157,21 +103,21 @@ impl StateStore for EtcdState {
             StateEffect::Unwatch { watch } => drop(self.watches.remove(watch)),
             _ => {}
         }
-        let effects = self.effects.as_ref().expect("the thread is told to end by drop alone");
-        // A thread that has ended is noticed by `poll`.
+        let effects = self.effects.as_ref().expect("only drop ends the thread");
+        // If the thread has died, `poll` notices.
         let _ = effects.send(effect);
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<StateEvent>) {
         while !self.has_failed {
-            match self.told.try_recv() {
+            match self.events.try_recv() {
                 Ok(event) if self.is_awaited(&event) => events.push(event),
                 Ok(_) => {}
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
                     self.has_failed = true;
-                    let reason = "the thread that talks to etcd has ended, which is a bug; its \
-                                  last words are in the log"
+                    let reason = "the thread that talks to etcd has died, which is a bug; the \
+                                  log says why"
                         .to_string();
                     events.push(StateEvent::Failed { reason });
                 }
@@ -188,73 +134,40 @@ impl Drop for EtcdState {
     fn drop(&mut self) {
         self.effects = None;
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so.
+            // A panic is in the log already.
             let _ = thread.join();
         }
     }
-}
-
-/// Where tasks tell events.
-struct Told {
-    news: Sender<StateEvent>,
-    wake: Box<dyn Fn()>,
-    trouble: std::cell::RefCell<Option<String>>,
-}
-
-impl Told {
-    fn tell(&self, event: StateEvent) {
-        // The store's owner may be gone: this thread is about to end.
-        let _ = self.news.send(event);
-        (self.wake)();
-    }
-
-    /// Tells whether etcd can be asked, if that is news.
-    fn condition(&self, trouble: Option<String>) {
-        if *self.trouble.borrow() != trouble {
-            *self.trouble.borrow_mut() = trouble.clone();
-            self.tell(StateEvent::Condition { trouble });
-        }
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        // After a panic: who polls sees that the thread has ended.
-        (self.wake)();
-    }
-}
-
-/// What every task has.
-struct Context {
-    keys: Keys,
-    links: Links,
-    told: Rc<Told>,
 }
 
 fn run(
     runtime: Runtime,
     place: EtcdPlace,
     effects: UnboundedReceiver<StateEffect>,
-    news: Sender<StateEvent>,
+    sender: Sender<StateEvent>,
     wake: impl Fn() + 'static,
 ) {
-    let told = Told { news, wake: Box::new(wake), trouble: None.into() };
-    LocalSet::new().block_on(&runtime, serve(place, effects, Rc::new(told)));
-    // A name that is being looked up is not waited for.
+    let events = Rc::new(EventSender::new(sender, wake));
+    LocalSet::new().block_on(&runtime, serve(place, effects, events));
+    // Do not wait for a host name that is being looked up.
     runtime.shutdown_background();
 }
 
-/// Starts a task for each effect, until there is nobody who asks.
-async fn serve(place: EtcdPlace, mut effects: UnboundedReceiver<StateEffect>, told: Rc<Told>) {
+/// Starts a task for each effect, until the owner is gone.
+async fn serve(
+    place: EtcdPlace,
+    mut effects: UnboundedReceiver<StateEffect>,
+    events: Rc<EventSender>,
+) {
     let (publish, links) = link::links();
     let mut tasks = JoinSet::new();
-    let keys = Keys::new(&place.prefix);
+    let keys = Keys::new(place.prefix());
     let place = Rc::new(place);
     let cluster = link::FirstCluster::default();
-    let survey = survey::survey(place.clone(), keys.clone(), cluster.clone(), told.clone());
+    let survey = survey::survey(place.clone(), keys.clone(), cluster.clone(), events.clone());
     tasks.spawn_local(survey);
-    tasks.spawn_local(link::keep(place, keys.clone(), cluster, publish, told.clone()));
-    let context = Rc::new(Context { keys, links, told });
+    tasks.spawn_local(link::keep(place, keys.clone(), cluster, publish, events.clone()));
+    let context = Rc::new(Context { keys, links, events });
     let mut watches: BTreeMap<WatchId, AbortHandle> = BTreeMap::new();
     loop {
         tokio::select! {
@@ -312,28 +225,5 @@ mod tests {
         state.apply(Time::ZERO, StateEffect::LeaseGrant { request, time_to_live }, &mut events);
         state.poll(Time::ZERO, &mut events);
         assert_eq!(events, []);
-    }
-
-    #[test]
-    fn a_place_names_endpoints_and_a_prefix() {
-        let parse = |text: &str| EtcdPlace::parse(text, "ashlar/x");
-        let place = parse("http://10.0.0.1:2379,http://[::1]:2,http://host:3").unwrap();
-        assert_eq!(place.endpoints(), ["http://10.0.0.1:2379", "http://[::1]:2", "http://host:3"]);
-        assert_eq!(place.prefix(), "ashlar/x");
-        let place = parse("http://a:1,http://b:2/clusters/east/").unwrap();
-        assert_eq!(place.endpoints(), ["http://a:1", "http://b:2"]);
-        assert_eq!(place.prefix(), "clusters/east");
-        let long = format!("http://a:1/{}", "p".repeat(PREFIX_SIZE_MAX + 1));
-        for wrong in
-            ["", "a:1", "http://a", "http://a:x", "http://:1", "http://a:1,", "http://a:1/", &long]
-        {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-        let error = parse("http://a:1,http://b:1,http://a:1").unwrap_err();
-        assert!(error.0.contains("once"), "{error}");
-        let error = parse("https://a:1").unwrap_err();
-        assert!(error.0.contains("TLS"), "{error}");
-        let error = parse("http://a:1/b,http://c:1").unwrap_err();
-        assert!(error.0.contains("host and a port"), "{error}");
     }
 }

@@ -13,9 +13,9 @@
 //! and the prologue the initiator's preamble, so that nothing in it can be changed on the way.
 //!
 //! Invariants
-//!   1. `Established` is given only to a peer that has proven the key in this very exchange.
-//!   2. Not one byte after the handshake is consumed.
-//!   3. Input is kept only up to the length of the message that is waited for.
+//!   1. A peer gets `Established` only after it has proven the key in this exchange.
+//!   2. No byte after the handshake is consumed.
+//!   3. At most the expected message is buffered.
 
 use base::{ClusterId, Incarnation, MonitorId, OsdId};
 use format::door::{Peer, Role};
@@ -164,13 +164,13 @@ impl Handshake {
             Stage::Refusal { .. } => {
                 let sentence = String::from_utf8_lossy(input);
                 let sentence: String = sentence.chars().filter(|c| !c.is_control()).collect();
-                Err(format!("the peer refuses the connection: {sentence}"))
+                Err(format!("the peer refused the connection: {sentence}"))
             }
             Stage::Confirm(mut noise, established) => match noise.read_message(input, &mut []) {
                 Ok(_) => Ok(Some(established)),
-                Err(_) => Err("the peer did not confirm its key: its hello was a replay".into()),
+                Err(_) => Err("the peer did not prove its key: its hello was a replay".into()),
             },
-            Stage::Ended => Err("bytes came after the end of the handshake".into()),
+            Stage::Ended => Err("received data after the end of the handshake".into()),
         }
     }
 
@@ -343,7 +343,7 @@ fn decode_preamble(bytes: &[u8]) -> Result<Preamble, String> {
         _ => None,
     };
     let Some(role) = role else {
-        return Err("it says to be nothing that this version knows".into());
+        return Err("its role is unknown to this version".into());
     };
     let cluster = u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes"));
     Ok(Preamble {
@@ -424,7 +424,7 @@ mod tests {
     fn another_key_is_refused_and_both_sides_say_so() {
         let [initiator, responder] = run(&trust(1, 9, osd()), &trust(2, 9, monitor()), 1000);
         let sentence = "its cluster key is not the key of its peer";
-        assert_eq!(initiator, Err(format!("the peer refuses the connection: {sentence}")));
+        assert_eq!(initiator, Err(format!("the peer refused the connection: {sentence}")));
         assert_eq!(responder, Err(format!("a connection was refused: {sentence}")));
     }
 

@@ -11,7 +11,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::Error;
 use crate::prepare::replace_file;
 
-/// What every member and client of a cluster holds, and nobody else.
+/// The secret that all members and clients of a cluster share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterKey([u8; 32]);
 
@@ -22,12 +22,12 @@ impl fmt::Debug for ClusterKey {
 }
 
 impl ClusterKey {
-    /// A new key.
+    /// A new random key.
     pub fn random() -> ClusterKey {
         ClusterKey(random_bytes())
     }
 
-    /// A key that is known already.
+    /// A key from its bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> ClusterKey {
         ClusterKey(bytes)
     }
@@ -36,41 +36,41 @@ impl ClusterKey {
         &self.0
     }
 
-    /// The key as text. It is the secret itself: for its file, and for tokens.
+    /// The key as text, for its file and for tokens. This is the secret itself.
     pub fn to_text(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads what `to_text` made.
+    /// Parses the output of `to_text`.
     pub fn from_text(text: &str) -> Option<ClusterKey> {
         parse(text)
     }
 
-    /// Draws a key and writes it to a new file that only its owner can read. The file has its
-    /// name only when it is whole. Requires: no other process makes it too.
+    /// Creates a random key and writes it to a new file that only its owner can read. The file gets its
+    /// name only when it is complete. Requires: no other process creates the same file.
     pub fn create(path: &Path) -> Result<ClusterKey, Error> {
         let key = ClusterKey::random();
         key.save(path)?;
         Ok(key)
     }
 
-    /// Writes the key to a new file that only its owner can read. The file has its name only when
-    /// it is whole. Requires: no other process makes it too.
+    /// Writes the key to a new file that only its owner can read. The file gets its name only when it
+    /// is complete. Requires: no other process creates the same file.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         if path.exists() {
-            return Err(Error(format!("the key {} exists already", path.display())));
+            return Err(Error(format!("the key {} already exists", path.display())));
         }
         replace_file(path, format!("{}\n", self.to_text()).as_bytes(), 0o600)
     }
 
-    /// Reads a key; refuses a file that others than its owner can read.
+    /// Reads a key. Refuses a file that anybody but its owner can read.
     pub fn load(path: &Path) -> Result<ClusterKey, Error> {
         let failed = |error| Error::new(format!("cannot read the key {}", path.display()), error);
         let file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.permissions().mode();
         if mode & 0o077 != 0 {
             return Err(Error(format!(
-                "the key {} can be read by others (mode {:03o}): run chmod 600 on it",
+                "other users can read the key {} (mode {:03o}): run chmod 600 on it",
                 path.display(),
                 mode & 0o777
             )));
@@ -97,7 +97,7 @@ fn parse(text: &str) -> Option<ClusterKey> {
     Some(ClusterKey(key))
 }
 
-/// Random bytes of the kernel, fit for keys and ids.
+/// Random bytes from the kernel, good enough for keys.
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;

@@ -9,8 +9,8 @@
 //!
 //! Logic crates never see this crate: they see the doors of `format::door`.
 
-// This is the crate where files, clocks and threads are at home, and where the kernel is lent
-// memory; each `unsafe` block says why it holds.
+// Files, clocks and threads belong in this crate, and it lends memory to the kernel; each `unsafe` block
+// says why it is sound.
 #![allow(clippy::disallowed_methods, unsafe_code)]
 
 mod address;
@@ -48,12 +48,12 @@ pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
 pub use ring::FeatureMask;
 pub use signals::end_on_closed_pipe;
 
-/// Something outside the program said no; a sentence for people that says what and where.
+/// An error of the system or a peer: a sentence for people that says what failed and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error(pub String);
 
 impl Error {
-    /// An error of the system at `what`.
+    /// `what` failed because of `why`.
     pub fn new(what: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error(format!("{what}: {why}"))
     }

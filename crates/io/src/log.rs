@@ -1,13 +1,13 @@
-//! The log of a daemon: one line on standard error for each event, with the time, the level and who
-//! says it; for people, or as JSON.
+//! The log of a daemon: one line on standard error for each event, with time, level and daemon; for
+//! people or as JSON.
 //!
 //! ```text
 //! 2026-11-23T18:12:00.123Z INFO  osd.3  PG is active  pg=1.4 epoch=12 members=osd.3,osd.1
 //! {"time":"2026-11-23T18:12:00.123Z","level":"info","who":"osd.3","what":"PG is active","pg":"1.4",...}
 //! ```
 //!
-//! One process has one log. Each line leaves as one write, so that lines of threads, and of processes
-//! that share a file, do not mix.
+//! A process has one log. Each line is one write, so that lines of several threads, or of processes that
+//! share a file, do not mix.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
@@ -20,16 +20,16 @@ use base::trace::{Field, Level};
 
 use crate::clock::wall_clock_ms;
 
-/// How lines look.
+/// Format of lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// For people.
     Human,
-    /// One JSON object in each line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What a process began to log with.
+/// The settings that the process started with.
 struct Log {
     who: String,
     format: Format,
@@ -40,8 +40,8 @@ static LOG: OnceLock<Log> = OnceLock::new();
 /// Lines up to this level are written.
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Info.index());
 
-/// Says who this process is. Called once, before its first line; lines of others, such as commands, are
-/// those of `ashlar`. A panic is a line, too, from then on.
+/// Starts the log of the daemon `who`; to be called once, before its first line. Without it, lines are from
+/// `ashlar`. From then on a panic is a log line too.
 pub fn start(who: impl Into<String>, format: Format, level: Level) {
     let is_first = LOG.set(Log { who: who.into(), format, level }).is_ok();
     assert!(is_first, "a process has one name");
@@ -49,7 +49,7 @@ pub fn start(who: impl Into<String>, format: Format, level: Level) {
     std::panic::set_hook(Box::new(|info| put(&event_of(info))));
 }
 
-/// A panic is a bug of ours. The backtrace is there if RUST_BACKTRACE asks for it.
+/// Logs a panic, which is a bug of ours; with a backtrace if RUST_BACKTRACE is set.
 fn event_of(info: &PanicHookInfo<'_>) -> TraceEvent {
     let payload = info.payload();
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
@@ -72,18 +72,18 @@ pub fn is_started() -> bool {
     LOG.get().is_some()
 }
 
-/// Writes lines up to this level from now on; `None`: up to the one that it was started with.
+/// Changes the level; `None`: back to the level that the process started with.
 pub fn set_level(level: Option<Level>) {
     let started = LOG.get().map_or(Level::Info, |log| log.level);
     let level = level.unwrap_or(started).index();
     let before = LEVEL.swap(level, Ordering::Relaxed);
     if before != level {
         let name = Level::ALL[usize::from(level)];
-        put(&TraceEvent::info("the level of the log is changed").with("log_level", name));
+        put(&TraceEvent::info("the log level is changed").with("log_level", name));
     }
 }
 
-/// Writes an event, if its level is wanted.
+/// Writes an event, if its level is enabled.
 pub fn write(event: &TraceEvent) {
     if event.level.index() <= LEVEL.load(Ordering::Relaxed) {
         put(event);
@@ -94,7 +94,7 @@ fn put(event: &TraceEvent) {
     let (who, format) =
         LOG.get().map_or(("ashlar", Format::Human), |log| (&log.who[..], log.format));
     let line = line_of(&time_text(wall_clock_ms()), who, format, event);
-    // Without a reader of its log a daemon still serves.
+    // A daemon keeps serving even if nobody reads its log.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -106,7 +106,7 @@ fn line_of(time: &str, who: &str, format: Format, event: &TraceEvent) -> String 
             format!("{time} {level:<5} {who}  {event}\n")
         }
         Format::Json => {
-            // By hand: what people look for first comes first.
+            // Written by hand, to keep the important fields first.
             let quoted = |text: &str| serde_json::Value::from(text).to_string();
             let head = [("time", time), ("level", level.name()), ("who", who), ("what", what)];
             let head = head.map(|(name, text)| format!("{}:{}", quoted(name), quoted(text)));
@@ -120,7 +120,7 @@ fn line_of(time: &str, who: &str, format: Format, event: &TraceEvent) -> String 
     }
 }
 
-/// Milliseconds since 1970 as RFC 3339 has it, in UTC.
+/// Formats milliseconds since 1970 per RFC 3339, in UTC.
 fn time_text(milliseconds: u64) -> String {
     let (seconds, millisecond) = (milliseconds / 1_000, milliseconds % 1_000);
     let (day, second) = (seconds / 86_400, seconds % 86_400);
@@ -129,8 +129,8 @@ fn time_text(milliseconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z")
 }
 
-/// Year, month and day of a day since 1970-01-01. Years are counted from March, so that the day that
-/// some years have more is a year's last one.
+/// Year, month and day of a day since 1970-01-01. Internally a year starts in March, so that the leap day
+/// is its last day.
 fn date_of(day: u64) -> (u64, u64, u64) {
     const DAYS_TO_1970: u64 = 719_468;
     const DAYS_IN_400_YEARS: u64 = 146_097;

@@ -8,15 +8,17 @@ use crate::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Network {
     address: IpAddr,
-    /// Leading bits that its addresses share.
+    /// Number of leading bits that its addresses share.
     bits: u32,
 }
 
 impl Network {
-    /// Reads `ADDRESS/BITS`. An error is a sentence for people.
+    /// Parses `ADDRESS/BITS`. An error is a sentence for people.
     pub fn parse(text: &str) -> Result<Network, Error> {
         let wrong = || {
-            Error(format!("{text:?} is no network: write ADDRESS/BITS, as 10.0.0.0/8 or fd00::/8"))
+            Error(format!(
+                "{text:?} is not a network: write ADDRESS/BITS, for example 10.0.0.0/8 or fd00::/8"
+            ))
         };
         let (address, bits) = text.split_once('/').ok_or_else(wrong)?;
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
@@ -28,7 +30,7 @@ impl Network {
         Ok(Network { address, bits })
     }
 
-    /// Whether an address lies in it.
+    /// Whether an address is in the network.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
             (IpAddr::V4(ours), IpAddr::V4(other)) => {
@@ -43,11 +45,10 @@ impl Network {
         }
     }
 
-    /// Those of the addresses that lie in one of the networks, in the order of the networks.
+    /// The addresses that are in one of the networks, in the order of the networks.
     ///
-    /// An address that other hosts cannot connect to (of the loopback device, or of one link alone)
-    /// counts only where a network names more than one bit of it: `0.0.0.0/0` means every address
-    /// that others reach.
+    /// Addresses that other hosts cannot connect to (loopback, link-local) count only in a network with
+    /// more than one bit: `0.0.0.0/0` means every address that others can reach.
     pub fn choose(networks: &[Network], addresses: &[IpAddr]) -> Vec<IpAddr> {
         let mut chosen = Vec::new();
         for network in networks {
@@ -64,7 +65,7 @@ impl Network {
     }
 }
 
-/// Whether other hosts may reach the address.
+/// Whether other hosts may be able to reach the address.
 fn is_reached(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
@@ -78,7 +79,7 @@ pub fn local_addresses() -> Result<Vec<IpAddr>, Error> {
     // SAFETY: the kernel's answer is written to `first`, which is freed below and not used after.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         let error = std::io::Error::last_os_error();
-        return Err(Error::new("the addresses of this host", error));
+        return Err(Error::new("cannot list the addresses of this host", error));
     }
     let mut addresses = Vec::new();
     let mut next = first;

@@ -1,4 +1,4 @@
-//! A new home for an OSD: what the disk is like, and the first bytes on it.
+//! Prepares the disk of a new OSD: measures it and writes the first bytes.
 
 use std::fs::{File, OpenOptions};
 use std::io::IoSlice;
@@ -12,24 +12,24 @@ use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use crate::disk::Disk;
 use crate::{Error, clock};
 
-/// Bytes written by one call when areas are filled with zeros.
+/// Bytes per call when areas are filled with zeros.
 const FILL_SIZE: usize = 4 << 20;
-/// Bytes after which they are flushed, so that progress means something.
+/// Bytes after which a flush makes the reported progress real.
 const FLUSH_DISTANCE: u64 = 64 << 20;
-/// Durable writes that are timed.
+/// Number of durable writes that are timed.
 const TRIAL_COUNT: usize = 32;
 const TRIAL_SIZE: usize = 4096;
 
-/// What a place for an OSD is like.
+/// Properties of a place for an OSD.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probe {
-    /// Size of a block device in bytes; a directory has none of its own.
+    /// Size of a block device in bytes; `None` for a directory.
     pub size: Option<u64>,
     /// Logical block in bytes: 512 or 4096.
     pub sector_size: u32,
     /// Whether O_DIRECT works.
     pub direct: bool,
-    /// Whether the disk has a volatile write cache; `None`: it does not tell.
+    /// Whether the disk has a volatile write cache; `None`: it does not say.
     pub write_cache: Option<bool>,
     /// Median time of a durable 4 KiB write in microseconds.
     pub durable_write_us: u64,
@@ -38,7 +38,7 @@ pub struct Probe {
 /// Looks at a directory or block device. Changes nothing: what it writes for timing goes to a
 /// file of its own, which it removes, or is what the device holds already.
 pub fn probe(path: &Path) -> Result<Probe, Error> {
-    let failed = |error| Error::new(format!("cannot look at {}", path.display()), error);
+    let failed = |error| Error::new(format!("cannot examine {}", path.display()), error);
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if metadata.file_type().is_block_device() {
         let disk = Disk::open(path)?;
@@ -149,7 +149,7 @@ pub fn prepare(
         let disk = Disk::open(path)?;
         if disk.size() < size {
             let (path, has) = (path.display(), disk.size());
-            return Err(Error(format!("{path} has {has} bytes, fewer than the {size} wanted")));
+            return Err(Error(format!("{path} has only {has} of the {size} bytes wanted")));
         }
         return fill(disk.file(), size, store, progress).map_err(failed);
     }
@@ -173,7 +173,7 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(new).map_err(failed)?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return Err(Error(format!("{} is being made by another process", path.display())));
+        return Err(Error(format!("another process is creating {}", path.display())));
     }
     // Looked at under the lock: the file just opened may have become `path` meanwhile.
     if path.exists() {
@@ -182,7 +182,7 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
         {
             let _ = std::fs::remove_file(new);
         }
-        return Err(Error(format!("{} exists already", path.display())));
+        return Err(Error(format!("{} already exists", path.display())));
     }
     file.set_len(0).map_err(failed)?;
     Ok(file)

@@ -437,7 +437,7 @@ fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
     {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "the kernel's io_uring is too old: Linux 6.1 or later is needed",
+            "the io_uring of this kernel is too old: Linux 6.1 or newer is needed",
         ));
     }
     // Saves a lookup of the ring in each call; older kernels do without.

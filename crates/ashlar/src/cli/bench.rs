@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::osd::CommitArg;
 
 const BENCH_DISK_EXAMPLE: &str = "\
-In the echo a block goes the way it goes in the load, and at most 4KiB come the other way.
+The echo sends a block in the direction of the load and at most 4KiB in the other direction.
 
 Example:
   ashlar bench disk /mnt/nvme --op randwrite --depth 1";
@@ -16,46 +16,44 @@ Example:
 /// `bench`
 #[derive(Subcommand)]
 pub enum BenchCommand {
-    /// A volume, through its whole path. Writing modes overwrite the volume
+    /// Measure a volume over its whole path. Write loads overwrite its data
     #[command(after_help = "Example:\n  ashlar bench volume disk1 --op randwrite --depth 32")]
     Volume {
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// How
         #[command(flatten)]
         load: LoadArgs,
     },
-    /// The store on a scratch file in a directory, beside raw io_uring on the same file and a loopback
-    /// echo, both of the same block size and depth
+    /// Measure the store on a scratch file, and for comparison raw io_uring on the same file and a
+    /// loopback echo, both with the same block size and depth
     #[command(after_help = BENCH_DISK_EXAMPLE)]
     Disk {
-        /// A directory; the scratch file is removed at the end
+        /// Directory for the scratch file, which is removed at the end
         path: PathBuf,
-        /// How
         #[command(flatten)]
         load: LoadArgs,
         /// Size of the scratch file
         #[arg(long, default_value = "1GiB")]
         size: Size,
-        /// When a write counts as done
+        /// When a write is durable
         #[arg(long, value_enum, default_value = "immediate")]
         commit: CommitArg,
     },
 }
 
-/// What a measurement does.
+/// The load of a measurement.
 #[derive(Args, Clone)]
 pub struct LoadArgs {
-    /// What to do
+    /// Kind of load
     #[arg(long, value_enum, default_value = "randwrite")]
     pub op: OpArg,
-    /// Bytes of one operation
+    /// Size of one operation
     #[arg(long, default_value = "4KiB")]
     pub block_size: Size,
     /// Operations in flight
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
-    /// How long
+    /// Duration in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub seconds: u32,
 }

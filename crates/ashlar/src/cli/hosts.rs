@@ -20,19 +20,20 @@ const MON_RUN_EXAMPLE: &str = "Examples:
 /// `init`
 #[derive(Args)]
 pub struct InitArgs {
-    /// Where monitors keep the state; several monitors need etcd
+    /// Where the monitors keep their state; several monitors need etcd
     #[arg(long, value_parser = parse_state, value_name = STATE)]
     pub state: StatePlace,
-    /// Network that daemons listen in; connections spread over several; default: all addresses
+    /// Network that daemons listen on; repeat it to spread connections over several networks
+    /// [default: all addresses]
     #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
     pub network: Vec<String>,
-    /// Network between OSDs, tried before the others
+    /// Network for traffic between OSDs, tried before --network
     #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
     pub osd_network: Vec<String>,
-    /// Where this host's monitor listens; 4130 without this
+    /// Port of this host's monitor [default: 4130]
     #[arg(long)]
     pub port: Option<u16>,
-    /// Directory for cluster.toml, key, and this host's monitor
+    /// Directory to create cluster.toml, key and this host's monitor in
     #[arg(long, default_value = ".ashlar")]
     pub dir: PathBuf,
 }
@@ -40,19 +41,19 @@ pub struct InitArgs {
 /// `mon`
 #[derive(Subcommand)]
 pub enum MonCommand {
-    /// Make the directory of another monitor of a cluster whose state lies in etcd
+    /// Create another monitor, for a cluster that keeps its state in etcd
     #[command(after_help = "Example:\n  ashlar mon create /var/lib/ashlar/mon.2")]
     Create {
-        /// A directory (made if missing)
+        /// Its directory (created if missing)
         path: PathBuf,
-        /// Where it listens, 4130 without this; a second one on a host needs a port of its own
+        /// Port to listen on; a second monitor on one host needs its own [default: 4130]
         #[arg(long)]
         port: Option<u16>,
     },
-    /// All monitors, and which one leads
+    /// List monitors and show which one leads
     #[command(after_help = "Example:\n  ashlar mon ls")]
     Ls,
-    /// Remove a monitor that does not run; its id is never used again
+    /// Remove a stopped monitor; its id is never used again
     #[command(after_help = "Example:\n  ashlar mon rm 3")]
     Rm {
         /// 3 or mon.3
@@ -61,20 +62,20 @@ pub enum MonCommand {
     /// Run a monitor
     #[command(after_help = MON_RUN_EXAMPLE)]
     Run {
-        /// Its directory: an embedded state lies there
+        /// Its directory, which also holds an embedded state
         path: PathBuf,
-        /// Where the state is kept; default: as cluster.toml says
+        /// Where the state is kept [default: `state` in cluster.toml]
         #[arg(long, value_parser = parse_state, value_name = STATE)]
         state: Option<StatePlace>,
-        /// Return when it serves, and leave it in the background; its log is PATH/mon.log
+        /// Run in the background; return once it serves. Logs to PATH/mon.log
         #[arg(long)]
         detach: bool,
-        /// Accept an empty state: the cluster is new, its state is not lost
+        /// Accept an empty state store, because the cluster is new
         #[arg(long, hide = true)]
         new_cluster: bool,
         #[command(flatten)]
         log: LogArgs,
-        /// End when this process ends
+        /// Exit when the process with this id exits
         #[arg(long, hide = true)]
         parent: Option<u32>,
     },

@@ -1,11 +1,12 @@
-//! Addresses that daemons listen at.
+//! Addresses that daemons listen on.
 
-/// What a place to listen at looks like.
+/// The form of such an address.
 pub const LISTEN: &str = "unix:PATH|tcp:[HOST]:PORT";
 
-/// Reads such an address. Without a host it is the loopback address: nobody else can connect.
+/// Parses such an address. Without a host it is on loopback, where no other machine can connect.
 pub fn parse_listen(text: &str) -> Result<String, String> {
-    let wrong = || format!("{text:?} is no place to listen at: write tcp:[HOST]:PORT or unix:PATH");
+    let wrong =
+        || format!("{text:?} is not an address to listen on: write tcp:[HOST]:PORT or unix:PATH");
     match text.split_once(':').ok_or_else(wrong)? {
         ("unix", path) if !path.is_empty() => Ok(text.to_owned()),
         ("tcp", rest) => {
@@ -23,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tcp_is_served_on_loopback_unless_a_host_is_named() {
+    fn tcp_without_a_host_listens_on_loopback() {
         let listen = |text: &str| parse_listen(text).ok();
         assert_eq!(listen("tcp::10809").as_deref(), Some("tcp:127.0.0.1:10809"));
         for text in ["tcp:0.0.0.0:10809", "tcp:[::1]:0", "tcp:host:1", "unix:nbd.sock"] {

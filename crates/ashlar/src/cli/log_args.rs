@@ -6,20 +6,20 @@ use clap::{Args, ValueEnum};
 const LOG_FORMAT_VARIABLE: &str = "ASHLAR_LOG_FORMAT";
 const LOG_LEVEL_VARIABLE: &str = "ASHLAR_LOG_LEVEL";
 
-/// What a daemon writes to its log, which is its standard error; of `up` its children, too.
+/// What a daemon logs to its standard error. `up` passes these options on to its children.
 #[derive(Args, Clone, Copy)]
 pub struct LogArgs {
-    /// Lines of the log for people, or as JSON
+    /// Format of log lines
     #[arg(long, value_enum, default_value = "human", env = LOG_FORMAT_VARIABLE)]
     pub log_format: LogFormat,
-    /// The least important lines of the log: error, warn, info or debug. In OSDs and monitors the
-    /// setting log_level takes its place
+    /// Lowest level that is logged: error, warn, info or debug. In OSDs and monitors the
+    /// setting log_level overrides it
     #[arg(long, default_value = "info", env = LOG_LEVEL_VARIABLE, value_name = "LEVEL")]
     pub log_level: Level,
 }
 
 impl LogArgs {
-    /// This process is a daemon of that name from now on.
+    /// Starts the log: from now on this process is the daemon `who`.
     pub fn start(self, who: impl Into<String>) {
         let format = match self.log_format {
             LogFormat::Human => io::log::Format::Human,
@@ -28,7 +28,7 @@ impl LogArgs {
         io::log::start(who, format, self.log_level);
     }
 
-    /// The same for a child, by its environment.
+    /// Environment variables that give a child process the same options.
     pub fn variables(self) -> [(&'static str, &'static str); 2] {
         let format = match self.log_format {
             LogFormat::Human => "human",
@@ -38,11 +38,11 @@ impl LogArgs {
     }
 }
 
-/// How lines of the log look.
+/// Format of log lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum LogFormat {
-    /// Time, level, who, what, then name=value
+    /// Time, level, daemon, message, then name=value pairs
     Human,
-    /// One JSON object in each line
+    /// One JSON object per line
     Json,
 }

@@ -16,70 +16,70 @@ const OSD_CREATE_EXAMPLE: &str = "Examples:
   ashlar osd create /dev/nvme0n1p2 --commit immediate";
 
 const OSD_OUT_EXAMPLE: &str = "Examples:
-  ashlar osd out 2          its data moves to the others
-  ashlar osd tree           PGS of osd.2 goes to 0
+  ashlar osd out 2          moves its data to the other OSDs
+  ashlar osd tree           done when PGS of osd.2 is 0
   ashlar osd stop 2 && ashlar osd rm 2";
 
 const OSD_RM_EXAMPLE: &str = "Examples:
-  ashlar osd rm 2           an OSD that `osd out` emptied, and that is stopped
-  ashlar osd out 3          one whose disk is lost: others get its copies first,
-  ashlar osd rm 3           then it is forgotten";
+  ashlar osd rm 2           an OSD that `osd out` emptied and that is stopped
+  ashlar osd out 3          an OSD whose disk is lost: first restore its copies elsewhere,
+  ashlar osd rm 3           then remove it";
 
 /// `osd`
 #[derive(Subcommand)]
 pub enum OsdCommand {
-    /// Make a new OSD in a directory, or on a block device
+    /// Create an OSD in a directory or on a block device
     #[command(after_help = OSD_CREATE_EXAMPLE)]
     Create {
-        /// A directory (made if missing), or an empty block device
+        /// A directory (created if missing), or an empty block device
         path: PathBuf,
-        /// Size; needed for a directory, the whole device otherwise
+        /// Size; required for a directory [default: the whole block device]
         #[arg(long)]
         size: Option<Size>,
-        /// When a write counts as done; found by measuring if not given
+        /// When a write is durable [default: chosen by measuring the disk]
         #[arg(long, value_enum)]
         commit: Option<CommitArg>,
     },
-    /// Run the storage daemon of a directory or device
+    /// Run an OSD
     #[command(after_help = "Example:\n  ashlar osd run /var/lib/ashlar/osd.4 --detach")]
     Run {
-        /// As given to `osd create`
+        /// The path given to `osd create`
         path: PathBuf,
-        /// Where to listen; default: in the networks of cluster.toml, or on 127.0.0.1
+        /// Address to listen on [default: the networks of cluster.toml, or 127.0.0.1]
         #[arg(long, value_parser = parse_listen, value_name = LISTEN)]
         listen: Option<String>,
         /// Memory for caches
         #[arg(long, default_value = "128MiB")]
         memory: Size,
-        /// Return when it serves, and leave it in the background; its log is PATH/osd.log, that of a
-        /// device lies beside cluster.toml
+        /// Run in the background; return once it serves. Logs to PATH/osd.log, or for a device to a
+        /// file beside cluster.toml
         #[arg(long)]
         detach: bool,
         #[command(flatten)]
         log: LogArgs,
-        /// End when this process ends
+        /// Exit when the process with this id exits
         #[arg(long, hide = true)]
         parent: Option<u32>,
     },
-    /// Start an OSD that was stopped, under `up`
+    /// Start an OSD again after `osd stop`; for clusters that `up` runs
     #[command(after_help = "Example:\n  ashlar osd start 2")]
     Start {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Stop an OSD under `up`; it stays stopped until `osd start`
+    /// Stop an OSD until `osd start`; for clusters that `up` runs
     #[command(after_help = "Example:\n  ashlar osd stop osd.2")]
     Stop {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Empty an OSD: its data moves to other OSDs while it goes on serving
+    /// Move all data off an OSD; it keeps serving meanwhile
     #[command(after_help = OSD_OUT_EXAMPLE)]
     Out {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Use an OSD again that was taken out
+    /// Use an OSD again after `osd out`
     #[command(after_help = "Example:\n  ashlar osd in 2")]
     In {
         /// 2 or osd.2
@@ -91,32 +91,32 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// All OSDs
+    /// List OSDs
     #[command(after_help = "Example:\n  ashlar osd ls --json")]
     Ls,
-    /// Hosts and their OSDs, as failure domains see them: weight, state, space
+    /// List hosts and their OSDs with weight, state and space
     #[command(after_help = "Example:\n  ashlar osd tree")]
     Tree,
-    /// What is on a disk: superblock, journal, counts
+    /// Show what is on the disk of a stopped OSD: superblock, journal, counts
     #[command(after_help = "Example:\n  ashlar osd inspect .ashlar/osd.1")]
     Inspect {
-        /// As given to `osd create`
+        /// The path given to `osd create`
         path: PathBuf,
     },
-    /// Read everything on a stopped OSD's disk and verify it; exit code 1 if something is wrong
+    /// Read and verify everything on the disk of a stopped OSD; exit code 1 if it is damaged
     #[command(after_help = "Example:\n  ashlar osd check .ashlar/osd.1")]
     Check {
-        /// As given to `osd create`
+        /// The path given to `osd create`
         path: PathBuf,
     },
 }
 
-/// When a write counts as done.
+/// When a write is durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 pub enum CommitArg {
-    /// After a flush of the disk's cache
+    /// After the disk's cache is flushed
     Fsync,
-    /// Each write goes through the disk's cache
+    /// As soon as it is written; each write goes through the disk's cache
     Immediate,
 }
 

@@ -9,63 +9,63 @@ const POOL_CREATE_EXAMPLE: &str = "Examples:
   ashlar pool create fast --replicas 2 --min-size 1 --failure-domain osd";
 
 const PG_GIVE_UP_EXAMPLE: &str = "Examples:
-  ashlar pg give-up 1.1f                       what would be lost
-  ashlar pg give-up 1.1f --yes                 damage that no other copy can mend
-  ashlar pg give-up 1.1f --they-are-off --yes  OSDs that never come back";
+  ashlar pg give-up 1.1f                       shows what would be lost
+  ashlar pg give-up 1.1f --yes                 for damage that no other copy can repair
+  ashlar pg give-up 1.1f --they-are-off --yes  for OSDs that never come back";
 
 /// `pool`
 #[derive(Subcommand)]
 pub enum PoolCommand {
-    /// Make a pool
+    /// Create a pool
     #[command(after_help = POOL_CREATE_EXAMPLE)]
     Create {
-        /// Letters, digits, `.`, `_`, `-`; at most 63
+        /// Up to 63 letters, digits, `.`, `_` and `-`
         name: String,
-        /// Number of copies, 1 to 8 [default: 2, or 1 where there is only one OSD]
+        /// Number of copies, 1 to 8 [default: 2, or 1 if there is only one OSD]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
         replicas: Option<u32>,
-        /// Fewest copies that may acknowledge a write; with fewer the pool waits [default: 2, or 1
-        /// of one or two copies]
+        /// Fewest copies that may acknowledge a write; with fewer, I/O waits [default: 2, or 1 for one
+        /// or two copies]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
         min_size: Option<u32>,
-        /// Number of placement groups, a power of two [default: by the number of OSDs and copies]
+        /// Number of placement groups, a power of two [default: from the number of OSDs and copies]
         #[arg(long)]
         pgs: Option<u32>,
-        /// What copies must not share [default: host]
+        /// What two copies must never share [default: host]
         #[arg(long, value_enum)]
         failure_domain: Option<DomainArg>,
-        /// A power of two from 16KiB to 1MiB
+        /// Unit of replication and allocation, a power of two from 16KiB to 1MiB [default: 128KiB]
         #[arg(long, value_parser = parse_block_size)]
         block_size: Option<BlockSize>,
     },
-    /// All pools
+    /// List pools
     #[command(after_help = "Example:\n  ashlar pool ls")]
     Ls,
-    /// Change what of a pool can change while it is in use
+    /// Change a pool while it is in use
     #[command(after_help = "Example:\n  ashlar pool set fast --rename faster --failure-domain osd")]
     #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
     Set {
-        /// Its name
+        /// Name of the pool
         name: String,
-        /// A new name
+        /// New name
         #[arg(long, group = "what", value_name = "NAME")]
         rename: Option<String>,
-        /// Fewest copies that may acknowledge a write; with fewer the pool waits
+        /// Fewest copies that may acknowledge a write; with fewer, I/O waits
         #[arg(long, group = "what", value_parser = clap::value_parser!(u32).range(1..=8))]
         min_size: Option<u32>,
-        /// What copies must not share; they move to where it wants them
+        /// What two copies must never share; copies move where needed
         #[arg(long, group = "what", value_enum)]
         failure_domain: Option<DomainArg>,
     },
-    /// Remove a pool; refused while it has volumes
+    /// Delete a pool; refused while it has volumes
     #[command(after_help = "Example:\n  ashlar pool rm fast")]
     Rm {
-        /// Its name
+        /// Name of the pool
         name: String,
     },
 }
 
-/// What copies must not share.
+/// What two copies must never share.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DomainArg {
     /// A host
@@ -76,36 +76,37 @@ pub enum DomainArg {
 
 fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     let size: Size = text.parse().map_err(|error: base::ids::ParseIdError| error.0)?;
-    BlockSize::new(size.0)
-        .ok_or_else(|| format!("{text:?} is no block size: a power of two from 16KiB to 1MiB"))
+    BlockSize::new(size.0).ok_or_else(|| {
+        format!("{text:?} is not a block size: write a power of two from 16KiB to 1MiB")
+    })
 }
 
 /// `pg`
 #[derive(Subcommand)]
 pub enum PgCommand {
-    /// All placement groups
+    /// List placement groups
     #[command(after_help = "Example:\n  ashlar pg ls --pool default")]
     Ls {
-        /// Only of this pool
+        /// Only those of this pool
         #[arg(long)]
         pool: Option<String>,
     },
-    /// One placement group: epoch, members, state and why
+    /// Show a placement group: epoch, members, state and the reason for it
     #[command(after_help = "Example:\n  ashlar pg describe 1.1f")]
     Describe {
-        /// POOL.HEX
+        /// Its id, POOL.HEX
         pg: PgId,
     },
-    /// Accept the loss of what placement groups had, and serve what is left
+    /// Accept that data of placement groups is lost, and serve what is left of them
     #[command(after_help = PG_GIVE_UP_EXAMPLE)]
     GiveUp {
-        /// POOL.HEX, one or more: an answer each; the first that is refused ends it
+        /// One or more ids, POOL.HEX; stops at the first one that is refused
         #[arg(required = true)]
         pgs: Vec<PgId>,
-        /// The OSDs that it waits for are off and stay off: go on without their copies
+        /// Continue without the copies on OSDs that are off and stay off
         #[arg(long)]
         they_are_off: bool,
-        /// Accept it; it cannot be undone. Without this: say what would be lost, exit code 1
+        /// Do it; this cannot be undone. Without --yes, only print what would be lost; exit code 1
         #[arg(long)]
         yes: bool,
     },

@@ -1,6 +1,6 @@
 //! Where monitors keep the cluster's state.
 
-/// What the place of the state looks like.
+/// The form of a state place on the command line.
 pub const STATE: &str = "embedded|etcd:URL,...[/PREFIX]";
 
 /// Where a monitor's state is kept.
@@ -8,18 +8,18 @@ pub const STATE: &str = "embedded|etcd:URL,...[/PREFIX]";
 pub enum StatePlace {
     /// In a file of the monitor.
     Embedded,
-    /// In etcd; read by `EtcdPlace::parse`.
+    /// In etcd: what `EtcdPlace::parse` reads.
     Etcd(String),
 }
 
-/// Reads the place of the state.
+/// Parses the place of the state.
 pub fn parse_state(text: &str) -> Result<StatePlace, String> {
     if text == "embedded" {
         return Ok(StatePlace::Embedded);
     }
     let urls = text
         .strip_prefix("etcd:")
-        .ok_or_else(|| format!("{text:?} is no place of a state: write {STATE}"))?;
+        .ok_or_else(|| format!("{text:?} is not a place for the state: write {STATE}"))?;
     match io::etcd::EtcdPlace::parse(urls, "default") {
         Ok(_) => Ok(StatePlace::Etcd(urls.to_owned())),
         Err(error) => Err(error.to_string()),
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_of_a_state_is_read() {
+    fn state_places_are_parsed() {
         assert_eq!(parse_state("embedded"), Ok(StatePlace::Embedded));
         let urls = "http://10.0.0.1:2379,http://10.0.0.2:2379/east";
         assert_eq!(parse_state(&format!("etcd:{urls}")), Ok(StatePlace::Etcd(urls.into())));

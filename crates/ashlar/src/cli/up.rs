@@ -15,26 +15,28 @@ pub(super) const UP_EXAMPLE: &str = "Examples:
 /// `up`
 #[derive(Args)]
 pub struct UpArgs {
-    /// Where the cluster lives
+    /// Directory of the cluster
     #[arg(long, default_value = ".ashlar")]
     pub dir: PathBuf,
-    /// Number of OSDs; more than before adds some [default: 3, later what is there]
+    /// Number of OSDs; a larger number than before adds OSDs [default: 3 for a new cluster, then the
+    /// existing number]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub osds: Option<u32>,
-    /// Size of each new OSD; space is used as it is written
+    /// Size of each new OSD; disk space is used only as data is written
     #[arg(long, default_value = "10GiB")]
     pub osd_size: Size,
-    /// When a write counts as done: `fsync` flushes the disk, `immediate` trusts no cache
+    /// When a write is durable: `fsync` flushes the disk's cache, `immediate` writes through it
+    /// [default: chosen by measuring the disk]
     #[arg(long, value_enum)]
     pub commit: Option<CommitArg>,
-    /// Where the state is kept: in a file, or in an etcd that runs here [default: embedded, later
-    /// what is there]
+    /// Where the monitor keeps its state: in a file, or in an etcd that `up` runs [default: embedded
+    /// for a new cluster, then what it has]
     #[arg(long, value_enum)]
     pub state: Option<StoreArg>,
-    /// Start a child that died again after this time, or never
+    /// Delay before a daemon that exited is restarted, or `never`
     #[arg(long, default_value = "1s", value_name = "TIME|never")]
     pub restart_after: RestartAfter,
-    /// Return when a volume can be written; the cluster goes on in the background
+    /// Run in the background; return as soon as volumes can be written
     #[arg(long)]
     pub detach: bool,
     #[command(flatten)]
@@ -44,17 +46,17 @@ pub struct UpArgs {
 /// `down`
 #[derive(Args)]
 pub struct DownArgs {
-    /// Where the cluster lives
+    /// Directory of the cluster
     #[arg(long, default_value = ".ashlar")]
     pub dir: PathBuf,
 }
 
-/// Where `up` keeps the state.
+/// Where the monitor of `up` keeps its state.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StoreArg {
-    /// A file of the monitor
+    /// In a file of the monitor
     Embedded,
-    /// An etcd on this machine, on loopback
+    /// In an etcd on this machine, on loopback
     Etcd,
 }
 
@@ -71,9 +73,9 @@ impl StoreArg {
 /// `--restart-after`
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestartAfter {
-    /// After this time.
+    /// After this delay.
     Time(std::time::Duration),
-    /// Not at all.
+    /// Never.
     Never,
 }
 
@@ -85,7 +87,7 @@ impl std::str::FromStr for RestartAfter {
         }
         let (digits, unit) =
             text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-        let wrong = || format!("{text:?} is no time: write 1s, 500ms or never");
+        let wrong = || format!("{text:?} is not a time: write 1s, 500ms or never");
         let number: u64 = digits.parse().map_err(|_| wrong())?;
         let time = match unit {
             "s" => std::time::Duration::from_secs(number.min(86_400)),

@@ -13,53 +13,53 @@ pub(super) const NBD_EXAMPLE: &str = "Example:
 /// `volume`
 #[derive(Subcommand)]
 pub enum VolumeCommand {
-    /// Make a volume; it takes space as it is written
+    /// Create a volume; it uses space only as data is written
     #[command(after_help = "Example:\n  ashlar volume create disk1 --size 20GiB")]
     Create {
-        /// Letters, digits, `.`, `_`, `-`; at most 63
+        /// Up to 63 letters, digits, `.`, `_` and `-`
         name: String,
-        /// A multiple of 4 KiB
+        /// Size, a multiple of 4 KiB
         #[arg(long)]
         size: Size,
-        /// Not needed while there is one pool
+        /// Pool to create it in; required if there are several
         #[arg(long)]
         pool: Option<String>,
     },
-    /// All volumes
+    /// List volumes
     #[command(after_help = "Example:\n  ashlar volume ls --json")]
     Ls,
-    /// One volume
+    /// Show a volume: size, lock, clients, load
     #[command(after_help = "Example:\n  ashlar volume info disk1")]
     Info {
-        /// Its name
+        /// Name of the volume
         name: String,
     },
-    /// Make a volume larger, or with --shrink smaller
+    /// Make a volume larger, or smaller with --shrink
     #[command(after_help = "Example:\n  ashlar volume resize disk1 40GiB")]
     Resize {
-        /// Its name
+        /// Name of the volume
         name: String,
         /// The new size, a multiple of 4 KiB
         size: Size,
-        /// Accept that data beyond the new size is lost
+        /// Allow a smaller size; data beyond it is lost
         #[arg(long)]
         shrink: bool,
     },
-    /// Remove a volume and its data; refused while it is attached
+    /// Delete a volume and its data; refused while it is attached
     #[command(after_help = "Example:\n  ashlar volume rm disk1")]
     Rm {
-        /// Its name
+        /// Name of the volume
         name: String,
     },
-    /// Take a volume's lock from a client that hangs; it is cut off for ever
+    /// Take a volume's lock away from a client that hangs; that client can never write again
     #[command(
-        after_help = "Examples:\n  ashlar volume unlock disk1          who has the lock?\n  \
+        after_help = "Examples:\n  ashlar volume unlock disk1          shows who has the lock\n  \
                             ashlar volume unlock disk1 --yes"
     )]
     Unlock {
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// Cut the holder off. Without this: say who has the lock, exit code 1
+        /// Do it. Without --yes, only print who has the lock; exit code 1
         #[arg(long)]
         yes: bool,
     },
@@ -68,23 +68,24 @@ pub enum VolumeCommand {
 /// `nbd`
 #[derive(Args)]
 pub struct NbdArgs {
-    /// Serve only these; default: all volumes
+    /// Volumes to serve [default: all]
     pub volumes: Vec<String>,
-    /// Where to listen; default: unix:DIR/nbd.sock
+    /// Address to listen on [default: unix:DIR/nbd.sock]
     #[arg(long, value_parser = parse_listen, value_name = LISTEN)]
     pub listen: Vec<String>,
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
-    /// Take no locks: several servers may serve a volume, and each write waits for the disks
+    /// Take no locks, so that several servers can serve one volume; each write then waits until it is
+    /// durable
     #[arg(long)]
     pub shared: bool,
-    /// With a lock: most data of a volume that is acknowledged but not flushed
+    /// Most data per volume that may be acknowledged but not yet durable; not used with --shared
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_unsynced)]
     pub unsynced: Size,
     #[command(flatten)]
     pub log: LogArgs,
-    /// End when this process ends
+    /// Exit when the process with this id exits
     #[arg(long, hide = true)]
     pub parent: Option<u32>,
 }
@@ -92,5 +93,5 @@ pub struct NbdArgs {
 fn parse_unsynced(text: &str) -> Result<Size, String> {
     let size: Size = text.parse().map_err(|error| format!("{error}"))?;
     let min = Size(volume::UNSYNCED_SIZE_MIN);
-    if size >= min { Ok(size) } else { Err(format!("at least {min}")) }
+    if size >= min { Ok(size) } else { Err(format!("must be at least {min}")) }
 }

@@ -1,4 +1,4 @@
-//! `ashlar osd create`: asks the monitor for an id, measures the disk, writes an empty store.
+//! `ashlar osd create`: measures the disk, asks a monitor for an id, writes an empty store.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,26 +16,26 @@ use crate::call::COMMAND_TIME_MAX;
 use crate::cli::CommitArg;
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
-/// A durable 4 KiB write faster than this means that the disk's cache is protected (or that the
-/// file lies in memory): going through the cache with each write then costs next to nothing.
+/// If a durable 4 KiB write is faster than this, the disk's cache is protected (or the file is in
+/// memory), and writing through the cache each time costs next to nothing.
 const FAST_WRITE_US_MAX: u64 = 100;
 
-/// What to make an OSD of.
+/// What to create an OSD from.
 pub struct CreateRequest<'a> {
-    /// Where.
+    /// Where to create it.
     pub place: Place<'a>,
-    /// Needed for a directory.
+    /// Size in bytes; required for a directory.
     pub size: Option<u64>,
-    /// Found by measuring if not given.
+    /// Chosen by measuring the disk if not given.
     pub commit: Option<CommitArg>,
 }
 
-/// Where to make an OSD.
+/// Where to create an OSD.
 #[derive(Clone, Copy)]
 pub enum Place<'a> {
-    /// There: a directory, made if missing, or a block device.
+    /// In this directory, created if missing, or on this block device.
     At(&'a Path),
-    /// In a new directory `osd.ID` within this one.
+    /// In a new directory `osd.ID` inside this one.
     Within(&'a Path),
 }
 
@@ -49,9 +49,9 @@ impl Place<'_> {
     }
 }
 
-/// An OSD that was made.
+/// An OSD that was created.
 pub struct CreatedOsd {
-    /// What was found and chosen, for people.
+    /// What was measured and chosen, for people.
     pub summary: String,
     /// The same for programs.
     pub value: Value,
@@ -68,27 +68,29 @@ pub fn create(
     let mut progress = None;
     let request = CreateRequest { place: Place::At(path), size, commit };
     let created = create_osd(config, &request, &mut |done, total| {
-        progress.get_or_insert_with(|| Progress::new(format, "writing", total)).set(done);
+        progress
+            .get_or_insert_with(|| Progress::new(format, "writing the journal", total))
+            .set(done);
     })?;
     drop(progress);
     match format {
         Format::Json => print_json(&created.value),
         Format::Text => {
             println!("{}", created.summary);
-            println!("Start it: ashlar osd run {}", path.display());
+            println!("Start it with: ashlar osd run {}", path.display());
         }
     }
     Ok(())
 }
 
-/// Makes an OSD: asks the monitor for its id, measures the disk, writes an empty store.
-/// `progress` is told (bytes done, bytes in all).
+/// Creates an OSD: measures the disk, asks a monitor for an id, writes an empty store.
+/// `progress` is called with (bytes done, bytes in all).
 pub fn create_osd(
     config: &Config,
     request: &CreateRequest,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CreatedOsd, Failure> {
-    // Everything that can be refused is refused before the monitor gives an id away.
+    // Whatever can be refused is refused before a monitor assigns an id.
     let device = match request.place {
         Place::At(path) => {
             refuse_existing(path)?;
@@ -97,12 +99,12 @@ pub fn create_osd(
         Place::Within(_) => false,
     };
     if !device && request.size.is_none() {
-        let hint = "say how large it may become: --size 100GiB";
+        let hint = "set its size, for example --size 100GiB";
         return Err(failure("invalid", "an OSD in a directory needs a size", hint));
     }
     let (Place::At(path) | Place::Within(path)) = request.place;
     let cannot = |error: io::Error| {
-        let message = format!("cannot make an OSD at {}: {error}", path.display());
+        let message = format!("cannot create an OSD at {}: {error}", path.display());
         failure("io", message, "check the path, its permissions and free space")
     };
     if !device {
@@ -129,9 +131,9 @@ pub fn create_osd(
     Ok(created)
 }
 
-/// The file that holds the identity of a store from before its id is asked for until it is made:
-/// whoever goes on after this process was killed gets the same id for it. A device has no room for
-/// one; an OSD whose making was cut short there leaves an id that was never used.
+/// The claim file: holds the identity of a store from before its id is requested until the store is
+/// complete, so that a later attempt gets the same id even if this process is killed. A device has no
+/// room for one: an interrupted attempt there leaves an id unused.
 fn claim_of(place: Place<'_>) -> Option<PathBuf> {
     let (Place::At(path) | Place::Within(path)) = place;
     device_at(path).is_none().then(|| path.join("unfinished-osd"))
@@ -140,11 +142,11 @@ fn claim_of(place: Place<'_>) -> Option<PathBuf> {
 fn remove_claim(claim: &Path) -> Result<(), Failure> {
     fs::remove_file(claim).map_err(|error| {
         let message = format!("cannot remove {}: {error}", claim.display());
-        failure("io", message, "check the permissions of its directory, and remove it by hand")
+        failure("io", message, "check the permissions of its directory and remove the file by hand")
     })
 }
 
-/// The OSD whose making at this place was cut short, if there is one.
+/// The OSD whose creation at this place was interrupted, if there is one.
 pub fn unfinished_osd(
     config: &Config,
     place: Place<'_>,
@@ -152,32 +154,32 @@ pub fn unfinished_osd(
     let Some(claim) = claim_of(place) else { return Ok(None) };
     let Ok(text) = fs::read_to_string(&claim) else { return Ok(None) };
     let Ok(number) = u128::from_str_radix(text.trim_end(), 16) else {
-        // None of ours: they are written whole.
+        // Not ours: ours are replaced atomically.
         remove_claim(&claim)?;
         return Ok(None);
     };
     let store = StoreId::new(number);
     let osd = register(config, store)?;
     if blocks_of(&place.of(osd)).exists() {
-        // It was made; only its claim is left.
+        // The store is complete; only the claim is left.
         remove_claim(&claim)?;
         return Ok(None);
     }
     Ok(Some((store, osd)))
 }
 
-/// The id of the OSD with this store: given now, or known already.
+/// The id of the OSD with this store: a new one, or the one it already has.
 fn register(config: &Config, store: StoreId) -> Result<OsdId, Failure> {
     let command = Command::OsdCreate { store: store.to_string() };
     let answer = client::call(config, command, COMMAND_TIME_MAX)?;
     let osd = answer["id"].as_u64().and_then(|id| OsdId::new(u32::try_from(id).ok()?));
     osd.ok_or_else(|| {
-        let hint = "run a monitor of the same version: `ashlar --version`";
-        failure("protocol", "the monitor gave no OSD id", hint)
+        let hint = "run the same version everywhere: ashlar --version";
+        failure("protocol", "the monitor returned no OSD id", hint)
     })
 }
 
-/// What is frozen with the store; its OSD's id is not known yet.
+/// The options that are fixed for the life of the store. The OSD's id is still unknown.
 fn options_of(config: &Config, request: &CreateRequest, probe: &io::Probe) -> CreateOptions {
     let fast = probe.durable_write_us <= FAST_WRITE_US_MAX;
     CreateOptions {
@@ -197,26 +199,25 @@ fn options_of(config: &Config, request: &CreateRequest, probe: &io::Probe) -> Cr
 fn refuse_existing(path: &Path) -> Result<(), Failure> {
     let exists = |what: &str| {
         let message = format!("{} {what}", path.display());
-        Err(failure("exists", message, "name another place, or wipe this one by hand first"))
+        Err(failure("exists", message, "use another path, or wipe this one by hand first"))
     };
     if let Some(device) = device_at(path) {
         return match is_empty(device) {
             Ok(true) => Ok(()),
-            Ok(false) => exists("is not empty: its first or last MiB holds data"),
+            Ok(false) => exists("is not empty: there is data in its first or last MiB"),
             Err(error) => exists(&format!("cannot be read: {error}")),
         };
     }
-    // As written, and where links and `..` lead to, as far as that is there.
+    // Check the path as written, and also with links and `..` resolved if its parent exists.
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let parent = absolute.parent().and_then(|parent| fs::canonicalize(parent).ok());
     if absolute.starts_with("/dev") || parent.is_some_and(|parent| parent.starts_with("/dev")) {
-        let message = format!("{} is no block device", path.display());
-        let hint =
-            "`lsblk` lists the devices there are; a directory for an OSD lies outside of /dev";
+        let message = format!("{} is not a block device", path.display());
+        let hint = "list the devices with `lsblk`; a directory for an OSD must be outside of /dev";
         return Err(failure("invalid", message, hint));
     }
     if path.join("blocks").exists() {
-        return exists("holds an OSD already");
+        return exists("already holds an OSD");
     }
     if path.exists() && !path.is_dir() {
         return exists("is neither a directory nor a block device");
@@ -224,7 +225,8 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the ends of a device, where signatures of all kinds lie, hold nothing.
+/// Whether both ends of a device are zero: that is where file systems and partition tables put their
+/// signatures.
 fn is_empty(device: &Path) -> std::io::Result<bool> {
     use std::io::Seek;
     let mut file = File::open(device)?;
@@ -246,7 +248,7 @@ fn write_store(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CreatedOsd, Failure> {
     let cannot = |error: io::Error| {
-        let message = format!("cannot make an OSD at {}: {error}", path.display());
+        let message = format!("cannot create an OSD at {}: {error}", path.display());
         failure("io", message, "check the path, its permissions and free space")
     };
     if device_at(path).is_none() {
@@ -261,9 +263,10 @@ fn write_store(
     let cache = match probe.write_cache {
         Some(true) => "has a write cache",
         Some(false) => "has no volatile write cache",
-        None => "does not tell whether it has a write cache",
+        None => "does not report whether it has a write cache",
     };
-    let direct = if probe.direct { "O_DIRECT works" } else { "O_DIRECT is refused: buffered" };
+    let direct =
+        if probe.direct { "O_DIRECT works" } else { "O_DIRECT is not supported: I/O is buffered" };
     let summary = format!(
         "{osd}: {} at {}; sectors of {} bytes, {direct}; the disk {cache}, a durable 4 KiB write \
          takes {} us: commit mode {}",

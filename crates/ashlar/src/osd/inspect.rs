@@ -1,4 +1,4 @@
-//! `ashlar osd inspect`, `ashlar osd check` and `ashlar check PATH...`: disks of stopped OSDs.
+//! `ashlar osd inspect`, `ashlar osd check` and `ashlar check PATH...`: the disks of stopped OSDs.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -83,7 +83,7 @@ pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
     }
     if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
         let message = format!("{} is damaged", path.display());
-        return Err(failure("damaged", message, "each finding above says what it means"));
+        return Err(failure("damaged", message, "see the findings above"));
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     for path in paths {
         let blocks = blocks_of(path);
         inspect_file(&blocks, true)?;
-        // The lock is held until the end: nobody starts it meanwhile.
+        // Keep the lock until the end, so that the OSD cannot start meanwhile.
         files.push(open_blocks(&blocks, true)?);
     }
     let mut readers: Vec<_> = files.iter().map(|(file, _)| reader_of(file)).collect();
@@ -102,7 +102,7 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     for ((read, (_, size)), path) in readers.iter_mut().zip(&files).zip(paths) {
         let store = StoppedStore::open(read, *size).map_err(|why| {
             let message = format!("{}: {why}", path.display());
-            failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
+            failure("not_a_store", message, "use the path given to `ashlar osd create`")
         })?;
         stores.push(store);
     }
@@ -125,7 +125,7 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     drop(progress);
     print_comparison(&found, format);
     if found.findings.iter().any(|finding| finding.severity == Severity::Error) {
-        let hint = "start them: what a checksum or a version decides is put right from the other \
+        let hint = "start the OSDs: they repair whatever a checksum or version decides from the other \
                     copy; see `ashlar status`";
         return Err(failure("different", "copies differ or are damaged", hint));
     }

@@ -1,5 +1,5 @@
-//! `ashlar osd run`, the loop of an OSD: what one turn of the ring brought goes into the node, and what
-//! the node asks goes back to the ring. Nothing is decided here.
+//! `ashlar osd run`, the loop of an OSD: the completions of one turn of the ring go into the node, and
+//! the node's requests go back to the ring. Nothing is decided here.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::cli::LogArgs;
 use crate::daemon::{listen_at, listen_places, no_reactor};
 use crate::output::failure;
 
-/// How long monitors are away before that is said, and how often it is said then.
+/// How long no monitor answers before that is logged, and how often it is logged from then on.
 const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
 const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
 
@@ -30,12 +30,12 @@ pub fn log_of(config: &Config, path: &Path) -> PathBuf {
     }
 }
 
-/// Of what to run an OSD, and where it is to listen, if that is said.
+/// Which OSD to run, and where it listens if that is given.
 #[derive(Clone, Copy)]
 pub struct RunPlace<'a> {
     /// Its directory or device.
     pub path: &'a Path,
-    /// The only address.
+    /// The only address to listen on.
     pub listen: Option<&'a str>,
 }
 
@@ -49,19 +49,19 @@ pub fn run(
 ) -> Result<(), Failure> {
     let mut settings = node::Settings::default();
     settings.store.memory_bytes = memory;
-    // As `osd ls` shows it, wherever that is typed.
+    // `osd ls` shows this path, so it must not depend on the current directory.
     let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    // Locked for good below: this says what is wrong if somebody else has it.
+    // `Disk::open` below takes the lock for good; this gives a better message if another OSD has it.
     drop(open_blocks(&blocks_of(path), true)?);
     log.start(superblock_of(&blocks_of(path))?.osd.to_string());
     while let Some(stalls) = run_once(config, path, listen, supervised, &settings)? {
-        io::log::write(&TraceEvent::info("begins anew after its disk hung"));
+        io::log::write(&TraceEvent::info("restarting after the disk hung"));
         settings.stalls = stalls;
     }
     Ok(())
 }
 
-/// One run; what the next one is to know, if one is to follow.
+/// One run. Returns what the next run must know, if there is to be one.
 fn run_once(
     config: &Config,
     path: &Path,
@@ -71,13 +71,13 @@ fn run_once(
 ) -> Result<Option<Stalls>, Failure> {
     let blocks = blocks_of(path);
     let disk = Disk::open(&blocks).map_err(|error| {
-        failure("io", error.to_string(), "make an OSD with `ashlar osd create`")
+        failure("io", error.to_string(), "create an OSD with `ashlar osd create`")
     })?;
     let device_size = disk.size();
     let superblock = superblock_of(&blocks)?;
     let commit = superblock.commit;
     if disk.buffered() {
-        let what = "O_DIRECT is refused here: I/O is buffered, with RWF_DSYNC";
+        let what = "O_DIRECT is not supported here: I/O is buffered, with RWF_DSYNC";
         io::log::write(&TraceEvent::warn(what).with("path", blocks.display()));
     }
     let (buffered, is_sparse) = (disk.buffered(), !disk.is_device());
@@ -91,7 +91,7 @@ fn run_once(
     reactor.set_trust(trust(Incarnation::ZERO));
     let (addresses, peer_addresses) = listen_in_networks(&mut reactor, &config.file, listen)?;
     let all = [&peer_addresses[..], &addresses].concat();
-    let event = TraceEvent::info("listens").list("addresses", all);
+    let event = TraceEvent::info("listening").list("addresses", all);
     io::log::write(&event.with("commit", commit_name(commit)));
     let identity = Identity {
         cluster: config.file.cluster,
@@ -112,8 +112,8 @@ fn run_once(
     serve(reactor, identity, settings, device_size, &trust, &keeper)
 }
 
-/// Listens for everybody and, where OSDs have networks of their own, for other OSDs: the addresses.
-/// `listen` is the only place, if it is given.
+/// Listens, and returns two lists: the addresses for everybody, and those in the networks that are only
+/// for OSDs. With `listen` that is the only address.
 fn listen_in_networks(
     reactor: &mut Reactor,
     file: &ClusterFile,
@@ -151,7 +151,7 @@ fn serve(
     let mut events = Vec::new();
     let now = reactor.now();
     let pool = reactor.pool().clone();
-    // Trying again does not help against another key: until it has joined, the OSD ends.
+    // Until it has joined, the OSD exits if every monitor refuses its key: retrying would not help.
     let mut refusals_left = identity.monitors.len();
     let mut node = Node::new(identity, settings, pool, device_size, now, &mut effects);
     loop {
@@ -162,7 +162,7 @@ fn serve(
                 Effect::Joined { incarnation } => {
                     refusals_left = usize::MAX;
                     io::log::write(&recovery_line(&node.recovery_report()));
-                    background::say_ready();
+                    background::report_ready();
                     reactor.set_trust(trust(incarnation));
                 }
                 Effect::Trace(event) => io::log::write(&event),
@@ -176,43 +176,43 @@ fn serve(
         let now = reactor.now();
         for event in events.drain(..) {
             if let Some(why) = distrust(&event) {
-                let event = TraceEvent::warn("a monitor refuses the connection");
+                let event = TraceEvent::warn("a monitor refused the connection");
                 io::log::write(&event.with("why", why));
                 refusals_left = refusals_left.saturating_sub(1);
                 if refusals_left == 0 {
                     let hint = "use the file `key` of this cluster's directory";
-                    let message = format!("the monitor refuses the connection: {why}");
+                    let message = format!("the monitor refused the connection: {why}");
                     return Err(failure("untrusted", message, hint));
                 }
             }
             tell(&mut node, now, event, &mut effects);
         }
-        // One that the events have set since, and that is over already, ends the next turn at once.
+        // A deadline that the events have just set and that has passed ends the next turn at once.
         if deadline.is_some_and(|deadline| deadline <= now) {
             node.apply(now, Event::Tick, &mut effects);
         }
         node.finish_turn(now, &mut effects);
         if let Some(addresses) = node.take_monitors() {
-            keeper.told(addresses);
+            keeper.update(addresses);
         }
-        absence.look(now, node.seeks_monitor());
+        absence.update(now, node.seeks_monitor());
     }
 }
 
-/// Says now and then that no monitor answers. I/O goes on meanwhile; an OSD that was just started
-/// serves nothing without one.
+/// Logs now and then that no monitor answers. I/O goes on meanwhile, but an OSD that has just started
+/// serves nothing without a monitor.
 #[derive(Default)]
 struct Absence {
     since: Option<Time>,
-    /// It was said last then.
-    said: Option<Time>,
+    /// When it was last logged.
+    logged: Option<Time>,
 }
 
 impl Absence {
-    /// `sought`: where a monitor is looked for.
-    fn look(&mut self, now: Time, sought: Option<&[String]>) {
+    /// `sought`: where the OSD looks for a monitor.
+    fn update(&mut self, now: Time, sought: Option<&[String]>) {
         let Some(addresses) = sought else {
-            if let (Some(since), Some(_)) = (self.since, self.said) {
+            if let (Some(since), Some(_)) = (self.since, self.logged) {
                 let away = now.since(since).as_millis();
                 let event = TraceEvent::info("a monitor answers again");
                 io::log::write(&event.number("away_ms", away));
@@ -221,9 +221,9 @@ impl Absence {
             return;
         };
         let since = *self.since.get_or_insert(now);
-        let quiet = self.said.map_or(ABSENCE_QUIET, |_| ABSENCE_SPAN);
-        if now >= self.said.unwrap_or(since) + quiet {
-            self.said = Some(now);
+        let quiet = self.logged.map_or(ABSENCE_QUIET, |_| ABSENCE_SPAN);
+        if now >= self.logged.unwrap_or(since) + quiet {
+            self.logged = Some(now);
             let event = TraceEvent::warn("no monitor answers: retrying");
             let event = event.number("away_ms", now.since(since).as_millis());
             io::log::write(&event.list("monitors", addresses));
@@ -231,8 +231,8 @@ impl Absence {
     }
 }
 
-/// Why a monitor does not trust us, if that is what the event tells: an OSD connects to nobody
-/// else.
+/// Why a monitor does not trust us, if that is what the event says. Until it has joined, an OSD
+/// connects only to monitors.
 fn distrust(event: &IoEvent) -> Option<&str> {
     match event {
         IoEvent::Net(NetEvent::Closed { reason: CloseReason::Untrusted(why), .. }) => Some(why),
@@ -240,7 +240,7 @@ fn distrust(event: &IoEvent) -> Option<&str> {
     }
 }
 
-/// What recovery found, in one line.
+/// What recovery found, as one log line.
 fn recovery_line(report: &RecoveryReport) -> TraceEvent {
     let event = TraceEvent::info("the store is recovered").number("blocks", report.blocks);
     let event = event.number("journal_bytes", report.journal_bytes);
@@ -252,7 +252,7 @@ fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
         IoEvent::Disk(event) => node.apply(now, Event::Disk(event), effects),
         IoEvent::Net(event) => node.apply(now, Event::Net(event), effects),
         IoEvent::Terminate => node.apply(now, Event::Shutdown, effects),
-        // An OSD opens no raw streams and is woken by nobody.
+        // An OSD opens no raw streams, and no other thread wakes it.
         _ => {}
     }
 }
@@ -261,11 +261,11 @@ fn stopped(reason: StopReason) -> Result<(), Failure> {
     match reason {
         StopReason::Shutdown | StopReason::Stalled => Ok(()),
         StopReason::Store(text) => {
-            Err(failure("store", text, "look at the disk: ashlar osd check PATH"))
+            Err(failure("store", text, "check the disk: ashlar osd check PATH"))
         }
         StopReason::Removed(text) => {
             let hint =
-                "its directory or disk may be wiped; `ashlar osd create` makes a new OSD there";
+                "wipe its directory or disk; then `ashlar osd create` can create a new OSD there";
             Err(failure("removed", text, hint))
         }
         StopReason::Refused(text) => Err(failure("refused", text, "see `ashlar osd ls`")),

@@ -1,4 +1,4 @@
-//! The file or device that holds an OSD's store: where it is, its lock, and what its superblock says.
+//! The file or device that holds the store of an OSD: its path, its lock and its superblock.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::output::failure;
 
-/// So long the disk of an OSD that was killed may stay locked.
+/// How long the disk of a killed OSD may stay locked.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
 const LOCK_DELAY: Duration = Duration::from_millis(10);
 
@@ -26,7 +26,7 @@ pub fn blocks_of(path: &Path) -> PathBuf {
     if device_at(path).is_some() { path.to_owned() } else { path.join("blocks") }
 }
 
-/// The word of a commit mode.
+/// The name of a commit mode.
 pub fn commit_name(commit: CommitMode) -> &'static str {
     match commit {
         CommitMode::Fsync => "fsync",
@@ -34,38 +34,38 @@ pub fn commit_name(commit: CommitMode) -> &'static str {
     }
 }
 
-/// Either copy of a store's superblock: enough to know whose it is. The node looks closer.
+/// Either copy of a store's superblock: enough to know which OSD it is. The node checks the rest.
 pub fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
     let (file, _) = open_blocks(blocks, false)?;
     let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
     if let Some(superblock) = copies.find_map(Result::ok) {
         return Ok(superblock);
     }
-    // None is whole: the inspection says what is wrong.
+    // Both copies are damaged: the inspection says how.
     inspect_file(blocks, false).map(|_| ())?;
-    let hint = "is this the path given to `ashlar osd create`?";
+    let hint = "use the path given to `ashlar osd create`";
     Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), hint))
 }
 
-/// Opens the file or device of a stopped OSD for reading. `lock`: refuse one that is running.
+/// Opens the file or device of an OSD for reading. `lock`: refuse it if the OSD is running.
 pub fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
     use std::io::Seek;
     let cannot = |error: std::io::Error| {
         let message = format!("cannot open {}: {error}", blocks.display());
-        failure("io", message, "name the path as given to `ashlar osd create`")
+        failure("io", message, "use the path given to `ashlar osd create`")
     };
     let mut file = File::open(blocks).map_err(cannot)?;
     if lock && !can_lock(&file) {
         let message = format!("{} is in use: its OSD is running", blocks.display());
-        let hint = "stop it first: end its process, or under `up`: ashlar osd stop ID";
+        let hint = "stop it first: `ashlar osd stop ID` under `ashlar up`, else end its process";
         return Err(failure("busy", message, hint));
     }
     let size = file.seek(std::io::SeekFrom::End(0)).map_err(cannot)?;
     Ok((file, size))
 }
 
-/// Whether no OSD runs on it. One that was killed a moment ago is waited for: the kernel ends what
-/// it had asked of the disk, and holds its lock until then.
+/// Whether no OSD runs on it. Waits for one that was just killed: the kernel keeps its lock until the
+/// I/O that it had in flight is over.
 fn can_lock(file: &File) -> bool {
     let end = std::time::Instant::now() + LOCK_TIME_MAX;
     while flock(file, FlockOperation::NonBlockingLockShared).is_err() {
@@ -86,12 +86,20 @@ pub fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection,
         let message = format!("{}: {why}", blocks.display());
         let copies = SUPERBLOCK_OFFSETS.map(|offset| superblock_at(&file, offset));
         if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Newer(_)))) {
-            return failure("newer_format", message, "nothing was changed; see `ashlar --version`");
+            return failure(
+                "newer_format",
+                message,
+                "nothing was changed; use the version of ashlar that wrote it",
+            );
         }
         if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Older(_)))) {
-            return failure("older_format", message, "nothing was changed; see `ashlar --version`");
+            return failure(
+                "older_format",
+                message,
+                "nothing was changed; use the version of ashlar that wrote it",
+            );
         }
-        failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
+        failure("not_a_store", message, "use the path given to `ashlar osd create`")
     })
 }
 

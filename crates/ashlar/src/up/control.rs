@@ -18,12 +18,12 @@ use super::protocol::{Answer, EndedChild, Request, WantedOsds};
 use super::show::{Ready, WorkShow, print_ready};
 use crate::background;
 use crate::cli::{RestartAfter, UpArgs};
-use crate::output::{Format, failure, last_words, print_json};
+use crate::output::{Format, exit_reason, failure, print_json};
 
-/// How long `up` may take to say how its children are.
+/// How long `up` may take to answer `Ended`.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The lock of a directory, or `None` if another `up` holds it.
+/// Locks a directory; `None` if another `up` holds the lock.
 pub fn take_lock(dir: &Path) -> Result<Option<File>, Failure> {
     let path = dir.join("up.lock");
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -41,7 +41,7 @@ pub fn take_lock(dir: &Path) -> Result<Option<File>, Failure> {
     }
 }
 
-/// Starts `up` in the background and returns when it is ready.
+/// Starts `up` in the background and returns once the cluster is ready.
 pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     if take_lock(dir)?.is_none() {
         return join_running(dir, args, format);
@@ -64,7 +64,7 @@ pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> 
 
 fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
     let cannot = |error: std::io::Error| {
-        failure("io", format!("cannot start in the background: {error}"), "try without --detach")
+        failure("io", format!("cannot start in the background: {error}"), "run it without --detach")
     };
     let log_path = dir.join("log/up.log");
     let log = OpenOptions::new().create(true).append(true).open(log_path).map_err(cannot)?;
@@ -102,19 +102,19 @@ fn explain_death(error: Failure, child: &mut Child, dir: &Path) -> Failure {
 fn died_early(dir: &Path, status: &str) -> Failure {
     let log = dir.join("log/up.log");
     let text = std::fs::read_to_string(&log).unwrap_or_default();
-    let why = last_words(&text);
+    let why = exit_reason(&text);
     failure(
         "died",
-        format!("the cluster ended ({status}): {why}"),
+        format!("the cluster stopped ({status}): {why}"),
         format!("see {}", log.display()),
     )
 }
 
-/// Waits until the running `up` of `dir` is ready, has it make the OSDs that are missing, and prints what
-/// to type next.
+/// Waits until the running `up` of `dir` is ready, asks it to create the OSDs that are missing, and
+/// prints what to type next.
 pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     let mut next = ask(dir, Request::Wait, format)?;
-    // Also where none is missing: one that was made by a try that failed later may not be running.
+    // Also if none is missing: one that a failed attempt created may not be running.
     if args.osds.is_some() {
         next = ask(dir, Request::AddOsds(WantedOsds::of(args)), format)?;
     }
@@ -122,19 +122,19 @@ pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Fai
     Ok(())
 }
 
-/// Stops the cluster of `dir`; fine if none is running.
+/// Stops the cluster of `dir`; succeeds if none is running.
 pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
     let running = dir.is_dir() && take_lock(dir)?.is_none();
     if running {
         ask(dir, Request::Down, format)?;
-        // The answer comes before the process ends; its lock goes with it.
+        // The answer comes before the process exits, which releases the lock.
         let path = dir.join("up.lock");
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
             let message = format!("cannot {what} {}: {error}", path.display());
             failure(
                 "io",
                 message,
-                "run `ashlar down` again: it says whether the cluster still runs",
+                "run `ashlar down` again to see whether the cluster is still running",
             )
         };
         let file = File::open(&path).map_err(|error| cannot("open", &error))?;
@@ -149,15 +149,15 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Stops an OSD of a cluster that `up` runs until it is started by hand.
+/// `ashlar osd stop`: stops an OSD of a cluster that `up` runs, until `osd start`.
 pub fn stop_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
-    refuse_elsewhere(config, osd, "end its process, or its service, on its host")?;
+    refuse_elsewhere(config, osd, "stop its process or service on its host")?;
     ask(&config.dir, Request::StopOsd { osd }, format)?;
     print_osd(osd, "stopped", format);
     Ok(())
 }
 
-/// Starts a stopped OSD of a cluster that `up` runs.
+/// `ashlar osd start`: starts a stopped OSD of a cluster that `up` runs.
 pub fn start_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     refuse_elsewhere(config, osd, "run it on its host: ashlar osd run PATH")?;
     ask(&config.dir, Request::StartOsd { osd }, format)?;
@@ -165,12 +165,13 @@ pub fn start_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Fail
     Ok(())
 }
 
-/// Daemons of several hosts are nobody's children: what is to be done is done on their hosts.
+/// Refuses clusters of several hosts: their daemons are started and stopped on their own hosts.
 fn refuse_elsewhere(config: &Config, osd: OsdId, what: &str) -> Result<(), Failure> {
     if !client::is_of_several_hosts(&config.file) {
         return Ok(());
     }
-    let message = format!("{osd} belongs to a cluster of several hosts: no `ashlar up` runs it");
+    let message =
+        format!("{osd} belongs to a cluster of several hosts, which `ashlar up` does not run");
     let hint = format!("{what}; `ashlar osd ls` shows its host and path");
     Err(failure("several_hosts", message, hint))
 }
@@ -193,8 +194,8 @@ fn connect(dir: &Path) -> Result<UnixStream, Failure> {
     })
 }
 
-/// Children of the `up` that runs in this directory that ended by themselves; none where none runs, or
-/// it does not answer at once.
+/// Children that exited by themselves, of the `up` that runs in this directory. Empty if none runs, or
+/// if it does not answer in time.
 pub fn ended_children(dir: &Path) -> Vec<EndedChild> {
     let answer = || -> Option<Answer> {
         let mut connection = connect(dir).ok()?;
@@ -222,7 +223,7 @@ fn ask_on(
 ) -> Result<Ready, Failure> {
     let closed = || {
         let hint = format!("see {}", dir.join("log/up.log").display());
-        failure("closed", "`ashlar up` ended before it answered", hint)
+        failure("closed", "`ashlar up` exited before it answered", hint)
     };
     let line = serde_json::to_string(&request).expect("plain data has a JSON form");
     writeln!(connection, "{line}").map_err(|_| closed())?;

@@ -1,4 +1,4 @@
-//! What lies in the directory of a cluster that `up` runs.
+//! Files in the directory of a cluster that `up` runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use cluster::message::Failure;
 use super::event::Role;
 use crate::output::failure;
 
-/// Where the socket of a directory's `up` is, short enough for the limit of socket names.
-/// The open directory must outlive the use of the path.
+/// The path of the socket of `up`, short enough for the kernel's limit. Requires: the caller keeps the
+/// directory open while it uses the path.
 pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
     use std::os::fd::AsRawFd;
     let open = fs::File::open(dir).map_err(|error| {
@@ -24,8 +24,8 @@ pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
     Ok((open, path))
 }
 
-/// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the file
-/// gets this name when it is whole.
+/// OSDs that are complete. A directory without `blocks` belongs to an OSD whose creation was
+/// interrupted: the file gets this name only when it is complete.
 pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut osds: Vec<OsdId> = entries
@@ -36,16 +36,17 @@ pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
     osds
 }
 
+/// The log of a child.
 pub fn log_of(dir: &Path, role: &Role) -> PathBuf {
     dir.join("log").join(format!("{}.log", role.log_name()))
 }
 
-/// The file that says that an OSD was stopped by hand: also the next `up` leaves it alone.
+/// The file that marks an OSD as stopped by hand; the next `up` does not start it either.
 pub fn stop_mark(dir: &Path, osd: OsdId) -> PathBuf {
     dir.join(osd.to_string()).join("stopped")
 }
 
-/// Whether an OSD was stopped by hand and not started since.
+/// Whether an OSD was stopped by hand and not started since then.
 pub fn is_stopped(dir: &Path, osd: OsdId) -> bool {
     stop_mark(dir, osd).exists()
 }

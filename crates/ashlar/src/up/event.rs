@@ -1,4 +1,4 @@
-//! What reaches the main loop of `up`, from its setup, its children and other commands.
+//! Events for the main loop of `up`, from its setup, its children and other commands.
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
@@ -10,10 +10,10 @@ use cluster::message::Failure;
 
 use super::protocol::{Request, Work};
 
-/// OSDs that the setup waits for no longer, for they do not start.
+/// OSDs that do not start, so that the setup no longer waits for them.
 pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
 
-/// Names a child: also the name of its log.
+/// Which child it is.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// The etcd that holds the state.
@@ -27,7 +27,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name of its log, without `.log`.
+    /// Its name; its log is `NAME.log`.
     pub fn log_name(&self) -> String {
         match self {
             Role::Etcd => "etcd".into(),
@@ -38,23 +38,23 @@ impl Role {
     }
 }
 
-/// What reaches the main loop.
+/// An event for the main loop.
 pub enum Event {
-    /// The setup wants a child.
+    /// The setup wants this child to run, with these arguments.
     Spawn(Role, Vec<String>),
-    /// A child ended; carries which of its runs.
+    /// A run of a child exited; carries the number of the run.
     Exited(Role, u64, std::io::Result<ExitStatus>),
-    /// A run of an OSD has joined the cluster, or has not for long.
+    /// This run of an OSD has joined the cluster, or (false) has not done so in time.
     Started(OsdId, u64, bool),
-    /// Another command asks.
+    /// A request of another command.
     Asked(Request, UnixStream),
-    /// The setup says what it does.
+    /// What the setup is doing, for people.
     Progress(String),
-    /// How far a work of the setup is.
+    /// Progress of a long task of the setup.
     Work(Work),
-    /// A volume can be written, or OSDs were added; carries what to type next.
+    /// Volumes can be written, or OSDs were added; carries what to type next.
     Ready(Vec<String>),
-    /// The setup failed, or the adding of OSDs.
+    /// The setup failed, or adding OSDs failed.
     Failed(Failure),
     /// SIGTERM or SIGINT.
     Terminate,

@@ -1,4 +1,4 @@
-//! What other commands ask of a running `up`, and what it answers: JSON lines over DIR/up.sock.
+//! Requests of other commands to a running `up`, and its answers: JSON lines over DIR/up.sock.
 
 use std::path::PathBuf;
 
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::{CommitArg, UpArgs};
 
-/// What `up` is asked.
+/// A request to `up`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// Answer when a volume can be written.
+    /// Answer once volumes can be written.
     Wait,
-    /// Answer which children do not run and are to.
+    /// Answer which children exited although they should run.
     Ended,
-    /// Stop all children and end.
+    /// Stop all children and exit.
     Down,
-    /// Make the OSDs that are missing, and answer when they are up.
+    /// Create the OSDs that are missing, and answer once they are up.
     AddOsds(WantedOsds),
-    /// Stop an OSD until it is started by hand.
+    /// Stop an OSD until a `StartOsd`.
     StopOsd {
         /// Which.
         osd: OsdId,
@@ -32,75 +32,75 @@ pub enum Request {
     },
 }
 
-/// What `up` answers: any number of `Progress` and `Work`, then one of the others.
+/// An answer of `up`: any number of `Progress` and `Work`, then one of the others.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    /// What is happening, for people.
+    /// What `up` is doing, for people.
     Progress {
         /// One line.
         line: String,
     },
-    /// How far long work is.
+    /// Progress of a long task.
     Work(Work),
-    /// Children that do not run and are to.
+    /// Children that exited although they should run.
     Ended {
-        /// In the order of their names.
+        /// Ordered by name.
         children: Vec<EndedChild>,
     },
-    /// It is done.
+    /// The request was carried out.
     Done {
-        /// What to type next, or nothing.
+        /// What to type next; may be empty.
         #[serde(default)]
         next: Vec<String>,
-        /// OSDs that do not start: the cluster is ready without them.
+        /// OSDs that do not start; the cluster is ready without them.
         #[serde(default)]
         osds_failed: Vec<OsdId>,
     },
-    /// It cannot be done.
+    /// The request failed.
     Failed {
         /// Why.
         error: Failure,
     },
 }
 
-/// A child that ended by itself.
+/// A child that exited by itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EndedChild {
     /// Its name, like `osd.2`.
     pub child: String,
-    /// How it ended.
+    /// Its exit status, for people.
     pub status: String,
-    /// When it is started again, from now; never, if there is nothing.
+    /// Time until it is restarted; `None`: it is not restarted.
     pub again_in_ms: Option<u64>,
-    /// Where its log is.
+    /// Its log.
     pub log: PathBuf,
 }
 
-/// How far long work is.
+/// Progress of a long task.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Work {
-    /// What is done, for people.
+    /// What is being done, for people.
     pub title: String,
-    /// Bytes that are done.
+    /// Bytes done so far.
     pub done_bytes: u64,
-    /// Bytes there are to do.
+    /// Bytes in all.
     pub total_bytes: u64,
 }
 
-/// The OSDs that there are to be.
+/// The OSDs that the user wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct WantedOsds {
-    /// How many; none: those that are there, or as many as a new cluster has.
+    /// How many; `None`: the existing ones, or the default of a new cluster.
     pub count: Option<u32>,
-    /// Size of one that is made, in bytes.
+    /// Size of each new OSD, in bytes.
     pub size: u64,
-    /// Commit mode of one that is made.
+    /// Commit mode of each new OSD; `None`: chosen by measuring the disk.
     pub commit: Option<CommitArg>,
 }
 
 impl WantedOsds {
-    /// As the command line says.
+    /// What the command line says.
     pub fn of(args: &UpArgs) -> WantedOsds {
         WantedOsds { count: args.osds, size: args.osd_size.0, commit: args.commit }
     }

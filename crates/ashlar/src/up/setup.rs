@@ -1,7 +1,8 @@
-//! What `up` does until a volume can be written: make what is missing, start the roles in order.
+//! The setup of `up`: creates what is missing and starts the daemons in order, until volumes can be
+//! written.
 //!
-//! Runs on a thread of its own beside the main loop and is repeatable: killed at any point, the
-//! next `up` goes on where it stopped.
+//! It runs on a thread beside the main loop and can be repeated: if it is killed at any point, the next
+//! `up` continues from there.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,30 +26,30 @@ use crate::mon::MonitorFile;
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
 
-/// How long the monitor and the OSDs may take to come up.
+/// How long the monitor and the OSDs may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// What just started is given this time before it is said what is wrong: an etcd elects itself, PGs
-/// wait for leases.
+/// A problem is reported only if it lasts this long: a new etcd must elect a leader first, and PGs wait
+/// for leases.
 const QUIET_TIME: Duration = Duration::from_secs(5);
 
-/// Longer names of a socket, in bytes, may not fit the kernel's limit.
+/// Longest path of a socket, in bytes; the kernel's limit is a little higher.
 const SOCKET_NAME_MAX: usize = 100;
 
-/// The state in the etcd that `up` runs, up to its address.
+/// Start of `state` in cluster.toml for the etcd that `up` runs; its address follows.
 const OWN_ETCD: &str = "etcd:http://";
-/// Where that etcd listens, up to its port.
+/// Start of the address of that etcd; its port follows.
 const LOOPBACK: &str = "127.0.0.1:";
-/// Its data, in the cluster's directory.
+/// Its data directory, in the cluster's directory.
 const ETCD_DIRECTORY: &str = "etcd";
 
 /// OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
 
-/// Refuses the directory of a cluster of several hosts, before anything in it is touched: `up` gives
-/// its monitor an address on this machine, and tells everybody.
+/// Refuses the directory of a cluster of several hosts before it changes anything there: `up` would give
+/// the monitor a loopback address and tell it to everybody.
 pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
-    // One that cannot be read is none of another kind: it is said below what is wrong with it.
+    // A file that cannot be read is reported later, with the reason.
     let text = fs::read_to_string(dir.join("cluster.toml")).unwrap_or_default();
     let file = toml::from_str::<ClusterFile>(&text);
     let has_monitor = MonitorFile::path(&dir.join("mon.1")).exists();
@@ -56,23 +57,23 @@ pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!(
-        "{} belongs to a cluster of several hosts: `up` runs a whole cluster on one machine",
+        "{} belongs to a cluster of several hosts, but `up` runs a whole cluster on one machine",
         dir.display()
     );
-    let hint = "run this host's part: `ashlar mon run PATH`, `ashlar osd run PATH`, `ashlar nbd`; or \
-                name another directory with --dir";
+    let hint = "run the daemons of this host: `ashlar mon run PATH`, `ashlar osd run PATH`, `ashlar \
+                nbd`; or choose another directory with --dir";
     Err(failure("several_hosts", message, hint))
 }
 
-/// Starts the setup; it speaks through `events`.
+/// Starts the setup, which reports through `events`.
 pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: FailedOsds) {
     let (dir, wanted, state) = (dir.to_owned(), WantedOsds::of(args), args.state);
     let setup = Setup { dir, wanted, state, events, failed_osds };
     setup.begin(Setup::run);
 }
 
-/// Starts making the OSDs that are missing in a running cluster, and running those that are not
-/// `running` yet; it speaks through `events` as the setup does.
+/// Creates the OSDs that are missing in a running cluster and starts those that are not `running` yet.
+/// Reports through `events`, as the setup does.
 pub fn add_osds(
     dir: &Path,
     wanted: WantedOsds,
@@ -84,11 +85,11 @@ pub fn add_osds(
     setup.begin(move |setup| setup.add_osds(&running));
 }
 
-/// Ports that the kernel gives nobody by itself (`ip_local_port_range` begins behind them, unless changed):
-/// until the monitor or etcd listens there, no connection and no other listener takes one by chance.
+/// Ports below the kernel's default `ip_local_port_range`: it assigns none of them by itself, so that none
+/// is taken by chance until the monitor or etcd listens there.
 const PORTS: std::ops::Range<u16> = 20_000..32_768;
 
-/// Listens at a free port of this machine.
+/// Listens on a free loopback port.
 fn free_listener() -> std::io::Result<TcpListener> {
     let mut drawn = (0..64).map(|_| {
         let draw = u16::from_le_bytes(io::random_bytes());
@@ -98,7 +99,7 @@ fn free_listener() -> std::io::Result<TcpListener> {
     free.map_or_else(|| TcpListener::bind("127.0.0.1:0"), Ok)
 }
 
-/// Waits until this process of an OSD has joined the cluster; whether it has in that time.
+/// Waits until this process of an OSD has joined the cluster; `false` if `time` runs out first.
 pub fn wait_joined(dir: &Path, osd: OsdId, pid: rustix::process::Pid, time: Duration) -> bool {
     let Ok(config) = Config::load(&dir.join("cluster.toml")) else { return false };
     let pid = i32::from(pid.as_raw_nonzero());
@@ -124,7 +125,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Does it on a thread, and tells how it ended.
+    /// Does the work on a thread and reports how it ended.
     fn begin(self, work: impl FnOnce(&Setup) -> Result<Vec<String>, Failure> + Send + 'static) {
         std::thread::spawn(move || {
             let event = match work(&self) {
@@ -147,7 +148,7 @@ impl Setup {
         Ok(self.next_steps())
     }
 
-    /// One that was made at an earlier try, which failed at the next, is not running either.
+    /// Also starts OSDs that an earlier, failed attempt created.
     fn add_osds(&self, running: &BTreeSet<OsdId>) -> Result<Vec<String>, Failure> {
         let config = Config::load(&self.dir)?;
         self.make_osds(&config)?;
@@ -169,8 +170,8 @@ impl Setup {
         self.dir.join(name).display().to_string()
     }
 
-    /// The key and cluster.toml; made at the first start. The monitor's port is free at that
-    /// moment; one that was taken meanwhile is replaced.
+    /// The key and cluster.toml, which the first start creates. If another process has taken the port
+    /// of the monitor or of etcd since the last start, it gets a new one.
     fn cluster_files(&self) -> Result<Config, Failure> {
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
             let message = format!("cannot write {} in {}: {error}", what, self.dir.display());
@@ -182,8 +183,8 @@ impl Setup {
         let path = self.dir.join("cluster.toml");
         let mut file = match fs::read_to_string(&path) {
             Ok(text) => toml::from_str(&text).map_err(|error| {
-                let message = format!("{} cannot be read: {error}", path.display());
-                failure("invalid", message, "restore it from a copy")
+                let message = format!("cannot read {}: {error}", path.display());
+                failure("invalid", message, "restore it from a backup")
             })?,
             Err(_) if !path.exists() => self.new_cluster_file()?,
             Err(error) => return Err(cannot("cluster.toml (it cannot be read)", &error)),
@@ -193,7 +194,7 @@ impl Setup {
         let monitor = file.monitors.first().and_then(|address| address.strip_prefix("tcp:"));
         let etcd = file.state.as_deref().and_then(|state| state.strip_prefix(OWN_ETCD));
         let (monitor, etcd) = (monitor.map(str::to_owned), etcd.map(str::to_owned));
-        // Both are taken at the same time, so that they differ.
+        // Hold both ports at the same time, so that they differ.
         let mut taken = Vec::new();
         let mut free_address = |old: Option<String>| -> std::io::Result<String> {
             let kept = old.and_then(|address| TcpListener::bind(address).ok());
@@ -217,7 +218,7 @@ impl Setup {
         Config::load(&self.dir)
     }
 
-    /// What is made only once: later starts must find the state store there was.
+    /// Creates the state store and the contents of cluster.toml; done once, at the first start.
     fn new_cluster_file(&self) -> Result<ClusterFile, Failure> {
         let state = match self.state.unwrap_or(StoreArg::Embedded) {
             StoreArg::Embedded => {
@@ -240,14 +241,14 @@ impl Setup {
         })
     }
 
-    /// Whether the state lies in the etcd that `up` runs.
+    /// Whether the state is in the etcd that `up` runs.
     fn owns_etcd(&self, file: &ClusterFile) -> bool {
         let address = file.state.as_deref().and_then(|state| state.strip_prefix(OWN_ETCD));
         address.is_some_and(|address| address.starts_with(LOOPBACK) && !address.contains(','))
             && self.dir.join(ETCD_DIRECTORY).is_dir()
     }
 
-    /// The state stays where it is, whatever `--state` says.
+    /// Refuses a `--state` that differs from where the state is.
     fn check_store(&self, file: &ClusterFile) -> Result<(), Failure> {
         let is_embedded = file.state.as_deref().is_none_or(|state| state == "embedded");
         let there = if is_embedded { StoreArg::Embedded } else { StoreArg::Etcd };
@@ -255,17 +256,17 @@ impl Setup {
             return Ok(());
         }
         let message = format!(
-            "the state of this cluster is kept {}",
+            "this cluster keeps its state {}",
             match there {
                 StoreArg::Embedded => "in a file of its monitor",
                 StoreArg::Etcd => "in etcd",
             }
         );
-        let hint = format!("leave --state away, or say --state {}", there.name());
+        let hint = format!("omit --state, or use --state {}", there.name());
         Err(failure("exists", message, hint))
     }
 
-    /// Starts the etcd of this directory, if the state is there; returns when it listens.
+    /// Starts the etcd of this directory if the state is in it; returns once it listens.
     fn start_etcd(&self, config: &Config) -> Result<(), Failure> {
         if !self.owns_etcd(&config.file) {
             return Ok(());
@@ -273,8 +274,8 @@ impl Setup {
         crate::etcd::find()?;
         let path = self.dir.join(ETCD_DIRECTORY);
         if !path.join("member").exists() && !self.existing_osds().is_empty() {
-            let message = format!("{} has lost the state of this cluster", path.display());
-            return Err(failure("state", message, "bring it back from a copy"));
+            let message = format!("the state of this cluster is missing in {}", path.display());
+            return Err(failure("state", message, "restore it from a backup"));
         }
         self.say("starting etcd");
         let state = config.file.state.as_deref().unwrap_or_default();
@@ -284,7 +285,7 @@ impl Setup {
         let deadline = std::time::Instant::now() + START_TIME_MAX;
         while TcpStream::connect(&address).is_err() {
             if std::time::Instant::now() > deadline {
-                let message = "etcd did not come up within 5 minutes".to_owned();
+                let message = "etcd did not start within 5 minutes".to_owned();
                 return Err(failure("timeout", message, format!("see {}", self.path("log"))));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -300,12 +301,12 @@ impl Setup {
         self.say("starting the monitor");
         let mut arguments = vec!["mon".into(), "run".into(), self.path("mon.1")];
         if self.owns_etcd(&config.file) {
-            // An etcd that lost its data is not started: an empty one is new.
+            // `start_etcd` refuses an etcd that lost its data, so an empty one is new.
             arguments.push("--new-cluster".into());
         }
         self.spawn(Role::Monitor, arguments);
         let started = std::time::Instant::now();
-        let said = std::cell::RefCell::new(String::new());
+        let reported = std::cell::RefCell::new(String::new());
         self.wait(config, "state store", |status| {
             let checks = status["checks"].as_array().cloned().unwrap_or_default();
             let trouble = checks.iter().find(|check| check["code"] == "state_unavailable");
@@ -313,7 +314,7 @@ impl Setup {
                 return true;
             };
             let is_slow = started.elapsed() > QUIET_TIME;
-            if is_slow && said.replace(message.to_owned()) != message {
+            if is_slow && reported.replace(message.to_owned()) != message {
                 self.say(message);
             }
             false
@@ -325,14 +326,14 @@ impl Setup {
         let is_cut_short = crate::osd::unfinished_osd(config, Place::Within(&self.dir))?.is_some();
         let wanted = match self.wanted.count {
             Some(count) => count as usize,
-            // Its first start did not get to the end.
+            // Without a pool, the first start did not finish.
             None if self.pools(config)?.is_empty() => OSDS_DEFAULT,
             None => there,
         };
-        // One whose making was cut short has an id already: it is there, as the others are.
+        // An OSD whose creation was interrupted already has an id, so it must be completed.
         let missing = wanted.saturating_sub(there).max(usize::from(is_cut_short));
         for number in 1..=missing {
-            let title = format!("making OSD {number} of {missing}");
+            let title = format!("creating OSD {number} of {missing}");
             self.say(title.clone());
             let request = CreateRequest {
                 place: Place::Within(&self.dir),
@@ -348,12 +349,14 @@ impl Setup {
         Ok(())
     }
 
-    /// Starts OSDs; returns when they are up, or are not waited for.
+    /// Starts OSDs; returns once each is up, was stopped by hand, or has failed to start.
     fn start_osds(&self, config: &Config, osds: &[OsdId]) -> Result<(), Failure> {
         self.say(format!("starting {} OSDs", osds.len()));
         for osd in osds {
             if is_stopped(&self.dir, *osd) {
-                self.say(format!("{osd} was stopped and stays so: ashlar osd start {osd}"));
+                self.say(format!(
+                    "{osd} was stopped and stays stopped; start it with: ashlar osd start {osd}"
+                ));
             }
             let arguments = vec!["osd".into(), "run".into(), self.path(&osd.to_string())];
             self.spawn(Role::Osd(*osd), arguments);
@@ -370,7 +373,7 @@ impl Setup {
                 let status = client::call(config, Command::Status, START_TIME_MAX)?;
                 for osd in missing(&status) {
                     self.say(format!(
-                        "{osd} does not come up; going on without it ({})",
+                        "{osd} does not come up; continuing without it ({})",
                         error.hint
                     ));
                     self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(osd);
@@ -381,7 +384,7 @@ impl Setup {
         }
     }
 
-    /// Whether an OSD is not waited for: it was stopped by hand, or it does not start.
+    /// Whether the setup does not wait for this OSD: it was stopped by hand, or does not start.
     fn goes_without(&self, osd: OsdId) -> bool {
         let failed = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner);
         failed.contains(&osd) || is_stopped(&self.dir, osd)
@@ -410,7 +413,7 @@ impl Setup {
             block_size: None,
         };
         match client::call(config, create, START_TIME_MAX) {
-            // An answer that was lost on the way: the pool was made.
+            // The pool was created, but the answer was lost on the way.
             Err(error) if error.code == "exists" => Ok(()),
             result => result.map(|_| ()),
         }
@@ -420,7 +423,7 @@ impl Setup {
         let socket = self.dir.join("nbd.sock");
         if socket.as_os_str().len() > SOCKET_NAME_MAX {
             self.say(format!(
-                "{} is too long for a socket: start `ashlar nbd --listen` yourself",
+                "{} is too long for the path of a socket: start `ashlar nbd --listen` yourself",
                 socket.display()
             ));
             return Ok(());
@@ -430,12 +433,12 @@ impl Setup {
         Ok(())
     }
 
-    /// Waits until every PG is served, or waits for the operator, and NBD clients are let in.
-    /// A PG of an OSD that is not waited for is not waited for either.
+    /// Waits until NBD clients can connect and every PG is served, needs the operator, or waits for an
+    /// OSD that the setup does not wait for.
     fn wait_active(&self, config: &Config) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
         let long = socket.as_os_str().len() > SOCKET_NAME_MAX;
-        // A PG waits for a moment while its members find each other.
+        // A PG may look settled for a moment while its members are still connecting.
         let waits_since = std::cell::Cell::new(None);
         self.wait(config, "placement groups", |status| {
             let pgs = &status["pgs"];
@@ -451,13 +454,13 @@ impl Setup {
         })?;
         let status = client::call(config, Command::Status, START_TIME_MAX)?;
         if status["pgs"]["total"] != status["pgs"]["active"] {
-            self.say("some placement groups cannot be served: see `ashlar status`");
+            self.say("some placement groups cannot be served, see `ashlar status`");
         }
         Ok(())
     }
 
-    /// Whether every PG is served (all its copies may not be there yet), waits for the operator, or
-    /// waits for an OSD that `up` does not wait for.
+    /// Whether every PG is served (perhaps with fewer copies), needs the operator, or waits for an OSD
+    /// that the setup does not wait for.
     fn pgs_settled(&self, config: &Config, pgs: &Value) -> bool {
         let active = pgs["active"].as_u64().unwrap_or(0);
         let settled = active + pgs["incomplete"].as_u64().unwrap_or(0);
@@ -484,7 +487,7 @@ impl Setup {
         rows.iter().all(|row| stands(row) || waits(row))
     }
 
-    /// Asks for the status until it is as wanted.
+    /// Polls the status until it is `wanted`. `what`: for people, what did not start in time.
     fn wait(
         &self,
         config: &Config,
@@ -492,7 +495,7 @@ impl Setup {
         wanted: impl Fn(&Value) -> bool,
     ) -> Result<(), Failure> {
         let deadline = std::time::Instant::now() + START_TIME_MAX;
-        let mut is_told = false;
+        let mut is_reported = false;
         loop {
             let status = client::call(config, Command::Status, START_TIME_MAX)?;
             if wanted(&status) {
@@ -501,7 +504,7 @@ impl Setup {
             let mut checks = status["checks"].as_array().into_iter().flatten();
             let is_refused = |code: &str| matches!(code, "state_older" | "state_damaged");
             let refused = checks.find(|check| check["code"].as_str().is_some_and(is_refused));
-            if let Some(check) = refused.filter(|_| !std::mem::replace(&mut is_told, true)) {
+            if let Some(check) = refused.filter(|_| !std::mem::replace(&mut is_reported, true)) {
                 let text = |key: &str| check[key].as_str().unwrap_or_default().to_owned();
                 self.say(format!("{}: {}", text("message"), text("hint")));
             }

@@ -1,4 +1,4 @@
-//! What `up` shows people: how far its work is, and what to type next.
+//! What `up` prints: progress, and what to type next.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::protocol::Work;
 use crate::output::{Format, Progress, print_json};
 
-/// What `up` came to.
+/// A cluster that is ready.
 pub struct Ready {
     /// What to type next.
     pub next: Vec<String>,
@@ -16,19 +16,19 @@ pub struct Ready {
     pub osds_failed: Vec<OsdId>,
 }
 
-/// Shows one work after the other, each from its begin to its end.
+/// Shows one long task after the other.
 pub struct WorkShow {
     format: Format,
     shown: Option<(String, Progress)>,
 }
 
 impl WorkShow {
-    /// Shows nothing yet.
+    /// Shows nothing until the first call.
     pub fn new(format: Format) -> WorkShow {
         WorkShow { format, shown: None }
     }
 
-    /// Shows how far it is.
+    /// Shows the progress of a task.
     pub fn work(&mut self, work: &Work) {
         if self.shown.as_ref().is_none_or(|(title, _)| *title != work.title) {
             let progress = Progress::new(self.format, work.title.clone(), work.total_bytes);
@@ -39,7 +39,7 @@ impl WorkShow {
         }
     }
 
-    /// A line for people, in place of a bar.
+    /// Prints a line for people; it replaces the progress bar.
     pub fn line(&mut self, line: &str) {
         self.shown = None;
         if self.format == Format::Text {

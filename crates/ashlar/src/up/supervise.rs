@@ -1,4 +1,4 @@
-//! The main loop of `up`: spawns children, starts dead ones again, answers requests.
+//! The main loop of `up`: starts children, restarts those that exited, answers requests.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -23,22 +23,22 @@ use super::show::{Ready, WorkShow, print_ready};
 use crate::REMOVED_CODE;
 use crate::background;
 use crate::cli::{LogArgs, RestartAfter, UpArgs};
-use crate::output::{Format, failure, last_words};
+use crate::output::{Format, exit_reason, failure};
 
-/// How long a child may take to end after SIGTERM before it is killed.
+/// How long a child may take to exit after SIGTERM before it is killed.
 const STOP_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// A log file larger than this is set aside when its child starts.
+/// A log larger than this, in bytes, is renamed to `.log.old` when its child starts.
 const LOG_SIZE_MAX: u64 = 16 << 20;
 
-/// A child that ended so often while the setup waits for it will not do better: the cluster goes on
-/// without an OSD, and ends without another role.
+/// Failed starts before the setup gives up on a child: it continues without an OSD, and fails without any
+/// other daemon.
 const STARTS_BEFORE_READY_MAX: u64 = 3;
 
-/// A child that ends by itself sooner than this has failed to start.
+/// A child that exits by itself sooner than this has failed to start.
 const START_SPAN: Duration = Duration::from_secs(10);
 
-/// The longest time until a child that fails to start is tried again.
+/// Longest delay before a child that fails to start is restarted.
 const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 
 /// One child.
@@ -47,25 +47,25 @@ struct Child {
     state: State,
     run: u64,
     started: Instant,
-    /// How often in a row it failed to start.
+    /// Consecutive failures to start.
     failures: u32,
-    /// How its last run ended, for people; empty where it belongs to the cluster no more.
+    /// Exit status of its last run, for people; empty if it was removed from the cluster.
     ended: String,
-    /// The setup waits for it.
+    /// Whether the setup waits for it.
     is_awaited: bool,
-    /// Those who wait for it to end.
+    /// Commands that wait until it has exited.
     waiting: Vec<UnixStream>,
-    /// Those who started it by hand and wait until it has joined.
+    /// Commands that started it and wait until it has joined.
     starting: Vec<UnixStream>,
 }
 
-/// Where a child is in its life.
+/// State of a child.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Running(Pid),
-    /// Asked to end; killed at the time.
+    /// Asked to exit; killed at this time.
     Stopping(Pid, Instant),
-    /// Died; started again at the time, if at all.
+    /// Exited; restarted at this time, if at all.
     Dead(Option<Instant>),
     /// Stopped by hand.
     Stopped,
@@ -78,13 +78,13 @@ struct Supervisor<'a> {
     program: PathBuf,
     children: BTreeMap<Role, Child>,
     events: Sender<Event>,
-    /// `Some` once a volume can be written.
+    /// What to type next; `Some` once volumes can be written.
     ready: Option<Vec<String>>,
-    /// Who waits for the setup; then, for OSDs that are being added.
+    /// Commands that wait for the setup, or later for OSDs that are being added.
     waiting: Vec<UnixStream>,
     failed_osds: FailedOsds,
-    /// What the setup said: who comes later hears it too.
-    said: Vec<String>,
+    /// What the setup reported; repeated to commands that connect later.
+    reports: Vec<String>,
     format: Format,
     show: WorkShow,
 }
@@ -94,7 +94,7 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
     let background = background::is_background_up();
     args.log.start("up");
     if background {
-        // A session of its own: closing the terminal does not reach it.
+        // A session of its own, so that it survives when the terminal closes.
         let _ = rustix::process::setsid();
     }
     let cannot = |error: std::io::Error| {
@@ -114,7 +114,7 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
         ready: None,
         waiting: Vec::new(),
         failed_osds: FailedOsds::default(),
-        said: Vec::new(),
+        reports: Vec::new(),
         format,
         show: WorkShow::new(format),
     };
@@ -148,8 +148,8 @@ fn read_request(connection: UnixStream, events: &Sender<Event>) {
     match read.ok().and_then(|_| serde_json::from_str(&line).ok()) {
         Some(request) => drop(events.send(Event::Asked(request, connection))),
         None => {
-            let hint = "run the same version of ashlar as the cluster's `ashlar up`";
-            answer(&connection, &failed("invalid", "not a request of ashlar's", hint));
+            let hint = "use the version of ashlar that runs `ashlar up` there";
+            answer(&connection, &failed("invalid", "this is not a request of ashlar", hint));
         }
     }
 }
@@ -167,7 +167,7 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
 
 fn answer(mut connection: &UnixStream, answer: &Answer) {
     let line = serde_json::to_string(answer).expect("plain data has a JSON form");
-    // Who asked may be gone; that is its own affair.
+    // The command that asked may be gone; nobody else needs the answer.
     let _ = writeln!(connection, "{line}");
 }
 
@@ -176,8 +176,8 @@ fn done() -> Answer {
 }
 
 fn going_down() -> Answer {
-    let hint = "start it again when it is down: ashlar up --detach";
-    failed("busy", "the cluster is going down", hint)
+    let hint = "once it is down, start it again: ashlar up --detach";
+    failed("busy", "the cluster is shutting down", hint)
 }
 
 fn failed(code: &str, message: &str, hint: &str) -> Answer {
@@ -185,7 +185,7 @@ fn failed(code: &str, message: &str, hint: &str) -> Answer {
 }
 
 impl Supervisor<'_> {
-    /// Handles events until the end is asked for.
+    /// Handles events until a shutdown is requested or the setup fails.
     fn serve(&mut self, inbox: &Receiver<Event>) -> Result<(), Failure> {
         loop {
             match self.next_event(inbox) {
@@ -216,7 +216,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// OSDs that are there, should run, and do not start.
+    /// OSDs that should run but do not start.
     fn osds_failed(&self) -> Vec<OsdId> {
         let failed = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = |osd: &OsdId| {
@@ -226,14 +226,14 @@ impl Supervisor<'_> {
         failed.iter().copied().filter(|osd| !runs(osd)).collect()
     }
 
-    /// Answers all who wait.
+    /// Answers all waiting commands.
     fn end_waiting(&mut self, with: &Answer) {
         for connection in self.waiting.drain(..) {
             answer(&connection, with);
         }
     }
 
-    /// The next event, or `None` when a child is due.
+    /// The next event, or `None` when it is time to restart or kill a child.
     fn next_event(&self, inbox: &Receiver<Event>) -> Option<Event> {
         let due = self.children.values().filter_map(|child| match child.state {
             State::Stopping(_, at) | State::Dead(Some(at)) => Some(at),
@@ -298,7 +298,7 @@ impl Supervisor<'_> {
         };
         let code = status.as_ref().ok().and_then(ExitStatus::code);
         let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        // One that was killed has not failed by itself.
+        // A child killed by a signal did not fail by itself.
         let has_failed = code.is_some() && child.started.elapsed() < START_SPAN;
         child.failures = if has_failed { child.failures + 1 } else { 0 };
         child.ended.clone_from(&status);
@@ -306,18 +306,18 @@ impl Supervisor<'_> {
         child.state = match child.state {
             State::Stopping(..) => State::Stopped,
             _ if code == Some(i32::from(REMOVED_CODE)) => {
-                let what = "a child was removed from the cluster: it is started no more";
+                let what = "a child was removed from the cluster: not restarting it";
                 io::log::write(&TraceEvent::info(what).with("child", name));
                 child.ended.clear();
                 State::Dead(None)
             }
             _ => {
                 let delay = restart_delay(restart_after, child.failures);
-                let event = TraceEvent::warn("a child ended").with("child", name);
+                let event = TraceEvent::warn("a child exited").with("child", name);
                 let event = event.with("status", &status);
                 io::log::write(&match delay {
-                    Some(delay) => event.number("again_after_ms", delay.as_millis() as u64),
-                    None => event.with("again", "never"),
+                    Some(delay) => event.number("restart_after_ms", delay.as_millis() as u64),
+                    None => event.with("restart", "never"),
                 });
                 State::Dead(delay.map(|delay| Instant::now() + delay))
             }
@@ -338,14 +338,15 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Answers those who started an OSD by hand: it has joined, or runs and has not joined yet.
+    /// Answers the commands that started this OSD.
     fn on_started(&mut self, osd: OsdId, run: u64, has_joined: bool) {
         let log = self.dir.join("log").join(format!("{osd}.log"));
         let Some(child) = self.children.get_mut(&Role::Osd(osd)).filter(|child| child.run == run)
         else {
             return;
         };
-        let late = format!("{osd} runs, and has not joined the cluster yet: see {}", log.display());
+        let late =
+            format!("{osd} is running but has not joined the cluster yet, see {}", log.display());
         for connection in child.starting.drain(..) {
             if !has_joined {
                 answer(&connection, &Answer::Progress { line: late.clone() });
@@ -354,7 +355,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// A child does not start: only the OSD's own data can do without it.
+    /// A child does not start. The cluster can do without an OSD, but not without any other child.
     fn on_hopeless(&mut self, role: &Role, status: &str) {
         let error = never_started(self.dir, role, status);
         let Role::Osd(osd) = role else {
@@ -364,7 +365,7 @@ impl Supervisor<'_> {
         let is_new = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(*osd);
         if is_new {
             self.on_progress(format!(
-                "{}; going on without it, requests for its data wait ({}; when it is mended: \
+                "{}; continuing without it, requests for its data wait ({}; once it is repaired: \
                  ashlar osd start {osd})",
                 error.message, error.hint
             ));
@@ -403,7 +404,7 @@ impl Supervisor<'_> {
                     &Answer::Done { next: next.clone(), osds_failed: self.osds_failed() },
                 ),
                 None => {
-                    for line in &self.said {
+                    for line in &self.reports {
                         answer(&connection, &Answer::Progress { line: line.clone() });
                     }
                     self.waiting.push(connection);
@@ -435,11 +436,11 @@ impl Supervisor<'_> {
         Answer::Ended { children: children.collect() }
     }
 
-    /// One whose disk is gone does not count, and is started no more.
+    /// Creates OSDs in a running cluster. Forgets OSDs whose disk is gone: they are not restarted.
     fn add_osds(&mut self, wanted: WantedOsds, connection: UnixStream) {
         if self.ready.is_none() || !self.waiting.is_empty() {
-            let hint = "try again when they are up";
-            return answer(&connection, &failed("busy", "OSDs are being added", hint));
+            let hint = "try again once they are up";
+            return answer(&connection, &failed("busy", "OSDs are already being added", hint));
         }
         self.waiting.push(connection);
         let there = existing_osds(self.dir);
@@ -486,11 +487,11 @@ impl Supervisor<'_> {
         }
         let path = self.dir.join(osd.to_string());
         if !matches!(state, State::Running(_)) && !path.join("blocks").exists() {
-            let message = format!("{osd} has no disk: there is nothing at {}", path.display());
+            let message = format!("{osd} has no disk: {} is missing", path.display());
             let count = existing_osds(self.dir).len() + 1;
             let hint = format!(
-                "bring it back from a copy; if it is lost: `ashlar up --osds {count}` makes a new OSD, \
-                 `ashlar osd out {0}` moves its copies, then `ashlar osd rm {0}`",
+                "restore it, or if it is lost: `ashlar up --osds {count}` creates a new OSD, `ashlar osd \
+                 out {0}` restores the copies elsewhere, then `ashlar osd rm {0}`",
                 osd.get()
             );
             return answer(&connection, &failed("not_found", &message, &hint));
@@ -528,7 +529,7 @@ impl Supervisor<'_> {
 
     fn on_progress(&mut self, line: String) {
         self.show.line(&line);
-        self.said.push(line.clone());
+        self.reports.push(line.clone());
         let progress = Answer::Progress { line };
         for connection in &self.waiting {
             answer(connection, &progress);
@@ -546,9 +547,9 @@ impl Supervisor<'_> {
         self.ready = Some(next);
     }
 
-    /// Stops clients first, so that nothing is under way; the monitor before the OSDs, or it would take
-    /// each that ends out of its PGs, and the next start would have to bring them back; its state
-    /// store at last. Then answers who asked for it.
+    /// Stops all children, then answers the commands that asked for it. The order: first the NBD server,
+    /// so that no request is in flight; then the monitor, or it would take each OSD that exits out of
+    /// its PGs and the next start would have to undo that; then the OSDs; last the state store.
     fn stop_all(&mut self, inbox: &Receiver<Event>) {
         let order: [fn(&Role) -> bool; 4] = [
             |role| *role == Role::Nbd,
@@ -589,33 +590,33 @@ impl Supervisor<'_> {
     }
 }
 
-/// The failure of a child that ends whenever it is started; its last words say why.
+/// The failure of a child that does not start, with the reason from its log.
 fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let log = log_of(dir, role);
     let text = fs::read_to_string(&log).unwrap_or_default();
-    let why = last_words(&text);
+    let why = exit_reason(&text);
     let message = format!("{} does not start ({status}): {why}", role.log_name());
     failure("died", message, format!("see {}", log.display()))
 }
 
 fn cannot_mark(osd: OsdId, error: &std::io::Error) -> Answer {
-    let message = format!("cannot record whether {osd} is stopped: {error}");
+    let message = format!("cannot record that {osd} was stopped or started: {error}");
     failed("io", &message, "check the permissions of its directory")
 }
 
 fn no_such_osd(osd: OsdId) -> Answer {
-    failed("not_found", &format!("`up` runs no {osd}"), "see `ashlar osd ls`")
+    failed("not_found", &format!("`ashlar up` runs no {osd} here"), "see `ashlar osd ls`")
 }
 
-/// How long until a child is started again that failed to start so often in a row: twice as long with
-/// each failure after the second.
+/// The delay before a child that failed to start so often in a row is restarted; it doubles with each
+/// failure after the second.
 fn restart_delay(restart_after: RestartAfter, failures: u32) -> Option<Duration> {
     let RestartAfter::Time(time) = restart_after else { return None };
     let doublings = failures.saturating_sub(2).min(16);
     Some(time.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(time)))
 }
 
-/// Starts a child whose output goes to its log.
+/// Starts a child with its output in its log.
 fn start_process(
     program: &Path,
     dir: &Path,
@@ -623,7 +624,7 @@ fn start_process(
     role: &Role,
     arguments: &[String],
 ) -> std::io::Result<std::process::Child> {
-    let path = dir.join("log").join(format!("{}.log", role.log_name()));
+    let path = log_of(dir, role);
     if fs::metadata(&path).is_ok_and(|metadata| metadata.len() > LOG_SIZE_MAX) {
         fs::rename(&path, path.with_extension("log.old"))?;
     }
@@ -638,7 +639,7 @@ fn start_process(
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
-        // Ctrl-C on a terminal reaches this process alone, which stops them one after the other.
+        // Ctrl-C on a terminal must reach only this process, which stops the children in order.
         .process_group(0)
         .spawn()
 }
@@ -648,7 +649,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_that_fails_to_start_is_tried_more_and_more_rarely() {
+    fn the_restart_delay_grows_with_each_failure_to_start() {
         let after = |failures| restart_delay(RestartAfter::Time(Duration::from_secs(1)), failures);
         let delays: Vec<u64> = (0..6).filter_map(after).map(|delay| delay.as_secs()).collect();
         assert_eq!(delays, [1, 1, 1, 2, 4, 8]);

@@ -47,7 +47,7 @@ fn log_lines_have_time_and_level_and_the_level_changes_at_run_time() {
             let levels = ["error", "warn", "info"];
             assert!(levels.iter().any(|level| event["level"] == *level), "{event}");
         }
-        assert_eq!(count(&cluster, name, "listens"), 1, "{:?}", lines(&cluster, name));
+        assert_eq!(count(&cluster, name, "listening"), 1, "{:?}", lines(&cluster, name));
     }
     let led = events(&cluster, "osd.1").into_iter().find(|event| event["what"] == "PG is active");
     let led = led.expect("it leads some");
@@ -67,7 +67,7 @@ fn log_lines_have_time_and_level_and_the_level_changes_at_run_time() {
     cluster.wait_osd(2, false);
     cluster.wait_osd(2, true);
     assert_eq!(count(&cluster, "mon.1", "OSD is down"), before);
-    assert!(lines(&cluster, "up").iter().any(|line| line.contains("a child ended")));
+    assert!(lines(&cluster, "up").iter().any(|line| line.contains("a child exited")));
     let shown = cluster.json(&["config", "get", "log_level"]);
     assert_eq!((&shown["value"], &shown["default"]), (&"error".into(), &"info".into()), "{shown}");
     cluster.refused(&["config", "set", "log_level", "7"], "invalid");

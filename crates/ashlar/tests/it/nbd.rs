@@ -246,10 +246,10 @@ fn a_server_that_is_told_to_stop_detaches_its_volumes_whether_osds_answer_or_not
     let text = cluster.run(&["volume", "info", "idle"]);
     let host = session["host"].as_str().expect("it is told");
     let told = format!("{} of nbd process {} on {host} at unix:", session["id"], server.pid());
-    assert!(text.contains(&told) && text.contains("nobody else can attach"), "{text}");
+    assert!(text.contains(&told) && text.contains("no other client can attach"), "{text}");
     server.end();
     wait_for("the idle volume to be given back", || nobody_has("idle"));
-    assert!(cluster.run(&["volume", "info", "idle"]).contains("nobody has it"));
+    assert!(cluster.run(&["volume", "info", "idle"]).contains("not locked"));
     idle.leave();
     qemu_io(&cluster, "idle", &["read -P 1 0 4M"]);
 

@@ -45,7 +45,7 @@ fn ctrl_c_stops_clients_before_what_they_need() {
     let output = finish(up, Duration::from_secs(60));
     assert!(output.status.success(), "{}", text_of(&output));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!said.contains("ended"), "nobody ended before its turn: {said}");
+    assert!(!said.contains("exited"), "nobody ended before its turn: {said}");
     client.leave();
     cluster.start(&[]);
     let info = cluster.json(&["volume", "info", "v"]);
@@ -84,7 +84,7 @@ fn a_killed_child_stays_dead_with_restart_after_never() {
     // `status` leaves this out if `up` does not answer within a second.
     wait_for("`status` to say that it stays dead", || {
         let text = cluster.run(&["status"]);
-        text.contains("1 of 2 up") && text.contains("), not started again; see /")
+        text.contains("1 of 2 up") && text.contains("), will not be restarted; see /")
     });
     // A command starts it again.
     cluster.run(&["osd", "start", "1"]);

@@ -1,4 +1,4 @@
-//! All NBD clients and the volumes they use, as a value: bytes and net events in, effects out.
+//! All NBD clients and the volumes they use, as a value: bytes and network events in, effects out.
 //!
 //! ```text
 //!   connection ─▶ Session ─▶ Action ─▶ Running ─▶ ClientCore ─▶ answer ─▶ Replies ─▶ connection
@@ -7,105 +7,106 @@
 //! ```
 //!
 //! Invariants
-//!   1. A volume is attached while a client uses it: from the first that opens it to the last that
-//!      leaves. All its clients share one session, so a flush of one covers the writes of all.
-//!   2. A client's requests and unsent replies are bounded, and the requests of all together;
-//!      beyond that it is not read. Until it uses an export it has a bounded time.
-//!   3. Of a name one volume at a time is attached: the next one waits until nothing more is sent
-//!      for the one before, so that a client never meets late writes of one that has left.
-//!   4. When a session is over its clients get errors to the end of their connections, and the next
-//!      to connect gets a new session. One that was cut off, or served by the new session, would
-//!      send its last writes again, over what another has written since, and be told by its next
-//!      flush that what it wrote before is durable.
-//!   5. While what was done lazily is not durable its session is kept although its clients have left:
-//!      one may come back, and its next flush speaks of that, too.
+//!   1. A volume is attached while at least one client uses it. All its clients share one session, so a
+//!      flush of one client covers the writes of all.
+//!   2. The requests and unsent replies of each client are bounded, and so are the requests of all
+//!      clients together; the server stops reading from a client beyond that. A client must choose an
+//!      export within a bounded time.
+//!   3. Each name has at most one attached volume. The next one waits until nothing more is sent for the
+//!      previous one, so that a client never sees late writes of a client that has left.
+//!   4. When a session is over, its clients get errors until they disconnect; the next client gets a new
+//!      session. If they were disconnected or moved to the new session instead, they would repeat their
+//!      last writes over data that others have written since, and their next flush would wrongly say
+//!      that their earlier writes are durable.
+//!   5. A session is kept while acknowledged writes are not durable, even if all its clients have left:
+//!      one may reconnect, and its next flush must cover those writes.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod nbd_client;
+mod requests;
+mod slow_clients;
+mod volumes;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Buffer, BufferMut, BufferPool, ConnectionId, Duration, Time, TraceEvent};
 use client::Commands;
 use cluster::message::{Command as Ask, Failure};
 use format::door::{NetEffect, NetEvent};
 use serde_json::Value;
-use slab::Slab;
 use volume::{
     Answer, Attached, ClientCore, Effect as CoreEffect, Event as CoreEvent, Operation, RequestId,
     Settings, VolumeError, VolumeHandle,
 };
 
-use super::reply::Replies;
+use self::nbd_client::Client;
+use self::requests::{Requests, Running, Wanted};
+use self::slow_clients::SlowClients;
+use self::volumes::Volumes;
+use super::reply::{Replies, piece_length};
 use super::session::{Action, Command, Export, RefusalKind, Request, Session};
 
-/// Most bytes of one client's requests under way and of replies it has not taken.
-const CLIENT_BYTES_MAX: usize = 64 << 20;
-/// Most bytes of all clients' requests under way; the last one may go beyond.
-const BYTES_MAX: usize = 512 << 20;
-/// So long a client may take to choose an export, from its connect or its last refusal.
+/// How long a client may take to choose an export, from its connect or its last refusal.
 const CHOICE_TIME_MAX: Duration = Duration::from_secs(30);
-/// Most requests of one client under way.
-const CLIENT_REQUEST_COUNT_MAX: usize = 1024;
-/// A client that talks on while its question is open is not read beyond this, in bytes.
+/// Most bytes read from a client that sends more while its question is open.
 const EARLY_INPUT_SIZE_MAX: usize = 256 << 10;
-/// A question for extents is answered for at most this many bytes; the client asks on.
+/// Longest range, in bytes, of one answer about extents; the client asks again for the rest.
 const EXTENTS_RANGE_MAX: u32 = 128 << 20;
-/// How often it is looked whether a slow client has taken its replies.
-const QUEUE_POLL_DELAY: Duration = Duration::from_millis(5);
-/// The commands' connections are numbered far from the client core's.
+/// First id of the commands' connections, far from those of the client core.
 const COMMAND_CONNECTION_BASE: ConnectionId = ConnectionId::new(1 << 62);
 
-/// What the hub is told.
+/// An event for the hub.
 #[derive(Debug)]
 pub enum Event {
-    /// The server listens: the cluster may know of it.
+    /// The server listens; the hub may connect to the cluster.
     Started,
     /// A client connected.
     Accepted(ConnectionId),
-    /// Bytes came: as they arrived, or the lent memory, full.
+    /// Received bytes, or the lent memory once it is full.
     Received(ConnectionId, Buffer),
-    /// A client is gone.
+    /// A client disconnected.
     Gone(ConnectionId),
-    /// From the cluster.
+    /// An event of a connection to the cluster.
     Net(NetEvent),
-    /// The answer to [`Effect::AskQueued`]: so many bytes wait to be sent.
+    /// The answer to [`Effect::AskQueued`]: the number of bytes that wait to be sent.
     Queued(ConnectionId, usize),
-    /// The moment of [`Hub::deadline`] came.
+    /// The time of [`Hub::deadline`] has come.
     Tick,
-    /// End: what was begun is finished, clients are let go, volumes detached.
+    /// Shut down: finish the requests in flight, disconnect clients, detach volumes.
     Shutdown,
-    /// Its time is over: clients are let go without the answers that they wait for. Follows `Shutdown`.
+    /// The time for the shutdown is over: disconnect clients without an answer. Follows `Shutdown`.
     Abandon,
 }
 
-/// What the hub asks.
+/// What the hub wants done.
 #[derive(Debug)]
 pub enum Effect {
-    /// Of the network inside the cluster.
+    /// An effect on a connection to the cluster.
     Net(NetEffect),
-    /// Send to a client.
+    /// Send these bytes to a client.
     Send(ConnectionId, Vec<Buffer>),
-    /// The client's next bytes go to this memory from there on.
+    /// Receive the client's next bytes into this memory, starting at this offset.
     ExpectInto(ConnectionId, BufferMut, usize),
-    /// Do not read from the client.
+    /// Stop reading from the client.
     Pause(ConnectionId),
-    /// Read from the client again.
+    /// Start reading from the client again.
     Resume(ConnectionId),
-    /// Close when everything is sent.
+    /// Close the connection once everything is sent.
     Close(ConnectionId),
-    /// How many bytes wait to be sent to the client? Answered by [`Event::Queued`].
+    /// Report how many bytes wait to be sent to the client, with [`Event::Queued`].
     AskQueued(ConnectionId),
-    /// Something happened that is worth a line of the log.
+    /// A line for the log.
     Trace(TraceEvent),
 }
 
 /// Which volumes are served, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exports {
-    /// Only these; all if there are none here.
+    /// The volumes to serve; empty: all.
     pub names: Vec<String>,
-    /// Writes are refused.
+    /// Whether to refuse writes.
     pub read_only: bool,
-    /// Volumes are attached without their locks: others may have them attached, too, and every
-    /// write waits until it is durable.
+    /// Whether to attach volumes without their locks: others can attach them too, and every write
+    /// waits until it is durable.
     pub shared: bool,
 }
 
@@ -117,70 +118,18 @@ pub struct Hub {
     core: ClientCore,
     commands: Commands,
     clients: BTreeMap<ConnectionId, Client>,
-    /// The volume that the next client of a name joins: attached, or to be.
-    volumes_by_name: BTreeMap<String, VolumeHandle>,
-    volumes: BTreeMap<VolumeHandle, Volume>,
-    last_volume: u64,
-    running: Slab<Running>,
-    /// Who waits for the answer to a command.
+    volumes: Volumes,
+    requests: Requests,
+    /// Open commands to a monitor, and the clients whose questions they answer.
     asking: BTreeMap<u64, (ConnectionId, Question)>,
-    /// Clients with too many unsent bytes.
-    stalled: BTreeSet<ConnectionId>,
-    /// Bytes of all requests under way.
-    byte_count: usize,
-    /// Clients that wait for others' requests to end, in the order they came; some are gone.
-    queued: VecDeque<ConnectionId>,
+    slow_clients: SlowClients,
     /// Clients that have not chosen an export, by the end of their time.
     choosing: BTreeSet<(Time, ConnectionId)>,
-    poll_at: Option<Time>,
     is_ending: bool,
     core_effects: Vec<CoreEffect>,
 }
 
-struct Client {
-    session: Session,
-    /// When it must have chosen an export.
-    choose_until: Option<Time>,
-    /// Its question to a monitor that is not answered.
-    ask: Option<u64>,
-    /// The volume it uses or waits for.
-    volume: Option<VolumeHandle>,
-    request_count: usize,
-    byte_count: usize,
-    /// Bytes sent since it was last known how many wait.
-    sent_bytes: usize,
-    is_paused: bool,
-    /// It stands in the list of those that wait for others.
-    is_queued: bool,
-    /// Nothing more is read; it is closed when its requests are answered.
-    is_leaving: bool,
-}
-
-struct Volume {
-    name: String,
-    /// It is not asked for yet: the one of its name before is still being detached.
-    is_waiting: bool,
-    attached: Option<Attached>,
-    clients: BTreeSet<ConnectionId>,
-}
-
-/// A request of a client that the client core works on.
-struct Running {
-    connection: ConnectionId,
-    cookie: u64,
-    weight: usize,
-    wanted: Wanted,
-}
-
-/// How a request is answered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted {
-    Data { offset: u64, whole: bool },
-    Extents { first_only: bool },
-    Done,
-}
-
-/// A question of a client that a monitor answers.
+/// A question of a client that needs a monitor.
 enum Question {
     List,
     /// The size of this volume.
@@ -194,7 +143,7 @@ enum Question {
 }
 
 impl Hub {
-    /// Serves these exports of the cluster that the settings name.
+    /// Serves these exports of the cluster in the settings.
     pub fn new(exports: Exports, settings: Settings, pool: BufferPool) -> Hub {
         let commands = Commands::new(settings.monitors.clone(), COMMAND_CONNECTION_BASE);
         Hub {
@@ -204,54 +153,49 @@ impl Hub {
             pool,
             commands,
             clients: BTreeMap::new(),
-            volumes_by_name: BTreeMap::new(),
-            volumes: BTreeMap::new(),
-            last_volume: 0,
-            running: Slab::new(),
+            volumes: Volumes::default(),
+            requests: Requests::new(),
             asking: BTreeMap::new(),
-            stalled: BTreeSet::new(),
-            byte_count: 0,
-            queued: VecDeque::new(),
+            slow_clients: SlowClients::default(),
             choosing: BTreeSet::new(),
-            poll_at: None,
             is_ending: false,
             core_effects: Vec::new(),
         }
     }
 
-    /// When `Event::Tick` is wanted at the latest.
+    /// When `Event::Tick` must come at the latest.
     pub fn deadline(&self) -> Option<Time> {
         let choice = self.choosing.first().map(|(until, _)| *until);
-        let moments = [self.core.deadline(), self.commands.deadline(), self.poll_at, choice];
+        let moments =
+            [self.core.deadline(), self.commands.deadline(), self.slow_clients.deadline(), choice];
         moments.into_iter().flatten().min()
     }
 
-    /// Where monitors listen, if one of them said so and it is another list than the one taken before.
+    /// The list of monitors, if it has changed since the last call.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.core.take_monitors()
     }
 
-    /// Whether it was told to end.
+    /// Whether it is shutting down.
     pub fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// After a shutdown: whether everything has ended.
+    /// Whether the shutdown is complete.
     pub fn is_finished(&self) -> bool {
         self.is_ending && self.clients.is_empty() && self.volumes.is_empty()
     }
 
-    /// Whether a monitor is known to have heard of every volume that was detached: others may have
-    /// their locks.
+    /// Whether a monitor has confirmed that every session is over, so that others can get the locks.
     pub fn is_parted(&self) -> bool {
         self.core.is_parted()
     }
 
-    /// Takes one event and appends what follows from it.
+    /// Handles one event and appends its effects.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Started => self.tell_core(now, CoreEvent::Connect, effects),
-            Event::Accepted(connection) => self.accepted(now, connection, effects),
+            Event::Accepted(connection) => self.on_accepted(now, connection, effects),
             Event::Received(connection, bytes) => {
                 if let Some(client) = self.clients.get_mut(&connection) {
                     client.session.received(bytes);
@@ -259,21 +203,20 @@ impl Hub {
                 }
             }
             Event::Gone(connection) => self.forget_client(now, connection, effects),
-            Event::Net(event) => self.apply_net(now, event, effects),
-            Event::Queued(connection, bytes) => self.queued(now, connection, bytes, effects),
-            Event::Tick => self.tick(now, effects),
+            Event::Net(event) => self.on_net(now, event, effects),
+            Event::Queued(connection, bytes) => self.on_queued(now, connection, bytes, effects),
+            Event::Tick => self.on_tick(now, effects),
             Event::Shutdown => {
                 self.is_ending = true;
                 for connection in self.clients.keys().copied().collect::<Vec<_>>() {
                     self.leave(now, connection, effects);
                 }
-                let unused = self.volumes.iter().filter(|(_, volume)| volume.clients.is_empty());
-                for handle in unused.map(|(handle, _)| *handle).collect::<Vec<_>>() {
+                for handle in self.volumes.unused() {
                     self.detach(now, handle, effects);
                 }
             }
             Event::Abandon => {
-                // A client that is cut off asks another server again; an error it would believe.
+                // A disconnected client retries with another server; it would take an error for final.
                 for connection in self.clients.keys().copied().collect::<Vec<_>>() {
                     effects.push(Effect::Close(connection));
                     self.forget_client(now, connection, effects);
@@ -282,17 +225,14 @@ impl Hub {
         }
     }
 
-    fn tick(&mut self, now: Time, effects: &mut Vec<Effect>) {
+    fn on_tick(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.core.deadline().is_some_and(|deadline| deadline <= now) {
             self.tell_core(now, CoreEvent::Tick, effects);
         }
         let mut net = Vec::new();
         self.commands.tick(now, &mut net);
         effects.extend(net.into_iter().map(Effect::Net));
-        if self.poll_at.is_some_and(|at| at <= now) {
-            self.poll_at = (!self.stalled.is_empty()).then_some(now + QUEUE_POLL_DELAY);
-            effects.extend(self.stalled.iter().copied().map(Effect::AskQueued));
-        }
+        effects.extend(self.slow_clients.due(now).map(Effect::AskQueued));
         while let Some((until, connection)) = self.choosing.first().copied()
             && until <= now
         {
@@ -301,7 +241,7 @@ impl Hub {
         }
     }
 
-    fn apply_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
+    fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
         let connection = match &event {
             NetEvent::Accepted { connection, .. }
             | NetEvent::Connected { connection, .. }
@@ -316,38 +256,28 @@ impl Hub {
         effects.extend(net.into_iter().map(Effect::Net));
         for (ask, result) in answers {
             if let Some((connection, question)) = self.asking.remove(&ask) {
-                let client = self.clients.get_mut(&connection).expect("its asks go with it");
+                let client =
+                    self.clients.get_mut(&connection).expect("its open command is dropped with it");
                 client.ask = None;
-                self.answered(now, connection, question, result, effects);
+                self.on_answer(now, connection, question, result, effects);
             }
         }
     }
 
     // ---- clients
 
-    fn accepted(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
+    fn on_accepted(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         if self.is_ending {
             effects.push(Effect::Close(connection));
             return;
         }
-        let client = Client {
-            session: Session::new(self.pool.clone()),
-            choose_until: None,
-            ask: None,
-            volume: None,
-            request_count: 0,
-            byte_count: 0,
-            sent_bytes: 0,
-            is_paused: false,
-            is_queued: false,
-            is_leaving: false,
-        };
+        let client = Client::new(Session::new(self.pool.clone()));
         self.clients.insert(connection, client);
         self.await_choice(connection, Some(now + CHOICE_TIME_MAX));
         self.pump(now, connection, effects);
     }
 
-    /// Does what the client has asked, as far as its bounds allow; reads on or does not.
+    /// Handles the client's input as far as the bounds allow, then reads on or pauses.
     fn pump(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         loop {
             let Some(client) = self.clients.get_mut(&connection) else { return };
@@ -358,17 +288,17 @@ impl Hub {
                 self.hold_back(now, connection, effects);
                 return;
             }
-            if self.byte_count >= BYTES_MAX && client.volume.is_some() {
-                client.pause(true, connection, effects);
+            if !self.requests.has_room() && client.volume.is_some() {
+                pause(client, true, connection, effects);
                 if !std::mem::replace(&mut client.is_queued, true) {
-                    self.queued.push_back(connection);
+                    self.requests.wait(connection);
                 }
                 return;
             }
             let command = client.session.next();
             self.send_output(connection, effects);
             match command {
-                Some(command) => self.command(now, connection, command, effects),
+                Some(command) => self.on_command(now, connection, command, effects),
                 None => break,
             }
         }
@@ -377,14 +307,12 @@ impl Hub {
             effects.push(Effect::ExpectInto(connection, memory, filled));
         }
         let is_early = client.session.input_size() > EARLY_INPUT_SIZE_MAX;
-        client.pause(is_early, connection, effects);
+        pause(client, is_early, connection, effects);
     }
 
     /// Requests have ended: clients that waited for that go on, as far as there is room now.
     fn admit(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        while self.byte_count < BYTES_MAX
-            && let Some(connection) = self.queued.pop_front()
-        {
+        while let Some(connection) = self.requests.next_waiting() {
             if let Some(client) = self.clients.get_mut(&connection) {
                 client.is_queued = false;
                 self.pump(now, connection, effects);
@@ -404,15 +332,14 @@ impl Hub {
     /// The client's bounds are reached: it is not read until replies have left.
     fn hold_back(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let client = self.clients.get_mut(&connection).expect("looked at just now");
-        client.pause(true, connection, effects);
-        if client.byte_count + client.sent_bytes >= CLIENT_BYTES_MAX && client.sent_bytes > 0 {
-            self.stalled.insert(connection);
-            self.poll_at.get_or_insert(now + QUEUE_POLL_DELAY);
+        pause(client, true, connection, effects);
+        if client.waits_for_sends() {
+            self.slow_clients.add(now, connection);
             effects.push(Effect::AskQueued(connection));
         }
     }
 
-    fn queued(
+    fn on_queued(
         &mut self,
         now: Time,
         connection: ConnectionId,
@@ -421,13 +348,13 @@ impl Hub {
     ) {
         let Some(client) = self.clients.get_mut(&connection) else { return };
         client.sent_bytes = bytes;
-        if self.stalled.contains(&connection) && !client.is_full() {
-            self.stalled.remove(&connection);
+        if self.slow_clients.contains(connection) && !client.is_full() {
+            self.slow_clients.remove(connection);
             self.pump(now, connection, effects);
         }
     }
 
-    fn command(
+    fn on_command(
         &mut self,
         now: Time,
         connection: ConnectionId,
@@ -458,8 +385,8 @@ impl Hub {
     fn leave(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(client) = self.clients.get_mut(&connection) else { return };
         client.is_leaving = true;
-        client.pause(true, connection, effects);
-        if client.request_count == 0 {
+        pause(client, true, connection, effects);
+        if client.is_idle() {
             effects.push(Effect::Close(connection));
             self.forget_client(now, connection, effects);
         }
@@ -468,7 +395,7 @@ impl Hub {
     /// A client is gone; the last one of a volume detaches it.
     fn forget_client(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(client) = self.clients.remove(&connection) else { return };
-        self.stalled.remove(&connection);
+        self.slow_clients.remove(connection);
         if let Some(until) = client.choose_until {
             self.choosing.remove(&(until, connection));
         }
@@ -477,9 +404,7 @@ impl Hub {
             self.commands.forget(ask);
         }
         let Some(handle) = client.volume else { return };
-        let Some(volume) = self.volumes.get_mut(&handle) else { return };
-        volume.clients.remove(&connection);
-        if volume.clients.is_empty() {
+        if self.volumes.leave(handle, connection) {
             self.detach(now, handle, effects);
         }
     }
@@ -504,7 +429,7 @@ impl Hub {
             _ => name,
         };
         if !self.is_exported(&name) {
-            let why = format!("volume {name:?} is not served here");
+            let why = format!("this server does not serve a volume {name:?}");
             return self.refuse(now, connection, RefusalKind::Unknown, &why, effects);
         }
         if attach {
@@ -535,7 +460,7 @@ impl Hub {
     }
 
     /// A monitor answered a client's question.
-    fn answered(
+    fn on_answer(
         &mut self,
         now: Time,
         connection: ConnectionId,
@@ -567,7 +492,7 @@ impl Hub {
                     client.session.opened(Export { size, read_only: self.exports.read_only });
                 }
                 None => {
-                    let why = format!("the monitor does not tell the size of volume {name}");
+                    let why = format!("the monitor did not report the size of volume {name}");
                     return self.refuse(now, connection, RefusalKind::Policy, &why, effects);
                 }
             },
@@ -608,84 +533,62 @@ impl Hub {
         name: String,
         effects: &mut Vec<Effect>,
     ) {
-        if let Some(handle) = self.volumes_by_name.get(&name).copied()
+        if let Some(handle) = self.volumes.offered(&name)
             && self.core.is_over(handle)
         {
-            self.forget_name(handle);
+            self.volumes.withdraw(handle);
         }
         let client = self.clients.get_mut(&connection).expect("it asks");
-        if let Some(handle) = self.volumes_by_name.get(&name).copied() {
+        if let Some(handle) = self.volumes.offered(&name) {
             client.volume = Some(handle);
-            let volume = self.volumes.get_mut(&handle).expect("listed by its name");
-            volume.clients.insert(connection);
-            if volume.attached.is_some() {
+            if self.volumes.join(handle, connection) {
                 self.welcome(now, connection, handle, effects);
             }
             return;
         }
-        self.last_volume += 1;
-        let handle = VolumeHandle(self.last_volume);
+        let handle = self.volumes.add(name, connection);
         client.volume = Some(handle);
-        let clients = BTreeSet::from([connection]);
-        self.volumes_by_name.insert(name.clone(), handle);
-        let volume = Volume { name, is_waiting: true, attached: None, clients };
-        self.volumes.insert(handle, volume);
         self.open(now, handle, effects);
     }
 
-    /// Attaches a volume that waits, once it is the only one of its name.
+    /// Attaches a volume if it is its turn.
     fn open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
-        let name = self.volumes[&handle].name.clone();
-        let is_before = |(other, volume): (&VolumeHandle, &Volume)| {
-            *other != handle && volume.name == name && !self.core.is_over(*other)
-        };
-        if self.volumes.iter().any(is_before) {
-            return;
-        }
-        let volume = self.volumes.get_mut(&handle).expect("looked at above");
-        if std::mem::take(&mut volume.is_waiting) {
-            let (read_only, lock) = (self.exports.read_only, !self.exports.shared);
-            let open = CoreEvent::Open { volume: handle, name, read_only, lock };
-            self.tell_core(now, open, effects);
-        }
+        let turn = self.volumes.take_turn(handle, |other| self.core.is_over(other));
+        let Some(name) = turn else { return };
+        let (read_only, lock) = (self.exports.read_only, !self.exports.shared);
+        let open = CoreEvent::Open { volume: handle, name, read_only, lock };
+        self.tell_core(now, open, effects);
     }
 
-    /// A volume is detached: the next of its name may be attached.
-    fn closed(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
-        let Some(volume) = self.volumes.remove(&handle) else { return };
-        if let Some(next) = self.volumes_by_name.get(&volume.name).copied() {
-            self.open(now, next, effects);
-        }
-    }
-
-    fn opened(
+    fn on_opened(
         &mut self,
         now: Time,
         handle: VolumeHandle,
         result: Result<Attached, Failure>,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(volume) = self.volumes.get_mut(&handle) else { return };
-        let clients: Vec<ConnectionId> = volume.clients.iter().copied().collect();
-        match result {
+        let failure = match result {
             Ok(attached) => {
-                volume.attached = Some(attached);
-                for connection in clients {
+                for connection in self.volumes.on_attached(handle, attached) {
                     self.welcome(now, connection, handle, effects);
                 }
+                return;
             }
-            Err(failure) => {
-                self.forget_name(handle);
-                self.volumes.remove(&handle);
-                for connection in clients {
-                    let client = self.clients.get_mut(&connection).expect("it uses the volume");
-                    client.volume = None;
-                    if !client.is_leaving {
-                        let kind = refusal_kind(&failure);
-                        self.refuse(now, connection, kind, &what_and_hint(&failure), effects);
-                    }
-                }
+            Err(failure) => failure,
+        };
+        for connection in self.volumes.on_refused(handle) {
+            let client = self.clients.get_mut(&connection).expect("it uses the volume");
+            client.volume = None;
+            if !client.is_leaving {
+                let kind = refusal_kind(&failure);
+                self.refuse(now, connection, kind, &what_and_hint(&failure), effects);
             }
+        }
+    }
+
+    fn on_closed(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        if let Some(next) = self.volumes.on_detached(handle) {
+            self.open(now, next, effects);
         }
     }
 
@@ -696,8 +599,8 @@ impl Hub {
         handle: VolumeHandle,
         effects: &mut Vec<Effect>,
     ) {
-        let attached = self.volumes[&handle].attached.as_ref().expect("it is attached");
-        let export = Export { size: attached.image.size, read_only: self.exports.read_only };
+        let size = self.volumes.size(handle);
+        let export = Export { size, read_only: self.exports.read_only };
         let client = self.clients.get_mut(&connection).expect("it uses the volume");
         if !client.is_leaving {
             client.session.opened(export);
@@ -708,16 +611,9 @@ impl Hub {
     /// Nobody uses the volume any more, or its session is over. The next client of its name gets
     /// a new attach, which sees the volume as it is then.
     fn detach(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
-        self.forget_name(handle);
+        self.volumes.withdraw(handle);
         let patient = !self.is_ending;
         self.tell_core(now, CoreEvent::Close { volume: handle, patient }, effects);
-    }
-
-    fn forget_name(&mut self, handle: VolumeHandle) {
-        let Some(volume) = self.volumes.get(&handle) else { return };
-        if self.volumes_by_name.get(&volume.name) == Some(&handle) {
-            self.volumes_by_name.remove(&volume.name);
-        }
     }
 
     // ---- requests
@@ -734,7 +630,7 @@ impl Hub {
         let (weight, wanted, operation) = match request.action {
             Action::Read { offset, length, whole } => {
                 let operation = Operation::Read { offset, length: length.into() };
-                (length as usize, Wanted::Data { offset, whole }, operation)
+                (length as usize, Wanted::Data { offset, length, whole }, operation)
             }
             Action::Write { offset, data, durable } => {
                 (data.len(), Wanted::Done, Operation::Write { offset, data, durable })
@@ -748,25 +644,20 @@ impl Hub {
                 (0, Wanted::Extents { first_only }, Operation::Extents { offset, length })
             }
         };
-        client.request_count += 1;
-        client.byte_count += weight;
-        self.byte_count += weight;
+        client.on_begin(weight);
         let cookie = request.cookie;
-        let running = Running { connection, cookie, weight, wanted };
-        let id = RequestId(self.running.insert(running) as u64);
+        let id = self.requests.begin(Running { connection, cookie, weight, wanted });
         self.tell_core(now, CoreEvent::Request { id, volume: handle, operation }, effects);
     }
 
-    fn done(
+    fn on_done(
         &mut self,
         now: Time,
         id: RequestId,
         result: Result<Answer, VolumeError>,
         effects: &mut Vec<Effect>,
     ) {
-        let key = id.0 as usize;
-        let running = self.running.remove(key);
-        self.byte_count -= running.weight;
+        let running = self.requests.end(id);
         self.reply(now, &running, result, effects);
         self.admit(now, effects);
     }
@@ -783,9 +674,7 @@ impl Hub {
         let was_full = client.is_full();
         let structured = client.session.is_structured();
         let buffers = reply(&self.replies, structured, running, result);
-        client.request_count -= 1;
-        client.byte_count -= running.weight;
-        client.sent_bytes += buffers.iter().map(|buffer| buffer.len()).sum::<usize>();
+        client.on_end(running.weight, buffers.iter().map(|buffer| buffer.len()).sum());
         effects.push(Effect::Send(connection, buffers));
         if client.is_leaving {
             self.leave(now, connection, effects);
@@ -803,27 +692,27 @@ impl Hub {
             match effect {
                 CoreEffect::Net(effect) => effects.push(Effect::Net(effect)),
                 CoreEffect::Trace(event) => effects.push(Effect::Trace(event)),
-                CoreEffect::Opened { volume, result } => self.opened(now, volume, result, effects),
-                CoreEffect::Closed { volume } => self.closed(now, volume, effects),
-                CoreEffect::Done { id, result } => self.done(now, id, result, effects),
+                CoreEffect::Opened { volume, result } => {
+                    self.on_opened(now, volume, result, effects)
+                }
+                CoreEffect::Closed { volume } => self.on_closed(now, volume, effects),
+                CoreEffect::Done { id, result } => self.on_done(now, id, result, effects),
             }
         }
         self.core_effects = core_effects;
     }
 }
 
-impl Client {
-    fn is_full(&self) -> bool {
-        self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX
-            || self.request_count >= CLIENT_REQUEST_COUNT_MAX
-    }
-
-    fn pause(&mut self, wanted: bool, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        if self.is_paused != wanted {
-            self.is_paused = wanted;
-            let effect = if wanted { Effect::Pause } else { Effect::Resume };
-            effects.push(effect(connection));
-        }
+/// Stops or starts reading from a client.
+fn pause(
+    client: &mut Client,
+    is_paused: bool,
+    connection: ConnectionId,
+    effects: &mut Vec<Effect>,
+) {
+    if client.set_paused(is_paused) {
+        let effect = if is_paused { Effect::Pause } else { Effect::Resume };
+        effects.push(effect(connection));
     }
 }
 
@@ -835,11 +724,15 @@ fn reply(
 ) -> Vec<Buffer> {
     let cookie = running.cookie;
     match (running.wanted, result) {
-        (Wanted::Data { offset, whole }, Ok(Answer::Data(pieces))) => match (structured, whole) {
-            (false, _) => replies.simple_data(cookie, pieces),
-            (true, true) => replies.whole_data(cookie, offset, pieces),
-            (true, false) => replies.chunked_data(cookie, offset, pieces),
-        },
+        (Wanted::Data { offset, length, whole }, Ok(Answer::Data(pieces))) => {
+            // A reply of another length would shift all that follows on the connection.
+            assert!(pieces.iter().map(piece_length).sum::<u64>() == u64::from(length));
+            match (structured, whole) {
+                (false, _) => replies.simple_data(cookie, pieces),
+                (true, true) => replies.whole_data(cookie, offset, pieces),
+                (true, false) => replies.chunked_data(cookie, offset, pieces),
+            }
+        }
         (Wanted::Extents { first_only }, Ok(Answer::Extents(extents))) => {
             replies.extents(cookie, &extents, first_only)
         }
@@ -859,7 +752,7 @@ fn refusal_kind(failure: &Failure) -> RefusalKind {
     }
 }
 
-/// What a client is told: programs show it to people as it is.
+/// The text for a client: programs show it to people unchanged.
 fn what_and_hint(failure: &Failure) -> String {
     match failure.hint.is_empty() {
         true => failure.message.clone(),

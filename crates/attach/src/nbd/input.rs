@@ -1,4 +1,4 @@
-//! Bytes received and not yet understood: chunks as they came, taken in pieces.
+//! Bytes received but not yet parsed: a queue of chunks as they arrived.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ impl Input {
         self.length
     }
 
-    /// The next `N` bytes, once there are as many; they stay.
+    /// The next `N` bytes, once so many are there; they stay in the queue.
     pub(crate) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         if self.length < N {
             return None;
@@ -41,7 +41,7 @@ impl Input {
         Some(bytes)
     }
 
-    /// Drops the next `length` bytes. Requires: there are as many.
+    /// Drops the next `length` bytes. Requires: so many are there.
     pub(crate) fn skip(&mut self, mut length: usize) {
         assert!(length <= self.length);
         while length > 0 {
@@ -50,7 +50,7 @@ impl Input {
     }
 
     /// The next `length` bytes as one buffer; copied only if they came in several chunks.
-    /// Requires: there are as many.
+    /// Requires: so many are there.
     pub(crate) fn take(&mut self, length: usize, pool: &BufferPool) -> Buffer {
         assert!(length <= self.length);
         match self.chunks.front() {
@@ -64,7 +64,7 @@ impl Input {
         }
     }
 
-    /// Copies bytes into `buffer` from `filled` on, as far as both go; says how far it is filled.
+    /// Copies as many bytes as possible into `buffer` from `filled` on. Returns how far it is filled.
     pub(crate) fn fill(&mut self, buffer: &mut BufferMut, mut filled: usize) -> usize {
         while filled < buffer.len() && self.length > 0 {
             let piece = self.pop(buffer.len() - filled);

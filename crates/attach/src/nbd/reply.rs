@@ -1,11 +1,11 @@
-//! Replies to requests: headers in one small buffer, data as the buffers it came in.
+//! Replies to requests: headers in one small buffer, data in the buffers it came in.
 
 use base::{Buffer, BufferPool};
 use volume::{Extent, Piece, VolumeError};
 
 use super::protocol::*;
 
-/// Longest reply to a question for extents; the client asks again for the rest.
+/// Most extents in one reply; the client asks again for the rest.
 const EXTENT_COUNT_MAX: usize = 4096;
 
 /// Writes replies for one connection.
@@ -18,19 +18,19 @@ pub struct Replies {
 const ZEROS_SIZE: usize = 64 << 10;
 
 impl Replies {
-    /// With headers from this pool.
+    /// Takes headers from this pool.
     pub fn new(pool: BufferPool) -> Replies {
         let zeros = pool.take_zeroed(ZEROS_SIZE).freeze();
         Replies { pool, zeros }
     }
 
-    /// A write, trim, zero or flush is done.
+    /// The reply to a write, trim, zero or flush that succeeded.
     pub fn done(&self, cookie: u64) -> Vec<Buffer> {
         vec![self.pool.copy_of(&simple_header(cookie, 0))]
     }
 
-    /// A request failed. `structured`: it is a read or a question for extents of a client that
-    /// chose structured replies.
+    /// The reply to a request that failed. `structured`: the client chose structured replies, and it is a
+    /// read or a question for extents.
     pub fn error(&self, structured: bool, cookie: u64, error: &VolumeError) -> Vec<Buffer> {
         let number = errno_of(error) as u32;
         if !structured {
@@ -46,14 +46,14 @@ impl Replies {
         vec![self.pool.copy_of(&bytes)]
     }
 
-    /// What a read found, for a client without structured replies.
+    /// The data of a read, for a client without structured replies.
     pub fn simple_data(&self, cookie: u64, pieces: Vec<Piece>) -> Vec<Buffer> {
         let mut buffers = vec![self.pool.copy_of(&simple_header(cookie, 0))];
         self.push_pieces(&mut buffers, pieces);
         buffers
     }
 
-    /// What a read at `offset` found, in one chunk.
+    /// The data of a read at `offset`, in one chunk.
     pub fn whole_data(&self, cookie: u64, offset: u64, pieces: Vec<Piece>) -> Vec<Buffer> {
         let length: u64 = pieces.iter().map(piece_length).sum();
         let mut header = Vec::with_capacity(28);
@@ -63,7 +63,7 @@ impl Replies {
         buffers
     }
 
-    /// What a read at `offset` found: a chunk for each run of data, and one for each hole.
+    /// The data of a read at `offset`: one chunk for each run of data and one for each hole.
     pub fn chunked_data(&self, cookie: u64, offset: u64, pieces: Vec<Piece>) -> Vec<Buffer> {
         let chunks = chunks_of(pieces);
         let mut headers = Vec::with_capacity(chunks.len() * 32);
@@ -99,7 +99,7 @@ impl Replies {
         buffers
     }
 
-    /// The extents of a range, at most the first of them.
+    /// The extents of a range; with `first_only` just the first one.
     pub fn extents(&self, cookie: u64, extents: &[Extent], first_only: bool) -> Vec<Buffer> {
         let count = if first_only { 1 } else { EXTENT_COUNT_MAX };
         let told = &extents[..extents.len().min(count)];
@@ -188,7 +188,7 @@ fn chunks_of(pieces: Vec<Piece>) -> Vec<Chunk> {
     chunks
 }
 
-fn piece_length(piece: &Piece) -> u64 {
+pub(crate) fn piece_length(piece: &Piece) -> u64 {
     match piece {
         Piece::Data(data) => data.len() as u64,
         Piece::Zeros(length) => *length,

@@ -1,4 +1,4 @@
-//! The program's loop around the hub: one thread, one ring, NBD and cluster sockets in it.
+//! The loop around the hub: one thread and one ring for the sockets of NBD clients and of the cluster.
 
 use base::{Duration, Time, TraceEvent};
 use client::{Config, Keeper};
@@ -8,31 +8,31 @@ use volume::Settings;
 
 use super::hub::{Effect, Event, Exports, Hub};
 
-/// So long requests that were begun may take to finish after the server was told to end.
+/// How long requests in flight may take to finish during a shutdown.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
-/// So long it takes at most then to detach volumes whose OSDs do not answer; the client core does not
-/// wait for longer itself.
+/// How long it may then take to detach volumes whose OSDs do not answer. The client core itself does not
+/// wait longer.
 const ABANDON_TIME_MAX: Duration = Duration::from_secs(5);
-/// So long a monitor may take to confirm that it has heard of it. All in all `ashlar up` waits longer.
+/// How long a monitor may then take to confirm that. `ashlar up` waits longer than all three together.
 const PART_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Most clients at a time, where the limit on descriptors leaves so many.
+/// Most clients at a time, if the limit on descriptors allows so many.
 const CLIENT_COUNT_MAX: u64 = 1024;
-/// Sentences on refused clients are logged at most so often.
+/// Refused clients are logged at most this often.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What an NBD server is made with.
+/// Settings of an NBD server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerSettings {
-    /// Where to listen: `unix:PATH` or `tcp:HOST:PORT`; at least one.
+    /// Addresses to listen on, `unix:PATH` or `tcp:HOST:PORT`; at least one.
     pub listen: Vec<String>,
-    /// Only these volumes are served; all if there are none here.
+    /// The volumes to serve; empty: all.
     pub volumes: Vec<String>,
-    /// Writes are refused.
+    /// Whether to refuse writes.
     pub read_only: bool,
-    /// Volumes are attached without their locks, as other servers may do at the same time.
+    /// Whether to attach volumes without their locks, so that other servers can do so too.
     pub shared: bool,
-    /// Most bytes of a volume that were done and are not durable.
+    /// Most bytes per volume that may be acknowledged but not yet durable.
     pub unsynced_size_max: u64,
 }
 
@@ -41,28 +41,28 @@ pub struct Server {
     reactor: Reactor,
     hub: Hub,
     keeper: Keeper,
-    /// The next sentence on a refused client is logged then.
+    /// When a refused client may be logged again.
     log_at: Time,
     effects: Vec<Effect>,
 }
 
 impl Server {
-    /// Serves until the process is told to end (SIGTERM, SIGINT).
+    /// Serves until the process gets SIGTERM or SIGINT.
     ///
-    /// Errors: io_uring does not work, or an address cannot be listened at.
+    /// Errors: io_uring does not work, or the server cannot listen on an address.
     pub fn run(config: &Config, settings: ServerSettings) -> Result<(), io::Error> {
         let mut reactor = Reactor::new(Options::default())
             .map_err(|error| io::Error::new("io_uring does not work", error))?;
         let peer = Peer { cluster: config.file.cluster, role: Role::Client };
         reactor.set_trust(Trust { key: config.key.clone(), peer });
-        let cannot_watch = |error| io::Error::new("signals cannot be watched", error);
+        let cannot_watch = |error| io::Error::new("cannot watch signals", error);
         reactor.watch_signals().map_err(cannot_watch)?;
         let client_count_max = client_count_max(io::raise_descriptor_limit());
         reactor.set_raw_max(client_count_max);
         let mut address = None;
         for listen in &settings.listen {
             let (_, bound) = reactor.listen_raw(listen)?;
-            io::log::write(&TraceEvent::info("listens").with("address", &bound));
+            io::log::write(&TraceEvent::info("listening").with("address", &bound));
             address.get_or_insert(bound);
         }
         let ServerSettings { volumes: names, read_only, shared, .. } = settings;
@@ -89,7 +89,7 @@ impl Server {
         let now = self.reactor.now();
         self.tell(now, Event::Abandon);
         self.serve_for(ABANDON_TIME_MAX, Hub::is_finished)?;
-        // Who attaches a volume next does not wait for a session that nobody has any more.
+        // So that the next client of a volume does not wait for a session that is over.
         self.serve_for(PART_TIME_MAX, Hub::is_parted)
     }
 
@@ -98,7 +98,7 @@ impl Server {
         self.serve_until(Some(end), is_done)
     }
 
-    /// Serves until that is so, or until `end`.
+    /// Serves until `is_done`, or until `end`.
     fn serve_until(
         &mut self,
         end: Option<Time>,
@@ -116,14 +116,14 @@ impl Server {
                 self.tell(now, Event::Tick);
             }
             if let Some(addresses) = self.hub.take_monitors() {
-                self.keeper.told(addresses);
+                self.keeper.update(addresses);
             }
             self.log_rejected(now);
         }
         Ok(())
     }
 
-    /// One sentence stands for all of its time.
+    /// Logs the first refused client of each interval.
     fn log_rejected(&mut self, now: Time) {
         if let Some(sentence) = self.reactor.take_rejected().first()
             && self.log_at <= now
@@ -171,7 +171,7 @@ impl Server {
     }
 }
 
-/// A quarter of the descriptors is kept back for the cluster: monitors, OSDs, the server's own.
+/// Keeps a quarter of the descriptors for connections to the cluster and for the server itself.
 fn client_count_max(descriptor_limit: u64) -> usize {
     let left = descriptor_limit - descriptor_limit / 4;
     usize::try_from(left.min(CLIENT_COUNT_MAX)).expect("at most 1,024")
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_leave_descriptors_for_the_cluster() {
+    fn a_quarter_of_the_descriptors_is_kept_for_the_cluster() {
         assert_eq!(client_count_max(1024), 768);
         assert_eq!(client_count_max(1 << 20), 1024);
         assert_eq!(client_count_max(u64::MAX), 1024);

@@ -8,47 +8,46 @@
 //! ```
 //!
 //! Invariants
-//!   1. No memory is taken for a length the client names before it is checked against a limit.
-//!   2. `next` gives one command at a time; whoever serves the session stops asking to slow the
-//!      client down.
-//!   3. In the phase `Asked` nothing is understood before the answer came.
+//!   1. A length from the client is checked against a limit before memory is allocated for it.
+//!   2. `next` returns one command at a time; the owner stops calling it to slow the client down.
+//!   3. In the phase `Asked` no input is parsed before the answer comes.
 
 use base::{Buffer, BufferMut, BufferPool};
 
 use super::input::Input;
 use super::protocol::*;
 
-/// What a client wants.
+/// A command of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
     /// The names of all exports; answered by [`Session::listed`].
     List,
-    /// What an export is; answered by [`Session::opened`] or [`Session::refused`].
+    /// Describe an export; answered by [`Session::opened`] or [`Session::refused`].
     Describe {
         /// Its name; empty for the default.
         name: String,
     },
-    /// To use an export; answered by [`Session::opened`] or [`Session::refused`].
+    /// Use an export; answered by [`Session::opened`] or [`Session::refused`].
     Attach {
         /// Its name; empty for the default.
         name: String,
     },
-    /// Something of its export.
+    /// A request to its export.
     Request(Request),
-    /// It is done, or makes no sense: send the output and close the connection.
+    /// The client has finished, or broke the protocol: send the output and close the connection.
     Close,
 }
 
 /// A request of the transmission phase.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Names the reply.
+    /// Identifies the reply.
     pub cookie: u64,
     /// What to do.
     pub action: Action,
 }
 
-/// What a request does. Ranges lie within the export and are not empty.
+/// The action of a request. Ranges are within the export and not empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Read a range.
@@ -57,16 +56,16 @@ pub enum Action {
         offset: u64,
         /// In bytes.
         length: u32,
-        /// In one chunk.
+        /// Whether the reply must be one chunk.
         whole: bool,
     },
     /// Write.
     Write {
         /// In bytes.
         offset: u64,
-        /// What.
+        /// The data.
         data: Buffer,
-        /// Durable when it is answered.
+        /// Whether it must be durable when it is answered.
         durable: bool,
     },
     /// Trim or write zeros.
@@ -75,37 +74,37 @@ pub enum Action {
         offset: u64,
         /// In bytes.
         length: u32,
-        /// Durable when it is answered.
+        /// Whether it must be durable when it is answered.
         durable: bool,
     },
-    /// Everything answered before is durable.
+    /// Make everything answered before durable.
     Flush,
-    /// Which parts are holes.
+    /// Report which parts are holes.
     Extents {
         /// In bytes.
         offset: u64,
         /// In bytes.
         length: u32,
-        /// One extent is enough.
+        /// Whether one extent is enough.
         first_only: bool,
     },
 }
 
-/// What clients are told of an export.
+/// What clients are told about an export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
 }
 
-/// Why an export cannot be had.
+/// Why an export is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RefusalKind {
-    /// There is none of this name.
+    /// There is no export of this name.
     Unknown,
-    /// It is there, but may not be used now.
+    /// It exists but may not be used now.
     Policy,
 }
 
@@ -129,29 +128,29 @@ enum Phase {
     Greeted,
     /// Waits for an option.
     Options,
-    /// Waits for the end of an option that is too long to be looked at.
+    /// Waits for the end of an option that is too long.
     SkipOption { option: u32, left: u64 },
-    /// Waits for the cluster's answer to this.
+    /// Waits for the cluster's answer to this question.
     Asked(Asked),
     /// Waits for a request.
     Requests,
     /// Waits for the rest of the data of a write.
     Payload { request: Header, data: Payload },
-    /// Waits for the end of the data of a write that is refused.
+    /// Waits for the end of the data of a refused write.
     SkipPayload { cookie: u64, error: Errno, left: u64 },
-    /// Waits for `next` to say that it is over.
+    /// Waits for `next` to return `Close`.
     Closing,
-    /// Nothing more is understood.
+    /// No more input is parsed.
     Closed,
 }
 
-/// The data of a write that did not come with its request. Top to bottom is the order in time.
+/// The data of a write that did not arrive with its request. Top to bottom is the order in time.
 enum Payload {
-    /// Its beginning is there.
+    /// Its first bytes have arrived.
     Begun { memory: BufferMut, filled: usize },
-    /// Its memory is out, to be received into.
+    /// Its memory is lent to the reactor, which receives into it.
     Lent,
-    /// All of it is there.
+    /// All of it has arrived.
     Whole(Buffer),
 }
 
@@ -490,7 +489,7 @@ impl Session {
         }
     }
 
-    /// Answers any question: it cannot be done, for this reason.
+    /// Refuses any open question, for this reason.
     pub fn refused(&mut self, kind: RefusalKind, why: &str) {
         let kind = match kind {
             RefusalKind::Unknown => REP_ERR_UNKNOWN,
@@ -568,7 +567,7 @@ impl Session {
         Step::Wait
     }
 
-    /// Whether a request keeps the rules.
+    /// Checks a request against the protocol and the export.
     fn check(&self, request: &Header) -> Result<(), Errno> {
         let export = self.export.expect("requests follow an export");
         let Header { flags, command, offset, length, .. } = *request;
@@ -600,7 +599,7 @@ impl Session {
         Ok(())
     }
 
-    /// An error found before anything was done; reads and extents have structured replies.
+    /// Answers with an error before anything was done; reads and extents get structured replies.
     fn request_error(&mut self, request: &Header, error: Errno) {
         let structured = matches!(request.command, CMD_READ | CMD_BLOCK_STATUS);
         if !(structured && self.structured) {
@@ -629,7 +628,7 @@ fn write_command(request: &Header, data: Buffer) -> Command {
     Command::Request(Request { cookie: request.cookie, action })
 }
 
-/// Drops up to `left` bytes; whether all of them are gone.
+/// Drops up to `left` bytes. Returns whether all of them are gone.
 fn skip(input: &mut Input, left: &mut u64) -> bool {
     let now = (*left).min(input.len() as u64);
     input.skip(now as usize);

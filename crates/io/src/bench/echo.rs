@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::{Measured, cpu_time};
+use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
 /// Of many small messages so much is sent or taken with one call.

@@ -16,7 +16,8 @@ use base::histogram::Histogram;
 use base::{BufferMut, BufferPool};
 use io_uring::{IoUring, cqueue, opcode, types};
 
-use super::{Measured, Places, RawLoad, cpu_time, open_filled, range_of, ring};
+use super::load::{Places, RawLoad, open_filled, range_of, ring};
+use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
 /// The ring of the journal takes a quarter of the file, at most so many bytes.

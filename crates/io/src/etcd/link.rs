@@ -1,4 +1,4 @@
-//! The connection to etcd: one endpoint at a time, left for the next one when it is dead or silent.
+//! The connection to etcd: one endpoint at a time; if it fails or falls silent, the next one.
 //!
 //! ```text
 //!   keep:  open ─▶ there ──probe every 500 ms──▶ left ─▶ the next endpoint
@@ -6,9 +6,9 @@
 //!   tasks:           └─ask─── error, no answer ────┘
 //! ```
 //!
-//! The probe is a read through etcd's consensus: a member that is cut off from the others fails it,
-//! as does one that is stopped. HTTP/2 pings would not do: etcd closes connections that ping more
-//! often than every 5 s (`--grpc-keepalive-min-time`).
+//! The probe is a read through etcd's consensus, so it also fails on a member that is cut off from the
+//! others. HTTP/2 pings would not do: etcd closes connections that ping more often than every 5 s
+//! (`--grpc-keepalive-min-time`).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,27 +19,28 @@ use etcd_client::{Client, ConnectOptions, Error, KvClient};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use super::event_sender::EventSender;
 use super::keys::Keys;
-use super::{EtcdPlace, Told};
+use super::place::EtcdPlace;
 
-/// An endpoint that takes longer to answer a probe is left.
+/// How long an endpoint may take to answer a probe.
 const PROBE_TIME_MAX: Duration = Duration::from_millis(1_400);
-/// A link is probed so long after the last probe.
+/// Interval between probes.
 const PROBE_SPAN: Duration = Duration::from_millis(500);
-/// A silent endpoint is left within this time.
+/// A silent endpoint is abandoned within 2 s.
 const _: () = assert!(PROBE_TIME_MAX.as_millis() + PROBE_SPAN.as_millis() < 2_000);
-/// Requests may take longer, on a slow disk or network, while probes are answered: etcd itself gives
-/// them up after 7 s.
+/// Requests may take longer on a slow disk or network while probes are still answered: etcd itself gives
+/// up after 7 s.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(8);
-/// The rest after all endpoints were tried.
+/// Pause after all endpoints have been tried.
 const REST_SPAN: Duration = Duration::from_millis(200);
-/// Longest answer that is taken, in bytes.
+/// Longest answer that is accepted, in bytes.
 pub(super) const ANSWER_SIZE_MAX: usize = 16 << 20;
 
-/// Why etcd did not do what it was asked.
+/// Why etcd did not carry out a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// The link is left: it may have been done, or not, or may still be.
+    /// The link was abandoned: the request may or may not have been carried out, or may still be.
     Gone,
     /// There is no such lease.
     LeaseNotFound,
@@ -49,14 +50,14 @@ pub(super) enum Refusal {
     FutureRevision,
     /// The answer is longer than [`ANSWER_SIZE_MAX`].
     AnswerTooLong,
-    /// etcd takes no writes; its words.
+    /// etcd takes no writes; its message.
     NoSpace(String),
-    /// The request is larger than etcd's settings allow; its words.
+    /// The request is larger than etcd's settings allow; its message.
     TooLarge(String),
 }
 
 impl Refusal {
-    /// What an error says, if it is an answer and not a failure of the endpoint.
+    /// Classifies an error. `None`: it is a failure of the endpoint, not an answer.
     fn of(error: &Error) -> Option<Refusal> {
         let status = match error {
             Error::GRpcStatus(status) => status,
@@ -88,7 +89,7 @@ impl Refusal {
 /// A connection to one endpoint.
 pub(super) struct Link {
     client: Client,
-    /// Why it is left, once it is.
+    /// Why it was abandoned, once it is.
     left: watch::Sender<Option<String>>,
 }
 
@@ -108,7 +109,7 @@ impl Link {
         self.client.kv_client().max_decoding_message_size(ANSWER_SIZE_MAX)
     }
 
-    /// Gives the link up: the next endpoint is tried, and who waits for this one is told `Gone`.
+    /// Abandons the link: requests on it end with `Gone`, and the next endpoint is tried.
     pub(super) fn leave(&self, why: String) {
         self.left.send_if_modified(|left| {
             let is_first = left.is_none();
@@ -121,14 +122,14 @@ impl Link {
         self.left.borrow().is_some()
     }
 
-    /// Returns why, when the link is left.
+    /// Waits until the link is abandoned; returns the reason.
     pub(super) async fn left(&self) -> String {
         let mut left = self.left.subscribe();
         let why = left.wait_for(Option::is_some).await.expect("this link holds the sender");
         why.clone().expect("just seen")
     }
 
-    /// The answer to a call; a failure of the endpoint makes the link be left.
+    /// Waits for the answer to a call. A failure of the endpoint abandons the link.
     pub(super) async fn ask<T>(
         &self,
         call: impl Future<Output = Result<T, Error>>,
@@ -158,7 +159,7 @@ impl Link {
         Err(Refusal::Gone)
     }
 
-    /// Reads through etcd's consensus; the etcd cluster's identity, if it is an etcd.
+    /// Reads through etcd's consensus. Returns the id of the etcd cluster, or `None` if it is not etcd.
     async fn probe(&self, keys: &Keys) -> Result<Option<u64>, Refusal> {
         let key = keys.outer("");
         let answer = self.ask_within(PROBE_TIME_MAX, self.kv().get(key, None)).await?;
@@ -166,7 +167,7 @@ impl Link {
     }
 }
 
-/// An error's innermost words.
+/// The innermost message of an error.
 pub(super) fn text_of(error: &Error) -> String {
     let Error::GRpcStatus(status) = error else { return error.to_string() };
     let mut source = std::error::Error::source(status);
@@ -180,17 +181,17 @@ pub(super) fn text_of(error: &Error) -> String {
 
 type Publish = watch::Sender<Option<Rc<Link>>>;
 
-/// Where tasks find the link of the moment.
+/// Gives tasks the link that is in use.
 pub(super) struct Links(watch::Receiver<Option<Rc<Link>>>);
 
-/// The two ends of the place where the link is published.
+/// Both ends of the channel that publishes the link.
 pub(super) fn links() -> (Publish, Links) {
     let (publish, links) = watch::channel(None);
     (publish, Links(links))
 }
 
 impl Links {
-    /// The link, as soon as there is one.
+    /// Waits for a link.
     pub(super) async fn next(&self) -> Rc<Link> {
         let is_there = |link: &Option<Rc<Link>>| link.as_ref().is_some_and(|link| !link.has_left());
         let mut links = self.0.clone();
@@ -198,16 +199,16 @@ impl Links {
         found.clone().expect("just seen")
     }
 
-    /// The link, if there is one soon.
+    /// Waits a short time for a link.
     pub(super) async fn soon(&self) -> Option<Rc<Link>> {
         timeout(PROBE_TIME_MAX, self.next()).await.ok()
     }
 }
 
-/// The etcd cluster that answered first.
+/// The id of the etcd cluster that answered first.
 pub(super) type FirstCluster = Rc<Cell<Option<u64>>>;
 
-/// Connects to an endpoint of our etcd and reads there; or why that cannot be done.
+/// Connects to an endpoint and probes it. An error is for people.
 pub(super) async fn meet(
     endpoint: &str,
     keys: &Keys,
@@ -219,34 +220,34 @@ pub(super) async fn meet(
         Err(_) => return Err("no connection".to_string()),
     };
     match link.probe(keys).await {
-        Ok(None) => Err("it is no etcd".to_string()),
+        Ok(None) => Err("this is not etcd".to_string()),
         Ok(Some(found)) => {
             let first = cluster.get().unwrap_or(found);
             cluster.set(Some(first));
             let is_ours = found == first;
-            let foreign = || "it belongs to another etcd cluster than the others".to_string();
+            let foreign = || "it belongs to a different etcd cluster than the others".to_string();
             is_ours.then_some(link).ok_or_else(foreign)
         }
         Err(Refusal::Gone) => Err(link.left().await),
-        Err(refusal) => Err(format!("it refuses to be read: {refusal:?}")),
+        Err(refusal) => Err(format!("it refused a read: {refusal:?}")),
     }
 }
 
-/// Keeps a link published, for ever.
+/// Publishes a link, and the next one whenever it is abandoned. Never returns.
 pub(super) async fn keep(
     place: Rc<EtcdPlace>,
     keys: Keys,
     cluster: FirstCluster,
     publish: Publish,
-    told: Rc<Told>,
+    events: Rc<EventSender>,
 ) {
-    let mut keeper = Keeper { keys, publish, told, cluster, failures: BTreeMap::new() };
+    let mut keeper = Keeper { keys, publish, events, cluster, failures: BTreeMap::new() };
     loop {
-        for endpoint in &place.endpoints {
+        for endpoint in place.endpoints() {
             let why = keeper.use_endpoint(endpoint).await;
             keeper.failures.insert(endpoint.clone(), why);
-            if keeper.failures.len() == place.endpoints.len() {
-                keeper.told.condition(Some(keeper.trouble()));
+            if keeper.failures.len() == place.endpoints().len() {
+                keeper.events.report_condition(Some(keeper.trouble()));
             }
         }
         sleep(REST_SPAN).await;
@@ -256,24 +257,24 @@ pub(super) async fn keep(
 struct Keeper {
     keys: Keys,
     publish: Publish,
-    told: Rc<Told>,
+    events: Rc<EventSender>,
     cluster: FirstCluster,
-    /// What went wrong at endpoints since one was there.
+    /// The failure of each endpoint since the last link.
     failures: BTreeMap<String, String>,
 }
 
 impl Keeper {
-    /// Uses an endpoint as long as it answers; why it does not, or not any more.
+    /// Uses an endpoint as long as it answers; returns why it does not, or no longer does.
     async fn use_endpoint(&mut self, endpoint: &str) -> String {
         let link = match meet(endpoint, &self.keys, &self.cluster).await {
             Ok(link) => Rc::new(link),
             Err(why) => return why,
         };
         self.failures.clear();
-        self.told.condition(None);
+        self.events.report_condition(None);
         self.publish.send_replace(Some(link.clone()));
         while timeout(PROBE_SPAN, link.left()).await.is_err() {
-            // A failure makes the link be left.
+            // A failure abandons the link.
             let _ = link.probe(&self.keys).await;
         }
         self.publish.send_replace(None);

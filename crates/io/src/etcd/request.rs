@@ -1,8 +1,7 @@
-//! One request at a time: asked of etcd, answered once.
+//! One request: sent to etcd, answered once.
 //!
-//! Reads and transactions are sent once, and answered soon. What may be done twice (leases,
-//! compactions) is repeated until it is answered; a lease whose grant was lost on the way ends by
-//! itself.
+//! Reads and transactions are sent once and answered soon. Requests that may be carried out twice (leases,
+//! compactions) are repeated until they are answered; a lease whose grant was lost expires by itself.
 
 use std::rc::Rc;
 
@@ -13,11 +12,11 @@ use cluster::state::{
 };
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
 
-use super::Context;
+use super::context::Context;
 use super::keys::{number, revision};
 use super::link::{Link, Refusal};
 
-/// Does an effect and tells its answer.
+/// Carries out an effect and reports the answer.
 pub(super) async fn answer(context: Rc<Context>, effect: StateEffect) {
     let event = match effect {
         StateEffect::Range { request, prefix, after, limit } => {
@@ -45,7 +44,7 @@ pub(super) async fn answer(context: Rc<Context>, effect: StateEffect) {
             unreachable!("watches have tasks of their own")
         }
     };
-    context.told.tell(event);
+    context.events.send(event);
 }
 
 impl Context {
@@ -69,7 +68,7 @@ impl Context {
                         answer.kvs().iter().filter_map(|found| self.keys.entry(found)).collect();
                     let last = answer.kvs().last().map(|last| last.key().to_vec());
                     match last {
-                        // Nothing but foreign keys: who asked needs one to go on from.
+                        // Only foreign keys: the caller needs one of ours to continue from.
                         Some(last) if entries.is_empty() && answer.more() => {
                             begin = just_after(last);
                         }
@@ -89,20 +88,20 @@ impl Context {
         let Some(link) = self.links.soon().await else { return TransactionOutcome::Unknown };
         match link.ask(link.kv().txn(self.wire_form(transaction))).await {
             Ok(answer) if answer.succeeded() => {
-                self.told.condition(None);
+                self.events.report_condition(None);
                 TransactionOutcome::Committed { revision: revision_of(answer.header()) }
             }
             Ok(_) => TransactionOutcome::Conflict,
             Err(Refusal::LeaseNotFound) => TransactionOutcome::Conflict,
             Err(Refusal::TooLarge(text)) => {
-                self.told.condition(Some(format!(
-                    "etcd refuses a transaction ({text}): run it with the default of \
-                     --max-request-bytes and --max-txn-ops, or more"
+                self.events.report_condition(Some(format!(
+                    "etcd refuses a transaction ({text}): run it with at least the defaults of \
+                     --max-request-bytes and --max-txn-ops"
                 )));
                 TransactionOutcome::Unknown
             }
             Err(Refusal::NoSpace(text)) => {
-                self.told.condition(Some(format!(
+                self.events.report_condition(Some(format!(
                     "etcd takes no writes ({text}): compact and defragment it, or raise \
                      --quota-backend-bytes, then `etcdctl alarm disarm`"
                 )));
@@ -160,7 +159,7 @@ impl Context {
         revoked.ok().map(|()| lease)
     }
 
-    /// Compacts up to `revision`, or what there is; done, or done before.
+    /// Compacts up to `revision`, or up to the newest one if that is older.
     async fn compact(&self, revision: StateRevision) {
         let mut wanted = number(revision);
         loop {
@@ -182,7 +181,7 @@ impl Context {
         }
     }
 
-    /// Repeats what may be done twice until it is answered.
+    /// Repeats a request that may be carried out twice until it is answered.
     async fn until_answered<T>(
         &self,
         attempt: impl AsyncFn(&Link) -> Result<T, Refusal>,
@@ -204,5 +203,5 @@ fn just_after(mut key: Vec<u8>) -> Vec<u8> {
 }
 
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> StateRevision {
-    revision(header.expect("what has no headers is left after its first probe").revision())
+    revision(header.expect("a link whose answers have no header fails its first probe").revision())
 }

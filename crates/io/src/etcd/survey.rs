@@ -1,10 +1,10 @@
-//! What is wrong at each endpoint, also at those that the link does not use now: the loss of another one
-//! would be seen only when that of the link is lost too, and a lack of room only when nothing can be
-//! written any more.
+//! Checks every endpoint, also those that the link does not use now. Otherwise the loss of another endpoint
+//! would be noticed only when that of the link is lost too, and a full etcd only when it takes no more
+//! writes.
 //!
-//! Where there are several, one after the other is connected to and read as the link's is. An endpoint
-//! that does not answer is asked twice before it is told of. How much it uses, and may use, stands on
-//! the page of metrics that each etcd has; where that page does not say it, nothing is told.
+//! If there are several endpoints, each is connected to and probed in turn, as the link is. One that does
+//! not answer is asked twice before it is reported. How much space it uses, and may use, is on the metrics
+//! page of each etcd; if that page does not say so, nothing is reported.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,38 +15,39 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::event_sender::EventSender;
 use super::keys::Keys;
 use super::link::{FirstCluster, meet};
-use super::{EtcdPlace, Told};
+use super::place::EtcdPlace;
 
-/// The rest between two rounds, while all endpoints answer.
+/// Pause between two rounds while all endpoints answer.
 const REST_SPAN: Duration = Duration::from_secs(5);
-/// How soon one that did not answer is asked again.
+/// Delay before an endpoint that did not answer is asked again.
 const AGAIN_SPAN: Duration = Duration::from_secs(1);
-/// How often it is looked how much room there is.
+/// Interval between two checks of the free space.
 const ROOM_SPAN: Duration = Duration::from_secs(60);
-/// How long a page of metrics may take.
+/// How long the metrics page may take.
 const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
-/// Longest page of metrics that is read, in bytes; those of etcd have some 100 KiB.
+/// Longest metrics page that is read, in bytes; that of etcd has about 100 KiB.
 const PAGE_SIZE_MAX: u64 = 4 << 20;
-/// From so many hundredths of its room on an endpoint is told of.
+/// An endpoint is reported from this part of its space on, in percent.
 const NEARLY_FULL_PERCENT: u64 = 80;
 
-/// Tells what is wrong at endpoints whenever that changes, for ever.
+/// Reports problems of endpoints whenever they change. Never returns.
 pub(super) async fn survey(
     place: Rc<EtcdPlace>,
     keys: Keys,
     cluster: FirstCluster,
-    told: Rc<Told>,
+    events: Rc<EventSender>,
 ) {
     let mut down: BTreeMap<String, String> = BTreeMap::new();
-    let (mut nearly_full, mut told_full) = (Vec::new(), Vec::new());
+    let (mut nearly_full, mut reported_full) = (Vec::new(), Vec::new());
     let mut look_at = Instant::now();
     loop {
         sleep(if down.is_empty() { REST_SPAN } else { AGAIN_SPAN }).await;
         let mut found = BTreeMap::new();
         // One alone is the link's.
-        let several = place.endpoints.iter().filter(|_| place.endpoints.len() > 1);
+        let several = place.endpoints().iter().filter(|_| place.endpoints().len() > 1);
         for endpoint in several {
             let mut answer = meet(endpoint, &keys, &cluster).await;
             if answer.is_err() && !down.contains_key(endpoint) {
@@ -58,25 +59,25 @@ pub(super) async fn survey(
             }
         }
         // Where none answers it is the link that tells so.
-        if found.len() == place.endpoints.len() {
+        if found.len() == place.endpoints().len() {
             continue;
         }
         if look_at <= Instant::now() {
             nearly_full.clear();
-            for endpoint in place.endpoints.iter().filter(|it| !found.contains_key(*it)) {
+            for endpoint in place.endpoints().iter().filter(|it| !found.contains_key(*it)) {
                 nearly_full.extend(room_of(endpoint).await.filter(is_nearly_full));
             }
             look_at = Instant::now() + ROOM_SPAN;
         }
-        if !found.keys().eq(down.keys()) || nearly_full != told_full {
+        if !found.keys().eq(down.keys()) || nearly_full != reported_full {
             let list = found.iter().map(|(endpoint, why)| EndpointDown {
                 endpoint: endpoint.clone(),
                 why: why.clone(),
             });
             let (down, nearly_full) = (list.collect(), nearly_full.clone());
-            told.tell(StateEvent::Endpoints(Endpoints { down, nearly_full }));
+            events.send(StateEvent::Endpoints(Endpoints { down, nearly_full }));
         }
-        told_full.clone_from(&nearly_full);
+        reported_full.clone_from(&nearly_full);
         down = found;
     }
 }
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_read_from_a_page_of_metrics() {
+    fn free_space_is_read_from_the_metrics_page() {
         let page = "HTTP/1.0 200 OK\r\n\r\n# HELP etcd_mvcc_db_total_size_in_bytes Total size.\n\
                     etcd_mvcc_db_total_size_in_bytes_of_others 7\n\
                     etcd_mvcc_db_total_size_in_bytes 1.7179869e+09\n\

@@ -1,19 +1,19 @@
-//! One watch: a stream of etcd's, opened again where it broke.
+//! One watch: a stream from etcd, opened again after it breaks.
 //!
 //! Invariants
-//!   1. Everything before `next` was told; nothing from `next` on.
-//!   2. A revision is told when all of it is there: etcd sends a large one in fragments.
+//!   1. Every revision before `next` is reported, none from `next` on.
+//!   2. A revision is reported once it is complete: etcd sends a large one in fragments.
 
 use std::rc::Rc;
 
 use cluster::state::{KeyValue, StateEvent, StateRevision, WatchId};
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 
-use super::Context;
+use super::context::Context;
 use super::keys::{number, revision};
 use super::link::{ANSWER_SIZE_MAX, Link, Refusal, text_of};
 
-/// Tells the changes of keys that begin with `prefix`, until it is aborted or the watch is lost.
+/// Reports the changes of keys with this prefix until the task is aborted or the watch is lost.
 pub(super) async fn follow(
     context: Rc<Context>,
     watch: WatchId,
@@ -30,7 +30,7 @@ pub(super) async fn follow(
         };
         match ended {
             Ended::Lost { compacted } => {
-                follower.context.told.tell(StateEvent::WatchLost { watch, compacted });
+                follower.context.events.send(StateEvent::WatchLost { watch, compacted });
                 return;
             }
             Ended::Broken(why) => link.leave(why),
@@ -38,7 +38,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Why a stream came to its end.
+/// Why a stream ended.
 enum Ended {
     Lost { compacted: StateRevision },
     Broken(String),
@@ -50,9 +50,9 @@ struct Follower {
     context: Rc<Context>,
     watch: WatchId,
     prefix: String,
-    /// The first revision that was not told.
+    /// The first revision that is not reported yet.
     next: StateRevision,
-    /// Revisions that are not told yet; the last one may be incomplete.
+    /// Received revisions that are not reported yet; the last one may be incomplete.
     gathered: Vec<(StateRevision, Vec<Change>)>,
 }
 
@@ -61,12 +61,12 @@ impl Follower {
         self.gathered.clear();
         let mut stream = match self.open(link).await {
             Ok(stream) => stream,
-            Err(refusal) => return Ended::Broken(format!("a watch was refused: {refusal:?}")),
+            Err(refusal) => return Ended::Broken(format!("etcd refused a watch: {refusal:?}")),
         };
         loop {
             let message = match stream.message().await {
                 Ok(Some(message)) => message,
-                Ok(None) => return Ended::Broken("a watch was ended".to_string()),
+                Ok(None) => return Ended::Broken("etcd ended a watch".to_string()),
                 Err(error) => return Ended::Broken(text_of(&error)),
             };
             if message.compact_revision() > 0 {
@@ -74,17 +74,17 @@ impl Follower {
             }
             if message.canceled() {
                 let why = message.cancel_reason();
-                return Ended::Broken(format!("a watch was canceled: {why}"));
+                return Ended::Broken(format!("etcd canceled a watch: {why}"));
             }
             if !self.gather(&message) {
-                return Ended::Broken("a watch told changes out of order".to_string());
+                return Ended::Broken("etcd sent changes of a watch out of order".to_string());
             }
             self.tell(message.0.fragment);
         }
     }
 
-    /// Opens the stream one revision early: etcd lets a watch begin at the last compacted revision,
-    /// some of whose changes it has forgotten.
+    /// Opens the stream one revision early: etcd accepts a watch that starts at the last compacted
+    /// revision, although it has dropped some of its changes.
     async fn open(&self, link: &Link) -> Result<WatchStream, Refusal> {
         let start = number(self.next).saturating_sub(1).max(1);
         let (begin, end) = self.context.keys.range(&self.prefix);
@@ -95,7 +95,7 @@ impl Follower {
         link.ask(client.watch(begin, Some(options))).await
     }
 
-    /// `false`: the changes are out of order.
+    /// Returns `false` if the changes are out of order.
     fn gather(&mut self, message: &WatchResponse) -> bool {
         for event in message.events() {
             let Some(found) = event.kv() else { continue };
@@ -117,14 +117,14 @@ impl Follower {
         true
     }
 
-    /// Tells what is complete.
+    /// Reports complete revisions.
     fn tell(&mut self, more_follows: bool) {
         let complete = self.gathered.len() - usize::from(more_follows).min(self.gathered.len());
         for (revision, changes) in self.gathered.drain(..complete) {
             assert!(self.next <= revision);
             self.next = revision.next();
             let event = StateEvent::Watched { watch: self.watch, revision, changes };
-            self.context.told.tell(event);
+            self.context.events.send(event);
         }
     }
 }

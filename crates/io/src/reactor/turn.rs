@@ -130,7 +130,7 @@ impl Reactor {
         }
         if stream.waiting.is_some() {
             if stream.queue.length() > SEND_QUEUE_SIZE_MAX {
-                let reason = "the peer does not read what it asked for".into();
+                let reason = "the peer does not read its replies".into();
                 self.end(index, CloseReason::Protocol(reason), events);
             }
             return;
@@ -229,7 +229,7 @@ impl Reactor {
         }
         let raw = listener.raw;
         if raw && self.raw_count >= self.raw_max {
-            self.reject(format!("a client was refused: there are {} already", self.raw_count));
+            self.reject(format!("a client was refused: there are already {}", self.raw_count));
             return;
         }
         let id = ConnectionId::new(2 * self.accepted_count + 1);
@@ -262,7 +262,7 @@ impl Reactor {
         };
         let oldest = self.deadlines.iter().find(unproven);
         let (_, connection) = *oldest.expect("each unproven connection has a deadline");
-        self.reject("a connection was refused: too many came before it was proven".into());
+        self.reject("a connection was refused: too many others are in their handshake".into());
         self.end(self.indexes[&connection], CloseReason::TimedOut, events);
     }
 

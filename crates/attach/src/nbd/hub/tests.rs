@@ -7,6 +7,8 @@ use cluster::message::FromMonitor;
 use format::door::{Peer, Role};
 use format::wire::{Message, Refusal, Reply};
 
+use super::nbd_client::CLIENT_BYTES_MAX;
+use super::requests::BYTES_MAX;
 use super::*;
 
 #[path = "../../../tests/memory/mod.rs"]
@@ -345,7 +347,7 @@ fn a_volume_that_is_not_there_is_unknown() {
     assert_eq!(world.go(client, "none"), [(1 << 31) + 6]);
     assert_eq!(world.option(client, 6, &information("none")), [(1 << 31) + 6]);
     assert!(world.hub.volumes.is_empty());
-    assert!(world.hub.volumes_by_name.is_empty());
+    assert!(world.hub.volumes.offered("none").is_none());
 }
 
 #[test]
@@ -385,7 +387,7 @@ fn a_client_that_breaks_off_leaves_nothing_behind() {
     assert_eq!(world.cluster.sessions.len(), 1, "the write is finished first");
     world.release();
     assert!(world.cluster.sessions.is_empty());
-    assert!(world.hub.running.is_empty());
+    assert!(world.hub.requests.is_empty());
 }
 
 #[test]
@@ -580,7 +582,7 @@ fn a_client_with_too_much_under_way_is_not_read_until_replies_leave() {
     world.queued = 0;
     world.held = None;
     let mut received = sent;
-    while let Some(at) = world.hub.poll_at {
+    while let Some(at) = world.hub.slow_clients.deadline() {
         world.now = at;
         world.apply(Event::Tick);
         received += world.take(client).len();
@@ -599,20 +601,20 @@ fn all_clients_together_are_bounded_and_each_goes_on() {
     for client in &clients {
         world.send(*client, &requests);
     }
-    assert_eq!(world.hub.byte_count, BYTES_MAX);
+    assert_eq!(world.hub.requests.byte_count(), BYTES_MAX);
     assert_eq!(world.paused.len(), count);
     let gone = clients[count - 1];
     world.apply(Event::Gone(gone));
     world.queued = 0;
     let mut received: BTreeMap<ConnectionId, usize> = BTreeMap::new();
-    while world.hub.byte_count > 0 {
+    while world.hub.requests.byte_count() > 0 {
         world.release();
         world.held = Some(Vec::new());
-        while let Some(at) = world.hub.poll_at {
+        while let Some(at) = world.hub.slow_clients.deadline() {
             world.now = at;
             world.apply(Event::Tick);
         }
-        assert!(world.hub.byte_count <= BYTES_MAX);
+        assert!(world.hub.requests.byte_count() <= BYTES_MAX);
         for client in &clients {
             *received.entry(*client).or_default() += world.take(*client).len();
         }
@@ -621,7 +623,7 @@ fn all_clients_together_are_bounded_and_each_goes_on() {
     for client in &clients {
         assert_eq!(received[client], if *client == gone { 0 } else { each });
     }
-    assert!(world.hub.queued.is_empty());
+    assert!(!world.hub.requests.has_waiting());
 }
 
 #[test]

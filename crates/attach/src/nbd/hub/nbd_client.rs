@@ -1,0 +1,85 @@
+//! One NBD client: its session, and the bounds on what it may have in flight.
+
+use base::Time;
+use volume::VolumeHandle;
+
+use super::super::session::Session;
+
+/// Most bytes of one client's requests in flight and unsent replies.
+pub(super) const CLIENT_BYTES_MAX: usize = 64 << 20;
+/// Most requests of one client in flight.
+const CLIENT_REQUEST_COUNT_MAX: usize = 1024;
+
+/// A connected client.
+pub(super) struct Client {
+    pub(super) session: Session,
+    /// Until when it must choose an export.
+    pub(super) choose_until: Option<Time>,
+    /// Its open command to a monitor.
+    pub(super) ask: Option<u64>,
+    /// The volume it uses or waits for.
+    pub(super) volume: Option<VolumeHandle>,
+    request_count: usize,
+    pub(super) byte_count: usize,
+    /// Bytes that may be unsent: those that waited at the last poll, and all sent since then.
+    pub(super) sent_bytes: usize,
+    is_paused: bool,
+    /// It stands in the list of those that wait for others.
+    pub(super) is_queued: bool,
+    /// Nothing more is read; the connection closes once its requests are answered.
+    pub(super) is_leaving: bool,
+}
+
+impl Client {
+    pub(super) fn new(session: Session) -> Client {
+        Client {
+            session,
+            choose_until: None,
+            ask: None,
+            volume: None,
+            request_count: 0,
+            byte_count: 0,
+            sent_bytes: 0,
+            is_paused: false,
+            is_queued: false,
+            is_leaving: false,
+        }
+    }
+
+    /// Whether it has as much in flight as it may.
+    pub(super) fn is_full(&self) -> bool {
+        self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX
+            || self.request_count >= CLIENT_REQUEST_COUNT_MAX
+    }
+
+    /// Whether unsent replies keep it from going on.
+    pub(super) fn waits_for_sends(&self) -> bool {
+        self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX && self.sent_bytes > 0
+    }
+
+    /// Whether no request of it is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.request_count == 0
+    }
+
+    /// A request of `weight` bytes begins.
+    pub(super) fn on_begin(&mut self, weight: usize) {
+        assert!(self.request_count < CLIENT_REQUEST_COUNT_MAX);
+        self.request_count += 1;
+        self.byte_count += weight;
+    }
+
+    /// A request of `weight` bytes has ended; its reply has `reply_size` bytes.
+    pub(super) fn on_end(&mut self, weight: usize, reply_size: usize) {
+        assert!(self.request_count > 0);
+        assert!(self.byte_count >= weight);
+        self.request_count -= 1;
+        self.byte_count -= weight;
+        self.sent_bytes += reply_size;
+    }
+
+    /// Stops or starts reading from it. Returns whether that is a change.
+    pub(super) fn set_paused(&mut self, is_paused: bool) -> bool {
+        std::mem::replace(&mut self.is_paused, is_paused) != is_paused
+    }
+}

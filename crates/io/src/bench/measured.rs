@@ -1,0 +1,29 @@
+//! What a load came to, and the processor time it took.
+
+use base::histogram::Histogram;
+use base::{Duration, Time};
+use rustix::time::{ClockId, clock_gettime};
+
+/// What a load came to.
+#[derive(Clone)]
+pub struct Measured {
+    /// Latencies; their count is that of the operations.
+    pub histogram: Histogram,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// Processor time of this process meanwhile.
+    pub cpu: Duration,
+}
+
+impl Measured {
+    /// Operations in a second.
+    pub fn ops_per_second(&self) -> f64 {
+        self.histogram.count() as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// Processor time of this process, its kernel workers included.
+pub fn cpu_time() -> Time {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}

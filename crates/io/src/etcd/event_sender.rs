@@ -1,0 +1,42 @@
+//! How tasks reach the owner of the store: events in a channel, and a call that wakes it.
+
+use std::cell::RefCell;
+use std::sync::mpsc::Sender;
+
+use cluster::state::StateEvent;
+
+/// Sends events to the owner of the store.
+pub(super) struct EventSender {
+    sender: Sender<StateEvent>,
+    wake: Box<dyn Fn()>,
+    /// Why etcd cannot be asked, as last reported.
+    trouble: RefCell<Option<String>>,
+}
+
+impl EventSender {
+    /// `wake` is called after each event.
+    pub(super) fn new(sender: Sender<StateEvent>, wake: impl Fn() + 'static) -> EventSender {
+        EventSender { sender, wake: Box::new(wake), trouble: RefCell::new(None) }
+    }
+
+    pub(super) fn send(&self, event: StateEvent) {
+        // The owner may be gone; then this thread is about to end.
+        let _ = self.sender.send(event);
+        (self.wake)();
+    }
+
+    /// Reports why etcd cannot be asked, or that it can; only when that has changed.
+    pub(super) fn report_condition(&self, trouble: Option<String>) {
+        if *self.trouble.borrow() != trouble {
+            *self.trouble.borrow_mut() = trouble.clone();
+            self.send(StateEvent::Condition { trouble });
+        }
+    }
+}
+
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        // After a panic the owner polls, and sees that the thread has ended.
+        (self.wake)();
+    }
+}
