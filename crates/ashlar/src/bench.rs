@@ -1,5 +1,5 @@
-//! `ashlar bench`: measures a volume's whole path, or the store alone beside raw io_uring and an
-//! echo over loopback.
+//! `ashlar bench`: measures the whole path of a volume, or the store alone and for comparison raw io_uring
+//! and an echo over loopback.
 
 mod disk;
 mod measured;
@@ -36,8 +36,8 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
 fn checked(load: LoadArgs) -> Result<Load, Failure> {
     let block_size = load.block_size.0;
     if block_size == 0 || !block_size.is_multiple_of(UNIT_SIZE) || block_size > 32 << 20 {
-        let message = format!("--block-size {} is not possible", size_text(block_size));
-        return Err(failure("invalid", message, "a multiple of 4KiB, at most 32MiB"));
+        let message = format!("--block-size {} is not supported", size_text(block_size));
+        return Err(failure("invalid", message, "use a multiple of 4KiB, at most 32MiB"));
     }
     let kind = match load.op {
         OpArg::Randwrite => OpKind::RandomWrite,
@@ -49,7 +49,7 @@ fn checked(load: LoadArgs) -> Result<Load, Failure> {
     Ok(Load { kind, block_size, depth: load.depth as usize, time })
 }
 
-/// A file that goes away with its owner.
+/// A file that is removed when it is dropped.
 struct Scratch(std::path::PathBuf);
 
 impl Drop for Scratch {
@@ -67,7 +67,7 @@ fn disk_beside_raw(
 ) -> Result<Value, Failure> {
     if !directory.is_dir() {
         let message = format!("{} is not a directory", directory.display());
-        return Err(failure("invalid", message, "name one with free space"));
+        return Err(failure("invalid", message, "name a directory with free space"));
     }
     let path = directory.join(format!("ashlar-bench.{}", std::process::id()));
     let scratch = Scratch(path.clone());
@@ -80,8 +80,9 @@ fn disk_beside_raw(
         "journal_bytes": store.recovered.journal_bytes,
         "blocks": store.recovered.blocks,
     });
-    let cannot =
-        |error: io::Error| failure("io", error.to_string(), "give it more --size, or less --depth");
+    let cannot = |error: io::Error| {
+        failure("io", error.to_string(), "use a larger --size or a smaller --depth")
+    };
     let raw_load = io::bench::RawLoad {
         path: path.clone(),
         size,
@@ -93,7 +94,7 @@ fn disk_beside_raw(
         durable: commit == blockstore::CommitMode::Immediate,
     };
     let raw = limit(io::bench::raw(&raw_load).map_err(cannot)?, &load);
-    // What a journal and later writing to places cost at least; reads and whole blocks have none.
+    // The minimum cost of a journal; reads and whole blocks do not use one.
     let journaled = (load.kind == OpKind::RandomWrite && load.block_size < 64 << 10)
         .then(|| io::bench::journaled(&raw_load))
         .transpose()
@@ -108,8 +109,7 @@ fn disk_beside_raw(
     Ok(value)
 }
 
-/// The network's part of a load: a block goes the way it goes in the load, and what comes the other way
-/// is small.
+/// The network part of a load: blocks in the direction of the load, small messages in the other.
 fn echo_of(load: &Load) -> io::bench::EchoLoad {
     let block = load.block_size as usize;
     let small = block.min(UNIT_SIZE as usize);
@@ -119,7 +119,7 @@ fn echo_of(load: &Load) -> io::bench::EchoLoad {
     io::bench::EchoLoad { request_size, answer_size, depth: load.depth, time }
 }
 
-/// A limit of the machine, as it stands in the output.
+/// A limit of the machine, in the form of the output.
 fn limit(measured: io::bench::Measured, load: &Load) -> Value {
     let io::bench::Measured { histogram, elapsed, cpu } = measured;
     let block_size = load.block_size;
@@ -136,8 +136,8 @@ fn print(format: Format, value: &Value) {
     println!("{}", line_of(value));
     if value["raw"].is_object() {
         println!(
-            "written to the device: {:.2} bytes for each byte; opened again in {:.3} s after {} of \
-             journal and {} blocks",
+            "written to the device: {:.2} bytes per byte; reopened in {:.3} s with {} of journal and \
+             {} blocks",
             number(&value["device_bytes_per_byte"]),
             number(&value["recovery"]["seconds"]),
             size_text(value["recovery"]["journal_bytes"].as_u64().unwrap_or(0)),

@@ -1,7 +1,8 @@
 //! The `ashlar` program: arguments and wiring only. Each daemon is a loop that moves events from
 //! the reactor into its logic and effects back; see `osd/run.rs`, `mon.rs` and the crate `attach`.
 //!
-//! Exit codes: 0 success, 1 failure, 2 wrong usage, 3 an OSD that was removed from the cluster.
+//! Exit codes: 0 success, 1 failure, 2 wrong usage, 3 an OSD or monitor that was removed from
+//! the cluster.
 
 #![allow(clippy::disallowed_methods)] // A program: it has a clock, threads and files.
 
@@ -31,7 +32,7 @@ use cluster::message::Failure;
 use crate::cli::{Cli, Command, LogArgs, MonCommand, OsdCommand, TaskCommand};
 use crate::output::Format;
 
-/// Exit code of an OSD that was removed from the cluster: there is no point in restarting it.
+/// Exit code of an OSD or monitor that was removed from the cluster: there is no point in restarting it.
 pub const REMOVED_CODE: u8 = 3;
 
 fn main() -> ExitCode {

@@ -64,7 +64,7 @@ impl Drop for Cluster {
 }
 
 #[test]
-fn a_volume_is_written_read_zeroed_and_let_go() {
+fn a_volume_is_written_read_zeroed_and_detached() {
     let cluster = Cluster::start("whole");
     block_on(async {
         let client = Client::start(&cluster.config).expect("io_uring works");

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read() {
+    fn addresses_are_parsed() {
         let tcp = |text: &str| Address::Tcp(text.parse().expect("an IP address and port"));
         assert_eq!(Address::parse("tcp:127.0.0.1:80"), Ok(tcp("127.0.0.1:80")));
         assert_eq!(Address::parse("tcp:localhost:0"), Ok(tcp("127.0.0.1:0")));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_no_address() {
+    fn garbage_is_not_an_address() {
         for text in ["", "tcp", "tcp:", "tcp:host", "tcp::1", "tcp:a:99999", "unix:", "udp:a:1"] {
             assert!(Address::parse(text).is_err(), "{text}");
         }

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_becomes_what_is_allowed() {
+    fn the_limit_is_raised_as_far_as_allowed() {
         let allowed = getrlimit(Resource::Nofile).maximum;
         assert_eq!(raise_descriptor_limit(), allowed.unwrap_or(u64::MAX));
         assert_eq!(getrlimit(Resource::Nofile).current, allowed);

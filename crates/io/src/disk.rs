@@ -215,10 +215,12 @@ pub(crate) enum Progress {
 impl DiskJob {
     /// The ring entry for the part that is not done yet. It points to memory that `self` owns.
     pub(crate) fn entry(&mut self) -> squeue::Entry {
+        assert!(self.done <= self.length);
         let fd = types::Fd(self.fd);
         let offset = self.offset + self.done;
         match &mut self.work {
             Work::Read(buffer) => {
+                assert!(buffer.len() as u64 == self.length);
                 let rest = &mut buffer[self.done as usize..];
                 let length = u32::try_from(rest.len()).expect("buffers are smaller than 4 GiB");
                 opcode::Read::new(fd, rest.as_mut_ptr(), length).offset(offset).build()
@@ -267,6 +269,7 @@ impl DiskJob {
                 let error = self.describe("the disk ends before");
                 return Progress::Done(self.end(Err(DiskError::Io(error))));
             }
+            assert!(self.done == self.length, "a job is done when all of its bytes are");
         }
         Progress::Done(self.end(Ok(())))
     }
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_in_part_is_continued() {
+    fn a_partial_write_is_continued() {
         let pool = BufferPool::default();
         let buffers: Vec<Buffer> = (0..3).map(|i| pool.copy_of(&[i; 4096])).collect();
         let mut job = job(Work::Write { buffers, durable: true }, 3 * 4096);
@@ -363,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pieces_are_written_in_portions() {
+    fn many_pieces_are_written_with_several_calls() {
         let pool = BufferPool::default();
         let buffers = vec![pool.copy_of(&[1; 512]); PIECES_MAX + 5];
         let mut job = job(Work::Write { buffers, durable: false }, (PIECES_MAX as u64 + 5) * 512);
@@ -377,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_apart() {
+    fn disk_errors_are_classified() {
         let write = || job(Work::Write { buffers: vec![], durable: false }, 4096);
         assert_eq!(done(write().advance(-libc::ENOSPC)), Err(DiskError::NoSpace));
         assert_eq!(done(write().advance(-libc::EDQUOT)), Err(DiskError::NoSpace));

@@ -79,7 +79,7 @@ mod tests {
     use crate::prepare::tests::Folder;
 
     #[test]
-    fn editors_at_the_same_time_lose_nothing_and_the_mode_stays() {
+    fn concurrent_editors_lose_nothing_and_keep_the_mode() {
         let folder = Folder::new("edit");
         let path = folder.0.join("file");
         std::fs::write(&path, "").expect("writable");

@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_hangs_is_told_of_and_what_was_asked_is_answered_later_in_its_order() {
+    fn a_hanging_disk_is_reported_and_requests_are_answered_later_in_order() {
         let gate = Arc::new(Mutex::new(()));
         let disk = Gated(redb::backends::InMemoryBackend::new(), gate.clone());
         let database = Database::builder().create_with_backend(disk).unwrap();
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_process_is_told_that_one_runs() {
+    fn a_second_process_is_refused() {
         let directory = Directory::new("second");
         let path = directory.file("state.redb");
         EmbeddedState::create(&path).unwrap();
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_refused_and_left_alone() {
+    fn a_file_that_is_not_a_store_is_refused_and_left_alone() {
         let directory = Directory::new("foreign");
         let path = directory.file("state.redb");
         let error = open(&path).err().unwrap();

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_has_ended_is_a_failed_store() {
+    fn a_store_whose_thread_died_has_failed() {
         let (sender, bell) = std::sync::mpsc::channel();
         let has_panicked = AtomicBool::new(false);
         let wake = move || {

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   initiator                                            responder
-//!     hello:   preamble (48) | Noise message 1 (48)  ──▶   key and cluster are right, or refused
+//!     hello:   preamble (48) | Noise message 1 (48)  ──▶   checks key and cluster, or refuses
 //!     ◀──  answer:  status, length (8) | Noise message 2 with the responder's preamble (112)
-//!                                      | or a sentence that says why not
+//!                                      | or the reason for the refusal
 //!     confirm: Noise transport message, empty (16)   ──▶   the hello was no replay
 //!     frames                                         ◀─▶   frames
 //! ```
@@ -36,13 +36,13 @@ const ANSWER_HEAD_SIZE: usize = 8;
 const NOISE_ANSWER_SIZE: usize = 32 + PREAMBLE_SIZE + 16;
 /// A tag.
 const CONFIRM_SIZE: usize = 16;
-/// Longest sentence of a refusal, in bytes.
+/// Longest message of a refusal, in bytes.
 const REFUSAL_SIZE_MAX: usize = 512;
 
 const STATUS_GO_ON: u8 = 0;
 const STATUS_REFUSED: u8 = 1;
 
-/// What a process proves to its peers, and who it says it is.
+/// What a process proves to its peers, and its identity.
 #[derive(Clone, Debug)]
 pub struct Trust {
     /// The cluster's key.
@@ -54,22 +54,22 @@ pub struct Trust {
 /// A finished handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Established {
-    /// Who is at the other end.
+    /// The identity of the peer.
     pub peer: Peer,
-    /// The protocol version both speak from now on.
+    /// The protocol version that both sides use from now on.
     pub version: u16,
 }
 
-/// What [`Handshake::receive`] made of its input.
+/// The result of [`Handshake::receive`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HandshakeStep {
     /// All input was consumed; more is needed.
     Wait,
-    /// It is done; input from `consumed` on is frames.
+    /// The handshake is complete; the input from `consumed` on is frames.
     Done {
         /// How much of this input belonged to the handshake, in bytes.
         consumed: usize,
-        /// With whom.
+        /// The peer.
         established: Established,
     },
 }
@@ -98,7 +98,7 @@ enum Stage {
 }
 
 impl Handshake {
-    /// Begins as the side that connected; the hello is appended to `output`.
+    /// Starts as the side that connected; appends the hello to `output`.
     pub fn initiate(trust: &Trust, output: &mut Vec<u8>) -> Handshake {
         let preamble = encode_preamble(&trust.peer, PROTOCOL_VERSIONS);
         let mut noise = builder(&trust.key, &preamble)
@@ -113,13 +113,13 @@ impl Handshake {
         Handshake { trust: trust.clone(), stage, input: Vec::new() }
     }
 
-    /// Begins as the side that was connected to.
+    /// Starts as the side that was connected to.
     pub fn respond(trust: &Trust) -> Handshake {
         Handshake { trust: trust.clone(), stage: Stage::Hello, input: Vec::new() }
     }
 
-    /// Goes on with bytes from the peer; what must be sent is appended to `output`, also with an
-    /// error: it tells the peer why. An error is a sentence for people; the connection is over.
+    /// Continues with bytes from the peer, and appends to `output` what must be sent; after an error too,
+    /// to tell the peer the reason. An error is a sentence for people and ends the connection.
     pub fn receive(
         &mut self,
         mut bytes: &[u8],
@@ -143,7 +143,7 @@ impl Handshake {
         }
     }
 
-    /// Refuses what is no hello of ours at its first wrong byte, without waiting for the rest.
+    /// Refuses another protocol at its first wrong byte, without waiting for a whole hello.
     fn check_early(&mut self, output: &mut Vec<u8>) -> Result<(), String> {
         let length = self.input.len().min(MAGIC.len());
         if matches!(self.stage, Stage::Hello) && self.input[..length] != MAGIC[..length] {
@@ -174,7 +174,7 @@ impl Handshake {
         }
     }
 
-    /// Ends with an error that the peer is told too.
+    /// Ends with an error, which is sent to the peer too.
     fn refuse<T>(&mut self, output: &mut Vec<u8>, sentence: String) -> Result<T, String> {
         self.stage = Stage::Ended;
         let text = &sentence[..sentence.floor_char_boundary(REFUSAL_SIZE_MAX)];
@@ -268,7 +268,7 @@ impl Handshake {
 }
 
 impl Stage {
-    /// How many bytes it waits for; never 0.
+    /// Number of bytes that it waits for; never 0.
     fn length(&self) -> usize {
         match self {
             Stage::Hello => HELLO_SIZE,

@@ -1,4 +1,4 @@
-//! Frames out of a byte stream, as a value: memory to receive into goes out, messages come back.
+//! Splits a byte stream into frames, as a value: memory to receive into goes out, messages come back.
 //!
 //! ```text
 //!   buffer: | frame | frame | part of a frame | room |      small payloads are slices of it
@@ -6,24 +6,24 @@
 //! ```
 //!
 //! Invariants
-//!   1. `filled` bytes of `buffer` are received and belong to no finished frame before `start`.
-//!   2. There is always room where the next bytes go.
-//!   3. Memory is taken only for lengths that `decode_header` has checked.
+//!   1. The first `filled` bytes of `buffer` are received and belong to no delivered frame.
+//!   2. There is always room for the next bytes.
+//!   3. Memory is allocated only for lengths that `decode_header` has checked.
 
 use base::{Buffer, BufferMut, BufferPool};
 use format::wire::{DecodeError, FRAME_HEADER_SIZE, FrameHeader, Message, decode, decode_header};
 
-/// Memory of a connection at rest, in bytes: a daemon has thousands of them.
+/// Buffer of an idle connection, in bytes: a daemon has thousands of them.
 const RECEIVE_SIZE_MIN: usize = 16 << 10;
-/// Memory of a connection on which much arrives at once, in bytes.
+/// Buffer of a busy connection, in bytes.
 const RECEIVE_SIZE_MAX: usize = 256 << 10;
-/// Payloads from this size on get memory of their own, in bytes.
+/// Payloads of this size or more get a buffer of their own, in bytes.
 const LARGE_PAYLOAD_SIZE: usize = 64 << 10;
 
 pub(crate) struct Inbox {
     pool: BufferPool,
-    /// Size of the next buffer: grows where buffers come back full of small frames, and back where
-    /// they do not.
+    /// Size of the next buffer: grows while buffers come back full of small frames, and shrinks again
+    /// otherwise.
     receive_size: usize,
     stage: Stage,
 }
@@ -31,9 +31,9 @@ pub(crate) struct Inbox {
 enum Stage {
     /// Waits for frames.
     Frames { buffer: BufferMut, filled: usize },
-    /// Waits for the rest of a large payload, whose header and body are there.
+    /// Waits for the rest of a large payload, whose header and body have arrived.
     Payload { header: FrameHeader, body: Vec<u8>, payload: BufferMut, filled: usize },
-    /// The memory is out to be received into.
+    /// The memory is lent to receive into.
     Lent(Lent),
 }
 
@@ -49,7 +49,7 @@ impl Inbox {
         Inbox { pool: pool.clone(), receive_size: RECEIVE_SIZE_MIN, stage }
     }
 
-    /// The memory for the next bytes, and where in it they go. It must come back by `put_back`.
+    /// Lends the memory for the next bytes, and where in it they go. Requires: `put_back` follows.
     pub(crate) fn lend(&mut self) -> (BufferMut, usize) {
         let lent = Stage::Lent(Lent::Frames);
         match std::mem::replace(&mut self.stage, lent) {
@@ -62,13 +62,13 @@ impl Inbox {
         }
     }
 
-    /// Whether what is lent is a payload's, to be filled to its end.
+    /// Whether the lent memory is that of a payload, to be filled to its end.
     pub(crate) fn lent_payload(&self) -> bool {
         matches!(self.stage, Stage::Lent(Lent::Payload { .. }))
     }
 
-    /// Takes back the memory with `filled` bytes in it; messages that are whole go to `deliver`.
-    /// After an error the stream makes no sense any more.
+    /// Takes back the memory with `filled` bytes in it; complete messages go to `deliver`. After an error
+    /// the stream is unusable.
     pub(crate) fn put_back(
         &mut self,
         buffer: BufferMut,
@@ -87,6 +87,7 @@ impl Inbox {
                 Ok(())
             }
             Stage::Lent(Lent::Payload { header, body }) => {
+                assert!(filled == header.payload_length as usize);
                 deliver(decode(&header, &body, Some(buffer.freeze()), &self.pool)?);
                 let buffer = self.pool.take(self.receive_size);
                 self.stage = Stage::Frames { buffer, filled: 0 };
@@ -96,7 +97,7 @@ impl Inbox {
         }
     }
 
-    /// Takes bytes that came before the first `lend` (behind a handshake).
+    /// Takes bytes that arrived before the first `lend` (after a handshake).
     pub(crate) fn put_bytes(
         &mut self,
         mut bytes: &[u8],
@@ -150,15 +151,15 @@ impl Inbox {
         }
     }
 
-    /// Goes on with `bytes`: the body and the beginning of a large payload. (The end of it, too,
-    /// and further frames, if the buffer was enlarged for a long body.)
+    /// Continues with `bytes`: the body and the beginning of a large payload. (If the buffer was enlarged
+    /// for a long body, also its end and further frames.)
     fn begin_payload(
         &mut self,
         header: FrameHeader,
         bytes: &[u8],
         deliver: &mut impl FnMut(Message),
     ) -> Result<(), DecodeError> {
-        // Where large payloads come one after another, little of the next one is to be copied here.
+        // With one large payload after another, little of the next one should be copied here.
         self.receive_size = RECEIVE_SIZE_MIN;
         let (body, rest) = bytes.split_at(header.body_length as usize);
         let mut payload = self.pool.take(header.payload_length as usize);
@@ -169,7 +170,7 @@ impl Inbox {
         self.put_bytes(later, deliver)
     }
 
-    /// Chooses the size of the next buffer by how full this one came back.
+    /// Chooses the size of the next buffer from how full this one came back.
     fn adapt(&mut self, filled: usize, size: usize) {
         if filled == size {
             self.receive_size = (self.receive_size * 4).min(RECEIVE_SIZE_MAX);
@@ -178,8 +179,7 @@ impl Inbox {
         }
     }
 
-    /// Keeps the bytes of `range`, a part of a frame that will be `wanted` bytes, with room for
-    /// the rest.
+    /// Keeps the bytes of `range`, a part of a frame of `wanted` bytes, with room for the rest.
     fn keep(&mut self, memory: Memory, range: std::ops::Range<usize>, wanted: usize) {
         let filled = range.len();
         assert!(filled < wanted);
@@ -201,7 +201,7 @@ impl Inbox {
     }
 }
 
-/// A receive buffer that becomes shared when the first payload is cut out of it.
+/// A receive buffer, which becomes shared when the first payload is sliced from it.
 enum Memory {
     Own(BufferMut),
     Shared(Buffer),
@@ -222,7 +222,7 @@ impl Memory {
         }
     }
 
-    /// A payload; `None` where it is empty.
+    /// A payload; `None` if it is empty.
     fn slice(&self, range: std::ops::Range<usize>) -> Option<Buffer> {
         match self {
             Memory::Shared(buffer) if !range.is_empty() => Some(buffer.slice(range)),
@@ -230,7 +230,7 @@ impl Memory {
         }
     }
 
-    /// Writable again, unless payloads cut out of it are still in use.
+    /// Makes it writable again, unless payloads sliced from it are still in use.
     fn own(self) -> Result<BufferMut, Buffer> {
         match self {
             Memory::Own(buffer) => Ok(buffer),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_whole_however_they_are_cut() {
+    fn frames_are_complete_however_the_stream_is_split() {
         let sent = messages();
         let bytes = stream(&sent);
         for portion in [1000, 4096, 65_536, 100_000, usize::MAX] {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_ends_the_stream() {
+    fn garbage_ends_the_stream() {
         let mut bytes = stream(&messages());
         bytes[40] ^= 1;
         assert!(receive(&bytes, usize::MAX, true).is_err());

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_has_its_name_only_when_it_is_whole() {
+    fn a_key_file_gets_its_name_only_when_complete() {
         let folder = folder("wholekey");
         let path = folder.join("key");
         // Left by a process that was killed, and readable by all.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_others_can_read_or_that_is_none_is_refused() {
+    fn a_key_that_others_can_read_or_that_is_invalid_is_refused() {
         let folder = folder("badkey");
         let path = folder.join("key");
         std::fs::write(&path, "12ab\n").expect("writable");

@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn everything_means_what_other_hosts_reach() {
+    fn the_network_of_all_addresses_means_those_others_can_reach() {
         let here = ["127.0.0.1", "169.254.1.1", "10.1.2.3", "::1", "fe80::1", "fd00::7"];
         assert_eq!(chosen(&["0.0.0.0/0", "::/0"], &here), ["10.1.2.3", "fd00::7"]);
         assert_eq!(chosen(&["127.0.0.0/8"], &here), ["127.0.0.1"]);
     }
 
     #[test]
-    fn rubbish_is_no_network() {
+    fn garbage_is_not_a_network() {
         for text in ["", "10.0.0.0", "10.0.0.0/33", "fd00::/129", "x/8", "10.0.0.0/x", "/8"] {
             assert!(Network::parse(text).is_err(), "{text}");
         }

@@ -35,8 +35,8 @@ pub struct Probe {
     pub durable_write_us: u64,
 }
 
-/// Looks at a directory or block device. Changes nothing: what it writes for timing goes to a
-/// file of its own, which it removes, or is what the device holds already.
+/// Measures a directory or block device. Changes nothing: for timing it writes to a temporary file, or
+/// writes what the device already holds.
 pub fn probe(path: &Path) -> Result<Probe, Error> {
     let failed = |error| Error::new(format!("cannot examine {}", path.display()), error);
     let metadata = std::fs::metadata(path).map_err(failed)?;
@@ -56,7 +56,7 @@ pub fn probe(path: &Path) -> Result<Probe, Error> {
     file.write_all_at(&[0; TRIAL_SIZE], 0).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let disk = Disk::open(&trial.0)?;
-    // Open, it needs no name: nothing stays if this process is killed.
+    // An open file needs no name: nothing is left if this process is killed.
     drop(trial);
     let durable_write_us = time_durable_writes(&disk, 0)?;
     Ok(found(&disk, None, write_cache_of(metadata.dev()), durable_write_us))
@@ -72,7 +72,7 @@ fn found(
     Probe { size, sector_size, direct, write_cache, durable_write_us }
 }
 
-/// A file that is removed in the end.
+/// A file that is removed when it is dropped.
 struct Trial(PathBuf);
 
 impl Drop for Trial {
@@ -81,7 +81,7 @@ impl Drop for Trial {
     }
 }
 
-/// Writes what stands at `offset` over itself, durably; returns the median in microseconds.
+/// Times durable writes of what is at `offset` already; returns the median in microseconds.
 fn time_durable_writes(disk: &Disk, offset: u64) -> Result<u64, Error> {
     let mut buffer = BufferPool::default().take(TRIAL_SIZE);
     disk.read_blocking(offset, &mut buffer)?;
@@ -103,7 +103,7 @@ fn time_durable_writes(disk: &Disk, offset: u64) -> Result<u64, Error> {
     Ok(times[TRIAL_COUNT / 2])
 }
 
-/// What the kernel knows of the disk behind a device number, or behind the disk of a partition.
+/// What the kernel knows about the disk with a device number, or about the disk of a partition.
 fn write_cache_of(device: u64) -> Option<bool> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let folder = format!("/sys/dev/block/{major}:{minor}");
@@ -116,27 +116,26 @@ fn create_new(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// What is to lie where a store is made, in ranges of (offset, length) in bytes.
+/// The contents of a new store, in ranges of (offset, length) in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct NewStore<'a> {
-    /// To be written with zeros from end to end.
+    /// Ranges to fill with zeros.
     pub zero: &'a [(u64, u64)],
-    /// To have space and to be read as zeros; nothing need be written for that.
+    /// Ranges that must have space and read as zeros, whether or not zeros are written.
     pub clear: &'a [(u64, u64)],
-    /// (offset, bytes) to be written after that; whole sectors.
+    /// (offset, bytes) to write after that; whole sectors.
     pub images: &'a [(u64, Vec<u8>)],
 }
 
-/// Makes a store at `path`: a new file of `size` bytes, or a block device at least that large.
-/// Zeroes and clears what is to be, flushes, then writes the images and flushes. `progress` hears of
-/// bytes done and in all.
+/// Creates a store at `path`: a new file of `size` bytes, or a block device of at least that size. Zeroes
+/// and clears the ranges, flushes, then writes the images and flushes. `progress` is called with (bytes
+/// done, bytes in all).
 ///
-/// Killed at any point, it leaves no half-made store under a store's name. A file is written as
-/// `path` with the ending `new` and gets its name in the end; what an earlier call left of it is
-/// written anew. A device has one name only: the images hold its superblocks, and until they are
-/// written, last of all, it holds no store.
+/// If it is killed at any point, it leaves no incomplete store under the name of a store. A file is written
+/// as `path` with the extension `new` and renamed at the end; leftovers of an earlier call are overwritten.
+/// A device has only one name: it holds no store until the images, with its superblocks, are written last.
 ///
-/// A file that could not be finished is removed.
+/// A file that cannot be completed is removed.
 pub fn prepare(
     path: &Path,
     size: u64,
@@ -165,8 +164,8 @@ pub fn prepare(
     result.and_then(|()| sync_names_of(path)).map_err(failed)
 }
 
-/// Opens `new` alone and empty: another process that makes the same store is refused, and so is
-/// one that comes when the store has got its name `path`.
+/// Opens `new` exclusively and empties it. Fails if another process is creating the same store, or if the
+/// store already has its name `path`.
 fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     let failed = |error| Error::new(format!("cannot write {}", new.display()), error);
     let mut options = OpenOptions::new();
@@ -175,7 +174,7 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Err(Error(format!("another process is creating {}", path.display())));
     }
-    // Looked at under the lock: the file just opened may have become `path` meanwhile.
+    // Check under the lock: the file just opened may have been renamed to `path` meanwhile.
     if path.exists() {
         if let Ok(ours) = file.metadata()
             && std::fs::metadata(new).is_ok_and(|found| found.ino() == ours.ino())
@@ -188,7 +187,7 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Reserves the space before it is written, so that it lies together and a full disk shows early.
+/// Reserves the space before it is written, so that it is contiguous and a full disk is noticed early.
 fn fill_new(
     file: &File,
     size: u64,
@@ -241,8 +240,8 @@ fn fill(
     Ok(())
 }
 
-/// Has the file system or the device zero a range, which writes nothing where it can do without; false
-/// where it knows no such thing.
+/// Lets the file system or device zero a range, if possible without writing. Returns `false` if it does
+/// not support that.
 fn clear(file: &File, offset: u64, length: u64) -> std::io::Result<bool> {
     match fallocate(file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, offset, length) {
         Ok(()) => Ok(true),
@@ -260,7 +259,7 @@ fn write_zeros(file: &File, offset: u64, length: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes the name of a new file durable, and that of its folder, which may be as new.
+/// Makes the name of a new file durable, and that of its directory, which may be new too.
 fn sync_names_of(path: &Path) -> std::io::Result<()> {
     sync_folder_of(path)?;
     match path.parent().filter(|folder| folder.file_name().is_some()) {
@@ -269,20 +268,20 @@ fn sync_names_of(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Makes a name in its folder durable, or that it is gone.
+/// Makes the creation or removal of a name durable.
 pub(crate) fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Puts a file of `bytes` and `mode` in place of what is at `path`, if anything. A crash leaves
-/// what was there, or all of the new one. Requires: no other process replaces it too.
+/// Replaces the file at `path`, or creates it, with these bytes and this mode. A crash leaves either the
+/// old file or the complete new one. Requires: no other process replaces it at the same time.
 pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     put_in_place(path, bytes, mode, |_| Ok(()))
         .map_err(|error| Error::new(format!("cannot write {}", path.display()), error))
 }
 
-/// As [`replace_file`]; `prepare` is given the new file while nobody can mistake it for the old one.
+/// Like [`replace_file`]; `prepare` gets the new file before it takes the place of the old one.
 pub(crate) fn put_in_place(
     path: &Path,
     bytes: &[u8],
@@ -325,7 +324,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_store_is_written_as_told_and_never_over_another() {
+    fn a_store_is_written_and_never_over_another() {
         let folder = Folder::new("prepare");
         let path = folder.0.join("blocks");
         let (zero, clear) = ([(1 << 20, 9 << 20)], [(16 << 20, 70 << 20)]);
@@ -352,7 +351,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_store_has_its_name_only_when_it_is_whole() {
+    fn a_store_gets_its_name_only_when_complete() {
         let folder = Folder::new("prepare-name");
         let (path, new) = (folder.0.join("blocks"), folder.0.join("blocks.new"));
         // What a killed process left: longer, and full of other bytes.
@@ -376,7 +375,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_store_that_cannot_be_finished_leaves_nothing() {
+    fn a_failed_creation_leaves_nothing() {
         let folder = Folder::new("prepare-full");
         let path = folder.0.join("blocks");
         let too_much = 1 << 60;

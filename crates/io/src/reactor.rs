@@ -1,16 +1,16 @@
 //! One thread, one ring: sockets, the disk, signals and wake-ups of other threads as events.
 //!
 //! ```text
-//!   turn:  give raw readers what they wait for, send what is queued, receive where wanted
+//!   turn:  deliver to raw readers, send queued data, start receives
 //!          ──▶ one system call: submit, wait for a completion or the deadline
 //!          ──▶ completions become events
 //! ```
 //!
 //! Invariants
-//!   1. Every connection id is used once: even ones are the program's, odd ones are ours.
-//!   2. After its `Closed` (or after `Close`) no event of a connection is delivered.
-//!   3. A connection that is gone leaves the table at once; its operations keep their memory and
-//!      socket until the kernel has let go of them.
+//!   1. Every connection id is used once: the program chooses even ids, the reactor odd ones.
+//!   2. No event of a connection is delivered after its `Closed` event or `Close` effect.
+//!   3. A closed connection leaves the table at once; its operations keep their memory and socket until
+//!      the kernel no longer uses them.
 
 mod turn;
 
@@ -36,31 +36,31 @@ use crate::send_queue::SendQueue;
 use crate::stream::{RawInbox, Stage, Stream};
 use crate::{Error, clock, socket};
 
-/// The handshake of who comes to us must have ended after so long.
+/// Timeout for incoming handshakes.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
-/// A connect and handshake of ours must have ended after so long: another address may do.
+/// Timeout for outgoing connects and handshakes; another address may work.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
-/// The same with a name that is to be looked up first.
+/// The same if a host name must be looked up first.
 const NAMED_CONNECT_TIME_MAX: Duration = Duration::from_secs(7);
-/// So long a closed connection may take to send what was queued.
+/// How long a closed connection may take to send its queue.
 const LINGER_TIME_MAX: Duration = Duration::from_secs(5);
-/// Connections that came to us and are in their handshake; one more, and the oldest goes.
+/// Most incoming connections in their handshake; one more closes the oldest.
 const UNPROVEN_COUNT_MAX: usize = 256;
-/// A connection with more bytes waiting to be sent is closed: its peer does not read.
+/// Most bytes in a send queue; with more the connection is closed, because its peer does not read.
 const SEND_QUEUE_SIZE_MAX: usize = 256 << 20;
-/// Listening goes on so long after the process ran out of descriptors.
+/// Pause in accepting after the process ran out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Sentences on refused connections kept for the log.
+/// Most messages about refused connections that are kept for the log.
 const REJECTED_COUNT_MAX: usize = 64;
-/// A handshake's messages are smaller; frames may follow in the same portion.
+/// Receive size during a handshake; its messages are smaller, but frames may follow at once.
 pub(super) const HANDSHAKE_BUFFER_SIZE: usize = 4096;
 
-/// What a reactor is made with.
+/// Options of a reactor.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Size of the submission queue: operations started in one turn without an extra call.
+    /// Size of the submission queue: operations that one turn can start without an extra system call.
     pub entries: u32,
-    /// Newer kernel features to pretend absent.
+    /// Kernel features that may be used.
     pub mask: FeatureMask,
 }
 
@@ -70,39 +70,39 @@ impl Default for Options {
     }
 }
 
-/// Names a listener for byte streams.
+/// Identifies a listener for byte streams.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenerId(usize);
 
-/// What happened.
+/// An event.
 #[derive(Debug)]
 pub enum Event {
-    /// On a framed connection.
+    /// An event of a framed connection.
     Net(NetEvent),
-    /// On the disk.
+    /// An event of the disk.
     Disk(DiskEvent),
     /// A byte stream was accepted.
     RawAccepted {
-        /// Where.
+        /// Its listener.
         listener: ListenerId,
-        /// Names it from now on; odd.
+        /// Its id from now on; odd.
         connection: ConnectionId,
     },
-    /// Bytes came: what `raw_expect` asked for, or as they arrived.
+    /// Received bytes: those that `raw_expect` asked for, or as they arrived.
     RawReceived {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// The bytes; never none.
+        /// The bytes; never empty.
         data: Buffer,
     },
-    /// A byte stream is gone; the last event of its id.
+    /// A byte stream was closed; the last event of its id.
     RawClosed {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
     },
     /// A [`Waker`] was used since the last `Woken`.
     Woken,
-    /// SIGTERM or SIGINT came.
+    /// The process got SIGTERM or SIGINT.
     Terminate,
 }
 
@@ -118,21 +118,21 @@ impl Waker {
     }
 }
 
-/// What other threads reach.
+/// The part that other threads use.
 #[derive(Debug)]
 struct Shared {
     bell: OwnedFd,
     woken: AtomicBool,
-    /// Names that were looked up for connects.
+    /// Results of host name lookups, for connects.
     resolved: Mutex<Vec<(ConnectionId, Result<Address, CloseReason>)>>,
 }
 
 impl Shared {
     fn ring_bell(&self) {
-        // An eventfd counts in the machine's byte order.
+        // An eventfd has the byte order of the machine.
         #[allow(clippy::host_endian_bytes)]
         let one = 1u64.to_ne_bytes();
-        // It can fail only by overflow, and then the bell rings already.
+        // It can fail only by overflow, and then the reactor wakes anyway.
         let _ = rustix::io::write(&self.bell, &one);
     }
 }
@@ -141,21 +141,21 @@ struct Listener {
     socket: OwnedFd,
     raw: bool,
     tcp: bool,
-    /// Listening goes on then.
+    /// When to accept again.
     retry_at: Option<Time>,
 }
 
-/// The shell around logic: see the module's text.
+/// The reactor: see the text of the module.
 pub struct Reactor {
-    // Dropped first: waits until the kernel has let go of everything below.
+    // Dropped first: waits until the kernel no longer uses anything below.
     ring: Ring,
     pool: BufferPool,
     trust: Option<Trust>,
     streams: Slab<Stream>,
     indexes: BTreeMap<ConnectionId, usize>,
-    /// Streams whose stage must end at some time.
+    /// Deadlines of streams.
     deadlines: BTreeSet<(Time, ConnectionId)>,
-    /// Streams that have something to send, to deliver or to receive.
+    /// Streams with something to send, deliver or receive.
     dirty: Vec<usize>,
     accepted_count: u64,
     unproven_count: usize,
@@ -169,7 +169,7 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// A reactor of the calling thread.
+    /// Creates the reactor of the calling thread.
     pub fn new(options: Options) -> io::Result<Reactor> {
         let mut ring = Ring::new(options.entries, options.mask)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -208,17 +208,17 @@ impl Reactor {
         clock::now()
     }
 
-    /// The way the ring was set up, for the log.
+    /// How the ring was set up, for the log.
     pub fn features(&self) -> &'static str {
         self.ring.features
     }
 
-    /// Who we are in handshakes from now on. Must be set before `listen` and connects.
+    /// Sets our identity for handshakes. Must be set before `listen` and connects.
     pub fn set_trust(&mut self, trust: Trust) {
         self.trust = Some(trust);
     }
 
-    /// Sentences on connections refused since the last call, for the log.
+    /// Messages about connections refused since the last call, for the log.
     pub fn take_rejected(&mut self) -> Vec<String> {
         std::mem::take(&mut self.rejected)
     }
@@ -230,13 +230,13 @@ impl Reactor {
         Ok(self.open_listener(address, false)?.1)
     }
 
-    /// Byte streams accepted beyond `count` at a time are closed at once, with a sentence for
-    /// [`Reactor::take_rejected`]. One that is closed counts until what was queued has left.
+    /// Limits the byte streams at a time: further ones are closed at once, with a message for
+    /// [`Reactor::take_rejected`]. A closed stream counts until its queue is sent.
     pub fn set_raw_max(&mut self, count: usize) {
         self.raw_max = count;
     }
 
-    /// Accepts byte streams at `address`. Returns its name, and the address it got.
+    /// Accepts byte streams at `address`. Returns the listener and the address it got.
     pub fn listen_raw(&mut self, address: &str) -> Result<(ListenerId, String), Error> {
         self.open_listener(address, true)
     }
@@ -250,7 +250,7 @@ impl Reactor {
         Ok((ListenerId(index), bound))
     }
 
-    /// Does what logic asks of the network.
+    /// Carries out an effect on the network.
     pub fn net(&mut self, effect: NetEffect) {
         match effect {
             NetEffect::Connect { connection, address } => self.connect(connection, address),
@@ -265,19 +265,19 @@ impl Reactor {
         self.disk = Some(disk);
     }
 
-    /// The disk it was given.
+    /// The attached disk.
     pub fn attached_disk(&self) -> Option<&Disk> {
         self.disk.as_ref()
     }
 
-    /// Does what logic asks of the disk. Requires: a disk is attached.
+    /// Carries out an effect on the disk. Requires: a disk is attached.
     pub fn disk(&mut self, effect: DiskEffect) {
         let disk = self.disk.as_ref().expect("attach_disk comes first");
         self.ring.disk(disk.job(effect));
     }
 
-    /// SIGTERM and SIGINT come as [`Event::Terminate`] from now on. Call it before other threads
-    /// are started, so that they leave these signals alone too.
+    /// Turns SIGTERM and SIGINT into [`Event::Terminate`]. Call it before other threads start, so that
+    /// they block these signals too.
     pub fn watch_signals(&mut self) -> io::Result<()> {
         assert!(self.signals.is_none());
         let signals = crate::signals::open()?;
@@ -293,7 +293,7 @@ impl Reactor {
 
     // ---- byte streams -----------------------------------------------------------------------
 
-    /// Sends the buffers, one after another. Dropped if the connection is gone.
+    /// Sends the buffers in order. Drops them if the connection is closed.
     pub fn raw_send(&mut self, connection: ConnectionId, buffers: Vec<Buffer>) {
         let Some(index) = self.raw_index(connection) else { return };
         for buffer in buffers {
@@ -302,14 +302,13 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// The next `length` bytes come as one aligned buffer of exactly that length; then bytes come
-    /// as they arrive again.
+    /// Delivers the next `length` bytes as one aligned buffer; after that, bytes as they arrive.
     pub fn raw_expect(&mut self, connection: ConnectionId, length: usize) {
         let buffer = self.pool.take(length);
         self.raw_expect_into(connection, buffer, 0);
     }
 
-    /// The next bytes go to `buffer[filled..]`; when it is full, all of it comes as one.
+    /// Receives the next bytes into `buffer[filled..]`, and delivers the buffer once it is full.
     pub fn raw_expect_into(&mut self, connection: ConnectionId, buffer: BufferMut, filled: usize) {
         let Some(index) = self.raw_index(connection) else { return };
         if let Stage::Raw(inbox) = &mut self.streams[index].stage {
@@ -318,7 +317,7 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Nothing of the connection is received until `raw_resume`.
+    /// Stops receiving until `raw_resume`.
     pub fn raw_pause(&mut self, connection: ConnectionId) {
         let Some(index) = self.raw_index(connection) else { return };
         if let Stage::Raw(inbox) = &mut self.streams[index].stage {
@@ -326,7 +325,7 @@ impl Reactor {
         }
     }
 
-    /// Receiving goes on.
+    /// Continues receiving.
     pub fn raw_resume(&mut self, connection: ConnectionId) {
         let Some(index) = self.raw_index(connection) else { return };
         if let Stage::Raw(inbox) = &mut self.streams[index].stage {
@@ -335,12 +334,12 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Closes it when what is queued has left. No further event of it is delivered.
+    /// Closes it once its queue is sent. No further event of it is delivered.
     pub fn raw_close(&mut self, connection: ConnectionId) {
         self.close(connection);
     }
 
-    /// Bytes that wait to be sent; 0 if it is gone.
+    /// Bytes that wait to be sent; 0 if it is closed.
     pub fn raw_queued_bytes(&self, connection: ConnectionId) -> usize {
         self.raw_index(connection).map_or(0, |index| self.streams[index].queue.length())
     }
@@ -370,7 +369,7 @@ impl Reactor {
             self.resolved(connection, address);
             return;
         };
-        // Looking a name up waits for other machines: not on this thread.
+        // Looking up a host name waits for other machines, so it needs another thread.
         let shared = self.shared.clone();
         std::thread::spawn(move || {
             let found = name.resolve().map_err(|_| CloseReason::TimedOut);
@@ -432,8 +431,7 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// What is queued leaves as far as the sockets take it: a program may end right after its
-    /// last message.
+    /// Sends queued data as far as the sockets take it: a program may exit right after its last message.
     fn drop(&mut self) {
         let mut unseen = Vec::new();
         let _ = self.ring.enter(None);

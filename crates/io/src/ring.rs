@@ -1,16 +1,15 @@
-//! One io_uring: setup with what the kernel has, operations that own their memory, completions.
+//! One io_uring: its setup, operations that own their memory, and completions.
 //!
 //! Invariants
-//!   1. Memory the kernel reads or writes belongs to an [`Op`] in the table from the moment it is
-//!      started until its last completion came; also after its connection is gone.
+//!   1. Memory that the kernel reads or writes belongs to an [`Op`] in the table from its start to its
+//!      last completion, even after its connection is gone.
 //!   2. A completion names its operation by index and generation; one that names none is a bug.
-//!   3. A wait ends at the alarm: one timeout in the kernel that stays while later times are asked for.
-//!      A timer for each wait would be set and taken back each time, which costs much of the call. That it
-//!      rings too early, or is taken back for an earlier time, costs one turn.
-//!   4. A send ends while it is submitted, and has a completion only where something follows from its
-//!      end: it did not take all, more is queued than it could name, or the connection goes with it. Any
-//!      other is no reason to return from a wait. It is known by having been submitted when all
-//!      completions were taken.
+//!   3. The alarm ends a wait. It is one timeout in the kernel, which stays while later times are asked
+//!      for: setting and cancelling a timer for each wait would cost much of the call. An alarm that rings
+//!      too early, or is replaced for an earlier time, costs one turn.
+//!   4. A send ends during its submission. It has a completion only if its end matters: it did not send
+//!      everything, more is queued than it could name, or the connection ends with it. Any other send does
+//!      not end a wait: it succeeded if it was submitted and all completions were taken without one for it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,24 +24,24 @@ use crate::clock;
 use crate::disk::DiskJob;
 use crate::send_queue::SendQueue;
 
-/// Features of newer kernels to pretend absent.
+/// Features of newer kernels that may be used.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct FeatureMask(u32);
 
 impl FeatureMask {
-    /// Use what the kernel has.
+    /// Use whatever the kernel has.
     pub const NONE: FeatureMask = FeatureMask(0);
     /// Linux 6.6: no indirection array in the submission queue.
     pub const NO_SQARRAY: FeatureMask = FeatureMask(1);
-    /// Linux 6.1: completions are worked off only when we ask for them.
+    /// Linux 6.1: the kernel processes completions only when we ask for them.
     pub const DEFER_TASKRUN: FeatureMask = FeatureMask(2);
     /// Linux 5.19: completions do not interrupt the thread.
     pub const COOP_TASKRUN: FeatureMask = FeatureMask(4);
     /// Linux 5.19: one accept operation for many connections.
     pub const MULTISHOT_ACCEPT: FeatureMask = FeatureMask(8);
-    /// Linux 5.19: a receive waits at once where nothing is expected yet.
+    /// Linux 5.19: a receive does not try to read first if no data is expected yet.
     pub const POLL_FIRST: FeatureMask = FeatureMask(16);
-    /// All of these, and what comes later.
+    /// All of these and later ones.
     pub const ALL: FeatureMask = FeatureMask(u32::MAX);
 
     /// Both masks.
@@ -56,11 +55,11 @@ impl FeatureMask {
     }
 }
 
-/// What is going on in the kernel. The variants own the memory it uses.
+/// An operation in the kernel. The variants own the memory it uses.
 pub(crate) enum Op {
     /// Waits for connections to a listener.
     Accept { listener: usize },
-    /// Waits until a socket can be written to: connected, or room in its buffer.
+    /// Waits until a socket is writable: it is connected, or has room in its buffer.
     Writable { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd> },
     /// Waits for bytes from a socket; they go to `buffer[from..]`.
     Receive {
@@ -70,7 +69,7 @@ pub(crate) enum Op {
         buffer: BufferMut,
         from: usize,
     },
-    /// Sends what a socket has room for; ends while it is submitted.
+    /// Sends as much as a socket has room for; ends during its submission.
     Send { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd>, queue: Box<SendQueue> },
     /// Waits for another thread's wake-up.
     Wake,
@@ -80,11 +79,11 @@ pub(crate) enum Op {
     Disk(Box<DiskJob>),
     /// Waits for a time.
     Alarm { _span: Box<types::Timespec> },
-    /// Waits for the answer to a cancellation, which tells nothing.
+    /// Waits for the answer to a cancellation, which carries no information.
     Cancel,
 }
 
-/// Names a started operation; as `user_data` of its entries.
+/// Identifies an operation; the `user_data` of its entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OpKey(u64);
 
@@ -92,26 +91,26 @@ pub(crate) struct OpKey(u64);
 pub(crate) struct Completion {
     /// The operation, if this was its last completion.
     pub(crate) op: Option<Op>,
-    /// The listener of an accept that goes on.
+    /// The listener of an accept that continues.
     pub(crate) accepting: Option<usize>,
     /// Bytes or descriptor; negative: an error number.
     pub(crate) result: i32,
-    /// Whether more bytes were waiting in the socket.
+    /// Whether the socket had more bytes.
     pub(crate) socket_nonempty: bool,
 }
 
 pub(crate) struct Ring {
     uring: IoUring,
     ops: Slab<(u32, Op)>,
-    /// Entries that found the submission queue full, in order.
+    /// Entries that wait for room in the submission queue, in order.
     backlog: VecDeque<squeue::Entry>,
     /// The timeout that ends a wait, and when.
     alarm: Option<(OpKey, Time)>,
     /// Sends in the order in which they were started.
     sends: VecDeque<OpKey>,
-    /// So many of them were submitted, and their completions, if any, are there.
+    /// How many of them are submitted, with their completions, if any, available.
     sends_ended: usize,
-    /// The last call left some of the sends open.
+    /// The last call left the outcome of some sends open.
     is_behind: bool,
     generation: u32,
     pub(crate) mask: FeatureMask,
@@ -120,8 +119,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring with the newest of the setups that the kernel takes. `entries` is the number of
-    /// operations that can be started between two submissions without an extra system call.
+    /// A ring with the newest setup that the kernel accepts. `entries`: operations that can be started
+    /// between two submissions without an extra system call.
     pub(crate) fn new(entries: u32, mask: FeatureMask) -> io::Result<Ring> {
         let defer = FeatureMask::DEFER_TASKRUN;
         let setups = [
@@ -170,7 +169,7 @@ impl Ring {
         self.start(entry, Op::Accept { listener })
     }
 
-    /// Starts waiting until `socket` can be written to.
+    /// Starts waiting until `socket` is writable.
     pub(crate) fn writable(
         &mut self,
         socket: Rc<OwnedFd>,
@@ -181,14 +180,14 @@ impl Ring {
         self.start(entry, Op::Writable { connection, index, _socket: socket })
     }
 
-    /// Starts waiting until `fd` can be read; `op` is `Wake` or `Signal`.
+    /// Starts waiting until `fd` is readable; `op` is `Wake` or `Signal`.
     pub(crate) fn readable(&mut self, fd: RawFd, op: Op) -> OpKey {
         let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build();
         self.start(entry, op)
     }
 
-    /// Starts receiving into `buffer[from..]`. `poll_first`: nothing is expected to be there yet;
-    /// `whole`: complete only when the buffer is full, or at the end of the stream.
+    /// Starts receiving into `buffer[from..]`. `poll_first`: no data is expected yet; `whole`: complete
+    /// only when the buffer is full or the stream ends.
     pub(crate) fn receive(
         &mut self,
         socket: Rc<OwnedFd>,
@@ -213,8 +212,8 @@ impl Ring {
         )
     }
 
-    /// Sends of `queue` what there is room for in the socket, when it is submitted. `is_last`: the end of
-    /// it is awaited, also if it takes all.
+    /// Sends as much of `queue` as the socket has room for, during the submission. `is_last`: wait for its
+    /// end even if it sends everything.
     pub(crate) fn send(
         &mut self,
         socket: Rc<OwnedFd>,
@@ -230,13 +229,13 @@ impl Ring {
         self.sends.push_back(key);
     }
 
-    /// Starts, or goes on with, a job of the disk.
+    /// Starts or continues a job of the disk.
     pub(crate) fn disk(&mut self, mut job: Box<DiskJob>) -> OpKey {
         let entry = job.entry();
         self.start(entry, Op::Disk(job))
     }
 
-    /// Asks the kernel to end an operation early; its completion still comes.
+    /// Asks the kernel to cancel an operation; its completion still comes.
     pub(crate) fn cancel(&mut self, key: OpKey) {
         self.start(opcode::AsyncCancel::new(key.0).build(), Op::Cancel);
     }
@@ -274,7 +273,7 @@ impl Ring {
             }
             self.cancel(earlier);
         }
-        // A span, for in a namespace of time the kernel takes a time for the machine's own.
+        // Relative: in a time namespace the kernel would take an absolute time for that of the machine.
         let span = time.since(clock::now()).as_nanos();
         let (seconds, rest) = (span / 1_000_000_000, span % 1_000_000_000);
         let span = Box::new(types::Timespec::new().sec(seconds).nsec(rest as u32));
@@ -283,17 +282,17 @@ impl Ring {
         self.alarm = Some((self.start(entry, Op::Alarm { _span: span }), time));
     }
 
-    /// Submits what was started and, if `until` is some time of [`clock::now`], waits for a completion
-    /// until then at most. Returns early on a signal, and sometimes without any reason to see.
+    /// Submits what was started. With `until` (a time of [`clock::now`]) waits for a completion until then.
+    /// Returns early on a signal, and sometimes for no visible reason.
     pub(crate) fn enter(&mut self, until: Option<Time>) -> io::Result<()> {
-        // How sends ended that the last call left open must be seen before anything is waited for.
+        // Learn first how the sends ended that the last call left open, then wait.
         let until = until.filter(|_| !self.is_behind);
         if let Some(until) = until {
             self.set_alarm(until);
         }
         let result = self.submit_and_wait(usize::from(until.is_some()));
         let all_submitted = self.backlog.is_empty() && self.uring.submission().is_empty();
-        // What did not fit into the completion queue comes with the next call.
+        // Completions that did not fit into the queue come with the next call.
         if all_submitted && !self.uring.submission().cq_overflow() {
             self.sends_ended = self.sends.len();
         }
@@ -306,7 +305,7 @@ impl Ring {
         while !self.backlog.is_empty() {
             ignore_passing(self.uring.submit())?;
             if self.uring.submission().is_full() {
-                // Completions must be worked off first: no wait, the caller does that next.
+                // Completions must be handled first: the caller does that next, so do not wait.
                 return Ok(());
             }
             self.move_backlog();
@@ -314,7 +313,7 @@ impl Ring {
         ignore_passing(self.uring.submit_and_wait(completions))
     }
 
-    /// The next completion that has come; the alarm's is nobody else's concern.
+    /// The next completion; handles those of the alarm itself.
     pub(crate) fn next(&mut self) -> Option<Completion> {
         loop {
             let Some(entry) = self.uring.completion().next() else { return self.next_sent() };
@@ -339,7 +338,7 @@ impl Ring {
 }
 
 impl Ring {
-    /// The next send that took all. Requires: all completions were taken.
+    /// The next send that sent everything. Requires: all completions were taken.
     fn next_sent(&mut self) -> Option<Completion> {
         while self.sends_ended > 0 {
             self.sends_ended -= 1;
@@ -362,7 +361,7 @@ impl Ring {
     }
 }
 
-/// Results of a call that say: look at the completions and call again.
+/// Results of a call that mean: handle the completions and call again.
 fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Ok(_) => Ok(()),
@@ -374,14 +373,14 @@ fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
 }
 
 impl Ring {
-    /// Whether the kernel uses none of our memory: it has read an alarm's span when it was submitted.
+    /// Whether the kernel uses none of our memory. (It reads the span of an alarm during the submission.)
     fn is_quiet(&self) -> bool {
         self.ops.iter().all(|(_, (_, op))| matches!(op, Op::Alarm { .. }))
     }
 }
 
 impl Drop for Ring {
-    /// Cancels everything and waits until the kernel has let go of all memory.
+    /// Cancels everything and waits until the kernel no longer uses our memory.
     fn drop(&mut self) {
         let keys: Vec<OpKey> = self
             .ops
@@ -405,7 +404,7 @@ impl Drop for Ring {
             }
         }
         if !self.is_quiet() {
-            // A disk that does not answer: its memory is given up rather than reused.
+            // A disk does not answer: leak its memory rather than reuse it.
             std::mem::forget(std::mem::take(&mut self.ops));
         }
     }
@@ -414,7 +413,7 @@ impl Drop for Ring {
 /// Rounds of 100 ms that a ring waits for its last completions.
 const DROP_ROUNDS_MAX: u32 = 300;
 
-/// From `linux/io_uring.h`; the crate keeps it to itself.
+/// From `linux/io_uring.h`; the crate io_uring does not export it.
 const IORING_RECVSEND_POLL_FIRST: u16 = 1;
 
 fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
@@ -440,7 +439,7 @@ fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
             "the io_uring of this kernel is too old: Linux 6.1 or newer is needed",
         ));
     }
-    // Saves a lookup of the ring in each call; older kernels do without.
+    // Saves a lookup of the ring in each call; older kernels cannot.
     let _ = uring.submitter().register_ring_fd();
     Ok(uring)
 }
@@ -488,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_that_took_all_ends_no_wait_and_is_known() {
+    fn a_complete_send_does_not_end_the_wait() {
         for mask in [FeatureMask::NONE, FeatureMask::ALL] {
             let mut pair = Pair::new(mask);
             // More than the submission queue has entries.
@@ -508,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_that_did_not_take_all_ends_the_wait() {
+    fn a_partial_send_ends_the_wait() {
         for mask in [FeatureMask::NONE, FeatureMask::ALL] {
             let mut pair = Pair::new(mask);
             pair.send(100);

@@ -1,12 +1,12 @@
-//! What waits to be sent on one socket: small pieces gathered in one place, payloads as handles.
+//! The bytes that wait to be sent on one socket: small pieces in one vector, payloads as handles.
 //!
-//! A queue is lent to the ring, which sends it in the same system call that waits for the next
-//! event: who sends and then waits makes one call, and is not put aside by the receiver between two.
-//! Such a send never waits: it nearly always takes all at once, and then needs no completion. What
-//! the socket's buffer does not take stays here until the ring says that there is room.
+//! A queue is lent to the ring, which sends it in the same system call that waits for the next event: so
+//! sending and then waiting takes one call, and the scheduler does not run the receiver in between. Such
+//! a send never blocks: it nearly always takes everything at once and then needs no completion. The rest
+//! stays in the queue until the ring reports that the socket has room.
 //!
-//! Invariant: bytes leave in the order in which they were queued, also those queued while the queue
-//! is lent.
+//! Invariant: bytes are sent in the order in which they were queued, including those queued while the
+//! queue is lent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,17 +22,17 @@ const PIECES_MAX: usize = 64;
 /// An empty queue keeps at most this much memory for small pieces, in bytes.
 const KEPT_SIZE_MAX: usize = 64 << 10;
 
-/// The queue of one socket, at home or lent.
+/// The queue of one socket, here or lent.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    /// `None` where nothing is queued behind what is lent.
+    /// Bytes behind those that are lent; `None` if there are none.
     here: Option<Box<SendQueue>>,
-    /// Bytes in the queue that is lent.
+    /// Length of the lent queue in bytes.
     lent: Option<usize>,
 }
 
 impl Outbox {
-    /// Bytes that wait, here and lent.
+    /// Bytes that wait, here and in the lent queue.
     pub(crate) fn length(&self) -> usize {
         self.here.as_ref().map_or(0, |queue| queue.length) + self.lent.unwrap_or(0)
     }
@@ -47,7 +47,7 @@ impl Outbox {
         self.here.get_or_insert_default().push_payload(payload);
     }
 
-    /// The queue, to be sent; `None` if it is empty or lent already. It must come back by `put_back`.
+    /// Lends the queue for a send; `None` if it is empty or already lent. Requires: `put_back` follows.
     pub(crate) fn lend(&mut self) -> Option<Box<SendQueue>> {
         if self.lent.is_some() {
             return None;
@@ -57,9 +57,10 @@ impl Outbox {
         Some(queue)
     }
 
-    /// Takes the queue back. What was queued meanwhile comes behind it.
+    /// Takes the queue back, and appends what was queued meanwhile.
     pub(crate) fn put_back(&mut self, mut queue: Box<SendQueue>) {
-        assert!(self.lent.take().is_some());
+        let lent = self.lent.take().expect("it was lent");
+        assert!(queue.length <= lent, "a send only takes bytes away");
         if let Some(later) = self.here.take() {
             queue.append(*later);
         }
@@ -69,14 +70,14 @@ impl Outbox {
 
 #[derive(Default)]
 pub(crate) struct SendQueue {
-    /// The bytes of all small pieces, one after another; those before `small_sent` are gone.
+    /// The bytes of all small pieces, one after another; those before `small_sent` are sent.
     small: Vec<u8>,
     small_sent: usize,
     pieces: VecDeque<Piece>,
     /// Bytes of the first piece that are sent already (payloads only).
     front_sent: usize,
     length: usize,
-    /// What the kernel reads addresses from while the queue is lent.
+    /// Addresses that the kernel reads while the queue is lent.
     slices: Vec<libc::iovec>,
     header: Option<libc::msghdr>,
 }
@@ -112,6 +113,9 @@ impl SendQueue {
 
     /// Appends all of another queue, of which nothing is sent yet.
     fn append(&mut self, later: SendQueue) {
+        assert!(later.small_sent == 0);
+        assert!(later.front_sent == 0);
+        let length = self.length + later.length;
         let mut small = later.small.as_slice();
         for piece in later.pieces {
             match piece {
@@ -123,10 +127,11 @@ impl SendQueue {
                 Piece::Payload(payload) => self.push_payload(payload),
             }
         }
+        assert!(self.length == length, "every byte is queued once");
     }
 
-    /// The entry of a send that takes what the socket has room for, and ends while it is submitted.
-    /// Its addresses are those of memory that `self` owns: it must not move or change until then.
+    /// The ring entry of a send that takes as much as the socket has room for, and ends during its
+    /// submission. It points to memory that `self` owns: that must not move or change until then.
     pub(crate) fn entry(self: &mut Box<Self>, socket: RawFd) -> squeue::Entry {
         let mut slices = std::mem::take(&mut self.slices);
         slices.clear();
@@ -135,7 +140,7 @@ impl SendQueue {
             iov_len: piece.len(),
         }));
         self.slices = slices;
-        // One that takes a part only is to fail, and tells so by its completion.
+        // MSG_WAITALL: a partial send counts as a failure and gets a completion.
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let fd = types::Fd(socket);
         if let [slice] = self.slices.as_slice() {
@@ -154,13 +159,13 @@ impl SendQueue {
         self.slices.iter().map(|slice| slice.iov_len).sum()
     }
 
-    /// Whether the entry names all that is queued.
+    /// Whether the entry offered the whole queue.
     pub(crate) fn offers_all(&self) -> bool {
         self.offered_size() == self.length
     }
 
-    /// Takes note of what a send of ours came to (bytes, or a negative error number). Whether there
-    /// is more room in the socket for all we know; or the socket's error.
+    /// Handles the result of a send (bytes, or a negative error number). Returns whether the socket may
+    /// have more room, or the socket's error.
     pub(crate) fn sent(&mut self, result: i32) -> Result<bool, Errno> {
         const PASSING: i32 = -libc::EINTR;
         const FULL: i32 = -libc::EAGAIN;
@@ -176,8 +181,8 @@ impl SendQueue {
         }
     }
 
-    /// Sends as much as the socket takes now, without a ring. Ends with an empty queue, or with
-    /// `Errno::AGAIN` where there is no room, or with the socket's error.
+    /// Sends without a ring as much as the socket takes now. Ends with an empty queue, with
+    /// `Errno::AGAIN` if the socket has no room, or with the socket's error.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         while self.length > 0 {
             let slices: Vec<IoSlice<'_>> = self.front().map(IoSlice::new).collect();
@@ -192,7 +197,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// The pieces that come first, as many as one call takes.
+    /// The first pieces, as many as one call takes.
     fn front(&self) -> impl Iterator<Item = &[u8]> {
         let mut small = &self.small[self.small_sent..];
         self.pieces.iter().take(PIECES_MAX).enumerate().map(move |(index, piece)| match piece {
@@ -265,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_leave_in_order_whatever_the_socket_takes() {
+    fn bytes_are_sent_in_order_however_much_the_socket_takes() {
         let pool = BufferPool::default();
         for portion in [1, 3, 100, 4096, 5000, 1 << 20] {
             let mut queue = SendQueue::default();
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_queued_while_the_queue_is_lent_comes_behind_it() {
+    fn bytes_queued_during_a_send_follow_it() {
         let pool = BufferPool::default();
         let mut outbox = Outbox::default();
         assert!(outbox.lend().is_none());
@@ -311,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_send_came_to_is_told_apart() {
+    fn outcomes_of_a_send_are_classified() {
         let mut queue = Box::new(SendQueue::default());
         for _ in 0..2 * PIECES_MAX {
             queue.push_small(|bytes| bytes.push(1));

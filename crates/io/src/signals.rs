@@ -1,18 +1,17 @@
-//! SIGTERM and SIGINT as something to read, instead of interrupting the thread.
+//! SIGTERM and SIGINT as bytes to read, instead of interrupts of the thread.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// From now on the process ends quietly when it prints to a pipe whose reader is gone, as with
-/// `ashlar pg ls | head`. For commands that print a list and end, not for servers: their output is
-/// a log that they can do without.
+/// Makes the process exit quietly when it prints to a pipe that nobody reads, as in `ashlar pg ls | head`.
+/// Only for commands that print and exit: a server must survive the loss of its log.
 pub fn end_on_closed_pipe() {
     // SAFETY: it sets a standard disposition; no handler of ours runs.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Blocks both signals in this thread and its children, and opens a descriptor that tells them.
+/// Blocks both signals in this thread and its children, and opens a descriptor that reports them.
 pub(crate) fn open() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` fills the set before anything reads it; the calls take pointers to

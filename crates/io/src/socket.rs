@@ -1,5 +1,5 @@
-//! Sockets as the reactor wants them: blocking (the ring waits, never the thread), without
-//! Nagle's delay, and with a peer that falls silent noticed by the kernel.
+//! Sockets for the reactor: blocking (the ring waits, never the thread), without Nagle's delay, and with
+//! the kernel detecting a silent peer.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,15 +13,15 @@ use rustix::net::{
 use crate::Error;
 use crate::address::Address;
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// A peer that answers nothing for about so long is gone, in seconds.
+/// How long a peer may be silent before its connection ends, in seconds.
 const SILENCE_SECONDS_MAX: u64 = 5;
 
-/// The same of connections with a monitor.
+/// The same for connections with a monitor.
 const MONITOR_SILENCE_SECONDS_MAX: u32 = 2;
 
-/// A socket that listens, and the address it got.
+/// Listens. Returns the socket and the address it got.
 pub(crate) fn listen(text: &str) -> Result<(OwnedFd, String), Error> {
     let address = Address::parse(text)?.resolve()?;
     let failed = |error: Errno| Error::new(format!("cannot listen on {text}"), error);
@@ -46,12 +46,12 @@ pub(crate) fn listen(text: &str) -> Result<(OwnedFd, String), Error> {
     Ok((socket, format!("tcp:{bound}")))
 }
 
-/// Whether a socket's path belongs to a process that is gone.
+/// Whether the path of a socket belongs to a process that is gone.
 fn is_left_over(address: &Address) -> bool {
     matches!(connect(address), Err(Errno::CONNREFUSED))
 }
 
-/// Begins to connect; the flag tells whether that is finished already.
+/// Starts to connect; the flag says whether that has finished already.
 pub(crate) fn connect(address: &Address) -> Result<(OwnedFd, bool), Errno> {
     let (family, place) = address.to_socket().map_err(|_| Errno::INVAL)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -68,7 +68,7 @@ pub(crate) fn connect(address: &Address) -> Result<(OwnedFd, bool), Errno> {
     Ok((socket, finished))
 }
 
-/// Sets what every TCP connection of ours has. What a kernel refuses is done without.
+/// Sets the options of every TCP connection. Ignores those that the kernel refuses.
 pub(crate) fn tune_tcp(socket: impl AsFd) {
     let second = std::time::Duration::from_secs(1);
     let _ = sockopt::set_tcp_nodelay(&socket, true);
@@ -79,8 +79,9 @@ pub(crate) fn tune_tcp(socket: impl AsFd) {
     let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE_SECONDS_MAX as u32 * 1000);
 }
 
-/// For connections with a monitor: who waits to hear who is down must soon hear that the monitor's
-/// own host is. They carry little and are always read, so a second of loss is no load.
+/// For connections with a monitor: programs that wait to hear which OSDs are down must soon notice if the
+/// host of the monitor itself is down. These connections carry little and are always read, so a second of
+/// packet loss is rare on them.
 pub(crate) fn notice_silence_soon(socket: impl AsFd) {
     let second = std::time::Duration::from_secs(1);
     let _ = sockopt::set_tcp_keepidle(&socket, second);
@@ -88,7 +89,7 @@ pub(crate) fn notice_silence_soon(socket: impl AsFd) {
     let _ = sockopt::set_tcp_user_timeout(&socket, MONITOR_SILENCE_SECONDS_MAX * 1000);
 }
 
-/// What a socket's error says of the peer.
+/// What an error of a socket says about the peer.
 pub(crate) fn close_reason(error: Errno) -> CloseReason {
     match error {
         Errno::CONNREFUSED | Errno::NOENT => CloseReason::Refused,

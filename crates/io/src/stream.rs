@@ -1,4 +1,4 @@
-//! One connection: its socket, what waits to be sent, and what its next bytes mean.
+//! One connection: its socket, its send queue, and how its next bytes are interpreted.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,37 +13,37 @@ use crate::inbox::Inbox;
 use crate::ring::OpKey;
 use crate::send_queue::Outbox;
 
-/// Bytes of a byte stream that are received at once where nothing is expected.
+/// Receive size of a byte stream without expected bytes.
 const RAW_RECEIVE_SIZE: usize = 64 << 10;
 
 pub(crate) struct Stream {
     pub(crate) id: ConnectionId,
-    /// `None` until its address is known. Operations hold it too: a descriptor is not closed,
-    /// and its number not used again, while one names it.
+    /// `None` until its address is known. Operations hold it too, so that the descriptor is not closed and
+    /// its number not reused while one names it.
     pub(crate) socket: Option<Rc<OwnedFd>>,
     pub(crate) stage: Stage,
     pub(crate) queue: Outbox,
     /// The receive in flight.
     pub(crate) receiving: Option<OpKey>,
-    /// The wait for room to send, or for the connect to end.
+    /// The wait for room to send, or for the end of the connect.
     pub(crate) waiting: Option<OpKey>,
-    /// More bytes were waiting at the last receive: the next one will find them at once.
+    /// Whether the socket had more bytes at the last receive.
     pub(crate) more_expected: bool,
-    /// In the list of those that need attention before the next wait.
+    /// Whether it is in the list of streams that need attention before the next wait.
     pub(crate) dirty: bool,
-    /// When its stage must have ended: connects, handshakes, lingering.
+    /// Deadline of its stage: of connects, handshakes and lingering.
     pub(crate) deadline: Option<Time>,
-    /// Where to, for sentences; empty if it came to us.
+    /// Its address, for messages; empty for incoming connections.
     pub(crate) address: String,
-    /// It came to a listener for byte streams, and counts among those until it is gone.
+    /// Whether it is an incoming byte stream; these are counted.
     pub(crate) counted: bool,
 }
 
 /// Top to bottom is the order in time.
 pub(crate) enum Stage {
-    /// Waits for a name to be looked up.
+    /// Waits for the lookup of a host name.
     Resolve,
-    /// Waits for the next turn, to begin the connect.
+    /// Waits for the next turn to start the connect.
     Resolved { address: Result<Address, CloseReason> },
     /// Waits for the connect to end.
     Connect,
@@ -53,7 +53,7 @@ pub(crate) enum Stage {
     Frames(Inbox),
     /// Bytes in both directions.
     Raw(RawInbox),
-    /// Waits until what is queued has left; nothing is received any more.
+    /// Waits until its queue is sent; no longer receives.
     Linger,
 }
 
@@ -75,16 +75,16 @@ impl Stream {
     }
 }
 
-/// What arrives on a byte stream, and in which portions its reader wants it.
+/// Received bytes of a byte stream, and in which portions its reader wants them.
 ///
-/// Invariant: one portion is delivered at a time, so that its reader can say what it wants next.
+/// Invariant: one portion is delivered at a time, so that the reader can say what it wants next.
 pub(crate) struct RawInbox {
     pool: BufferPool,
-    /// The reader waits for these bytes as one; `filled` of them are there.
+    /// The reader waits for this buffer; `filled` bytes of it have arrived.
     expected: Option<Expected>,
-    /// Received, and not wanted yet.
+    /// Received but not wanted yet.
     pending: VecDeque<Buffer>,
-    /// The memory that is out belongs to `expected`.
+    /// The lent memory belongs to `expected`.
     lent_expected: bool,
     pub(crate) paused: bool,
 }
@@ -94,7 +94,7 @@ enum Expected {
         buffer: BufferMut,
         filled: usize,
     },
-    /// Its memory is out to be received into.
+    /// Its memory is lent to receive into.
     Lent,
 }
 
@@ -109,7 +109,7 @@ impl RawInbox {
         }
     }
 
-    /// The next bytes go to `buffer[filled..]` and are delivered when it is full.
+    /// Receives the next bytes into `buffer[filled..]`, and delivers the buffer once it is full.
     pub(crate) fn expect(&mut self, buffer: BufferMut, filled: usize) {
         assert!(filled < buffer.len());
         assert!(self.expected.is_none(), "one expectation at a time");
@@ -121,7 +121,7 @@ impl RawInbox {
         !self.paused && self.pending.is_empty()
     }
 
-    /// The memory for the next bytes, and where in it they go.
+    /// Lends the memory for the next bytes, and where in it they go.
     pub(crate) fn lend(&mut self) -> (BufferMut, usize) {
         match self.expected.take() {
             Some(Expected::Here { buffer, filled }) => {
@@ -134,7 +134,7 @@ impl RawInbox {
         }
     }
 
-    /// Whether what is lent was expected, to be filled to its end.
+    /// Whether the lent memory was expected, to be filled to its end.
     pub(crate) fn lent_expected(&self) -> bool {
         self.lent_expected
     }

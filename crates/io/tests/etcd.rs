@@ -333,7 +333,7 @@ fn largest_transaction(letter: &str) -> Transaction {
 }
 
 #[test]
-fn the_largest_transactions_below_the_longest_prefix_are_taken_and_told_whole() {
+fn the_largest_transactions_under_the_longest_prefix_work() {
     let server = Server::running("large");
     let prefix = "p".repeat(PREFIX_SIZE_MAX);
     let mut driver = Driver::new(&[&server.url()], &prefix);
@@ -350,7 +350,7 @@ fn the_largest_transactions_below_the_longest_prefix_are_taken_and_told_whole() 
 }
 
 #[test]
-fn long_answers_come_in_pages_and_keys_that_are_no_text_are_passed_over() {
+fn long_answers_come_in_pages_and_binary_keys_are_skipped() {
     let server = Server::running("pages");
     let mut driver = Driver::new(&[&server.url()], "pages");
     driver.get("nothing");
@@ -455,7 +455,7 @@ fn expect_counted(driver: &mut Driver, watch: WatchId, from: u64, to: u64) {
 }
 
 #[test]
-fn a_stopped_etcd_is_noticed_and_nothing_is_doubled_when_it_goes_on() {
+fn a_paused_etcd_is_noticed_and_nothing_is_done_twice() {
     let server = Server::running("stopped");
     let mut driver = Driver::new(&[&server.url()], "x");
     let watch = WatchId(1);
@@ -515,7 +515,7 @@ fn a_silent_etcd_is_noticed_without_any_request() {
 }
 
 #[test]
-fn watches_go_on_after_etcd_was_killed_and_tell_every_change_once() {
+fn watches_survive_a_killed_etcd_and_report_every_change_once() {
     let mut server = Server::running("killed");
     let mut writer = Driver::new(&[&server.url()], "x");
     let mut watcher = Driver::new(&[&server.url()], "x");
@@ -540,7 +540,7 @@ fn watches_go_on_after_etcd_was_killed_and_tell_every_change_once() {
 }
 
 #[test]
-fn a_watch_that_missed_a_compaction_is_lost_and_goes_on_from_a_reading() {
+fn a_watch_that_missed_a_compaction_is_lost() {
     let mut server = Server::running("compacted");
     let old_url = server.url();
     let mut watcher = Driver::new(&[&old_url], "x");
@@ -595,7 +595,7 @@ fn a_watch_that_missed_a_compaction_is_lost_and_goes_on_from_a_reading() {
 }
 
 #[test]
-fn dead_and_silent_endpoints_are_left_for_one_that_answers() {
+fn dead_and_silent_endpoints_are_abandoned_for_one_that_answers() {
     let server = Server::running("failover");
     let dead = format!("http://127.0.0.1:{}", free_port());
     // The kernel accepts its connections; nobody reads them.
@@ -613,7 +613,7 @@ fn dead_and_silent_endpoints_are_left_for_one_that_answers() {
 }
 
 #[test]
-fn an_endpoint_that_does_not_answer_beside_others_is_told_of_until_it_does() {
+fn an_unused_endpoint_that_does_not_answer_is_reported() {
     let mut server = Server::running("survey");
     let port = free_port();
     let other = format!("http://127.0.0.1:{port}");
@@ -642,7 +642,7 @@ fn an_endpoint_that_does_not_answer_beside_others_is_told_of_until_it_does() {
 }
 
 #[test]
-fn an_etcd_that_is_nearly_full_is_told_of_before_it_takes_no_more() {
+fn a_nearly_full_etcd_is_reported() {
     let mut server = Server::running("room");
     let mut filler = Driver::new(&[&server.url()], "x");
     let value = "1".repeat(1 << 20);
@@ -672,7 +672,7 @@ fn an_etcd_that_is_nearly_full_is_told_of_before_it_takes_no_more() {
 }
 
 #[test]
-fn an_etcd_that_comes_later_is_found_and_a_foreign_one_is_refused() {
+fn an_etcd_that_starts_later_is_found_and_a_foreign_one_refused() {
     let mut server = Server::new("later");
     let foreign = Server::running("foreign");
     Driver::new(&[&foreign.url()], "x").get("nothing");

@@ -243,7 +243,7 @@ fn each_end_learns_who_the_other_is() {
 }
 
 #[test]
-fn nobody_listening_is_refused() {
+fn connecting_to_a_closed_port_is_refused() {
     for mask in masks() {
         let folder = Folder::new("refused");
         let mut feed = Feed::new(reactor(mask));
@@ -258,7 +258,7 @@ fn nobody_listening_is_refused() {
 }
 
 #[test]
-fn an_address_that_is_none_is_told_apart() {
+fn an_invalid_address_is_reported_as_such() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     feed.connect(2, "carrier pigeon");
     let (_, CloseReason::Untrusted(sentence)) = feed.closed() else { panic!() };
@@ -268,7 +268,7 @@ fn an_address_that_is_none_is_told_apart() {
 }
 
 #[test]
-fn names_are_looked_up_beside_the_loop() {
+fn names_are_looked_up_outside_the_loop() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
     let port = address.rsplit_once(':').unwrap().1;
@@ -369,7 +369,7 @@ fn another_key_or_cluster_is_untrusted_on_both_sides() {
 }
 
 #[test]
-fn strangers_get_no_further_than_the_handshake() {
+fn strangers_cannot_get_past_the_handshake() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
     let mut stranger = std::net::TcpStream::connect(&address[4..]).unwrap();
@@ -389,7 +389,7 @@ fn strangers_get_no_further_than_the_handshake() {
 }
 
 #[test]
-fn byte_streams_beyond_the_limit_are_closed_at_once() {
+fn streams_beyond_the_limit_are_closed_at_once() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     feed.reactor.set_raw_max(2);
     let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
@@ -421,7 +421,7 @@ fn byte_streams_beyond_the_limit_are_closed_at_once() {
 }
 
 #[test]
-fn frames_that_are_none_end_the_connection() {
+fn invalid_frames_end_the_connection() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
     // A peer that passes the handshake and then sends rubbish.
@@ -452,7 +452,7 @@ fn frames_that_are_none_end_the_connection() {
 // ---- time, wake-ups, signals ------------------------------------------------------------------
 
 #[test]
-fn deadlines_are_kept_and_not_missed() {
+fn deadlines_are_met() {
     for mask in masks() {
         let mut feed = Feed::new(reactor(mask));
         for millis in [0, 1, 5, 20] {
@@ -588,7 +588,7 @@ fn a_paused_byte_stream_is_not_read() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_is_closed_before_its_queue_grows_without_end() {
+fn a_peer_that_does_not_read_is_disconnected() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
     let peer = RawPeer::connect(&address);
@@ -609,7 +609,7 @@ fn a_peer_that_does_not_read_is_closed_before_its_queue_grows_without_end() {
 
 /// Nothing else wakes the loop: what a send had no place for must do so.
 #[test]
-fn all_that_is_queued_leaves_however_many_pieces_it_has() {
+fn a_queue_of_many_pieces_is_sent_completely() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
     let mut peer = RawPeer::connect(&address);
@@ -631,7 +631,7 @@ fn all_that_is_queued_leaves_however_many_pieces_it_has() {
 
 /// At its limit a server takes the next client as soon as the one before has heard its last words.
 #[test]
-fn a_connection_ends_when_its_last_words_have_left() {
+fn a_connection_closes_after_its_last_message_is_sent() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     feed.reactor.set_raw_max(1);
     let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
@@ -658,7 +658,7 @@ fn a_connection_ends_when_its_last_words_have_left() {
 }
 
 #[test]
-fn sockets_that_are_full_hold_nothing_else_up() {
+fn full_sockets_do_not_delay_others() {
     for mask in masks() {
         let mut feed = Feed::new(reactor(mask));
         let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
@@ -735,7 +735,7 @@ impl Feed {
 }
 
 #[test]
-fn the_socket_of_a_dead_process_is_taken_over_and_that_of_a_living_one_is_not() {
+fn only_the_socket_of_a_dead_process_is_taken_over() {
     let folder = Folder::new("stale");
     let mut first = reactor(FeatureMask::NONE);
     first.listen(&folder.unix()).unwrap();
@@ -764,7 +764,7 @@ fn done(event: DiskEvent) -> DiskOp {
 }
 
 #[test]
-fn what_was_written_is_read_and_what_was_discarded_is_gone() {
+fn written_data_is_read_back_and_discarded_data_is_gone() {
     for mask in masks() {
         let folder = Folder::new("disk");
         let mut feed = with_disk(mask, &folder, 8 << 20);

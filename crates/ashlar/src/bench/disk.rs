@@ -1,7 +1,7 @@
-//! `ashlar bench disk`: the store on a scratch file, driven on the reactor as an OSD drives it.
+//! `ashlar bench disk`: the store on a scratch file, driven by the reactor as in an OSD.
 //!
-//! The load is one PG's: versions grow without gaps, data is checksummed as a client would have
-//! done, and a read compares. What is measured is the store and the ring, without network.
+//! The load is that of one PG: versions grow without gaps, data has checksums as if from a client, and
+//! reads verify them. This measures the store and the ring without the network.
 
 use std::path::Path;
 
@@ -27,26 +27,27 @@ use crate::output::{failure, size_text};
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 
-/// What was measured of a store.
+/// The result for a store.
 pub struct StoreMeasured {
     /// The load.
     pub load: Measured,
-    /// Bytes written to the device during the load, journal and checkpoints included.
+    /// Bytes written to the device during the load, including journal and checkpoints.
     pub device_bytes: u64,
-    /// How long the store took to open again, right out of the load.
+    /// How long the store took to reopen right after the load.
     pub recovery: Duration,
-    /// What that recovery read.
+    /// What recovery read then.
     pub recovered: RecoveryReport,
 }
 
-/// Makes a store in a new file of `size` bytes, measures it, and opens it again as after a crash.
+/// Creates a store in a new file of `size` bytes, measures it, and reopens it as after a crash.
 pub fn run(
     path: &Path,
     size: u64,
     commit: CommitMode,
     load: Load,
 ) -> Result<StoreMeasured, Failure> {
-    let cannot = |error: io::Error| failure("io", error.to_string(), "name a directory with space");
+    let cannot =
+        |error: io::Error| failure("io", error.to_string(), "name a directory with free space");
     let directory = path.parent().unwrap_or(Path::new("."));
     let sector_size = io::probe(directory).map_err(cannot)?.sector_size;
     let options = CreateOptions {
@@ -63,12 +64,11 @@ pub fn run(
         io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
     io::prepare(path, size, &store, &mut |_, _| {}).map_err(cannot)?;
     let mut bench = Bench::open(path, size)?;
-    // As many places as the raw load has, and all of them written once: no operation has to
-    // allocate space.
+    // As many places as the raw load has, all written once, so that no operation has to allocate space.
     let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
     if range < load.block_size {
         let message = format!("--size {} is too small for --block-size", size_text(size));
-        return Err(failure("invalid", message, "half of the store must hold one operation"));
+        return Err(failure("invalid", message, "one operation must fit into half of the store"));
     }
     let places = Places::new(range, load.block_size);
     bench.fill(&places, load.block_size)?;
@@ -87,7 +87,7 @@ struct Bench {
     store: Store,
     effects: Vec<Effect>,
     events: Vec<IoEvent>,
-    /// Parts that are still missing of each operation in flight, and when it began.
+    /// For each operation in flight: its open parts, and when it began.
     flights: Vec<Flight>,
     counter: u64,
     data: Buffer,
@@ -95,7 +95,7 @@ struct Bench {
     /// Bytes of data the store can hold.
     space: u64,
     opened: bool,
-    /// Bytes asked to be written to the device.
+    /// Bytes written to the device.
     written_bytes: u64,
 }
 
@@ -108,8 +108,9 @@ struct Flight {
 impl Bench {
     fn open(path: &Path, size: u64) -> Result<Bench, Failure> {
         let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
-        let disk = Disk::open(path)
-            .map_err(|error| failure("io", error.to_string(), "name a directory with space"))?;
+        let disk = Disk::open(path).map_err(|error| {
+            failure("io", error.to_string(), "name a directory with free space")
+        })?;
         let settings = Settings { is_sparse: !disk.is_device(), ..Settings::default() };
         reactor.attach_disk(disk);
         let mut effects = Vec::new();
@@ -142,7 +143,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// One turn of the ring, unless operations ended without one; tells `done` which ended.
+    /// One turn of the ring, unless operations ended without one; calls `done` for each that ended.
     fn turn(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<(), Failure> {
         self.store.submit(&mut self.effects);
         if self.carry_out(done)? {
@@ -162,7 +163,7 @@ impl Bench {
         self.carry_out(done).map(|_| ())
     }
 
-    /// Carries out what the store asks; whether something ended.
+    /// Carries out the effects of the store. Returns whether an operation ended.
     fn carry_out(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<bool, Failure> {
         let mut ended = false;
         let mut effects = std::mem::take(&mut self.effects);
@@ -180,11 +181,15 @@ impl Bench {
                     ended = true;
                 }
                 Effect::Stopped { reason } => {
-                    return Err(failure("store", reason, "is the disk full or broken?"));
+                    return Err(failure(
+                        "store",
+                        reason,
+                        "check whether the disk is full or broken",
+                    ));
                 }
                 Effect::Done { result: Err(error), .. } => {
-                    let message = format!("the store refused: {error:?}");
-                    return Err(failure("store", message, "give it more --size"));
+                    let message = format!("the store refused a request: {error:?}");
+                    return Err(failure("store", message, "use a larger --size"));
                 }
                 Effect::Done { id, result: Ok(_) } => {
                     self.part_done(id, done);
@@ -224,7 +229,7 @@ impl Bench {
             } else {
                 self.counter += 1;
                 let units = (to - from) as usize / base::UNIT_SIZE as usize;
-                // As a client and a primary do: sums are computed, and compared on arrival.
+                // As a client and a primary do: compute checksums, and verify them on arrival.
                 let data = self.data.slice(0..(to - from) as usize);
                 let checksums = self.checksums[..units].to_vec();
                 assert!(checksum::first_mismatch(&data, &checksums).is_none());

@@ -1,15 +1,15 @@
-//! What a load came to.
+//! The result of a load.
 
 use base::Duration;
 use base::histogram::Histogram;
 use client::bench::Load;
 use serde_json::{Value, json};
 
-/// What was measured.
+/// The result of a load.
 pub struct Measured {
     /// Latencies.
     pub histogram: Histogram,
-    /// How long it took.
+    /// Duration.
     pub elapsed: Duration,
     /// Processor time of the OSDs (of this process, where it is the store), in nanoseconds.
     pub cpu: Option<Duration>,
@@ -18,7 +18,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// As programs read it.
+    /// Its JSON form.
     pub fn value(&self) -> Value {
         let seconds = self.elapsed.as_secs_f64();
         let count = self.histogram.count();
@@ -36,7 +36,7 @@ impl Measured {
     }
 }
 
-/// How long a load lasts, on the clock of logic.
+/// The duration of a load.
 pub fn span_of(load: &Load) -> Duration {
     Duration::from_nanos(u64::try_from(load.time.as_nanos()).expect("at most a day"))
 }

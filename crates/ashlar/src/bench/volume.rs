@@ -1,4 +1,4 @@
-//! `ashlar bench volume`: the whole path, and what processor time it took the OSDs of this host.
+//! `ashlar bench volume`: the whole path, with the processor time of the OSDs on this host.
 
 use client::Config;
 use client::bench::Load;
@@ -7,7 +7,7 @@ use cluster::message::{Command, Failure};
 use super::measured::Measured;
 use crate::call::COMMAND_TIME_MAX;
 
-/// Puts the load on a volume.
+/// Runs the load on a volume.
 pub fn run(config: &Config, name: &str, load: Load) -> Result<Measured, Failure> {
     let osds = osd_pids(config)?;
     let before = cpu_times(&osds);
@@ -32,8 +32,8 @@ fn osd_pids(config: &Config) -> Result<Vec<u64>, Failure> {
     Ok(rows.filter(|row| row["up"] == true).filter_map(|row| row["pid"].as_u64()).collect())
 }
 
-/// Processor time in nanoseconds of processes on this host, kernel workers included; `None` if
-/// one of them is not here.
+/// Processor time of these processes in nanoseconds, including kernel workers; `None` if one of them is not
+/// on this host.
 fn cpu_times(pids: &[u64]) -> Option<u64> {
     let ticks_per_second = rustix::param::clock_ticks_per_second();
     let mut ticks = 0;

@@ -274,7 +274,7 @@ impl Setup {
         crate::etcd::find()?;
         let path = self.dir.join(ETCD_DIRECTORY);
         if !path.join("member").exists() && !self.existing_osds().is_empty() {
-            let message = format!("the state of this cluster is missing in {}", path.display());
+            let message = format!("the state of this cluster is lost: {} is empty", path.display());
             return Err(failure("state", message, "restore it from a backup"));
         }
         self.say("starting etcd");

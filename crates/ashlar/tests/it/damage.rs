@@ -127,7 +127,7 @@ fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
 /// A lost piece of the journal may have held acknowledged writes of any PG, so each PG refuses
 /// requests until the operator accepts the loss.
 #[test]
-fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
+fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
     let cluster = Cluster::up("give-up", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     let text = qemu_io(&cluster, &format!("write -P {PATTERN} 0 16M"));

@@ -93,7 +93,7 @@ fn the_architecture_names_files_and_symbols_that_exist() {
 
 /// A crate uses only crates that stand above it in the map of ARCHITECTURE.md.
 #[test]
-fn crates_use_only_what_lies_below_them() {
+fn crates_use_only_crates_below_them() {
     let order = [
         "base",
         "format",
@@ -236,7 +236,7 @@ fn dependencies_of(table: &toml::Table, kinds: &[&str]) -> Vec<(String, toml::Va
 }
 
 #[test]
-fn dependencies_of_a_target_are_seen() {
+fn dependencies_of_a_target_are_found() {
     let manifest = "[dependencies]\na = 1\n[target.'cfg(unix)'.dependencies]\nb = 2\n\
                     [dev-dependencies]\nc = 3\n[target.x.dev-dependencies]\nd = 4\n";
     let manifest: toml::Table = manifest.parse().expect("TOML");
@@ -279,7 +279,7 @@ fn every_dependency_has_its_reason() {
 
 /// Links between documents lead somewhere.
 #[test]
-fn documents_link_to_what_exists() {
+fn links_in_documents_lead_somewhere() {
     let root = root();
     let mut documents = files(&root.join("docs"), ".md");
     for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {

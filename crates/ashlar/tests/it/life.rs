@@ -168,10 +168,10 @@ fn up_reports_what_it_does_and_its_progress() {
     let mut rest = &lines[..];
     for expected in [
         "starting the monitor",
-        "making OSD 1 of 2",
-        "making OSD 1 of 2: 100% of ",
+        "creating OSD 1 of 2",
+        "creating OSD 1 of 2: 100% of ",
         "osd.1: 256 MiB at ",
-        "making OSD 2 of 2: 100% of ",
+        "creating OSD 2 of 2: 100% of ",
         "osd.2: 256 MiB at ",
         "starting 2 OSDs",
     ] {

@@ -35,7 +35,7 @@ fn assert_time(text: &str) {
 
 #[test]
 fn log_lines_have_time_and_level_and_the_level_changes_at_run_time() {
-    const CHANGED: &str = "the level of the log is changed";
+    const CHANGED: &str = "the log level is changed";
     let sizes = ["--osds", "2", "--osd-size", "256MiB"];
     let cluster = Cluster::up("logs", &[&sizes[..], &["--log-format", "json"]].concat());
     cluster.wait_active();

@@ -13,7 +13,7 @@ use crate::harness::{
 use crate::servers::{Detour, NbdServer};
 
 #[test]
-fn children_end_when_up_is_killed() {
+fn children_exit_when_up_is_killed() {
     let cluster = Cluster::up("orphans", &["--osds", "2", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x51 0 16M"]);
@@ -150,7 +150,7 @@ fn io_goes_on_without_a_monitor() {
 /// not. Only then can its volume be removed or made smaller, and a client that is still alive is
 /// fenced first.
 #[test]
-fn a_lost_client_is_fenced_before_its_volume_is_removed_or_cut() {
+fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     let cluster = Cluster::up("fence", &["--osds", "1", "--osd-size", "512MiB"]);
     // Long enough for three commands to be refused meanwhile, even if they are slow.
     cluster.run(&["config", "set", "session_timeout_ms", "30s"]);

@@ -79,7 +79,7 @@ fn session_count(cluster: &Cluster) -> usize {
 }
 
 #[test]
-fn a_departed_clients_write_never_overwrites_a_later_clients() {
+fn a_late_write_of_a_departed_client_never_overwrites_a_later_one() {
     let cluster = Cluster::up("departed", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x30 0 64k"]);
@@ -106,7 +106,7 @@ fn a_departed_clients_write_never_overwrites_a_later_clients() {
 }
 
 #[test]
-fn a_write_that_promises_more_than_it_sends_writes_nothing() {
+fn a_write_with_too_little_data_writes_nothing() {
     let cluster = Cluster::up("short", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x30 0 2M"]);

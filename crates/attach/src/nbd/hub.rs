@@ -310,7 +310,7 @@ impl Hub {
         pause(client, is_early, connection, effects);
     }
 
-    /// Requests have ended: clients that waited for that go on, as far as there is room now.
+    /// Requests have ended: waiting clients continue, as far as there is room.
     fn admit(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some(connection) = self.requests.next_waiting() {
             if let Some(client) = self.clients.get_mut(&connection) {
@@ -320,7 +320,7 @@ impl Hub {
         }
     }
 
-    /// Sets until when a client must have chosen an export; `None`: it has.
+    /// Sets until when a client must choose an export; `None`: it has chosen.
     fn await_choice(&mut self, connection: ConnectionId, until: Option<Time>) {
         let client = self.clients.get_mut(&connection).expect("the caller knows it");
         if let Some(before) = std::mem::replace(&mut client.choose_until, until) {
@@ -329,7 +329,7 @@ impl Hub {
         self.choosing.extend(until.map(|until| (until, connection)));
     }
 
-    /// The client's bounds are reached: it is not read until replies have left.
+    /// The client has reached its bounds: stops reading from it until replies are sent.
     fn hold_back(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let client = self.clients.get_mut(&connection).expect("looked at just now");
         pause(client, true, connection, effects);
@@ -381,7 +381,7 @@ impl Hub {
         }
     }
 
-    /// Lets a client go once its requests are answered.
+    /// Disconnects a client once its requests are answered.
     fn leave(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(client) = self.clients.get_mut(&connection) else { return };
         client.is_leaving = true;
@@ -392,7 +392,7 @@ impl Hub {
         }
     }
 
-    /// A client is gone; the last one of a volume detaches it.
+    /// Removes a client; the last client of a volume detaches it.
     fn forget_client(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(client) = self.clients.remove(&connection) else { return };
         self.slow_clients.remove(connection);
@@ -411,7 +411,7 @@ impl Hub {
 
     // ---- volumes
 
-    /// Finds the volume a client names, and attaches or describes it.
+    /// Finds the volume that a client names, and attaches or describes it.
     fn find(
         &mut self,
         now: Time,
@@ -525,7 +525,7 @@ impl Hub {
         self.pump(now, connection, effects);
     }
 
-    /// A client uses a volume: attached already, or to be attached for it.
+    /// Gives a client its volume, which is attached first if necessary.
     fn join(
         &mut self,
         now: Time,
@@ -608,8 +608,8 @@ impl Hub {
         }
     }
 
-    /// Nobody uses the volume any more, or its session is over. The next client of its name gets
-    /// a new attach, which sees the volume as it is then.
+    /// Detaches a volume that has no clients, or whose session is over. The next client of its name attaches
+    /// the volume again, as it is then.
     fn detach(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         self.volumes.withdraw(handle);
         let patient = !self.is_ending;

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_become_zeros_where_no_hole_may_be_told() {
+    fn holes_become_zeros_where_holes_are_not_allowed() {
         let (replies, pool) = replies();
         let pieces = || vec![Piece::Zeros(70_000), Piece::Data(pool.copy_of(b"x"))];
         let bytes = bytes_of(&replies.simple_data(7, pieces()));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_carry_the_protocols_numbers_and_words() {
+    fn errors_carry_the_numbers_and_messages_of_the_protocol() {
         let (replies, _) = replies();
         let numbers = [
             (VolumeError::Full, 28),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn one_extent_is_told_where_one_is_enough() {
+    fn one_extent_is_sent_where_one_is_enough() {
         let (replies, _) = replies();
         let extents =
             [Extent { length: 4096, allocated: true }, Extent { length: 8192, allocated: false }];

@@ -117,7 +117,7 @@ pub struct Session {
     no_zeroes: bool,
     fixed: bool,
     structured: bool,
-    /// The export for which `base:allocation` was chosen.
+    /// The export for which the client chose `base:allocation`.
     allocation_of: Option<String>,
     export: Option<Export>,
 }
@@ -168,7 +168,7 @@ enum Asked {
     },
 }
 
-/// A request as it came.
+/// A request as received.
 struct Header {
     flags: u16,
     command: u16,
@@ -180,7 +180,7 @@ struct Header {
 const REQUEST_SIZE: usize = 28;
 const OPTION_HEADER_SIZE: usize = 16;
 
-/// Whether `next` is to look again.
+/// Whether `next` must continue.
 enum Step {
     Again,
     Wait,
@@ -207,7 +207,7 @@ impl Session {
         }
     }
 
-    /// Takes bytes from the client: as they came, or the memory of [`Session::lend`], full.
+    /// Takes bytes from the client: as they arrived, or the full memory of [`Session::lend`].
     pub fn received(&mut self, bytes: Buffer) {
         match &mut self.phase {
             Phase::Payload { request, data: data @ Payload::Lent } => {
@@ -218,8 +218,8 @@ impl Session {
         }
     }
 
-    /// The memory that the next bytes are to be received into, and where in it they go: the rest
-    /// of a write's data. Asked for when `next` has nothing more.
+    /// Lends the memory for the rest of the data of a write, and where in it the next bytes go. To be called
+    /// when `next` has returned `None`.
     pub fn lend(&mut self) -> Option<(BufferMut, usize)> {
         let Phase::Payload { data, .. } = &mut self.phase else { return None };
         assert!(self.input.len() == 0);
@@ -230,7 +230,7 @@ impl Session {
         }
     }
 
-    /// Bytes for the client, to be sent before any reply to a later command.
+    /// Bytes for the client, which must be sent before any reply to a later command.
     pub fn take_output(&mut self) -> Option<Buffer> {
         if self.output.is_empty() {
             return None;
@@ -245,7 +245,7 @@ impl Session {
         self.structured
     }
 
-    /// Bytes received and not yet understood.
+    /// Bytes received but not yet parsed.
     pub fn input_size(&self) -> usize {
         self.input.len()
     }
@@ -453,7 +453,7 @@ impl Session {
         self.option_reply(OPT_LIST, REP_ACK, &[]);
     }
 
-    /// Answers [`Command::Describe`] or [`Command::Attach`]: this is the export.
+    /// Answers [`Command::Describe`] or [`Command::Attach`] with the export.
     pub fn opened(&mut self, export: Export) {
         let flags = export_flags(export, self.structured);
         match self.take_asked() {
@@ -498,7 +498,7 @@ impl Session {
         match self.take_asked() {
             Asked::List => self.refuse_option(OPT_LIST, kind, why),
             Asked::Information { option, .. } => self.refuse_option(option, kind, why),
-            // This option has no form for an error.
+            // This option cannot be answered with an error.
             Asked::ExportName { .. } => self.phase = Phase::Closing,
         }
     }
@@ -649,7 +649,7 @@ fn export_flags(export: Export, structured: bool) -> u16 {
     flags
 }
 
-/// Big-endian fields of a message, from its front.
+/// Reads big-endian fields of a message in order.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -671,7 +671,7 @@ impl<'a> Fields<'a> {
         Some(u64::from_be_bytes(self.bytes(8)?.try_into().ok()?))
     }
 
-    /// A length of 32 bits and as many bytes of text.
+    /// A 32-bit length, and text of that length.
     fn text(&mut self) -> Option<String> {
         let length = self.u32()? as usize;
         name_of(self.bytes(length)?)
@@ -699,7 +699,7 @@ fn parse_meta_context(data: &[u8]) -> Option<(String, Vec<String>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
     let count = fields.u32()?;
-    // Each query has at least its length: a false count ends with the data.
+    // Each query has at least its length, so a wrong count ends with the data.
     let queries = (0..count).map(|_| fields.text()).collect::<Option<Vec<String>>>()?;
     fields.0.is_empty().then_some((name, queries))
 }

@@ -1,13 +1,13 @@
-//! An echo over loopback TCP in the shape of a load: so many requests of one size in flight over one
-//! connection, each with an answer of a size of its own.
+//! An echo over loopback TCP with the shape of a load: a fixed number of requests in flight over one
+//! connection, all of one size, and answers of another size.
 //!
 //! ```text
-//!   near end: owes `depth` requests ──▶ far end: owes an answer for each request that is whole
-//!        ▲ an answer is whole: owes one more request, until the time is over ──┘
+//!   near end: owes `depth` requests ──▶ far end: owes an answer for each complete request
+//!        ▲ complete answer: owes one more request, until the time is over ────┘
 //! ```
 //!
-//! Both ends are threads that send what they owe as far as it goes and take all that is there with one
-//! call: nobody who moves the same bytes over one connection makes fewer calls.
+//! Both ends are threads. Each call sends as much as possible of what is owed, or receives all that has
+//! arrived: no program moves the same bytes over one connection with fewer calls.
 
 use std::collections::VecDeque;
 use std::net::{TcpListener, TcpStream};
@@ -21,10 +21,10 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
-/// Of many small messages so much is sent or taken with one call.
+/// Most bytes of small messages that one call sends or receives.
 const BATCH_SIZE_MAX: usize = 256 << 10;
 
-/// What goes there and back.
+/// The shape of the load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EchoLoad {
     /// Bytes of a request; at least 1.
@@ -33,11 +33,11 @@ pub struct EchoLoad {
     pub answer_size: usize,
     /// Requests in flight; at least 1.
     pub depth: usize,
-    /// How long.
+    /// Duration.
     pub time: Duration,
 }
 
-/// Measures requests and answers over loopback TCP, between two threads.
+/// Measures requests and answers over loopback TCP between two threads.
 pub fn echo(load: &EchoLoad) -> Result<Measured, Error> {
     assert!(load.request_size > 0 && load.answer_size > 0 && load.depth > 0);
     let failed = |error: std::io::Error| Error::new("loopback echo", error);
@@ -90,11 +90,11 @@ struct End {
     socket: TcpStream,
     incoming: Vec<u8>,
     incoming_size: usize,
-    /// Bytes of a message that is not whole yet.
+    /// Bytes of an incomplete message.
     received: usize,
     outgoing: Vec<u8>,
     outgoing_size: usize,
-    /// Bytes that are to be sent.
+    /// Bytes to send.
     owed: usize,
 }
 
@@ -123,13 +123,13 @@ impl End {
         self.owed += count * self.outgoing_size;
     }
 
-    /// Sends what goes, and waits for bytes, or for room where more is owed. How many messages became
-    /// whole, or `None` when the other end is gone.
+    /// Sends what it can, then waits for bytes, or for room if more is owed. Returns how many messages were
+    /// completed, or `None` if the other end is gone.
     fn turn(&mut self) -> std::io::Result<Option<usize>> {
         while self.owed > 0 && self.send()? {}
         let mut flags = RecvFlags::empty();
         if self.owed > 0 {
-            // Both ends may owe more than there is room for: neither only sends.
+            // Both ends may owe more than fits: neither may only send.
             poll(&mut [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)], None)?;
             flags = RecvFlags::DONTWAIT;
         }
@@ -145,9 +145,9 @@ impl End {
         Ok(Some(count))
     }
 
-    /// Sends a part of what is owed; whether there was room.
+    /// Sends a part of what is owed. Returns whether there was room.
     fn send(&mut self) -> std::io::Result<bool> {
-        // From where the message under way goes on.
+        // Continue in the middle of the current message.
         let at = (self.outgoing_size - self.owed % self.outgoing_size) % self.outgoing_size;
         let end = self.outgoing.len().min(at + self.owed);
         match send(&self.socket, &self.outgoing[at..end], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)

@@ -1,13 +1,13 @@
-//! The least that a store with a journal can cost: the data of each turn copied into one
-//! contiguous write, and each unit written once more, to its place, when half of the ring is full.
+//! The minimum cost of a store with a journal: the data of each turn is copied into one contiguous write,
+//! and each block is written once more, to its place, when half of the ring is full.
 //!
 //! ```text
-//!   turn:  [header|data][header|data]... ──one write──▶ ring of the journal ... all of the turn done
+//!   turn:  [header|data][header|data]... ──one write──▶ ring of the journal ... the whole turn is done
 //!   later: data, from the memory of the ring ──one write each──▶ its place
 //! ```
 //!
-//! No checksums, no index, no checkpoints, no request and no answer: the difference between a store
-//! and this is what the store itself costs; the difference to plain writes is what a journal costs.
+//! It has no checksums, index, checkpoints, requests or answers: what a store costs more than this is the
+//! cost of the store itself; what this costs more than plain writes is the cost of a journal.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -20,9 +20,9 @@ use super::load::{Places, RawLoad, open_filled, range_of, ring};
 use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
-/// The ring of the journal takes a quarter of the file, at most so many bytes.
+/// Most bytes of the ring, which takes a quarter of the file.
 const RING_SIZE_MAX: u64 = 64 << 20;
-/// Writes to places in flight at once.
+/// Most writes to places in flight.
 const WRITE_BACKS_MAX: usize = 64;
 /// `user_data` of a write to the journal, and of one to a place.
 const GROUP: u64 = 0;
@@ -65,21 +65,21 @@ pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
 struct Run<'a> {
     load: &'a RawLoad,
     fd: RawFd,
-    /// What precedes the data in the journal, in bytes: a sector.
+    /// Size of the header before each block in the ring, in bytes: a sector.
     header_size: u64,
     places: Places,
-    /// What every operation writes.
+    /// The data that every operation writes.
     source: BufferMut,
     ring: BufferMut,
     /// Bytes ever written to the ring.
     tail: u64,
-    /// Bytes of it whose data is in its places.
+    /// Bytes of the ring whose data has been written to its places.
     head: u64,
-    /// Data in the ring that is not on its way to its place: position in the ring, and place.
+    /// Data that still has to be written to its place: position in the ring, and place.
     todo: VecDeque<(u64, u64)>,
-    /// While data is written back: up to which byte of the ring.
+    /// While data is written back: the end of that part of the ring.
     until: Option<u64>,
-    /// Of `todo`, how much is part of that.
+    /// Number of entries of `todo` that belong to that part.
     todo_count: usize,
     write_backs: usize,
 }
@@ -145,7 +145,7 @@ impl Run<'_> {
     fn write_back(&mut self, uring: &mut IoUring) {
         if self.until.is_none() && self.tail - self.head > self.ring.len() as u64 / 2 {
             self.until = Some(self.tail);
-            // The group in flight waits for the next time.
+            // The group in flight must wait.
             self.todo_count = self.todo.len() - self.load.depth;
         }
         let Some(until) = self.until else { return };

@@ -8,8 +8,8 @@ use io_uring::IoUring;
 use crate::Error;
 use crate::disk::Disk;
 
-/// The part of the file that is used, in bytes; it is filled before anything is measured, so that
-/// no write has to allocate space.
+/// Most bytes of the file that are used. They are filled before the measurement, so that no write has to
+/// allocate space.
 pub const RANGE_SIZE_MAX: u64 = 256 << 20;
 
 const FILL_SIZE: u64 = 4 << 20;
@@ -17,7 +17,7 @@ const FILL_SIZE: u64 = 4 << 20;
 /// A load on a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RawLoad {
-    /// The file; what it holds is lost.
+    /// The file, which is overwritten.
     pub path: PathBuf,
     /// Its size in bytes, or the part of it to use.
     pub size: u64,
@@ -29,7 +29,7 @@ pub struct RawLoad {
     pub block_size: u64,
     /// Operations in flight.
     pub depth: usize,
-    /// How long.
+    /// Duration.
     pub time: Duration,
     /// Write with RWF_DSYNC.
     pub durable: bool,
@@ -40,7 +40,7 @@ pub(super) fn range_of(load: &RawLoad) -> u64 {
     load.size.min(RANGE_SIZE_MAX) / load.block_size * load.block_size
 }
 
-/// Where the operations of a load go, one after the other.
+/// The offsets of the operations of a load.
 pub(super) struct Places {
     block_size: u64,
     count: u64,
@@ -62,7 +62,7 @@ impl Places {
             self.next += 1;
             self.next % self.count
         } else {
-            // xorshift64: no two neighbours, the same places in each run.
+            // xorshift64: scattered, and the same places in each run.
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;

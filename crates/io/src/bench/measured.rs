@@ -1,22 +1,22 @@
-//! What a load came to, and the processor time it took.
+//! The result of a load, and processor time.
 
 use base::histogram::Histogram;
 use base::{Duration, Time};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Clone)]
 pub struct Measured {
     /// Latencies; their count is that of the operations.
     pub histogram: Histogram,
-    /// How long it took.
+    /// Duration.
     pub elapsed: Duration,
-    /// Processor time of this process meanwhile.
+    /// Processor time of this process during the load.
     pub cpu: Duration,
 }
 
 impl Measured {
-    /// Operations in a second.
+    /// Operations per second.
     pub fn ops_per_second(&self) -> f64 {
         self.histogram.count() as f64 / self.elapsed.as_secs_f64()
     }

@@ -1,4 +1,4 @@
-//! The loop's inside: what is done before the wait, and what completions mean.
+//! One turn of the loop: the work before the wait, and the handling of completions.
 
 use std::os::fd::FromRawFd;
 use std::rc::Rc;
@@ -7,12 +7,12 @@ use format::door::Role;
 
 use super::*;
 
-/// Longest wait in one call, where nothing has a deadline.
+/// Longest wait in one call, if there is no deadline.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 impl Reactor {
-    /// Submits what was asked for, and waits for at least one event, or until `deadline`
-    /// (`None`: no deadline). Events are appended.
+    /// Submits the operations, and waits for at least one event or until `deadline` (`None`: no deadline).
+    /// Events are appended.
     pub fn turn(&mut self, deadline: Option<Time>, events: &mut Vec<Event>) -> io::Result<()> {
         let before = events.len();
         loop {
@@ -37,7 +37,7 @@ impl Reactor {
         first.unwrap_or_else(|| clock::now() + WAIT_MAX)
     }
 
-    /// Ends stages whose time is over, and listens again where that was put off.
+    /// Closes connections whose time is over, and accepts again after a pause.
     fn expire(&mut self, events: &mut Vec<Event>) {
         let retry = self.listeners.iter().any(|listener| listener.retry_at.is_some());
         if self.deadlines.is_empty() && !retry {
@@ -64,7 +64,7 @@ impl Reactor {
     fn attend_dirty(&mut self, events: &mut Vec<Event>) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
-            // Its place may be another's by now: who is there is attended, which does no harm.
+            // Another connection may have its place by now; attending to that one does no harm.
             let Some(stream) = self.streams.get_mut(index) else { continue };
             stream.dirty = false;
             let connection = stream.id;
@@ -74,12 +74,12 @@ impl Reactor {
             self.flush(index, connection, events);
             self.receive(index, connection, events);
         }
-        // Keeps its memory; what was marked meanwhile is for the next turn.
+        // Reuse the memory; marks set meanwhile are for the next turn.
         dirty.append(&mut self.dirty);
         self.dirty = dirty;
     }
 
-    /// Whether the connection still has its place.
+    /// Whether the connection still has its place in the table.
     fn is_at(&self, index: usize, connection: ConnectionId) -> bool {
         self.streams.get(index).is_some_and(|stream| stream.id == connection)
     }
@@ -116,7 +116,7 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Begins to send what is queued.
+    /// Starts sending the queue.
     fn flush(&mut self, index: usize, connection: ConnectionId, events: &mut Vec<Event>) {
         if !self.is_at(index, connection) {
             return;
@@ -136,14 +136,14 @@ impl Reactor {
             return;
         }
         let Some(socket) = stream.socket.clone() else { return };
-        // One that lingers ends with its last bytes.
+        // A lingering connection ends with its last bytes.
         let is_last = matches!(stream.stage, Stage::Linger);
         if let Some(queue) = stream.queue.lend() {
             self.ring.send(socket, (connection, index), queue, is_last);
         }
     }
 
-    /// Gives a raw reader what is there for it, and receives where more is wanted.
+    /// Delivers data to a raw reader, and receives if it wants more.
     fn receive(&mut self, index: usize, connection: ConnectionId, events: &mut Vec<Event>) {
         if !self.is_at(index, connection) {
             return;
@@ -211,7 +211,7 @@ impl Reactor {
         }
     }
 
-    /// A connection came to a listener, or accepting failed; `ended`: it must be started again.
+    /// A listener got a connection, or accepting failed. `ended`: the accept must be started again.
     fn accepted(&mut self, index: usize, result: i32, ended: bool, events: &mut Vec<Event>) {
         let listener = &mut self.listeners[index];
         if ended && result < 0 {
@@ -417,7 +417,7 @@ impl Reactor {
         }
     }
 
-    /// Ends a connection, and tells whoever knows of it.
+    /// Ends a connection, with an event if the program knows it.
     fn end(&mut self, index: usize, reason: CloseReason, events: &mut Vec<Event>) {
         let connection = self.streams[index].id;
         match &self.streams[index].stage {
@@ -428,7 +428,7 @@ impl Reactor {
         self.remove(index);
     }
 
-    /// Lets what is queued leave, then ends it without an event.
+    /// Sends the queue, then ends the connection without an event.
     pub(super) fn linger(&mut self, index: usize) {
         let stream = &mut self.streams[index];
         if stream.queue.length() == 0 || stream.socket.is_none() {
@@ -449,7 +449,7 @@ impl Reactor {
         }
     }
 
-    /// Takes a connection out of the table; its operations end by themselves.
+    /// Removes a connection from the table; its operations end by themselves.
     fn remove(&mut self, index: usize) {
         self.leave_stage(index, Stage::Linger);
         self.set_deadline(index, None);

@@ -316,7 +316,7 @@ fn a_long_write_arrives_whole() {
 }
 
 #[test]
-fn exports_are_listed_afresh_and_limited_to_the_chosen() {
+fn exports_are_listed_anew_each_time_and_limited_to_the_chosen() {
     let mut world = World::new();
     let client = world.connect();
     assert_eq!(world.option(client, 3, &[]), [2, 1]);
@@ -341,7 +341,7 @@ fn the_default_export_is_the_only_volume() {
 }
 
 #[test]
-fn a_volume_that_is_not_there_is_unknown() {
+fn a_missing_volume_is_an_unknown_export() {
     let mut world = World::new();
     let client = world.connect();
     assert_eq!(world.go(client, "none"), [(1 << 31) + 6]);
@@ -364,7 +364,7 @@ fn a_resized_volume_is_seen_on_reconnect() {
 }
 
 #[test]
-fn a_client_that_says_goodbye_gets_its_answers_first() {
+fn a_disconnecting_client_gets_its_answers_first() {
     let mut world = World::new();
     let client = world.user();
     world.held = Some(Vec::new());
@@ -378,7 +378,7 @@ fn a_client_that_says_goodbye_gets_its_answers_first() {
 }
 
 #[test]
-fn a_client_that_breaks_off_leaves_nothing_behind() {
+fn a_client_that_vanishes_leaves_nothing_behind() {
     let mut world = World::new();
     let client = world.user();
     world.held = Some(Vec::new());
@@ -391,7 +391,7 @@ fn a_client_that_breaks_off_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_client_never_meets_late_writes_of_one_that_has_left() {
+fn a_client_never_sees_late_writes_of_one_that_left() {
     let mut world = World::new();
     let first = world.user();
     world.held = Some(Vec::new());
@@ -441,7 +441,7 @@ fn a_silent_osd_delays_the_next_client_for_a_bounded_time() {
 }
 
 #[test]
-fn a_volume_nobody_waits_for_any_more_is_not_attached() {
+fn a_volume_that_no_client_waits_for_is_not_attached() {
     let mut world = World::new();
     let first = world.user();
     world.held = Some(Vec::new());
@@ -456,7 +456,7 @@ fn a_volume_nobody_waits_for_any_more_is_not_attached() {
 }
 
 #[test]
-fn errors_have_their_numbers() {
+fn errors_have_their_nbd_numbers() {
     let mut world = World::new();
     let client = world.user();
     for (refusal, number) in [(Refusal::Full, 28), (Refusal::Damaged { units: vec![1] }, 5)] {
@@ -467,7 +467,7 @@ fn errors_have_their_numbers() {
 }
 
 #[test]
-fn when_a_session_is_over_its_clients_get_errors_to_their_ends_and_the_next_attaches_anew() {
+fn clients_of_a_session_that_is_over_get_errors_and_the_next_client_a_new_session() {
     let mut world = World::new();
     let (first, second) = (world.user(), world.user());
     world.refusal = Some(Refusal::Fenced);
@@ -495,7 +495,7 @@ fn when_a_session_is_over_its_clients_get_errors_to_their_ends_and_the_next_atta
 }
 
 #[test]
-fn nobody_joins_a_session_that_is_over() {
+fn no_client_joins_a_session_that_is_over() {
     let mut world = World::new();
     let first = world.user();
     let ended = FromMonitor::SessionEnded { session: SessionId::new(1) };
@@ -511,7 +511,7 @@ fn nobody_joins_a_session_that_is_over() {
 }
 
 #[test]
-fn a_lazy_client_that_comes_back_waits_until_what_it_left_is_durable() {
+fn a_flush_of_a_returning_client_covers_its_earlier_writes() {
     for is_ending in [false, true] {
         let mut world = World::new();
         world.cluster.is_lazy = true;
@@ -542,7 +542,7 @@ fn a_lazy_client_that_comes_back_waits_until_what_it_left_is_durable() {
 }
 
 #[test]
-fn a_forced_write_of_a_lazy_volume_is_asked_to_be_durable() {
+fn a_fua_write_to_a_lazy_volume_is_durable() {
     let mut world = World::new();
     world.cluster.is_lazy = true;
     let client = world.user();
@@ -562,7 +562,7 @@ fn a_forced_write_of_a_lazy_volume_is_asked_to_be_durable() {
 }
 
 #[test]
-fn a_client_with_too_much_under_way_is_not_read_until_replies_leave() {
+fn a_client_with_too_much_in_flight_is_paused_until_replies_are_sent() {
     let mut world = World::new();
     let client = world.user();
     world.held = Some(Vec::new());
@@ -592,7 +592,7 @@ fn a_client_with_too_much_under_way_is_not_read_until_replies_leave() {
 }
 
 #[test]
-fn all_clients_together_are_bounded_and_each_goes_on() {
+fn all_clients_together_are_bounded_and_each_makes_progress() {
     let mut world = World::new();
     world.held = Some(Vec::new());
     let count = BYTES_MAX / CLIENT_BYTES_MAX + 4;
@@ -627,7 +627,7 @@ fn all_clients_together_are_bounded_and_each_goes_on() {
 }
 
 #[test]
-fn a_client_that_chooses_no_export_is_let_go() {
+fn a_client_that_chooses_no_export_is_disconnected() {
     let mut world = World::new();
     let (silent, listing, refused) = (world.connect(), world.connect(), world.connect());
     let user = world.user();
@@ -660,7 +660,7 @@ fn questions_of_clients_that_left_are_forgotten() {
 }
 
 #[test]
-fn a_read_only_server_serves_reads_alone() {
+fn a_read_only_server_serves_only_reads() {
     let mut world = World::serving(&[], true);
     let client = world.user();
     world.write(client, 0, &[1; UNIT]);
@@ -670,7 +670,7 @@ fn a_read_only_server_serves_reads_alone() {
 }
 
 #[test]
-fn a_shutdown_finishes_what_was_begun() {
+fn a_shutdown_finishes_requests_in_flight() {
     let mut world = World::new();
     let (busy, idle) = (world.user(), world.user());
     world.held = Some(Vec::new());
@@ -688,7 +688,7 @@ fn a_shutdown_finishes_what_was_begun() {
 }
 
 #[test]
-fn a_server_whose_osds_do_not_answer_ends_without_answers_and_gives_its_volumes_back() {
+fn a_shutdown_without_osds_gives_no_answers_and_detaches_the_volumes() {
     for is_lazy in [false, true] {
         let mut world = World::new();
         world.cluster.is_lazy = is_lazy;
@@ -715,7 +715,7 @@ fn a_server_whose_osds_do_not_answer_ends_without_answers_and_gives_its_volumes_
 }
 
 #[test]
-fn extents_are_told_for_a_bounded_range() {
+fn extents_cover_a_bounded_range() {
     let mut world = World::new();
     world.cluster.volumes.insert("disk".to_string(), 1 << 30);
     let client = world.connect();

@@ -134,7 +134,7 @@ fn information(name: &str, kinds: &[u16]) -> Vec<u8> {
 }
 
 #[test]
-fn go_tells_size_flags_and_block_sizes_and_begins() {
+fn go_reports_size_flags_and_block_sizes_and_begins() {
     let mut client = Client::new();
     client.option(OPT_GO, &information("disk", &[INFO_NAME]));
     assert_eq!(client.next(), Some(Command::Attach { name: "disk".to_string() }));
@@ -157,7 +157,7 @@ fn go_tells_size_flags_and_block_sizes_and_begins() {
 }
 
 #[test]
-fn info_tells_and_stays_with_options() {
+fn info_reports_the_same_and_stays_with_options() {
     let mut client = Client::new();
     client.option(OPT_INFO, &information("disk", &[]));
     assert_eq!(client.next(), Some(Command::Describe { name: "disk".to_string() }));
@@ -175,7 +175,7 @@ fn info_tells_and_stays_with_options() {
 }
 
 #[test]
-fn the_old_way_in_has_zeros_unless_they_are_declined() {
+fn export_name_sends_zeros_unless_they_are_declined() {
     for (flags, size) in [(FLAG_FIXED_NEWSTYLE, 134), (FLAG_NO_ZEROES, 10), (0, 134)] {
         let mut client = Client::greeted(flags);
         client.option(OPT_EXPORT_NAME, b"disk");
@@ -188,7 +188,7 @@ fn the_old_way_in_has_zeros_unless_they_are_declined() {
 }
 
 #[test]
-fn an_unknown_export_is_refused_or_closes_the_old_way_in() {
+fn an_unknown_export_is_refused_or_with_export_name_disconnected() {
     let mut client = Client::new();
     client.option(OPT_GO, &information("none", &[]));
     client.next();
@@ -273,7 +273,7 @@ fn requests_become_actions() {
 }
 
 #[test]
-fn a_short_write_is_taken_from_what_came() {
+fn a_short_write_uses_the_received_buffer() {
     let mut client = Client::serving(EXPORT, false);
     let mut bytes = request_bytes(CMD_WRITE, CMD_FLAG_FUA, 7, 5);
     bytes.extend_from_slice(b"stone");
@@ -287,7 +287,7 @@ fn a_short_write_is_taken_from_what_came() {
 }
 
 #[test]
-fn the_rest_of_a_long_write_goes_straight_to_its_memory() {
+fn the_rest_of_a_long_write_is_received_in_place() {
     let mut client = Client::serving(EXPORT, false);
     let mut bytes = request_bytes(CMD_WRITE, 0, 0, 10);
     bytes.extend_from_slice(b"abc");
@@ -385,7 +385,7 @@ fn an_endless_option_is_skipped_without_memory() {
 }
 
 #[test]
-fn lengths_inside_options_that_lie_are_invalid() {
+fn wrong_lengths_inside_options_are_invalid() {
     let mut lie = 1000u32.to_be_bytes().to_vec();
     lie.extend_from_slice(b"disk\0\0");
     let mut client = Client::new();
@@ -404,7 +404,7 @@ fn lengths_inside_options_that_lie_are_invalid() {
 }
 
 #[test]
-fn nonsense_ends_the_connection() {
+fn garbage_ends_the_connection() {
     let mut client = Client::greeted(0x8000);
     assert_eq!(client.next(), Some(Command::Close));
     let mut client = Client::new();
@@ -419,7 +419,7 @@ fn nonsense_ends_the_connection() {
 }
 
 #[test]
-fn a_client_says_goodbye() {
+fn a_client_can_disconnect() {
     let mut client = Client::serving(EXPORT, false);
     client.request(CMD_DISC, 0, 0, 0);
     client.request(CMD_FLUSH, 0, 0, 0);
@@ -482,7 +482,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn it_does_not_matter_how_bytes_are_cut(
+    fn the_result_does_not_depend_on_how_bytes_are_split(
         options in prop::collection::vec(some_option(), 0..6),
         requests in prop::collection::vec(some_request(), 0..12),
         mut cuts in prop::collection::vec(0..4000usize, 0..12),
