@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn backfill_is_a_background_task_without_a_guessed_time_left() {
+    fn copying_is_a_background_task_without_a_guessed_time_left() {
         let status = |recovery: Value| {
             json!({
                 "pgs": {"total": 8, "clean": 6},

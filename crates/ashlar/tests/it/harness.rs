@@ -1,4 +1,4 @@
-//! A cluster of real processes in a temporary directory, and helpers to wait for what it does.
+//! A cluster of real processes in a temporary directory, and helpers that wait for events.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -63,14 +63,14 @@ impl Cluster {
         cluster
     }
 
-    /// Starts it (again).
+    /// Starts the cluster, or starts it again.
     pub fn start(&self, arguments: &[&str]) {
         let mut command = Command::new(ASHLAR);
         command.args(["up", "--detach", "--dir"]).arg(self.path()).args(arguments);
         succeed(&mut command);
     }
 
-    /// Stops it.
+    /// Stops the cluster.
     pub fn down(&self) {
         succeed(Command::new(ASHLAR).arg("down").arg("--dir").arg(self.path()));
     }
@@ -138,7 +138,7 @@ impl Cluster {
         found.expect("just seen") as u32
     }
 
-    /// Ends a process as `kill -9` does.
+    /// Kills a process as `kill -9` does.
     pub fn kill(&self, role: &str, id: u64) {
         kill_9(self.pid(role, id));
     }
@@ -380,7 +380,7 @@ pub fn qemu_io(cluster: &Cluster, volume: &str, commands: &[&str]) {
     assert_qemu_io(&run(&mut qemu), commands.iter().filter(|command| **command != "flush").count());
 }
 
-/// Asserts that a finished qemu-io has done `count` reads, writes and discards in full.
+/// Asserts that qemu-io completed `count` reads, writes and discards.
 pub fn assert_qemu_io(output: &Output, count: usize) {
     let text = text_of(output);
     assert!(output.status.success(), "{}: {text}", output.status);
@@ -415,7 +415,7 @@ pub fn qemu_io_text(cluster: &Cluster, volume: &str, command: &str) -> String {
     text
 }
 
-/// Waits for a child; kills it and fails after `patience`.
+/// Waits for a child to exit; after `patience` kills it and fails.
 pub fn finish(child: Child, patience: Duration) -> Output {
     let pid = child.id();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -469,7 +469,7 @@ impl Waiting {
     }
 }
 
-/// Whether two files have the same bytes up to the shorter `length`.
+/// Whether two files have the same bytes up to `length`.
 pub fn same_bytes(a: &Path, b: &Path, length: u64) -> bool {
     use std::io::Read;
     let open = |path: &Path| {
@@ -524,14 +524,14 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// A device of `size` bytes whose file lies in `directory`.
+    /// A device of `size` bytes with its file in `directory`.
     pub fn new(directory: &Path, name: &str, size: u64) -> LoopDevice {
         let file = directory.join(name);
         fs::File::create(&file).and_then(|file| file.set_len(size)).expect("writable");
         LoopDevice::over(&file)
     }
 
-    /// A device over this file.
+    /// A device on this file.
     pub fn over(file: &Path) -> LoopDevice {
         let losetup = run(Command::new("losetup").args(["--find", "--show"]).arg(file));
         assert!(losetup.status.success(), "loop devices are needed: {}", text_of(&losetup));
@@ -545,7 +545,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A qemu-io that stays attached and does one command after the other.
+/// A qemu-io that stays attached and runs one command after the other.
 pub struct QemuIo {
     child: Child,
     input: std::process::ChildStdin,
@@ -555,7 +555,7 @@ pub struct QemuIo {
 impl QemuIo {
     /// Opens an image, as `--image-opts` or as a file name.
     pub fn open(image: &[&str]) -> QemuIo {
-        // A line at a time, so that what is done is known at once.
+        // Line buffered, so that results are visible at once.
         let mut qemu = Command::new("stdbuf");
         qemu.args(["-oL", "qemu-io"]).args(image);
         qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -571,20 +571,20 @@ impl QemuIo {
         QemuIo { child, input, lines }
     }
 
-    /// Gives it a command without waiting. Requires: the one before has ended; a line that comes
-    /// too early waits in qemu-io's own buffer, where it does not look.
+    /// Sends a command without waiting. Requires: the previous one has ended; qemu-io does not notice a line
+    /// that arrives too early.
     pub fn begin(&mut self, command: &str) {
         use std::io::Write;
         writeln!(self.input, "{command}").expect("it runs");
     }
 
-    /// Waits for the end of the read, write or discard that was begun; the line that tells of it.
+    /// Waits for the end of the current read, write or discard. Returns the line about it.
     pub fn end(&mut self) -> String {
         let line = self.ended_within(PATIENCE);
         line.unwrap_or_else(|| panic!("waited {PATIENCE:?}: {:?}", self.child.try_wait()))
     }
 
-    /// Likewise, if it ends so soon.
+    /// The same, if it ends within this time.
     pub fn ended_within(&mut self, span: Duration) -> Option<String> {
         loop {
             let line = self.lines.recv_timeout(span).ok()?;
@@ -594,20 +594,20 @@ impl QemuIo {
         }
     }
 
-    /// Does a read, write or discard, which must be done in full.
+    /// Runs a read, write or discard, which must succeed completely.
     pub fn ask(&mut self, command: &str) {
         self.begin(command);
         let line = self.end();
         assert!(!line.contains("failed"), "{command}: {line}");
     }
 
-    /// Lets it end by itself; it must be content.
+    /// Lets it exit; it must succeed.
     pub fn close(self) {
         let output = self.leave();
         assert!(output.status.success(), "{}", text_of(&output));
     }
 
-    /// Lets it end by itself; it is not content if a command failed.
+    /// Lets it exit; it fails if a command failed.
     pub fn leave(self) -> Output {
         drop(self.input);
         finish(self.child, PATIENCE)

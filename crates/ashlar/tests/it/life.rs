@@ -179,7 +179,7 @@ fn up_reports_what_it_does_and_its_progress() {
         let found = found.unwrap_or_else(|| panic!("{expected:?} is missing, or early: {said}"));
         rest = &rest[found + 1..];
     }
-    assert!(!said.contains('\u{1b}'), "plain lines where there is no terminal: {said:?}");
+    assert!(!said.contains('\u{1b}'), "plain lines without a terminal: {said:?}");
     let next = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(next.contains("is up") && next.contains("volume create"), "{next}");
 }
@@ -224,7 +224,7 @@ fn up_killed_while_it_creates_an_osd_resumes_where_it_was() {
     cluster.start(&["--osds", "2", "--osd-size", "256MiB"]);
     let rows = cluster.json(&["osd", "ls"]);
     let ids: Vec<&Value> = rows.as_array().expect("a list").iter().map(|row| &row["id"]).collect();
-    assert_eq!(ids, [1, 2], "the id of the half-made one is not lost: {rows:#}");
+    assert_eq!(ids, [1, 2], "the id of the incomplete OSD is not lost: {rows:#}");
     assert!(!half.exists() && !cluster.path().join("unfinished-osd").exists());
     let size = std::fs::metadata(cluster.path().join("osd.1/blocks")).expect("made anew").len();
     assert_eq!(size, 256 << 20);

@@ -45,7 +45,7 @@ fn ctrl_c_stops_clients_before_what_they_need() {
     let output = finish(up, Duration::from_secs(60));
     assert!(output.status.success(), "{}", text_of(&output));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!said.contains("exited"), "nobody ended before its turn: {said}");
+    assert!(!said.contains("exited"), "no child exited before its turn: {said}");
     client.leave();
     cluster.start(&[]);
     let info = cluster.json(&["volume", "info", "v"]);
