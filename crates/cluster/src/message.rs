@@ -160,8 +160,8 @@ pub enum ToMonitor {
         /// As it was told with it; 0: it was not.
         #[serde(default)]
         reign: u64,
-        /// Higher than over any earlier connection of this client: a monitor that the client has left may deliver
-        /// an older message late.
+        /// Higher than over any earlier connection of this client: a monitor that the client has left
+        /// may deliver an older message late.
         #[serde(default)]
         turn: u64,
     },

@@ -6,13 +6,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{ConnectionId, MonitorId, OsdId, SessionId};
+use base::{ConnectionId, MapRevision, MonitorId, OsdId, PoolId, SessionId};
 use format::door::{NetEffect, Peer, Role};
 use format::wire::{CONTROL_SIZE_MAX, Message};
 use serde_json::Value;
 
 use super::Effect;
-use super::publish::Subscription;
 use super::refusal::failure;
 use crate::message::{Failure, FromMonitor, ToMonitor};
 
@@ -62,6 +61,15 @@ impl Connection {
             introduced: None,
         }
     }
+}
+
+/// What a receiver of the map has.
+#[derive(Clone, Default)]
+pub(super) struct Subscription {
+    /// The revision of each pool's map.
+    pub(super) pools: BTreeMap<PoolId, MapRevision>,
+    /// The highest revision of an OSD's entry.
+    pub(super) osds: u64,
 }
 
 /// What a peer says of itself, for `status`.

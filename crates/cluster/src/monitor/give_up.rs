@@ -258,7 +258,8 @@ impl Monitor {
             let error = failure(
                 "unconfirmed",
                 format!(
-                    "PG {pg} is still not served {:.0} seconds after the OSD was asked to give up what is lost",
+                    "PG {pg} is still not served {:.0} seconds after its primary was asked to \
+                     give up what is lost",
                     GIVE_UP_SPAN.as_secs_f64()
                 ),
                 format!("`ashlar pg describe {pg}` says how it is; if nothing changes, ask again"),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use base::{ConnectionId, MapRevision, PoolId};
 
-use super::connections::to_text;
+use super::connections::{Subscription, to_text};
 use super::{Effect, Monitor};
 use crate::map::MapDelta;
 use crate::message::FromMonitor;
@@ -18,15 +18,6 @@ const OSDS_PER_MESSAGE_MAX: usize = 1000;
 
 /// Ids of OSDs that were removed in one message.
 const REMOVED_PER_MESSAGE_MAX: usize = 100_000;
-
-/// What a receiver of the map has.
-#[derive(Clone, Default)]
-pub(super) struct Subscription {
-    /// The revision of each pool's map.
-    pools: BTreeMap<PoolId, MapRevision>,
-    /// The highest revision of an OSD's entry.
-    osds: u64,
-}
 
 impl Monitor {
     pub(super) fn subscribe(

@@ -113,8 +113,8 @@ impl Monitor {
         }
     }
 
-    /// Counts once for each time that the OSD was asked. If the job has no room the connection is closed: the OSD
-    /// comes again, and is asked again.
+    /// Counts once for each time that the OSD was asked. If the job has no room the connection is closed:
+    /// the OSD comes again, and is asked again.
     pub(super) fn on_pool_cleared(
         &mut self,
         now: Time,

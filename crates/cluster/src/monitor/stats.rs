@@ -124,8 +124,8 @@ impl Space {
         self.count = self.images.values().map(BTreeMap::len).sum();
     }
 
-    /// Notes which OSDs are connected. What an OSD told counts a while longer when it is down: others lead its
-    /// PGs soon.
+    /// Notes which OSDs are connected. What an OSD told counts a while longer when it is down: others lead
+    /// its PGs soon.
     fn look(&mut self, committed: &CommittedState) {
         let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
         let down: BTreeSet<OsdId> = self.whole.iter().copied().filter(|osd| !is_up(osd)).collect();
