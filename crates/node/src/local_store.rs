@@ -140,3 +140,27 @@ impl Deref for LocalStore {
         &self.store
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_is_recognised_by_its_id() {
+        let own = [
+            StoreCall::ClusterNote,
+            StoreCall::LastSync,
+            StoreCall::LastRecord,
+            StoreCall::Reclaim,
+            StoreCall::Probe,
+            StoreCall::StateNote,
+        ];
+        let slots = [0, 1, 4095].map(PgSlot::new);
+        let of_pgs = slots
+            .into_iter()
+            .flat_map(|slot| [0, 1, u32::MAX].map(|call| StoreCall::Pg(slot, CallId(call))));
+        for call in own.into_iter().chain(of_pgs) {
+            assert_eq!(StoreCall::of(call.id()), call);
+        }
+    }
+}

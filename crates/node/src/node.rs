@@ -52,7 +52,7 @@ pub struct Node {
     pub(crate) store: LocalStore,
     pub(crate) cluster: ClusterView,
     notes: Notes,
-    /// What the monitor told of the state store.
+    /// The copy of the state store that the monitor sends.
     state: StateLog,
     pub(crate) pgs: PgTable,
     // The monitor.
@@ -73,7 +73,7 @@ pub struct Node {
     budget: Budget,
     pub(crate) reclaim: Reclaim,
     disk_watch: DiskWatch,
-    /// A PG was given up: it may be served now.
+    /// The operator gave up what a PG lost: it may be served now.
     review_is_due: bool,
 }
 
@@ -84,7 +84,7 @@ enum Phase {
     Opening,
     /// Serves.
     Running,
-    /// Waits until what was started has ended, and no longer than this.
+    /// Waits until started requests have ended, and no longer than this.
     Draining { until: Time },
     /// Waits for the store's last flush.
     Syncing,
@@ -154,8 +154,8 @@ impl Node {
         self.settle(now, effects);
     }
 
-    /// Hands what the turn's events wrote to the disk as one journal write. The owner calls it at
-    /// the end of each turn of its loop.
+    /// Writes what the events of this turn have queued, as one journal write. The owner calls it at the end
+    /// of each turn of its loop.
     pub fn finish_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.phase == Phase::Stopped {
             return;
@@ -164,13 +164,13 @@ impl Node {
         self.settle(now, effects);
     }
 
-    /// Where monitors listen, if one of them said so and it is another list than the one taken before:
-    /// for the next run.
+    /// The addresses of the monitors, if one of them told and they differ from those taken before: for the
+    /// next run.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.link.take_told()
     }
 
-    /// Where a monitor is looked for, if none knows this run now.
+    /// The addresses where this OSD looks for a monitor, if none serves it now.
     pub fn seeks_monitor(&self) -> Option<&[String]> {
         self.link.is_seeking().then(|| self.link.addresses())
     }
@@ -288,7 +288,7 @@ impl Node {
         self.on_closed(now, connection, false, effects);
     }
 
-    /// A connection is gone, or never came to be. `refused`: nobody listens at its address.
+    /// A connection is gone, or could not be made. `refused`: nobody listens at its address.
     fn on_closed(
         &mut self,
         now: Time,
@@ -342,7 +342,7 @@ impl Node {
         }
     }
 
-    /// Looks how old the oldest operation of the disk is; what is new of that is reported at once.
+    /// Looks how old the oldest operation of the disk is. A change is reported at once.
     fn watch_disk(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let slow_after = self.cluster.span(Setting::DiskSlow);
         let look = self.disk_watch.look(now, &self.store, slow_after, effects);
@@ -356,7 +356,7 @@ impl Node {
         }
     }
 
-    /// Once in a while: reports, and what is to be looked at now and then.
+    /// Called now and then: reports, and does what needs to be done at intervals.
     fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.tend_pgs(now, effects);
         let Node { cluster, store, pgs, peer_connections, lines, .. } = self;
@@ -379,7 +379,7 @@ impl Node {
         }
     }
 
-    /// Tells the monitor what was done since it was told last, if there is something.
+    /// Sends the monitor the counters since the last time, if there are any.
     fn tell_stats(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.stats.at = now + self.cluster.span(Setting::StatsInterval);
         if self.link.serving().is_none() {
@@ -400,7 +400,7 @@ impl Node {
         }
     }
 
-    /// Ends what was started, then the store's work.
+    /// Begins to stop: started requests end, then the store.
     fn begin_end(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.phase = Phase::Draining { until: now + self.settings.wait_max };
         self.refuse_all_waiting(effects);
@@ -450,7 +450,7 @@ impl Node {
         self.renew_for_space(now, effects);
     }
 
-    /// What was started has ended, or has had its time: this OSD leaves.
+    /// Started requests have ended, or have had their time: this OSD leaves.
     fn on_drained(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.phase = Phase::Syncing;
         self.leave_all(now, effects);
@@ -563,7 +563,7 @@ impl Node {
         }
     }
 
-    /// Shortens the log of the state store where it is to be.
+    /// Shortens the copy of the state store, if it is long.
     fn tidy_state(&mut self, now: Time) {
         let notes = self.state.tidy();
         self.note_state(now, notes);
@@ -669,7 +669,7 @@ impl Node {
         (listed, newer.next().is_none())
     }
 
-    /// Sends what the PG in `slot` says to another member of its entry.
+    /// Sends a message of the PG in `slot` to another member of its entry.
     fn send(
         &mut self,
         now: Time,

@@ -181,7 +181,7 @@ impl PeerConnections {
         connection: ConnectionId,
         purpose: Purpose,
     ) -> Result<(Member, Option<ConnectionId>), String> {
-        let error = || "it said something else before".to_string();
+        let error = || "the connection was opened for another purpose".to_string();
         let incoming = self.incoming.get_mut(&connection).ok_or_else(error)?;
         let peer = incoming.peer;
         match incoming.purpose {

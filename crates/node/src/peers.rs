@@ -12,11 +12,11 @@ use format::wire::{Member, PeerBody};
 
 use crate::cluster_view::ClusterView;
 
-/// How long a query waits for the map that its sender acts on.
+/// How long a query waits for the map of its epoch.
 const MAP_WAIT_MAX: Duration = Duration::from_secs(1);
-/// A member that has a connection and does not answer a query for so long does not follow. It is
-/// longer than its wait for the map, for it answers when all that its store was given has ended:
-/// a slow disk is no reason to take it out. What it may have to wait out of leases comes on top.
+/// How long a connected member may take to answer a query before the monitor is told. Longer than the
+/// member's wait for the map, and with time for all operations of its store to end: a slow disk is no
+/// reason to take it out. The time for leases that the member must wait out is added.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Most queries that wait: one for each PG of the largest pool.
 const HELD_COUNT_MAX: usize = 1 << 16;
@@ -26,12 +26,12 @@ const HELD_COUNT_MAX: usize = 1 << 16;
 pub(crate) struct Peers {
     /// Queries that wait for the map, or until grants have run out.
     held: BTreeMap<PgId, Query>,
-    /// Of those that came before the map, oldest first: until when they wait.
+    /// Of queries that came before the map, oldest first: until when they wait.
     held_until: VecDeque<(Time, PgId, Epoch)>,
-    /// The last query of each PG that was heard: its epoch, and its connection. What else belongs to
-    /// the epoch comes over the same one, for only there messages stay in order.
+    /// The epoch and the connection of the last query of each PG. All other messages of the epoch must come
+    /// over the same connection: only there they stay in order.
     heard_over: BTreeMap<PgId, (Epoch, ConnectionId)>,
-    /// Queries of ours without an answer, and the epochs they are of.
+    /// Unanswered queries of this OSD, and their epochs.
     unanswered: BTreeMap<(PgId, OsdId), Epoch>,
     /// Of those, oldest first: until when an answer is awaited.
     unanswered_until: VecDeque<(Time, PgId, OsdId, Epoch)>,
@@ -39,9 +39,9 @@ pub(crate) struct Peers {
     waiting: BTreeSet<PgId>,
     /// When the next grant that something waits for runs out.
     release_at: Option<Time>,
-    /// What the monitor must know until the epochs are over.
+    /// What PGs need, which the monitor must know until their epochs are over.
     needs: BTreeMap<PgId, Vec<PgNeed>>,
-    /// Of them those that it was not told yet.
+    /// Those of them that the monitor was not told yet.
     needs_new: Vec<PgNeed>,
 }
 
@@ -135,7 +135,7 @@ impl Peers {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Queries that wait for nothing more, or for grants alone; those that this map is behind of stay.
+    /// Queries whose epoch the map has. Those of a later epoch stay.
     pub(crate) fn take_held(&mut self, cluster: &ClusterView) -> BTreeMap<PgId, Query> {
         let (behind, released) = std::mem::take(&mut self.held)
             .into_iter()

@@ -19,7 +19,7 @@ use crate::cut::volume_size_max;
 use crate::link::Links;
 use crate::monitor_contact::{Farewell, MonitorContact};
 use crate::part::{Part, RETRY_DELAY_MIN, Stage};
-use crate::request::{Flush, Found, InOrder, Progress, Request, Slice};
+use crate::request::{Flush, Found, InOrder, NextPart, Progress, Request};
 use crate::routes::Routes;
 use crate::table::{PartKey, RequestKey, Table};
 use crate::timers::{Timer, Timers};
@@ -38,17 +38,17 @@ pub struct ClientCore {
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
     pub(crate) requests: Table<RequestKey, Request>,
     pub(crate) parts: Table<PartKey, Part>,
-    /// Own writes of a stripe that are not done, in the order they were asked.
+    /// Own changes of a stripe that are not done, in the order they were asked.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
-    /// Parts in the stage `Ready`. What one part's end, a message or a new epoch lets go is put here and
-    /// routed at the end of [`ClientCore::apply`]: nothing is sent or ended while a list is walked.
+    /// Parts in the stage `Ready`. Parts that an event releases are put here and routed at the end of
+    /// [`ClientCore::apply`], so nothing is sent or ended while a list is iterated.
     pub(crate) ready: VecDeque<PartKey>,
     /// Parts in the stage `Unrouted`.
     pub(crate) unrouted: Vec<PartKey>,
     pub(crate) timers: Timers,
-    /// Volumes that may have room for more parts, or may have become idle.
+    /// Volumes that may have room for more parts or may be idle now.
     pub(crate) touched: Vec<VolumeHandle>,
-    /// Sessions given back, for which no answer of a monitor says yet that it knows.
+    /// Sessions that were given back, until a monitor is known to have heard it.
     pub(crate) farewells: Vec<Farewell>,
     last_connection: u64,
     last_sequence: u64,
@@ -56,7 +56,7 @@ pub struct ClientCore {
 }
 
 impl ClientCore {
-    /// A core with nothing attached. Requires: at least one monitor.
+    /// A core without volumes. Requires: at least one monitor.
     pub fn new(settings: Settings, pool: BufferPool) -> ClientCore {
         assert!(!settings.monitors.is_empty());
         ClientCore {
@@ -80,12 +80,12 @@ impl ClientCore {
         }
     }
 
-    /// When `Event::Tick` is wanted at the latest; `None`: not before another event.
+    /// When `Event::Tick` is due; `None`: not before another event.
     pub fn deadline(&self) -> Option<Time> {
         self.timers.deadline()
     }
 
-    /// Takes one event and appends what follows from it.
+    /// Takes one event and appends its effects.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Net(event) => self.on_net(now, event, effects),
@@ -107,7 +107,7 @@ impl ClientCore {
         self.settle(now, effects);
     }
 
-    /// Routes what was let go, and cuts more where there is room for it, until nothing is left to do.
+    /// Routes parts that are ready and cuts more where there is room, until nothing is left to do.
     fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
         loop {
             if let Some(part) = self.ready.pop_front() {
@@ -174,7 +174,7 @@ impl ClientCore {
                 volume.open_deadline = None;
                 let failure = Failure {
                     code: "timed_out".to_string(),
-                    message: format!("no monitor answered in time about volume {}", volume.name),
+                    message: format!("no monitor answered in time for volume {}", volume.name),
                     hint: "check that the cluster runs: ashlar status".to_string(),
                 };
                 self.end_open(handle, Err(failure), effects);
@@ -251,7 +251,7 @@ impl ClientCore {
         if let Attachment::Opening { .. } = volume.attachment {
             let failure = Failure {
                 code: "closed".to_string(),
-                message: format!("volume {} was closed while it was opened", volume.name),
+                message: format!("volume {} was closed before its attach had ended", volume.name),
                 hint: String::new(),
             };
             self.end_open(handle, Err(failure), effects);
@@ -276,7 +276,7 @@ impl ClientCore {
         self.timers.arm(until, Timer::Close(handle));
     }
 
-    /// A closing volume no longer awaits what it has sent. Requires: its requests have failed.
+    /// A closing volume waits for no more answers. Requires: its requests have failed.
     fn give_up(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         volume.closing.as_mut().expect("it closes").has_given_up = true;
@@ -322,7 +322,7 @@ impl ClientCore {
         self.volumes.get(&volume).is_some_and(|volume| volume.attachment == Attachment::Ended)
     }
 
-    /// The session is over: every request of its volume ends, whatever becomes of it.
+    /// The session is over: every request of its volume ends.
     pub(crate) fn end_session(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let parts: Vec<PartKey> = self.parts_where(|part| part.volume == handle);
         for key in parts {
@@ -490,7 +490,7 @@ impl ClientCore {
             volume.part_count += 1;
             volume.byte_count += weight;
             let index = request.part_count;
-            let Slice { target, stripe, work } = request.cut(block_size, seed);
+            let NextPart { target, stripe, work } = request.cut(block_size, seed);
             if request.is_cut() {
                 // A sync that makes room to keep more may stand before it now.
                 volume.pending.retain(|pending| *pending != key);
@@ -516,7 +516,7 @@ impl ClientCore {
         }
     }
 
-    /// Remembers the first error of a request; what is not sent of it is dropped.
+    /// Remembers the first error of a request and drops its parts that are not sent.
     pub(crate) fn fail(
         &mut self,
         now: Time,
@@ -624,7 +624,7 @@ impl ClientCore {
         }
     }
 
-    /// Lets a part go: it is routed before `apply` returns. Requires: it stands in no list of its stage.
+    /// Makes a part ready: it is routed before `apply` returns. Requires: it is in no list of its stage.
     pub(crate) fn make_ready(&mut self, key: PartKey) {
         self.parts[key].stage = Stage::Ready;
         self.ready.push_back(key);
@@ -673,7 +673,7 @@ impl ClientCore {
         }
     }
 
-    /// Takes a part out of the list that its stage stands for.
+    /// Removes a part from the list of its stage.
     pub(crate) fn detach(&mut self, key: PartKey) {
         match self.parts[key].stage {
             Stage::Held => {
@@ -696,7 +696,7 @@ impl ClientCore {
         self.parts[key].stage = Stage::Held;
     }
 
-    /// Everything may have room or be idle: looked at before `apply` returns.
+    /// Every volume may have room or be idle: all are looked at before `apply` returns.
     pub(crate) fn touch_all(&mut self) {
         self.touched.extend(self.volumes.keys().copied());
     }
@@ -707,13 +707,13 @@ impl ClientCore {
 
     // ---- names
 
-    /// A new connection; even, as the door asks.
+    /// Names a new connection: an even number, as the network asks.
     pub(crate) fn next_connection(&mut self) -> ConnectionId {
         self.last_connection += 2;
         ConnectionId::new(self.last_connection)
     }
 
-    /// Grows with each request of any session, and so of each.
+    /// The next sequence. One counter serves all sessions, so each sees growing numbers.
     pub(crate) fn next_sequence(&mut self) -> u64 {
         self.last_sequence += 1;
         self.last_sequence

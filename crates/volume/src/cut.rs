@@ -9,7 +9,7 @@ use base::{BlockSize, StripeIndex, UNIT_SIZE};
 pub(crate) enum Cut {
     /// At block edges.
     Blocks,
-    /// At block edges, and units that are only partly covered by themselves.
+    /// At block edges; a unit that is covered only partly is a piece of its own.
     Units,
 }
 

@@ -231,7 +231,7 @@ impl std::fmt::Display for VolumeError {
             VolumeError::ReadOnly => f.write_str("the volume is attached read-only"),
             VolumeError::OutOfRange => f.write_str("the range is empty or outside the volume"),
             VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
-            VolumeError::TimedOut => f.write_str("not done in time; it may still happen"),
+            VolumeError::TimedOut => f.write_str("timed out; a change may still happen"),
             VolumeError::Invalid { why } => write!(f, "the OSD refused the request: {why}"),
         }
     }

@@ -1,4 +1,4 @@
-//! One part of a request: what one OSD is asked with one operation, and where it stands.
+//! One part of a request: one operation of one OSD, and how far it has come.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::table::RequestKey;
 pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Longest delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
-/// After so many answers that do not match their checksums a read is given up as damaged.
+/// Answers that do not match their checksums until a read fails as damaged.
 pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
 
 /// A part that is not done.
@@ -38,15 +38,15 @@ pub(crate) struct Part {
     pub(crate) delay: Duration,
     /// Answers that did not match their checksums.
     pub(crate) mismatch_count: u32,
-    /// It changes something, and a connection was left with a sending that had no answer.
+    /// It is a change that was sent at least once without an answer.
     pub(crate) is_astray: bool,
-    /// Bytes it counts for in the volume's bound.
+    /// Bytes that it counts for in the bound of its volume.
     pub(crate) weight: u64,
     /// A change that may be answered before it is durable.
     pub(crate) lazy: bool,
-    /// It is part of a replay, behind which the others of its PG wait.
+    /// It belongs to a replay; other parts of the PG wait for that.
     pub(crate) is_replay: bool,
-    /// A discard that goes past a replay which waits for room.
+    /// A discard that may overtake a replay which waits for space.
     pub(crate) passes_gate: bool,
 }
 
@@ -79,14 +79,14 @@ pub(crate) struct Patch {
 
 /// Top to bottom is the order in time; a failed comparison goes back to the start.
 pub(crate) enum PatchStep {
-    /// Waits for the unit as it is.
+    /// Waits for the present content of the unit.
     Read,
     /// Waits until the patched unit is written, if the block is still at `expected`.
     Write { expected: Version, data: Buffer, checksums: Vec<Checksum> },
 }
 
-/// Where a part stands. Top to bottom is the order in time; a refusal or a lost connection goes
-/// back to `Ready` or `Delayed`.
+/// How far a part has come. Top to bottom is the order in time; after a refusal or a lost connection it is
+/// `Ready` or `Delayed` again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     /// Waits for earlier own writes of its stripe; of a lazy volume also a read.
@@ -106,12 +106,12 @@ pub(crate) enum Stage {
 }
 
 impl Part {
-    /// Whether it changes its stripe and so has its turn among the stripe's own writes.
+    /// Whether it changes its stripe, so that it takes its turn among the writes of the stripe.
     pub(crate) fn changes_stripe(&self) -> bool {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
     }
 
-    /// Whether it only looks at its stripe.
+    /// Whether it only reads its stripe.
     pub(crate) fn reads_stripe(&self) -> bool {
         matches!(self.work, Work::Read { .. } | Work::Extents { .. })
     }
@@ -129,7 +129,7 @@ impl Part {
         matches!(self.work, Work::Patch(_))
     }
 
-    /// The delay before the next try; each is twice the one before.
+    /// The delay before the next attempt; each is twice the one before.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.delay;
         self.delay = delay.doubled_up_to(RETRY_DELAY_MAX);
@@ -209,7 +209,7 @@ fn read_units(place: Place, range: &Range<u32>, parents: Vec<base::ImageId>) -> 
     Op::Read { place, offset: units.start, length: units.end - units.start, parents }
 }
 
-/// The unit as it is to be: `old` (or zeros) with the patch's bytes in it.
+/// The patched unit: `old` (or zeros) with the bytes of the patch in it.
 pub(crate) fn patched(
     pool: &BufferPool,
     patch: &Patch,
@@ -241,7 +241,7 @@ pub(crate) enum Verdict {
     Zeros,
     /// The bytes are those of their checksums.
     Data,
-    /// They are not: they were damaged on the way, or worse.
+    /// The bytes and their checksums differ: they were damaged on the way, or the OSD is faulty.
     Mismatch,
 }
 

@@ -1,4 +1,4 @@
-//! One request, of the user or for our own sake: what is left to cut, and the answer as it grows.
+//! One request, of the user or of the core itself: what is left to cut, and the answer as it grows.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
 
 /// A request that is not yet over.
 pub(crate) struct Request {
-    /// As the user names it; `None`: it is our own, answered to nobody.
+    /// As the user names it; `None`: the core itself made it, and nobody gets an answer.
     pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
     pub(crate) progress: Progress,
@@ -22,11 +22,11 @@ pub(crate) struct Request {
     pub(crate) part_count: u32,
     /// Parts cut and not done.
     pub(crate) parts_open: u32,
-    /// The first error of a part. Nothing more of the request is sent; what was sent is awaited.
+    /// The first error of a part. No further part is sent; sent ones are awaited.
     pub(crate) failure: Option<VolumeError>,
-    /// The user has the answer; the request stays until what was sent of it has ended.
+    /// The user has the answer; the request stays until its sent parts have ended.
     pub(crate) answered: bool,
-    /// When the user's patience ends.
+    /// When the request times out; of a replay that pauses: when the next pass begins.
     pub(crate) deadline: Option<Time>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum Progress {
         found: InOrder<Vec<Extent>>,
     },
     Flush(Flush),
-    /// Own alone.
+    /// Only the core itself makes this.
     Replay(Replay),
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum Flush {
 }
 
 /// The next part of a request.
-pub(crate) struct Slice {
+pub(crate) struct NextPart {
     pub(crate) target: Target,
     /// Stripe 0 for a sync, which has none.
     pub(crate) stripe: StripeIndex,
@@ -83,7 +83,7 @@ pub(crate) enum Found {
 }
 
 impl Request {
-    /// A request for our own sake: it has no deadline and does not fail.
+    /// A request of the core itself: it does not time out and does not fail.
     pub(crate) fn own(volume: VolumeHandle, progress: Progress) -> Request {
         Request {
             id: None,
@@ -97,7 +97,7 @@ impl Request {
         }
     }
 
-    /// Whether it is for our own sake.
+    /// Whether the core itself made it.
     pub(crate) fn is_own(&self) -> bool {
         self.id.is_none()
     }
@@ -143,7 +143,7 @@ impl Request {
 
     /// Cuts the next part off, for the image of this seed. Requires: something is left, and a flush
     /// is decided.
-    pub(crate) fn cut(&mut self, block_size: BlockSize, seed: ImageId) -> Slice {
+    pub(crate) fn cut(&mut self, block_size: BlockSize, seed: ImageId) -> NextPart {
         assert!(!self.is_cut());
         self.part_count += 1;
         self.parts_open += 1;
@@ -181,7 +181,7 @@ impl Request {
             Progress::Flush(Flush::Rest { pgs, .. }) => {
                 let target = Target::Pg(pgs.pop().expect("something is left"));
                 let work = Work::Sync { covers: 0 };
-                return Slice { target, stripe: StripeIndex::ZERO, work };
+                return NextPart { target, stripe: StripeIndex::ZERO, work };
             }
             Progress::Flush(Flush::Undecided) => {
                 unreachable!("a flush is decided before it is cut")
@@ -189,7 +189,7 @@ impl Request {
             Progress::Replay(_) => unreachable!("a replay makes its parts itself"),
         };
         let target = Target::Stripe(stripe_hash(seed, piece.stripe));
-        Slice { target, stripe: piece.stripe, work }
+        NextPart { target, stripe: piece.stripe, work }
     }
 
     /// Takes what the part of this index found.
@@ -233,7 +233,7 @@ fn take_piece(cut: Cut, rest: &mut Range<u64>, block_size: BlockSize) -> cut::Pi
     piece
 }
 
-/// Puts what comes in any order into the order of its index.
+/// Items that arrive in any order, put into the order of their index.
 pub(crate) struct InOrder<T> {
     done: Vec<T>,
     /// Index of the first of `waiting`.

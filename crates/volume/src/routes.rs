@@ -1,9 +1,9 @@
-//! Where a part goes: the map, and entries that OSDs told us before the map did.
+//! Where a part goes: by the map, and by newer entries that OSDs told before the map did.
 //!
 //! Invariants
 //!   1. A told entry is kept only while its epoch is higher than the map's.
-//!   2. The revision a request names is the map's, whatever entries were told: a told entry says
-//!      nothing about fences and other PGs.
+//!   2. A request names the revision of the map, never that of a told entry: a told entry says nothing
+//!      about fences and other PGs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, Stripe
 use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, PoolMap};
 use format::wire::PgEntry;
 
-/// What a part is for: it stays when the map changes.
+/// What a part is for. It does not change with the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     /// A stripe, by its hash.
@@ -21,7 +21,7 @@ pub(crate) enum Target {
     Pg(u32),
 }
 
-/// The way to the primary of a PG, as of now.
+/// The present primary of a PG, and what a request to it must name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Route {
     pub(crate) pg: PgId,
@@ -30,7 +30,7 @@ pub(crate) struct Route {
     pub(crate) revision: MapRevision,
 }
 
-/// The map and what was told besides.
+/// The map, and newer entries that OSDs told.
 #[derive(Default)]
 pub(crate) struct Routes {
     map: ClusterMap,
@@ -38,7 +38,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// The way to `target`; `None` while the map names no primary for it.
+    /// The route to `target`; `None` while the map names no primary for it.
     pub(crate) fn find(&self, pool: PoolId, target: Target) -> Option<Route> {
         let map = self.map.pools.get(&pool)?;
         let pg = pg_of(map, target);
@@ -63,7 +63,7 @@ impl Routes {
         Some(self.told.get(&pg).filter(|told| told.epoch > known.epoch).unwrap_or(known))
     }
 
-    /// Takes a refuser's entry if its epoch is higher than what is known; says whether it was.
+    /// Takes the entry of a refusal if its epoch is higher than the known one; true if it was.
     pub(crate) fn learn(&mut self, entry: PgEntry) -> bool {
         let newer = self.epoch(entry.pg).is_some_and(|known| known < entry.epoch);
         if newer {

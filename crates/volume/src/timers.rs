@@ -7,24 +7,24 @@ use base::{OsdId, Time};
 use crate::VolumeHandle;
 use crate::table::{PartKey, RequestKey};
 
-/// What happens when a moment comes.
+/// What happens when a timer rings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Timer {
-    /// Connect to a monitor, give a connection to one up, or ask it whether it is there.
+    /// Connect to a monitor, close a connection that timed out, or ask for a sign of life.
     Monitor,
     /// Connect to an OSD again.
     Link(OsdId),
     /// Send a refused part again.
     Part(PartKey),
-    /// The user's patience with a request ends; of a replay that found no room: it is tried again.
+    /// A request times out; of a replay that pauses: the next pass begins.
     Request(RequestKey),
-    /// The user's patience with an attach ends.
+    /// An attach times out.
     Open(VolumeHandle),
-    /// What a closed volume has sent is no longer awaited.
+    /// A closing volume stops waiting for answers.
     Close(VolumeHandle),
 }
 
-/// Moments to come. Whoever arms a timer disarms it, with the same moment.
+/// Timers that are armed. To disarm one takes the same time and kind.
 #[derive(Default)]
 pub(crate) struct Timers {
     armed: BTreeSet<(Time, Timer)>,
@@ -41,19 +41,19 @@ impl Timers {
         assert!(armed);
     }
 
-    /// The next moment at which something happens.
+    /// When the next timer rings.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.armed.first().map(|(at, _)| *at)
     }
 
-    /// The next moment at which more may happen than that a monitor is asked whether it is there.
+    /// When the next timer rings, except that of the monitor.
     #[cfg(test)]
     pub(crate) fn deadline_but_of_monitor(&self) -> Option<Time> {
         let mut armed = self.armed.iter();
         armed.find(|(_, timer)| *timer != Timer::Monitor).map(|(at, _)| *at)
     }
 
-    /// Takes one timer whose moment has come.
+    /// Takes one timer that is due.
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<Timer> {
         let (at, _) = self.armed.first()?;
         if *at > now {

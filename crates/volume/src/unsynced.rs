@@ -1,11 +1,11 @@
-//! What a PG acknowledged and did not make durable: kept until a sync covers it, and written again
-//! in each new epoch of the PG before anything else goes there.
+//! Changes that a PG acknowledged and did not make durable. They are kept until a sync covers them, and
+//! written again in each new epoch of the PG before anything else goes there.
 //!
 //! Invariants
-//!   1. Of each unit the newest acknowledged content is kept and nothing older, so that a replay,
-//!      also one that breaks off, takes no unit back in time.
-//!   2. While the gate is open the PG acknowledged all of it in `epoch`.
-//!   3. What is kept pins no more memory than what was acknowledged since the last sync.
+//!   1. For each unit only the newest acknowledged content is kept. So a replay, even one that breaks off,
+//!      takes no unit back to older content.
+//!   2. While the gate is open, the PG has acknowledged all of it in `epoch`.
+//!   3. Kept content takes no more memory than the changes that were acknowledged since the last sync.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::cut::units_around;
 use crate::part::{Part, Patch, PatchStep, Work};
 use crate::table::{PartKey, RequestKey};
 
-/// What one PG has that a volume's owner may have to write again.
+/// What the client may have to write again to one PG.
 pub(crate) struct Unsynced {
     /// In which all of it is with the PG.
     pub(crate) epoch: Epoch,
@@ -24,8 +24,8 @@ pub(crate) struct Unsynced {
     kept: BTreeMap<(StripeIndex, u32), Kept>,
     /// Acknowledged and not covered by a sync, oldest first: (count, bytes).
     acknowledged: VecDeque<(u64, u64)>,
-    /// A change ended without an answer: it may have happened over what is kept, and a replay would
-    /// take that back after it was seen. So nothing goes to the PG before a sync of it.
+    /// A change ended without an answer. It may have overwritten kept content, and a replay would undo it
+    /// after a reader saw it. So nothing goes to the PG before a sync.
     pub(crate) is_unsure: bool,
     /// The PG's requests wait for this.
     pub(crate) gate: Option<Gate>,
@@ -40,7 +40,7 @@ pub(crate) struct Gate {
     pub(crate) epoch: Epoch,
     /// The request whose parts it is made of.
     pub(crate) request: RequestKey,
-    /// The PG had no room for some of it when it was last tried.
+    /// The PG had no space for some of it in the last pass.
     pub(crate) waits_for_room: bool,
 }
 
@@ -135,7 +135,7 @@ impl Unsynced {
         epoch == self.gate.map_or(self.epoch, |gate| gate.epoch)
     }
 
-    /// A change was acknowledged and is not durable. Tells how many bytes it counts for.
+    /// A change was acknowledged and is not durable. Gives the bytes that it counts for.
     pub(crate) fn acknowledge(
         &mut self,
         epoch: Epoch,
@@ -179,7 +179,7 @@ impl Unsynced {
         }
     }
 
-    /// Everything up to this count is durable. Tells how many bytes that was.
+    /// Everything up to this count is durable. Gives the bytes that this frees.
     pub(crate) fn sync(&mut self, covers: u64) -> u64 {
         let mut bytes = 0;
         while let Some((count, more)) = self.acknowledged.front().copied()

@@ -44,7 +44,7 @@ impl Node {
         self.tell_monitor(&boot, effects);
     }
 
-    /// A monitor said something.
+    /// A message of the monitor came.
     pub(super) fn on_monitor_message(
         &mut self,
         now: Time,
@@ -127,7 +127,7 @@ impl Node {
         self.stats.begin_connection(now);
     }
 
-    /// A recovery of the state begins with what OSDs know.
+    /// A monitor that recovers the state store asks for all that this OSD knows.
     fn tell_all(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         if self.link.connection() != Some(connection) || self.link.serving().is_some() {
             return;
@@ -142,8 +142,8 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdTells { part, more: false }, effects);
     }
 
-    /// Says something to the monitor, if there is a connection; what is lost is said again after
-    /// the next one.
+    /// Sends a message to the monitor, if there is a connection. What is lost is sent again over the next
+    /// one.
     pub(super) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
         let Some(connection) = self.link.open() else { return };
         let text = serde_json::to_string(message).expect("plain data with text keys");
@@ -151,7 +151,7 @@ impl Node {
         effects.push(Effect::Net(NetEffect::Send { connection, message }));
     }
 
-    /// The time that the link waited for has come.
+    /// Does what is due on the link to the monitor.
     pub(super) fn move_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
         match self.link.step(now) {
             Some(LinkStep::Connect { address, until }) => {

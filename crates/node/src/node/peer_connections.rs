@@ -36,7 +36,7 @@ impl Node {
         }
     }
 
-    /// One of our connections passed its handshake. Requires: it is one to an OSD.
+    /// The handshake of a connection to an OSD has passed.
     pub(super) fn on_osd_connected(
         &mut self,
         now: Time,
@@ -110,7 +110,7 @@ impl Node {
                     self.on_holder_message(now, connection, holder, *message, effects)
                 })
             }
-            _ => Err("no OSD says this there".into()),
+            _ => Err("this message is not allowed on this connection".into()),
         };
         // A protocol violation closes the connection.
         if let Err(why) = result {
@@ -149,7 +149,7 @@ impl Node {
         self.connect_due(now, effects);
     }
 
-    /// Ends what there is with an OSD that is no follower any more, or another run of one.
+    /// Closes the connections to an OSD that is no longer a follower, or is in another run.
     fn leave_follower(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         self.peer_connections.stop_connecting(osd);
         for purpose in [Purpose::Data, Purpose::Lease] {
@@ -161,7 +161,7 @@ impl Node {
         self.leases.drop_held(osd);
     }
 
-    /// What the deadline of these connections asked for.
+    /// Does what is due on these connections.
     pub(super) fn tick_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for connection in self.peer_connections.late(now) {
             self.hang_up(now, connection, effects);
@@ -187,8 +187,7 @@ impl Node {
         peer_connections.connect_due(now, cluster, connections, effects);
     }
 
-    /// Tells of followers that have been silent for too long, and reaches for them over other
-    /// connections.
+    /// Reports followers that have been silent for too long, and connects to them anew.
     fn leave_silent(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let silent = self.peer_connections.silent(now);
         for connection in self.peer_connections.silent_and_down(now) {
@@ -215,7 +214,7 @@ impl Node {
         }
     }
 
-    /// Another monitor may lead, which has heard of no follower that cannot be reached.
+    /// Reports again the followers that cannot be reached: another monitor may lead now.
     pub(super) fn tell_unreachable_again(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.peer_connections.on_new_monitor(now) {
             self.tell_unreachable(now, osd, Unreachable::Refused, effects);
@@ -229,7 +228,7 @@ impl Node {
         }
     }
 
-    /// Renews leases of members that may have more space for data.
+    /// Renews leases early, of members that are to promise more space.
     pub(super) fn renew_for_space(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.space_credits.take_wanting() {
             self.renew(now, osd, false, effects);
@@ -257,7 +256,7 @@ impl Node {
         self.peer_connections.stop_renewing();
     }
 
-    /// A giver of leases answered.
+    /// A lease giver answered.
     fn on_giver_message(
         &mut self,
         now: Time,
@@ -268,7 +267,7 @@ impl Node {
         let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } =
             message
         else {
-            return Err("only grants are answers".into());
+            return Err("a lease giver may send grants only".into());
         };
         self.peer_connections.on_granted(now, giver.osd);
         let grant = Grant { stamp, valid_ms, lost };
@@ -286,7 +285,7 @@ impl Node {
         Ok(())
     }
 
-    /// A holder of leases asks, or needs them no more.
+    /// A lease holder asks for a lease, or gives its leases back.
     fn on_holder_message(
         &mut self,
         now: Time,
@@ -325,11 +324,11 @@ impl Node {
                 self.release(now, effects);
                 Ok(())
             }
-            LeaseMessage::Granted { .. } => Err("nobody asked for it".into()),
+            LeaseMessage::Granted { .. } => Err("a grant that was not asked for".into()),
         }
     }
 
-    /// Sends what a PG says to another of its members, if there is a connection.
+    /// Sends a PG's message to another member, if there is a connection.
     pub(super) fn send_to_member(
         &mut self,
         entry: &PgEntry,

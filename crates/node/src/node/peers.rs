@@ -19,8 +19,8 @@ use crate::report::why_idle;
 use crate::{Effect, lines};
 
 impl Node {
-    /// A message came over a connection that its sender opened: it leads the PG. The error tells
-    /// what no peer of ours does.
+    /// A message came over a connection that its sender opened, so the sender leads the PG. The error says
+    /// how it breaks the protocol.
     pub(super) fn on_primary_message(
         &mut self,
         now: Time,
@@ -35,7 +35,7 @@ impl Node {
             return Ok(());
         }
         if !is_from_primary(&body) {
-            return Err("an answer that nobody asked for".into());
+            return Err("an answer that was not asked for".into());
         }
         let is_query = is_query(&body);
         let Some(entry) = self.cluster.pg(pg) else {
@@ -53,7 +53,7 @@ impl Node {
             return self.peers.hold_for_map(now, pg, query);
         }
         if epoch > entry.epoch {
-            return Err("it goes on in an epoch that this OSD has not begun".into());
+            return Err("it acts in an epoch that this OSD has not entered".into());
         }
         if entry.primary_member() != Some(primary) {
             return Err(format!("it does not lead {pg}"));
@@ -67,7 +67,7 @@ impl Node {
         }
         assert!(self.pgs[slot].entry().is_some_and(|entered| entered.epoch == epoch));
         if !is_query && !self.peers.is_heard_over(pg, epoch, connection) {
-            return Err("it goes on over another connection than that of its query".into());
+            return Err("its message came over another connection than its query".into());
         }
         let revoked_until = self.leases.is_revoked_until(now, entry);
         if let Some(until) = revoked_until.filter(|_| is_query)
@@ -86,7 +86,7 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(primary.osd, body, actions))
     }
 
-    /// A member of a PG that this OSD leads said something.
+    /// A message of a member came, of a PG that this OSD leads.
     pub(super) fn on_follower_message(
         &mut self,
         now: Time,
@@ -100,7 +100,7 @@ impl Node {
             return Ok(());
         }
         if is_from_primary(&body) {
-            return Err("only a primary says this".into());
+            return Err("only a primary may send this".into());
         }
         // An answer of an epoch that is over: it is on its way while the map changes.
         let Some(slot) = self.pgs.slot(pg) else { return Ok(()) };
@@ -130,7 +130,7 @@ impl Node {
         Ok(())
     }
 
-    /// Goes on with what waited for the map, or for grants to run out, as far as it may.
+    /// Goes on with PGs and queries that waited for the map or for grants to run out, as far as they may.
     pub(super) fn release(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for pg in self.peers.take_waiting() {
             self.review(now, pg, effects);
@@ -144,7 +144,7 @@ impl Node {
         }
     }
 
-    /// What the deadline of [`crate::peers::Peers`] asked for.
+    /// Does what is due among queries.
     pub(super) fn tick_peers(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.peers.is_release_due(now) {
             self.release(now, effects);
@@ -166,12 +166,12 @@ impl Node {
                 continue;
             }
             self.peers.on_state(pg, osd);
-            let why = "it does not follow: it has a connection, and does not answer";
+            let why = "it has a connection and does not answer";
             self.peers.need(pg, epoch, Need::Failed(member, why.into()));
         }
     }
 
-    /// There is a connection to a member now: the PGs that wait for it may ask it.
+    /// A member is connected: PGs that wait for it may ask it.
     pub(super) fn on_follower_connected(
         &mut self,
         now: Time,
@@ -215,7 +215,7 @@ impl Node {
         }
     }
 
-    /// Somebody knows more of the map: asks for it, once between two reports.
+    /// A peer has a newer map: asks the monitor for it, once between two reports.
     pub(super) fn on_map_behind(&mut self, effects: &mut Vec<Effect>) {
         if self.cluster.ask_once() {
             self.subscribe(effects);

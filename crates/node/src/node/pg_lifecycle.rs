@@ -56,7 +56,7 @@ impl Node {
         }
     }
 
-    /// Entries that a delta replaces by others, of PGs in which this OSD had a part.
+    /// Entries that a delta replaces, of PGs in which this OSD had a part.
     fn entries_replaced(&self, delta: &MapDelta) -> Vec<PgEntry> {
         let entries = delta.pools.iter().flat_map(|change| &change.pgs);
         let before = entries.filter_map(|entry| {
@@ -67,7 +67,7 @@ impl Node {
         before.collect()
     }
 
-    /// A disk that hangs, while a PG goes on without this OSD: the store is opened anew.
+    /// If the disk hangs and a PG goes on without this OSD, the store is opened anew.
     fn leave_stalled(&mut self, before: &[PgEntry], effects: &mut Vec<Effect>) {
         let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
         let has_left = |entry: &PgEntry| !self.cluster.pg(entry.pg).is_some_and(has_part);
@@ -91,13 +91,13 @@ impl Node {
         }
     }
 
-    /// Asks for the map; of pools with a gap as if nothing of them were known.
+    /// Asks for the map; for pools with a gap, from the start.
     pub(super) fn subscribe(&mut self, effects: &mut Vec<Effect>) {
         let have = self.cluster.known_for_subscription();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
     }
 
-    /// Tells which revisions are applied, once nothing of a fenced session is under way.
+    /// Tells the monitor which revisions are applied, once no request of a fenced session is under way.
     pub(super) fn send_saw(&mut self, effects: &mut Vec<Effect>) {
         if !self.cluster.is_saw_due()
             || self.link.serving().is_none()
@@ -109,7 +109,7 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdSaw { revisions }, effects);
     }
 
-    /// Compares all PGs with the map: the OSD has got its incarnation.
+    /// Compares all PGs with the map.
     pub(super) fn review_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let pools: Vec<PoolId> = self.cluster.pools().map(|(id, _)| id).collect();
         for pool in pools {
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    /// A primary begins when no earlier one may serve by a grant of this OSD.
+    /// Why a primary must wait: an earlier one may still serve by a grant of this OSD.
     fn wait_for_grants(&mut self, now: Time, entry: &PgEntry) -> Option<String> {
         if !self.cluster.leads(entry) || planted::on(Bug::LeaseNotWaitedOut) {
             return None;
@@ -190,7 +190,7 @@ impl Node {
         Some("waits until the lease of its earlier primary has run out".into())
     }
 
-    /// What keeps this OSD from its part in an entry; for people.
+    /// What keeps this OSD from its part in an entry, in words for operators.
     fn obstacle(&self, pg: &Pg, entry: &PgEntry) -> Option<String> {
         let id = entry.pg;
         let osd = self.identity.osd;
@@ -283,7 +283,7 @@ impl Node {
         }
     }
 
-    /// Whether what is here of the PG may lack acknowledged writes, and nobody has settled that.
+    /// Whether this OSD's data of the PG may lack acknowledged writes, and that is not settled.
     pub(super) fn is_suspect(&self, id: PgId) -> bool {
         self.pgs.get(id).is_some_and(Pg::is_suspect) || self.store.is_suspect(id)
     }
@@ -298,7 +298,7 @@ impl Node {
         }
     }
 
-    /// Once in a while: PGs that wait are compared with the map again, and try again what could not be
+    /// Called now and then: PGs that wait are compared with the map again, and retry what could not be
     /// journaled.
     pub(super) fn tend_pgs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for slot in self.pgs.slots() {
@@ -318,8 +318,8 @@ impl Node {
         self.notes.keep_damage(|id| pgs.get(id).is_none_or(Pg::is_suspect));
     }
 
-    /// While members of a PG are lost, and too many for the monitor to make an entry without them:
-    /// learners are filled meanwhile.
+    /// Fills learners while so many members of a PG are lost that the monitor cannot make an entry without
+    /// them.
     fn fill_meanwhile(&mut self, now: Time, slot: PgSlot, effects: &mut Vec<Effect>) {
         let Node { cluster, store, pgs, .. } = self;
         let absence = |member: Member| match cluster.osd(member.osd) {

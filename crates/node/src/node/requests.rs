@@ -32,7 +32,7 @@ enum Verdict {
     Serve(PgSlot),
     /// Judge it again later.
     Wait,
-    /// It cannot be done so.
+    /// It cannot be served.
     Refuse(Refusal),
 }
 
@@ -48,7 +48,7 @@ impl Node {
         let Some(link) = self.sessions.connection(connection) else { return };
         let (session, sequence) = (request.session, request.sequence);
         if !may_ask(link.role, &request) {
-            let why = "this peer may not ask this".into();
+            let why = "this peer may not send this request".into();
             let refusal = Err(Refusal::Invalid { why });
             return reply(connection, session, sequence, refusal, effects);
         }
@@ -66,7 +66,7 @@ impl Node {
                 waiting.request.session == session && waiting.connection != connection
             }),
             Arrival::Repeat => return,
-            // Its client connects again, and sends again what has no answer.
+            // Its client connects again and repeats what has no answer.
             Arrival::Forgotten => return self.hang_up(now, connection, effects),
             Arrival::TooMany => {
                 return reply(connection, session, sequence, Err(Refusal::Busy), effects);
@@ -87,8 +87,8 @@ impl Node {
         self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
     }
 
-    /// A request shows its session, whatever becomes of it: if that acts on a map which this OSD does
-    /// not have, older sessions of the same image are served no more until it has it.
+    /// Notes the session of a request, whatever becomes of the request. If the session acts on a newer map
+    /// than this OSD has, older sessions of the same image wait until it has that map.
     fn session_shown(&mut self, now: Time, request: &Request, effects: &mut Vec<Effect>) {
         let (session, pool) = (request.session, request.pg.pool);
         let known = self.cluster.pool(pool).map(|known| known.revision);
@@ -111,7 +111,7 @@ impl Node {
         Scope::of(request, image.or_else(named))
     }
 
-    /// Whether a newer session of the same image was shown, and the map that it acts on is not here.
+    /// Whether a newer session of the same image was seen that acts on a map which is not here yet.
     fn is_held_back(&self, scope: &Scope) -> bool {
         self.sessions.takeovers.hold_back(scope.pg.pool, scope.image, scope.session)
             && !planted::on(Bug::OlderSessionServedOn)
@@ -189,9 +189,9 @@ impl Node {
         if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
     }
 
-    /// Nobody but the operator ends the wait of a PG whose only member lost data: its clients are told
-    /// that their data is damaged. Where there are other members they may have it, so clients wait, also if
-    /// it turns out that none has: `status` then names `pg give-up`.
+    /// If the only member of a PG lost data, only the operator can end the wait, so its clients are told that
+    /// their data is damaged. If there are other members, they may have the data, so clients wait, even if it
+    /// turns out that none has it: `status` then names `pg give-up`.
     fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
         let pool = self.cluster.pool(scope.pg.pool);
         let is_alone = self.cluster.pg(scope.pg).is_some_and(|entry| entry.acting_count() == 1);
@@ -207,8 +207,8 @@ impl Node {
         }
     }
 
-    /// What the map says against a request: revision, fence, epoch, primary; or that another one acts on
-    /// a newer map.
+    /// What the map says against a request: its revision, a fence, its epoch, another primary, or a newer
+    /// session.
     fn judge_by_map(&self, scope: &Scope) -> Option<Verdict> {
         let Some(known) = self.cluster.pool(scope.pg.pool) else {
             let may_come = scope.revision > MapRevision::ZERO;
@@ -288,7 +288,7 @@ impl Node {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);
             if !is_sure && !planted::on(Bug::ReadWithoutLease) {
-                // Another primary may have changed what was read; the client asks again.
+                // Another primary may have changed what was read: the client sends it again.
                 outcome = Err(Refusal::Busy);
             }
         }
@@ -331,7 +331,7 @@ impl Node {
         }
     }
 
-    /// Judges what waits inside the PGs again: the map has changed, or somebody acts on a newer one.
+    /// Judges requests that wait inside PGs again: the map has changed, or a newer session was seen.
     pub(super) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut refused = Vec::new();
         for (ticket, started) in self.requests.started() {
@@ -364,7 +364,7 @@ impl Node {
         })
     }
 
-    /// A connection is gone: what waits of it is dropped.
+    /// A connection is gone: its waiting requests are dropped.
     pub(super) fn drop_waiting_of(&mut self, connection: ConnectionId) {
         self.drop_waiting(|waiting| waiting.connection == connection);
     }
@@ -379,7 +379,7 @@ impl Node {
         });
     }
 
-    /// The process ends: what has not started is left to the next run.
+    /// The process ends: requests that have not started are refused.
     pub(super) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
             self.refuse(waiting.connection, &waiting.request, Refusal::Busy, effects);

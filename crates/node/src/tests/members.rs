@@ -659,7 +659,7 @@ fn a_monitor_that_asks_whether_an_osd_is_there_is_answered_at_once() {
 }
 
 #[test]
-fn a_hung_member_does_not_stop_the_backfill_of_a_learner() {
+fn a_hung_member_does_not_stop_the_filling_of_a_learner() {
     for is_killed in [true, false] {
         let mut cluster = Cluster::new(4, 3);
         cluster.set_entry(&[0, 1], &[]);

@@ -38,8 +38,8 @@ impl ClientCore {
         }
     }
 
-    /// Tells the monitor that a volume is detached: now, and again on each new connection until
-    /// one is known to have heard it. What is attached later is attached after that.
+    /// Tells the monitor that a volume is detached: now, and again on each new connection until a
+    /// monitor is known to have heard it. Later attaches are ordered after that.
     pub(crate) fn close_session(
         &mut self,
         session: SessionId,
@@ -52,8 +52,8 @@ impl ClientCore {
         }
     }
 
-    /// Tells the monitor how much of what the volume was told done waits for room in its pool, if that is
-    /// new: for `status`.
+    /// Tells the monitor, for `status`, how many acknowledged bytes of the volume wait for space in the pool,
+    /// if the number has changed.
     pub(crate) fn tell_waiting(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         if self.monitor.link.open().is_none() {
             return;
@@ -68,19 +68,19 @@ impl ClientCore {
         self.tell_monitor(&ToMonitor::SessionWaits { session, waiting_bytes }, effects);
     }
 
-    /// Whether a monitor is known to have heard of every session that was given back: who attaches
-    /// one of their volumes now, from wherever, comes after them.
+    /// Whether a monitor is known to have heard of every session that was given back. Then any later
+    /// attach of their volumes, by any client, is ordered after them.
     pub fn is_parted(&self) -> bool {
         self.farewells.is_empty()
     }
 
-    /// Where monitors listen, if one of them said so and it is another list than the one taken before:
-    /// for those who start later.
+    /// The addresses of the monitors, if one of them told and they differ from those taken before: for
+    /// processes that start later.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.monitor.link.take_told()
     }
 
-    /// The monitor answered an ask: it has heard what it was told before that.
+    /// The monitor answered an attach: it has heard everything before that.
     fn drop_farewells(&mut self, answered: u64) {
         self.farewells.retain(|farewell| farewell.last_ask >= answered);
     }
@@ -161,7 +161,8 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) {
         if std::mem::take(&mut self.monitor.is_told) {
-            let what = "the connection to the monitor is lost: I/O goes on, another one is tried";
+            let what =
+                "the connection to the monitor is lost: I/O goes on; connecting to another one";
             effects.push(Effect::Trace(TraceEvent::warn(what)));
         }
         self.monitor.resubscribed = false;
@@ -175,7 +176,7 @@ impl ClientCore {
         }
     }
 
-    /// No monitor trusts us: trying again will not help those who wait for an attach.
+    /// No monitor trusts this client: attaches that wait fail, since retrying does not help.
     fn refuse_opening(&mut self, why: &str, effects: &mut Vec<Effect>) {
         let opening = |attachment: &Attachment| matches!(attachment, Attachment::Opening { .. });
         let waiting = self.volumes.iter().filter(|(_, volume)| opening(&volume.attachment));
@@ -189,7 +190,7 @@ impl ClientCore {
         }
     }
 
-    /// Closes the connection from our side and goes on to the next monitor.
+    /// Closes the connection and goes on to the next monitor.
     fn leave_monitor(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
         self.on_monitor_closed(now, CloseReason::Reset, effects);
@@ -260,7 +261,7 @@ impl ClientCore {
                     self.end_session(handle, effects);
                 }
             }
-            // The others are meant for OSDs and commands.
+            // The others are for OSDs and commands.
             _ => {}
         }
     }

@@ -33,7 +33,7 @@ use crate::{Effect, VolumeError, VolumeHandle};
 const REPLAY_PARTS_MAX: u32 = 32;
 
 impl ClientCore {
-    /// Whether the part waits for a replay, which begins if none is under way.
+    /// Whether the part must wait for a replay. Begins the replay if none is under way.
     pub(crate) fn is_held_back(
         &mut self,
         now: Time,
@@ -59,9 +59,9 @@ impl ClientCore {
         true
     }
 
-    /// Whether the part reads what an own change under way may have written whose answer was lost.
-    /// It waits: it could show the change, and then a loss of power could take that back before the
-    /// change is kept.
+    /// Whether the part must wait because it reads a range that an own change, whose answer was lost, may
+    /// have written. The read could show the change, and then a loss of power could undo it before it is
+    /// kept.
     pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
         let part = &self.parts[key];
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
@@ -83,7 +83,7 @@ impl ClientCore {
         true
     }
 
-    /// A change ended: reads that waited may go on.
+    /// A change ended: reads that waited for it go on.
     pub(crate) fn free_reads(&mut self, handle: VolumeHandle) {
         let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
         for part in std::mem::take(&mut volume.held_reads) {
@@ -109,7 +109,7 @@ impl ClientCore {
         self.advance_replay(now, request, effects);
     }
 
-    /// What a replay is about. Requires: it is one.
+    /// A replay and what it writes again. Requires: the request is a replay.
     fn replayed_by(&mut self, key: RequestKey) -> (&mut Request, &mut Unsynced) {
         let request = &mut self.requests[key];
         let Progress::Replay(replay) = &request.progress else { unreachable!("it is a replay's") };
@@ -177,7 +177,7 @@ impl ClientCore {
         self.make_ready(part);
     }
 
-    /// A write of a replay is refused for want of room: it stays for the next pass.
+    /// A write of a replay is refused because the PG is full: it stays for the next pass.
     pub(crate) fn on_no_room(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(self.parts[key].request);
         let Progress::Replay(replay) = &mut request.progress else {
@@ -188,8 +188,8 @@ impl ClientCore {
         self.end_part(now, key, Found::Nothing, effects);
     }
 
-    /// A pass has ended, and the PG has no room for some of it. Until the next pass nothing of the replay
-    /// is under way: discards go, for they make room, and what needs room is refused.
+    /// A pass has ended, and the PG has no space for some of it. Until the next pass nothing of the replay
+    /// is under way: discards go, since they free space, and waiting writes are refused as full.
     fn pause_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(key);
         let Progress::Replay(replay) = &mut request.progress else {
@@ -219,12 +219,12 @@ impl ClientCore {
             self.fail(now, request, VolumeError::Full, effects);
         }
         self.tell_waiting(handle, effects);
-        // What found no room among what is kept is refused, too.
+        // Writes that wait for space in the buffer are refused, too.
         self.touched.push(handle);
     }
 
-    /// The pause of a replay is over: the next pass begins when no discard is under way that went past it,
-    /// for an older write must not overtake it.
+    /// The pause of a replay is over. The next pass begins once no discard is under way: an older write must
+    /// not overtake it.
     pub(crate) fn begin_pass(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, _) = self.replayed_by(key);
         let handle = request.volume;
@@ -244,7 +244,7 @@ impl ClientCore {
         }
     }
 
-    /// The PG has everything in its new epoch: what waited goes on.
+    /// The PG has everything in its new epoch: parts that waited go on.
     fn open_gate(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(key);
         let handle = request.volume;
@@ -265,7 +265,7 @@ impl ClientCore {
         self.tell_waiting(handle, effects);
     }
 
-    /// Breaks off replays for epochs that are over; what waited for them is routed anew.
+    /// Ends replays for epochs that are over; parts that waited for them are routed anew.
     pub(crate) fn leave_old_gates(&mut self) {
         let mut old = Vec::new();
         for volume in self.volumes.values_mut() {
@@ -284,7 +284,7 @@ impl ClientCore {
         }
     }
 
-    /// Replays at once what PGs with a newer epoch may have lost, asked for or not.
+    /// Begins the replay of each PG with a newer epoch at once, even if no request waits.
     pub(crate) fn replay_new_epochs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut due = Vec::new();
         for (handle, volume) in &self.volumes {
@@ -313,7 +313,7 @@ impl ClientCore {
         self.forget_request(key);
     }
 
-    /// A change of a lazy volume was acknowledged. Requires: it was sent and not ended.
+    /// A change was acknowledged. Requires: it was sent and has not ended.
     pub(crate) fn on_acknowledged(&mut self, key: PartKey, durable: bool) {
         let part = &self.parts[key];
         let Stage::Sent { pg, epoch, .. } = part.stage else {
@@ -349,7 +349,7 @@ impl ClientCore {
         }
     }
 
-    /// A sync of the PG ended that was sent at this count.
+    /// A sync of the PG ended; it covers the acknowledgements up to this count.
     pub(crate) fn on_synced(&mut self, handle: VolumeHandle, pg: PgId, covers: u64) {
         let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
         if volume.undurable.get(&pg).is_some_and(|last| *last <= covers) {
@@ -363,9 +363,8 @@ impl ClientCore {
         }
     }
 
-    /// A change ended without an answer to its last sending. If it happened it may be seen, and then
-    /// neither a later replay nor a loss of power may undo it: its PG is synced before anything
-    /// else goes there.
+    /// A change ended without an answer. If it happened, readers may see it, and then neither a replay nor a
+    /// loss of power may undo it: its PG is synced before anything else goes there.
     pub(crate) fn ended_unanswered(&mut self, part: &Part) {
         let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
         let Some(epoch) = self.routes.epoch(pg) else { return };
@@ -375,7 +374,7 @@ impl ClientCore {
         }
     }
 
-    /// Syncs the volume for our own sake, before anything that waits. Tells whether that is new.
+    /// Begins a sync that nobody asked for, ahead of all requests that wait. False: one is under way.
     pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         if volume.own_sync.is_some() {
@@ -389,11 +388,11 @@ impl ClientCore {
         true
     }
 
-    /// Whether a change of so many bytes finds room among what is kept. If not, a sync is under way
-    /// or something is in flight.
+    /// Whether the buffer of kept changes has room for so many bytes. If not, a sync is under way or a change
+    /// is in flight.
     pub(crate) fn has_room_to_keep(&mut self, handle: VolumeHandle, weight: u64) -> bool {
         let volume = &self.volumes[&handle];
-        // What is in flight may have to be kept.
+        // Changes in flight may have to be kept.
         let sum = volume.unsynced_bytes + volume.byte_count + weight;
         let is_empty = volume.unsynced_bytes == 0 && volume.part_count == 0;
         if is_empty || sum <= self.settings.unsynced_size_max {

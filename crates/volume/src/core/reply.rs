@@ -156,7 +156,7 @@ impl ClientCore {
         }
     }
 
-    /// The answer of a read does not match its checksums: it was damaged on the way, or worse.
+    /// The answer of a read does not match its checksums.
     fn on_mismatch(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
         part.mismatch_count += 1;
@@ -176,7 +176,7 @@ impl ClientCore {
     ) {
         let request = self.parts[key].request;
         if self.requests[request].is_own() {
-            // What was acknowledged is not given up: it is tried for as long as the session lives.
+            // Acknowledged changes are not given up: they are retried for as long as the session lasts.
             return self.delay(now, key, effects);
         }
         self.fail(now, request, error, effects);

@@ -1,9 +1,9 @@
-//! Sending parts: each goes to the primary of its PG over the connection to that OSD. What is refused or
-//! lost goes out again.
+//! Sending parts: each goes to the primary of its PG over the connection to that OSD. Parts that are refused
+//! or lost are sent again.
 //!
 //! Invariants
 //!   1. A part is on its way over one connection at a time, under a sequence that was never used before.
-//!   2. What is sent names the newest entry that is known of its PG.
+//!   2. A request names the newest known epoch of its PG.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::door::{NetEffect, Peer, Role};
@@ -21,7 +21,7 @@ use crate::timers::Timer;
 impl ClientCore {
     // ---- sending
 
-    /// Sends a part to where it belongs now, or lets it wait for the way to there.
+    /// Sends a part to the primary of its PG, or lets it wait until it can be sent.
     /// Requires: it stands in no list of its stage.
     pub(super) fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
@@ -85,13 +85,13 @@ impl ClientCore {
         effects.push(Effect::Net(NetEffect::Send { connection, message }));
     }
 
-    /// Sends a part again that was answered, without delay.
+    /// Sends a part again without delay.
     pub(super) fn send_again(&mut self, key: PartKey) {
         self.detach(key);
         self.make_ready(key);
     }
 
-    /// Sends a refused part again after a while, or when its PG has a newer entry.
+    /// Sends a refused part again after a delay, or as soon as its PG has a newer entry.
     pub(super) fn delay(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let Stage::Sent { pg, epoch, .. } = self.parts[key].stage else {
             unreachable!("only what was sent is refused")
@@ -114,7 +114,7 @@ impl ClientCore {
         let link = &mut self.links[osd];
         assert!(link.in_flight.is_empty());
         let Some(info) = self.routes.osd(osd).filter(|info| !info.addresses.is_empty()) else {
-            // The next change of its entry brings an address.
+            // The next change of the map may bring an address.
             link.state = LinkState::Idle;
             return;
         };
@@ -136,7 +136,7 @@ impl ClientCore {
         let Some(osd) = self.links.osd_of(connection) else { return };
         let incarnation = match peer.role {
             Role::Osd(id, incarnation) if id == osd => incarnation,
-            // Somebody else listens at its old address.
+            // Another process listens at its old address.
             _ => {
                 self.drop_link(now, osd, connection, effects);
                 return;
@@ -150,7 +150,7 @@ impl ClientCore {
         }
     }
 
-    /// The connection is gone: what was sent on it goes out again on the next one.
+    /// The connection is gone: parts that were sent over it are sent again over the next one.
     pub(crate) fn on_osd_closed(&mut self, now: Time, osd: OsdId) {
         let link = &mut self.links[osd];
         let until = now + link.next_delay();
@@ -177,7 +177,7 @@ impl ClientCore {
         self.on_osd_closed(now, osd);
     }
 
-    /// Nobody waits for it: it is not connected again before somebody does.
+    /// If no part waits for this link, it is not connected again until one does.
     pub(crate) fn rest_link(&mut self, osd: OsdId) {
         let link = &mut self.links[osd];
         if let LinkState::Waiting { until } = link.state
@@ -190,7 +190,7 @@ impl ClientCore {
 
     // ---- the map
 
-    /// Everything whose way may have changed goes its new way.
+    /// Parts whose primary may have changed are routed anew.
     pub(crate) fn on_map_changed(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.links.osds() {
             self.renew_link(now, osd, effects);
@@ -220,7 +220,7 @@ impl ClientCore {
         self.touch_all();
     }
 
-    /// Connects at once to an OSD whose entry changed, and leaves a run of it that is over.
+    /// Connects at once to an OSD whose entry changed, and closes the connection to a run that is over.
     fn renew_link(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let link = &mut self.links[osd];
         let Some(info) = self.routes.osd(osd) else { return };
