@@ -220,9 +220,7 @@ fn tree_and_status(cluster: &Cluster) {
     }
     // Other background tasks may be listed too: osd.2 was put out a moment ago.
     assert!(cluster.json(&["task", "ls"]).is_array());
-    wait_for("an idle cluster", || {
-        cluster.run(&["task", "ls"]).starts_with("no background tasks")
-    });
+    wait_for("an idle cluster", || cluster.run(&["task", "ls"]).starts_with("no background tasks"));
     // `status --watch` prints a new status when something has changed.
     let mut command: Command = cluster.command(&["status", "--watch", "--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
