@@ -1,3 +1,5 @@
+//! Every shape that a pool may have, over every set of lost parts; and the frozen bytes of parity.
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -8,7 +8,8 @@ use erasure::{Code, DATA_COUNT_MAX, PARITY_COUNT_MAX};
 
 #[link(name = "isal")]
 unsafe extern "C" {
-    fn gf_gen_cauchy1_matrix(matrix: *mut u8, rows: c_int, columns: c_int);
+    #[link_name = "gf_gen_cauchy1_matrix"]
+    fn cauchy_matrix(matrix: *mut u8, rows: c_int, columns: c_int);
     fn ec_init_tables(columns: c_int, rows: c_int, matrix: *const u8, tables: *mut u8);
     fn ec_encode_data(
         length: c_int,
@@ -31,10 +32,11 @@ fn isal(data: &[Vec<u8>], parity_count: usize) -> (Vec<u8>, Vec<Vec<u8>>) {
     let targets: Vec<*mut u8> = parity.iter_mut().map(|part| part.as_mut_ptr()).collect();
     let [rows, columns, parity_count, length] =
         [rows, columns, parity_count, length].map(|number| number as c_int);
-    // SAFETY: the buffers have the sizes that `erasure_code.h` asks for: rows x columns of the matrix, 32
-    // bytes of tables for each coefficient of parity, and `length` bytes in each part. They outlive the calls.
+    // SAFETY: the buffers have the sizes that `erasure_code.h` asks for: rows x columns of the matrix,
+    // 32 bytes of tables for each coefficient of parity, `length` bytes of each part. They outlive the
+    // calls.
     unsafe {
-        gf_gen_cauchy1_matrix(matrix.as_mut_ptr(), rows, columns);
+        cauchy_matrix(matrix.as_mut_ptr(), rows, columns);
         let coefficients = matrix.as_ptr().add((columns * columns) as usize);
         ec_init_tables(columns, parity_count, coefficients, tables.as_mut_ptr());
         ec_encode_data(
