@@ -7,7 +7,8 @@
 //! Invariants
 //!   1. Patches are ordered by unit, at most one a unit.
 //!   2. While no checkpoint runs nothing is frozen.
-//!   3. The byte counts are the sums over the overlays they count.
+//!   3. The byte counts are the sums over the overlays that requests and replay made; tombstones that a checkpoint
+//!      drops are not counted.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;

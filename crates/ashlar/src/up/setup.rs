@@ -274,7 +274,9 @@ impl Setup {
         crate::etcd::find()?;
         let path = self.dir.join(ETCD_DIRECTORY);
         if !path.join("member").exists() && !self.existing_osds().is_empty() {
-            let message = format!("the state of this cluster is lost: {} is empty", path.display());
+            let member = path.join("member");
+            let message =
+                format!("the state of this cluster is lost: {} is missing", member.display());
             return Err(failure("state", message, "restore it from a backup"));
         }
         self.say("starting etcd");

@@ -485,9 +485,9 @@ impl Supervisor<'_> {
             let busy = failed("busy", &format!("{osd} is still stopping"), "try again");
             return answer(&connection, &busy);
         }
-        let path = self.dir.join(osd.to_string());
-        if !matches!(state, State::Running(_)) && !path.join("blocks").exists() {
-            let message = format!("{osd} has no disk: {} is missing", path.display());
+        let blocks = self.dir.join(osd.to_string()).join("blocks");
+        if !matches!(state, State::Running(_)) && !blocks.exists() {
+            let message = format!("{osd} has no disk: {} is missing", blocks.display());
             let count = existing_osds(self.dir).len() + 1;
             let hint = format!(
                 "restore it, or if it is lost: `ashlar up --osds {count}` creates a new OSD, `ashlar osd \

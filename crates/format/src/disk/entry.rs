@@ -493,7 +493,8 @@ mod tests {
 
     #[test]
     fn impossible_fields_are_refused() {
-        let wrong: [fn(&mut EntryHeader); 5] = [
+        let wrong: [fn(&mut EntryHeader); 6] = [
+            |entry| entry.location = LOCATION_NONE,
             |entry| entry.durable = entry.lsn.advance(1),
             |entry| entry.size += 512,
             |entry| entry.offset = 124 << 10,

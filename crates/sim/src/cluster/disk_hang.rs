@@ -84,9 +84,10 @@ impl Hang {
         (now < self.until).then(|| self.until.min(now + LOOK_EVERY))
     }
 
-    /// The disk hangs for `span` from now on; if it hangs already, until then at least.
+    /// The disk hangs for `span` from now on; if it hangs already, until then at least. A hang that begins
+    /// just as the one before ends is the same one: what waited may not have ended between.
     pub(super) fn begin(&mut self, now: Time, span: Duration) {
-        if self.until <= now {
+        if self.until < now {
             if self.until.since(self.since) > SEEN_MIN {
                 self.answers_since = self.until;
             }
@@ -134,5 +135,23 @@ impl Hang {
             (None, false) | (Some(_), true) => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hang_that_begins_as_the_one_before_ends_is_the_same_hang() {
+        let at = |millis| Time::ZERO + Duration::from_millis(millis);
+        let span = Duration::from_millis(3_000);
+        for (gap, is_one) in [(0, true), (1, false)] {
+            let mut hang = Hang::default();
+            hang.begin(at(100), span);
+            hang.begin(at(3_100 + gap), span);
+            // An operation may be as old as both hangs together.
+            assert_eq!(hang.judge(at(5_000), true).is_ok(), is_one);
+        }
     }
 }

@@ -46,7 +46,6 @@ impl World {
         let victim = *self.chaos.pick(&members);
         self.plan.disk_latency = self.plan.disk_latency.min(100_000);
         self.net.calm_down(50_000);
-        self.net.calm_down(50_000);
         self.drill = Some(Drill::new(self.now, attached, victim, departure));
         self.schedule(ASK_EVERY, Item::Drill);
         // Data that rotted at other members unnoticed has no good copy meanwhile.

@@ -28,6 +28,7 @@ struct Volume {
 
 impl Volumes {
     pub(super) fn is_empty(&self) -> bool {
+        assert!(self.offered.len() <= self.by_handle.len());
         self.by_handle.is_empty()
     }
 
