@@ -156,7 +156,7 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
     Ok(())
 }
 
-/// Who has the lock of a volume and what that means, for people.
+/// Who holds the lock of a volume and what that means, for people.
 fn lock_text(info: &Value) -> String {
     let lock = &info["lock"];
     if lock.is_null() {

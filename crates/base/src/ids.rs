@@ -238,7 +238,7 @@ impl Position {
         self.0
     }
 
-    /// Its number, to index what has one element for each position.
+    /// Its number, as an index into lists with one element for each position.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

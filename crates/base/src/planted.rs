@@ -48,7 +48,7 @@ pub enum Bug {
     StaleRevisionAccepted,
     /// Node: a store is opened again while operations of the one before are under way.
     StoreReopenedEarly,
-    /// Node: the disk counts as one that answers though a probe of it has not ended.
+    /// Node: the disk counts as answering although a probe has not ended.
     ProbeNotAwaited,
     /// Node: a member takes part in an epoch before its leases to an earlier primary have run out.
     QueryAnsweredBeforeGrantsEnd,
@@ -62,7 +62,7 @@ pub enum Bug {
     AckBeforeMembers,
     /// PG: a sync makes durable what the primary has, and asks no member.
     SyncOfPrimaryAlone,
-    /// PG: the mark passes what was answered and is not durable.
+    /// PG: the mark passes writes that were answered but are not durable.
     MarkCountsUnflushed,
     /// PG: a read does not wait for writes of its units that are under way.
     ReadOfUnfinishedWrite,
@@ -70,7 +70,7 @@ pub enum Bug {
     LearnerCountedAsMember,
     /// PG: tombstones go while members lack or are being filled.
     TombstoneDroppedEarly,
-    /// PG: versions go on in the epoch of what was adopted: some are given twice.
+    /// PG: versions continue in the epoch of the adopted writes: some are issued twice.
     CounterReusedAfterRestart,
     /// PG: what a returning member holds and was never adopted stays there.
     DivergenceKept,
@@ -82,7 +82,7 @@ pub enum Bug {
     FilledEpochActivated,
     /// Cluster: members of a PG that are down are counted among the minimum that must remain.
     RemovedMemberStillCounted,
-    /// Cluster: a learner gets into the acting set though nobody reported it complete.
+    /// Cluster: a learner enters the acting set without a report that it is complete.
     LearnerAddedWithoutReport,
     /// Cluster: members leave the acting set though fewer than minimum size remain.
     MemberRemovedBelowMinimum,
@@ -98,7 +98,7 @@ pub enum Bug {
     NewestEntryNotTaken,
     /// Cluster: a lock is granted while other sessions have the image.
     LazyWithoutLock,
-    /// Volume: what was done and is not durable is not written again in a new epoch.
+    /// Volume: writes that were done but are not durable are not repeated in a new epoch.
     ReplaySkipped,
     /// Cluster: a transaction does not compare who leads.
     LeadershipNotCompared,
@@ -110,7 +110,7 @@ pub enum Bug {
     PartAnsweredForWhole,
     /// PG: a filling that goes on forgets the blocks that were to be copied whole.
     WholeForgotten,
-    /// Node: a lease that is given for a shorter span ends the longer one before it at its giver.
+    /// Node: when a giver grants a shorter lease, it forgets the longer one before it.
     LeaseShortenedAtOnce,
     /// Node: after a restart a giver waits as if it had only given leases of the default span.
     LongerLeaseForgotten,

@@ -1,5 +1,5 @@
-//! What a line of the log says, without the time and without who says it: logic has no clock and no
-//! files, so it gives such an event to its owner as an effect.
+//! The content of a log line, without its time and its process: logic has no clock and no files, so it
+//! gives such an event to its owner as an effect.
 //!
 //! An event is rare: the beginning or the end of a state, never one for each request. So logic makes
 //! it whatever the level is, and whoever writes lines drops those that nobody wants.
@@ -15,7 +15,7 @@ pub enum Level {
     Warn,
     /// A change that an operator may look for later.
     Info,
-    /// Steps between those, for who looks for the cause of something.
+    /// Steps in between, for finding the cause of a problem.
     Debug,
 }
 

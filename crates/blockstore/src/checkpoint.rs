@@ -95,7 +95,7 @@ enum Stage {
 /// The streams being written. The directory may be long: it is written from its end, since each page
 /// names the next, a bounded number of pages at once.
 struct Streams {
-    /// Names what is written of the directory so far.
+    /// Names the part of the directory that is written so far.
     root: Root,
     /// Bytes of the directory that are still to be written: those before.
     rest: u64,

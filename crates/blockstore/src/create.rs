@@ -9,7 +9,7 @@ use crate::{CommitMode, StoreId};
 /// Smallest store, in bytes.
 pub const STORE_SIZE_MIN: u64 = 128 * MIB;
 
-/// What is frozen with a store.
+/// The options that are fixed when a store is created.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// The cluster it belongs to.

@@ -45,7 +45,7 @@ struct Reserving {
     next_size: u64,
     /// A reservation is under way.
     is_asked: bool,
-    /// Sizes of blocks that want places.
+    /// Block sizes for which places are needed.
     wanted: SizeSet,
     /// There was no space for the smallest piece.
     is_refused: bool,
@@ -151,7 +151,7 @@ impl DataArea {
         self.holds_places
     }
 
-    /// Blocks of these sizes, and no others, are to be written.
+    /// From now on, blocks of exactly these sizes will be written.
     pub fn expect(&mut self, sizes: SizeSet) {
         self.expected = sizes;
         // A sparse file makes some of them ready ahead.

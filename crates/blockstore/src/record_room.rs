@@ -50,7 +50,7 @@ fn without_reserve(bytes_max: u64) -> u64 {
     bytes_max / 8 * 7
 }
 
-/// How much a checkpoint area of this size takes of writes that have no version yet.
+/// Bytes of records that a checkpoint area of this size has for writes without a version.
 #[cfg(test)]
 pub fn record_bytes_sure(area_size: u64) -> u64 {
     without_reserve(record_bytes_max(area_size))

@@ -50,9 +50,9 @@ const SUSPECTS_MAX: usize = 64;
 
 /// Why a store stops that has only an older root, and not the whole journal behind it; for people.
 const ROOT_LOST: &str = "\
-    the newest root of the checkpoint is lost, and the journal went on behind it: what an older \
-    one says is not the store's state. Look at the kernel's log and the disk's health, and start \
-    this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
+    the newest root of the checkpoint is lost, and the journal continued after it: an older root \
+    does not have the state of the store. Look at the kernel's log and the disk's health, and \
+    start this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
     restore its volumes from a backup into a new pool";
 
 /// How a step of recovery ends; the error says why the store cannot be opened, for people.
@@ -444,7 +444,7 @@ impl Recovery {
             self.decisions.push(Decision::Cut { from: end, to: tail });
         }
         if self.decisions.len() > DECISIONS_MAX {
-            let reason = "more of the journal is damaged than can be settled by itself, and this \
+            let reason = "more of the journal is damaged than recovery can settle, and this \
                           version cannot repair it: put a copy of the disk in its place, or \
                           restore its volumes from a backup into a new pool";
             return Err(reason.to_owned());
@@ -669,7 +669,7 @@ fn choose_superblock(
             Err(SuperblockError::Older(version)) => {
                 return Err(format!(
                     "this store has format {version}, from before the first release; this program \
-                     knows {} only. Make the OSD anew",
+                     knows {} only. Create the OSD again",
                     format::disk::FORMAT_VERSION
                 ));
             }

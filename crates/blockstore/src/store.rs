@@ -436,9 +436,8 @@ impl Store {
             DiskError::NoSpace => "no space in the file system".to_owned(),
         };
         let reason = format!(
-            "{what} failed ({why}): what is on the disk is not known any more. Look at the \
-             kernel's log and the disk's health, then start the OSD again: it recovers from its \
-             journal"
+            "{what} failed ({why}): the contents of the disk are unknown. Look at the kernel's log \
+             and the disk's health, then start the OSD again: it recovers from its journal"
         );
         self.stop(reason, effects);
     }

@@ -59,7 +59,7 @@ pub struct CopyKeeper {
     coming: Vec<CopyPart>,
 }
 
-/// What an OSD has seen: none of it may be new to a monitor.
+/// What an OSD has seen of the state; a monitor to which any of it is new has an older store.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
     /// The transaction of its copy.

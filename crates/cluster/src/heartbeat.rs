@@ -1,7 +1,7 @@
 //! How OSDs and clients notice that their monitor has fallen silent.
 //!
-//! One that is connected is asked whether anybody is there whenever it has been silent for a while. The
-//! kernel alone would notice later, and of a process that stands still it notices nothing.
+//! A connected monitor that has been silent for a while is probed. The kernel alone would notice a loss
+//! later, and would never notice a process that is suspended.
 
 use base::{Duration, Time};
 
@@ -9,7 +9,7 @@ use base::{Duration, Time};
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// How long it may take to answer that.
 const ANSWER_SPAN_MIN: Duration = Duration::from_secs(1);
-/// A monitor that stands still for so long may find that it was left.
+/// After being suspended for this long, a monitor may find that its peers have left.
 pub const LEFT_AFTER: Duration =
     Duration::from_millis(ASK_AFTER.as_millis() + ANSWER_SPAN_MIN.as_millis());
 /// The longest that it may take: each monitor that was left for its silence gives the next one twice the

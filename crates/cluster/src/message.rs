@@ -103,8 +103,8 @@ pub enum ToMonitor {
         /// How it shows.
         how: Unreachable,
     },
-    /// First words of a connection that a monitor makes to the leader to relay another one: what
-    /// follows is the words of that one.
+    /// The first message of a connection on which a monitor relays a peer to the leader; the messages
+    /// after it are the peer's.
     Relay {
         /// The role of the process whose connection is relayed.
         role: RelayedRole,
@@ -165,8 +165,8 @@ pub enum ToMonitor {
         #[serde(default)]
         turn: u64,
     },
-    /// So much of what a session was told done, and that is not durable, has to be written again and
-    /// finds no room in the pool. Said again when it is another amount.
+    /// Acknowledged writes of a session that are not durable must be written again, and the pool has no
+    /// room for so many bytes of them. Sent again whenever the amount changes.
     SessionWaits {
         /// Which.
         session: SessionId,
@@ -227,9 +227,9 @@ pub enum FromMonitor {
         /// Why, and what to do.
         error: Failure,
     },
-    /// The operator accepts what this incomplete PG lost (`pg give-up`): serve it with what is
-    /// there. A report tells the result. Done only in the epoch and the run in which the operator
-    /// saw the loss: one that comes late accepts no other.
+    /// The operator accepts the loss of this incomplete PG (`pg give-up`): serve it with the data that
+    /// is left. A report tells the result. Applies only to the epoch and the run in which the operator
+    /// saw the loss: a late one accepts no other loss.
     GiveUp {
         /// Which; this OSD is its primary.
         pg: PgId,
@@ -417,7 +417,7 @@ pub enum Need {
     Failed(Member, String),
 }
 
-/// Whom a monitor that does not lead speaks for.
+/// Whose connection a monitor relays to the leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RelayedRole {
@@ -529,8 +529,8 @@ pub enum Command {
     VolumeUnlock {
         /// Its name.
         volume: String,
-        /// Whether the loss is accepted of what the holder was not told to be durable; without it
-        /// the error says who holds the lock.
+        /// Accepts the loss of the holder's writes that were not flushed. Without it the error names the
+        /// holder.
         #[serde(default)]
         accepted: bool,
     },

@@ -349,7 +349,7 @@ impl Monitor {
         }
     }
 
-    /// The peer sent what no peer of ours sends.
+    /// The peer violated the protocol.
     fn close_for_protocol(
         &mut self,
         now: Time,

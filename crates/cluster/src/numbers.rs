@@ -75,7 +75,7 @@ pub(crate) fn number(what: &str, number: u64, max: u64) -> Result<(), String> {
     if number <= max {
         return Ok(());
     }
-    Err(format!("its {what} is a number that never was: {number}"))
+    Err(format!("its {what} is an impossible number: {number}"))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What is wrong with the text of a record, in words for people who edit one by hand: which field, what
-//! stands there, and what is expected. Names of types in the sources say nothing to them.
+//! Errors in the text of a record, worded for people who edit one by hand: which field, its value, and
+//! what is expected. Type names from the sources mean nothing to them.
 
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-/// Of a value that is shown, so many characters.
+/// Longest value that an error shows, in characters.
 const SHOWN_MAX: usize = 40;
 
 /// Reads a record; the error is a part of a sentence.
@@ -33,7 +33,8 @@ fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String
             return said(&what);
         }
     }
-    // Whose absence changes what is said, and whose value it speaks of or may hold what it speaks of.
+    // A field matters if its removal changes the error. The one at fault has the value that the error is
+    // about, or may contain it.
     let matters = |name: &str| {
         let mut others = fields.clone();
         others.remove(name);

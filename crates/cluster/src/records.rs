@@ -566,13 +566,13 @@ impl ChangeRecord {
     }
 }
 
-/// `recovery`: the store is not to be used as it is. What OSDs know is being written here, and is not here
-/// whole; or somebody edited by hand what only monitors write.
+/// `recovery`: the store must not be used. Either a recovery is still writing what OSDs know, or a key
+/// that only monitors write was edited by hand.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RecoveryRecord {
     /// The monitor that began it.
     pub monitor: MonitorId,
-    /// Keys that were edited by hand while that monitor led: what is there is not to be believed.
+    /// Keys that were edited by hand while that monitor led: their values are not trusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edited: Vec<String>,
     /// What this program does not know.

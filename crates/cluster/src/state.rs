@@ -242,7 +242,7 @@ pub enum StateEffect {
         /// The first revision to tell.
         from: StateRevision,
     },
-    /// Tell no more.
+    /// End a watch.
     Unwatch {
         /// Which.
         watch: WatchId,
@@ -354,7 +354,7 @@ pub struct Endpoints {
 pub struct EndpointRoom {
     /// Where.
     pub endpoint: String,
-    /// So many hundredths of it are in use.
+    /// Percentage in use.
     pub used_percent: u64,
     /// The most that it may use, in bytes.
     pub size_max: u64,

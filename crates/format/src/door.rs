@@ -186,6 +186,6 @@ pub enum CloseReason {
     TimedOut,
     /// The handshake failed: another key or another cluster; trying again will not help.
     Untrusted(String),
-    /// The peer sent what no peer of ours sends (wrong checksum, absurd length).
+    /// The peer violated the protocol (wrong checksum, absurd length).
     Protocol(String),
 }

@@ -163,12 +163,12 @@ impl ClusterView {
         self.ask_once()
     }
 
-    /// Somebody knows more of the map. True if it is to be asked for now.
+    /// A peer has a newer map. Returns true if this OSD should ask for it now.
     pub(crate) fn ask_once(&mut self) -> bool {
         !std::mem::replace(&mut self.is_asked, true)
     }
 
-    /// What is known, for a subscription: of pools with a gap nothing.
+    /// The known revisions, for a subscription; pools with a gap are left out.
     pub(crate) fn known_for_subscription(&mut self) -> BTreeMap<PoolId, MapRevision> {
         let mut have = self.revisions();
         let gaps = std::mem::take(&mut self.gaps);

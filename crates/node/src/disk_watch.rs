@@ -33,7 +33,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(600);
 /// A stall within this time after the one before doubles that time.
 const PAUSE_DOUBLES_WITHIN: Duration = Duration::from_secs(3600);
 
-/// What is remembered of stalls from one run of a process to its next one.
+/// Stalls that the next run of the process must know of.
 #[derive(Clone, Default, Debug)]
 pub struct Stalls {
     /// When the last one began, and for how long the disk must answer after it.
@@ -208,7 +208,7 @@ impl DiskWatch {
 
 /// What a look at the disk leads to.
 pub(crate) struct Look {
-    /// The monitor is to know of it at once.
+    /// The monitor must be told at once.
     pub(crate) is_report_due: bool,
     /// What is to be done.
     pub(crate) next: Option<LookStep>,

@@ -22,7 +22,7 @@ use crate::sessions::Sessions;
 /// A PG that is not served for so long is named. Agreeing takes less where all members are there.
 const WAIT_NAMED_AFTER: Duration = Duration::from_secs(2);
 
-/// What was told, and is not to be told again.
+/// States that are already logged and must not be logged again.
 #[derive(Default)]
 pub(crate) struct Lines {
     /// PGs that this OSD is to lead and does not serve.
@@ -51,7 +51,7 @@ fn of_pg(event: TraceEvent, pg: PgId, epoch: Epoch) -> TraceEvent {
 }
 
 impl Lines {
-    /// Once in a while: what has been so for long enough to be told.
+    /// Called now and then: logs states that have lasted long enough.
     pub(crate) fn trace_states(
         &mut self,
         now: Time,

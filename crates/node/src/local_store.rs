@@ -115,7 +115,7 @@ impl LocalStore {
         self.store.take_images_changed()
     }
 
-    /// Whether the store has said something that nobody has taken.
+    /// Whether the store has effects that were not taken yet.
     pub(crate) fn has_effects(&self) -> bool {
         !self.effects.is_empty()
     }

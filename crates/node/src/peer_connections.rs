@@ -114,7 +114,7 @@ impl PeerConnections {
         self.outgoing.contains_key(&connection) || self.incoming.contains_key(&connection)
     }
 
-    /// To whom one of our connections is, and what for.
+    /// The member that one of our connections leads to, and its purpose.
     pub fn outgoing(&self, connection: ConnectionId) -> Option<(Member, Purpose)> {
         let (osd, purpose) = self.outgoing.get(&connection)?;
         Some((self.followers[osd].member, *purpose))
@@ -137,7 +137,7 @@ impl PeerConnections {
 
     // ---- connections that come and go
 
-    /// An OSD has connected to us. Gives an older connection of it that is to be closed for that.
+    /// An OSD has connected to us. Returns an older connection from it, which must be closed.
     pub fn on_accepted(&mut self, connection: ConnectionId, peer: Member) -> Option<ConnectionId> {
         let of_peer = self.incoming.iter().filter(|(_, known)| known.peer.osd == peer.osd);
         let mut of_peer = of_peer.map(|(connection, _)| *connection);
@@ -174,8 +174,8 @@ impl PeerConnections {
         Gone::Outgoing { member, carried_data, is_refused: lane.is_refused(address_count) }
     }
 
-    /// The first message of an incoming connection tells what it is for. Gives its peer, and an older
-    /// connection that is to be closed for it. The error: it told something else before.
+    /// The first message of an incoming connection tells its purpose. Returns its peer, and an older
+    /// connection that it replaces. Fails if the connection already had another purpose.
     pub fn decide(
         &mut self,
         connection: ConnectionId,
@@ -232,8 +232,8 @@ impl PeerConnections {
 
     // ---- the map
 
-    /// The members of PGs that this OSD leads are these now. Gives those that are followed in another
-    /// run: they are to be left before [`PeerConnections::follow`].
+    /// The PGs that this OSD leads now have these members. Returns those to which connections of another
+    /// run exist: close them before [`PeerConnections::follow`].
     pub fn on_members(&mut self, now: Time, wanted: &BTreeMap<OsdId, Incarnation>) -> Vec<OsdId> {
         let mut other_runs = Vec::new();
         for (osd, follower) in &mut self.followers {
@@ -294,7 +294,7 @@ impl PeerConnections {
         over.map(|(connection, _)| *connection).collect()
     }
 
-    /// Those are to ask this OSD for leases who lead PGs of which it is a member.
+    /// Expects requests for leases from the primaries of all PGs of which this OSD is a member.
     pub fn expect_primaries(&mut self, now: Time, cluster: &ClusterView) {
         let Some(wanted) = cluster.primaries_followed() else { return };
         self.primaries.retain(|_, primary| wanted.contains(&primary.member));
@@ -338,7 +338,7 @@ impl PeerConnections {
         is_due
     }
 
-    /// Leases are renewed no more.
+    /// Stops renewing leases.
     pub fn stop_renewing(&mut self) {
         self.renew_at = None;
     }
@@ -372,7 +372,7 @@ impl PeerConnections {
     }
 
     /// Connections for data with followers that are silent and that the map calls down: a process that
-    /// stands still keeps its connections, and nobody is to wait for it.
+    /// stands still keeps its connections, and nothing should wait for it.
     pub fn silent_and_down(&self, now: Time) -> Vec<ConnectionId> {
         let is_gone = |follower: &&Follower| !follower.is_up && follower.is_silent(now);
         self.followers.values().filter(is_gone).filter_map(|follower| follower.data.up()).collect()
@@ -400,8 +400,8 @@ impl PeerConnections {
         refused.map(|(osd, _)| *osd).collect()
     }
 
-    /// Primaries that ask for no lease: those who lead all PGs that they share with others are missed
-    /// by nobody else.
+    /// Primaries that have stopped asking for leases. If a primary leads all PGs that it shares with
+    /// others, it gives leases to none of them: only its missing requests show that it is gone.
     pub fn take_missed(&mut self, now: Time) -> Vec<Member> {
         let mut missed = Vec::new();
         for primary in self.primaries.values_mut() {

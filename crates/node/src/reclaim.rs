@@ -34,8 +34,8 @@ const PORTION_MAX: usize = 256;
 const LOOK_COUNT_MAX: usize = 256;
 /// PGs that wait at a time until they are believed to be superfluous.
 const CANDIDATE_COUNT_MAX: usize = 1024;
-/// So long an entry has said that data is superfluous before that is believed: a report of its
-/// primary, and what follows from it, has had its time.
+/// How long an entry must have called data superfluous before it is removed: enough time for a report of
+/// the primary and for the entry that may follow from it.
 const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
 /// What is to be removed.
@@ -95,7 +95,7 @@ pub(crate) struct Holdings<'a> {
     pub(crate) pgs: &'a PgTable,
 }
 
-/// What comes next of a removal.
+/// The next step of a removal.
 pub(crate) enum Next {
     /// Ask the store for all of these; each answer goes to [`Reclaim::on_removed`].
     Ask(Vec<StoreRequest>),
@@ -193,8 +193,8 @@ impl Reclaim {
         }
     }
 
-    /// It cannot be done, or not now. Nothing of it is kept: it begins anew when all that a
-    /// beginning demands is so again.
+    /// The removal cannot be done, or not now. Its progress is dropped: it starts over once all
+    /// conditions for a start hold again.
     pub(crate) fn give_up(&mut self) -> Target {
         self.current.take().expect("a removal is under way").target
     }
@@ -292,7 +292,7 @@ impl Holdings<'_> {
         let recorded = match self.store.note(NoteKey::Pg(pg)).map(Record::decode) {
             None => Epoch::ZERO,
             Some(Ok(record)) => record.entry.epoch,
-            // Nobody knows which epoch it is of.
+            // Its epoch is unknown.
             Some(Err(_)) => return false,
         };
         let begun = self.pgs.get(pg).map_or(Epoch::ZERO, |pg| pg.epoch_floor());
@@ -315,7 +315,7 @@ impl Holdings<'_> {
         let removal = |key: BlockKey| {
             let pg = match target {
                 Target::Pg(pg) => pg,
-                // Which PG it was of is known to nobody any more; the store keeps the facts of one.
+                // The PG that it belonged to is no longer known; the store keeps the facts of one.
                 Target::Pool(pool) => PgId { pool, number: 0 },
             };
             StoreRequest::Repair { pg, key, content: Content::Gone }
@@ -323,7 +323,7 @@ impl Holdings<'_> {
         let removals: Vec<StoreRequest> =
             self.blocks_of(target).take(PORTION_MAX).map(removal).collect();
         match target {
-            // What was lost of it is not missed any more.
+            // Data that was lost is not needed any more.
             Target::Pg(pg) if removals.is_empty() && self.store.is_suspect(pg) => {
                 vec![StoreRequest::Absolve { pg }]
             }

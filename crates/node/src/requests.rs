@@ -237,7 +237,8 @@ pub(crate) fn names_of(request: &Request) -> Names {
     Names { image, revision: request.revision }
 }
 
-/// What is counted of a request that came at `since`: what the monitor's tasks ask is not.
+/// What statistics count for a request that came at `since`. Requests of the monitor's tasks are not
+/// counted.
 pub(crate) fn work_of(request: &Request, since: Time) -> Option<Work> {
     let is_of_client = request.session != SessionId::ZERO;
     is_of_client.then(|| Work::of(request.pg.pool, &request.op, since)).flatten()

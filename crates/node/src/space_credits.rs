@@ -306,8 +306,8 @@ impl SpaceCredits {
         self.unpromised(space).min(most.saturating_sub(self.own_bytes))
     }
 
-    /// Whether there is space now that was lacking here; told once. The store tells nobody when it
-    /// has made places ready.
+    /// Whether space that was lacking here is available now; true only once. The store sends no event
+    /// when it has made places ready.
     pub fn has_come_here(&mut self, space: Space) -> bool {
         let left = self.left_here(space);
         self.lacking_here.take_if(|least| *least <= left).is_some()
@@ -331,7 +331,7 @@ impl SpaceCredits {
         }
     }
 
-    /// Whether a copy of so many bytes may be taken for which nobody was promised space.
+    /// Whether a copy of so many bytes may be stored for which no space was promised.
     pub fn may_take_copy(&self, space: Space, reserve_bytes: u64, bytes: u64) -> bool {
         let with_reserve = Space {
             sure_bytes: space.sure_bytes + reserve_bytes,
@@ -460,7 +460,8 @@ impl SpaceCredits {
         demand.promise_bytes(space).min(self.promisable(space) / demand.primary_count())
     }
 
-    /// Whether what is free gives no block to each primary, nor will when it is ready.
+    /// Whether the free space, including what is being made ready, is less than a block for each
+    /// primary.
     fn is_full(&self, now: Time, space: Space) -> bool {
         let Some(demand) = &self.demand else { return space.is_full };
         let is_kept_long = self.earlier_since.is_some_and(|at| now.since(at) >= EARLIER_WAIT_MAX);
@@ -526,8 +527,8 @@ impl SpaceCredits {
     }
 }
 
-/// Who may have begun writes that have not come here: the runs of the last activation. Without a
-/// record nobody has.
+/// Members that may have begun writes that have not arrived here: the runs of the last activation.
+/// Without a record there are none.
 fn begun_in(me: OsdId, pg: Option<&Pg>) -> Option<(Incarnation, Option<Member>)> {
     let Some(pg) = pg else { return Some((Incarnation::ZERO, None)) };
     let entry = &pg.record()?.entry;

@@ -1,7 +1,7 @@
-//! What a primary asks members, and how far the talk with each is.
+//! What a primary asks its members, and the state of each exchange.
 //!
 //! Invariants
-//!   1. A question is answered once, and by whom it was asked.
+//!   1. A question is answered once, by the member that was asked.
 
 use blockstore::BlockKey;
 use slab::Slab;

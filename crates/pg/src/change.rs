@@ -10,7 +10,7 @@ use base::{BlockSize, PgId, UNIT_SIZE, Version};
 use blockstore::{BlockKey, Request as StoreRequest};
 use format::wire::{Change, PeerBody};
 
-/// What is the same of a change at every member.
+/// The part of a change that is the same at every member.
 #[derive(Clone, Copy)]
 pub struct ChangeHeader {
     pub pg: PgId,
@@ -22,7 +22,7 @@ pub struct ChangeHeader {
 }
 
 impl ChangeHeader {
-    /// As a member is told, with the primary's mark.
+    /// The message to a member, with the primary's mark.
     pub fn to_message(self, mark: Version, change: Change) -> PeerBody {
         let ChangeHeader { key, block_size, version, lazy, .. } = self;
         assert!(mark < version);

@@ -57,7 +57,7 @@ pub trait Face: Debug + Sync {
 pub enum Needs {
     /// Nothing: it may follow an operation that has not ended.
     Nothing,
-    /// That all earlier ones have ended.
+    /// All earlier operations of the key have ended.
     Turn,
     /// What this OSD's store says of the block.
     Extents,
@@ -152,7 +152,7 @@ impl Changed {
         }
     }
 
-    /// Likewise, without a copy: the last position that is asked for.
+    /// The same for the last position that is asked for, without a copy.
     pub fn into_change_at(self, position: Position) -> Change {
         match self {
             Changed::Everywhere(change) => change,
@@ -177,7 +177,7 @@ pub enum Adoption {
     Same,
     /// It was deleted.
     Remove {
-        /// Who has it still.
+        /// Members that still have it.
         from: MemberSet,
     },
     /// The newest version stays.
@@ -189,7 +189,8 @@ pub enum Adoption {
         /// Who lacks it.
         to: MemberSet,
     },
-    /// Too few have the newest version to make the rest of it: it was never acknowledged, and goes.
+    /// Too few members have the newest version to restore it: it was never acknowledged, so it is
+    /// dropped.
     Back {
         /// Which one goes.
         newest: Version,

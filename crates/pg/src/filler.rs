@@ -71,7 +71,7 @@ pub enum Phase {
 pub struct PageAsks {
     /// Of this OSD's own blocks.
     pub own: Option<Option<BlockKey>>,
-    /// Of these only what is newer.
+    /// Of its own blocks, only those with newer versions.
     pub own_newer_than: Version,
     /// Of the learner's blocks, all of them.
     pub learner: Option<Option<BlockKey>>,

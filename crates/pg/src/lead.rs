@@ -66,7 +66,7 @@ pub enum Absence {
     Awaited,
     /// It is not.
     Down,
-    /// Nor is it in the cluster any more: nobody waits for what it alone may have.
+    /// It was removed from the cluster: nothing waits for data that only it may have.
     Gone,
 }
 
@@ -115,7 +115,7 @@ impl Lead {
         self.peers.iter().position(|peer| peer.member.osd == osd).filter(|index| *index != self.me)
     }
 
-    /// Whether nobody else takes part in the epoch.
+    /// Whether no other member takes part in the epoch.
     pub fn is_alone(&self) -> bool {
         self.peers.len() == 1
     }

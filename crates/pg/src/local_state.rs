@@ -108,7 +108,7 @@ impl LocalState {
         recorded.max(self.held.epoch).max(self.epoch_promised)
     }
 
-    /// Other members may record this epoch from now on, whatever becomes of it here.
+    /// From now on other members may record this epoch, even if this one fails to.
     pub fn promise(&mut self, epoch: Epoch) {
         self.epoch_promised = epoch;
     }
@@ -135,7 +135,7 @@ impl LocalState {
         self.recording.is_some()
     }
 
-    /// The epoch is over: nobody waits for the record that is on its way.
+    /// The epoch is over: nothing waits for the record in flight.
     pub fn abandon(&mut self) {
         if let Some((_, what)) = &mut self.recording {
             *what = RecordFor::Nobody;

@@ -428,7 +428,7 @@ impl Pg {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
             self.local_state.lacks(version);
-            // Nobody promised a learner room.
+            // A learner was promised no room.
             let why = match self.follow().is_learner {
                 true => "its store has no room for a copy",
                 false => "its store has no room for a write",

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use base::OsdId;
 
-/// After so many calls of [`Owed::forget_later`] other members have settled what this OSD began.
+/// After this many calls of [`Owed::forget_later`], other members have settled the writes that this OSD
+/// began.
 const CALLS_MAX: u32 = 10;
 
 /// Bytes by member.

@@ -26,7 +26,7 @@ impl Page {
         Page { after, ..Page::default() }
     }
 
-    /// Whether the next block is not known, and neither that there is none.
+    /// Whether it is still unknown if there is a next block.
     pub fn is_missing(&self) -> bool {
         self.blocks.is_empty() && !self.is_last
     }

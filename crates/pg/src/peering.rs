@@ -419,7 +419,7 @@ impl Pg {
         lead.unrecorded = lead.acting;
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
-            // Other members may record it from now on, whatever becomes of it here.
+            // From now on other members may record it, even if this one fails to.
             self.local_state.promise(entry.epoch);
         }
         self.serving = Serving::Journaling;

@@ -148,7 +148,7 @@ impl StoreCalls {
         self.calls.is_empty()
     }
 
-    /// The epoch is over: answers that are still to come reach nobody. A change stays one.
+    /// The epoch is over: pending answers are ignored. A change still counts as a change.
     pub fn abandon(&mut self, writes: &WriteQueue) {
         for (_, call) in &mut self.calls {
             let was_change = call.is_change();

@@ -154,7 +154,7 @@ pub enum FlushFor {
     Lead,
     /// The primary; `call` is its number.
     Peer { call: u32 },
-    /// A new epoch, which begins when nothing is under way; or nobody any more.
+    /// A new epoch, which begins when nothing is in flight, or no one any more.
     Epoch,
 }
 

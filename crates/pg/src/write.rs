@@ -266,7 +266,7 @@ impl Pg {
         let why = "its store has no room for a write".to_owned();
         let member = self.lead().peers[me].member;
         if is_alone {
-            // Nobody has it: it never happened. Nothing may come behind it.
+            // No member has the write, so it never happened. No later write may follow it.
             self.end_epoch(Need::NewEpoch, why, actions);
             return self.end_write(slot, Err(refusal_of(error)), actions);
         }

@@ -17,7 +17,8 @@ pub(crate) fn elect(room: &[usize], copies: usize, now: &[Option<usize>], sets: 
     }
     for (pg, set) in sets.iter().enumerate() {
         if leads.primaries[pg].is_none() {
-            // Who has the smallest part of what it may lead; of equals the one whose turn it is.
+            // The OSD with the smallest share of the PGs that it may lead; among equals, the one whose
+            // turn it is.
             let load = |bin: &usize| leads.pgs[*bin].len() * 1024 / leads.most[*bin].max(1);
             let turn = |at: usize| (at + set.len() - pg % set.len()) % set.len();
             let (_, bin) = (set.iter().enumerate())
@@ -77,8 +78,8 @@ impl Leads {
         }
     }
 
-    /// One of `from` leads one PG fewer and one that `may_take` one more, by the fewest changes: the
-    /// former hands a PG on to a bin of its set, that one another PG, and so on.
+    /// Moves the lead of one PG from a bin of `from` to a bin that `may_take` it, with the fewest
+    /// changes: the first bin hands a PG to a bin of its set, that bin hands on another PG, and so on.
     fn hand_on(
         &mut self,
         sets: &[Vec<usize>],

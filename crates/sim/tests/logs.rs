@@ -27,7 +27,7 @@ fn what_happens_to_a_simulated_cluster_leaves_lines() {
         "logs info: backfill is done  pg=",
         "logs error: a key that only monitors write was edited",
         "logs info: this monitor leads",
-        "logs warn: this monitor leads no longer",
+        "logs warn: this monitor no longer leads",
     ];
     for seed in 1..=SEED_COUNT_MAX {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sim"));

@@ -653,7 +653,8 @@ impl ClientCore {
             return;
         }
         if request.failure.is_some() {
-            // What was done at last has overtaken all earlier sendings; what was not may not have.
+            // A part that was done in the end has overtaken its earlier sendings; a part that was not
+            // may still arrive.
             volume.has_unanswered |= part.is_astray;
             if part.is_astray {
                 self.ended_unanswered(&part);

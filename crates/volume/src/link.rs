@@ -52,7 +52,7 @@ pub(crate) struct InFlight {
 }
 
 impl Link {
-    /// Nobody needs it yet. It is tried at this address first, modulo their number.
+    /// A link that is not needed yet. Its first attempt uses this address, modulo their number.
     pub(crate) fn new(address: usize) -> Link {
         Link {
             state: LinkState::Idle,

@@ -18,7 +18,7 @@ use crate::table::{PartKey, RequestKey};
 
 /// What the client may have to write again to one PG.
 pub(crate) struct Unsynced {
-    /// In which all of it is with the PG.
+    /// The epoch in which the PG has all of it.
     pub(crate) epoch: Epoch,
     /// By stripe and first byte within it; ranges do not overlap.
     kept: BTreeMap<(StripeIndex, u32), Kept>,
@@ -213,7 +213,7 @@ impl Unsynced {
         kept.epoch = epoch;
     }
 
-    /// Bytes of what was not acknowledged in this epoch.
+    /// Bytes that were not acknowledged in this epoch.
     pub(crate) fn bytes_before(&self, epoch: Epoch) -> u64 {
         let old = self.kept.iter().filter(|(_, kept)| kept.epoch != epoch);
         old.map(|((_, start), kept)| u64::from(kept.end - start)).sum()

@@ -97,7 +97,7 @@ pub enum OsdCommand {
     /// List hosts and their OSDs with weight, state and space
     #[command(after_help = "Example:\n  ashlar osd tree")]
     Tree,
-    /// Show what is on the disk of a stopped OSD: superblock, journal, counts
+    /// Show the contents of a stopped OSD's disk: superblock, journal, counts
     #[command(after_help = "Example:\n  ashlar osd inspect .ashlar/osd.1")]
     Inspect {
         /// The path given to `osd create`

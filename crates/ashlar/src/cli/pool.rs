@@ -97,7 +97,7 @@ pub enum PgCommand {
         /// Its id, POOL.HEX
         pg: PgId,
     },
-    /// Accept that data of placement groups is lost, and serve what is left of them
+    /// Accept the loss of data in placement groups, and serve the rest
     #[command(after_help = PG_GIVE_UP_EXAMPLE)]
     GiveUp {
         /// One or more ids, POOL.HEX; stops at the first one that is refused

@@ -53,13 +53,13 @@ pub enum VolumeCommand {
     },
     /// Take a volume's lock away from a client that hangs; that client can never write again
     #[command(
-        after_help = "Examples:\n  ashlar volume unlock disk1          shows who has the lock\n  \
+        after_help = "Examples:\n  ashlar volume unlock disk1          shows who holds the lock\n  \
                             ashlar volume unlock disk1 --yes"
     )]
     Unlock {
         /// Name of the volume
         name: String,
-        /// Do it. Without --yes, only print who has the lock; exit code 1
+        /// Do it. Without --yes, only print who holds the lock; exit code 1
         #[arg(long)]
         yes: bool,
     },

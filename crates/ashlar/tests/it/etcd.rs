@@ -55,7 +55,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     // A command that would change something says why it waits.
     let create = &mut cluster.command(&["volume", "create", "w", "--size", "16MiB"]);
     let create = Waiting::start(create);
-    assert!(create.says.contains("etcd cannot be asked at http://"), "{}", create.says);
+    assert!(create.says.contains("etcd cannot be reached at http://"), "{}", create.says);
     // etcd dies: it is started again, and everything goes on.
     kill_9(etcd);
     session.ask("write -P 3 8M 4M");

@@ -220,7 +220,7 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
             let set = ["config", "set", "nearly_full_percent", "85"];
             let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
             hosts.begin(&dead[0]);
-            assert!(waiting.says.contains("etcd cannot be asked at"), "{}", waiting.says);
+            assert!(waiting.says.contains("etcd cannot be reached at"), "{}", waiting.says);
             waiting.done();
             hosts.await_status(CLIENT, "the other member to be named", |status| {
                 status["seconds_old"].is_null() && names(status, second)

@@ -603,7 +603,7 @@ fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Durati
 fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     let log = fs::read_to_string(cluster.path().join("log/mon.1.log")).expect("it is there");
     let named = format!("osd=osd.{osd}");
-    let is_stop = |line: &&str| line.contains("OSD says that it stops") && line.contains(&named);
+    let is_stop = |line: &&str| line.contains("OSD is shutting down") && line.contains(&named);
     log.lines().filter(is_stop).count()
 }
 

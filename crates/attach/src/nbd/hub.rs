@@ -608,8 +608,8 @@ impl Hub {
         }
     }
 
-    /// Detaches a volume that has no clients, or whose session is over. The next client of its name attaches
-    /// the volume again, as it is then.
+    /// Detaches a volume that has no clients, or whose session is over. The next client that names it
+    /// attaches the volume again, with its current properties.
     fn detach(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         self.volumes.withdraw(handle);
         let patient = !self.is_ending;

@@ -81,7 +81,7 @@ pub(super) struct Given<'a> {
 pub(super) struct Links {
     /// Broken ones, and since when: the first OSD cannot reach the second.
     pub(super) broken: BTreeMap<(OsdId, OsdId), u64>,
-    /// Those of which this is said and not sure yet; it is soon.
+    /// Links reported as broken, but not confirmed yet; a decision follows soon.
     pub(super) doubted: BTreeSet<(OsdId, OsdId)>,
 }
 
@@ -217,8 +217,8 @@ pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntr
     (given.renew || !next.has_same_members(entry)).then_some(next)
 }
 
-/// Who leads by what is known of links: the present primary, or one that reaches enough members where
-/// that one does not. Bars whom the leader cannot reach.
+/// Chooses the leader by the known links: the present primary, or, if it reaches too few members, one
+/// that reaches enough. Bars the members that the leader cannot reach.
 fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let links = given.links;
     let primary = entry.primary_osd()?;
@@ -252,7 +252,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let gone = entry.acting().filter(|member| !reached.contains(member));
     let gone_since = gone.map(|member| {
         let lost = (!sound.contains(member)).then(|| given.lost_since(*member));
-        // A link that is only doubted parts nobody yet.
+        // A link that is only doubted does not separate members yet.
         Some((member.osd, links.since(leader, member.osd).max(lost)?))
     });
     let gone_since: Option<Vec<(OsdId, u64)>> = gone_since.collect();
@@ -390,8 +390,9 @@ fn surplus_position(
     all().find(|index| !leads(index)).or_else(|| all().next())
 }
 
-/// Members are taken in in their newest runs. One that may have lost data is only where every other
-/// one may have, too: once it is there it counts as sound, and a whole copy might leave for it.
+/// Takes members in their newest runs. A member that may have lost data is taken only if every other one
+/// may have lost data too: once taken it counts as sound, and a complete copy might be dropped in its
+/// favor.
 fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given: &Given<'_>) {
     let is_suspect = |member: &Member| given.state_of(*member) == State::Suspect;
     let all_suspect = !others_are_ready && positions.iter().flatten().all(is_suspect);
@@ -407,9 +408,9 @@ fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given
     }
 }
 
-/// OSDs of the plan that are to be filled: as many as there are positions without a member that is
-/// well, and one where all are, so that a change of the plan does not multiply what is written. Those
-/// that are learners already go on; one that cannot reach the leader does not begin.
+/// Chooses OSDs of the plan to fill: as many as there are positions without a sound member, or one if
+/// all are sound, so that a change of the plan does not multiply the writes. Present learners continue;
+/// an OSD that cannot reach the leader does not begin.
 fn learners_beside(
     positions: &[Option<Member>],
     leader: Option<OsdId>,
@@ -445,9 +446,9 @@ fn learners_beside(
     learners
 }
 
-/// For which position an OSD is to be filled: one that is empty before one whose member is lost, and
-/// that before one whose member the plan does not want. The one it is filled for already goes before
-/// others of its kind.
+/// Chooses the position that an OSD is filled for: an empty one first, then one whose member is lost,
+/// then one whose member the plan does not want. Among equals, the position it is already filled for
+/// comes first.
 fn position_to_learn(
     positions: &[Option<Member>],
     others: &[Learner],

@@ -158,8 +158,8 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// Whether the OSD's last run was suspect, and a PG has an older one still: it was not filled
-    /// since. A store says no more of itself than what it knows of.
+    /// Whether the OSD's last run was suspect and a PG still names an older run: it was not filled
+    /// since. A store can only report the damage it knows of.
     fn is_still_suspect(&self, record: &OsdRecord) -> bool {
         let osd = record.info.id;
         let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;

@@ -39,8 +39,8 @@ pub(super) struct CommittedState {
     /// Manual edits of our keys, until they are judged: `records` has what is in
     /// force.
     edits: BTreeMap<Key, Edit>,
-    /// Keys of which nothing can be used, and why: what stands there was read first of all, so no
-    /// better value is known here. `edits` has it.
+    /// Unusable keys, and why: the bad value is the first that was read, so no better one is known here.
+    /// `edits` has it.
     damaged: BTreeMap<Key, String>,
     /// What is damaged was edited by hand while this monitor led: `records` has the good values.
     is_edited: bool,
@@ -89,7 +89,7 @@ pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
     let is_open = matches!(key, Key::Setting(_) | Key::Pool(_) | Key::Osd(_));
     if is_open && text.len() > EDITED_SIZE_MAX {
         let size = text.len();
-        return Err(format!("it has {size} bytes, at most {EDITED_SIZE_MAX} are possible"));
+        return Err(format!("it has {size} bytes; the limit is {EDITED_SIZE_MAX}"));
     }
     Ok(())
 }
@@ -177,8 +177,8 @@ impl CommittedState {
         self.damaged.insert(key, why);
     }
 
-    /// A key that only monitors write was edited by hand while this one led: what stands there is not
-    /// used, and what is in force is known. Unless the same stands there.
+    /// A key that only monitors write was edited by hand while this one led. Unless the edit changed
+    /// nothing, its value is ignored; the value in force is known.
     pub(super) fn note_guarded_edit(&mut self, key: Key) {
         let Some(edit) = self.edits.get(&key) else { return };
         let text = edit.text.as_ref();
@@ -196,12 +196,13 @@ impl CommittedState {
         self.damaged.remove(&key);
     }
 
-    /// Whether what is damaged was so changed while this monitor led: it knows the last good values.
+    /// Whether the damage comes from an edit while this monitor led, so that it knows the last good
+    /// values.
     pub(super) fn is_edited(&self) -> bool {
         self.is_edited && self.is_damaged()
     }
 
-    /// Keys that were changed while another monitor led: what stands there is not to be believed.
+    /// Keys that were changed while another monitor led: their values are not trusted.
     fn note_keys_edited_before(&mut self) {
         let Some(Record::Recovery(record)) = self.record(&Key::Recovery) else { return };
         // `cluster` was read before: it is this one, or the monitor ends.
@@ -243,8 +244,8 @@ impl CommittedState {
         if keys.is_empty() { self.broken.clone() } else { Some(first_names(&keys)) }
     }
 
-    /// Takes a manual edit of a key; `None`: the key was removed. Tells the key if it is one of
-    /// ours, which is to be judged.
+    /// Takes a manual edit of a key; `None`: the key was removed. Returns the key if it is one of ours:
+    /// it must be judged.
     pub(super) fn note_edit(
         &mut self,
         key: String,
@@ -262,7 +263,7 @@ impl CommittedState {
         Some(known)
     }
 
-    /// What is to be judged under a key.
+    /// The edit of a key that is not judged yet.
     pub(super) fn edit(&self, key: &Key) -> Option<&Edit> {
         self.edits.get(key)
     }
@@ -272,7 +273,7 @@ impl CommittedState {
         self.edits.keys().filter(|key| !self.damaged.contains_key(key))
     }
 
-    /// What stands in the store under a key needs no other write to be what is in force.
+    /// The value of a key in the store is now the one in force; no further write is needed.
     pub(super) fn settle_edit(&mut self, key: &Key) {
         if self.edits.remove(key).is_some_and(|edit| edit.text.is_none()) {
             self.remove(key);
@@ -284,8 +285,8 @@ impl CommittedState {
         self.records.get(key).map(|stored| &stored.record)
     }
 
-    /// Keys whose revision in the store is another than the one known here: changed by another
-    /// hand, if nothing of this monitor is on its way.
+    /// Keys whose revision in the store differs from the one known here: changed by someone else, if
+    /// this monitor has no transaction in flight.
     pub(super) fn differences(&self, store: &BTreeMap<String, KeyValue>) -> Vec<String> {
         let known = self.records.keys().chain(self.edits.keys()).map(Key::to_string);
         let mut keys: Vec<String> = known.chain(self.foreign.keys().cloned()).collect();
@@ -351,21 +352,21 @@ impl CommittedState {
         ];
         newest.into_iter().find_map(|(name, newest)| {
             let newest = newest.filter(|id| *id > self.counter(name))?;
-            Some(format!("{} has not given {newest}, which is there", Key::Counter(name)))
+            Some(format!("{} is below {newest}, which is in use", Key::Counter(name)))
         })
     }
 
     fn broken_reference(&self) -> Option<String> {
         let broken = self.pools().find_map(|pool| self.broken_pool(pool));
         let no_pool = |key: Key, pool: PoolId| {
-            self.pool(pool).is_none().then(|| format!("{key} names a pool that is not there"))
+            self.pool(pool).is_none().then(|| format!("{key} names a pool that does not exist"))
         };
         broken
             .or_else(|| self.images().find_map(|r| no_pool(Key::Image(r.info.id), r.info.pool)))
             .or_else(|| {
                 let ownerless = self.locks().find(|lock| self.session(lock.session).is_none())?;
                 let key = Key::Lock(ownerless.image);
-                Some(format!("{key} names a session that is not there"))
+                Some(format!("{key} names a session that does not exist"))
             })
             .or_else(|| {
                 let tasks = self.tasks().filter(|r| self.removed_pool(r.pool).is_none());
@@ -374,7 +375,7 @@ impl CommittedState {
             .or_else(|| {
                 let (key, _) =
                     self.named_images().find(|(_, image)| self.image(*image).is_none())?;
-                Some(format!("{key} names a volume that is not there"))
+                Some(format!("{key} names a volume that does not exist"))
             })
     }
 
@@ -393,7 +394,7 @@ impl CommittedState {
         let mut expected = 0;
         for entry in self.pgs(id) {
             if entry.pg.pool != id || entry.pg.number != expected {
-                return Some(format!("PG {} stands where number {expected} should", entry.pg));
+                return Some(format!("PG {} is in the place of number {expected}", entry.pg));
             }
             if entry.revision > pool.revision {
                 return Some(format!("PG {} is newer than its pool's map", entry.pg));
@@ -403,12 +404,12 @@ impl CommittedState {
                 record.is_some_and(|record| member.incarnation <= record.info.incarnation)
             };
             if !entry.members().all(is_given) {
-                return Some(format!("PG {} has a member that there never was", entry.pg));
+                return Some(format!("PG {} has a member that never existed", entry.pg));
             }
             expected += 1;
         }
         let count = pool.pool.pg_count;
-        (expected != count).then(|| format!("pool {id} has {expected} PG entries of {count}"))
+        (expected != count).then(|| format!("pool {id} has {expected} of {count} PG entries"))
     }
 
     /// The last transaction.
@@ -419,7 +420,7 @@ impl CommittedState {
         }
     }
 
-    /// Whether a recovery was begun, so that what is here may not be whole.
+    /// Whether a recovery was begun, so that the records here may be incomplete.
     pub(super) fn is_being_recovered(&self) -> bool {
         self.records.contains_key(&Key::Recovery)
     }
@@ -509,8 +510,8 @@ impl CommittedState {
         if next <= name.last() {
             return Ok(next);
         }
-        let message = format!("{} has given its last id", Key::Counter(name));
-        Err(failure("invalid", message, "the ids of this cluster are used up: make a new one"))
+        let message = format!("{} has issued its last id", Key::Counter(name));
+        Err(failure("invalid", message, "this cluster has used up its ids: create a new cluster"))
     }
 
     /// Whether an id is none that this store would give next.
@@ -583,8 +584,8 @@ impl CommittedState {
         MapDelta { osds: changed.map(|osd| osd.info.clone()).collect(), ..MapDelta::default() }
     }
 
-    /// OSDs that are forgotten, if one of them was after `watermark`: ids are given once, so what was
-    /// given and is not there was removed.
+    /// OSDs that were removed, if any was removed after `watermark`: ids are issued once, so an id that
+    /// was issued and has no record was removed.
     pub(super) fn removed_osds(&self, watermark: u64) -> Vec<OsdId> {
         if self.counter(CounterName::OsdRevision) <= watermark {
             return Vec::new();
@@ -603,7 +604,7 @@ impl CommittedState {
         }
     }
 
-    /// The revision that brought the pool's newest fence: whoever saw it knows all of them.
+    /// The revision that added the pool's newest fence: a receiver of it knows all fences.
     pub(super) fn fence_revision(&self, pool: PoolId) -> MapRevision {
         let fences = self.fences(pool);
         fences.map_or(MapRevision::ZERO, |record| {
@@ -661,7 +662,7 @@ pub(super) enum Write {
 }
 
 impl Write {
-    /// Whether OSDs are told that periods of theirs are kept.
+    /// Whether OSDs must be told that their periods are saved.
     pub(super) fn saves_stats(&self) -> bool {
         matches!(self.key(), Key::Stats(..))
     }

@@ -27,7 +27,7 @@ pub(super) struct Connections {
     order_last: u64,
     /// Messages that came before the state was first read, in order.
     early: VecDeque<(ConnectionId, ToMonitor)>,
-    /// Peers that sent what none of ours sends.
+    /// Peers that violated the protocol.
     protocol_errors: u64,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Connections {
 struct Connection {
     peer: Peer,
     order: u64,
-    /// Whether it gets the map, and what of it was sent.
+    /// Whether it receives the map, and which revisions it has.
     subscription: Option<Subscription>,
     /// The OSD that has joined over it.
     osd: Option<OsdId>,
@@ -43,7 +43,7 @@ struct Connection {
     monitor: Option<MonitorId>,
     /// Bytes that wait for room, of each session that goes on over it.
     sessions: BTreeMap<SessionId, u64>,
-    /// It is told changes of keys that begin so.
+    /// It watches the keys with this prefix.
     state_watch: Option<String>,
     introduced: Option<Introduced>,
 }
@@ -103,8 +103,7 @@ impl Connections {
         Some(Gone { osd: state.osd, sessions: state.sessions.into_keys().collect() })
     }
 
-    /// As they are for a monitor that begins anew: of all connections it keeps one, if that is named,
-    /// as if it were new. The others are returned.
+    /// Starts afresh with at most one connection, `kept`, as if it were new. Returns the others.
     pub(super) fn begin_anew(
         &mut self,
         kept: Option<ConnectionId>,
@@ -193,7 +192,7 @@ impl Connections {
         self.here.values().filter_map(|state| state.introduced.as_ref())
     }
 
-    /// It gets the map from now on, and has this of it.
+    /// It receives the map from now on, and already has these revisions.
     pub(super) fn subscribe(&mut self, connection: ConnectionId, has: Subscription) {
         self.here_mut(connection).subscription = Some(has);
     }
@@ -243,7 +242,7 @@ impl Connections {
         all.filter(|(_, bytes)| **bytes > 0).map(|(session, bytes)| (*session, *bytes))
     }
 
-    /// It is told each change of keys that begin so.
+    /// It is sent each change of the keys with this prefix.
     pub(super) fn watch_state(&mut self, connection: ConnectionId, prefix: String) {
         self.here_mut(connection).state_watch = Some(prefix);
     }
@@ -254,7 +253,7 @@ impl Connections {
         watching.filter_map(|(id, state)| Some((*id, state.state_watch.as_deref()?)))
     }
 
-    /// Nobody watches keys any more; those who did are returned.
+    /// Ends all watches of keys, and returns their connections.
     pub(super) fn end_state_watches(&mut self) -> Vec<ConnectionId> {
         let watching = self.here.iter_mut();
         let ended = watching.filter_map(|(id, state)| state.state_watch.take().map(|_| *id));
@@ -275,7 +274,7 @@ impl Connections {
         std::mem::take(&mut self.early)
     }
 
-    /// A peer sent what none of ours sends.
+    /// A peer violated the protocol.
     pub(super) fn count_protocol_error(&mut self) {
         self.protocol_errors += 1;
     }
@@ -300,7 +299,7 @@ impl Connections {
         }
         let error = failure(
             "too_large",
-            "the answer is longer than a message may be",
+            "the answer is too long for one message",
             "ask for less: name a pool, or a longer prefix",
         );
         let answer = FromMonitor::Answer { request, result: Err(error) };

@@ -1,4 +1,4 @@
-//! What OSDs keep of the state store: all of it is told when they join, then each change.
+//! The copy of the state store that OSDs keep: sent whole when they join, then each change.
 
 use super::committed_state::{CommittedState, Write};
 use crate::copy::{CopyPart, in_parts, is_copied};

@@ -41,11 +41,11 @@ pub(super) struct Watching {
     pub(super) watch: Option<WatchId>,
     /// Changes that are not compared yet.
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
-    /// Revisions of this monitor's own transactions that the watch has not told yet, in order. A key
-    /// that is put and removed soon after is told as put when it is long gone: what is known of
-    /// it does not say then who wrote it.
+    /// Revisions of this monitor's own transactions that the watch has not reported yet, in order. The
+    /// watch may report a put after the key was removed again: then its record does not show who wrote
+    /// it.
     ours: VecDeque<StateRevision>,
-    /// Everything was read at this revision or later: what is told up to it is known.
+    /// Everything was read at this revision or later: watch events up to it bring nothing new.
     pub(super) read_at: StateRevision,
     pub(super) undone: UndoneEdits,
 }
@@ -97,19 +97,19 @@ fn protected_because(key: &Key) -> Option<&'static str> {
     match key {
         Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
         Key::Cluster => Some("it names the cluster that everything belongs to"),
-        Key::Leader => Some("the leading monitor alone writes it"),
-        Key::Monitor(_) => Some("monitors come and go by `ashlar mon`"),
-        Key::Counter(_) => Some("an id that is given out twice would mix two things' data"),
-        Key::PgShard(..) => Some("PG entries are what keeps two OSDs from serving the same data"),
+        Key::Leader => Some("only the leading monitor writes it"),
+        Key::Monitor(_) => Some("monitors are added and removed with `ashlar mon`"),
+        Key::Counter(_) => Some("an id that is issued twice would mix the data of two objects"),
+        Key::PgShard(..) => Some("PG entries keep two OSDs from serving the same data"),
         Key::Fence(_) => Some("fences keep ended sessions from writing"),
-        Key::Image(_) | Key::ImageName(_) => Some("volumes are changed by `ashlar volume`"),
-        Key::Lock(_) => Some("a lock keeps two from writing; `ashlar volume unlock` frees it"),
+        Key::Image(_) | Key::ImageName(_) => Some("volumes are changed with `ashlar volume`"),
+        Key::Lock(_) => Some("a lock keeps out other writers; `ashlar volume unlock` frees it"),
         Key::Session(_) => Some("sessions come and go with their clients"),
-        Key::Stats(..) => Some("the leading monitor adds up there what OSDs counted"),
+        Key::Stats(..) => Some("the leading monitor keeps sums of the OSDs' statistics there"),
         Key::Change | Key::Recovery => {
-            Some("by it a store that was restored from a backup is recognised")
+            Some("it shows whether the store was restored from a backup")
         }
-        Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: commands alone begin them"),
+        Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: only commands start them"),
     }
 }
 
@@ -124,8 +124,8 @@ fn is_guarded(key: &Key) -> bool {
 pub(super) const EDITED_HINT: &str =
     "`ashlar state undo` writes the last good values back; until then failover waits";
 
-/// Whether what is under a key is believed only if a monitor wrote it: data depends on it, and people
-/// have no reason to write it.
+/// Whether a key's value is trusted only if a monitor wrote it: data depends on it, and people have no
+/// reason to write it.
 pub(super) fn is_never_edited(key: &Key) -> bool {
     // What these say is judged by other means, or nothing depends on it.
     let is_judged =
@@ -134,7 +134,7 @@ pub(super) fn is_never_edited(key: &Key) -> bool {
 }
 
 impl Watching {
-    /// Whether what is told of a revision was written here, or read when everything was.
+    /// Whether the change at this revision was written here, or was included when everything was read.
     fn is_known(&mut self, told: StateRevision) -> bool {
         while self.ours.front().is_some_and(|revision| *revision < told) {
             self.ours.pop_front();
@@ -149,14 +149,14 @@ impl Monitor {
         let Some(key) = Key::parse(text) else {
             let hint =
                 "config/NAME, pool/ID and osd/ID may be written; `ashlar state ls` lists keys";
-            return Err(failure("not_found", format!("no key {shown} is known here"), hint));
+            return Err(failure("not_found", format!("{shown} is not a known key"), hint));
         };
         if let Some(why) = protected_because(&key) {
             let hint = "config/NAME, pool/ID and osd/ID may be written";
             return Err(failure("protected", format!("{shown} may not be written: {why}"), hint));
         }
         let record = self.judged(&key, value).map_err(|why| {
-            let hint = "`ashlar state get` shows what is there: change a copy of its value";
+            let hint = "`ashlar state get` shows the present value: change a copy of it";
             failure("invalid", format!("{shown}: {}", clipped(why)), hint)
         })?;
         let mut batch = Batch::new(&self.committed);
@@ -200,11 +200,11 @@ impl Monitor {
         check_name("pool", &wanted.pool.name).map_err(|error| error.message)?;
         let named = self.committed.pool_named(&wanted.pool.name);
         if named.is_some_and(|other| other.pool.id != wanted.pool.id) {
-            return Err(format!("there is a pool {} already", wanted.pool.name));
+            return Err(format!("there is already a pool {}", wanted.pool.name));
         }
         if !(1..=known.pool.replicas).contains(&wanted.pool.min_size) {
             return Err(format!(
-                "min_size is from 1 to the number of copies, {}, not {}",
+                "min_size must be from 1 to the number of copies, {}, not {}",
                 known.pool.replicas, wanted.pool.min_size
             ));
         }
@@ -229,7 +229,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Whether the planner gives it PGs may change, where it is, and fields that are nobody's.
+    /// An edit may change whether the planner uses the OSD, its place in the tree, and unknown fields.
     fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
         let known = self.committed.osd(wanted.info.id);
         let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
@@ -238,14 +238,14 @@ impl Monitor {
         let out_by = changed.out_by;
         if let Some(place) = &wanted.tree {
             check_name("host", &place.host)
-                .map_err(|error| format!("tree: {}; it is {}", error.message, error.hint))?;
+                .map_err(|error| format!("tree: {}; {}", error.message, error.hint))?;
         }
         changed.tree.clone_from(&wanted.tree);
         changed.rest.clone_from(&wanted.rest);
         changed.info.revision = wanted.info.revision;
         changed.out_by = wanted.out_by;
         if changed != wanted {
-            let why = "of an OSD only `in` and `tree` may be written, and fields of your own";
+            let why = "only `in`, `tree` and fields of your own may be changed in an OSD";
             return Err(why.to_string());
         }
         changed.out_by = out_by;
@@ -279,8 +279,8 @@ impl Monitor {
         }
     }
 
-    /// Compares what the store told with what is known. Requires: no transaction is in flight, so
-    /// that what differs is a manual edit.
+    /// Compares the store's contents with the known records. Requires: no transaction is in flight, so
+    /// that any difference is a manual edit.
     pub(super) fn compare_watched(&mut self, effects: &mut Vec<Effect>) {
         while self.is_ready() && !self.jobs.is_writing() {
             if self.watching.ours.len() > WATCHED_COUNT_MAX {
@@ -322,7 +322,7 @@ impl Monitor {
     ) {
         if self.committed.is_damaged() && !self.committed.is_edited() && Key::parse(&key).is_some()
         {
-            // It may be what was lacking.
+            // The edit may have repaired the store.
             return self.on_mended_by_hand();
         }
         match self.committed.note_edit(key, revision, text) {
@@ -331,7 +331,7 @@ impl Monitor {
                 self.committed.note_guarded_edit(key);
                 let event = match self.committed.is_damaged() {
                     true => TraceEvent::error("a key that only monitors write was edited by hand"),
-                    false => TraceEvent::info("a key that was edited by hand is as it was"),
+                    false => TraceEvent::info("a key edited by hand has its old value again"),
                 };
                 effects.push(Effect::Trace(event.with("key", name)));
                 self.jobs.push_first(Job::MarkEdited);
@@ -353,7 +353,7 @@ impl Monitor {
         let mut batch = Batch::new(committed);
         match marked {
             Some(record) if record.edited.is_empty() => {
-                // A restore is being written: nobody believes what is here.
+                // A restore is being written: the records here are not trusted.
                 if !is_changed {
                     return Plan::Done(Done::Silent);
                 }
@@ -458,7 +458,7 @@ impl Monitor {
             },
         };
         if *key == Key::Change {
-            // The batch has it already: its own number, counted on from what is in force.
+            // The batch already writes this key: its own number, counted on from the one in force.
             return Plan::Write { batch, done: Some(Done::Edited(Err(why))) };
         }
         let before = match committed.record(key) {

@@ -317,11 +317,11 @@ impl Election {
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         match (self.store.trouble(), &trouble) {
             (None, Some(why)) => {
-                let event = TraceEvent::error("the state store cannot be asked");
+                let event = TraceEvent::error("the state store cannot be reached");
                 effects.push(Effect::Trace(event.with("why", why)));
             }
             (Some(_), None) => {
-                let event = TraceEvent::info("the state store can be asked again");
+                let event = TraceEvent::info("the state store can be reached again");
                 effects.push(Effect::Trace(event));
             }
             _ => {}
@@ -527,7 +527,7 @@ impl Election {
                 matches!(effects[told + place], Effect::Stop(StopReason::LostLeadership(_)));
             if is_lost && monitor.leadership.lease().is_some() {
                 effects.truncate(told + place);
-                self.lose(now, "the leader's key is another's", effects);
+                self.lose(now, "another monitor has the leader's key", effects);
             } else {
                 self.stage = Stage::Over;
             }
@@ -549,7 +549,7 @@ impl Election {
             return;
         };
         if monitor.leadership.has_led() {
-            let event = TraceEvent::warn("this monitor leads no longer").with("why", why);
+            let event = TraceEvent::warn("this monitor no longer leads").with("why", why);
             effects.push(Effect::Trace(event));
         }
         self.store = monitor.store.clone();

@@ -44,7 +44,7 @@ pub(super) struct Entries {
     dirty: BTreeSet<ShardId>,
     /// All may.
     all_dirty: bool,
-    /// When all are to be looked at again.
+    /// When to check all PGs again.
     check: Option<Time>,
     pub(super) is_job_queued: bool,
     /// What primaries asked for.
@@ -97,7 +97,7 @@ impl Entries {
         self.mark(pg.pool, pg.number / PG_SHARD_SIZE);
     }
 
-    /// Looks at all then, or before.
+    /// Checks all PGs at this time or earlier.
     pub(super) fn look_at(&mut self, at: Time) {
         self.check = Some(self.check.map_or(at, |check| check.min(at)));
     }
@@ -257,7 +257,7 @@ impl Monitor {
         }
     }
 
-    /// Those that would have to go on without one of the two are to be heard.
+    /// OSDs that would have to continue without one of the two must be heard first.
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.committed.pools() {
@@ -308,7 +308,7 @@ impl Monitor {
         bar.until > now && run == Some(bar.incarnation)
     }
 
-    /// Who cannot reach whom, and who says so and may not be right.
+    /// Which OSDs cannot reach each other, confirmed or only reported.
     fn links(&self) -> Links {
         let now = self.now;
         let links = self.entries.links.iter();
@@ -489,7 +489,7 @@ impl Monitor {
         }
     }
 
-    /// Entries were written: what was asked in epochs before is done with.
+    /// Entries were written: requests from earlier epochs are done.
     pub(super) fn on_entries_written(&mut self) {
         let committed = &self.committed;
         let entries = &mut self.entries;

@@ -29,7 +29,7 @@ use crate::settings::Setting;
 pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
 /// A monitor that comes later than this to judge an answer was away itself, and asks again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
-/// How long a peer's report that nobody listens there counts.
+/// How long a peer's report that an OSD does not listen stays valid.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
 /// Where everything was switched off, everything starts: so long after a monitor's start the word of
 /// an OSD that has just started takes none down that has not come yet. PGs keep their members over
@@ -59,9 +59,9 @@ pub(super) struct Liveness {
     pub(super) heard: u64,
     /// The event in which its newest failure was noticed.
     pub(super) noticed: u64,
-    /// A question is on its way since then.
+    /// When the outstanding probe was sent.
     probed: Option<Time>,
-    /// It is not connected, and counts as up until then.
+    /// It is not connected, but counts as up until this time.
     grace_ends: Option<Time>,
     /// Its run is older than this monitor's time as leader.
     goes_on: bool,
@@ -70,11 +70,11 @@ pub(super) struct Liveness {
     expected_until: Option<Time>,
     /// Down since then, as far as this process knows.
     down_since: Option<Time>,
-    /// A peer found that nobody listens there.
+    /// When a peer found that it does not listen.
     refused: Option<Time>,
     /// Peers that cannot reach it: since when, and when they last said so.
     said: BTreeMap<OsdId, (Time, Time)>,
-    /// When it is looked at again.
+    /// When it is checked next.
     check: Option<Time>,
 }
 
@@ -84,7 +84,7 @@ impl Liveness {
         self.grace_ends.is_some()
     }
 
-    /// Whether it is to be seen soon if it is there.
+    /// Whether its answer is expected soon, if it is alive.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.grace_ends.is_some() || self.probed.is_some()
     }
@@ -105,7 +105,7 @@ pub(super) struct FailureDetector {
 }
 
 impl FailureDetector {
-    /// This process stood still, and goes on now.
+    /// This process was suspended, and runs again.
     pub(super) fn note_standstill(&mut self, now: Time) {
         self.back_since = Some(now);
     }
@@ -168,7 +168,7 @@ impl Monitor {
         self.failure_detector.failed.insert(osd);
     }
 
-    /// These are to be heard from since now.
+    /// Asks these OSDs for a sign of life.
     pub(super) fn ask_soon(&mut self, osds: impl IntoIterator<Item = OsdId>) {
         self.failure_detector.to_ask.extend(osds);
     }
@@ -238,7 +238,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if let Some(osd) = self.connections.osd(connection) {
-            let event = TraceEvent::info("OSD says that it stops").with("osd", osd);
+            let event = TraceEvent::info("OSD is shutting down").with("osd", osd);
             effects.push(Effect::Trace(event));
             self.take_down(now, osd, effects);
         }
@@ -326,7 +326,7 @@ impl Monitor {
         said.filter(move |(_, end)| *end > now)
     }
 
-    /// When somebody's presence is to be looked at.
+    /// When the next OSD must be checked.
     pub(super) fn presence_deadline(&self) -> Option<Time> {
         self.failure_detector.checks.first().map(|(at, _)| *at)
     }

@@ -21,12 +21,12 @@ use crate::copy::KnownState;
 use crate::message::Failure;
 
 /// What to do about PGs that went two ways.
-const FORKED_HINT: &str = "put the backup back once more, start all OSDs but those whose writes may \
-                           go, and declare these lost: --they-are-lost ID";
+const FORKED_HINT: &str = "restore the backup again, start all OSDs except those whose writes you \
+                           give up, and declare those lost: --they-are-lost ID";
 
 /// An OSD that has told all it knows.
 pub(super) struct Teller<'a> {
-    /// It has seen the way of the state that the restore goes on with, or nothing since the ways parted.
+    /// It has seen the branch of the state that the restore keeps, or nothing since the branches parted.
     pub(super) is_kept: bool,
     pub(super) known: &'a KnownState,
 }
@@ -85,8 +85,8 @@ pub(super) fn check(
     Err(failure(
         "forked",
         format!(
-            "{} of the PGs were served in two ways since the backup ({}), by {}: each way may have \
-             acknowledged writes that the other lacks",
+            "{} PGs were served in two versions since the backup ({}), by {}: each version may \
+             have acknowledged writes that the other lacks",
             forked.len(),
             first_names(&forked),
             first_names(&osds)
@@ -101,10 +101,10 @@ fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whol
     acting.filter_map(|osd| Some((osd, members.get(&osd)?))).collect()
 }
 
-/// The acting members of the last epoch of this member, if that was served: all of them have activated
-/// it. One that was cut short acknowledged nothing. Of members whose record went with their copy, when
-/// others had all, nobody can tell: on the way that is kept, epochs follow each other, and one that was
-/// served is never passed over; on another way it counts as served.
+/// The acting members of the last epoch of this member, if that epoch was served: then all of them have
+/// activated it. An epoch that was cut short acknowledged nothing. Some members removed their record
+/// with a copy that was superfluous; for them it is unknown. On the branch that is kept, epochs follow
+/// each other and a served one is never skipped; on another branch the epoch counts as served.
 fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {
     let all = acting(members, by.entry);
     let is_known = all.len() == by.entry.acting_count() || !by.is_kept;
@@ -127,8 +127,8 @@ fn served_apart(members: &Members<'_>) -> Vec<OsdId> {
     kept.into_iter().chain(other).map(|(osd, _)| osd).collect()
 }
 
-/// Members of the newest entry, and of those that it does not go on from, if there are such. It is enough
-/// that one acting member goes on from all of them: it brings the others up to date.
+/// Members of served entries that the newest entry does not continue, if there are such. It is enough
+/// that one acting member continues all of them: it brings the others up to date.
 fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     let ends = acting(members, winner);
     let served = members.iter().filter(|(_, whole)| !served(members, whole).is_empty());
@@ -143,7 +143,7 @@ fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     lost.chain(winner.acting().map(|member| member.osd)).collect()
 }
 
-/// Two entries of one epoch: nobody can tell which one was served.
+/// Two entries of one epoch: it is unknown which one was served.
 pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     let acting = |entry: &PgEntry| {
         let osds = entry.acting().map(|member| member.osd.to_string());
@@ -152,8 +152,8 @@ pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     failure(
         "forked",
         format!(
-            "epoch {} of PG {} is known in two ways, with {} and with {}: the cluster went on after \
-             a backup was put back",
+            "epoch {} of PG {} exists in two versions, with {} and with {}: the cluster continued \
+             after a backup was restored",
             one.epoch,
             one.pg,
             acting(one),

@@ -54,7 +54,7 @@ impl Monitor {
         let Some(osd) = osd else {
             return Err(failure(
                 "unavailable",
-                format!("no OSD that has PG {pg} is up, so none can give anything up"),
+                format!("no OSD that has PG {pg} is up, so there is nothing to serve it from"),
                 "start its OSD, on its disk or on a copy of it. If there is neither, this version \
                  cannot serve the PG again: restore its volumes from a backup into a new pool",
             ));
@@ -88,7 +88,7 @@ impl Monitor {
 
     fn pg_to_give_up(&self, pg: PgId) -> Result<&PgEntry, Failure> {
         self.committed.pg(pg).ok_or_else(|| {
-            let hint = "`ashlar pg ls` lists the PGs there are";
+            let hint = "`ashlar pg ls` lists the PGs";
             failure("not_found", format!("there is no PG {pg}"), hint)
         })
     }
@@ -109,7 +109,7 @@ impl Monitor {
         if left.is_empty() {
             return Err(failure(
                 "unavailable",
-                format!("no OSD that has PG {pg} is up: without {named} nothing of it is left"),
+                format!("no OSD that has PG {pg} is up: without {named} none of its data is left"),
                 "start one of them, on its disk or on a copy of it. If there is none, restore the \
                  volumes from a backup into a new pool",
             ));
@@ -118,25 +118,26 @@ impl Monitor {
         if let Some(osd) = off.iter().find(|osd| !counts_as_up(**osd) && self.is_present(**osd)) {
             return Err(failure(
                 "busy",
-                format!("{osd} is not off: this monitor has just heard from it"),
+                format!("{osd} is not down: this monitor has just heard from it"),
                 "stop it, or wait until it has joined: then there may be nothing to give up",
             ));
         }
         if !accepted {
             // Every write that was acknowledged is with every acting member.
             let lost = match left.iter().find(|member| self.is_sound(member)) {
-                Some(Member { osd, .. }) => format!(
-                    "Nothing that was acknowledged is lost: {osd} has all of it, and knows of no damage"
-                ),
+                Some(Member { osd, .. }) => {
+                    format!("No acknowledged write is lost: {osd} has all of them, undamaged")
+                }
                 None => format!(
-                    "What of it is damaged there is lost, if they have it alone: {}",
+                    "Data that is damaged there is lost if only the members given up have it: {}",
                     self.concerned(pg)
                 ),
             };
             let message = format!(
-                "giving {named} up cannot be undone: PG {pg} goes on with what {} has, and what they \
-                 come back with is discarded. {lost}. They must be off, and stay so until they have heard \
-                 of it: one that still serves clients would have its writes lost",
+                "giving {named} up cannot be undone: PG {pg} continues with the data of {}, and \
+                 the data of {named} is discarded when they come back. {lost}. They must be off, \
+                 and stay off until they have the new map: writes to one that still serves clients \
+                 would be lost",
                 list_of(&left),
             );
             let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
@@ -213,8 +214,8 @@ impl Monitor {
             count => format!(" and {count} more"),
         };
         format!(
-            "which blocks are concerned is not known, any acknowledged write in this PG, one part in \
-             {} of each volume of pool {} ({}{more}), may read as older data or as zeros",
+            "the affected blocks are not known: any acknowledged write in this PG, which holds one \
+             part in {} of each volume of pool {} ({}{more}), may read as older data or as zeros",
             pool.pool.pg_count,
             pool.pool.name,
             names.join(", "),
@@ -226,8 +227,8 @@ impl Monitor {
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let damaged = report.map_or(0, |report| report.damaged_units);
         let message = format!(
-            "giving PG {pg} up cannot be undone. {why}: {}. {osd} knows of {damaged} damaged pieces of \
-             4 KiB, whose reads go on to fail",
+            "giving PG {pg} up cannot be undone. {why}: {}. {osd} knows of {damaged} damaged \
+             pieces of 4 KiB; reads of them will still fail",
             self.concerned(pg),
         );
         let hint = format!("accept that: ashlar pg give-up {pg} --yes");
@@ -258,11 +259,11 @@ impl Monitor {
             let error = failure(
                 "unconfirmed",
                 format!(
-                    "PG {pg} is still not served {:.0} seconds after its primary was asked to \
-                     give up what is lost",
+                    "PG {pg} is still not served {:.0} seconds after its primary was asked to give \
+                     up the lost data",
                     GIVE_UP_SPAN.as_secs_f64()
                 ),
-                format!("`ashlar pg describe {pg}` says how it is; if nothing changes, ask again"),
+                format!("`ashlar pg describe {pg}` shows its state; if nothing changes, try again"),
             );
             self.connections.answer(connection, request, Err(error), effects);
         }

@@ -92,10 +92,10 @@ pub(super) enum Done {
     EntriesSettled,
     /// A pool's plan is written, or there is none: for what, and why.
     Replanned(Option<(u64, PlanError)>),
-    /// Another monitor is there, or one is elsewhere.
+    /// A monitor was added, or one has new addresses.
     MonitorsChanged,
     Unlocked(SessionId, Value),
-    /// The store has what OSDs know, or the last good values: this is told to who asked for it.
+    /// The store has what OSDs know, or the last good values. The operator who asked gets this answer.
     Restored(Value),
     /// Somebody has put back by hand what was edited.
     PutBack,

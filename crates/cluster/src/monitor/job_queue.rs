@@ -11,7 +11,7 @@ use super::committed_state::Write;
 use super::job::{Boot, Done, Job};
 use crate::state::StateRequest;
 
-/// Jobs that wait for their turn; beyond it whoever asks is told to try again.
+/// Jobs that may wait for their turn; beyond that, requests are refused with "try again".
 const JOB_COUNT_MAX: usize = 10_000;
 
 /// A job whose transaction is on its way.
@@ -36,7 +36,7 @@ impl JobQueue {
         self.waiting.len()
     }
 
-    /// Whether one more may be asked for, where so many are held back elsewhere.
+    /// Whether one more job may be queued, given how many are held back elsewhere.
     pub(super) fn has_room(&self, held_count: usize) -> bool {
         self.waiting.len() + held_count < JOB_COUNT_MAX
     }

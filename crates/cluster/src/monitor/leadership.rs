@@ -119,7 +119,7 @@ impl Leadership {
         matches!(self.stage, Stage::Lead { request } if request == answered)
     }
 
-    /// When the leader's key is to be read without an event that leads to it.
+    /// When to read the leader's key although no event asks for it.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::New => Some(Time::ZERO),
@@ -200,12 +200,12 @@ impl Leadership {
         };
         match found.map(|entry| entry.lease) {
             Some(Some(lease)) => lease != ours && !planted::on(Bug::LeadershipTakenOver),
-            // Nobody leads, or it was edited by hand: whoever writes next leads.
+            // No monitor leads, or the key was edited by hand: the next one to write it leads.
             Some(None) | None => self.has_led(),
         }
     }
 
-    /// Whether a manual edit at this revision is believed.
+    /// Whether a manual edit at this revision is trusted.
     pub(super) fn believes(&self, revision: StateRevision) -> bool {
         self.believes_from.is_some_and(|from| revision >= from)
     }

@@ -57,9 +57,9 @@ fn trace_delete(committed: &CommittedState, key: &Key, fences: bool, effects: &m
         Key::Osd(osd) => TraceEvent::info("OSD is removed").with("osd", osd),
         Key::Pool(pool) => TraceEvent::info("pool is removed").with("pool", pool),
         Key::Setting(name) => {
-            TraceEvent::info("setting has its default again").with("setting", name)
+            TraceEvent::info("setting is reset to its default").with("setting", name)
         }
-        // Who is fenced loses its record in the same transaction.
+        // A fenced session loses its record in the same transaction.
         Key::Session(session) if fences => {
             let event = TraceEvent::warn("client is fenced").with("session", session);
             let Some(record) = committed.session(*session) else { return };

@@ -49,7 +49,7 @@ impl Monitor {
             StateEvent::WatchLost { watch, .. } if self.watching.watch == Some(watch) => {
                 self.watching.watch = None;
                 self.connections.lose_state_watches(effects);
-                // Leading begins a new one, and what was missed is seen by reading everything.
+                // Leading begins a new watch; reading everything finds the changes that were missed.
                 if self.leadership.has_begun_to_read() {
                     self.read_leader(effects);
                 }
@@ -354,13 +354,13 @@ impl Monitor {
             Some(_) => None,
             None if loaded.is_new() && self.leadership.may_create() => None,
             None if loaded.is_new() => {
-                let reason = "the state store holds no cluster: a new one is made by `ashlar \
-                              init`; if there was one, its state is lost, and must be brought back";
+                let reason = "the state store holds no cluster: create one with `ashlar init`; if \
+                              there was one, its state is lost: restore it from a backup";
                 Some(StopReason::State(reason.to_string()))
             }
             None => {
-                let reason = "the state store holds keys, but not the key cluster: it is not \
-                              one of ours, or it is damaged";
+                let reason = "the state store holds keys, but not the key cluster: it does not \
+                              belong to Ashlar, or it is damaged";
                 Some(StopReason::State(reason.to_string()))
             }
         }

@@ -124,15 +124,15 @@ impl Monitor {
         let committed = &self.committed;
         let image = committed.image_named(name).ok_or_else(|| super::volume::no_volume(name))?;
         let Some(lock) = committed.lock(image.info.id) else {
-            let message = format!("nobody has the lock of volume {name}");
-            return Err(failure("not_locked", message, "nothing is to be done"));
+            let message = format!("volume {name} is not locked");
+            return Err(failure("not_locked", message, "there is nothing to do"));
         };
         let holder = lock.session;
         let client = committed.session(holder).map_or("", |record| &record.client);
         if !accepted {
             return Err(failure(
                 "not_confirmed",
-                format!("session {holder} of {client} has the lock of volume {name}"),
+                format!("session {holder} of {client} holds the lock of volume {name}"),
                 "that client can never write again, and its pending requests fail: confirm with --yes",
             ));
         }

@@ -62,7 +62,7 @@ impl Monitor {
         }
         let mut batch = Batch::new(committed);
         batch.put(committed, Record::Monitor(record));
-        // The first one of a cluster has its id from nobody.
+        // The first monitor of a cluster does not take its id from the counter.
         let last = u64::from(monitor.get());
         if committed.counter(CounterName::Monitor) < last {
             let counter = CounterRecord { name: CounterName::Monitor, last, rest: Rest::new() };
@@ -87,11 +87,11 @@ impl Monitor {
 
     pub(super) fn plan_monitor_remove(&self, monitor: MonitorId) -> Result<Plan, Failure> {
         let Some(record) = self.committed.monitor(monitor) else {
-            let hint = "`ashlar mon ls` lists the monitors there are";
+            let hint = "`ashlar mon ls` lists the monitors";
             return Err(failure("not_found", format!("there is no {monitor}"), hint));
         };
         if self.is_monitor_up(monitor) {
-            let message = format!("{monitor} runs, and is connected");
+            let message = format!("{monitor} is running and connected");
             return Err(failure("running", message, "stop its process first"));
         }
         let mut batch = Batch::new(&self.committed);
@@ -121,7 +121,7 @@ impl Monitor {
         self.committed.monitors().map(row).collect()
     }
 
-    /// Where monitors listen, for everybody who gets the map. Those that are there come first.
+    /// The addresses of the monitors, for every receiver of the map. Connected monitors come first.
     fn monitor_addresses(&self) -> FromMonitor {
         let (up, down): (Vec<_>, Vec<_>) =
             self.committed.monitors().partition(|record| self.is_monitor_up(record.id));
@@ -153,8 +153,8 @@ impl Monitor {
 /// Why a monitor that was removed does not run, and what to do.
 pub(super) fn removed_text(monitor: MonitorId) -> String {
     format!(
-        "{monitor} was removed from the cluster (`ashlar mon rm`): its directory may be deleted, and \
-         `ashlar mon create` makes a new monitor, with an id of its own"
+        "{monitor} was removed from the cluster (`ashlar mon rm`): you may delete its directory; \
+         `ashlar mon create` creates a new monitor with a new id"
     )
 }
 

@@ -119,7 +119,7 @@ impl Monitor {
         }
     }
 
-    /// After a run of an OSD did not join: what was left to it is done.
+    /// A run of an OSD did not join: does what was left to its boot.
     pub(super) fn push_sync_known_osd(&mut self, osd: OsdId) {
         if self.committed.osd(osd).is_some() {
             self.push_sync_osd(osd);

@@ -16,12 +16,12 @@ use crate::records::{CounterName, CounterRecord, Key, OsdRecord, OutBy, Record, 
 
 fn osd_to_change(committed: &CommittedState, osd: OsdId) -> Result<&OsdRecord, Failure> {
     committed.osd(osd).ok_or_else(|| {
-        let hint = "`ashlar osd ls` lists the OSDs there are";
+        let hint = "`ashlar osd ls` lists the OSDs";
         failure("not_found", format!("this cluster has no {osd}"), hint)
     })
 }
 
-/// `osd out` and `osd in`. Where it is so already, an operator's word stands in place of the
+/// `osd out` and `osd in`. If the OSD already is in that state, the operator's decision replaces the
 /// monitor's.
 pub(super) fn plan_osd_set_in(
     committed: &CommittedState,
@@ -49,17 +49,17 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         return Err(failure(
             "busy",
             format!("{osd} is up"),
-            "stop its process first; to empty it before: `ashlar osd out ID`, and wait until \
-             `ashlar osd tree` shows that it has no PGs",
+            "stop its process first; to empty it before that, run `ashlar osd out ID` and wait \
+             until `ashlar osd tree` shows that it has no PGs",
         ));
     }
     // One that never ran has nothing.
     if record.info.in_cluster && record.info.incarnation != Incarnation::ZERO {
         return Err(failure(
             "busy",
-            format!("{osd} is in: its copies are planned to come back"),
-            "if it is gone for good: `ashlar osd out ID`, and when its PGs have their copies \
-             elsewhere `ashlar osd rm ID`",
+            format!("{osd} is in: the cluster expects its copies back"),
+            "if it is gone for good, run `ashlar osd out ID`; when its PGs have their copies \
+             elsewhere, run `ashlar osd rm ID`",
         ));
     }
     if let Some(pg) = pg_that_needs(committed, osd) {
@@ -78,7 +78,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         });
     }
     let mut batch = Batch::new(committed);
-    // Who has the map hears of it, as of a change.
+    // Receivers of the map hear of the removal as of any change.
     let last = committed.osd_revision_max() + 1;
     let name = CounterName::OsdRevision;
     batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));

@@ -44,11 +44,11 @@ impl Monitor {
         let committed = &self.committed;
         check_name("pool", name)?;
         if committed.pool_named(name).is_some() {
-            let hint = "`ashlar pool ls` lists the pools there are";
-            return Err(failure("exists", format!("there is a pool {name} already"), hint));
+            let hint = "`ashlar pool ls` lists the pools";
+            return Err(failure("exists", format!("there is already a pool {name}"), hint));
         }
         if committed.pools().count() >= POOL_COUNT_MAX {
-            let message = format!("the cluster has {POOL_COUNT_MAX} pools already");
+            let message = format!("the cluster already has {POOL_COUNT_MAX} pools");
             return Err(failure("invalid", message, "use one of them"));
         }
         let failure_domain = failure_domain.unwrap_or(FailureDomain::Host);
@@ -59,7 +59,7 @@ impl Monitor {
             return Err(failure(
                 "invalid",
                 format!("a pool cannot have {replicas} copies with a minimum of {min_size}"),
-                format!("1 to {REPLICAS_MAX} copies, the minimum between 1 and their number"),
+                format!("use 1 to {REPLICAS_MAX} copies, and a minimum from 1 to that number"),
             ));
         }
         let pg_count = match *pg_count {
@@ -100,11 +100,11 @@ impl Monitor {
                 return Err(failure(
                     "invalid",
                     format!(
-                        "{osd} would have copies of {count} PGs, and its {} MiB have room for the \
-                         records of {room}",
+                        "{osd} would hold copies of {count} PGs, but its {} MiB have room for the \
+                         records of only {room}",
                         size >> 20
                     ),
-                    "fewer --pgs, or larger OSDs",
+                    "use fewer --pgs or larger OSDs",
                 ));
             }
         }
@@ -222,7 +222,7 @@ fn checked_pg_count(count: u32) -> Result<u32, Failure> {
     Err(failure(
         "invalid",
         format!("a pool cannot have {count} PGs"),
-        format!("a power of two from 1 to {PG_COUNT_MAX}"),
+        format!("use a power of two from 1 to {PG_COUNT_MAX}"),
     ))
 }
 
@@ -240,7 +240,7 @@ pub(super) fn cannot_place(
         PlanError::TooFewDomains { needed, found } => {
             let (domain, hint) = match failure_domain {
                 FailureDomain::Host if osd_count >= *needed as usize => {
-                    ("hosts", "say --failure-domain osd to let copies share a host")
+                    ("hosts", "use --failure-domain osd to let copies share a host")
                 }
                 FailureDomain::Host => {
                     ("hosts", "start more OSDs: `ashlar osd ls` shows which are up")
@@ -271,7 +271,7 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), Failure> {
     }
     Err(failure(
         "invalid",
-        format!("{:?} is no valid name of a {what}", super::clipped(name.to_string())),
-        "1 to 63 letters, digits, '.', '_' and '-', a letter or digit first",
+        format!("{:?} is not a valid {what} name", super::clipped(name.to_string())),
+        "use 1 to 63 letters, digits, '.', '_' and '-', starting with a letter or digit",
     ))
 }

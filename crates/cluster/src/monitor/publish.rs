@@ -128,7 +128,7 @@ impl Monitor {
     }
 }
 
-/// Messages made for one change, for receivers that have the same.
+/// Messages for one change, shared by receivers that are at the same revision.
 struct Texts {
     /// The highest revision of an OSD's entry.
     osd_revision: u64,

@@ -227,7 +227,7 @@ impl Monitor {
     fn absence_of(&self, member: &Member) -> Option<String> {
         let osd = member.osd;
         match self.committed.osd(osd) {
-            None => Some(format!("{osd}, which is no more")),
+            None => Some(format!("{osd}, which was removed")),
             Some(record) if !record.info.up => Some(format!("{osd}, which is down")),
             Some(record) if record.info.incarnation != member.incarnation => {
                 Some(format!("{osd}, which came back with a damaged store"))
@@ -272,7 +272,7 @@ impl Monitor {
                 Some(record) => vec![record.pool.id],
                 None => {
                     let name = super::clipped(name.to_string());
-                    let hint = "`ashlar pool ls` lists the pools there are";
+                    let hint = "`ashlar pool ls` lists the pools";
                     return Err(failure("not_found", format!("there is no pool {name}"), hint));
                 }
             },
@@ -283,7 +283,7 @@ impl Monitor {
 
     fn describe_pg(&self, pg: PgId) -> Result<Value, Failure> {
         let Some(entry) = self.committed.pg(pg) else {
-            let hint = "`ashlar pg ls` lists the PGs there are";
+            let hint = "`ashlar pg ls` lists the PGs";
             return Err(failure("not_found", format!("there is no PG {pg}"), hint));
         };
         let mut row = self.pg_row(entry);
@@ -327,11 +327,7 @@ impl Monitor {
             size += row.to_string().len();
             if size > LIST_SIZE_MAX {
                 let hint = "name a longer prefix: `ashlar state ls osd/`";
-                return Err(failure(
-                    "too_large",
-                    "there are more keys than one answer holds",
-                    hint,
-                ));
+                return Err(failure("too_large", "there are too many keys for one answer", hint));
             }
             rows.push(row);
         }
@@ -342,7 +338,7 @@ impl Monitor {
         let found = self.committed.listed(key).remove(key);
         let Some((revision, value)) = found else {
             let key = super::clipped(key.to_string());
-            let hint = "`ashlar state ls` lists the keys there are";
+            let hint = "`ashlar state ls` lists the keys";
             return Err(failure("not_found", format!("the state store has no key {key}"), hint));
         };
         Ok(json!({ "key": key, "revision": revision.get(), "value": value }))

@@ -14,7 +14,7 @@ pub(super) fn failure(code: &str, message: impl Into<String>, hint: impl Into<St
 
 /// The refusal where a queue is full: a moment later it may have room.
 pub(super) fn busy() -> Failure {
-    failure("busy", "the monitor has too much to do", "try again in a moment")
+    failure("busy", "the monitor is overloaded", "try again in a moment")
 }
 
 /// A text from a peer, cut to what is kept.

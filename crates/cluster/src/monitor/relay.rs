@@ -224,7 +224,7 @@ impl Relay {
         }
     }
 
-    /// Another monitor leads, or none is known to: who talked to the one before must come again.
+    /// Another monitor leads, or none is known: peers relayed to the previous leader must reconnect.
     pub(super) fn set_leader(
         &mut self,
         now: Time,
@@ -327,8 +327,8 @@ impl Relay {
         }
     }
 
-    /// This monitor leads: everybody who waits becomes its own, with what they said. Who talked to
-    /// another one must come again.
+    /// This monitor leads: it takes over waiting connections and their messages. Peers relayed to
+    /// another monitor must reconnect.
     pub(super) fn hand_over(&mut self, now: Time, effects: &mut Vec<Effect>) -> Vec<NetEvent> {
         self.set_leader(now, Vec::new(), effects);
         self.queue_size = 0;
@@ -380,15 +380,16 @@ fn answer(theirs: ConnectionId, request: u64, result: Result<Value, Failure>) ->
 fn no_leader() -> Failure {
     failure(
         NO_LEADER,
-        "no monitor leads the cluster now, or it is not reached",
-        "nothing was done; try again, and look whether most monitors and the state store run",
+        "no monitor leads the cluster now, or it cannot be reached",
+        "nothing was changed; check that most monitors and the state store are running, and try \
+         again",
     )
 }
 
 /// The refusal of a command while the state store cannot be asked.
 pub(super) fn no_state(why: &str) -> Failure {
-    let hint = "nothing was done, and what is served goes on; look whether most members of the state \
-                store run";
+    let hint = "nothing was changed, and I/O continues; check that most members of the state store \
+                are running";
     failure(NO_STATE, why, hint)
 }
 

@@ -37,8 +37,8 @@ pub(super) fn replace_hint(committed: &CommittedState, record: &OsdRecord) -> St
         );
     }
     format!(
-        "If its disk is lost: `ashlar osd out {osd}`, make and run a new one (`ashlar osd create`) \
-         and, when nothing is left to move, `ashlar osd rm {osd}`"
+        "If its disk is lost: `ashlar osd out {osd}`, create and run a new one \
+         (`ashlar osd create`) and, when nothing is left to move, `ashlar osd rm {osd}`"
     )
 }
 
@@ -61,20 +61,20 @@ pub(super) fn deletion_hint(committed: &CommittedState) -> String {
             let osd = record.info.id;
             let id = osd.get();
             format!(
-                "it goes on by itself when {osd} is up: {}. If its disk is lost for good: \
+                "it continues by itself when {osd} is up: {}. If its disk is lost for good: \
                  `ashlar osd out {id}`, then `ashlar osd rm {id}`",
                 start_hint(record)
             )
         }
-        None => "it goes on by itself when the PGs are served: `ashlar pg ls`".to_owned(),
+        None => "it continues by itself when the PGs are served: `ashlar pg ls`".to_owned(),
     }
 }
 
 fn wait_hint(record: &OsdRecord) -> String {
     match record.info.in_cluster {
         true => format!(
-            "Its PGs are filled elsewhere when it was down for osd_out_after_ms, or at once: \
-             `ashlar osd out {}`",
+            "Its PGs are filled elsewhere once it has been down for osd_out_after_ms; to do so at \
+             once: `ashlar osd out {}`",
             record.info.id.get()
         ),
         false => "Its PGs are filled elsewhere".to_owned(),
@@ -109,19 +109,19 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     if !absent.is_empty() {
         return format!(
             "bring {} back with the disk it had, or a copy of it. If that is lost for good, \
-             `ashlar pg give-up {pg} --they-are-off` says what would be lost, and goes on with \
-             `--yes`",
+             `ashlar pg give-up {pg} --they-are-off` shows what would be lost, and gives it up \
+             with `--yes`",
             absent.join(", ")
         );
     }
     if !entry.learners.is_empty() {
         return format!(
-            "it goes on when {} is filled: `ashlar pg describe {pg}` says how much is left",
+            "it continues when {} is filled: `ashlar pg describe {pg}` shows how much is left",
             entry.learners[0].member.osd
         );
     }
     format!(
-        "`ashlar pg describe {pg}` says for what it waits. What is lost for good is accepted by \
-         `ashlar pg give-up {pg}`, which says first what that is"
+        "`ashlar pg describe {pg}` shows what it waits for. If that is lost for good, \
+         `ashlar pg give-up {pg}` shows the loss before it accepts it"
     )
 }

@@ -25,7 +25,7 @@ impl Monitor {
     fn pool_to_change(&self, name: &str) -> Result<&PoolRecord, Failure> {
         self.committed.pool_named(name).ok_or_else(|| {
             let name = clipped(name.to_string());
-            let hint = "`ashlar pool ls` lists the pools there are";
+            let hint = "`ashlar pool ls` lists the pools";
             failure("not_found", format!("there is no pool {name}"), hint)
         })
     }
@@ -50,7 +50,7 @@ impl Monitor {
         }
         self.check_placeable(known, wanted.pool.failure_domain)?;
         let record = self.judged_pool(wanted).map_err(|why| {
-            failure("invalid", clipped(why), "`ashlar pool ls` shows what the pool is")
+            failure("invalid", clipped(why), "`ashlar pool ls` shows the pool as it is")
         })?;
         let mut batch = Batch::new(&self.committed);
         batch.put(&self.committed, record);

@@ -47,7 +47,7 @@ use crate::records::{
 };
 use crate::state::StateEffect;
 
-/// Margins: epochs, runs and transactions may have been given that nobody remembers. So many are skipped.
+/// Margins: epochs, runs and transactions may have been issued and forgotten. So many are skipped.
 const EPOCH_MARGIN: u32 = 1000;
 const RUN_MARGIN: u64 = 1000;
 const CHANGE_MARGIN: u64 = 1000;
@@ -55,25 +55,25 @@ const CHANGE_MARGIN: u64 = 1000;
 const ID_MARGIN: u64 = 10_000;
 const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
-/// Parts that one OSD may tell; beyond it, it is none of ours.
+/// Most parts that one OSD may send; more is a protocol violation.
 const PART_COUNT_MAX: u32 = 10_000;
 
 /// What to do about a store that is older.
-const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the monitor and put a newer \
-                          copy of its state back";
+const OLDER_HINT: &str = "start all OSDs, then run `ashlar state recover`; or stop the monitor and \
+                          restore a newer copy of its state";
 /// What to do about a store that is damaged.
 const DAMAGED_HINT: &str =
-    "start all OSDs, then `ashlar state recover` takes the state from what they know";
+    "start all OSDs, then run `ashlar state recover`, which restores the state from what they know";
 
-/// What is known of a store that is older, and of what it lacks.
+/// What is known about an older store, and about the state that it lacks.
 #[derive(Default)]
 pub(super) struct Restore {
     /// Why it counts as older, for people.
     why: String,
     known: BTreeMap<OsdId, KnownBy>,
-    /// The newest copy that an OSD told: first those of what the store lacks.
+    /// The newest copy that an OSD sent; copies of the state that the store lacks come first.
     copy: Option<StateCopy>,
-    /// Everything is to be read anew: a manual edit may have mended a store that was damaged when this
+    /// Everything must be read again: a manual edit may have repaired a store that was damaged when this
     /// monitor first read it.
     is_mended_by_hand: bool,
     /// Everything is to be read anew: the store is restored, or has the last good values again.
@@ -123,13 +123,13 @@ impl Monitor {
         }
         let told = self.restore.known.values().filter(|known| known.is_whole).count();
         let what = match (self.committed.damage(), &self.restore.why[..]) {
-            (Some(damage), _) => format!("the state store cannot be used as it is: {damage}"),
-            (None, "") => "the recovery of the state store was cut short".to_string(),
+            (Some(damage), _) => format!("the state store cannot be used: {damage}"),
+            (None, "") => "the recovery of the state store was interrupted".to_string(),
             (None, why) => format!(
-                "the state store is older than what OSDs know ({why}): a backup of it was put back"
+                "the state store is older than what OSDs know ({why}): a backup of it was restored"
             ),
         };
-        format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have told what they know")
+        format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent what they know")
     }
 
     /// What becomes of a job that may not be done while the store is older; `None`: it may. Whatever is left
@@ -158,7 +158,7 @@ impl Monitor {
             return Some(format!("{osd} has started since"));
         }
         if !committed.change().has(seen.change, seen.reign) {
-            return Some(format!("{osd} has seen change {} of it", seen.change));
+            return Some(format!("{osd} has seen change {}", seen.change));
         }
         let mut pools = seen.pools.iter();
         let pool = pools.find(|(pool, revision)| committed.lacks_map(**pool, **revision))?.0;
@@ -247,7 +247,7 @@ impl Monitor {
             return Err(failure("invalid", "no OSD knows more than the state store", hint));
         }
         if self.committed.is_edited() {
-            let message = "this monitor has the last good values of what was edited";
+            let message = "this monitor has the last good values of the edited keys";
             return Err(failure("invalid", message, super::edit::EDITED_HINT));
         }
         if self.restore.left.get().is_some() {
@@ -258,7 +258,7 @@ impl Monitor {
         if !accepted {
             return Err(failure(
                 "not_accepted",
-                format!("the state store takes what OSDs know: {}", draft.text()),
+                format!("the state store is restored from what OSDs know: {}", draft.text()),
                 "to accept that: `ashlar state recover --yes`",
             ));
         }
@@ -351,7 +351,7 @@ impl Monitor {
     }
 }
 
-/// The writes that make a store what it is to be, but for the number of its transactions.
+/// The writes that bring the store to the wanted state, except for its transaction number.
 fn writes_to(committed: &CommittedState, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
     let is_own =
         |key: &Key| matches!(key, Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
@@ -458,14 +458,14 @@ impl<'a> Draft<'a> {
     fn take_base(&mut self) -> Result<(), Failure> {
         let (committed, copy) = (self.committed, self.copy());
         if copy.is_none() && committed.is_damaged() {
-            let message = "no OSD has told a copy of the state";
+            let message = "no OSD has sent a copy of the state";
             return Err(failure("unavailable", message, DAMAGED_HINT));
         }
         for (text, value) in copy.map(|copy| &copy.records).into_iter().flatten() {
             let Some(key) = Key::parse(text) else { continue };
             let record = Record::parse(&key, &value.to_string()).map_err(|why| {
                 let message = format!("an OSD's copy of the state has a damaged {text}: {why}");
-                failure("invalid", message, "put a newer copy of the state back")
+                failure("invalid", message, "restore a newer copy of the state")
             })?;
             self.put(record);
         }
@@ -474,7 +474,7 @@ impl<'a> Draft<'a> {
                 // What an older task has not deleted yet may be in use again.
                 Key::Task(_) => false,
                 Key::Cluster => true,
-                // A monitor is the newest that is known of itself.
+                // No copy knows a monitor better than its own record here.
                 Key::Monitor(_) => !committed.is_damaged(),
                 key => copy.is_none() && is_copied(key),
             };
@@ -585,8 +585,8 @@ impl<'a> Draft<'a> {
         let Some(what) = number.or_else(|| wanted().broken_rule()) else { return Ok(()) };
         Err(failure(
             "invalid",
-            format!("what OSDs know does not fit together: {what}"),
-            "put a newer copy of the state back",
+            format!("what OSDs know is contradictory: {what}"),
+            "restore a newer copy of the state",
         ))
     }
 
@@ -711,7 +711,7 @@ impl<'a> Draft<'a> {
         let is_here = |o: &&OsdId| self.restore.known.get(o).is_some_and(|it| it.is_here);
         if let Some(osd) = self.lost.iter().find(is_here) {
             let hint = "leave it out of --they-are-lost";
-            return Err(failure("invalid", format!("{osd} is not lost: it is here"), hint));
+            return Err(failure("invalid", format!("{osd} is not lost: it is connected"), hint));
         }
         if let Some(osd) = self.lost.iter().find(|o| !self.records.contains_key(&Key::Osd(**o))) {
             let hint = "leave it out of --they-are-lost";
@@ -728,15 +728,15 @@ impl<'a> Draft<'a> {
         Err(failure(
             "unavailable",
             format!(
-                "{} {word} not told yet what there is: it may be the newest",
+                "{} {word} not reported yet, and may know the newest state",
                 first_names(&missing)
             ),
-            "start them, on their disks or on copies. Those that are lost for ever: \
+            "start them, on their disks or on copies. If some are lost for good, name them: \
              --they-are-lost ID",
         ))
     }
 
-    /// Runs of which nobody knows may have been given to OSDs that did not tell.
+    /// OSDs that reported nothing may have runs that are not recorded anywhere.
     fn raise_runs(&mut self) -> Result<(), Failure> {
         let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
         let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
@@ -793,7 +793,7 @@ impl<'a> Draft<'a> {
             let ids = (0..pool.pg_count).map(|number| PgId { pool: pool.id, number });
             let ids: Vec<PgId> = ids.collect();
             if ids.iter().any(|id| !newest.contains_key(id)) {
-                // Nobody ever served these: they are new.
+                // These were never served: they are new.
                 newest.extend(self.new_entries(&pool, &ids, &newest)?);
             }
             let revision = revisions[&pool.id];
@@ -846,7 +846,7 @@ impl<'a> Draft<'a> {
         Ok(new.map(entry).collect())
     }
 
-    /// No id is given twice, though nobody may know of it.
+    /// No id is issued twice, even if its first use is recorded nowhere.
     fn raise_counters(&mut self) -> Result<(), Failure> {
         let mut last: BTreeMap<CounterName, u64> = BTreeMap::new();
         for key in self.records.keys().chain(self.committed.all().map(|(key, _)| key)) {
@@ -889,7 +889,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// The store goes on above all that was seen: what OSDs saw up to this number is settled.
+    /// The store continues above every number that was seen: all changes up to it are settled.
     fn number(&mut self) {
         let seen = self.boots().map(|boot| boot.seen.change).max().unwrap_or(0);
         let known = self.committed.change().last.max(self.change_kept().last);
@@ -927,16 +927,19 @@ impl<'a> Draft<'a> {
         let (back, gone) = self.volumes();
         let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);
         match self.copy() {
-            Some(copy) => text.push_str(&format!(", and all else as of change {}", copy.change)),
+            Some(copy) => {
+                text.push_str(&format!(", and everything else as of change {}", copy.change))
+            }
             None => text.push_str(
-                "; no OSD has a newer copy of all else: volumes and settings are those of the backup",
+                "; no OSD has a newer copy of anything else: volumes and settings are those of the \
+                 backup",
             ),
         }
         if !back.is_empty() {
             text.push_str(&format!("; volumes that come back: {}", first_names(&back)));
         }
         if !gone.is_empty() {
-            text.push_str(&format!("; that were removed since: {}", first_names(&gone)));
+            text.push_str(&format!("; volumes that were removed since: {}", first_names(&gone)));
         }
         if self.ended_count > 0 {
             text.push_str(&format!("; {} attachments end", self.ended_count));
@@ -944,7 +947,7 @@ impl<'a> Draft<'a> {
         if !self.lost.is_empty() {
             let lost: Vec<String> = self.lost.iter().map(OsdId::to_string).collect();
             text.push_str(&format!(
-                "; what {} alone knew of is lost, acknowledged writes included",
+                "; what only {} knew is lost, acknowledged writes included",
                 first_names(&lost)
             ));
         }
@@ -957,6 +960,6 @@ fn above(number: u64, margin: u64) -> Result<u64, Failure> {
     if number <= NUMBER_MAX {
         return Ok(number + margin);
     }
-    let message = format!("an OSD's copy of the state has a number that never was: {number}");
-    Err(failure("invalid", message, "put a newer copy of the state back"))
+    let message = format!("an OSD's copy of the state has an impossible number: {number}");
+    Err(failure("invalid", message, "restore a newer copy of the state"))
 }

@@ -1,9 +1,9 @@
 //! Sessions: attachments of images. Each is in the store from before its client is told of it until
 //! it is closed with nothing on its way, or fenced; its connection is only known here.
 //!
-//! One whose client is silent for `session_timeout_ms` is marked `ended`: from then on it stands in
-//! nobody's way, and the next attach of its image fences it. Until that has happened its client may
-//! come back and goes on: nobody else has had the image.
+//! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it blocks
+//! no other client, and the next attach of its image fences it. Until then its client may come back and
+//! continue: no other client has had the image.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
@@ -20,8 +20,8 @@ use crate::records::{CounterName, Record, Rest, SessionRecord};
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
 impl Monitor {
-    /// Every session of the store that has not ended is known here; what is not connected has its
-    /// time from now on.
+    /// Tracks every session of the store that has not ended; the timeout of those that are not connected
+    /// starts now.
     pub(super) fn track_sessions(&mut self, now: Time) {
         let open = self.committed.sessions().filter(|record| !record.ended);
         let open: Vec<SessionId> = open.map(|record| record.id).collect();
@@ -166,7 +166,7 @@ impl Monitor {
         if committed.sessions().count() >= SESSION_COUNT_MAX {
             let error = failure(
                 "busy",
-                format!("the cluster has {SESSION_COUNT_MAX} sessions already"),
+                format!("the cluster already has {SESSION_COUNT_MAX} sessions"),
                 "detach volumes, or remove volumes that are not needed",
             );
             return Plan::Done(Done::SessionRefused(error));

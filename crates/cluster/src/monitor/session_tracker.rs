@@ -38,7 +38,7 @@ enum Place {
 }
 
 impl SessionTracker {
-    /// The session is in the store. If nothing is known of it, it has its time from now on.
+    /// The session is in the store. If it is not tracked yet, its timeout starts now.
     pub(super) fn track(&mut self, now: Time, session: SessionId) {
         if let Entry::Vacant(unknown) = self.places.entry(session) {
             unknown.insert(Place::Gone { since: now });

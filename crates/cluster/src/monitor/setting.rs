@@ -14,7 +14,7 @@ use crate::settings::{Changed, Definition, Setting, Unit};
 pub(super) fn setting_named(name: &str) -> Result<Setting, Failure> {
     Setting::named(name).ok_or_else(|| {
         let name = clipped(name.to_string());
-        let hint = "`ashlar config ls` lists the settings there are";
+        let hint = "`ashlar config ls` lists the settings";
         failure("not_found", format!("there is no setting {name}"), hint)
     })
 }

@@ -70,12 +70,12 @@ impl Settling {
         std::mem::take(&mut self.held)
     }
 
-    /// What waited, if no OSD has come for so long that it goes on without.
+    /// The jobs that waited, once they have waited long enough for an OSD and run without.
     pub(super) fn end_if_due(&mut self, now: Time) -> Vec<Job> {
         if self.until.is_some_and(|until| until <= now) { self.end() } else { Vec::new() }
     }
 
-    /// The connection is gone, and with it who waited.
+    /// The connection is gone: drops its waiting jobs.
     pub(super) fn forget(&mut self, gone: ConnectionId) {
         self.held.retain(|job| match job {
             Job::OpenSession { connection, .. } | Job::Command { connection, .. } => {

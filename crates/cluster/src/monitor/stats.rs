@@ -67,7 +67,7 @@ struct Row {
     shard: u32,
     /// What is kept.
     sums: Sums,
-    /// It was in the store when this leader began: what its shard says of periods is true of it.
+    /// It was in the store when this leader began: the periods named by its shard apply to it.
     is_kept: bool,
     /// Counted since the last look.
     recent: Counters,
@@ -184,7 +184,7 @@ impl Stats {
         row.recent.add(counters);
     }
 
-    /// Another value of what is no sum.
+    /// Sets a value that is not a sum.
     fn set(&mut self, table: Table, id: u32, name: &str, used_bytes: Option<u64>) {
         let is_new = !self.rows.contains_key(&(table, id));
         if is_new && used_bytes.unwrap_or(0) == 0 {
@@ -388,7 +388,7 @@ impl Monitor {
         self.stats.tick_at = goes_on.then(|| now + self.span(Setting::StatsInterval));
     }
 
-    /// Rows of what is no more.
+    /// Drops rows of objects that were removed.
     fn forget_stats_of_gone(&mut self) {
         let committed = &self.committed;
         let is_there = |(table, id): &(Table, u32)| match table {
@@ -487,7 +487,7 @@ impl Monitor {
             let sequence = match open.get(osd) {
                 None => received.sequence,
                 Some(oldest) if oldest.incarnation == received.incarnation => oldest.sequence - 1,
-                // What is missing of an earlier run hides what is missing of this one.
+                // A gap in an earlier run hides gaps in this one.
                 Some(_) => 0,
             };
             let id = PeriodId { sequence, ..*received };

@@ -67,7 +67,7 @@ struct PgTally {
     peering: u32,
     down: u32,
     incomplete: u32,
-    /// Of those that are peering: they have been for so long that it does not pass by itself.
+    /// PGs that have been peering for so long that they need help.
     stuck: u32,
     /// One that is degraded, to name.
     degraded_example: Option<String>,
@@ -97,7 +97,7 @@ impl PgTally {
                 self.peering += 1;
                 if is_lasting {
                     self.stuck += 1;
-                    let why = why.unwrap_or_else(|| "its primary does not say why".to_owned());
+                    let why = why.unwrap_or_else(|| "its primary gives no reason".to_owned());
                     self.stuck_example.get_or_insert((entry.pg, why));
                 }
             }
@@ -237,8 +237,11 @@ impl Monitor {
             checks.push(Check {
                 code: "single_copy",
                 severity: Severity::Info,
-                message: format!("pool {} keeps 1 copy: what a disk loses is lost", pool.pool.name),
-                hint: "keep backups, or make a pool with copies: `ashlar pool create --replicas 2`"
+                message: format!(
+                    "pool {} keeps 1 copy: data that a disk loses is lost",
+                    pool.pool.name
+                ),
+                hint: "keep backups, or use a pool with copies: `ashlar pool create --replicas 2`"
                     .into(),
             });
         }
@@ -304,9 +307,9 @@ impl Monitor {
             add(
                 "pg_peering",
                 Severity::Error,
-                format!("{} PGs have been inactive for long ({pg}: {why})", tally.stuck),
+                format!("{} PGs have been inactive for too long ({pg}: {why})", tally.stuck),
                 format!(
-                    "`ashlar pg describe {pg}` names its OSDs: their logs say what they wait for"
+                    "`ashlar pg describe {pg}` names its OSDs: their logs show what they wait for"
                 )
                 .into(),
             );
@@ -324,7 +327,7 @@ impl Monitor {
                 "pg_last_copy",
                 Severity::Warn,
                 format!(
-                    "{} PGs have one copy left: what its disk loses now is lost",
+                    "{} PGs have one copy left: data that its disk loses now is lost",
                     tally.last_copy
                 ),
                 remedy::bring_back(&self.committed).into(),
@@ -379,7 +382,7 @@ impl Monitor {
         let left = self.pg_counts().get(&osd).copied().unwrap_or(0);
         let (severity, message) = match record.out_by {
             Some(OutBy::Monitor) => {
-                (Severity::Warn, format!("{osd} was down for long: its PGs are planned elsewhere"))
+                (Severity::Warn, format!("{osd} was down for too long: its PGs move elsewhere"))
             }
             _ if left > 0 => {
                 (Severity::Info, format!("{osd} is out: {left} PGs are still to move"))
@@ -424,8 +427,8 @@ impl Monitor {
             (0, _) if never_ran => (
                 Severity::Info,
                 format!("{osd} has never run"),
-                "start it: `ashlar osd run` with the path it was made at; if its making was cut short \
-                 it holds nothing and does no harm"
+                "start it: `ashlar osd run` with the path it was created at; if its creation was \
+                 interrupted, it holds nothing and does no harm"
                     .to_owned(),
             ),
             (0, 0) => (Severity::Warn, format!("{osd} is down; it has no PGs"), start),
@@ -433,22 +436,23 @@ impl Monitor {
                 Severity::Warn,
                 match self.why_it_stays_in(osd) {
                     Some(why) => format!(
-                        "{osd} is down: {lacking} PGs have a copy less, and get none elsewhere, for {why}"
+                        "{osd} is down: {lacking} PGs lack a copy, and get none elsewhere because \
+                         {why}"
                     ),
-                    None => format!("{osd} is down: {lacking} PGs have a copy less"),
+                    None => format!("{osd} is down: {lacking} PGs lack a copy"),
                 },
                 format!("{start}. {}", remedy::replace_hint(&self.committed, record)),
             ),
             _ if !is_waited_for => (
                 Severity::Warn,
-                format!("{osd} is down: {needed} PGs have not gone on without it yet"),
+                format!("{osd} is down: {needed} PGs have not continued without it yet"),
                 start,
             ),
             _ => (
                 Severity::Error,
                 format!("{osd} is down: {needed} PGs wait for it"),
                 format!(
-                    "{start}. It holds what no other OSD that is up has: keep its disk, or a copy of it"
+                    "{start}. It holds data that no running OSD has: keep its disk, or a copy of it"
                 ),
             ),
         };
@@ -464,12 +468,13 @@ impl Monitor {
                 code: "volume_waits_for_room",
                 severity: Severity::Warn,
                 message: format!(
-                    "{} of volume {name} must be written again and find no room: they were not flushed \
-                     when OSDs lost power. Reads and flushes of it wait",
+                    "{} of volume {name} must be written again, but there is no room: they were \
+                     not flushed when OSDs lost power. Reads and flushes of the volume wait",
                     Size(waiting_bytes)
                 ),
-                hint: "do not stop its client, it holds them. Discard what is not needed, in this volume or \
-                       others, remove volumes, or add OSDs".into(),
+                hint: "do not stop its client, which holds this data. Discard what is not needed, \
+                       in this volume or others, remove volumes, or add OSDs"
+                    .into(),
             });
         }
     }
@@ -493,11 +498,13 @@ impl Monitor {
                 code: "osd_restarting",
                 severity: Severity::Warn,
                 message: format!(
-                    "{osd} has started {count} times, each soon after the one before: PGs that can do \
-                     without it do, for {:.0} s more",
+                    "{osd} has started {count} times in quick succession: PGs that can do without \
+                     it do not use it for {:.0} s more",
                     left.as_secs_f64()
                 ),
-                hint: "its log says why it ends; when that is mended it takes its part by itself".into(),
+                hint: "its log says why it ends; once that is fixed, its PGs use it again by \
+                       themselves"
+                    .into(),
             });
         }
         let mut failing: BTreeMap<OsdId, (u32, &str)> = BTreeMap::new();
@@ -508,10 +515,10 @@ impl Monitor {
             checks.push(Check {
                 code: "osd_failing",
                 severity: Severity::Warn,
-                message: format!("{osd} cannot take its part in {count} PGs for now: {why}"),
+                message: format!("{osd} cannot serve {count} of its PGs for now: {why}"),
                 hint: format!(
-                    "it is tried again by itself; its log says what its disk lacks: space, or room for \
-                     notes. `ashlar osd out {}` moves its copies elsewhere",
+                    "it is retried automatically; its log says what its disk lacks: space, or room \
+                     for notes. `ashlar osd out {}` moves its copies elsewhere",
                     osd.get()
                 )
                 .into(),
@@ -525,10 +532,10 @@ impl Monitor {
             checks.push(Check {
                 code: "osd_suspect",
                 severity: Severity::Error,
-                message: format!("{osd} found damage in its store that is not settled"),
+                message: format!("{osd} found damage in its store that is not repaired yet"),
                 hint: format!(
-                    "where others have copies it is filled from them; `ashlar pg ls` shows the PGs \
-                     concerned; `ashlar osd check {path}`, while it is stopped, tells more"
+                    "it is filled from other copies where there are any; `ashlar pg ls` shows the \
+                     PGs concerned; `ashlar osd check {path}` shows more while the OSD is stopped"
                 )
                 .into(),
             });
@@ -590,7 +597,7 @@ impl Monitor {
         let (code, severity, message) = match (report.stalled, is_slow) {
             (false, false) => return,
             (false, true) => {
-                let message = format!("an operation of the disk of {osd} has been under way {age}");
+                let message = format!("an operation of the disk of {osd} has been running {age}");
                 ("disk_slow", Severity::Warn, message)
             }
             (true, true) if needed > 0 => {
@@ -605,7 +612,8 @@ impl Monitor {
             }
             (true, false) => {
                 let message = format!(
-                    "the disk of {osd} hung, and answers again: it gets copies when it has for a while"
+                    "the disk of {osd} hung, and answers again: it gets copies once it has \
+                     answered for a while"
                 );
                 ("osd_stalled", Severity::Warn, message)
             }
@@ -626,8 +634,8 @@ impl Monitor {
                 code: "sessions_near_limit",
                 severity: Severity::Warn,
                 message: format!(
-                    "{sessions} of {SESSION_COUNT_MAX} sessions are in use, with those whose \
-                     clients ended without a word: then no volume can be attached"
+                    "{sessions} of {SESSION_COUNT_MAX} sessions are in use, including those of \
+                     clients that vanished: at the limit no volume can be attached"
                 ),
                 hint: "detach volumes; removing a volume, or making it smaller, ends its sessions"
                     .into(),
@@ -640,13 +648,14 @@ impl Monitor {
                     code: "fences_near_limit",
                     severity: Severity::Warn,
                     message: format!(
-                        "pool {} has {fences} of at most {FENCE_COUNT_MAX} fences: then volumes with \
-                         ended sessions can be neither attached, removed nor made smaller, and no \
-                         lock can be taken away",
+                        "pool {} has {fences} of at most {FENCE_COUNT_MAX} fences: at the limit \
+                         volumes with ended sessions can be neither attached, removed nor made \
+                         smaller, and no lock can be taken away",
                         pool.pool.name
                     ),
-                    hint: "detach volumes of the pool: its fences are kept as ranges between \
-                           sessions, and there are fewer with the next one".into(),
+                    hint: "detach volumes of the pool: fences between open sessions are kept as \
+                           one range, so the next fence leaves fewer of them"
+                        .into(),
                 });
             }
         }
@@ -658,11 +667,10 @@ impl Monitor {
             checks.push(Check {
                 code: "state_edit_undone",
                 severity: Severity::Warn,
-                message: format!("what was written under {key} was undone: {why}"),
-                hint:
-                    "write a good value with `ashlar state put`, or nothing: the one before is in \
-                       force"
-                        .into(),
+                message: format!("a manual edit of {key} was undone: {why}"),
+                hint: "write a valid value with `ashlar state put`, or do nothing: the previous \
+                       value is in force"
+                    .into(),
             });
         }
         for name in self.committed.changed_settings().keys() {
@@ -670,7 +678,7 @@ impl Monitor {
                 checks.push(Check {
                     code: "setting_unknown",
                     severity: Severity::Info,
-                    message: format!("config/{name} is no setting that this monitor knows"),
+                    message: format!("config/{name} is not a setting that this monitor knows"),
                     hint:
                         "it is of another version, or misspelt: `ashlar config ls` lists settings"
                             .into(),
@@ -681,7 +689,7 @@ impl Monitor {
 
     /// Monitors that are not there: without them fewer failures are survived.
     fn check_monitors(&self, now: Time, checks: &mut Vec<Check>) {
-        // When another one comes to lead the others are on their way to it.
+        // After a change of leader the other monitors still need time to connect to it.
         if now.since(self.leadership.led_since()) < MONITOR_RETURN_SPAN {
             return;
         }
@@ -693,7 +701,7 @@ impl Monitor {
                     let at = record.addresses.join(", ");
                     (
                         Severity::Warn,
-                        format!("{id} ({at}) does not run, or does not reach this one"),
+                        format!("{id} ({at}) is not running, or cannot reach the leader"),
                     )
                 }
             };
@@ -717,8 +725,10 @@ impl Monitor {
                 // A monitor that has led knows what is served; before that nothing can be said of the data.
                 severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
-                hint: "what is served goes on; changes, starts and failover wait for it: look whether etcd \
-                       runs and this host reaches it, or at the disk under the monitor's directory".into(),
+                hint: "I/O continues; changes, starts and failover wait for it: check that etcd \
+                       is running and that this host can reach it, or check the disk under the \
+                       monitor's directory"
+                    .into(),
             });
         }
         // If it answers nowhere, the check above says it all.
@@ -741,14 +751,16 @@ impl Monitor {
                 code: "state_store_nearly_full",
                 severity: Severity::Warn,
                 message: format!(
-                    "the state store uses {} % of {} at {}: when it is full it takes no change",
+                    "the state store uses {} % of {} at {}: once it is full, it accepts no changes",
                     room.used_percent,
                     base::size::Size(room.size_max),
                     room.endpoint
                 ),
-                hint: "let etcd compact what it holds (`etcdctl compact REVISION`, by itself with \
-                       `--auto-compaction-mode revision --auto-compaction-retention 10000`), then give space \
-                       back: `etcdctl defrag --cluster`; or raise its `--quota-backend-bytes`".into(),
+                hint: "let etcd compact what it holds (`etcdctl compact REVISION`, automatically \
+                       with `--auto-compaction-mode revision --auto-compaction-retention 10000`), \
+                       then give space back: `etcdctl defrag --cluster`; or raise its \
+                       `--quota-backend-bytes`"
+                    .into(),
             });
         }
         if self.is_older() {

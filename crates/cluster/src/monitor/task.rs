@@ -220,7 +220,7 @@ impl Tasks {
         }
     }
 
-    /// How far a task is stands in the store.
+    /// The progress of a task is recorded in the store.
     pub(super) fn on_progress_recorded(&mut self, task: TaskId) {
         if let Some(run) = self.runs.get_mut(&task) {
             run.is_progress_queued = false;

@@ -1,4 +1,4 @@
-//! Since when PGs are not served. What passes by itself within seconds is no error.
+//! Since when PGs are not served. A pause that ends within seconds is not an error.
 //!
 //! Lost with this process: after a failover each PG gets these seconds again.
 
@@ -20,7 +20,7 @@ pub(super) struct Unserved {
 }
 
 impl Unserved {
-    /// Whether PGs are to be looked at.
+    /// Whether it is time to check the PGs.
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.looked.is_none_or(|looked| now.since(looked) >= LOOK_SPAN)
     }
@@ -33,7 +33,7 @@ impl Unserved {
         self.looked = Some(now);
     }
 
-    /// Whether a PG was not served at every look for so long that it does not pass by itself.
+    /// Whether every check for so long found the PG unserved, so that it needs help.
     pub(super) fn waits_for_long(&self, now: Time, pg: PgId) -> bool {
         self.since.get(&pg).is_some_and(|since| now.since(*since) >= PEERING_SPAN)
     }

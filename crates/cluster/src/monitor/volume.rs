@@ -30,8 +30,8 @@ const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
 pub(super) const FENCE_COUNT_MAX: usize = 25_000;
 /// Ranges of fenced sessions of a pool.
 pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
-/// Fences of a pool that are kept one by one, if there are no more ranges of them. Beyond it they become
-/// ranges, all of which everybody is told then.
+/// Most single fences of a pool, as long as the number of ranges allows. Beyond that they become ranges,
+/// and every receiver of the map gets all ranges.
 const FENCES_APART_MAX: usize = 16;
 /// Sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
@@ -43,7 +43,7 @@ pub(super) fn no_volume(name: &str) -> Failure {
     failure(
         "not_found",
         format!("there is no volume {name}"),
-        "`ashlar volume ls` lists the volumes there are",
+        "`ashlar volume ls` lists the volumes",
     )
 }
 
@@ -58,12 +58,12 @@ impl Monitor {
         check_name("volume", name)?;
         if committed.image_named(name).is_some() {
             let hint = "choose another name, or remove that one";
-            return Err(failure("exists", format!("there is a volume {name} already"), hint));
+            return Err(failure("exists", format!("there is already a volume {name}"), hint));
         }
         let pool = self.chosen_pool(pool)?;
         check_size(size, pool)?;
         if committed.images().count() >= IMAGE_COUNT_MAX {
-            let message = format!("the cluster has {IMAGE_COUNT_MAX} volumes already");
+            let message = format!("the cluster already has {IMAGE_COUNT_MAX} volumes");
             return Err(failure("invalid", message, "remove volumes that are not needed"));
         }
         let mut batch = Batch::new(committed);
@@ -85,7 +85,7 @@ impl Monitor {
     }
 
     fn chosen_pool(&self, name: Option<&str>) -> Result<&PoolRecord, Failure> {
-        let hint = "`ashlar pool ls` lists the pools there are; `ashlar pool create` makes one";
+        let hint = "`ashlar pool ls` lists the pools; `ashlar pool create` creates one";
         if let Some(name) = name {
             let named = self.committed.pool_named(name);
             let name = super::clipped(name.to_string());
@@ -213,8 +213,8 @@ impl Monitor {
         if record.count() > FENCE_COUNT_MAX {
             return Err(failure(
                 "too_many_fences",
-                format!("pool {} has {FENCE_COUNT_MAX} fences already", pool.pool.name),
-                "detach other volumes of it: its fences take less room then",
+                format!("pool {} already has {FENCE_COUNT_MAX} fences", pool.pool.name),
+                "detach other volumes of the pool: then its fences take less room",
             ));
         }
         let mut batch = Batch::new(committed);
@@ -227,10 +227,9 @@ impl Monitor {
         Ok(Plan::Write { batch, done })
     }
 
-    /// Puts ranges in the place of single fences, so that these do not grow for ever. Ids only grow: of
-    /// those up to the last fence, all that have no record were fenced, or closed by clients that know
-    /// that nothing of them is on its way, or are of other pools. `ends`: their records go with this
-    /// transaction.
+    /// Replaces single fences by ranges, so that their number stays bounded. Ids only grow. A session up
+    /// to the last fence that has no record was fenced, was closed by a client with no request in
+    /// flight, or belongs to another pool. `ends`: sessions whose records this transaction removes.
     fn join_fences(&self, record: &mut FenceRecord, ends: &[SessionId], revision: MapRevision) {
         let committed = &self.committed;
         let single = record.fences.iter().map(|fence| fence.session);
@@ -241,7 +240,7 @@ impl Monitor {
             let image = committed.image(image);
             image.is_some_and(|image| image.info.pool != record.pool)
         };
-        // One that is fenced stays so, whatever stands beside it.
+        // A fenced session stays fenced, whatever its neighbours are.
         let is_fenced =
             |session: SessionId| fenced.contains(&session) || is_in_ranges(&record.ranges, session);
         let open = committed.sessions().filter(|session| session.id <= last);
@@ -380,12 +379,12 @@ fn check_size(size: u64, pool: &PoolRecord) -> Result<(), Failure> {
     }
     let message = match size {
         1..MIB => format!("{size} bytes is too small; did you mean {size}GiB?"),
-        _ => format!("{size} bytes are no size of a volume"),
+        _ => format!("{size} bytes is not a valid volume size"),
     };
     Err(failure(
         "invalid",
         message,
-        format!("a multiple of 4 KiB, from 4 KiB to {}", base::size::Size(max)),
+        format!("use a multiple of 4 KiB, from 4 KiB to {}", base::size::Size(max)),
     ))
 }
 

@@ -88,8 +88,8 @@ pub struct StateImage {
 }
 
 impl MemoryState {
-    /// The store that a durable copy describes. Leases begin anew, for who should renew them may
-    /// have been kept from it. Earlier changes count as compacted.
+    /// The store that a durable copy describes. All leases start again with their full span, since their
+    /// owners could not renew them meanwhile. Earlier changes count as compacted.
     pub fn from_image(now: Time, image: StateImage) -> MemoryState {
         let mut state = MemoryState {
             revision: image.revision,

@@ -1,6 +1,6 @@
-//! Why bytes are no message.
+//! Why bytes cannot be decoded as a message.
 
-/// Bytes that are no message of ours.
+/// Bytes that are not a valid message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DecodeError(pub String);
 

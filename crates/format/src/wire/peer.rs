@@ -344,8 +344,8 @@ pub enum LeaseMessage {
         lost: Vec<(PgId, Epoch)>,
         /// The giver's store refuses new data.
         is_full: bool,
-        /// Up to so many bytes of new data, counted as `begun_bytes` of `Renew`, the giver keeps
-        /// space free; it only grows.
+        /// The giver keeps space free for new data up to this limit, counted like `begun_bytes` of
+        /// `Renew`; the limit only grows.
         limit_bytes: u64,
         /// What is unused beyond so many bytes the holder is to give back.
         share_bytes: u64,

@@ -285,7 +285,7 @@ impl Keeper {
         let failures = self.failures.iter().map(|(endpoint, why)| format!("{endpoint} ({why})"));
         let failures: Vec<String> = failures.collect();
         format!(
-            "etcd cannot be asked at {}: start it, or correct `state` in cluster.toml",
+            "etcd cannot be reached at {}: start it, or correct `state` in cluster.toml",
             failures.join(", ")
         )
     }

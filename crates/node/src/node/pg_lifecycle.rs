@@ -44,7 +44,7 @@ impl Node {
         self.judge_queued(now, effects);
         self.update_connections(now, effects);
         if before.iter().any(|entry| self.cluster.leads(entry)) {
-            // Who gave a lease for an epoch before need not wait until it has run out.
+            // OSDs that gave a lease for an earlier epoch need not wait until it runs out.
             self.renew_all(now, effects);
         }
         self.release(now, effects);
@@ -217,13 +217,13 @@ impl Node {
         }
         let is_newest = entry.members().any(|member| *member == me);
         if !is_newest || entry.epoch == pg.epoch_floor() {
-            return Some(format!("waits for an epoch in which {osd} is in its newest run"));
+            return Some(format!("waits for an epoch that names the newest run of {osd}"));
         }
         if entry.primary.is_none() {
-            return Some("waits for a member that may lead it: none is up".into());
+            return Some("waits for a member that may lead it; none is up".into());
         }
         if entry.check().is_err() {
-            return Some("its entry breaks the rules of entries: see `ashlar pg describe`".into());
+            return Some("its entry is invalid: see `ashlar pg describe`".into());
         }
         if self.cluster.leads(entry) && self.is_suspect(id) {
             let what = match entry.acting_count() {
@@ -345,7 +345,7 @@ impl Node {
 
 fn older(what: String) -> String {
     format!(
-        "{what}: the state store went back in time; `ashlar state recover` brings it up to what OSDs \
-         know, or stop the monitor and put the newest copy of its state file back"
+        "{what}: the state store went back in time; run `ashlar state recover` to bring it up to \
+         date with the OSDs, or stop the monitor and restore the newest copy of its state file"
     )
 }

@@ -222,7 +222,7 @@ impl Node {
             return Some(Verdict::Refuse(Refusal::Fenced));
         }
         let Some(entry) = known.pgs.get(scope.pg.number as usize) else {
-            let why = format!("{} is no PG of its pool", scope.pg);
+            let why = format!("{} is not a PG of its pool", scope.pg);
             return Some(Verdict::Refuse(Refusal::Invalid { why }));
         };
         let is_compared = !planted::on(Bug::EpochNotCompared);

@@ -78,7 +78,7 @@ impl Node {
         if !self.requests.is_space_awaited() {
             return;
         }
-        // Such a promise ends by time alone: nobody tells of it.
+        // Such a promise ends by time alone: no message announces it.
         if self.space_credits.has_idle_promise() {
             self.review_demand(now);
         }

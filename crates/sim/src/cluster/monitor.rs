@@ -30,7 +30,7 @@ impl MonitorProcess {
             pid: 1 + index as u32,
             host: format!("mon{index}"),
             addresses: vec![monitor_address(index)],
-            // No two starts have the same, nor do leads, each of which adds one.
+            // Unique for each start, and for each time of leading, which adds one.
             nonce: (now.as_nanos() * count as u64 + index as u64) << 16,
         };
         let election = match is_embedded {

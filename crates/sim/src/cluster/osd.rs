@@ -58,7 +58,7 @@ pub struct Osd {
     pub in_flight: u64,
     /// How its disk hangs.
     pub(super) hang: Hang,
-    /// What its last run knew of its disk, if that ended to begin anew.
+    /// What its last run knew about its disk, if that run ended in order to restart.
     pub stalls: Option<node::Stalls>,
     /// The end of a turn is due.
     pub turn_due: bool,

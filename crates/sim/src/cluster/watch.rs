@@ -337,7 +337,7 @@ impl Watch {
         before.primary_osd().filter(|_| left.all(|osd| self.were_out.contains(&osd)))
     }
 
-    /// Whether a learner has got into the acting set while members were lost, since the PG was active.
+    /// Whether a learner entered the acting set while members were lost, after the PG was last active.
     fn goes_on_with_learner(&self, pg: PgId, epoch: Epoch) -> bool {
         let last = self.bereft.range((pg, Epoch::ZERO)..(pg, epoch)).next_back();
         let Some((_, last)) = last else { return false };

@@ -551,7 +551,7 @@ fn a_manual_edit_of_the_number_of_transactions_is_undone_and_named() {
             assert!(after >= before + 2, "counted on from {before}: {after}");
             let named = messages(&mut rig, "state_edit_undone");
             assert_eq!(named.len(), 2, "{named:?}");
-            assert!(named.iter().any(|text| text.contains("under change was")), "{named:?}");
+            assert!(named.iter().any(|text| text.contains("edit of change was")), "{named:?}");
             rig.hand_writes("change", bad);
             assert_eq!(rig.stored("config/lease_ms"), None);
             rig.restart();
@@ -609,7 +609,7 @@ fn a_manual_edit_of_the_leaders_key_only_makes_the_monitor_read_anew() {
         assert_eq!(value(&mut rig, "leader")["pid"], 100);
         let named = messages(&mut rig, "state_edit_undone");
         assert_eq!(named.len(), 1, "{named:?}");
-        assert!(named[0].contains("under leader was"), "{named:?}");
+        assert!(named[0].contains("edit of leader was"), "{named:?}");
         rig.command(set("nearly_full_percent", Some("50"))).unwrap();
     }
     let mut other = value(&mut rig, "leader");
@@ -742,7 +742,7 @@ fn a_pool_goes_when_it_has_no_volumes_and_its_name_is_free_at_once() {
     let checks = status["checks"].as_array().unwrap();
     let waits = checks.iter().find(|check| check["code"] == "task_waits").unwrap();
     let hint = waits["hint"].as_str().unwrap();
-    assert!(hint.starts_with("it goes on by itself when osd.2 is up: start it"), "{hint}");
+    assert!(hint.starts_with("it continues by itself when osd.2 is up: start it"), "{hint}");
     assert!(hint.ends_with("`ashlar osd out 2`, then `ashlar osd rm 2`"), "{hint}");
     let made = rig.make_pool("p", 8).unwrap();
     assert_eq!(made["id"], 2, "an id is never given again");

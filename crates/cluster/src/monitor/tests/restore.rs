@@ -157,11 +157,11 @@ fn all_osds_must_have_told_or_be_declared_lost() {
     restore(&mut rig, &backup);
     let error = recover(&mut rig, &[], true).unwrap_err();
     assert_eq!(error.code, "unavailable");
-    assert!(error.message.starts_with("osd.3 has not told"), "{}", error.message);
+    assert!(error.message.starts_with("osd.3 has not reported"), "{}", error.message);
     assert_eq!(recover(&mut rig, &[2, 3], true).unwrap_err().code, "invalid", "osd.2 is here");
     assert_eq!(recover(&mut rig, &[3, 9], true).unwrap_err().code, "not_found");
     let error = recover(&mut rig, &[3], false).unwrap_err();
-    assert!(error.message.contains("osd.3 alone knew of is lost"), "{}", error.message);
+    assert!(error.message.contains("what only osd.3 knew is lost"), "{}", error.message);
     recover(&mut rig, &[3], true).unwrap();
     come_again(&mut rig, &[1, 2]);
     assert_eq!(volumes(&mut rig), ["w"]);
@@ -181,7 +181,7 @@ fn an_osd_that_keeps_quiet_is_waited_for() {
     rig.osds.get_mut(&osd_id(2)).unwrap().is_mute = true;
     restore(&mut rig, &backup);
     let error = recover(&mut rig, &[], true).unwrap_err();
-    assert!(error.message.starts_with("osd.2 has not told"), "{}", error.message);
+    assert!(error.message.starts_with("osd.2 has not reported"), "{}", error.message);
 }
 
 #[test]
@@ -291,7 +291,11 @@ fn a_copy_that_breaks_a_rule_is_refused_before_anything_is_written() {
     restore(&mut rig, &backup);
     let error = recover(&mut rig, &[], true).unwrap_err();
     assert_eq!(error.code, "invalid");
-    assert!(error.message.contains("image/2 names a pool that is not there"), "{}", error.message);
+    assert!(
+        error.message.contains("image/2 names a pool that does not exist"),
+        "{}",
+        error.message
+    );
     assert_eq!((rig.stored("recovery"), rig.stored("image/2")), (None, None));
     assert!(is_older(&mut rig));
 }
@@ -543,7 +547,7 @@ fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
         }
         restore(&mut rig, &backup);
         let error = recover(&mut rig, &[], true).unwrap_err();
-        assert!(error.message.contains("a number that never was"), "{}", error.message);
+        assert!(error.message.contains("an impossible number"), "{}", error.message);
         for (osd, copy) in rig.osds.values_mut().zip(told) {
             osd.copy = CopyKeeper::new(copy);
         }
@@ -557,17 +561,17 @@ fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
         recover(rig, &[], true).unwrap_err().message
     };
     let message = told(&mut rig);
-    assert!(message.starts_with("osd.2 has not told"), "{message}");
+    assert!(message.starts_with("osd.2 has not reported"), "{message}");
     let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
     pool.fence_ranges.clear();
     pool.pgs[0].epoch = Epoch::new(EPOCH_MAX.get() + 1);
     let message = told(&mut rig);
-    assert!(message.starts_with("osd.2 has not told"), "{message}");
+    assert!(message.starts_with("osd.2 has not reported"), "{message}");
     // The last one there may be: nothing can go on above it.
     let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
     pool.pgs[0].epoch = EPOCH_MAX;
     let message = told(&mut rig);
-    assert!(message.contains("pg/1/0: PG 1.0: its epoch is a number that never was"), "{message}");
+    assert!(message.contains("pg/1/0: PG 1.0: its epoch is an impossible number"), "{message}");
     assert_eq!((rig.stored("recovery"), rig.stored("image/2")), (None, None));
 }
 
@@ -689,5 +693,9 @@ fn two_entries_of_one_epoch_are_refused_also_if_one_is_the_stores() {
     restore(&mut rig, &backup);
     let error = recover(&mut rig, &[2], true).unwrap_err();
     assert_eq!(error.code, "forked", "{error:?}");
-    assert!(error.message.contains(&format!("PG {pg} is known in two ways")), "{}", error.message);
+    assert!(
+        error.message.contains(&format!("PG {pg} exists in two versions")),
+        "{}",
+        error.message
+    );
 }

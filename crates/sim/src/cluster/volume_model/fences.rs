@@ -1,4 +1,5 @@
-//! Judges fenced sessions: a PG does nothing of them after it has served a session that was opened after the fence.
+//! Judges fenced sessions: once a PG has served a session that was opened after the fence, it carries
+//! out nothing for the fenced one.
 //!
 //! Unanswered writes of a fenced session have happened by then, or never do. That a PG has served the later session says
 //! nothing about other PGs, and a session that was opened before the fence says nothing at all.

@@ -57,7 +57,9 @@ fn whoever_leads_names_the_addresses_at_which_the_store_is_nearly_full() {
     let checks = monitors.checks(0, code);
     assert_eq!(
         messages(&checks),
-        ["the state store uses 81 % of 2 GiB at http://a:1: when it is full it takes no change"]
+        [
+            "the state store uses 81 % of 2 GiB at http://a:1: once it is full, it accepts no changes"
+        ]
     );
     assert!(checks[0]["hint"].as_str().unwrap().contains("etcdctl defrag"), "{checks:?}");
     assert_eq!(checks[0]["severity"], "warn");

@@ -23,7 +23,7 @@ fn leadership_that_is_won_and_lost_leaves_lines_at_every_monitor() {
     assert!(monitors.lines.is_empty(), "a renewal is none: {:?}", monitors.lines);
     monitors.cut.insert(0);
     monitors.advance(seconds(4));
-    let lost = "warn this monitor leads no longer  why=\"its lease ran out before it was renewed\"";
+    let lost = "warn this monitor no longer leads  why=\"its lease ran out before it was renewed\"";
     let said = monitors.said(0);
     assert_eq!(said, [lost, "warn no monitor leads"]);
     let said = monitors.said(1);
@@ -41,6 +41,6 @@ fn a_state_store_that_cannot_be_asked_leaves_a_line_and_so_does_its_return() {
     monitors.trouble(0, Some("it does not answer"));
     monitors.trouble(0, Some("it does not answer"));
     monitors.trouble(0, None);
-    let out = "error the state store cannot be asked  why=\"it does not answer\"";
-    assert_eq!(monitors.said(0), [out, "info the state store can be asked again"]);
+    let out = "error the state store cannot be reached  why=\"it does not answer\"";
+    assert_eq!(monitors.said(0), [out, "info the state store can be reached again"]);
 }
