@@ -226,7 +226,7 @@ impl SpaceCredits {
 
     /// What a renewal tells. `owed_bytes`: begun, and not answered by this giver or its earlier
     /// runs. `is_timely`: it is not one that [`SpaceCredits::take_wanting`] asked for.
-    /// Requires: [`SpaceCredits::opened`].
+    /// Requires: [`SpaceCredits::on_connected`].
     pub fn claim(&mut self, giver: OsdId, owed_bytes: u64, is_timely: bool) -> Claim {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         credit.was_asked = !is_timely;
@@ -396,7 +396,7 @@ impl SpaceCredits {
         self.promises.get(&holder.osd).is_some_and(|promise| promise.holder == holder)
     }
 
-    /// Entries of this OSD have changed: nothing is promised before [`SpaceCredits::demanded`].
+    /// Entries of this OSD have changed: nothing is promised before [`SpaceCredits::on_demand`].
     pub fn on_entries_changed(&mut self) {
         self.is_demand_old = true;
     }

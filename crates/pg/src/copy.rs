@@ -239,11 +239,18 @@ impl Pg {
             Purpose::Adopt { version, targets } if gathering.version() == version => {
                 // Units that came from another copy go to those of the newest version as well.
                 let targets = if gathering.is_mixed() { self.lead().acting } else { targets };
-                let version = match gathering.is_older() {
+                let given = match gathering.is_older() {
                     true => self.version_of_this_epoch(),
                     false => version,
                 };
-                self.adopt(job, targets, version, gathering.as_ref(), actions);
+                if given < version {
+                    // It names this epoch, which has given no version yet. The next one is above it.
+                    self.lead().jobs.remove(job);
+                    let why =
+                        format!("a member has a block with version {version}, which nobody gave");
+                    return self.end_epoch(Need::NewEpoch, why, actions);
+                }
+                self.adopt(job, targets, given, gathering.as_ref(), actions);
             }
             Purpose::Adopt { .. } => {
                 // It stated another version: it will be judged anew.

@@ -7,7 +7,8 @@
 //!
 //! Invariants
 //!   1. From the moment an epoch is active its acting members get every write and must acknowledge it.
-//!   2. Who must acknowledge writes is a learner that gets them, or an acting member.
+//!   2. A learner that must acknowledge writes was bound while it got them; one that is lost since is still waited for
+//!      until that is given up.
 
 use super::MemberSet;
 

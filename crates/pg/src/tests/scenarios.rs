@@ -1,5 +1,6 @@
 //! What happens in single situations that must not go wrong.
 
+use base::Version;
 use format::wire::{Filling, Member, Op, Outcome, PeerBody, Refusal};
 
 use super::history::Kind;
@@ -593,6 +594,27 @@ fn units_that_the_newest_copy_lost_come_from_an_older_copy() {
     world.check_equal();
     assert_eq!([world.value(1, 0), world.value(1, 3)], [world.history.last_value(), value + 3]);
     assert_eq!(world.osds[other].store.now.blocks[&key].damaged, 0);
+}
+
+#[test]
+fn a_version_that_nobody_gave_ends_the_epoch_and_not_the_process() {
+    let mut world = whole(3, 3);
+    let value = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let other = (at + 1) % 3;
+    world.write(at, 1, 0, 1);
+    world.deliver(at, other, true);
+    world.stores_go_on();
+    let epoch = world.entry.epoch.next();
+    let store = &mut world.osds[other].store;
+    let key = *store.now.blocks.keys().next().unwrap();
+    store.damage(key, 3);
+    store.now.blocks.get_mut(&key).unwrap().version = Version { epoch, counter: 999 };
+    world.crash(at, 0);
+    world.settle();
+    assert!(world.entry.epoch > epoch, "the epoch that the version names has ended");
+    world.check_equal();
+    assert_eq!(world.value(1, 3), value + 3);
 }
 
 #[test]
