@@ -463,7 +463,7 @@ impl Monitors {
     fn undone(&mut self, monitor: usize) -> Vec<String> {
         let key = |check: Value| {
             let text = check["message"].as_str().unwrap().to_string();
-            text.split("under ").nth(1).unwrap().split(' ').next().unwrap().to_string()
+            text.split("edit of ").nth(1).unwrap().split(' ').next().unwrap().to_string()
         };
         let mut keys: Vec<String> =
             self.checks(monitor, "state_edit_undone").into_iter().map(key).collect();
