@@ -513,7 +513,8 @@ impl Store {
         self.facts(pg).last
     }
 
-    /// What is known of the PG besides its blocks. Empty during recovery; meaningful from [`Effect::Opened`] on.
+    /// What is known of the PG besides its blocks. Empty during recovery; meaningful from
+    /// [`Effect::Opened`] on.
     pub fn facts(&self, pg: PgId) -> PgFacts {
         let record = self.parts.as_ref().map(|parts| parts.pgs.get(pg));
         let PgRecord { last, held, hole, floor, .. } = record.unwrap_or_default();
