@@ -143,7 +143,7 @@ fn render(status: &Value) -> String {
     };
     line(format!("health      {}", health_sentence(status)));
     if let Some(age) = status["seconds_old"].as_f64() {
-        line(format!("            no monitor leads: this is the state of {age:.0} s ago"));
+        line(format!("            no monitor leads; this status is {age:.0} s old"));
     }
     for check in render_checks(status).lines() {
         line(format!("            {check}"));

@@ -60,10 +60,10 @@ impl std::fmt::Display for CreateError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             CreateError::TooSmall { size } => {
-                write!(f, "{size} bytes are too small for an OSD: give it at least 128MiB")
+                write!(f, "{size} bytes is too small for an OSD: use at least 128MiB")
             }
             CreateError::TooLarge { size } => {
-                write!(f, "{size} bytes are too large for one OSD: give it at most 64TiB")
+                write!(f, "{size} bytes is too large for one OSD: use at most 64TiB")
             }
             CreateError::SectorSize(size) => {
                 write!(f, "a logical block of {size} bytes is not supported: only 512 and 4096 are")

@@ -152,8 +152,9 @@ impl Client {
         match answer.await {
             Some(result) => Ok(Volume { hold, attached: result? }),
             None => {
-                let hint = "create a new client; io_uring must stay allowed while it runs";
-                Err(failure("io_uring", "the thread of the client has ended".to_string(), hint))
+                let hint =
+                    "create a new client; the process needs io_uring as long as a client runs";
+                Err(failure("io_uring", "the client's I/O thread has ended".to_string(), hint))
             }
         }
     }

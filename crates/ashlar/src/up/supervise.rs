@@ -148,8 +148,11 @@ fn read_request(connection: UnixStream, events: &Sender<Event>) {
     match read.ok().and_then(|_| serde_json::from_str(&line).ok()) {
         Some(request) => drop(events.send(Event::Asked(request, connection))),
         None => {
-            let hint = "use the version of ashlar that runs `ashlar up` there";
-            answer(&connection, &failed("invalid", "this is not a request of ashlar", hint));
+            let hint = "use the same version of ashlar as the running `ashlar up`";
+            answer(
+                &connection,
+                &failed("invalid", "`ashlar up` does not understand this request", hint),
+            );
         }
     }
 }
