@@ -1,50 +1,50 @@
-//! What a primary asks its members, and the state of each exchange.
+//! The requests of a primary to its members, and the state of each exchange.
 //!
 //! Invariants
-//!   1. A question is answered once, by the member that was asked.
+//!   1. Each request is answered once, by the member to which it was sent.
 
 use blockstore::BlockKey;
 use slab::Slab;
 
 use super::slots::JobSlot;
 
-/// How far the talk with a member is. Top to bottom is the order in time.
+/// How far the exchange with a member has got. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Contact {
     /// There is no connection.
     Away,
-    /// It was asked how it stands.
+    /// The primary has asked for its state.
     Asked,
-    /// It answered.
+    /// It has reported its state.
     Known,
-    /// It cannot go on in this epoch.
+    /// It cannot continue in this epoch.
     Out,
 }
 
-/// What a member was asked for.
+/// What the primary requested from a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
-    /// Blocks, to compare those of acting members.
+    /// A list of blocks, to compare those of the acting members.
     Compare,
-    /// Blocks that a learner holds and the PG did not adopt.
+    /// A list of blocks that a learner holds and that the PG did not adopt.
     Intake,
-    /// Blocks of a learner, for a full comparison.
+    /// A list of a learner's blocks, for a full comparison.
     Listing,
     /// A block for a job.
     Fetch { job: JobSlot },
-    /// A repair for the same blocks on all acting members.
+    /// A repair, so that all acting members have the same blocks.
     Adopt { job: JobSlot },
     /// A block of a learner's backfill.
     Fill { key: BlockKey, bytes: u64 },
-    /// A learner's cursor.
+    /// To make a learner's cursor durable.
     Progress,
-    /// Everything so far, durably.
+    /// To make everything sent so far durable.
     Sync,
-    /// A record by which it states nothing of a version that goes.
+    /// To record that the member no longer reports a version that is dropped.
     Drop,
 }
 
-/// Questions whose answers are missing, by the number that the answer names.
+/// Requests that have not been answered, by the number that the answer carries.
 #[derive(Default)]
 pub struct Asks {
     asks: Slab<Ask>,
@@ -58,12 +58,13 @@ struct Ask {
 }
 
 impl Asks {
-    /// A member is asked; returns the question's number.
+    /// Registers a request to a member; returns its number.
     pub fn ask(&mut self, peer: usize, what: Asked) -> u32 {
         self.asks.insert(Ask { peer, what }) as u32
     }
 
-    /// A member answered; the error: it was not asked that.
+    /// Removes a request that a member answered, and returns it. Returns an error if the member had no such
+    /// request.
     pub fn answered(&mut self, peer: usize, call: u32) -> Result<Asked, String> {
         let ask = self.asks.get(call as usize).filter(|ask| ask.peer == peer).copied();
         let ask = ask.ok_or("an answer that was not asked for")?;
@@ -71,7 +72,7 @@ impl Asks {
         Ok(ask.what)
     }
 
-    /// Nothing is expected of this member any more.
+    /// Drops all open requests to this member.
     pub fn forget(&mut self, peer: usize) {
         self.asks.retain(|_, ask| ask.peer != peer);
     }

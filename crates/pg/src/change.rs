@@ -1,10 +1,10 @@
-//! A change of a block on its way from the primary to every store: as a message, and as a request.
+//! A change of a block on its way from the primary to every store: as a message to a member, and as a request
+//! to a store.
 //!
 //! Invariants
-//!   1. Version, block and laziness are the same at every member. What is put there is too, unless
-//!      positions hold different things.
-//!   2. A request that leaves for the store carries one checksum for each unit of data, and a deletion is
-//!      never lazy.
+//!   1. Version, block and laziness are the same at every member. The data is the same too, unless positions
+//!      hold different data.
+//!   2. A request to the store carries one checksum for each unit of data. A deletion is never lazy.
 
 use base::{BlockSize, PgId, UNIT_SIZE, Version};
 use blockstore::{BlockKey, Request as StoreRequest};
@@ -17,20 +17,20 @@ pub struct ChangeHeader {
     pub key: BlockKey,
     pub block_size: BlockSize,
     pub version: Version,
-    /// It may be answered before it is durable.
+    /// The change may be answered before it is durable.
     pub lazy: bool,
 }
 
 impl ChangeHeader {
-    /// The message to a member, with the primary's mark.
+    /// Returns the message to a member, with the primary's mark.
     pub fn to_message(self, mark: Version, change: Change) -> PeerBody {
         let ChangeHeader { key, block_size, version, lazy, .. } = self;
         assert!(mark < version);
         PeerBody::Write { version, mark, key, block_size, lazy, change }
     }
 
-    /// As this OSD's store is told. Requires: the change was checked, by [`super::Shape::check_op`] or,
-    /// where it came from another member, like it.
+    /// Returns the request to this OSD's store. Requires: the change was checked by
+    /// [`super::Shape::check_op`] or, if it came from another member, in the same way.
     pub fn into_store_request(self, change: Change) -> StoreRequest {
         let ChangeHeader { pg, key, block_size, version, lazy } = self;
         match change {
@@ -51,7 +51,7 @@ impl ChangeHeader {
     }
 }
 
-/// How much data a change brings.
+/// Returns how many bytes of data a change carries.
 pub fn data_size_bytes(change: &Change) -> u64 {
     match change {
         Change::Write { data, .. } => data.len() as u64,

@@ -1,8 +1,8 @@
-//! The change list: which units of which blocks changed lately.
+//! The change list: which units of which blocks changed recently.
 //!
 //! Invariants
-//!   1. Every change of the PG at this member with a version above `reach` is in it.
-//!   2. At most as many changes as it was made for.
+//!   1. The list holds every change of the PG at this member with a version above `reach`.
+//!   2. The list holds at most `count_max` changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use blockstore::BlockKey;
 
 use crate::units::Units;
 
-/// See the module.
+/// The change list; see the module.
 pub struct Changes {
     reach: Version,
     count_max: usize,
@@ -27,12 +27,13 @@ struct Changed {
 }
 
 impl Changes {
-    /// Nothing is known of changes up to `reach`. Of the later ones the last `count_max` are kept.
+    /// Returns an empty list that knows nothing of changes up to `reach`. Of later changes it keeps the last
+    /// `count_max`.
     pub fn new(reach: Version, count_max: usize) -> Changes {
         Changes { reach, count_max, list: VecDeque::new() }
     }
 
-    /// A block changed.
+    /// Adds a change of a block. A full list drops its oldest change.
     pub fn add(&mut self, version: Version, key: BlockKey, units: Range<u32>) {
         if self.list.len() == self.count_max
             && let Some(oldest) = self.list.pop_front()
@@ -43,8 +44,8 @@ impl Changes {
         self.list.push_back(Changed { version, key, first, end });
     }
 
-    /// The blocks with changes above `version`, and their units; `None`: it does not reach back so
-    /// far.
+    /// Returns the blocks with changes above `version`, and the units that changed. Returns `None` if the
+    /// list does not reach back that far.
     pub fn since(&self, version: Version) -> Option<BTreeMap<BlockKey, Units>> {
         if self.reach > version {
             return None;

@@ -1,13 +1,14 @@
-//! Comparing the blocks of acting members: their lists are walked side by side, page by page.
+//! Compares the blocks of the acting members: walks their block lists side by side, page by page.
 //!
 //! Invariants
-//!   1. Up to `lowest` all acting members hold the same; only what is newer is compared. Where one
-//!      lacks what another's floor has passed, `lowest` is zero: all is compared, and what a member
-//!      lacks at or below its floor is deleted.
-//!   2. A version that too few have was never acknowledged, and goes (pools of pieces alone). First whoever
-//!      has it keeps a record by which it states nothing from that version on: whoever is away and has it
-//!      too is then beyond the end of its epoch, whatever happens. Then they get the version before, and
-//!      all state themselves anew, in the next epoch.
+//!   1. Up to version `lowest` all acting members hold the same, so only newer blocks are compared. If a
+//!      member lacks versions that another's floor has passed, `lowest` is zero: all blocks are compared, and
+//!      a block that a member lacks at or below its own floor is deleted on the others.
+//!   2. A version that too few members have was never acknowledged, and is dropped (only in pools of pieces).
+//!      First each member that has it writes a record that it reports nothing from that version on. So if a
+//!      member that is away has the version too, that version is beyond the end of its epoch whatever
+//!      happens. Then the members get back the version before, and all report their state anew, in the next
+//!      epoch.
 
 use base::Version;
 use blockstore::BlockKey;
@@ -16,35 +17,35 @@ use format::wire::ListedBlock;
 use super::MemberSet;
 use super::page::Page;
 
-/// How far the comparison is.
+/// How far the comparison has got.
 #[derive(Default)]
 pub struct Compare {
     lowest: Version,
-    /// Of each acting member.
+    /// The block list of each acting member.
     pages: Vec<Page>,
-    /// Blocks whose newest version goes.
+    /// Blocks whose newest version is dropped.
     returns: Vec<Return>,
-    /// Members whose records do not say yet that they lack it.
+    /// Members that have not yet recorded that they lack the dropped versions.
     undropped: MemberSet,
-    /// Some versions went: the members are to state themselves anew.
+    /// Some versions were dropped: the members must report their state anew.
     has_returned: bool,
 }
 
-/// A block whose newest version goes from those who have it.
+/// A block whose newest version is dropped by the members that have it.
 pub struct Return {
     pub key: BlockKey,
     pub newest: Version,
     pub from: MemberSet,
-    /// One that has the version before.
+    /// The index of a member that has the version before.
     pub like: usize,
 }
 
-/// What follows, as far as pages came.
+/// What the comparison does next, given the pages that have arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Pages must come first.
+    /// Wait for pages.
     Pages,
-    /// This block is compared.
+    /// Compare this block.
     Block(BlockKey),
     /// All blocks were compared.
     End,
@@ -55,37 +56,38 @@ pub enum Next {
 pub enum Compared {
     /// The acting members hold the same blocks.
     Same,
-    /// These members must first record that they state nothing from a version on.
+    /// These members must first record that they report nothing from the given version on.
     Drop(Vec<(usize, Version)>),
-    /// Some of them have not recorded that yet.
+    /// Some members have not recorded that yet.
     Dropping,
-    /// Versions were taken back: the members are to state themselves anew.
+    /// Versions were taken back: the members must report their state anew.
     TakenBack,
 }
 
 impl Compare {
-    /// So many acting members, who all hold the same up to `lowest`.
+    /// Returns a comparison of `count` acting members that all hold the same up to `lowest`.
     pub fn new(count: usize, lowest: Version) -> Compare {
         let pages = (0..count).map(|_| Page::default()).collect();
         Compare { lowest, pages, ..Compare::default() }
     }
 
-    /// Only blocks above this version are listed.
+    /// Returns the version above which blocks are listed.
     pub fn newer_than(&self) -> Version {
         self.lowest
     }
 
-    /// Whether all blocks are listed.
+    /// Returns whether all blocks are listed.
     pub fn compares_all(&self) -> bool {
         self.lowest == Version::ZERO
     }
 
-    /// Where a member's next page begins, if it is to be asked for now.
+    /// Returns where a member's next page begins, if that page should be requested now. It then counts as
+    /// requested.
     pub fn ask_from(&mut self, index: usize) -> Option<Option<BlockKey>> {
         self.pages[index].ask_from()
     }
 
-    /// A page of a member came. The error says what is wrong with it.
+    /// Adds a page that a member sent. The error says what is wrong with the page.
     pub fn on_page(
         &mut self,
         index: usize,
@@ -95,7 +97,7 @@ impl Compare {
         self.pages[index].on_page(self.lowest, blocks, is_last)
     }
 
-    /// What follows.
+    /// Returns what to do next.
     pub fn next(&self) -> Next {
         if self.pages.iter().any(Page::is_missing) {
             return Next::Pages;
@@ -103,17 +105,18 @@ impl Compare {
         self.pages.iter().filter_map(Page::next_key).min().map_or(Next::End, Next::Block)
     }
 
-    /// The versions that the members have of the next block; `ZERO`: none.
+    /// Takes the next block out of all lists and returns each member's version of it; `ZERO`: the member
+    /// lists none.
     pub fn take(&mut self, key: BlockKey) -> Vec<Version> {
         self.pages.iter_mut().map(|page| page.take(key)).collect()
     }
 
-    /// The newest version of a block goes, once all blocks are compared.
+    /// Notes that a block's newest version must be dropped, once all blocks are compared.
     pub fn take_back(&mut self, block: Return) {
         self.returns.push(block);
     }
 
-    /// All blocks were compared, and all repairs are durable.
+    /// Ends the comparison. Requires: all blocks were compared, and all repairs are durable.
     pub fn end(&mut self) -> Compared {
         if self.has_returned {
             return Compared::TakenBack;
@@ -135,13 +138,15 @@ impl Compare {
         Compared::Drop(drops)
     }
 
-    /// A member's record says that it lacks what goes. True: it was the last one.
+    /// Notes that a member has recorded that it lacks the dropped versions. Returns whether it was the last
+    /// such member.
     pub fn on_dropped(&mut self, index: usize) -> bool {
         self.undropped.take(index);
         self.undropped.is_empty()
     }
 
-    /// What goes, now that every record says so.
+    /// Returns the blocks whose newest version is dropped. Requires: every member concerned has recorded
+    /// that.
     pub fn begin_returns(&mut self) -> Vec<Return> {
         assert!(self.undropped.is_empty());
         self.has_returned = true;

@@ -1,5 +1,5 @@
-//! The face of replicated blocks: every position holds the whole block. So any acting member alone
-//! answers reads ([`read`]), also over older layers ([`chain`]), and deletes images by range ([`delete`]).
+//! The face of replicated blocks: every position holds the whole block. So any acting member alone can answer
+//! reads ([`read`]), also over older layers ([`chain`]), and delete images by range ([`delete`]).
 
 pub mod chain;
 pub mod delete;
@@ -57,7 +57,7 @@ impl Face for Copies {
         if others.is_empty() {
             return Adoption::Same;
         }
-        // What the newest copy lost comes from older ones.
+        // Units that the newest copy lost come from older copies.
         let mut sources: Vec<usize> = (0..stated.len()).collect();
         sources.sort_by_key(|index| std::cmp::Reverse(stated[*index].version));
         Adoption::Forward { newest, sources, to: others }
@@ -92,7 +92,7 @@ impl Face for Copies {
     }
 }
 
-/// The units that an operation names.
+/// Returns the units to which an operation refers.
 fn units_named(kind: &WriteKind, block_size: BlockSize) -> Range<u32> {
     let (first, end) = match kind {
         WriteKind::Change { change: Change::Write { offset, data, .. }, .. } => {
@@ -105,22 +105,23 @@ fn units_named(kind: &WriteKind, block_size: BlockSize) -> Range<u32> {
         WriteKind::Change { change: Change::Delete, .. }
         | WriteKind::Read { wants: Wants::Allocation, .. }
         | WriteKind::HandedOver => (0, block_size.unit_count()),
-        // No read waits for it.
+        // No read waits for a hold.
         WriteKind::Hold => (0, 0),
     };
     first..end
 }
 
-/// Copies of a block: the first source's, and from others what that one lost.
+/// Gathers a block: the first source's copy, and from other sources the units that the first one lost.
 struct CopyGathering {
-    /// `None`: the whole block.
+    /// The wanted units; `None`: the whole block.
     wants: Option<Units>,
     held: Option<Held>,
     /// Members to ask, in order.
     sources: VecDeque<usize>,
-    /// What the first one lost may come from an older version; else all hold the same one.
+    /// Units that the first source lost may come from an older version. If false, all sources hold the same
+    /// version.
     takes_older: bool,
-    /// What nobody could read becomes damaged; else it stays as it is.
+    /// Units that no source could read are marked damaged in the content. If false, they are left out of it.
     names_lost: bool,
     is_mixed: bool,
     is_older: bool,
@@ -128,7 +129,7 @@ struct CopyGathering {
 }
 
 impl CopyGathering {
-    /// Units that are wanted and did not come yet.
+    /// Returns the units that are wanted and have not arrived yet.
     fn missing(&self) -> Units {
         let wants = self.wants.unwrap_or(Units::from_range(0..self.block_size.unit_count()));
         match &self.held {

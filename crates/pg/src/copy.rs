@@ -1,5 +1,5 @@
-//! Copies of blocks between members: for equal blocks at the beginning of an epoch, for learners,
-//! and for units that were damaged.
+//! Copies blocks between members: to make acting members equal at the beginning of an epoch, to fill
+//! learners, and to restore damaged units.
 //!
 //! ```text
 //!   (hold: its turn in the block's queue) ──▶ the first source's copy ──▶ units it lost, from the
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. In an active epoch a block is copied while no write of it is under way, and later ones wait
-//!      until the copy is on its way. So all acting members hold the same.
-//!   2. Units that no source could read are sent as damaged: nobody keeps older data there.
-//!   3. A version stands for one content: where units of an older copy took the place of lost ones, the
-//!      block gets a version of the new epoch.
+//!   1. In an active epoch a block is copied while no write to it is in flight, and later writes wait until
+//!      the copy has been sent. So all acting members hold the same block.
+//!   2. Units that no source could read are sent as damaged, so that no member keeps older data there.
+//!   3. A version stands for one content: if units of an older copy replace lost units, the block gets a
+//!      version of the new epoch.
 
 use base::Version;
 use base::planted::{self, Bug};
@@ -26,37 +26,38 @@ use super::store_calls::Call;
 use super::units::{Held, Units};
 use super::{Action, MemberSet, Need, Pg};
 
-/// What is gathered of one block.
+/// A copy of one block in progress.
 pub struct Job {
     key: BlockKey,
     stage: JobStage,
-    /// Its place in the queue of the block's writes, once it has its turn.
+    /// Its slot in the queue of the block's writes, once it has its turn.
     hold: Option<WriteSlot>,
     purpose: Purpose,
 }
 
-/// How far a job is. Top to bottom is the order in time.
+/// How far a job has got. Top to bottom is the order in time.
 enum JobStage {
-    /// It waits for its turn, or for what this OSD lost: these can be asked then.
+    /// Waits for its turn, or to learn which units this OSD lost. Holds the members that can be asked
+    /// afterwards.
     Waiting(Vec<Source>),
-    /// Members are asked.
+    /// Members are being asked for their copies.
     Gathering(Box<dyn Gathering>),
-    /// Members get what came of it.
+    /// The gathered content is being sent to members.
     Giving,
 }
 
 /// What a job is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// The acting members `targets` get the block in this version; `ZERO`: it goes from them.
+    /// The acting members `targets` get the block in this version; `ZERO`: it is removed from them.
     Adopt { version: Version, targets: MemberSet },
     /// The acting members `targets` get back the version before.
     Return { targets: MemberSet },
-    /// A learner gets it, or only some units; `None`: all.
+    /// A learner gets these units of the block; `None`: all of it.
     Fill { learner: usize, units: Option<Units> },
-    /// Units that this OSD lost come back.
+    /// Units that this OSD lost are restored.
     Mend,
-    /// The operation in this slot has to know it.
+    /// The operation in this slot needs the block's content.
     Operation { slot: WriteSlot },
 }
 
@@ -67,8 +68,8 @@ impl Job {
 }
 
 impl Pg {
-    /// Begins a job that needs no turn in its block's queue: nothing is written in the epoch yet, or an
-    /// operation has its turn.
+    /// Begins a job that needs no turn in its block's queue, because no write has begun in the epoch yet or
+    /// because the job's operation has the turn.
     pub(crate) fn begin_job(&mut self, job: Job, actions: &mut Vec<Action>) {
         let wanted_for = match job.purpose {
             Purpose::Adopt { .. } => WantedFor::Adoption,
@@ -81,7 +82,7 @@ impl Pg {
         self.gather_for(job, wanted_for, actions);
     }
 
-    /// A block is deleted: it goes from acting members that still have it.
+    /// Removes a deleted block from the acting members that still have it.
     pub(crate) fn remove_from(
         &mut self,
         key: BlockKey,
@@ -96,7 +97,8 @@ impl Pg {
         }
     }
 
-    /// Members that were heard of in this epoch, as sources; this OSD, if it is to be one, first.
+    /// Returns the acting members that have reported their state in this epoch, as sources. With `with_me`,
+    /// this OSD comes first.
     pub(crate) fn sources(&self, with_me: bool) -> Vec<Source> {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let others = lead.acting_others();
@@ -106,7 +108,7 @@ impl Pg {
         all.map(|index| lead.source(index)).collect()
     }
 
-    /// Begins a job at its turn among the writes of its block. `follower` goes on when it ends.
+    /// Queues a job with the writes of its block; it begins at its turn. `follower` continues when it ends.
     pub(crate) fn queue_job(
         &mut self,
         job: Job,
@@ -122,7 +124,8 @@ impl Pg {
         self.write(WriteFor::Job(job), key, WriteKind::Hold, follower, actions);
     }
 
-    /// No write of the job's block is under way, and none begins before [`Pg::end_job`].
+    /// Begins a queued job at its turn: no write to its block is in flight, and none begins before
+    /// [`Pg::end_job`].
     pub(crate) fn on_hold(&mut self, job: JobSlot, slot: WriteSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         assert!(found.hold.is_none());
@@ -139,7 +142,7 @@ impl Pg {
         }
     }
 
-    /// What this OSD lost of a block is known.
+    /// Handles the store's answer about which units of a block this OSD lost.
     pub(crate) fn on_lost_units(
         &mut self,
         job: JobSlot,
@@ -158,7 +161,7 @@ impl Pg {
         self.gather_for(job, WantedFor::Mending(version, lost), actions);
     }
 
-    /// Begins to ask members.
+    /// Begins to ask members for their copies.
     fn gather_for(&mut self, job: JobSlot, purpose: WantedFor, actions: &mut Vec<Action>) {
         let (block_size, face) = (self.shape.block_size, self.shape.face);
         let found = &mut self.lead().jobs[job];
@@ -171,7 +174,7 @@ impl Pg {
         self.gather(job, actions);
     }
 
-    /// Asks the next source for what is missing.
+    /// Asks the next source for the units that are missing.
     fn gather(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         let found = &mut self.lead().jobs[job];
@@ -188,7 +191,7 @@ impl Pg {
         }
     }
 
-    /// This OSD's own copy.
+    /// Handles this OSD's own copy.
     pub(crate) fn on_own_copy(
         &mut self,
         job: JobSlot,
@@ -204,7 +207,7 @@ impl Pg {
         self.on_source(me, job, held, actions);
     }
 
-    /// A member's copy.
+    /// Handles a member's copy.
     pub(crate) fn on_peer_copy(
         &mut self,
         index: usize,
@@ -227,7 +230,7 @@ impl Pg {
         self.gather(job, actions);
     }
 
-    /// No source has more.
+    /// Handles the end of gathering: no source has anything more to add.
     fn on_gathered(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let (key, purpose) = (found.key, found.purpose);
@@ -237,14 +240,15 @@ impl Pg {
         };
         match purpose {
             Purpose::Adopt { version, targets } if gathering.version() == version => {
-                // Units that came from another copy go to those of the newest version as well.
+                // Units that came from another copy are also sent to members that have the newest version.
                 let targets = if gathering.is_mixed() { self.lead().acting } else { targets };
                 let given = match gathering.is_older() {
                     true => self.version_of_this_epoch(),
                     false => version,
                 };
                 if given < version {
-                    // It names this epoch, which has given no version yet. The next one is above it.
+                    // The version is of this epoch, which has given none yet. A version of the next epoch is
+                    // above it.
                     self.lead().jobs.remove(job);
                     let why =
                         format!("a member has a block with version {version}, which nobody gave");
@@ -253,7 +257,7 @@ impl Pg {
                 self.adopt(job, targets, given, gathering.as_ref(), actions);
             }
             Purpose::Adopt { .. } => {
-                // It stated another version: it will be judged anew.
+                // The member reported another version. It is checked again in the next epoch.
                 self.lead().jobs.remove(job);
                 let why = "a member's block is not as it was listed".to_owned();
                 self.end_epoch(Need::NewEpoch, why, actions);
@@ -285,7 +289,7 @@ impl Pg {
         }
     }
 
-    /// What this OSD lost is durable here again.
+    /// Handles the end of a repair of units that this OSD lost.
     pub(crate) fn on_mended(
         &mut self,
         job: JobSlot,
@@ -293,14 +297,14 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        // If the store had no room the units stay damaged, and the read says so.
+        // If the store had no room, the units stay damaged and the read reports that.
         if result.is_ok() {
             self.mended_units += units as u64;
         }
         self.end_job(job, actions);
     }
 
-    /// A job ended: later writes of its block go on.
+    /// Ends a job: later writes to its block continue.
     fn end_job(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let job = self.lead().jobs.remove(job);
         if let Some(slot) = job.hold {
@@ -308,15 +312,16 @@ impl Pg {
         }
     }
 
-    /// The version of a block that was put together from copies of several versions. A member that is away
-    /// may hold the newest version as it was written: this content differs, so that member must get it. No
-    /// write has this version: the counter of the epoch's first write is one more.
+    /// Returns the version for a block that was put together from copies of several versions. A member that
+    /// is away may hold the newest version with its original content. The new content differs, so that member
+    /// must get it and the block needs a new version. No write has this version: the counter of the epoch's
+    /// first write is one higher.
     fn version_of_this_epoch(&mut self) -> Version {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         Version { epoch, counter: self.lead().highest_complete().counter }
     }
 
-    /// Gives what was gathered to acting members that have something else.
+    /// Sends the gathered content to the acting members that have other content.
     fn adopt(
         &mut self,
         job: JobSlot,
@@ -365,7 +370,7 @@ impl Pg {
         self.call(call, StoreRequest::Repair { pg: self.shape.pg, key, content }, actions);
     }
 
-    /// This OSD's own repair for equal blocks ended.
+    /// Handles the end of this OSD's own repair at the beginning of an epoch.
     pub(crate) fn on_adopted_here(
         &mut self,
         job: JobSlot,
@@ -383,7 +388,7 @@ impl Pg {
         }
     }
 
-    /// A member has the newest copy durably.
+    /// Notes that a member has the newest copy durably.
     pub(crate) fn on_adopted_by(&mut self, index: usize, job: JobSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let Purpose::Adopt { targets, .. } = &mut found.purpose else {
@@ -397,8 +402,8 @@ impl Pg {
         }
     }
 
-    /// Lets a read wait until units that this OSD lost were fetched from other members; false if there is no
-    /// other member.
+    /// Makes a read wait until units that this OSD lost have been restored from other members. Returns false
+    /// if there is no other member.
     pub(crate) fn mend(
         &mut self,
         key: BlockKey,
@@ -418,7 +423,7 @@ impl Pg {
     }
 }
 
-/// How many units a content has that could be read.
+/// Returns how many units of a content could be read.
 fn intact_count(content: &Content) -> usize {
     let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
     match content {

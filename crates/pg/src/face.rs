@@ -1,9 +1,10 @@
-//! The face of a pool: what the core of this crate asks about the contents of keys.
+//! The face of a pool: the questions of this crate's core about the contents of keys.
 //!
-//! The core is the rest of this crate: epochs, members, versions, the window, leases, peering and
-//! backfill. It orders changes of keys. Where a step depends on what a key holds, and on which part of it
-//! lies at which position, the core asks a [`Face`]. [`Copies`] is the face of replicated blocks. A pool
-//! whose positions hold different things, such as pieces of a stripe, answers the same questions differently.
+//! The core is the rest of this crate: epochs, members, versions, the window, leases, peering and backfill.
+//! It orders changes of keys. If a step depends on what a key holds, and on which part of it lies at which
+//! position, the core asks a [`Face`]. [`Copies`] is the face of replicated blocks. A pool whose positions
+//! hold different data, such as pieces of a stripe, has another face, which answers the same questions
+//! differently.
 //!
 //! | the core asks | copies answer | pieces of a stripe answer |
 //! |---|---|---|
@@ -15,10 +16,10 @@
 //! | what a position is to hold ([`Gathering::content_at`]) | what the first source has, completed by others | what enough others make of it |
 //!
 //! Invariants
-//!   1. Answers are values: nothing here changes the PG.
-//!   2. What one source gave is never replaced by what another one has.
-//!   3. An operation that needs to know its key starts when all earlier ones of that key have ended:
-//!      nothing that it read is ever taken back.
+//!   1. Answers are values: a face never changes the PG.
+//!   2. Data from one source is never replaced by data from another.
+//!   3. An operation that needs to know its key's content starts when all earlier operations on that key have
+//!      ended: nothing that it read is taken back later.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -30,99 +31,103 @@ use super::MemberSet;
 use super::operation::WriteKind;
 use super::units::{Held, Units};
 
-/// What a kind of pool knows of its keys. A face lives as long as the process.
+/// What the core must know about the keys of one kind of pool. A face lives as long as the process.
 pub trait Face: Debug + Sync {
-    /// Whether every position holds all of a key, so that any acting member alone has everything that
+    /// Returns whether every position holds all of a key, so that any acting member alone has everything that
     /// was acknowledged.
     fn is_whole_everywhere(&self) -> bool;
 
-    /// The units of its key that an operation touches: those that overlap take turns.
+    /// Returns the units of its key that an operation touches. Operations whose units overlap take turns.
     fn footprint(&self, kind: &WriteKind, block_size: BlockSize) -> Range<u32>;
 
-    /// What must be known of the key before an operation starts.
+    /// Returns what must be known of the key before an operation starts.
     fn needs(&self, kind: &WriteKind) -> Needs;
 
-    /// Judges what all acting members state of a key that one of them has. In the order of positions.
+    /// Decides which version of a key stays, from the statements of all acting members, in the order of
+    /// positions. At least one of them has the key.
     fn adopt(&self, stated: &[Statement]) -> Adoption;
 
-    /// What of a key is copied to a learner that lacks changes of these units; `None`: all of it.
+    /// Returns the units of a key that are copied to a learner that lacks changes of `changed`; `None`: all
+    /// of it.
     fn units_to_fill(&self, changed: Units) -> Option<Units>;
 
-    /// Begins to gather what is wanted of a key.
+    /// Begins to gather the wanted content of a key.
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering>;
 }
 
 /// What must be known of a key before an operation on it starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
-    /// Nothing: it may follow an operation that has not ended.
+    /// Nothing: the operation may start while earlier ones are in flight.
     Nothing,
-    /// All earlier operations of the key have ended.
+    /// That all earlier operations on the key have ended.
     Turn,
-    /// What this OSD's store says of the block.
+    /// The block's version and allocation in this OSD's store.
     Extents,
-    /// What members hold: the answer is [`Gathering::prepare`]'s.
+    /// What members hold: [`Gathering::prepare`] then decides what the operation does.
     Pieces,
 }
 
-/// What is wanted of a key.
+/// A request to gather the content of a key.
 pub struct Wanted {
-    /// What for.
+    /// Why it is wanted.
     pub purpose: WantedFor,
-    /// Members that it can come from: they hold what was acknowledged, or the version that stays.
+    /// Members that can supply it: they hold all acknowledged writes, or the version that stays.
     pub sources: Vec<Source>,
-    /// Of its pool.
+    /// The pool's block size.
     pub block_size: BlockSize,
 }
 
-/// A member that can be asked.
+/// A member that can be asked for its part of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// Its index.
+    /// The member's index.
     pub index: usize,
-    /// What it holds.
+    /// The position whose data it holds.
     pub position: Position,
 }
 
-/// What something is wanted for.
+/// Why the content of a key is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WantedFor {
-    /// An operation that must know its key.
+    /// For an operation that must know its key's content.
     Operation,
-    /// Acting members lack the version that stays. Units that the first source lost may come from an older
-    /// version.
+    /// For acting members that lack the version that stays. Units that the first source lost may come from an
+    /// older version.
     Adoption,
-    /// Acting members that go back to the version that the first source has.
+    /// For acting members that go back to the version that the first source has.
     Return,
-    /// A learner; `None`: all of it.
+    /// For a learner, which needs these units; `None`: all of the key.
     Learner(Option<Units>),
-    /// This OSD, which has this version and lost these units of it.
+    /// For this OSD, which has this version and lost these units of it.
     Mending(Version, Units),
 }
 
-/// What is wanted of a key, and what has come of it.
+/// A gathering of a key's content in progress: what is wanted, and what has arrived.
 pub trait Gathering {
-    /// The member to ask next, and for which units (a bitmap; empty: all). `None`: no more members.
+    /// Returns the member to ask next, and for which units (a bitmap; empty: all). `None`: nobody is left to
+    /// ask, or nothing is missing.
     fn next(&mut self) -> Option<(usize, Vec<u64>)>;
 
-    /// A source answered.
+    /// Adds a source's answer.
     fn take(&mut self, source: usize, answer: Held, buffers: &BufferPool);
 
-    /// Whether parts came from several sources that hold the same: all are to have them.
+    /// Returns whether parts came from several sources that should hold the same content: then all of them
+    /// must get the result.
     fn is_mixed(&self) -> bool;
 
-    /// Whether something came from an older version: then the content is that of no version that was
-    /// written.
+    /// Returns whether some data came from an older version: then no version was ever written with this
+    /// content.
     fn is_older(&self) -> bool;
 
-    /// The version that came; `ZERO`: there is nothing.
+    /// Returns the version that was gathered; `ZERO`: the key does not exist.
     fn version(&self) -> Version;
 
-    /// What a position is to hold, under this version. Units that nobody could read are named as damaged, so
-    /// that the position keeps no older data there.
+    /// Returns the content that a position must hold, with this version. Units that no source could read are
+    /// marked damaged, so that the position keeps no older data there.
     fn content_at(&self, position: Position, version: Version) -> Content;
 
-    /// What an operation does, now that its key is known.
+    /// Returns what an operation does, now that the content of its key is known.
     fn prepare(&self, kind: WriteKind, buffers: &BufferPool) -> Prepared;
 }
 
@@ -137,14 +142,14 @@ pub enum Prepared {
 /// A change of a key, for each position.
 #[derive(Debug)]
 pub enum Changed {
-    /// The same everywhere.
+    /// The same change at every position.
     Everywhere(Change),
-    /// To each its own, by position.
+    /// A change for each position, by the position's index.
     ByPosition(Vec<Change>),
 }
 
 impl Changed {
-    /// What the member at a position, or a learner for it, does.
+    /// Returns the change for the member at a position, or for a learner that is to take it.
     pub fn at(&self, position: Position) -> Change {
         match self {
             Changed::Everywhere(change) => change.clone(),
@@ -152,7 +157,7 @@ impl Changed {
         }
     }
 
-    /// The same for the last position that is asked for, without a copy.
+    /// Returns the change for a position, like [`Changed::at`], but without copying it.
     pub fn into_change_at(self, position: Position) -> Change {
         match self {
             Changed::Everywhere(change) => change,
@@ -161,42 +166,43 @@ impl Changed {
     }
 }
 
-/// What an acting member states of a key at the beginning of an epoch.
+/// What an acting member reports of a key at the beginning of an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Statement {
-    /// The version that it has; `ZERO`: none.
+    /// The version that the member has; `ZERO`: none.
     pub version: Version,
-    /// If it has none: a version up to this one was deleted, and the tombstone may be gone.
+    /// If the member has none: any version of the key up to this one was deleted, and its tombstone may be
+    /// gone.
     pub deleted_up_to: Version,
 }
 
-/// What becomes of a key, of which acting members state this; members by their index.
+/// What happens to a key, given the statements of the acting members. Members are identified by their index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// They hold the same version.
+    /// Nothing: the members hold the same version.
     Same,
-    /// It was deleted.
+    /// The key was deleted.
     Remove {
         /// Members that still have it.
         from: MemberSet,
     },
     /// The newest version stays.
     Forward {
-        /// Which one.
+        /// The newest version.
         newest: Version,
-        /// Whom to read it from, in this order.
+        /// Members to read it from, in this order.
         sources: Vec<usize>,
-        /// Who lacks it.
+        /// Members that lack it.
         to: MemberSet,
     },
     /// Too few members have the newest version to restore it: it was never acknowledged, so it is
     /// dropped.
     Back {
-        /// Which one goes.
+        /// The version that is dropped.
         newest: Version,
-        /// Who has it.
+        /// Members that have it.
         from: MemberSet,
-        /// One that has the version before, which they get again.
+        /// A member that has the version before, which the others get back.
         like: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Learners at their primary: from where each is filled, and its filling in key order.
+//! Learners at their primary: where the backfill of each one begins, and the backfill itself, in key order.
 //!
 //! ```text
 //!   State ──▶ what it holds that was never adopted ──▶ Activate ──▶ blocks up to its cursor
@@ -6,9 +6,10 @@
 //! ```
 //!
 //! Invariants
-//!   1. From its activation on a learner gets every write, in version order.
-//!   2. What a learner may lack or have too much is copied, block by block: [`Filler`] knows which.
-//!   3. Before it is reported complete a learner is bound: nothing is acknowledged without it.
+//!   1. From its activation on, a learner gets every write, in version order.
+//!   2. Blocks of which a learner may lack changes, or hold changes that the PG never adopted, are copied one
+//!      by one. [`Filler`] knows which blocks those are.
+//!   3. A learner is bound before it is reported complete: from then on no write is acknowledged without it.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,7 @@ use super::page::check_list;
 use super::store_calls::NewerFor;
 use super::{Action, MemberSet, Need, Pg, Serving};
 
-/// A learner whose blocks beyond the end of its epoch are being listed.
+/// A learner before it is admitted: its blocks with versions beyond the end of its epoch are being listed.
 pub struct Intake {
     end: Version,
     filling: Filling,
@@ -32,7 +33,7 @@ pub struct Intake {
 }
 
 impl Pg {
-    /// A learner is known, or learners are filled from now on: begins to fill it.
+    /// Begins to fill a learner, if it has reported its state and learners are filled now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let floor = self.local_state.floor();
         let is_filling = self.may_copy();
@@ -65,7 +66,8 @@ impl Pg {
         self.send(index, PeerBody::List { call, newer_than, after }, actions);
     }
 
-    /// A learner listed blocks beyond the end of its epoch: they are to be copied whole.
+    /// Handles a learner's list of blocks with versions beyond the end of its epoch. They will be copied
+    /// whole.
     pub(crate) fn on_intake_list(
         &mut self,
         index: usize,
@@ -90,7 +92,7 @@ impl Pg {
         Ok(())
     }
 
-    /// A learner takes part from now on.
+    /// Makes a learner take part from now on.
     fn admit(&mut self, index: usize, mut filling: Filling, actions: &mut Vec<Action>) {
         if filling.whole.len() > self.shape.limits.whole_count_max {
             list_all(&mut filling);
@@ -109,7 +111,7 @@ impl Pg {
         self.send(index, body, actions);
     }
 
-    /// The connection to a learner is gone, or it cannot go on.
+    /// Drops a learner whose connection is lost or that cannot continue.
     pub(crate) fn forget_learner(&mut self, index: usize, actions: &mut Vec<Action>) {
         self.write_targets.remove_learner(index);
         let lead = self.lead();
@@ -127,7 +129,7 @@ impl Pg {
         if filler.is_bound() {
             self.end_epoch(Need::NewEpoch, format!("lost {osd}, which was complete"), actions);
         } else {
-            // It takes part once in an epoch.
+            // A learner takes part only once in an epoch, so it needs a new one.
             if !is_failed {
                 actions.push(Action::Need(Need::NewEpoch));
             }
@@ -135,7 +137,7 @@ impl Pg {
         }
     }
 
-    /// A learner is sent a write.
+    /// Notes that a write was sent to a learner.
     pub(crate) fn on_sent_to_learner(&mut self, index: usize, version: Version, bytes: u64) {
         let bytes_max = self.shape.limits.learner_bytes_max;
         let Some(filler) = self.filler(index) else { return };
@@ -144,7 +146,7 @@ impl Pg {
         }
     }
 
-    /// A learner has a write durably.
+    /// Notes that a learner has a write.
     pub(crate) fn on_learner_wrote(
         &mut self,
         index: usize,
@@ -158,8 +160,8 @@ impl Pg {
         }
     }
 
-    /// Acting members and bound learners. Not learners that clients only wait for: they may still lose their
-    /// part, and their copies count for nothing before they are bound.
+    /// Returns the acting members and bound learners. Learners that only delay clients are left out: they may
+    /// still be dropped, and their copies count for nothing until they are bound.
     pub(crate) fn keepers(&self) -> MemberSet {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let mut keepers = self.write_targets.ack_required();
@@ -171,8 +173,8 @@ impl Pg {
         keepers
     }
 
-    /// Ends the part of learners that keep clients waiting and answer nothing. Called now and then: a
-    /// learner has the time between two calls.
+    /// Drops learners that delay clients and have answered no write since the last call. Called now and then;
+    /// the time between two calls is what a learner has to answer.
     pub fn drop_stuck_learners(&mut self, actions: &mut Vec<Action>) {
         let Some(lead) = &mut self.lead else { return };
         for index in lead.acting.count()..lead.peers.len() {
@@ -187,7 +189,7 @@ impl Pg {
         }
     }
 
-    /// A learner's record is durable.
+    /// Begins a learner's backfill: its record of the activation is durable.
     pub(crate) fn on_learner_recorded(
         &mut self,
         index: usize,
@@ -200,15 +202,15 @@ impl Pg {
         Ok(())
     }
 
-    /// As primary: so many repairs of learners may be under way for this PG.
+    /// As primary: sets how many repairs of learners may be in flight for this PG, and starts as many.
     pub fn fill(&mut self, count_max: usize, actions: &mut Vec<Action>) {
         let Some(lead) = &mut self.lead else { return };
         lead.fills_max = count_max;
         self.pump(actions);
     }
 
-    /// Learners being filled: bytes copied in this epoch, and bytes still to be compared or copied
-    /// as far as is known.
+    /// Returns, for each learner being filled, the bytes copied in this epoch and the bytes still to be
+    /// compared or copied, as far as known.
     pub fn filling(&self) -> impl Iterator<Item = (OsdId, u64, Option<u64>)> + '_ {
         let hashes = self.shape.hashes();
         let block_bytes = self.shape.block_size.bytes();
@@ -234,7 +236,7 @@ impl Pg {
         });
     }
 
-    /// Starts fills while there is room, and finishes what is done.
+    /// Starts as many fills as are allowed, and moves learners to their next step.
     pub(crate) fn pump(&mut self, actions: &mut Vec<Action>) {
         if !self.may_copy() {
             return;
@@ -267,7 +269,7 @@ impl Pg {
         fillers.map(Filler::open_count).sum::<usize>() < lead.fills_max
     }
 
-    /// Finds more blocks to fill; false: pages must be waited for.
+    /// Finds more blocks to fill. Returns false if pages must arrive first.
     fn find_more(&mut self, index: usize, actions: &mut Vec<Action>) -> bool {
         let Some(filler) = self.filler(index) else { return false };
         let asks = filler.ask_pages();
@@ -283,7 +285,7 @@ impl Pg {
         self.filler(index).is_some_and(Filler::find_listed)
     }
 
-    /// A page of this OSD's own blocks came.
+    /// Adds a page of this OSD's own blocks.
     pub(crate) fn on_own_list(
         &mut self,
         index: usize,
@@ -296,7 +298,7 @@ impl Pg {
         self.pump(actions);
     }
 
-    /// A page of a learner's blocks came.
+    /// Adds a page of a learner's blocks.
     pub(crate) fn on_learner_list(
         &mut self,
         index: usize,
@@ -310,7 +312,7 @@ impl Pg {
         Ok(())
     }
 
-    /// A copy of a block is ready for a learner, which may have gone meanwhile.
+    /// Sends a copy of a block to a learner, unless the learner was dropped meanwhile.
     pub(crate) fn send_fill(
         &mut self,
         index: usize,
@@ -328,7 +330,7 @@ impl Pg {
         self.send(index, PeerBody::Repair { call, key, content }, actions);
     }
 
-    /// A block is durable at a learner.
+    /// Notes that a block is durable at a learner.
     pub(crate) fn on_filled(
         &mut self,
         index: usize,
@@ -341,7 +343,8 @@ impl Pg {
         self.pump(actions);
     }
 
-    /// Lets the learner keep how far it is, where it is time; goes on to the next phase.
+    /// Makes the learner's cursor durable when that is due, and moves the learner to the next phase or binds
+    /// it.
     fn keep_cursor(&mut self, index: usize, actions: &mut Vec<Action>) {
         let mark = self.mark();
         let progress_every = self.shape.limits.progress_every;
@@ -368,7 +371,7 @@ impl Pg {
         self.send(index, PeerBody::Progress { call, filling, complete, floor }, actions);
     }
 
-    /// The learner has everything: from now on nothing is acknowledged without it.
+    /// Binds a learner that has everything: from now on no write is acknowledged without it.
     fn bind(&mut self, index: usize, actions: &mut Vec<Action>) {
         let order = self.queue.order_next();
         let Some(filler) = self.filler(index) else { return };
@@ -376,12 +379,12 @@ impl Pg {
         self.write_targets.require(index);
         let lead = self.lead();
         lead.lease_givers.push(lead.peers[index].member.osd);
-        // Everything up to the mark was acknowledged, and sent to the learner or filled.
+        // Everything up to the mark was acknowledged, and the learner got it as a write or by backfill.
         let mark = self.mark();
         self.send_progress(index, mark, actions);
     }
 
-    /// A learner keeps its progress durably.
+    /// Notes that a learner's progress record is durable.
     pub(crate) fn on_progress_noted(&mut self, index: usize, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let Some(filler) = &mut lead.peers[index].filler else { return };
@@ -394,8 +397,8 @@ impl Pg {
         }
     }
 
-    /// Reports learners that have everything, once all writes that were begun before they were bound
-    /// have ended: those were begun without knowing whether there is room for them.
+    /// Reports complete learners, once all writes that were begun before they were bound have ended: nobody
+    /// checked whether the learner had room for those writes.
     pub(crate) fn report_complete(&mut self, actions: &mut Vec<Action>) {
         let Pg { lead, queue, serving, .. } = self;
         let is_filling = matches!(serving, Serving::Active | Serving::Filling);

@@ -1,9 +1,10 @@
-//! What a learner lacks, block by block, and how far its backfill is.
+//! What a learner lacks, block by block, and how far its backfill has got.
 //!
 //! Invariants
-//!   1. A block of which the learner may lack or have too much is copied: what is behind the
-//!      cursor by versions above `complete`, what is before it above `since`, and `whole`.
-//!   2. The cursor passes a block once that is durable at the learner.
+//!   1. Each block of which the learner may lack changes, or hold changes that were never adopted, is copied:
+//!      those after the cursor with versions above `complete`, those up to the cursor with versions above
+//!      `since`, and those in `whole`.
+//!   2. The cursor passes a block once the block is durable at the learner.
 //!   3. A key leaves `whole` once its block is durable at the learner.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,88 +17,89 @@ use format::wire::{Activation, Filling, ListedBlock, MemberState};
 use super::page::Page;
 use super::units::Units;
 
-/// How far a learner's filling is.
+/// How far a learner's backfill has got.
 pub struct Filler {
-    /// From where it is filled, as of now; `whole` is kept apart.
+    /// Where the backfill stands. Its list `whole` is empty: the field below holds those keys.
     filling: Filling,
-    /// Blocks that are to be copied whole and are not yet.
+    /// Blocks that are still to be copied whole.
     whole: BTreeSet<BlockKey>,
-    /// Blocks of writes that were under way when it was admitted: it did not get those.
+    /// Blocks of writes that were in flight when the learner was admitted. It did not get those writes.
     crossing: BTreeSet<BlockKey>,
-    /// Its record is durable: the filling may begin.
+    /// The learner's record is durable: the backfill may begin.
     is_begun: bool,
     phase: Phase,
     source: Source,
     /// The last block that the phase has found.
     cursor: Option<BlockKey>,
-    /// No block follows the cursor.
+    /// No more blocks follow the cursor.
     is_listed: bool,
     /// Blocks to be copied; `None`: whole.
     todo: BTreeMap<BlockKey, Option<Units>>,
-    /// Blocks on their way, in key order; true: durable at the learner.
+    /// Blocks that are being copied, in key order. `true`: durable at the learner.
     started: BTreeMap<BlockKey, bool>,
-    /// Blocks filled since the cursor was last kept.
+    /// Number of blocks filled since the cursor was last recorded.
     filled_count: usize,
     progress_is_open: bool,
     is_bound: bool,
-    /// Once it is bound: writes before this one may have been begun without room promised by it.
+    /// Once the learner is bound: its place in the order of writes. Earlier writes may have been begun before
+    /// the learner promised room for them.
     bound_at: u64,
     done_bytes: u64,
     unanswered: Unanswered,
 }
 
-/// Writes that a learner was sent and has not answered.
+/// Writes that were sent to a learner and that it has not answered.
 #[derive(Default)]
 struct Unanswered {
-    /// By the counters of their versions: bytes of data.
+    /// Bytes of data, by the counter of the write's version.
     writes: BTreeMap<u64, u64>,
     bytes: u64,
-    /// There are too many: clients wait for this learner.
+    /// There are too many unanswered bytes: clients wait for this learner.
     is_awaited: bool,
-    /// It answered none of them since the last call of [`Filler::is_stuck`].
+    /// The learner has answered none of them since the last call of [`Filler::is_stuck`].
     is_stuck: bool,
 }
 
 /// Which blocks are being filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Those up to the cursor, which lack only what is newer than `since`.
+    /// Those up to the cursor, which lack only versions above `since`.
     Before,
-    /// Those behind it.
+    /// Those after the cursor.
     Behind,
 }
 
-/// Pages to ask for: where each begins.
+/// Pages to request: where each begins. Outer `None`: no page is requested.
 pub struct PageAsks {
-    /// Of this OSD's own blocks.
+    /// The page of this OSD's own blocks.
     pub own: Option<Option<BlockKey>>,
-    /// Of its own blocks, only those with newer versions.
+    /// Only own blocks with versions above this one are listed.
     pub own_newer_than: Version,
-    /// Of the learner's blocks, all of them.
+    /// The page of the learner's blocks; all of its blocks are listed.
     pub learner: Option<Option<BlockKey>>,
 }
 
-/// What follows for a learner.
+/// What the primary does next for a learner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// More blocks, or an answer of the learner, must come first.
+    /// Nothing: more copies, or an answer of the learner, must come first.
     Wait,
-    /// The learner is to keep its cursor.
+    /// Make the learner's cursor durable.
     Progress,
-    /// Blocks behind the cursor are filled from now on. If there is a cursor, the learner is to keep that
-    /// those before it are done.
+    /// Go on to the blocks after the cursor. If there is a cursor, also make durable at the learner that the
+    /// blocks up to the cursor are done.
     GoBehind { has_cursor: bool },
-    /// It has everything.
+    /// Bind the learner: it has everything.
     Bind,
 }
 
 /// Where the blocks to fill are found.
 enum Source {
-    /// All are known.
+    /// All of them are known.
     Known,
     /// This OSD's own index, page by page.
     Index(Page),
-    /// Its index beside the learner's.
+    /// This OSD's index, side by side with the learner's.
     Both { own: Page, learner: Page },
 }
 
@@ -123,7 +125,7 @@ impl Filler {
         }
     }
 
-    /// Its record is durable: the backfill begins. The error: it did before.
+    /// Begins the backfill: the learner's record is durable. Returns an error if it had begun before.
     pub fn begin(&mut self) -> Result<(), String> {
         if self.is_begun {
             return Err("a second record of the same activation".into());
@@ -140,23 +142,23 @@ impl Filler {
         self.is_bound
     }
 
-    /// Whether blocks are copied to it.
+    /// Returns whether blocks are copied to the learner.
     pub fn is_filling(&self) -> bool {
         self.is_begun && !self.is_bound
     }
 
-    /// Bytes copied in this epoch.
+    /// Returns the bytes copied in this epoch.
     pub fn done_bytes(&self) -> u64 {
         self.done_bytes
     }
 
-    /// Whether a block belongs to the phase.
+    /// Returns whether a block belongs to the present phase.
     fn has_in_phase(&self, key: BlockKey) -> bool {
         let is_before = self.filling.cursor.is_some_and(|cursor| key <= cursor);
         is_before == (self.phase == Phase::Before)
     }
 
-    /// Above this version blocks of the phase are to be copied.
+    /// Returns the version above which blocks of the present phase must be copied.
     fn threshold(&self) -> Version {
         match self.phase {
             Phase::Before => self.filling.since,
@@ -164,8 +166,8 @@ impl Filler {
         }
     }
 
-    /// A write was sent to it. True: clients must wait for it from now on, for a learner that answers more
-    /// slowly than clients write would take ever more memory here.
+    /// Notes that a write was sent to the learner. Returns true if clients must wait for the learner from now
+    /// on: else a learner that answers more slowly than clients write would use ever more memory here.
     pub fn on_sent(&mut self, version: Version, bytes: u64, bytes_max: u64) -> bool {
         let unanswered = &mut self.unanswered;
         unanswered.writes.insert(version.counter, bytes);
@@ -177,7 +179,7 @@ impl Filler {
         is_over
     }
 
-    /// It has a write. True: clients need not wait for it any more.
+    /// Notes that the learner has a write. Returns true if clients need not wait for the learner any more.
     pub fn on_wrote(&mut self, version: Version, bytes_max: u64) -> bool {
         let unanswered = &mut self.unanswered;
         unanswered.bytes -= unanswered.writes.remove(&version.counter).unwrap_or(0);
@@ -189,24 +191,24 @@ impl Filler {
         has_caught_up && !self.is_bound
     }
 
-    /// Whether clients wait for it and it answered nothing since this was called last.
+    /// Returns whether clients wait for the learner and it has answered no write since the last call.
     pub fn is_stuck(&mut self) -> bool {
         let was_stuck = std::mem::replace(&mut self.unanswered.is_stuck, true);
         self.unanswered.is_awaited && was_stuck
     }
 
-    /// Writes that it was sent and has not answered.
+    /// Returns how many writes were sent to the learner and have not been answered.
     pub fn unanswered_count(&self) -> usize {
         self.unanswered.writes.len()
     }
 
-    /// Blocks that are on their way to it.
+    /// Returns how many blocks are on their way to the learner.
     pub fn open_count(&self) -> usize {
         self.started.values().filter(|is_done| !**is_done).count()
     }
 
-    /// Begins a phase. `changed`: which blocks changed above a version, and what of them is copied, if
-    /// this OSD knows that without listing its blocks.
+    /// Begins a phase. `changed` returns the blocks that changed above a version and which of their units to
+    /// copy, or `None` if this OSD would have to list its blocks to know that.
     pub fn begin_phase(
         &mut self,
         phase: Phase,
@@ -244,7 +246,7 @@ impl Filler {
         }
     }
 
-    /// The next block to copy, if it is known; it counts as on its way.
+    /// Returns the next block to copy, if one is known. The block then counts as on its way.
     pub fn start_next(&mut self) -> Option<(BlockKey, Option<Units>)> {
         let (key, _) = self.todo.first_key_value()?;
         let is_found = self.is_listed || Some(*key) <= self.cursor;
@@ -256,12 +258,12 @@ impl Filler {
         Some((key, units))
     }
 
-    /// Whether no more blocks are to be found in this phase.
+    /// Returns whether all blocks to copy in this phase have been found.
     pub fn is_listed(&self) -> bool {
         self.is_listed
     }
 
-    /// Which pages are to be asked for now.
+    /// Returns which pages to request now.
     pub fn ask_pages(&mut self) -> PageAsks {
         let own_newer_than = self.own_newer_than();
         let (own, learner) = match &mut self.source {
@@ -272,7 +274,7 @@ impl Filler {
         PageAsks { own, own_newer_than, learner }
     }
 
-    /// What of this OSD's own blocks is listed.
+    /// Returns the version above which this OSD's own blocks are listed.
     fn own_newer_than(&self) -> Version {
         match self.source {
             Source::Both { .. } => Version::ZERO,
@@ -280,7 +282,7 @@ impl Filler {
         }
     }
 
-    /// A page of this OSD's own blocks came.
+    /// Adds a page of this OSD's own blocks.
     pub fn on_own_page(&mut self, blocks: Vec<ListedBlock>, is_last: bool) -> Result<(), String> {
         let newer_than = self.own_newer_than();
         match &mut self.source {
@@ -291,7 +293,7 @@ impl Filler {
         }
     }
 
-    /// A page of the learner's blocks came.
+    /// Adds a page of the learner's blocks.
     pub fn on_learner_page(
         &mut self,
         blocks: Vec<ListedBlock>,
@@ -303,12 +305,12 @@ impl Filler {
         }
     }
 
-    /// Whether this block is on its way.
+    /// Returns whether this block is on its way to the learner.
     pub fn is_started(&self, key: BlockKey) -> bool {
         self.started.get(&key) == Some(&false)
     }
 
-    /// A block is durable at the learner.
+    /// Notes that a block is durable at the learner.
     pub fn on_filled(&mut self, key: BlockKey, bytes: u64) {
         let before = self.started.insert(key, true);
         assert!(before == Some(false));
@@ -318,8 +320,9 @@ impl Filler {
         self.move_cursor();
     }
 
-    /// What follows, now that more blocks are durable at the learner. `mark`: what is durable at all
-    /// members; `progress_every`: so many blocks make the cursor durable.
+    /// Returns what to do next, when more blocks may have become durable at the learner. `mark`: the version
+    /// up to which all members are durable. `progress_every`: number of filled blocks after which the cursor
+    /// is made durable.
     pub fn step(&mut self, mark: Version, progress_every: usize) -> Step {
         if self.progress_is_open {
             return Step::Wait;
@@ -340,30 +343,32 @@ impl Filler {
         }
     }
 
-    /// The learner is to keep how far it is; `None`: it lacks nothing.
+    /// Returns the progress that the learner must make durable; `None`: it lacks nothing.
     pub fn begin_progress(&mut self) -> Option<Filling> {
         self.filled_count = 0;
         self.progress_is_open = true;
         Some(self.to_keep()).filter(|_| !self.is_bound)
     }
 
-    /// The learner kept how far it is.
+    /// Notes that the learner's progress is durable.
     pub fn end_progress(&mut self) {
         self.progress_is_open = false;
     }
 
-    /// From now on nothing is acknowledged without it. `order`: the place of the next write.
+    /// Binds the learner: from now on no write is acknowledged without it. `order`: the place of the next
+    /// write.
     pub fn bind(&mut self, order: u64) {
         assert!(self.is_begun);
         (self.is_bound, self.bound_at) = (true, order);
     }
 
-    /// Writes before this place may have been begun without room promised by it. Requires: it is bound.
+    /// Returns the place in the order of writes at which the learner was bound. Earlier writes may have been
+    /// begun before it promised room for them. Requires: it is bound.
     pub fn bound_at(&self) -> u64 {
         self.bound_at
     }
 
-    /// Moves the cursor behind all blocks that are done.
+    /// Moves the cursor past the blocks that are done.
     fn move_cursor(&mut self) {
         while let Some(first) = self.started.first_entry()
             && *first.get()
@@ -376,7 +381,7 @@ impl Filler {
         }
     }
 
-    /// What the learner is to keep.
+    /// Returns the progress that the learner must record.
     fn to_keep(&self) -> Filling {
         let whole = self.whole.iter().copied().filter(|_| !planted::on(Bug::WholeNotKept));
         let filling = Filling { whole: whole.collect(), ..self.filling.clone() };
@@ -386,12 +391,12 @@ impl Filler {
         }
     }
 
-    /// Whether all blocks of the phase are at the learner.
+    /// Returns whether all blocks of the phase are durable at the learner.
     fn is_phase_done(&self) -> bool {
         self.is_listed && self.todo.is_empty() && self.started.is_empty()
     }
 
-    /// About how many bytes are still to be compared or copied; `None`: not known yet.
+    /// Returns an estimate of the bytes still to be compared or copied; `None`: not known yet.
     pub fn left_bytes(&self, block_bytes: u64, hashes: (u32, u32)) -> Option<u64> {
         let open = (self.todo.len() + self.open_count()) as u64;
         let known = open * block_bytes;
@@ -403,15 +408,16 @@ impl Filler {
         if seen == 0 {
             return None;
         }
-        // Hashes are spread evenly: as much as was copied for those seen follows for the others.
+        // Hashes are spread evenly, so the rest of the hash range needs as many bytes per hash as the part
+        // seen so far.
         let unseen = u64::from(hashes.1).saturating_sub(first + seen);
         let more = u128::from(self.done_bytes + known) * u128::from(unseen) / u128::from(seen);
         Some(known.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)))
     }
 }
 
-/// From where a learner is to be filled, and the version beyond which what it holds was never
-/// adopted (`None`: what it holds is this epoch's).
+/// Returns where the backfill of a learner must begin, and the version above which the learner's data was
+/// never adopted (`None`: all of its data is of this epoch).
 pub fn judge(
     history: &[Activation],
     state: &MemberState,
@@ -435,7 +441,7 @@ pub fn judge(
     (Filling { complete, cursor, since, whole, listing }, end)
 }
 
-/// Everything is compared, from the beginning.
+/// Makes the backfill compare all blocks, from the first one.
 pub fn list_all(filling: &mut Filling) {
     filling.listing = true;
     filling.cursor = None;
@@ -444,7 +450,7 @@ pub fn list_all(filling: &mut Filling) {
 }
 
 impl Filler {
-    /// Takes blocks to fill from the pages that came; false: more pages must come first.
+    /// Takes blocks to fill from the pages that have arrived. Returns false if more pages must arrive first.
     pub fn find_listed(&mut self) -> bool {
         let threshold = self.threshold();
         let upto = self.filling.cursor.filter(|_| self.phase == Phase::Before);

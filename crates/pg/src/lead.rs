@@ -1,8 +1,8 @@
 //! What a primary keeps of its epoch and of each member.
 //!
 //! Invariants
-//!   1. Members are named by their index: acting ones by position, then learners. The primary is an acting
-//!      member.
+//!   1. Members are identified by their index: acting ones by position, then learners. The primary is an
+//!      acting member.
 
 use base::{Epoch, OsdId, Position, Version};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PgEntry};
@@ -28,45 +28,45 @@ pub struct Lead {
     pub unrecorded: MemberSet,
     /// The version that the epoch adopted.
     pub adopted: Version,
-    /// Tombstones up to it are gone.
+    /// Tombstones up to this version are gone.
     pub floor: Version,
     /// Activations up to this one.
     pub history: Vec<Activation>,
     pub compare: Compare,
     pub jobs: Slots<JobSlot, Job>,
-    /// Questions to members whose answers are missing.
+    /// Requests to members that have not been answered.
     pub asks: Asks,
-    /// So many fills may be under way.
+    /// Maximum number of fills in flight.
     pub fills_max: usize,
-    /// Learners that have everything and are not reported yet.
+    /// Learners that are complete and have not been reported yet.
     pub unreported: MemberSet,
-    /// Whose leases this primary needs.
+    /// The OSDs whose leases this primary needs.
     pub lease_givers: Vec<OsdId>,
-    /// The mark that the other acting members were told.
+    /// The newest mark that was sent to the other acting members.
     pub mark_told: Version,
 }
 
 /// A member as its primary sees it.
 pub struct Peer {
     pub member: Member,
-    /// Where it acts, or what for it learns.
+    /// Its position in the acting set; for a learner, the position for which it learns.
     pub position: Position,
     pub contact: Contact,
     pub state: Option<MemberState>,
-    /// Of a learner that is being judged.
+    /// Set while a learner's data is checked before it is admitted.
     pub intake: Option<Intake>,
-    /// Of a learner that takes part.
+    /// Set while a learner takes part in the epoch.
     pub filler: Option<Filler>,
 }
 
-/// How an acting member that has not stated itself stands, by the map.
+/// The status, according to the map, of an acting member that has not reported its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absence {
-    /// It is up, in the run that the entry names.
+    /// It is up, in the incarnation that the entry lists.
     Awaited,
-    /// It is not.
+    /// It is not up in that incarnation.
     Down,
-    /// It was removed from the cluster: nothing waits for data that only it may have.
+    /// It was removed from the cluster: data that only it may have is given up.
     Gone,
 }
 
@@ -110,12 +110,12 @@ impl Lead {
         }
     }
 
-    /// The index of a member that is not this OSD.
+    /// Returns the index of a member other than this OSD.
     pub fn index_of(&self, osd: OsdId) -> Option<usize> {
         self.peers.iter().position(|peer| peer.member.osd == osd).filter(|index| *index != self.me)
     }
 
-    /// Whether no other member takes part in the epoch.
+    /// Returns whether the entry has no member but this OSD.
     pub fn is_alone(&self) -> bool {
         self.peers.len() == 1
     }
@@ -125,12 +125,12 @@ impl Lead {
         self.peers[..count].iter().map(|peer| peer.state.as_ref().expect("all have answered"))
     }
 
-    /// Whether all acting members have stated themselves.
+    /// Returns whether all acting members have reported their state.
     pub fn is_known(&self) -> bool {
         self.peers[..self.acting.count()].iter().all(|peer| peer.state.is_some())
     }
 
-    /// Judges the acting members. Requires: all have stated themselves.
+    /// Decides what follows from the states of the acting members. Requires: all have reported their state.
     pub fn judge(&self) -> Judgement {
         let states: Vec<&MemberState> = self.acting_states().collect();
         let is_new = states.iter().all(|state| state.held == Version::ZERO);
@@ -148,30 +148,32 @@ impl Lead {
         }
         let lowest = states.iter().map(|state| state.complete).min().unwrap_or_default();
         let floor = states.iter().map(|state| state.floor).max().unwrap_or_default();
-        // Below a floor deletions are in no list: what lacks them is found only among all blocks.
+        // Deletions at or below a floor are in no list any more: a member that missed one is found only by
+        // comparing all blocks.
         let newer_than = if lowest < floor { Version::ZERO } else { lowest };
         Judgement::Compare { newer_than }
     }
 
-    /// The version that the epoch adopts. Requires: all acting members have stated themselves.
+    /// Returns the version that the epoch adopts. Requires: all acting members have reported their state.
     pub fn highest_complete(&self) -> Version {
         let complete = self.acting_states().map(|state| state.complete);
         complete.max().expect("there are acting members")
     }
 
-    /// Up to which version an acting member proves the deletion of what it lacks: tombstones of such
-    /// versions are gone there. A disk that lost the block, and not the floor above it, proves nothing.
+    /// Returns the version up to which an acting member proves that a block it lacks was deleted: its
+    /// tombstones up to there are gone. It proves nothing beyond what it is complete to: a disk may have lost
+    /// the block and kept the floor above it.
     pub fn deleted_up_to(&self, index: usize) -> Version {
         let state = self.peers[index].state.as_ref();
         state.map_or(Version::ZERO, |state| state.floor.min(state.complete))
     }
 
-    /// A member as a source of what it holds.
+    /// Returns a member as a source of the data that it holds.
     pub fn source(&self, index: usize) -> Source {
         Source { index, position: self.peers[index].position }
     }
 
-    /// Acting members other than this OSD.
+    /// Returns the indices of the acting members other than this OSD.
     pub fn acting_others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
         (0..self.acting.count()).filter(move |index| *index != me)

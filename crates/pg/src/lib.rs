@@ -1,8 +1,8 @@
-//! One placement group at one of its members. `docs/internals/pg.md` is the protocol.
+//! One placement group at one of its members. `docs/internals/pg.md` describes the protocol.
 //!
-//! A [`Pg`] is a value. Entries, operations, messages of peers and answers of the store go in;
-//! [`Action`]s come out: requests to the store, messages to peers, replies. The node carries them out in
-//! order.
+//! A [`Pg`] is a value that does no I/O. Its inputs are map entries, client operations, messages from peers
+//! and answers from the store. Its outputs are [`Action`]s: requests to the store, messages to peers, and
+//! replies. The node carries them out in order.
 //!
 //! | question | files |
 //! |---|---|
@@ -26,16 +26,16 @@
 //! ```
 //!
 //! Invariants
-//!   1. Versions are `epoch.counter`; the counter goes on from what the epoch adopted, one more
-//!      with each write, and a version is given when its write leaves for all members.
-//!   2. Writes of one block start in the order they came. Those that must know the block first
-//!      (compare-and-set, zero, delete) start when all earlier ones of it have ended.
-//!   3. A read starts when no earlier write of its units is unfinished, so it returns only what all
+//!   1. Versions are `epoch.counter`. The counter continues from the version that the epoch adopted and rises
+//!      by one with each write. A write gets its version when it is sent to all members.
+//!   2. Writes to one block start in the order in which they arrived. A write that must examine the block
+//!      first (compare-and-set, zero, delete) starts when all earlier writes to the block have ended.
+//!   3. A read starts when no earlier write to its units is unfinished, so it returns only data that all
 //!      members hold.
-//!   4. Nothing is served in an epoch before every acting member has the same blocks and a durable
-//!      record of it.
-//!   5. Operations that are open when a new entry comes are answered [`Refusal::Stale`]: each may have
-//!      been carried out, or may not.
+//!   4. No operation is served in an epoch until every acting member has the same blocks and a durable record
+//!      of the epoch.
+//!   5. Operations that are open when a new entry arrives are answered [`Refusal::Stale`]: each of them may
+//!      or may not have been carried out.
 
 mod ask;
 mod change;
@@ -102,104 +102,106 @@ use versions::Versions;
 use write_queue::WriteQueue;
 use write_targets::WriteTargets;
 
-/// Names an operation; the node's choice, not reused before its reply.
+/// Identifies an operation. The node chooses the number and does not reuse it before the reply.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u32);
 
-/// Names a request to the store; the PG's choice, not reused before its answer.
+/// Identifies a request to the store. The PG chooses the number and does not reuse it before the answer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct CallId(pub u32);
 
-/// What a PG asks of its node, which carries actions out in order.
+/// What a PG tells its node to do. The node carries actions out in order.
 #[derive(Debug)]
 pub enum Action {
-    /// Ask the store; answered by [`Pg::store_done`].
+    /// Send a request to the store. The node passes the answer to [`Pg::store_done`].
     Store {
-        /// Names the answer.
+        /// Passed back with the answer, to match it to this request.
         call: CallId,
-        /// What.
+        /// The request.
         request: StoreRequest,
     },
-    /// List an image's blocks in the PG's hash range; answered by [`Pg::listed`].
+    /// List an image's blocks in the PG's hash range. The node passes the list to [`Pg::listed`].
     List {
-        /// Names the answer.
+        /// Passed back with the answer, to match it to this request.
         call: CallId,
-        /// Which blocks.
+        /// Which blocks to list.
         listing: Listing,
     },
-    /// An operation ended.
+    /// Answer an operation, which has ended.
     Reply {
-        /// As given.
+        /// The ticket that [`Pg::execute`] was given.
         ticket: Ticket,
-        /// The answer.
+        /// The result, or why the operation was refused.
         outcome: Result<Outcome, Refusal>,
     },
-    /// The PG serves its newest entry from now on: operations that waited for it may come.
+    /// The PG serves its newest entry from now on: the node may pass it the operations that waited for this.
     Activated,
-    /// The operator gave up what the store lost of the PG, and the store knows: the PG may be activated.
+    /// The operator gave up the data of this PG that the store lost, and the store has recorded that: the PG
+    /// may be activated.
     Absolved,
-    /// List all blocks in the PG's hash range with versions above one, tombstones included;
-    /// answered at once by [`Pg::listed_newer`].
+    /// List all blocks in the PG's hash range with versions above `newer_than`, tombstones included. The node
+    /// passes the list to [`Pg::listed_newer`] at once.
     ListNewer {
-        /// Names the answer.
+        /// Passed back with the answer, to match it to this request.
         call: CallId,
-        /// Zero: all.
+        /// Only blocks with versions above this one. `ZERO`: all blocks.
         newer_than: Version,
-        /// Only blocks behind this one.
+        /// Only blocks after this one in key order. `None`: from the start.
         after: Option<BlockKey>,
-        /// At most so many blocks are wanted.
+        /// Maximum number of blocks to return.
         count_max: usize,
     },
-    /// Tell a member of the entry, with the entry's epoch. Dropped where there is no connection.
+    /// Send a message to a member of the entry, with the entry's epoch. The node drops it if there is no
+    /// connection.
     Send {
-        /// Whom.
+        /// The receiver.
         to: OsdId,
-        /// What.
+        /// The message.
         body: PeerBody,
     },
-    /// The PG needs another entry. The node tells the monitor until the epoch is over.
+    /// The PG needs another entry. The node repeats this to the monitor until the epoch is over.
     Need(Need),
 }
 
 /// Why a primary needs another entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Need {
-    /// Another epoch with the same members: a connection broke.
+    /// Another epoch with the same members, for instance because a connection broke.
     NewEpoch,
-    /// This learner has everything; until the epoch ends nothing is acknowledged without it.
+    /// This learner is complete. Until the epoch ends, no write is acknowledged without it.
     Complete(Member),
-    /// This member cannot go on; why, for people.
+    /// This member cannot continue. The text says why, for people.
     Failed(Member, String),
 }
 
 /// Which blocks of an image to list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listing {
-    /// Hashes of the PG, both ends included.
+    /// The PG's hash range, both ends included.
     pub hashes: (u32, u32),
-    /// The layer.
+    /// The image, which is one layer.
     pub image: ImageId,
-    /// The first stripe that counts.
+    /// The first stripe to list.
     pub from: StripeIndex,
-    /// Only blocks behind this one.
+    /// Only blocks after this one in key order. `None`: from the start.
     pub after: Option<BlockKey>,
-    /// At most so many blocks are wanted.
+    /// Maximum number of blocks to return.
     pub count_max: usize,
 }
 
-/// How far a PG is in its newest entry.
+/// How far a PG has got in its newest entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Serving {
-    /// It takes part in nothing.
+    /// The PG takes no part in any epoch.
     Idle {
-        /// For people: what it waits for.
+        /// What the PG waits for; for people.
         why: String,
     },
-    /// Waits until what it gave to its store in the epochs before has ended.
+    /// Waits until the store has completed the requests of earlier epochs.
     Draining,
-    /// Another OSD leads.
+    /// Another OSD is primary.
     Following,
-    /// As primary: waits until all acting members have stated themselves.
+    /// As primary: waits until all acting members have reported their state.
     Asking,
     /// As primary: brings the acting members to the same blocks.
     Comparing,
@@ -207,12 +209,12 @@ pub enum Serving {
     Journaling,
     /// As primary: serves.
     Active,
-    /// As primary: acting members are lost, and the others are too few to serve. Learners are filled
-    /// meanwhile and nothing is served. The epoch is never activated.
+    /// As primary: acting members are lost, and too few are left to serve. Meanwhile learners are filled, and
+    /// no operation is served. This epoch is never activated.
     Filling,
-    /// As primary: the epoch cannot go on; the monitor was asked for the next one.
+    /// As primary: the epoch cannot continue. The monitor was asked for the next one.
     Ended {
-        /// For people.
+        /// Why, for people.
         why: String,
     },
 }
@@ -223,34 +225,34 @@ pub struct Pg {
     me: OsdId,
     buffers: BufferPool,
     serving: Serving,
-    /// The entry it takes part in.
+    /// The entry that this OSD takes part in.
     entry: Option<PgEntry>,
-    /// Of the pool, when the entry came.
+    /// Number of copies that the pool had when the entry arrived.
     copies: u32,
-    /// The epoch, as its primary.
+    /// State of the epoch, if this OSD is its primary.
     lead: Option<Box<Lead>>,
-    /// The epoch, where another OSD leads.
+    /// State of the epoch, if another OSD is its primary.
     follow: Option<Follow>,
-    // What outlives epochs.
+    // State that outlives epochs.
     local_state: LocalState,
     calls: StoreCalls,
     unflushed: Unflushed,
     owed: Owed,
-    /// Units of this OSD's store that were written again from another copy.
+    /// Units that this OSD's store lost and that were restored from another copy.
     mended_units: u64,
     // As primary: writes on their way to all members.
     write_targets: WriteTargets,
     versions: Versions,
     syncs: Syncs,
-    // As primary: operations that are not answered.
+    // As primary: operations that have not been answered.
     queue: WriteQueue,
     reads: Slots<ReadSlot, Read>,
     deletions: Deletions,
 }
 
 impl Pg {
-    /// A PG that serves nothing yet. `facts` is what the store knows of it, `record` what
-    /// [`Record::decode`] found in the store's note.
+    /// Returns a PG that serves nothing yet. `facts`: what the store knows of the PG. `record`: what
+    /// [`Record::decode`] read from the store's note.
     pub fn new(
         shape: Shape,
         me: OsdId,
@@ -282,47 +284,48 @@ impl Pg {
         }
     }
 
-    /// Which PG this is.
+    /// Returns the PG's id.
     pub fn id(&self) -> PgId {
         self.shape.pg
     }
 
-    /// Pieces of 4 KiB that this OSD lost and that were written again from another copy, in this run.
+    /// Returns how many 4 KiB units this OSD lost and restored from another copy since the process started.
     pub fn mended_units(&self) -> u64 {
         self.mended_units
     }
 
-    /// How far it is in its newest entry.
+    /// Returns how far the PG has got in its newest entry.
     pub fn serving(&self) -> &Serving {
         &self.serving
     }
 
-    /// The entry it takes part in.
+    /// Returns the entry that this OSD takes part in.
     pub fn entry(&self) -> Option<&PgEntry> {
         self.entry.as_ref()
     }
 
-    /// The newest record that is durable here.
+    /// Returns the newest record that is durable on this OSD.
     pub fn record(&self) -> Option<&Record> {
         self.local_state.record()
     }
 
-    /// Whose grants must be valid when an operation starts: the other acting members, and learners
-    /// that are bound.
+    /// Returns the OSDs whose leases must be valid when an operation starts: the other acting members, and
+    /// bound learners.
     pub fn lease_givers(&self) -> &[OsdId] {
         self.lead.as_ref().map_or(&[], |lead| &lead.lease_givers)
     }
 
-    /// The highest epoch that was begun here: an entry is entered only if its epoch is above it.
+    /// Returns the highest epoch that was begun on this OSD. [`Pg::enter`] accepts only entries with a higher
+    /// epoch.
     pub fn epoch_floor(&self) -> Epoch {
         self.local_state.epoch_floor()
     }
 
-    /// Takes part in `entry`; as its primary it ends with [`Action::Activated`]. All that is open
-    /// is answered [`Refusal::Stale`]; connections are told by [`Pg::peer_ready`] again.
-    /// Requires: this OSD is an acting member or learner of it in its present run; its epoch is
-    /// above [`Pg::epoch_floor`]; as primary, grants that were given to earlier ones ran out.
-    /// `copies`: of the pool.
+    /// Takes part in `entry`. If this OSD is its primary, this ends with [`Action::Activated`]. All open
+    /// operations are answered [`Refusal::Stale`]. The node must report its connections again, with
+    /// [`Pg::peer_ready`]. Requires: this OSD, in its present run, is an acting member or learner of the
+    /// entry; the entry's epoch is above [`Pg::epoch_floor`]; if this OSD is primary, the leases given to
+    /// earlier primaries have expired. `copies`: number of copies of the pool.
     pub fn enter(&mut self, entry: PgEntry, copies: u32, actions: &mut Vec<Action>) {
         assert!(entry.epoch > self.epoch_floor());
         assert!(entry.pg == self.shape.pg);
@@ -347,27 +350,27 @@ impl Pg {
         self.go_on_when_quiet(actions);
     }
 
-    /// Takes part in nothing until the next entry. All that is open is answered
-    /// [`Refusal::Stale`].
+    /// Takes no part in any epoch until the next entry. All open operations are answered [`Refusal::Stale`].
     pub fn halt(&mut self, why: String, actions: &mut Vec<Action>) {
         self.abandon(actions);
         self.serving = Serving::Idle { why };
     }
 
-    /// Whether this OSD may have lost acknowledged writes of the PG, and was neither filled nor absolved
-    /// since.
+    /// Returns whether this OSD may have lost acknowledged writes of the PG and has not been filled or
+    /// absolved since.
     pub fn is_suspect(&self) -> bool {
         self.local_state.is_suspect()
     }
 
-    /// Tells the store that the operator gave up what it lost of this PG; ends with
+    /// Tells the store that the operator gave up the data of this PG that the store lost. Ends with
     /// [`Action::Absolved`].
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {
         self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
     }
 
-    /// A message of another member in this epoch. Requires: the sender's run is the one in the entry. The
-    /// error says how it violates the protocol: the node closes the connection.
+    /// Handles a message from another member in this epoch. Requires: the sender's incarnation is the one in
+    /// the entry. On an error, which says how the message violates the protocol, the node closes the
+    /// connection.
     pub fn peer_said(
         &mut self,
         from: OsdId,
@@ -384,8 +387,8 @@ impl Pg {
         }
     }
 
-    /// The node answers [`Action::ListNewer`], in key order; with fewer blocks than asked for only
-    /// if there are no more.
+    /// Handles the node's answer to [`Action::ListNewer`]. Requires: `blocks` is in key order, and shorter
+    /// than `count_max` only if there are no more blocks.
     pub fn listed_newer(
         &mut self,
         call: CallId,
@@ -410,8 +413,9 @@ impl Pg {
         }
     }
 
-    /// What this OSD states in its newest entry. Where positions differ, what it holds is that of the
-    /// position that its record names: a member with another one has nothing.
+    /// Returns the state that this OSD reports in its newest entry. In a pool where positions hold different
+    /// data, this OSD holds the data of the position in its record. If it now has another position, it
+    /// reports that it has nothing.
     fn own_state(&self) -> MemberState {
         let position = |entry: &PgEntry| {
             let learner = entry.learner(self.me).map(|learner| learner.position);
@@ -423,8 +427,8 @@ impl Pg {
         self.local_state.state(is_in_role)
     }
 
-    /// Answers all that is open, and forgets the epoch. What is at the store ends, and is not
-    /// answered to anyone.
+    /// Answers all open operations and forgets the epoch. Requests at the store still complete, but nobody is
+    /// told.
     fn abandon(&mut self, actions: &mut Vec<Action>) {
         let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
         open.extend(self.deletions.tickets());
@@ -447,14 +451,14 @@ impl Pg {
         self.follow = None;
         self.entry = None;
         self.write_targets = WriteTargets::default();
-        // Its slots are those of writes that are forgotten.
+        // Its slots refer to writes that no longer exist.
         self.versions.abandon();
         self.syncs = Syncs::default();
     }
 
-    /// As primary: bytes of new data that this member may still have to store, counted in whole blocks: of
-    /// writes that were begun and that it has not answered, in this epoch and in earlier ones since the last
-    /// epoch that was active here.
+    /// As primary: returns the bytes of new data that this member may still have to store, counted in whole
+    /// blocks. They belong to writes that were begun and that the member has not answered, in this epoch and
+    /// in earlier ones since the last epoch that was active on this OSD.
     pub fn owed_by(&self, osd: OsdId) -> u64 {
         let index = self.lead.as_ref().and_then(|lead| lead.index_of(osd));
         self.owed.by(osd) + index.map_or(0, |index| self.owed_in_epoch(index, true))
@@ -465,7 +469,7 @@ impl Pg {
         let late = lead.peers[index].filler.as_ref().map_or(0, |filler| filler.unanswered_count());
         let writes = self.queue.iter().map(|(_, write)| write);
         let count = match late {
-            // A learner's are counted where they are sent.
+            // The filler counts a learner's writes when they are sent.
             _ if lead.acting.has(index) => writes.filter(|write| write.is_missing(index)).count(),
             late => late,
         };
@@ -473,8 +477,8 @@ impl Pg {
         (count + begun.count()) as u64 * self.shape.block_size.bytes()
     }
 
-    /// Whether the newest entry that it entered is active here: every write that was begun in earlier
-    /// epochs has come, or never will.
+    /// Returns whether the newest entry that the PG entered is active on this OSD. Then every write that was
+    /// begun in an earlier epoch has arrived, or never will.
     pub fn is_activated(&self) -> bool {
         match (&self.lead, &self.follow) {
             (Some(_), _) => self.serving == Serving::Active,
@@ -483,13 +487,13 @@ impl Pg {
         }
     }
 
-    /// This OSD has no part in the PG: other members settle what it began, and after some calls it forgets
-    /// what they owed. Called now and then.
+    /// Called now and then while this OSD has no part in the PG. Other members settle the writes that this
+    /// OSD began. After several calls this OSD forgets what members owed.
     pub fn forget_lost(&mut self) {
         self.owed.forget_later();
     }
 
-    /// Enters the epoch, or states what this OSD has, once nothing is under way at the store.
+    /// Enters the epoch, or reports this OSD's state, once no request is in flight at the store.
     fn go_on_when_quiet(&mut self, actions: &mut Vec<Action>) {
         if self.calls.has_changes() {
             return;
@@ -506,14 +510,14 @@ impl Pg {
         }
     }
 
-    /// Keeps a record; [`Pg::on_record_kept`] tells that it is durable.
+    /// Writes a record to the store. [`Pg::on_record_kept`] is called when it is durable or was refused.
     fn keep_record(&mut self, record: Record, what: RecordFor, actions: &mut Vec<Action>) {
         let bytes = self.local_state.begin_record(record, what);
         let key = NoteKey::Pg(self.shape.pg);
         self.call(Call::Record, StoreRequest::Note { key, bytes }, actions);
     }
 
-    /// A record is durable, or was refused.
+    /// Handles the end of a record write: it is durable, or the store refused it.
     fn on_record_kept(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         match self.local_state.end_record(is_durable) {
             RecordFor::Nobody => {}
@@ -526,20 +530,21 @@ impl Pg {
         }
     }
 
-    /// The PG's tombstones up to this version may go here.
+    /// Lets this OSD's store drop the PG's tombstones up to this version.
     fn take_floor(&mut self, floor: Version, actions: &mut Vec<Action>) {
         if self.local_state.raise_floor(floor) {
             self.call(Call::Floor, StoreRequest::SetFloor { pg: self.shape.pg, floor }, actions);
         }
     }
 
-    /// Makes durable what this OSD's store took before.
+    /// Makes durable the changes that this OSD's store accepted before.
     fn flush(&mut self, what: FlushFor, actions: &mut Vec<Action>) {
         let covers = self.unflushed.written();
         self.call(Call::Flush { covers, what }, StoreRequest::Sync, actions);
     }
 
-    /// What the store answered so far is durable.
+    /// Handles the end of a flush: the first `covers` changes that the store answered before they were
+    /// durable are durable now.
     fn on_flushed(&mut self, covers: u64, what: FlushFor, actions: &mut Vec<Action>) {
         self.unflushed.flushed(covers);
         match what {
@@ -552,14 +557,14 @@ impl Pg {
         }
     }
 
-    /// Whether blocks are copied, and writes of the epoch go on: active, or below the minimum size while
-    /// learners are filled.
+    /// Returns whether blocks may be copied and writes of the epoch may proceed: the PG is active, or has too
+    /// few members to serve and fills learners.
     fn may_copy(&self) -> bool {
         matches!(self.serving, Serving::Active | Serving::Filling)
     }
 
-    /// The version up to which all acting members have everything, durably. While learners are filled
-    /// without all of them: up to which this OSD has everything.
+    /// Returns the version up to which all acting members are durably complete. While learners are filled and
+    /// acting members are lost: the version up to which this OSD is complete.
     pub fn mark(&self) -> Version {
         let ended = self.versions.ended();
         match (&self.lead, &self.follow) {
@@ -574,22 +579,22 @@ impl Pg {
         }
     }
 
-    /// Whether it serves nothing and nothing of it is under way: no call to its store will follow.
+    /// Returns whether the PG is idle and has nothing in flight. Then it makes no more requests to its store.
     pub fn is_quiet(&self) -> bool {
         matches!(self.serving, Serving::Idle { .. })
             && self.open_count() == 0
             && self.calls.is_empty()
     }
 
-    /// Operations that have not been answered.
+    /// Returns the number of operations that have not been answered.
     pub fn open_count(&self) -> usize {
         let syncs = self.syncs.tickets().count();
         self.queue.len() + self.reads.len() + self.deletions.len() + syncs
     }
 
-    /// Begins an operation; ends with exactly one [`Action::Reply`].
-    /// Requires: the PG is active; the operation was sent for its epoch;
-    /// this OSD and all of [`Pg::lease_givers`] have room for a whole block, if it writes data.
+    /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active; the
+    /// operation was sent for its epoch; if the operation writes data, this OSD and all of
+    /// [`Pg::lease_givers`] have room for a whole block.
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
         assert!(self.serving == Serving::Active);
         if let Err(refusal) = self.shape.check_op(&op) {
@@ -633,12 +638,12 @@ impl Pg {
         if self.shape.face.is_whole_everywhere() {
             return self.read(ticket, key, parents, wants, actions);
         }
-        // It takes its turn: pieces of two versions do not make a stripe.
+        // The read is queued with the writes: a stripe cannot be put together from pieces of two versions.
         let kind = WriteKind::Read { wants, parents };
         self.write(WriteFor::Client(ticket), key, kind, None, actions);
     }
 
-    /// The store answered.
+    /// Handles the store's answer to a request.
     pub fn store_done(
         &mut self,
         call: CallId,
@@ -681,8 +686,8 @@ impl Pg {
         self.go_on_when_quiet(actions);
     }
 
-    /// Refuses operations that have not started and that `judge` refuses: the epoch or fences changed while
-    /// they waited.
+    /// Refuses the operations that have not started and for which `judge` returns a refusal. Called when the
+    /// epoch or the fences changed while operations waited.
     pub fn refuse_waiting(
         &mut self,
         mut judge: impl FnMut(Ticket) -> Option<Refusal>,
@@ -693,8 +698,9 @@ impl Pg {
         self.refuse_queued_writes(&mut judge, actions);
     }
 
-    /// Drops tombstones up to the mark while all copies of the pool have everything up to it; syncs lazy
-    /// writes that nobody synced; tells the mark. Called now and then.
+    /// Called now and then. Syncs old lazy writes that nobody has synced, and sends the mark to the other
+    /// acting members. Drops tombstones up to the mark, if all copies that the pool wants are acting members
+    /// and there are no learners.
     pub fn raise_floor(&mut self, actions: &mut Vec<Action>) {
         self.sync_old(actions);
         self.tell_mark(actions);
@@ -710,24 +716,24 @@ impl Pg {
         }
     }
 
-    /// Checks a version that a peer names.
+    /// Checks a version that a peer sent.
     fn check_version(&self, version: Version) -> Result<(), String> {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         shape::check_version(version, epoch)
     }
 
-    /// Checks the versions of a filling that a peer names.
+    /// Checks the versions in a filling that a peer sent.
     fn check_filling(&self, filling: &Filling) -> Result<(), String> {
         self.check_version(filling.complete)?;
         self.check_version(filling.since)
     }
 
-    /// Block size of its pool.
+    /// Returns the block size of the PG's pool.
     pub fn block_size(&self) -> BlockSize {
         self.shape.block_size
     }
 
-    /// Hashes of its blocks, both ends included.
+    /// Returns the hash range of the PG's blocks, both ends included.
     pub fn hashes(&self) -> (u32, u32) {
         self.shape.hashes()
     }

@@ -1,24 +1,25 @@
-//! How much of everything. Tests and the simulator have smaller limits, so that they reach them.
+//! Limits on the sizes of lists and queues. Tests and the simulator use smaller limits, so that they reach
+//! them.
 
 use format::wire;
 
-/// Limits that a PG is made with. None may be above its default.
+/// The limits with which a PG is created. None may be above its default.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Blocks of one page of a list.
+    /// Maximum number of blocks in one page of a list.
     pub list_count_max: usize,
-    /// Activations of a history.
+    /// Maximum number of activations in a history.
     pub history_count_max: usize,
-    /// Blocks that a filling remembers one by one.
+    /// Maximum number of blocks that a filling lists one by one.
     pub whole_count_max: usize,
-    /// Changes of the change list.
+    /// Maximum number of changes in the change list.
     pub change_count_max: usize,
-    /// So many filled blocks make a learner's cursor durable.
+    /// A learner's cursor is made durable after this many filled blocks.
     pub progress_every: usize,
-    /// Lazy writes that were answered and are not durable; half of it begins a sync.
+    /// Maximum number of lazy writes that are answered but not durable. Half as many start a sync.
     pub unsynced_count_max: usize,
-    /// So many bytes of writes that a learner has not answered, and clients wait for it. Half of it:
-    /// no more.
+    /// Clients wait for a learner that has more than this many bytes of writes unanswered, until half as many
+    /// are left.
     pub learner_bytes_max: u64,
 }
 
@@ -37,7 +38,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// So small that a few blocks and epochs reach them.
+    /// Limits so small that a few blocks and epochs reach them.
     pub const SMALL: Limits = Limits {
         list_count_max: 3,
         history_count_max: 6,
@@ -49,5 +50,5 @@ impl Limits {
     };
 }
 
-/// Most blocks that are brought to the acting members at once.
+/// Maximum number of blocks that are copied to acting members at once when an epoch begins.
 pub const ADOPTIONS_MAX: usize = 8;

@@ -1,12 +1,12 @@
-//! What a member has of its PG, keeps as a record, and states when a new epoch begins.
+//! What a member has of its PG, what it keeps as a record, and what it reports when a new epoch begins.
 //!
 //! Invariants
-//!   1. Up to what it states as complete the member has every write of its PG, durably once nothing is
-//!      under way at its store.
-//!   2. A record that a suspect store kept is not believed; one that was written since is.
-//!   3. One record at a time is on its way to the store.
-//!   4. Every change of the store above the reach of `changes` is in them, except repairs of a learner,
-//!      with whose end they begin anew.
+//!   1. The member has every write of its PG up to the version that it reports as complete, durably once
+//!      nothing is in flight at its store.
+//!   2. A record found in a suspect store is not trusted. A record written since then is.
+//!   3. At most one record at a time is being written to the store.
+//!   4. `changes` holds every change of the store above its reach, except repairs while this OSD is a
+//!      learner. When those end, the list starts anew.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,51 +19,52 @@ use super::Record;
 use super::changes::Changes;
 use super::units::Units;
 
-/// What a member has, and its record.
+/// What a member has of its PG, and its record.
 pub struct LocalState {
-    /// The highest version that was given to its store in version order.
+    /// The highest version of any write that was sent to the store in version order.
     last: Version,
-    /// The highest version of any block it ever had.
+    /// The highest version of any block that the member ever had.
     held: Version,
-    /// The lowest version of the epoch of `last` that its store dropped or refused.
+    /// The lowest version, in the epoch of `last`, that the store dropped or refused.
     hole: Option<Version>,
-    /// Tombstones up to it are gone.
+    /// Tombstones up to this version are gone.
     floor: Version,
-    /// Damage may have cost acknowledged writes.
+    /// The store is damaged and may have lost acknowledged writes.
     is_suspect: bool,
-    /// The record was written since the damage was found, or there was none.
+    /// The record was written after the damage was found, or there was no damage.
     is_believed: bool,
     /// The newest record that is durable here.
     record: Option<Record>,
-    /// A record on its way to the store's journal.
+    /// A record that is being written to the store's journal.
     recording: Option<(Record, RecordFor)>,
-    /// The highest epoch that other members may have recorded for this OSD.
+    /// The highest epoch that other members may have recorded while this OSD was its primary.
     epoch_promised: Epoch,
     changes: Changes,
     change_count_max: usize,
-    /// Whether a tombstone was made that the floor has not passed.
+    /// Whether there may be a tombstone that the floor has not passed.
     has_tombstones: bool,
 }
 
 /// Who waits for a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordFor {
-    /// This OSD as primary, which activates the epoch.
+    /// This OSD as primary: it activates the epoch.
     Lead,
-    /// The primary that activates the epoch.
+    /// Another OSD as primary: it activates the epoch.
     Activation,
-    /// The primary that fills this learner; `call` is its number.
+    /// The primary that fills this learner. `call`: the number of its request.
     Progress { call: u32 },
-    /// This OSD as primary, which takes a version back.
+    /// This OSD as primary: it takes a version back.
     OwnDrop,
-    /// The primary, which takes a version back.
+    /// Another OSD as primary: it takes a version back. `call`: the number of its request.
     Drop { call: u32 },
     /// The epoch is over, or the connection is gone.
     Nobody,
 }
 
 impl LocalState {
-    /// `facts`: what the store knows of the PG; `record`: what its note says.
+    /// Returns the state of a PG when the OSD starts. `facts`: what the store knows of the PG; `record`: the
+    /// content of the store's note.
     pub fn new(facts: PgFacts, record: Option<Record>, change_count_max: usize) -> LocalState {
         let held = facts.held.max(facts.last);
         let reach = record.as_ref().map_or(held, |record| record.adopted.max(held));
@@ -83,7 +84,7 @@ impl LocalState {
         }
     }
 
-    /// The newest record that is durable here.
+    /// Returns the newest record that is durable here.
     pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
     }
@@ -100,7 +101,7 @@ impl LocalState {
         self.is_suspect
     }
 
-    /// The highest epoch that was begun here.
+    /// Returns the highest epoch that was begun here.
     pub fn epoch_floor(&self) -> Epoch {
         let recording = self.recording.iter().map(|(record, _)| record);
         let records = self.record.iter().chain(recording);
@@ -108,12 +109,12 @@ impl LocalState {
         recorded.max(self.held.epoch).max(self.epoch_promised)
     }
 
-    /// From now on other members may record this epoch, even if this one fails to.
+    /// Notes that other members may record this epoch from now on, even if this OSD fails to.
     pub fn promise(&mut self, epoch: Epoch) {
         self.epoch_promised = epoch;
     }
 
-    /// A record goes to the store; returns its bytes.
+    /// Notes that a record is sent to the store; returns its bytes.
     pub fn begin_record(&mut self, record: Record, what: RecordFor) -> Vec<u8> {
         assert!(self.recording.is_none());
         let bytes = record.encode();
@@ -121,7 +122,7 @@ impl LocalState {
         bytes
     }
 
-    /// The record is durable, or was refused; returns who waits for it.
+    /// Notes that the record is durable, or was refused. Returns who waits for it.
     pub fn end_record(&mut self, is_durable: bool) -> RecordFor {
         let (record, what) = self.recording.take().expect("one record at a time, until its answer");
         if is_durable {
@@ -135,14 +136,14 @@ impl LocalState {
         self.recording.is_some()
     }
 
-    /// The epoch is over: nothing waits for the record in flight.
+    /// Notes that the epoch is over: nobody waits for the record in flight.
     pub fn abandon(&mut self) {
         if let Some((_, what)) = &mut self.recording {
             *what = RecordFor::Nobody;
         }
     }
 
-    /// A write in version order goes to the store.
+    /// Notes a write, in version order, that is sent to the store.
     pub fn on_write(
         &mut self,
         version: Version,
@@ -156,7 +157,7 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
-    /// A repair goes to the store. `units`: all of the block.
+    /// Notes a repair that is sent to the store. `units`: all units of the block.
     pub fn on_repair(
         &mut self,
         version: Version,
@@ -168,50 +169,52 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
-    /// A repair of this OSD as learner goes to the store; it is in no list of changes.
+    /// Notes a repair that is sent to the store while this OSD is a learner. It is not added to the change
+    /// list.
     pub fn on_fill(&mut self, version: Version, is_delete: bool) {
         self.held = self.held.max(version);
         self.has_tombstones |= is_delete;
     }
 
-    /// This OSD, a learner until now, has everything: the list of changes begins here.
+    /// Starts the change list anew: this OSD, a learner until now, has everything.
     pub fn on_filled(&mut self) {
         self.changes = Changes::new(self.held, self.change_count_max);
     }
 
-    /// The store refused a write; it gets no later one of this epoch.
+    /// Notes that the store refused a write. The store gets no later write of this epoch.
     pub fn lacks(&mut self, version: Version) {
         let known = self.hole.filter(|hole| hole.epoch == version.epoch);
         self.hole = Some(known.map_or(version, |hole| hole.min(version)));
     }
 
-    /// What was lost is given up, or filled again.
+    /// Notes that the lost data was given up by the operator, or filled again.
     pub fn absolved(&mut self) {
         self.is_suspect = false;
         self.is_believed = true;
     }
 
-    /// Tombstones up to `floor` may go; false: they did before.
+    /// Raises the floor: tombstones up to it may be dropped. Returns false if the floor was already as high.
     pub fn raise_floor(&mut self, floor: Version) -> bool {
         let rises = floor > self.floor;
         self.floor = self.floor.max(floor);
         rises
     }
 
-    /// Whether a tombstone was made that a floor at `mark` passes. It counts as passed then.
+    /// Returns whether there may be tombstones that the floor has not passed. Those up to `mark` count as
+    /// passed from now on.
     pub fn pass_tombstones(&mut self, mark: Version) -> bool {
         let had_tombstones = self.has_tombstones;
         self.has_tombstones &= self.held > mark;
         had_tombstones
     }
 
-    /// The blocks with changes above `version`, and their units; `None`: the list does not reach back so
-    /// far.
+    /// Returns the blocks with changes above `version`, and the units that changed. Returns `None` if the
+    /// list does not reach back that far.
     pub fn changes_since(&self, version: Version) -> Option<BTreeMap<BlockKey, Units>> {
         self.changes.since(version)
     }
 
-    /// The version up to which the member has everything.
+    /// Returns the version up to which the member has everything.
     fn complete(&self, record: &Record) -> Version {
         if let Some(filling) = &record.filling {
             return filling.complete;
@@ -229,7 +232,8 @@ impl LocalState {
         }
     }
 
-    /// What the member states. `is_in_role`: what it holds is what its position in the new entry holds.
+    /// Returns the state that the member reports. `is_in_role`: the member holds the data of its position in
+    /// the new entry.
     pub fn state(&self, is_in_role: bool) -> MemberState {
         let record = self.record.as_ref().filter(|_| self.is_believed && is_in_role);
         MemberState {
@@ -244,7 +248,7 @@ impl LocalState {
     }
 }
 
-/// The version before one of the record's epoch.
+/// Returns the version before `version`, which is of the record's epoch.
 fn version_before(version: Version, record: &Record) -> Version {
     let counter = version.counter - 1;
     let adopted = record.history.last().map_or(record.adopted, |activation| activation.adopted);

@@ -1,11 +1,11 @@
-//! A member's side of an epoch that another OSD leads: it states what it has, takes what the primary sends
-//! in order, and says when that is durable.
+//! A member's side of an epoch that another OSD leads: it reports its state, stores what the primary sends,
+//! in order, and reports when that is durable.
 //!
 //! Invariants
-//!   1. It states itself when nothing of the epochs before is under way at its store.
-//!   2. Writes come in version order without gaps. If the store refuses one, the member's part in the
-//!      epoch ends: it takes nothing later.
-//!   3. A cursor is kept when all that came before it is durable.
+//!   1. A member reports its state when no request of an earlier epoch is in flight at its store.
+//!   2. Writes arrive in version order without gaps. If the store refuses one, the member's part in the epoch
+//!      ends: it accepts no later write.
+//!   3. A cursor is recorded when all changes that arrived before it are durable.
 
 use std::ops::Range;
 
@@ -27,33 +27,33 @@ pub struct Follow {
     primary: OsdId,
     is_learner: bool,
     stage: FollowStage,
-    /// The version of the next write; `None`: the first one that comes may have any counter.
+    /// The version of the next write. `None`: the first write to arrive may have any counter.
     next: Option<Version>,
     mark: Version,
-    /// Changes at the store, in the order they came. A lazy one ends when it is written: a note
-    /// behind it is durable after it.
+    /// Changes at the store, in the order of arrival. A lazy change ends when it is written: a note written
+    /// to the store after it is not durable before it.
     taken: Window<()>,
-    /// A cursor that waits for all that came before it.
+    /// A cursor that waits until all changes that arrived before it have ended.
     progress: Option<Progress>,
 }
 
-/// How far the epoch is here. Top to bottom is the order in time.
+/// How far this member has got in the epoch. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FollowStage {
-    /// The primary has not asked yet.
+    /// The primary has not asked for the state yet.
     Silent,
-    /// It asked; what is under way must end first.
+    /// The primary has asked; requests in flight at the store must end first.
     Asked,
-    /// It was answered.
+    /// This member has reported its state.
     Stated,
-    /// The epoch is activated here.
+    /// The primary has activated the epoch here.
     Active,
-    /// The store refused something.
+    /// The store refused a request.
     Failed,
 }
 
 struct Progress {
-    /// All changes up to it are to be durable.
+    /// All changes before this place in `taken` must end first.
     behind: u64,
     call: u32,
     record: Record,
@@ -73,17 +73,17 @@ impl Follow {
         }
     }
 
-    /// Up to it all acting members have everything.
+    /// Returns the version up to which all acting members have everything, as the primary last reported.
     pub fn mark(&self) -> Version {
         self.mark
     }
 
-    /// Whether the epoch is activated here.
+    /// Returns whether the epoch is activated here.
     pub fn is_active(&self) -> bool {
         self.stage == FollowStage::Active
     }
 
-    /// Whether it holds everything and takes part.
+    /// Returns whether this OSD takes part as an acting member.
     pub fn is_acting(&self) -> bool {
         !self.is_learner && self.stage == FollowStage::Active
     }
@@ -98,7 +98,7 @@ impl Pg {
         actions.push(Action::Send { to: self.follow().primary, body });
     }
 
-    /// The primary said something.
+    /// Handles a message from the primary.
     pub(crate) fn on_primary_said(
         &mut self,
         body: PeerBody,
@@ -174,7 +174,8 @@ impl Pg {
         Ok(())
     }
 
-    /// Nothing is under way at the store: states itself, if it was asked.
+    /// Reports this member's state, if the primary asked for it. Requires: no change is in flight at the
+    /// store.
     pub(crate) fn state_if_asked(&mut self, actions: &mut Vec<Action>) {
         if self.follow().stage != FollowStage::Asked {
             return;
@@ -186,7 +187,7 @@ impl Pg {
         self.answer(PeerBody::State(state), actions);
     }
 
-    /// Writes from this version on go: this member states none of them from now on.
+    /// Records that this member reports no writes from this version on: the primary takes them back.
     fn on_drop(
         &mut self,
         call: u32,
@@ -237,8 +238,8 @@ impl Pg {
         if !follow.is_learner {
             follow.next = Some(next_version(adopted, entry.epoch));
             follow.mark = adopted;
-            // Whatever was begun before has come to all members. A learner may be filled while some
-            // are lost: it cannot know.
+            // All writes begun in earlier epochs have reached all members. A learner cannot know that: it may
+            // be filled while some members are lost.
             self.owed.settle();
             self.take_floor(floor, actions);
         } else {
@@ -284,7 +285,7 @@ impl Pg {
         Ok(())
     }
 
-    /// The units that a change concerns; the error says what is wrong with it.
+    /// Checks a change, and returns the units that it touches. The error says what is wrong with the change.
     fn check_change(&self, change: &Change) -> Result<Range<u32>, String> {
         let (offset, length) = match change {
             Change::Write { offset, data, checksums } => {
@@ -362,7 +363,7 @@ impl Pg {
         Ok(())
     }
 
-    /// Keeps a cursor once all that came before it is durable.
+    /// Records a waiting cursor, if all changes that arrived before it have ended.
     fn keep_progress(&mut self, actions: &mut Vec<Action>) {
         let follow = self.follow();
         let ended = follow.taken.ended();
@@ -378,7 +379,7 @@ impl Pg {
         self.keep_record(record, RecordFor::Progress { call }, actions);
     }
 
-    /// A record is durable here, or cannot be written.
+    /// Handles the end of a record write: it is durable here, or could not be written.
     pub(crate) fn on_followed_record_kept(
         &mut self,
         what: RecordFor,
@@ -394,7 +395,8 @@ impl Pg {
             RecordFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
             RecordFor::Activation => self.answer(PeerBody::Activated, actions),
             RecordFor::Progress { call } if is_filled && self.local_state.is_suspect() => {
-                // What was lost is here again; the record that says so comes first.
+                // The lost data is here again. The record that says so was made durable before the store
+                // forgets the loss.
                 let request = StoreRequest::Absolve { pg: self.shape.pg };
                 self.call(Call::AbsolveFilled { call }, request, actions);
             }
@@ -410,14 +412,14 @@ impl Pg {
         }
     }
 
-    /// The store believes a filled PG again.
+    /// Handles the store's answer that it trusts the filled PG again.
     pub(crate) fn on_filled_absolved(&mut self, call: u32, actions: &mut Vec<Action>) {
         self.local_state.absolved();
         self.local_state.on_filled();
         self.answer(PeerBody::Noted { call }, actions);
     }
 
-    /// The store ended a write that the primary sent.
+    /// Handles the store's answer to a write from the primary.
     pub(crate) fn on_taken(
         &mut self,
         order: u64,
@@ -428,7 +430,7 @@ impl Pg {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
             self.local_state.lacks(version);
-            // A learner was promised no room.
+            // A learner has not promised room for writes.
             let why = match self.follow().is_learner {
                 true => "its store has no room for a copy",
                 false => "its store has no room for a write",
@@ -442,7 +444,7 @@ impl Pg {
         }
     }
 
-    /// The store ended a repair that the primary sent.
+    /// Handles the store's answer to a repair from the primary.
     pub(crate) fn on_peer_repaired(
         &mut self,
         order: u64,
@@ -460,14 +462,14 @@ impl Pg {
         }
     }
 
-    /// What the store took before the primary's sync is durable.
+    /// Tells the primary that everything it sent before its sync is durable.
     pub(crate) fn on_peer_synced(&mut self, call: u32, actions: &mut Vec<Action>) {
         if self.follow().stage == FollowStage::Active {
             self.answer(PeerBody::Synced { call }, actions);
         }
     }
 
-    /// The node has no room for a copy that the primary sends: no room was promised for copies.
+    /// Handles a copy from the primary for which the node has no room. Nobody promised room for copies.
     pub fn refuse_copy(&mut self, actions: &mut Vec<Action>) {
         if self.follow.is_some() {
             self.cannot_follow("its store has no room for a copy", actions);
@@ -482,7 +484,7 @@ impl Pg {
         }
     }
 
-    /// The store copied a block for the primary.
+    /// Sends the primary a block that the store copied for it.
     pub(crate) fn on_peer_copied(
         &mut self,
         call: u32,
@@ -495,7 +497,7 @@ impl Pg {
         self.answer(PeerBody::Fetched { call, content }, actions);
     }
 
-    /// The node listed blocks for the primary.
+    /// Sends the primary a list of blocks that the node made for it.
     pub(crate) fn on_peer_listed(
         &mut self,
         call: u32,

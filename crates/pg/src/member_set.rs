@@ -7,7 +7,7 @@ use format::wire::MEMBERS_MAX;
 pub struct MemberSet(u32);
 
 impl MemberSet {
-    /// The first `count` members. Requires: at most [`MEMBERS_MAX`].
+    /// Returns the set of the first `count` members. Requires: `count` is at most [`MEMBERS_MAX`].
     pub fn all(count: usize) -> MemberSet {
         assert!(count <= MEMBERS_MAX);
         MemberSet(((1u64 << count) - 1) as u32)
@@ -26,7 +26,7 @@ impl MemberSet {
         self.0 &= !(1 << index);
     }
 
-    /// Those that are in both.
+    /// Returns the members that are in both sets.
     pub fn within(self, other: MemberSet) -> MemberSet {
         MemberSet(self.0 & other.0)
     }

@@ -1,4 +1,4 @@
-//! What is done to a key in its turn, who waits for it, and what goes on when it ends.
+//! Operations on a key: what each does at its turn, who waits for it, and what continues when it ends.
 
 use base::{ImageId, UNIT_SIZE, Version};
 use format::wire::Change;
@@ -6,19 +6,19 @@ use format::wire::Change;
 use super::Ticket;
 use super::slots::{DeletionSlot, JobSlot, ReadSlot};
 
-/// Who is told that a write ended.
+/// For whom a write is done, and who is informed when it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteFor {
     /// A client.
     Client(Ticket),
     /// A deletion by range.
     Deletion(DeletionSlot),
-    /// A copy of the block: it takes its turn, and changes nothing here.
+    /// A job that copies the block. It takes its turn, but changes nothing on this OSD.
     Job(JobSlot),
 }
 
 impl WriteFor {
-    /// The client's ticket, if it is a client.
+    /// Returns the ticket, if the write is for a client.
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             WriteFor::Client(ticket) => Some(ticket),
@@ -36,16 +36,16 @@ pub enum Follower {
     Deletion(DeletionSlot),
 }
 
-/// What is done to a key. What changes nothing takes its turn, too.
+/// What an operation does to a key. Operations that change nothing take turns, too.
 pub enum WriteKind {
-    /// Change the block; with `expected`, only if the block has that version. `lazy`: it may be answered
-    /// before it is durable.
+    /// Change the block; with `expected`, only if the block has that version. `lazy`: the change may be
+    /// answered before it is durable.
     Change { change: Change, expected: Option<Version>, lazy: bool },
-    /// Read what no member has alone, and older layers, newest first.
+    /// Read data that no member has alone. `parents`: older layers, newest first.
     Read { wants: Wants, parents: Vec<ImageId> },
-    /// Change nothing: no other write of the block is under way until it ends.
+    /// Change nothing, but let no other write to the block be in flight until this operation ends.
     Hold,
-    /// The members were told what to do.
+    /// The change has been handed to the members.
     HandedOver,
 }
 
@@ -59,26 +59,26 @@ pub enum Wants {
 }
 
 impl WriteKind {
-    /// Deletes a block. Never lazily: its tombstone goes when the floor passes it.
+    /// Deletes a block. Never lazy: the tombstone is dropped when the floor passes it.
     pub const DELETE: WriteKind =
         WriteKind::Change { change: Change::Delete, expected: None, lazy: false };
 
-    /// Whether it may be answered before it is durable.
+    /// Returns whether the operation may be answered before it is durable.
     pub fn is_lazy(&self) -> bool {
         matches!(self, WriteKind::Change { lazy: true, .. })
     }
 
-    /// Whether its key is as before when it ends.
+    /// Returns whether the operation leaves its key unchanged.
     pub fn changes_nothing(&self) -> bool {
         matches!(self, WriteKind::Read { .. } | WriteKind::Hold)
     }
 
-    /// Whether it needs room for data in the stores.
+    /// Returns whether the operation needs room for data in the stores.
     pub fn brings_data(&self) -> bool {
         matches!(self, WriteKind::Change { change: Change::Write { .. }, .. })
     }
 
-    /// The change, as its sender named it.
+    /// Returns the change that the sender requested.
     pub fn into_change(self) -> Change {
         match self {
             WriteKind::Change { change, .. } => {

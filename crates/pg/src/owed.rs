@@ -1,9 +1,9 @@
-//! Data that members may still have to store for writes of epochs that are over: the primary counts it
-//! against the room that they promised.
+//! Data that members may still have to store for writes of past epochs. The primary counts it against the
+//! room that they promised.
 //!
 //! Invariants
-//!   1. A debt stays until an epoch is active here, which has brought every such write to all acting
-//!      members, or until this OSD has had no part in the PG for long enough.
+//!   1. A debt stays until an epoch is active here (by then every such write has reached all acting members),
+//!      or until this OSD has had no part in the PG for long enough.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use base::OsdId;
 /// began.
 const CALLS_MAX: u32 = 10;
 
-/// Bytes by member.
+/// Bytes that members owe.
 #[derive(Default)]
 pub struct Owed {
     bytes: BTreeMap<OsdId, u64>,
@@ -22,7 +22,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// A member did not answer writes of so many bytes, and the epoch is over.
+    /// Adds a debt: the epoch is over, and the member has not answered writes of this many bytes.
     pub fn add(&mut self, osd: OsdId, bytes: u64) {
         if bytes > 0 {
             *self.bytes.entry(osd).or_default() += bytes;
@@ -30,17 +30,18 @@ impl Owed {
         }
     }
 
-    /// What this member owes.
+    /// Returns the bytes that a member owes.
     pub fn by(&self, osd: OsdId) -> u64 {
         self.bytes.get(&osd).copied().unwrap_or(0)
     }
 
-    /// All writes of earlier epochs have come to all acting members.
+    /// Clears all debts: the writes of earlier epochs have reached all acting members.
     pub fn settle(&mut self) {
         self.bytes.clear();
     }
 
-    /// This OSD has no part in the PG: other members settle what it began, soon.
+    /// Called now and then while this OSD has no part in the PG. Other members settle the writes that it
+    /// began, so after `CALLS_MAX` calls the debts are cleared.
     pub fn forget_later(&mut self) {
         self.calls += 1;
         if self.calls > CALLS_MAX {

@@ -1,8 +1,8 @@
-//! Lists of blocks that come page by page, and a walk over one.
+//! Lists of blocks that arrive page by page, and a walk over such a list.
 //!
 //! Invariants
-//!   1. Blocks come in key order, each once, with versions above the one asked for.
-//!   2. One page at a time is asked for.
+//!   1. Blocks arrive in key order, each once, with versions above the requested one.
+//!   2. At most one page is requested at a time.
 
 use std::collections::VecDeque;
 
@@ -14,31 +14,31 @@ use format::wire::ListedBlock;
 #[derive(Default)]
 pub struct Page {
     blocks: VecDeque<ListedBlock>,
-    /// The last block that came.
+    /// The last block that has arrived.
     after: Option<BlockKey>,
     is_last: bool,
     is_asked: bool,
 }
 
 impl Page {
-    /// A walk that begins behind a block.
+    /// Returns a walk that begins after a block; `None`: at the first block.
     pub fn behind(after: Option<BlockKey>) -> Page {
         Page { after, ..Page::default() }
     }
 
-    /// Whether it is still unknown if there is a next block.
+    /// Returns whether a page must arrive before it is known whether there is a next block.
     pub fn is_missing(&self) -> bool {
         self.blocks.is_empty() && !self.is_last
     }
 
-    /// Where the next page begins, if it is to be asked for now.
+    /// Returns where the next page begins, if it should be requested now. It then counts as requested.
     pub fn ask_from(&mut self) -> Option<Option<BlockKey>> {
         let is_due = self.is_missing() && !self.is_asked;
         self.is_asked |= is_due;
         is_due.then_some(self.after)
     }
 
-    /// A page came. The error says what is wrong with it.
+    /// Adds a page. The error says what is wrong with the page.
     pub fn on_page(
         &mut self,
         newer_than: Version,
@@ -53,12 +53,13 @@ impl Page {
         Ok(())
     }
 
-    /// The next block's key.
+    /// Returns the key of the next block.
     pub fn next_key(&self) -> Option<BlockKey> {
         self.blocks.front().map(|block| block.key)
     }
 
-    /// The version of a block, which is behind all that were taken; `ZERO`: it is not in the list.
+    /// Takes a block out of the list and returns its version; `ZERO`: it is not in the list. Requires: the
+    /// key is after all keys taken before.
     pub fn take(&mut self, key: BlockKey) -> Version {
         match self.blocks.front() {
             Some(block) if block.key == key => {
@@ -71,7 +72,7 @@ impl Page {
     }
 }
 
-/// Checks a page: in key order behind `after`, and of newer blocks only.
+/// Checks a page: keys must be in order and after `after`, and versions above `newer_than`.
 pub fn check_list(
     newer_than: Version,
     after: Option<BlockKey>,

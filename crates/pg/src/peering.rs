@@ -1,5 +1,5 @@
-//! Peering, the primary's side of an epoch: it asks the members, brings the acting ones to the same
-//! blocks, makes the epoch durable on all of them, and ends it when one of them is lost.
+//! Peering, the primary's side of an epoch: it asks the members for their state, brings the acting members to
+//! the same blocks, makes the epoch durable on all of them, and ends the epoch when one of them is lost.
 //!
 //! ```text
 //!   Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Invariants
-//!   1. Nothing is served before every acting member has the same blocks and a durable record.
-//!   2. From the answer of an acting member on, its connection and the epoch end together. So does
-//!      that of a bound learner.
-//!   3. An epoch that ended serves nothing more; what it started may still end.
-//!   4. An epoch in which learners are filled though acting members are lost is never activated: what
-//!      it tells learners is what this OSD has, not what the PG adopts.
+//!   1. No operation is served until every acting member has the same blocks and a durable record.
+//!   2. Once an acting member has reported its state, the loss of its connection ends the epoch. So does the
+//!      loss of a bound learner's connection.
+//!   3. An epoch that has ended serves no more operations; those already started may still end.
+//!   4. An epoch in which learners are filled although acting members are lost is never activated: it tells
+//!      learners what this OSD has, not what the PG adopts.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ impl Pg {
         self.lead.as_mut().expect("this OSD leads the epoch")
     }
 
-    /// As primary: there is a connection to this member.
+    /// As primary: handles a new connection to a member.
     pub fn peer_ready(&mut self, osd: OsdId, actions: &mut Vec<Action>) {
         let (Some(entry), Some(lead)) = (&self.entry, &mut self.lead) else { return };
         let Some(index) = lead.index_of(osd) else { return };
@@ -52,7 +52,7 @@ impl Pg {
         actions.push(Action::Send { to: osd, body });
     }
 
-    /// As primary: the connection to this member is gone.
+    /// As primary: handles the loss of the connection to a member.
     pub fn peer_lost(&mut self, osd: OsdId, actions: &mut Vec<Action>) {
         let Some(lead) = &mut self.lead else { return };
         let Some(index) = lead.index_of(osd) else { return };
@@ -71,7 +71,8 @@ impl Pg {
         }
     }
 
-    /// The epoch cannot go on: what it started is answered when the next one comes.
+    /// Ends the epoch, which cannot continue. Operations that it started are answered when the next epoch
+    /// begins.
     pub(crate) fn end_epoch(&mut self, need: Need, why: String, actions: &mut Vec<Action>) {
         if !matches!(self.serving, Serving::Ended { .. }) {
             self.serving = Serving::Ended { why };
@@ -79,7 +80,7 @@ impl Pg {
         }
     }
 
-    /// A member said that it cannot go on.
+    /// Handles a member that cannot continue: it said so, or the primary found out.
     pub(crate) fn on_peer_failed(&mut self, index: usize, why: String, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let member = lead.peers[index].member;
@@ -95,7 +96,7 @@ impl Pg {
         self.forget_learner(index, actions);
     }
 
-    /// Members that the epoch waits for before it can be active; for people.
+    /// Returns the members that the epoch waits for before it can be active; for people.
     pub fn waits_for(&self) -> Vec<OsdId> {
         let Some(lead) = &self.lead else { return Vec::new() };
         let others = lead.acting_others().map(|index| &lead.peers[index]);
@@ -112,7 +113,8 @@ impl Pg {
         }
     }
 
-    /// Nothing of the epochs before is under way here: the members are judged.
+    /// Begins to collect the members' states, this OSD's own first. Requires: no request of an earlier epoch
+    /// is in flight here.
     pub(crate) fn ask_members(&mut self, actions: &mut Vec<Action>) {
         let state = self.own_state();
         self.serving = Serving::Asking;
@@ -122,7 +124,7 @@ impl Pg {
         self.on_known(me, state, actions);
     }
 
-    /// A member stated itself.
+    /// Handles the state that a member reported.
     pub(crate) fn on_state(
         &mut self,
         index: usize,
@@ -142,10 +144,10 @@ impl Pg {
         let peer = &mut self.lead().peers[index];
         match peer.contact {
             Contact::Asked => {}
-            // The answer to a question over an earlier connection came first: it is as good.
+            // The answer to a query over an earlier connection arrived first, and is just as good.
             Contact::Known => return Ok(()),
-            // The epoch ended while there was no connection: over the next one nothing is asked, and the
-            // answer may still come. Closing that connection would end other PGs' epochs.
+            // The epoch ended while there was no connection. Over the next connection nothing is asked, but
+            // the old answer may still arrive. Closing that connection would end other PGs' epochs.
             Contact::Away if has_ended => return Ok(()),
             Contact::Away | Contact::Out => return Err("a state that was not asked for".into()),
         }
@@ -174,12 +176,13 @@ impl Pg {
         self.judge_members(actions);
     }
 
-    /// Goes on once all acting members have stated themselves.
+    /// Decides how to go on, once all acting members have reported their state.
     fn judge_members(&mut self, actions: &mut Vec<Action>) {
         let is_known = self.lead().is_known();
         if self.serving == Serving::Filling && is_known {
             if !planted::on(Bug::FilledEpochActivated) {
-                // Learners were told this OSD's state as that of the epoch: the next one is activated.
+                // Learners took this OSD's state for that of the PG, so this epoch cannot be activated; the
+                // next one can.
                 let why = "its members are back".to_owned();
                 return self.end_epoch(Need::NewEpoch, why, actions);
             }
@@ -202,10 +205,11 @@ impl Pg {
         }
     }
 
-    /// As primary that waits for acting members: if all of those are lost, fills learners meanwhile. As an
-    /// acting member this OSD has everything that was acknowledged, so a learner that has the same may
-    /// take a lost member's place. `absence`: how a member that has not stated itself stands;
-    /// `is_immediate`: the store of this OSD answers nothing before it is durable. Called now and then.
+    /// As primary in [`Serving::Asking`]: fills learners meanwhile, if all acting members that have not
+    /// reported their state are lost. This OSD, as an acting member, has everything that was acknowledged, so
+    /// a learner that has the same may take a lost member's place. `absence`: returns the status of a member
+    /// that has not reported its state; `is_immediate`: this OSD's store answers nothing before it is
+    /// durable. Called now and then.
     pub fn fill_meanwhile(
         &mut self,
         absence: impl Fn(Member) -> Absence,
@@ -221,8 +225,9 @@ impl Pg {
             return;
         }
         let member = lead.peers[lead.me].member;
-        // A run that began after the record may have lost what was answered and not durable. The record of
-        // a learner may come from a primary that had lost some.
+        // If this OSD restarted after it wrote the record, it may have lost writes that were answered but not
+        // durable. A record written as a learner proves nothing: it may come from a primary that had lost
+        // some.
         let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
         let has_all = recorded.is_some_and(|known| is_immediate || known == member);
         let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
@@ -231,13 +236,13 @@ impl Pg {
             (Contact::Away | Contact::Asked, Absence::Awaited) | (Contact::Out, _) => false,
         };
         let state = lead.peers[lead.me].state.as_ref();
-        // An OSD that never activated the PG, or lost its record, cannot say what was acknowledged.
+        // An OSD that never activated the PG, or lost its record, does not know what was acknowledged.
         let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
         let Some(state) = state.filter(|_| lead.peers[..count].iter().all(is_met)) else { return };
         let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
         let history_count_max = self.shape.limits.history_count_max;
         let history = history_of(state, adopted, floor, epoch, history_count_max);
-        // Learners record it from now on.
+        // Learners may record this epoch from now on.
         self.local_state.promise(epoch);
         let lead = self.lead();
         (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
@@ -247,7 +252,7 @@ impl Pg {
         self.welcome_learners(actions);
     }
 
-    /// Tells the other acting members the mark, if no write has. Called now and then.
+    /// Sends the mark to the other acting members, if no write has carried it. Called now and then.
     pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
         let mark = self.mark();
         if self.serving != Serving::Active {
@@ -263,7 +268,7 @@ impl Pg {
         }
     }
 
-    /// Goes on comparing until pages or repairs must be waited for.
+    /// Continues the comparison until it must wait for pages or repairs.
     pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
         while self.serving == Serving::Comparing && self.lead().jobs.len() < ADOPTIONS_MAX {
             self.ask_pages(actions);
@@ -276,7 +281,7 @@ impl Pg {
         }
     }
 
-    /// All blocks were compared, and all repairs are durable.
+    /// Handles the end of the comparison. Requires: all blocks were compared, and all repairs are durable.
     fn on_compared(&mut self, actions: &mut Vec<Action>) {
         match self.lead().compare.end() {
             Compared::Same => self.activate(actions),
@@ -293,7 +298,7 @@ impl Pg {
         }
     }
 
-    /// An acting member is to record that it states nothing from a version on.
+    /// Makes an acting member record that it reports nothing from a version on.
     fn drop_at(&mut self, index: usize, version: Version, actions: &mut Vec<Action>) {
         if index == self.lead().me {
             return self.drop_from(version, RecordFor::OwnDrop, actions);
@@ -302,7 +307,7 @@ impl Pg {
         self.send(index, PeerBody::Drop { call, version }, actions);
     }
 
-    /// Keeps a record by which this OSD states nothing from a version on.
+    /// Writes a record by which this OSD reports nothing from a version on.
     pub(crate) fn drop_from(
         &mut self,
         version: Version,
@@ -314,7 +319,7 @@ impl Pg {
         self.keep_record(record, what, actions);
     }
 
-    /// Likewise this OSD's own.
+    /// Handles the end of this OSD's own record about dropped versions.
     pub(crate) fn on_own_drop_recorded(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         if is_durable {
@@ -325,7 +330,8 @@ impl Pg {
         self.end_epoch(need, why, actions);
     }
 
-    /// A member's record says that it lacks what goes.
+    /// Notes that a member has recorded that it lacks the dropped versions. Begins the returns when all
+    /// members have.
     pub(crate) fn on_dropped(&mut self, index: usize, actions: &mut Vec<Action>) {
         let is_last = self.lead().compare.on_dropped(index);
         if !is_last || self.serving != Serving::Comparing {
@@ -354,7 +360,7 @@ impl Pg {
         }
     }
 
-    /// A page of an acting member came.
+    /// Handles a page of an acting member's block list.
     pub(crate) fn on_compare_list(
         &mut self,
         index: usize,
@@ -391,7 +397,7 @@ impl Pg {
         }
     }
 
-    /// Asks this OSD's own store for blocks with versions above one.
+    /// Requests a list of this OSD's own blocks with versions above `newer_than`.
     pub(crate) fn list_own(
         &mut self,
         what: NewerFor,
@@ -404,7 +410,7 @@ impl Pg {
         actions.push(Action::ListNewer { call, newer_than, after, count_max });
     }
 
-    /// The acting members hold the same blocks: makes the epoch durable on all of them.
+    /// Makes the epoch durable on all acting members. Requires: they hold the same blocks.
     fn activate(&mut self, actions: &mut Vec<Action>) {
         let entry = self.entry.clone().expect("an epoch is entered");
         let history_count_max = self.shape.limits.history_count_max;
@@ -419,7 +425,7 @@ impl Pg {
         lead.unrecorded = lead.acting;
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
-            // From now on other members may record it, even if this one fails to.
+            // From now on other members may record the epoch, even if this OSD fails to.
             self.local_state.promise(entry.epoch);
         }
         self.serving = Serving::Journaling;
@@ -433,7 +439,7 @@ impl Pg {
         self.keep_record(record, RecordFor::Lead, actions);
     }
 
-    /// The own record is durable, or cannot be written.
+    /// Handles the end of this OSD's own record write: it is durable, or could not be written.
     pub(crate) fn on_own_record_kept(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         if is_durable {
@@ -450,7 +456,7 @@ impl Pg {
         }
     }
 
-    /// The record of an acting member is durable.
+    /// Notes that an acting member's record is durable. Begins to serve when all are.
     pub(crate) fn on_recorded(&mut self, index: usize, actions: &mut Vec<Action>) {
         let lead = self.lead();
         lead.unrecorded.take(index);
@@ -479,7 +485,7 @@ impl Pg {
         }
     }
 
-    /// A member answered its primary: this OSD.
+    /// Handles a message from a member to this OSD, its primary.
     pub(crate) fn on_member_said(
         &mut self,
         index: usize,
@@ -487,7 +493,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if self.lead().peers[index].contact == Contact::Out {
-            // It may still answer, over a new connection, what it did before it was lost.
+            // It may still send, over a new connection, answers to requests from before it was lost.
             return Ok(());
         }
         match body {
@@ -570,7 +576,8 @@ impl Pg {
     }
 }
 
-/// The activations that a member knows, and this one: as many as learners above the floor can need.
+/// Returns the activations that a member knows, and this one: as many as learners above the floor may need,
+/// at most `count_max`.
 fn history_of(
     state: &MemberState,
     adopted: Version,

@@ -1,14 +1,14 @@
-//! Random operations, a store that answers in random order, epochs that change in between: does
-//! any schedule break the order of a PG?
+//! Random test of one PG: random operations, a store that answers in random order, and epochs that change in
+//! between. No schedule may break the order of the PG's operations.
 //!
-//! What is checked: every operation is answered once; versions have no gaps; a read returns, unit
-//! by unit, a value that some order of the operations around it explains; after quiescence the
-//! mark is the newest version and nothing is left over.
+//! Checks that every operation is answered once; that versions have no gaps; that a read returns, for each
+//! unit, a value that some order of the operations around it explains; and that at the end, when everything
+//! has been answered, the mark is the newest version and nothing is left over.
 
 use super::tests::*;
 use super::*;
 
-/// A small generator; the seed is printed by every failure.
+/// A small random number generator. The seed of every run is printed.
 struct Random(u64);
 
 impl Random {
@@ -24,7 +24,7 @@ impl Random {
 struct Seen {
     stripe: u32,
     units: std::ops::Range<u32>,
-    /// What a write put; 0 for a zero.
+    /// The byte that a write wrote; 0 for a zero.
     byte: u8,
     reads: bool,
     started: usize,
@@ -76,7 +76,7 @@ impl Run {
         self.bench.start(ticket, op);
     }
 
-    /// Gives one answer of the store, in no order: more than a store may do.
+    /// Gives one of the store's pending answers, in any order. A real store has less freedom.
     fn answer_any(&mut self) {
         let count = self.bench.answers.len() as u32;
         if count > 0 {
@@ -138,7 +138,8 @@ impl Run {
         }
     }
 
-    /// Whether some write put `byte` there, or nothing did, in an order that `read` allows.
+    /// Returns whether, in an order that `read` allows, some write wrote `byte` there, or `byte` is zero and
+    /// nothing was written.
     fn explains(&self, read: &Seen, unit: u32, byte: u8) -> bool {
         let writes = || {
             self.seen.iter().filter(|seen| {
@@ -156,7 +157,7 @@ impl Run {
         if byte == 0 && !writes().any(|other| other.ended < Some(read.started)) {
             return true;
         }
-        // What was answered `Stale` may have happened, before the answer.
+        // An operation that was answered `Stale` may have happened before its answer.
         let maybe = self.seen.iter().filter(|seen| {
             let is_there = seen.stripe == read.stripe && seen.units.contains(&unit);
             !seen.reads && is_there && matches!(seen.outcome, Some(Err(Refusal::Stale(_))))

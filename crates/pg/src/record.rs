@@ -1,9 +1,9 @@
-//! What a member keeps of an activation: its store's note of the PG, JSON text.
-//! See `docs/internals/notes.md`.
+//! What a member keeps of an activation: the note of the PG in its store, as JSON text. See
+//! `docs/internals/notes.md`.
 //!
 //! Invariants
-//!   1. What is read is what was written; unknown fields are left out.
-//!   2. Versions are text, `epoch.counter`; keys are `hash.image.stripe`, of the PG's pool.
+//!   1. A record is read back as it was written; unknown fields are ignored.
+//!   2. Versions are written as the text `epoch.counter`, keys as `hash.image.stripe`, in the PG's pool.
 
 use base::{Epoch, ImageId, PgId, StripeIndex, Version};
 use blockstore::BlockKey;
@@ -15,25 +15,25 @@ use serde::{Deserialize, Serialize};
 pub struct Record {
     /// The entry that was activated.
     pub entry: PgEntry,
-    /// The version up to which the member was complete when the record was written. Of a member
-    /// with a filling: the version that the PG adopted.
+    /// The version up to which the member was complete when the record was written. For a member with a
+    /// filling: the version that the PG adopted.
     pub adopted: Version,
     /// Activations since the floor, oldest first; this one is the last.
     pub history: Vec<Activation>,
     /// What a learner lacks; `None`: nothing.
     pub filling: Option<Filling>,
-    /// From this version on nothing is stated: some of it was taken back.
+    /// The member reports nothing from this version on: some of those writes were taken back.
     pub dropped: Option<Version>,
 }
 
 impl Record {
-    /// Reads what [`Record::encode`] wrote; the error says what is wrong.
+    /// Reads a record that [`Record::encode`] wrote. The error says what is wrong with it.
     pub fn decode(bytes: &[u8]) -> Result<Record, String> {
         let text: RecordText = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         text.into_record()
     }
 
-    /// The bytes of the note.
+    /// Returns the bytes of the note.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(&RecordText::of(self)).expect("plain data with text keys")
     }

@@ -1,8 +1,8 @@
-//! What a PG is made with, and the checks that need nothing else: of operations and of blocks.
+//! The fixed properties of a PG, and the checks of operations and blocks that need nothing else.
 //!
 //! Invariants
-//!   1. What passes a check here never makes the store or a buffer panic: ranges lie in their block, and
-//!      data has one checksum for each unit.
+//!   1. A request that passed these checks never makes the store or a buffer panic: its range lies in its
+//!      block, and its data has one checksum for each unit.
 
 use base::hash::{hash_range_of_pg, stripe_hash};
 use base::{BlockSize, Epoch, PgId, UNIT_SIZE, Version, checksum};
@@ -11,26 +11,26 @@ use format::wire::{CHAIN_LENGTH_MAX, Op, PAYLOAD_SIZE_MAX, Place, Refusal};
 
 use super::{Face, Limits};
 
-/// Highest counter of a version: more writes than any PG ever sees.
+/// Maximum counter of a version: more writes than any PG ever gets.
 const COUNTER_MAX: u64 = u64::MAX / 2;
 
-/// What a PG is made with; all of it outlives epochs.
+/// The fixed properties of a PG; they outlive epochs.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Which PG.
+    /// The PG's id.
     pub pg: PgId,
     /// Number of PGs of its pool.
     pub pg_count: u32,
     /// Block size of its pool.
     pub block_size: BlockSize,
-    /// How much of everything it holds at once.
+    /// Its limits.
     pub limits: Limits,
-    /// What its keys hold.
+    /// What its keys hold, by kind of pool.
     pub face: &'static dyn Face,
 }
 
 impl Shape {
-    /// Hashes of the PG's blocks, both ends included.
+    /// Returns the hash range of the PG's blocks, both ends included.
     pub fn hashes(&self) -> (u32, u32) {
         hash_range_of_pg(self.pg.number, self.pg_count)
     }
@@ -44,7 +44,7 @@ impl Shape {
         }
     }
 
-    /// Checks everything about an operation that its sender could have known to be wrong.
+    /// Checks an operation for every error that its sender could have avoided.
     pub(crate) fn check_op(&self, op: &Op) -> Result<(), Refusal> {
         match op {
             Op::Read { place, offset, length, parents } => {
@@ -97,7 +97,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Checks a block that a peer names.
+    /// Checks the key of a block that a peer sent.
     pub(crate) fn check_key(&self, key: BlockKey) -> Result<(), String> {
         let (first, last) = self.hashes();
         if key.pool == self.pg.pool && (first..=last).contains(&key.hash) {
@@ -107,8 +107,8 @@ impl Shape {
     }
 }
 
-/// Checks a version that a peer names in an epoch: none is of an epoch to come, and counters do not run
-/// out.
+/// Checks a version that a peer sent: its epoch must not be above `epoch`, nor its counter above
+/// `COUNTER_MAX`, so that counters never run out.
 pub(crate) fn check_version(version: Version, epoch: Epoch) -> Result<(), String> {
     if version.epoch <= epoch && version.counter <= COUNTER_MAX {
         return Ok(());

@@ -1,14 +1,14 @@
-//! Slots with a type: the slot of a write cannot be taken for that of a read.
+//! Typed slots: the slot of a write cannot be mistaken for the slot of a read.
 //!
 //! Invariants
-//!   1. A slot names one value from [`Slots::insert`] to [`Slots::remove`]; afterwards it may name another.
+//!   1. A slot identifies one value from [`Slots::insert`] to [`Slots::remove`]. Afterwards it may be reused.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
-/// A number that names a slot.
+/// The number of a slot, with a type.
 pub trait Slot: Copy {
     fn from_index(index: usize) -> Self;
     fn index(self) -> usize;

@@ -1,9 +1,9 @@
-//! Requests to this OSD's store that have no answer yet, and what each answer belongs to.
+//! Requests to this OSD's store that have not been answered, and the operation to which each answer belongs.
 //!
 //! Invariants
-//!   1. Each call is answered once; its id is not reused before.
-//!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer reaches nobody, but changes
-//!      still count until they end: no member states itself before that.
+//!   1. Each call is answered once. Its id is not reused before the answer.
+//!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer reaches nobody. But a change
+//!      still counts until it ends, and no member reports its state before that.
 
 use base::Version;
 use slab::Slab;
@@ -13,14 +13,14 @@ use super::slots::{DeletionSlot, JobSlot, ReadSlot, WriteSlot};
 use super::sync::FlushFor;
 use super::write_queue::WriteQueue;
 
-/// What an answer of the store belongs to.
+/// The operation to which an answer of the store belongs.
 #[derive(Clone, Copy, Debug)]
 pub enum Call {
     /// A write, zero or delete of this OSD as primary.
     Write(WriteSlot),
     /// Version and allocation of a block that is about to change.
     Examine(WriteSlot),
-    /// All data of a read without older layers.
+    /// Data of a read that has no older layers.
     Fetch(ReadSlot),
     /// Allocation of one layer of a chain.
     Layer { read: ReadSlot, layer: usize },
@@ -30,49 +30,50 @@ pub enum Call {
     Copy(JobSlot),
     /// Which units of a block this OSD lost.
     FindLost(JobSlot),
-    /// Those units, written again; how many.
+    /// A repair that restores those units. `units`: how many there are.
     Mend { job: JobSlot, units: usize },
-    /// The newest version of a block, for this OSD as an acting member.
+    /// A repair that gives this OSD, as an acting member, the block that the PG adopts.
     Adopt(JobSlot),
-    /// Blocks newer than some version; answered by [`super::Pg::listed_newer`].
+    /// A list of blocks newer than some version. The answer comes through [`super::Pg::listed_newer`].
     ListNewer(NewerFor),
     /// A write that the primary sent.
     Taken { order: u64, version: Version },
-    /// A repair that the primary sent; `call` is the primary's number.
+    /// A repair that the primary sent. `call`: the number of the primary's request.
     PeerRepair { order: u64, call: u32 },
     /// A block that the primary asked for.
     PeerCopy { call: u32 },
-    /// Blocks to delete; answered by [`super::Pg::listed`].
+    /// A list of blocks to delete. The answer comes through [`super::Pg::listed`].
     ListDeletion(DeletionSlot),
-    /// Everything so far, durably. `covers`: so many changes were answered before they were durable.
+    /// A flush of everything so far. `covers`: number of changes that were answered before they were durable
+    /// when the flush began.
     Flush { covers: u64, what: FlushFor },
-    /// A record.
+    /// A record that is written as a note.
     Record,
-    /// A floor; nobody waits for it.
+    /// A new floor. Nobody waits for the answer.
     Floor,
-    /// The operator gave up what the store lost of this PG.
+    /// Tells the store that the operator gave up the data of this PG that the store lost.
     Absolve,
-    /// A learner is filled: what its store lost is here again.
+    /// Tells the store that a learner is filled: the data that its store lost is here again.
     AbsolveFilled { call: u32 },
-    /// A change of an epoch that is over; its version, if it has one.
+    /// A change of a past epoch, with its version, if it has one.
     Ending(Option<Version>),
-    /// Nobody waits for it any more.
+    /// A request for whose answer nobody waits any more.
     Dropped,
 }
 
-/// Who wants a list of newer blocks.
+/// Who requested a list of newer blocks.
 #[derive(Clone, Copy, Debug)]
 pub enum NewerFor {
-    /// The primary, under its number.
+    /// The primary. `call`: the number of its request.
     Peer { call: u32 },
-    /// The comparison of the acting members.
+    /// The comparison of acting members at the beginning of an epoch.
     Compare,
     /// The backfill of a learner.
     Fill { learner: usize },
 }
 
 impl Call {
-    /// Whether it may change what the member states when the next epoch begins.
+    /// Returns whether the call may change the state that the member reports when the next epoch begins.
     fn is_change(&self) -> bool {
         match self {
             Call::Write(_)
@@ -99,7 +100,7 @@ impl Call {
         }
     }
 
-    /// What its answer is for once the epoch is over.
+    /// Returns the call that replaces this one once the epoch is over.
     fn abandoned(self, writes: &WriteQueue) -> Call {
         match self {
             Call::Record | Call::Floor | Call::Absolve | Call::Ending(_) => self,
@@ -116,12 +117,12 @@ impl Call {
 #[derive(Default)]
 pub struct StoreCalls {
     calls: Slab<Call>,
-    /// How many of them are changes.
+    /// Number of calls that are changes.
     change_count: usize,
 }
 
 impl StoreCalls {
-    /// A request goes to the store; returns the id that its answer names.
+    /// Registers a request to the store. Returns the id that its answer carries.
     pub fn begin(&mut self, call: Call) -> CallId {
         self.change_count += usize::from(call.is_change());
         let id = CallId(self.calls.insert(call) as u32);
@@ -129,7 +130,7 @@ impl StoreCalls {
         id
     }
 
-    /// The store answered.
+    /// Removes and returns the call that the store answered.
     pub fn end(&mut self, id: CallId) -> Call {
         let call = self.calls.remove(id.0 as usize);
         if call.is_change() {
@@ -139,7 +140,7 @@ impl StoreCalls {
         call
     }
 
-    /// Whether a change is under way.
+    /// Returns whether a change is in flight.
     pub fn has_changes(&self) -> bool {
         self.change_count > 0
     }
@@ -148,7 +149,7 @@ impl StoreCalls {
         self.calls.is_empty()
     }
 
-    /// The epoch is over: pending answers are ignored. A change still counts as a change.
+    /// Makes pending answers be ignored: the epoch is over. A change still counts as a change.
     pub fn abandon(&mut self, writes: &WriteQueue) {
         for (_, call) in &mut self.calls {
             let was_change = call.is_change();

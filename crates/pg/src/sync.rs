@@ -1,39 +1,39 @@
-//! Making durable what was answered before it was: syncs at the primary, and at its members.
+//! Makes writes durable that were answered before they were durable: syncs at the primary and at its members.
 //!
 //! ```text
 //!   lazy write ─▶ all have it ─▶ answered, not durable ─▶ a sync at all of them ─▶ the mark passes it
 //! ```
 //!
 //! Invariants
-//!   1. A version that was answered and is not durable stays in the window until a sync that began
-//!      after it was given has ended at every acting member and every learner bound by then: the
-//!      mark, and with it the floor, stay before it. A learner that is bound later has everything
-//!      given before durably when it keeps its last cursor.
-//!   2. A sync covers every version given before it, answered or not: it goes to each member behind
-//!      the writes, and at each store it covers what came before it.
-//!   3. A member states itself when what it took lazily in the epochs before is durable: what it
-//!      states outlives a loss of power.
-//!   4. At most one sync is under way.
+//!   1. A version that was answered but is not durable stays in the window until a sync has ended that began
+//!      after the version was given. The sync ends when every acting member, and every learner bound by then,
+//!      has answered. Until then the mark, and with it the floor, stay below the version. A learner that is
+//!      bound later has all earlier versions durably when it records its last cursor.
+//!   2. A sync covers every version given before it, answered or not: it is sent to each member after the
+//!      writes, and in each store it covers all earlier changes.
+//!   3. A member reports its state when the lazy writes that it accepted in earlier epochs are durable: what
+//!      it reports survives a loss of power.
+//!   4. At most one sync is in flight.
 
 use super::{MemberSet, Ticket};
 
-/// Syncs of an epoch at its primary. Counters are those of versions.
+/// Syncs of an epoch at its primary. Counters are version counters.
 #[derive(Default)]
 pub struct Syncs {
-    /// The one under way.
+    /// The sync in flight.
     running: Option<Running>,
-    /// Who waits for the next one.
+    /// Operations that wait for the next sync.
     waiting: Vec<Ticket>,
     /// Counter of the newest version that was given to a lazy write.
     newest_lazy: u64,
-    /// Up to this counter a sync has made everything durable.
+    /// Syncs have made everything up to this counter durable.
     covered: u64,
-    /// `newest_lazy` when [`Syncs::is_due`] was called last.
+    /// The value of `newest_lazy` at the last call of [`Syncs::is_due`].
     seen: u64,
 }
 
 struct Running {
-    /// It covers versions up to this counter.
+    /// The sync covers versions up to this counter.
     upto: u64,
     /// Members that have not answered.
     missing: MemberSet,
@@ -45,7 +45,7 @@ struct Running {
 pub enum SyncWait {
     /// Nothing: everything that was answered is durable.
     Nothing,
-    /// The sync under way, which covers all that it asks for.
+    /// The sync in flight, which covers all that the client wants.
     Running,
     /// The next sync.
     Next,
@@ -55,29 +55,29 @@ pub enum SyncWait {
 pub struct Synced {
     /// Versions up to this counter are durable.
     pub upto: u64,
-    /// Who waited for it.
+    /// Operations that waited for it.
     pub tickets: Vec<Ticket>,
 }
 
 impl Syncs {
-    /// Of an epoch whose versions go on from this counter.
+    /// Returns the syncs of an epoch whose versions continue from this counter.
     pub fn new(adopted: u64) -> Syncs {
         Syncs { newest_lazy: adopted, covered: adopted, seen: adopted, ..Syncs::default() }
     }
 
-    /// A lazy write got its version.
+    /// Notes that a lazy write got its version.
     pub fn gave_lazily(&mut self, counter: u64) {
         assert!(counter > self.newest_lazy);
         self.newest_lazy = counter;
     }
 
-    /// Whether a sync has made this version durable.
+    /// Returns whether a sync has made this version durable.
     pub fn covers(&self, counter: u64) -> bool {
         counter <= self.covered
     }
 
-    /// A client wants everything that was answered to be durable. Versions that are not lazy were
-    /// answered when they were durable.
+    /// Handles a client's sync: the client wants everything that was answered to be durable. Returns what the
+    /// sync waits for. Only lazy versions count: others were durable when they were answered.
     pub fn join(&mut self, ticket: Ticket) -> SyncWait {
         let newest = self.newest_lazy;
         if self.covers(newest) {
@@ -99,7 +99,7 @@ impl Syncs {
         self.running.is_some()
     }
 
-    /// A sync begins: it covers versions up to this counter, and ends when these members have answered.
+    /// Begins a sync. It covers versions up to `upto`, and ends when the members `missing` have answered.
     pub fn begin(&mut self, upto: u64, missing: MemberSet) {
         assert!(self.running.is_none());
         assert!(upto >= self.newest_lazy);
@@ -107,7 +107,7 @@ impl Syncs {
         self.running = Some(Running { upto, missing, tickets });
     }
 
-    /// A member has made durable what came before its sync. `Some`: it was the last one.
+    /// Notes that a member has completed the sync. Returns the sync if that was the last member.
     pub fn on_member_synced(&mut self, index: usize) -> Option<Synced> {
         let running = self.running.as_mut().expect("one that was asked is under way");
         running.missing.take(index);
@@ -118,12 +118,12 @@ impl Syncs {
         Some(Synced { upto, tickets })
     }
 
-    /// Whether somebody waits for the next sync.
+    /// Returns whether an operation waits for the next sync.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether lazy versions that were there when this was called last are not covered. Called now and
+    /// Returns whether lazy versions that existed at the last call are still not durable. Called now and
     /// then.
     pub fn is_due(&mut self) -> bool {
         let is_due = !self.covers(self.seen);
@@ -131,19 +131,19 @@ impl Syncs {
         is_due
     }
 
-    /// Operations that wait for a sync.
+    /// Returns the operations that wait for a sync.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
         let running = self.running.iter().flat_map(|running| &running.tickets);
         running.chain(&self.waiting).copied()
     }
 }
 
-/// Lazy changes at this OSD's store; outlives epochs.
+/// Counts of lazy changes at this OSD's store; they outlive epochs.
 #[derive(Default)]
 pub struct Unflushed {
-    /// So many changes were answered before they were durable.
+    /// Number of changes that were answered before they were durable.
     written: u64,
-    /// So many of them are durable.
+    /// How many of them are durable by now.
     flushed: u64,
 }
 
@@ -152,30 +152,30 @@ pub struct Unflushed {
 pub enum FlushFor {
     /// This OSD as primary.
     Lead,
-    /// The primary; `call` is its number.
+    /// The primary. `call`: the number of its request.
     Peer { call: u32 },
-    /// A new epoch, which begins when nothing is in flight, or no one any more.
+    /// A new epoch, which begins when nothing is in flight; or nobody any more.
     Epoch,
 }
 
 impl Unflushed {
-    /// The store answered a change that is not durable yet.
+    /// Counts a change that the store answered before it was durable.
     pub fn wrote(&mut self) {
         self.written += 1;
     }
 
-    /// How many changes a flush covers that begins now.
+    /// Returns how many changes a flush that begins now covers.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// A flush that covers so many changes ended.
+    /// Notes the end of a flush that covers `covers` changes.
     pub fn flushed(&mut self, covers: u64) {
         assert!(covers <= self.written);
         self.flushed = self.flushed.max(covers);
     }
 
-    /// Whether everything that the store answered is durable.
+    /// Returns whether everything that the store answered is durable.
     pub fn is_empty(&self) -> bool {
         self.flushed == self.written
     }

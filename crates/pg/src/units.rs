@@ -1,4 +1,4 @@
-//! Sets of units of a block, and contents made of several members' copies.
+//! Sets of units of a block, and block contents put together from several members' copies.
 //!
 //! Invariants
 //!   1. Bit `i` of word `i / 64` is unit `i`; a block has at most 256 units.
@@ -8,7 +8,7 @@ use std::ops::Range;
 use base::{BlockSize, Buffer, BufferPool, Checksum, UNIT_SIZE, Version, checksum};
 use format::wire::Content;
 
-/// Words of a set: the largest block has 256 units.
+/// Number of words of a set: the largest block has 256 units.
 const WORDS: usize = 4;
 
 /// A set of units.
@@ -22,7 +22,7 @@ impl Units {
         set
     }
 
-    /// The units of a bitmap; `None` where it has units that a block of this size has not.
+    /// Returns the units of a bitmap; `None` if it has units beyond the end of a block of this size.
     pub fn from_words(words: &[u64], block_size: BlockSize) -> Option<Units> {
         let mut set = Units::default();
         for (index, word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
@@ -32,7 +32,7 @@ impl Units {
         set.without(&all).is_empty().then_some(set)
     }
 
-    /// As a bitmap of a block of this size.
+    /// Returns the set as a bitmap of a block of this size.
     pub fn words(&self, block_size: BlockSize) -> Vec<u64> {
         self.0[..block_size.unit_count().div_ceil(64) as usize].to_vec()
     }
@@ -63,26 +63,26 @@ impl Units {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// All of them in order.
+    /// Returns all units of the set in order.
     fn iter(self) -> impl Iterator<Item = u32> {
         (0..WORDS as u32 * 64).filter(move |unit| self.has(*unit))
     }
 }
 
-/// Units of a block as one or several members hold them.
+/// Units of a block, with data from one or several members.
 #[derive(Clone, Debug)]
 pub struct Copied {
     pub version: Version,
     /// Units that could be read.
     pub units: Units,
-    /// Those of them that hold data.
+    /// The readable units that hold data; the others are zeros.
     written: Units,
     checksums: Vec<Checksum>,
     data: Option<Buffer>,
 }
 
 impl Copied {
-    /// Takes units from another copy that this one lacks.
+    /// Adds from another copy the units that this one lacks.
     pub fn complete_with(&mut self, other: &Copied, buffers: &BufferPool) {
         let mut merged = Copied {
             version: self.version,
@@ -105,18 +105,18 @@ impl Copied {
         *self = merged;
     }
 
-    /// Units that read as zeros.
+    /// Returns a copy whose units all read as zeros.
     pub fn zeros(version: Version, units: Units) -> Copied {
         let written = Units::default();
         Copied { version, units, written, checksums: Vec::new(), data: None }
     }
 
-    /// How much data it holds.
+    /// Returns how many bytes of data the copy holds.
     pub fn size_bytes(&self) -> u64 {
         self.written.count() as u64 * UNIT_SIZE
     }
 
-    /// As a message or the store carries it. `lost`: units that no member could read.
+    /// Returns the content as messages and store requests carry it. `lost`: units that no member could read.
     fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
         Content::Block {
             version: self.version,
@@ -139,7 +139,7 @@ pub enum Held {
 }
 
 impl Held {
-    /// The block's version; `ZERO`: there is nothing.
+    /// Returns the block's version; `ZERO`: there is no block.
     pub fn version(&self) -> Version {
         match self {
             Held::Gone => Version::ZERO,
@@ -148,8 +148,8 @@ impl Held {
         }
     }
 
-    /// Checks a content; the error says what is wrong. With `checks_data` its data is compared with
-    /// the checksums.
+    /// Checks a content and returns it; the error says what is wrong with it. With `checks_data` the data is
+    /// compared with its checksums.
     pub fn of(content: Content, size: BlockSize, checks_data: bool) -> Result<Held, String> {
         let (version, block_size, bitmaps, checksums, data) = match content {
             Content::Gone => return Ok(Held::Gone),
@@ -189,8 +189,7 @@ impl Held {
         Ok(Held::Copy(Copied { version, units, written, checksums, data }))
     }
 
-    /// As a message or the store carries it.
-    /// `lost`: units that no member could read.
+    /// Returns the content as messages and store requests carry it. `lost`: units that no member could read.
     pub fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
         match self {
             Held::Gone => Content::Gone,
@@ -200,13 +199,13 @@ impl Held {
     }
 }
 
-/// The 4 KiB units of a range, as (first, behind the last).
+/// Returns the 4 KiB units of a byte range, as (first, one past the last).
 pub fn units_of(offset: u32, length: u32) -> (u32, u32) {
     let unit = UNIT_SIZE as u32;
     (offset / unit, (offset + length) / unit)
 }
 
-/// Whether a bitmap of any length has a unit.
+/// Returns whether a bitmap, of any length, has a unit.
 pub fn has_unit(bitmap: &[u64], unit: u32) -> bool {
     bitmap.get(unit as usize / 64).is_some_and(|word| word & (1 << (unit % 64)) != 0)
 }

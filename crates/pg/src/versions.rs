@@ -1,4 +1,4 @@
-//! The versions that a primary gives in its epoch, and what of them is acknowledged and durable.
+//! The versions that a primary gives in its epoch, and which of them are acknowledged and durable.
 //!
 //! ```text
 //!   adopted ... ended ......................... newest
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. Versions have no gaps: each is one more than the last, and the first is one more than what the
-//!      epoch adopted.
-//!   2. A version is given once, and its counter names its place in the window.
+//!   1. Versions have no gaps: each counter is one more than the last, and the first is one more than that of
+//!      the version that the epoch adopted.
+//!   2. A version is given once, and its counter is its place in the window.
 
 use base::planted::{self, Bug};
 use base::{Epoch, Version};
@@ -17,31 +17,31 @@ use base::{Epoch, Version};
 use super::slots::WriteSlot;
 use super::window::Window;
 
-/// See the module.
+/// The versions of an epoch; see the module.
 pub struct Versions {
-    /// The newest version given. Of an earlier epoch while the present one is not active.
+    /// The newest version given. It is of an earlier epoch while the present one is not active.
     newest: Version,
     window: Window<WriteSlot>,
 }
 
 impl Versions {
-    /// No epoch was active here.
+    /// Returns the state before any epoch was active here.
     pub fn new() -> Versions {
         Versions { newest: Version::ZERO, window: Window::new(0) }
     }
 
-    /// Versions go on from what the epoch adopted.
+    /// Continues versions from the one that the epoch adopted.
     pub fn go_on_from(&mut self, adopted: Version) {
         self.newest = adopted;
         self.window = Window::new(adopted.counter);
     }
 
-    /// The epoch is over: nothing is in flight any more.
+    /// Empties the window: the epoch is over, and nothing is in flight any more.
     pub fn abandon(&mut self) {
         self.window = Window::new(0);
     }
 
-    /// Gives the next version, to the write in this slot.
+    /// Gives the next version to the write in this slot.
     pub fn give(&mut self, epoch: Epoch, slot: WriteSlot) -> Version {
         let version = next_version(self.newest, epoch);
         assert!(version > self.newest);
@@ -56,22 +56,25 @@ impl Versions {
         self.newest
     }
 
-    /// Whether this version was given in this epoch. What the epoch adopted is of an earlier one.
+    /// Returns whether this version was given in this epoch. The version that the epoch adopted is of an
+    /// earlier one.
     pub fn was_given(&self, version: Version) -> bool {
         version <= self.newest && version.epoch == self.newest.epoch
     }
 
-    /// The write of this version, if it is in flight. Requires: it was given in this epoch.
+    /// Returns the slot of the write with this version, if it is in flight. Requires: the version was given
+    /// in this epoch.
     pub fn slot(&self, version: Version) -> Option<WriteSlot> {
         self.window.slot(version.counter)
     }
 
-    /// All writes that are in flight, oldest first.
+    /// Returns the slots of all writes in flight, oldest first.
     pub fn slots(&self) -> impl Iterator<Item = WriteSlot> + '_ {
         self.window.slots()
     }
 
-    /// The write of this version is acknowledged; `is_durable`: on all members that had to have it.
+    /// Notes that the write of this version is acknowledged. `is_durable`: it is durable on all members that
+    /// must have it.
     pub fn acknowledge(&mut self, version: Version, is_durable: bool) {
         assert!(self.was_given(version));
         if is_durable {
@@ -81,33 +84,33 @@ impl Versions {
         }
     }
 
-    /// What was acknowledged up to this counter is durable.
+    /// Notes that everything acknowledged up to this counter is durable.
     pub fn settle(&mut self, upto: u64) {
         self.window.settle(upto);
     }
 
-    /// How many writes were acknowledged and are not durable.
+    /// Returns how many writes are acknowledged but not durable.
     pub fn undurable_count(&self) -> usize {
         self.window.answered_count()
     }
 
-    /// Whether the write of this version, of whatever epoch, was acknowledged and is not durable.
+    /// Returns whether the write of this version, of any epoch, is acknowledged but not durable.
     pub fn is_undurable(&self, version: Version) -> bool {
         version.epoch == self.newest.epoch && self.window.is_answered(version.counter)
     }
 
-    /// The version up to which all are durable.
+    /// Returns the version up to which all writes are durable.
     pub fn ended(&self) -> Version {
         Version { epoch: self.newest.epoch, counter: self.window.ended() }
     }
 
-    /// The counter of the newest version given.
+    /// Returns the counter of the newest version given.
     pub fn begun(&self) -> u64 {
         self.window.begun()
     }
 }
 
-/// The version after another one in an epoch.
+/// Returns the version that follows `before` in an epoch.
 pub fn next_version(before: Version, epoch: Epoch) -> Version {
     let is_reused = planted::on(Bug::CounterReusedAfterRestart) && before.epoch > Epoch::ZERO;
     before.next_in(if is_reused { before.epoch } else { epoch })

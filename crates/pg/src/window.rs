@@ -1,61 +1,62 @@
-//! What is in flight and began in order, and up to which counter all of it has ended.
+//! A window of operations that begin in order and end in any order, and the counter up to which all have
+//! ended.
 //!
 //! ```text
 //!   counters   ...  41  42 | 43  44  45  46
 //!                    ended | no  yes no  yes      ended up to 42, begun up to 46
 //! ```
 //!
-//! A lazy write that was answered has given up its slot, and ends when it is durable.
+//! A lazy write gives up its slot when it is answered, and ends when it is durable.
 //!
 //! Invariants
 //!   1. `ended` never goes back. The first of `open` has not ended.
 
 use std::collections::VecDeque;
 
-/// Those in flight. `S` names one that is under way.
+/// The operations in flight. `S`: the slot of an operation.
 pub struct Window<S> {
-    /// Counter of the newest one up to which all have ended.
+    /// All operations up to this counter have ended.
     ended: u64,
-    /// Those after it, in order. The first has not ended.
+    /// The operations after `ended`, in order. The first has not ended.
     open: VecDeque<Stage<S>>,
-    /// How many were answered and are not durable.
+    /// How many operations are answered but not durable.
     answered_count: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage<S> {
-    /// It is under way, and has a slot.
+    /// In flight, with its slot.
     Open(S),
-    /// It was answered, and is not durable.
+    /// Answered, but not durable.
     Answered,
     Ended,
 }
 
 impl<S: Copy + PartialEq> Window<S> {
-    /// All up to `ended` have ended.
+    /// Returns a window in which all operations up to `ended` have ended.
     pub fn new(ended: u64) -> Window<S> {
         Window { ended, open: VecDeque::new(), answered_count: 0 }
     }
 
-    /// The next one begins; returns its counter. `slot` is what [`Window::slot`] returns.
+    /// Begins the next operation; returns its counter. [`Window::slot`] returns `slot` for it.
     pub fn begin(&mut self, slot: S) -> u64 {
         self.open.push_back(Stage::Open(slot));
         self.begun()
     }
 
-    /// One ended.
+    /// Ends an operation.
     pub fn end(&mut self, counter: u64) {
         self.leave_slot(counter, Stage::Ended);
         self.advance();
     }
 
-    /// One was answered, and is not durable: it ends with [`Window::settle`].
+    /// Notes that an operation was answered but is not durable. It ends with [`Window::settle`].
     pub fn answer(&mut self, counter: u64) {
         self.leave_slot(counter, Stage::Answered);
         self.answered_count += 1;
     }
 
-    /// What was answered up to this counter is durable.
+    /// Ends all answered operations up to this counter: they are durable.
     pub fn settle(&mut self, upto: u64) {
         let count = upto.saturating_sub(self.ended) as usize;
         for stage in self.open.iter_mut().take(count) {
@@ -67,12 +68,12 @@ impl<S: Copy + PartialEq> Window<S> {
         self.advance();
     }
 
-    /// How many were answered and are not durable.
+    /// Returns how many operations are answered but not durable.
     pub fn answered_count(&self) -> usize {
         self.answered_count
     }
 
-    /// Whether one was answered and is not durable.
+    /// Returns whether an operation is answered but not durable.
     pub fn is_answered(&self, counter: u64) -> bool {
         self.stage(counter) == Some(Stage::Answered)
     }
@@ -94,7 +95,7 @@ impl<S: Copy + PartialEq> Window<S> {
         }
     }
 
-    /// The slot of one that is under way.
+    /// Returns the slot of an operation, if it is in flight and not answered.
     pub fn slot(&self, counter: u64) -> Option<S> {
         match self.stage(counter)? {
             Stage::Open(slot) => Some(slot),
@@ -102,7 +103,7 @@ impl<S: Copy + PartialEq> Window<S> {
         }
     }
 
-    /// Slots of all that are under way.
+    /// Returns the slots of all operations in flight that are not answered.
     pub fn slots(&self) -> impl Iterator<Item = S> + '_ {
         self.open.iter().filter_map(|stage| match stage {
             Stage::Open(slot) => Some(*slot),
@@ -110,12 +111,12 @@ impl<S: Copy + PartialEq> Window<S> {
         })
     }
 
-    /// Up to this counter all have ended.
+    /// Returns the counter up to which all operations have ended.
     pub fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// The counter of the newest one.
+    /// Returns the counter of the newest operation.
     pub fn begun(&self) -> u64 {
         self.ended + self.open.len() as u64
     }

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! Invariants
-//!   1. A version is given when the write leaves for all members, and never taken back.
-//!   2. A write is acknowledged when every member that must acknowledge has it: durably, or, if it is
-//!      lazy, in its store.
-//!   3. No version is given in an epoch that does not serve.
+//!   1. A write gets its version when it is sent to all members, and keeps it.
+//!   2. A write is acknowledged when every member that must acknowledge it has it durably or, if the write is
+//!      lazy, has it in its store.
+//!   3. No version is given in an epoch that is not active.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ use super::write_queue::{Write, WriteStage};
 use super::{Action, MemberSet, Need, Pg, Serving, Ticket, refusal_of};
 
 impl Pg {
-    /// A write comes, and takes its turn in its block's queue.
+    /// Queues a write for its turn among the writes of its block.
     pub(crate) fn write(
         &mut self,
         issuer: WriteFor,
@@ -45,7 +45,7 @@ impl Pg {
         self.start_writes(key, actions);
     }
 
-    /// Starts the writes of a block that need not wait any longer; none in an epoch that ended.
+    /// Starts the writes of a block that need not wait any longer; none in an epoch that has ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
         while self.may_copy()
             && let Some(slot) =
@@ -55,7 +55,7 @@ impl Pg {
         }
     }
 
-    /// What must be known before a queued write starts; a hold waits for its turn alone.
+    /// Returns what must be known before a queued write starts. A hold waits only for its turn.
     fn needs(&self, write: &Write) -> Needs {
         match write.issuer {
             WriteFor::Job(_) => Needs::Turn,
@@ -63,7 +63,7 @@ impl Pg {
         }
     }
 
-    /// Moves a write to its next stage. The caller has seen that what the stage waits for came.
+    /// Moves a write to its next stage. Requires: what the present stage waits for has arrived.
     fn advance_write(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let write = &self.queue[slot];
         match write.stage {
@@ -72,7 +72,7 @@ impl Pg {
             WriteStage::Replicate { missing, version, durable, .. } => {
                 let is_planted = planted::on(Bug::AckBeforeMembers);
                 assert!(self.write_targets.is_acknowledged_without(missing) || is_planted);
-                // A sync that began after it was given may have ended meanwhile.
+                // A sync that began after the version was given may have ended meanwhile.
                 let durable = durable || self.syncs.covers(version.counter);
                 self.queue[slot].stage = WriteStage::Done { version, durable };
                 let counts_as_durable = durable || planted::on(Bug::MarkCountsUnflushed);
@@ -88,11 +88,11 @@ impl Pg {
         }
     }
 
-    /// A write has its turn.
+    /// Begins a write that has its turn.
     fn begin_write(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let needs = self.needs(&self.queue[slot]);
         if needs != Needs::Nothing {
-            // What it is about to read is never taken back.
+            // The write must be the first: what it reads now is never taken back later.
             assert!(self.queue.is_first(slot));
             self.queue[slot].stage = WriteStage::Examine;
         }
@@ -111,8 +111,8 @@ impl Pg {
         }
     }
 
-    /// What an operation must know of its key has come from the members. No other operation on the key is
-    /// under way.
+    /// Continues an operation when the members have sent what it must know of its key. No other operation on
+    /// the key is in flight.
     pub(crate) fn on_pieces(
         &mut self,
         slot: WriteSlot,
@@ -120,7 +120,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if self.serving != Serving::Active {
-            // No version is given any more: it is answered when the next epoch comes.
+            // No version is given any more: the write is answered when the next epoch begins.
             return;
         }
         let write = &mut self.queue[slot];
@@ -133,15 +133,15 @@ impl Pg {
         }
     }
 
-    /// Every member does what the write's sender named.
+    /// Replicates a write as its sender requested it: every member makes the same change.
     fn replicate_as_named(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let kind = std::mem::replace(&mut self.queue[slot].kind, WriteKind::HandedOver);
         let lazy = kind.is_lazy();
         self.replicate(slot, Changed::Everywhere(kind.into_change()), lazy, actions);
     }
 
-    /// Gives the write its version and hands it to every member: the others by message, in the order
-    /// of versions, and this OSD's store. Each answers when it has the write ([`Pg::on_member_wrote`],
+    /// Gives the write its version and hands it to every member: to the others by message, in version order,
+    /// and to this OSD's store. Each answers when it has the write ([`Pg::on_member_wrote`],
     /// [`Pg::on_own_written`]).
     fn replicate(
         &mut self,
@@ -171,12 +171,12 @@ impl Pg {
         self.send_write(header, mark, &changed, actions);
         let lead = self.lead();
         let own = changed.into_change_at(lead.peers[lead.me].position);
-        // Pieces of a stripe are of one size.
+        // All pieces of a stripe have the same size, so this OSD's piece tells the learners' sizes.
         self.count_for_learners(version, data_size_bytes(&own));
         self.call(Call::Write(slot), header.into_store_request(own), actions);
     }
 
-    /// Sends a write to the other members that get writes, each its part; with it goes the mark.
+    /// Sends a write to the other members that get writes, to each its own part, together with the mark.
     fn send_write(
         &mut self,
         header: ChangeHeader,
@@ -195,7 +195,7 @@ impl Pg {
         }
     }
 
-    /// A write of so many bytes was sent: learners owe an answer for it.
+    /// Notes that a write of this many bytes was sent to learners, which must answer it.
     fn count_for_learners(&mut self, version: Version, bytes: u64) {
         let targets = self.write_targets.targets();
         let lead = self.lead();
@@ -206,7 +206,8 @@ impl Pg {
         }
     }
 
-    /// The block of a compare-and-set, zero or delete is known; no other write of it is under way.
+    /// Handles the store's answer about the block of a compare-and-set, zero or delete. No other write to the
+    /// block is in flight.
     pub(crate) fn on_examined(
         &mut self,
         slot: WriteSlot,
@@ -214,7 +215,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if self.serving != Serving::Active {
-            // No version is given any more: it is answered when the next epoch comes.
+            // No version is given any more: the write is answered when the next epoch begins.
             return;
         }
         let (version, held) = match result {
@@ -234,7 +235,7 @@ impl Pg {
         }
         let is_removal = !write.kind.brings_data();
         let is_empty = is_removal && !write.units.clone().any(|unit| has_unit(&held, unit));
-        // What emptied it may have been answered before it was durable.
+        // The write that emptied the block may have been answered before it was durable.
         let durable = !self.versions.is_undurable(version);
         if is_empty && (durable || write.kind.is_lazy()) {
             write.stage = WriteStage::Done { version, durable };
@@ -244,7 +245,7 @@ impl Pg {
         self.advance_write(slot, actions);
     }
 
-    /// This OSD's own store ended its part.
+    /// Handles the answer of this OSD's own store to a write.
     pub(crate) fn on_own_written(
         &mut self,
         slot: WriteSlot,
@@ -273,7 +274,8 @@ impl Pg {
         self.end_epoch(Need::Failed(member, why.clone()), why, actions);
     }
 
-    /// A member has a write; durably, if it says so or the write is not lazy.
+    /// Handles a member's answer that it has a write. `durable`: the write is durable there; it must be,
+    /// unless the write is lazy.
     pub(crate) fn on_member_wrote(
         &mut self,
         index: usize,
@@ -281,7 +283,8 @@ impl Pg {
         durable: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        // In an epoch that is not active yet the newest version is of an earlier one.
+        // Before the epoch is active the newest version is of an earlier epoch, so it cannot be used for a
+        // check.
         if self.write_targets.is_empty() {
             return Err("an answer to a write before the epoch is active".into());
         }
@@ -291,7 +294,7 @@ impl Pg {
         if !self.lead().acting.has(index) {
             self.on_learner_wrote(index, version, actions);
         }
-        // A write that ended needed no copy of this member.
+        // If the write has ended, it did not need this member's copy.
         if let Some(slot) = self.versions.slot(version) {
             assert!(self.queue[slot].version() == Some(version));
             if !durable && !self.queue[slot].is_lazy() {
@@ -322,7 +325,7 @@ impl Pg {
         }
     }
 
-    /// Clients wait for a learner no longer: goes on with what waited for it alone.
+    /// Stops clients from waiting for a learner: finishes the writes that waited only for it.
     pub(crate) fn await_no_more(&mut self, index: usize, actions: &mut Vec<Action>) {
         if !self.write_targets.require_no_more(index) {
             return;
@@ -337,7 +340,7 @@ impl Pg {
         }
     }
 
-    /// A hold ended: later writes of its block go on.
+    /// Ends a hold: later writes to its block continue.
     pub(crate) fn release(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let key = self.take_write_out(slot, None, actions);
         self.start_writes(key, actions);
@@ -354,7 +357,8 @@ impl Pg {
         self.start_writes(key, actions);
     }
 
-    /// Answers a write and lets its followers go on; later writes of its block are not started.
+    /// Removes and answers a write, and lets its followers continue. Does not start later writes to its
+    /// block.
     fn take_write_out(
         &mut self,
         slot: WriteSlot,
@@ -391,7 +395,8 @@ impl Pg {
         let queued = self.queue.queued_of_clients();
         let refused: Vec<(WriteSlot, Refusal)> =
             queued.filter_map(|(slot, ticket)| Some((slot, judge(ticket)?))).collect();
-        // All go before any other starts: what one made way for may be refused as well.
+        // Remove all of them before any other starts: a write that one of them held up may be refused as
+        // well.
         let mut keys = Vec::new();
         for (slot, refusal) in refused {
             keys.push(self.take_write_out(slot, Some(Err(refusal)), actions));
@@ -401,7 +406,7 @@ impl Pg {
         }
     }
 
-    /// A client wants everything that was answered to be durable.
+    /// Handles a client's sync: the client wants everything that was answered to be durable.
     pub(crate) fn sync(&mut self, ticket: Ticket, actions: &mut Vec<Action>) {
         match self.syncs.join(ticket) {
             SyncWait::Nothing => {
@@ -412,8 +417,8 @@ impl Pg {
         }
     }
 
-    /// Syncs lazy writes that were there at the last call and that nobody synced since: else the mark and
-    /// the floor would wait for ever for the writes of a client that died. Called now and then.
+    /// Syncs lazy writes that existed at the last call and that nobody has synced since. Otherwise the mark
+    /// and the floor would wait forever for the writes of a client that died. Called now and then.
     pub(crate) fn sync_old(&mut self, actions: &mut Vec<Action>) {
         if self.serving == Serving::Active
             && self.syncs.is_due()
@@ -423,19 +428,19 @@ impl Pg {
         }
     }
 
-    /// A lazy write was answered: begins a sync when many are not durable.
+    /// Begins a sync if many answered lazy writes are not durable.
     fn sync_when_many(&mut self, actions: &mut Vec<Action>) {
         if self.versions.undurable_count() >= self.shape.limits.unsynced_count_max / 2 {
             self.begin_sync(actions);
         }
     }
 
-    /// Whether another write may be answered before it is durable.
+    /// Returns whether another write may be answered before it is durable.
     pub(crate) fn may_be_lazy(&self) -> bool {
         self.versions.undurable_count() < self.shape.limits.unsynced_count_max
     }
 
-    /// Begins a sync of all that was given, unless one is under way.
+    /// Begins a sync of all versions given so far, unless one is in flight.
     fn begin_sync(&mut self, actions: &mut Vec<Action>) {
         if self.syncs.is_running() || self.serving != Serving::Active {
             return;
@@ -454,7 +459,7 @@ impl Pg {
         self.flush(FlushFor::Lead, actions);
     }
 
-    /// A member has made durable what came before its sync.
+    /// Handles a member's answer to a sync.
     pub(crate) fn on_member_synced(&mut self, index: usize, actions: &mut Vec<Action>) {
         let Some(synced) = self.syncs.on_member_synced(index) else { return };
         self.versions.settle(synced.upto);
@@ -467,7 +472,7 @@ impl Pg {
     }
 }
 
-/// Whether a unit outside of `units` holds something.
+/// Returns whether a unit outside `units` holds data.
 fn holds_outside(held: &[u64], units: &Range<u32>) -> bool {
     let unit_count = held.len() as u32 * 64;
     (0..units.start).chain(units.end..unit_count).any(|unit| has_unit(held, unit))

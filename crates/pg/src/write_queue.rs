@@ -1,4 +1,5 @@
-//! Unfinished writes at their primary: per block the order in which they came, and how far each is.
+//! Unfinished writes at their primary: for each block the order in which they arrived, and how far each has
+//! got.
 //!
 //! ```text
 //!   Write  ──────────▶ Queued ───────────────▶ Replicate ──all members──▶ Done
@@ -8,8 +9,8 @@
 //! Invariants
 //!   1. A write is in `order` from [`WriteQueue::push`] to [`WriteQueue::take`], under its block and its
 //!      place among all operations of the PG.
-//!   2. Places only grow. An operation that is no write shares the place of the next write: it follows
-//!      all writes that came before it.
+//!   2. Places only grow. An operation that is not a write shares the place of the next write: it follows all
+//!      writes that arrived before it.
 
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut, Range};
@@ -32,26 +33,26 @@ pub struct Write {
     pub units: Range<u32>,
     pub kind: WriteKind,
     pub stage: WriteStage,
-    /// What waits for its end.
+    /// What waits for the write to end.
     pub followers: Vec<Follower>,
 }
 
-/// How far a write has come. Top to bottom is the order in time.
+/// How far a write has got. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteStage {
-    /// Waits for earlier writes of its block.
+    /// Waits for earlier writes to its block.
     Queued,
     /// Waits for the block's version and allocation, or for the end of a hold.
     Examine,
-    /// Waits until every acting member and every bound learner has made `version` durable, or has
-    /// it, if it is `lazy`. `durable`: wherever it is so far, it is durable.
+    /// Waits until every member that must acknowledge has made `version` durable or, if `lazy`, has it.
+    /// `durable`: all copies acknowledged so far are durable.
     Replicate { missing: MemberSet, version: Version, lazy: bool, durable: bool },
-    /// Everywhere, or found needless: the block has `version`.
+    /// Ended, because it was acknowledged or had nothing to change. The block has `version`.
     Done { version: Version, durable: bool },
 }
 
 impl Write {
-    /// Its version, while it is replicated.
+    /// Returns the write's version, while it is replicated.
     pub fn version(&self) -> Option<Version> {
         match self.stage {
             WriteStage::Replicate { version, .. } => Some(version),
@@ -59,17 +60,17 @@ impl Write {
         }
     }
 
-    /// Whether it is replicated and may be answered before it is durable.
+    /// Returns whether the write is being replicated and may be answered before it is durable.
     pub fn is_lazy(&self) -> bool {
         matches!(self.stage, WriteStage::Replicate { lazy: true, .. })
     }
 
-    /// Whether it has no version yet, and may bring data.
+    /// Returns whether the write has no version yet and may bring data.
     pub fn may_bring_data(&self) -> bool {
         self.kind.brings_data()
     }
 
-    /// Whether it has its version, and this member did not answer it.
+    /// Returns whether the write has its version and this member has not answered it.
     pub fn is_missing(&self, index: usize) -> bool {
         match self.stage {
             WriteStage::Replicate { missing, .. } => missing.has(index),
@@ -85,7 +86,7 @@ impl Write {
 /// All unfinished writes.
 pub struct WriteQueue {
     writes: Slots<WriteSlot, Write>,
-    /// By block, then by place.
+    /// The writes by block, then by place.
     order: BTreeMap<(BlockKey, u64), WriteSlot>,
     /// The place of the next write.
     order_next: u64,
@@ -96,7 +97,7 @@ impl WriteQueue {
         WriteQueue { writes: Slots::new(), order: BTreeMap::new(), order_next: 0 }
     }
 
-    /// A write comes, behind all others of its block.
+    /// Adds a write, behind all others of its block.
     pub fn push(
         &mut self,
         issuer: WriteFor,
@@ -114,7 +115,7 @@ impl WriteQueue {
         slot
     }
 
-    /// A write ended.
+    /// Removes and returns a write that has ended.
     pub fn take(&mut self, slot: WriteSlot) -> Write {
         let write = self.writes.remove(slot);
         let removed = self.order.remove(&(write.key, write.order));
@@ -122,13 +123,13 @@ impl WriteQueue {
         write
     }
 
-    /// The epoch is over. Places go on from where they are.
+    /// Removes all writes: the epoch is over. Places keep growing.
     pub fn clear(&mut self) {
         self.writes.clear();
         self.order.clear();
     }
 
-    /// The place of an operation that comes now and follows all writes that came before.
+    /// Returns the place of an operation that arrives now and follows all earlier writes.
     pub fn order_next(&self) -> u64 {
         self.order_next
     }
@@ -145,8 +146,8 @@ impl WriteQueue {
         self.writes.len()
     }
 
-    /// The oldest queued write of a block, if nothing stands before it. `needs_nothing`: whether a write
-    /// may start while earlier ones of its block are replicated.
+    /// Returns the oldest queued write of a block, if it may start. `needs_nothing`: returns whether a write
+    /// may start while earlier writes to its block are being replicated.
     pub fn startable(
         &self,
         key: BlockKey,
@@ -164,13 +165,13 @@ impl WriteQueue {
         None
     }
 
-    /// Whether no earlier write of its block is unfinished.
+    /// Returns whether no earlier write to its block is unfinished.
     pub fn is_first(&self, slot: WriteSlot) -> bool {
         let Write { key, order, .. } = self.writes[slot];
         self.order.range((key, 0)..(key, order)).next().is_none()
     }
 
-    /// The newest unfinished write of a block, older than `order`, that changes one of `units`.
+    /// Returns the newest unfinished write to a block that is older than `order` and changes one of `units`.
     pub fn before(&self, key: BlockKey, units: &Range<u32>, order: u64) -> Option<WriteSlot> {
         if planted::on(Bug::ReadOfUnfinishedWrite) {
             return None;
@@ -179,8 +180,8 @@ impl WriteQueue {
         older.rev().map(|(_, slot)| *slot).find(|slot| self.writes[*slot].overlaps(units))
     }
 
-    /// An unfinished write of a block, not older than `order`, that changes one of `units` and that
-    /// a version of the block includes.
+    /// Returns an unfinished write to a block that is not older than `order`, changes one of `units`, and is
+    /// included in version `seen` of the block.
     pub fn seen(
         &self,
         key: BlockKey,
@@ -195,8 +196,8 @@ impl WriteQueue {
         })
     }
 
-    /// An unfinished write that a deletion must wait for: of a block for which `is_concerned` holds, and
-    /// either older than `order` or replicated.
+    /// Returns an unfinished write that a deletion must wait for: one to a block for which `is_concerned`
+    /// returns true, and that is either older than `order` or being replicated.
     pub fn before_deletion(
         &self,
         order: u64,
@@ -210,24 +211,24 @@ impl WriteQueue {
         found.map(|(_, slot)| *slot)
     }
 
-    /// Whether a write that came before this place, and changes something, is unfinished.
+    /// Returns whether a write that is older than `order`, and changes something, is unfinished.
     pub fn has_change_before(&self, order: u64) -> bool {
         let mut writes = self.writes.iter();
         writes.any(|(_, write)| write.order < order && !write.kind.changes_nothing())
     }
 
-    /// Clients' writes that have not started.
+    /// Returns the clients' writes that have not started.
     pub fn queued_of_clients(&self) -> impl Iterator<Item = (WriteSlot, Ticket)> + '_ {
         let queued = self.writes.iter().filter(|(_, write)| write.stage == WriteStage::Queued);
         queued.filter_map(|(slot, write)| write.issuer.ticket().map(|ticket| (slot, ticket)))
     }
 
-    /// Clients that wait for writes.
+    /// Returns the tickets of the clients that wait for writes.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
         self.writes.iter().filter_map(|(_, write)| write.issuer.ticket())
     }
 
-    /// What waited for some write is gone.
+    /// Removes a follower that no longer waits from all writes.
     pub fn forget_follower(&mut self, gone: Follower) {
         for write in self.writes.values_mut() {
             write.followers.retain(|follower| *follower != gone);

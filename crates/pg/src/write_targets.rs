@@ -1,4 +1,4 @@
-//! Who gets the writes of an epoch, and without whose copies none is acknowledged.
+//! Which members get the writes of an epoch, and which of them must have a write before it is acknowledged.
 //!
 //! | member | gets writes | must acknowledge |
 //! |---|---|---|
@@ -6,13 +6,13 @@
 //! | learner | from its activation on | once it is bound, or while it lags too far behind |
 //!
 //! Invariants
-//!   1. From the moment an epoch is active its acting members get every write and must acknowledge it.
-//!   2. A learner that must acknowledge writes was bound while it got them; one that is lost since is still waited for
-//!      until that is given up.
+//!   1. From the moment an epoch is active, its acting members get every write and must acknowledge it.
+//!   2. A learner can be required only while it gets writes. One that is lost afterwards is still waited for,
+//!      until [`WriteTargets::require_no_more`].
 
 use super::MemberSet;
 
-/// See the module. Empty before the epoch is active.
+/// The write targets of an epoch; see the module. Empty before the epoch is active.
 #[derive(Clone, Copy, Default)]
 pub struct WriteTargets {
     targets: MemberSet,
@@ -20,35 +20,36 @@ pub struct WriteTargets {
 }
 
 impl WriteTargets {
-    /// The epoch is active.
+    /// Returns the targets when an epoch becomes active.
     pub fn of_acting(acting: MemberSet) -> WriteTargets {
         WriteTargets { targets: acting, ack_required: acting }
     }
 
-    /// A learner gets every write from now on.
+    /// Makes a learner get every write from now on.
     pub fn add_learner(&mut self, index: usize) {
         self.targets.add(index);
     }
 
-    /// A learner gets no more writes. It still counts in `ack_required` until that is given up.
+    /// Makes a learner get no more writes. If it is in `ack_required`, it stays there until
+    /// [`WriteTargets::require_no_more`].
     pub fn remove_learner(&mut self, index: usize) {
         self.targets.take(index);
     }
 
-    /// From now on nothing is acknowledged without this learner.
+    /// Requires this learner from now on: no write is acknowledged without it.
     pub fn require(&mut self, index: usize) {
         assert!(self.targets.has(index));
         self.ack_required.add(index);
     }
 
-    /// Writes are acknowledged without this learner again; false: they were before.
+    /// Lets writes be acknowledged without this learner again. Returns false if it was not required before.
     pub fn require_no_more(&mut self, index: usize) -> bool {
         let was_required = self.ack_required.has(index);
         self.ack_required.take(index);
         was_required
     }
 
-    /// Who gets a write that is sent now.
+    /// Returns the members that get a write that is sent now.
     pub fn targets(&self) -> MemberSet {
         self.targets
     }
@@ -57,12 +58,12 @@ impl WriteTargets {
         self.ack_required
     }
 
-    /// Whether nobody gets writes: the epoch is not active, and fills no learner.
+    /// Returns whether nobody gets writes: the epoch is not active and fills no learner.
     pub fn is_empty(&self) -> bool {
         self.targets.is_empty()
     }
 
-    /// Whether a write that only these members lack is acknowledged.
+    /// Returns whether a write is acknowledged that only these members lack.
     pub fn is_acknowledged_without(&self, missing: MemberSet) -> bool {
         missing.within(self.ack_required).is_empty()
     }

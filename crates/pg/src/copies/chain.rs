@@ -1,4 +1,4 @@
-//! Reading a chain of layers: of each 4 KiB unit, the newest layer that has it wins.
+//! Reads a chain of layers: each 4 KiB unit comes from the newest layer that has it.
 //!
 //! ```text
 //!   unit          0 1 2 3 4 5
@@ -6,7 +6,7 @@
 //!   parent        B B B . . .        parts: parent 0..1, newest 1..2, parent 2..3, newest 4..5
 //! ```
 //!
-//! A damaged unit belongs to its layer: it is never answered from an older one.
+//! A damaged unit counts as held by its layer: it is never read from an older layer instead.
 
 use std::ops::Range;
 
@@ -15,20 +15,20 @@ use format::wire::Refusal;
 
 use crate::units::{has_unit, merge_bitmaps};
 
-/// What is known of a chain, and what of it has been read.
+/// What is known of a chain, and which parts of it have been read.
 pub struct Chain {
     layers: Vec<Layer>,
-    /// The range wanted, in units.
+    /// The range that the read wants, in units.
     units: Range<u32>,
     parts: Vec<Part>,
-    /// Answers of the store that are still to come.
+    /// Number of answers that the store still owes.
     missing: usize,
     refusal: Option<Refusal>,
-    /// A layer with damaged units.
+    /// A layer with damaged units that the read needs.
     damaged: Option<ImageId>,
 }
 
-/// A block as a read found it.
+/// The version in which a read found a block.
 #[derive(Clone, Copy)]
 pub struct BlockSeen {
     pub image: ImageId,
@@ -38,9 +38,9 @@ pub struct BlockSeen {
 struct Layer {
     image: ImageId,
     version: Version,
-    /// The newest version that any answer was of.
+    /// The newest version that any answer of the store reported.
     seen: Version,
-    /// Units that it holds, damaged ones among them.
+    /// Bitmap of the units that the layer holds, damaged ones included.
     held: Vec<u64>,
 }
 
@@ -49,12 +49,12 @@ struct Part {
     layer: usize,
     units: Range<u32>,
     checksums: Vec<Checksum>,
-    /// Empty while it is not read, or where all of it is zeros.
+    /// `None` until the part is read. An empty buffer: all zeros.
     data: Option<Buffer>,
 }
 
 impl Chain {
-    /// Nothing is known yet. `layers` newest first.
+    /// Returns a chain of which nothing is known yet. `layers`: newest first.
     pub fn new(layers: Vec<ImageId>) -> Chain {
         assert!(!layers.is_empty());
         let missing = layers.len();
@@ -70,18 +70,18 @@ impl Chain {
         Chain { layers, units: 0..0, parts: Vec::new(), missing, refusal: None, damaged: None }
     }
 
-    /// Version of the newest layer's block.
+    /// Returns the version of the newest layer's block.
     pub fn version(&self) -> Version {
         self.layers[0].version
     }
 
-    /// The blocks as the answers told of them.
+    /// Returns the blocks with the newest versions that the store's answers reported.
     pub fn seen(&self) -> Vec<BlockSeen> {
         let layers = self.layers.iter();
         layers.map(|layer| BlockSeen { image: layer.image, version: layer.seen }).collect()
     }
 
-    /// The allocation of a layer; true when all layers are known.
+    /// Adds the allocation of a layer. Returns true when all layers are known.
     pub fn know(
         &mut self,
         layer: usize,
@@ -96,13 +96,13 @@ impl Chain {
         self.answered()
     }
 
-    /// An answer was an error; true when no answer is missing any more.
+    /// Notes that an answer was an error. Returns true when no answer is missing any more.
     pub fn fail(&mut self, refusal: Refusal) -> bool {
         self.refusal = Some(refusal);
         self.answered()
     }
 
-    /// A part holds damaged units; true when no answer is missing any more.
+    /// Notes the damaged units of a part. Returns true when no answer is missing any more.
     pub fn damaged(&mut self, part: usize, units: &[u64], unit_count: u32) -> bool {
         self.damaged = Some(self.part(part).0);
         match &mut self.refusal {
@@ -117,7 +117,7 @@ impl Chain {
         self.answered()
     }
 
-    /// A part was read; true when no answer is missing any more.
+    /// Adds the data of a part. Returns true when no answer is missing any more.
     pub fn fetched(
         &mut self,
         part: usize,
@@ -140,17 +140,17 @@ impl Chain {
         self.missing == 0
     }
 
-    /// A layer whose damage keeps the read from being answered.
+    /// Returns a layer whose damaged units prevent the read.
     pub fn damaged_layer(&self) -> Option<ImageId> {
         self.damaged
     }
 
-    /// Why the read cannot be answered, if so.
+    /// Returns why the read cannot be answered, if an answer was an error.
     pub fn take_refusal(&mut self) -> Option<Refusal> {
         self.refusal.take()
     }
 
-    /// One bit for each unit of the block that any layer holds.
+    /// Returns a bitmap of the units of the block that any layer holds.
     pub fn allocation(&self, unit_count: u32) -> Vec<u64> {
         let mut bitmap = vec![0; unit_count.div_ceil(64) as usize];
         for layer in &self.layers {
@@ -159,7 +159,7 @@ impl Chain {
         bitmap
     }
 
-    /// Decides which layer each unit is read from.
+    /// Decides from which layer each unit is read. Requires: the allocation of all layers is known.
     pub fn plan(&mut self, units: Range<u32>) {
         assert!(self.missing == 0);
         for unit in units.clone() {
@@ -185,13 +185,13 @@ impl Chain {
         self.parts.len()
     }
 
-    /// Layer and units of a part.
+    /// Returns the layer and the units of a part.
     pub fn part(&self, part: usize) -> (ImageId, Range<u32>) {
         let part = &self.parts[part];
         (self.layers[part.layer].image, part.units.clone())
     }
 
-    /// The range's checksums and bytes, holes filled with zeros.
+    /// Returns the checksums and bytes of the range, with holes filled with zeros.
     pub fn assemble(&mut self, buffers: &BufferPool) -> (Vec<Checksum>, Buffer) {
         assert!(self.missing == 0);
         if let [part] = &mut self.parts[..]

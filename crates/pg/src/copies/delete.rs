@@ -1,10 +1,10 @@
-//! Deletion of an image's blocks, in portions: one answer each, when all of its deletes are
+//! Deletion of an image's blocks, in portions. Each portion gets one answer, when all of its deletes are
 //! durable.
 //!
 //! Invariants
-//!   1. A portion lists blocks when no older write of its image and no delete of its range is under way:
-//!      what is in no list is gone durably.
-//!   2. It is answered once, after all of its deletes.
+//!   1. A portion lists blocks when no older write to its image and no delete in its range is in flight: a
+//!      block that is not in the list is durably gone.
+//!   2. A portion is answered once, after all of its deletes.
 
 use base::{ImageId, StripeIndex};
 use blockstore::BlockKey;
@@ -15,27 +15,28 @@ use crate::slots::{DeletionSlot, Slots};
 use crate::store_calls::Call;
 use crate::{Action, CallId, Listing, Pg, Ticket};
 
-/// Most blocks that one portion deletes.
+/// Maximum number of blocks that one portion deletes.
 pub const DELETE_PORTION_MAX: usize = 256;
 
-/// One portion.
+/// One portion of a deletion.
 struct Deletion {
     ticket: Ticket,
     image: ImageId,
     from: StripeIndex,
-    /// Its place in the order of all writes of the PG: it follows the older ones of its image.
+    /// Its place in the order of all writes of the PG: it waits for the older writes to its image.
     order: u64,
     stage: DeletionStage,
 }
 
-/// How far a portion has come. Top to bottom is the order in time.
+/// How far a portion has got. Top to bottom is the order in time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum DeletionStage {
-    /// Waits for older writes of its image, which may make blocks, and for deletes under way.
+    /// Waits for older writes to its image, which may create blocks, and for deletes in flight.
     Waiting,
     /// Waits for the list of blocks.
     List { from_start: bool },
-    /// Waits until so many deletes are durable.
+    /// Waits until `missing` more deletes are durable. `count`: deletes that have succeeded. `complete`: no
+    /// more blocks are left.
     Delete { missing: u32, count: u32, complete: bool, refusal: Option<Refusal> },
 }
 
@@ -45,14 +46,14 @@ impl Deletion {
     }
 }
 
-/// All portions under way.
+/// All portions in progress.
 pub struct Deletions {
     portions: Slots<DeletionSlot, Deletion>,
-    /// Where the last portion ended, if blocks may follow.
+    /// Where the last portion ended, if more blocks may follow.
     cursor: Option<Cursor>,
 }
 
-/// A deletion of an image's blocks from a stripe on, up to the last block that was deleted.
+/// How far the deletion of an image's blocks from stripe `from` on has got.
 #[derive(Clone, Copy)]
 struct Cursor {
     image: ImageId,
@@ -69,12 +70,12 @@ impl Deletions {
         self.portions.len()
     }
 
-    /// Clients that wait for a portion.
+    /// Returns the tickets of all portions.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
         self.portions.iter().map(|(_, portion)| portion.ticket)
     }
 
-    /// The epoch is over. Blocks that were deleted stay deleted: the cursor stays.
+    /// Forgets all portions: the epoch is over. The cursor stays, because deleted blocks stay deleted.
     pub fn clear(&mut self) {
         self.portions.clear();
     }
@@ -90,9 +91,9 @@ impl Deletions {
         self.portions.insert(Deletion { ticket, image, from, order, stage })
     }
 
-    /// Nothing stands before a portion any more: where its list begins. Blocks before the cursor are
-    /// gone: the portions of a deletion walk over the PG once, and once more to see that nothing came
-    /// behind them.
+    /// Begins a portion that no longer waits for anything; returns the listing that it needs. Blocks up to
+    /// the cursor are gone. So the portions of one deletion walk over the PG once, and a second time to check
+    /// that no block appeared behind them.
     fn begin_list(&mut self, slot: DeletionSlot, hashes: (u32, u32)) -> Listing {
         let portion = &mut self.portions[slot];
         assert!(portion.stage == DeletionStage::Waiting);
@@ -103,7 +104,7 @@ impl Deletions {
         Listing { hashes, image, from, after, count_max: DELETE_PORTION_MAX + 1 }
     }
 
-    /// The list came; returns what of it this portion deletes.
+    /// Takes the list of blocks; returns those that this portion deletes.
     fn on_listed(&mut self, slot: DeletionSlot, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
         let is_last = keys.len() <= DELETE_PORTION_MAX;
         keys.truncate(DELETE_PORTION_MAX);
@@ -114,13 +115,14 @@ impl Deletions {
         let (image, from, complete) = (portion.image, portion.from, is_last && from_start);
         let last = keys.last().filter(|_| !is_last);
         self.cursor = last.map(|last| Cursor { image, from, last: *last });
-        // One more than there are blocks, so that the portion cannot end while they are handed on.
+        // One more than the number of blocks, so that the portion cannot end while its deletes are being
+        // issued.
         let missing = keys.len() as u32 + 1;
         portion.stage = DeletionStage::Delete { missing, count: 0, complete, refusal: None };
         keys
     }
 
-    /// A delete ended.
+    /// Notes how a delete ended.
     fn on_deleted(&mut self, slot: DeletionSlot, outcome: Result<Outcome, Refusal>) {
         let DeletionStage::Delete { count, refusal, .. } = &mut self.portions[slot].stage else {
             unreachable!("its deletes are under way");
@@ -131,7 +133,7 @@ impl Deletions {
         }
     }
 
-    /// One thing less is missing. The answer, if it was the last.
+    /// Counts one missing part as done. Returns the portion's answer if it was the last part.
     fn end_part(&mut self, slot: DeletionSlot) -> Option<(Ticket, Result<Outcome, Refusal>)> {
         let portion = &mut self.portions[slot];
         let DeletionStage::Delete { missing, count, complete, refusal } = &mut portion.stage else {
@@ -149,7 +151,7 @@ impl Deletions {
         Some((self.portions.remove(slot).ticket, outcome))
     }
 
-    /// Portions that have not begun and that `judge` refuses; they are forgotten.
+    /// Removes and returns the portions that have not begun and for which `judge` returns a refusal.
     fn take_refused(
         &mut self,
         judge: &mut impl FnMut(Ticket) -> Option<Refusal>,
@@ -180,8 +182,8 @@ impl Pg {
 
     pub(crate) fn start_deletion(&mut self, slot: DeletionSlot, actions: &mut Vec<Action>) {
         let portion = &self.deletions.portions[slot];
-        // A delete under way is in no list any more, but it may still be lost: the answer says that
-        // the block is gone.
+        // A block whose delete is in flight is no longer listed, but the delete may still be lost. The answer
+        // must mean that the block is gone, so wait for the delete.
         let before = self.queue.before_deletion(portion.order, |key| portion.concerns(key));
         if let Some(write) = before {
             self.queue[write].followers.push(Follower::Deletion(slot));
@@ -192,8 +194,8 @@ impl Pg {
         actions.push(Action::List { call, listing });
     }
 
-    /// The node answers [`Action::List`]: blocks that exist (no tombstones), at most `count_max`;
-    /// fewer only if there are no more.
+    /// Handles the node's answer to [`Action::List`]: blocks that exist (no tombstones), at most `count_max`,
+    /// and fewer only if there are no more.
     pub fn listed(&mut self, call: CallId, keys: Vec<BlockKey>, actions: &mut Vec<Action>) {
         let slot = match self.calls.end(call) {
             Call::ListDeletion(slot) => slot,

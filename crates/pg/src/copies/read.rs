@@ -21,16 +21,16 @@ pub struct Read {
     /// Older layers, newest first.
     parents: Vec<ImageId>,
     wants: Wants,
-    /// Its place in the order of all writes of the PG: it follows the older ones of its units.
+    /// Its place in the order of all writes of the PG: it waits for the older writes to its units.
     order: u64,
-    /// So many blocks may be fetched from other members, where this OSD lost units of them.
+    /// How many more times the read may have units that this OSD lost restored from other members.
     mends_left: usize,
     stage: ReadStage,
 }
 
-/// How far a read has come. Top to bottom is the order in time.
+/// How far a read has got. Top to bottom is the order in time.
 enum ReadStage {
-    /// Waits behind a write of its units in one of its layers.
+    /// Waits for the end of a write to its units in one of its layers.
     Waiting,
     /// Waits for the allocation of every layer.
     Examine(Box<Chain>),
@@ -38,7 +38,7 @@ enum ReadStage {
     FetchParts(Box<Chain>),
     /// Waits for data of the only layer.
     Fetch,
-    /// Its answer holds what later writes did: it waits until all members hold that.
+    /// The answer contains the effect of later writes. The read waits until all members hold those writes.
     Overtaken(Outcome, Vec<BlockSeen>),
 }
 
@@ -59,7 +59,7 @@ impl Pg {
         self.start_read(slot, actions);
     }
 
-    /// Starts a read, or lets it wait for the end of one write before it.
+    /// Starts a read, or makes it wait for an earlier write to end.
     pub(crate) fn start_read(&mut self, slot: ReadSlot, actions: &mut Vec<Action>) {
         let read = &mut self.reads[slot];
         if matches!(read.stage, ReadStage::Overtaken(..)) {
@@ -118,7 +118,7 @@ impl Pg {
         }
     }
 
-    /// The store told the allocation of one layer.
+    /// Handles the store's answer with the allocation of one layer.
     pub(crate) fn on_layer(
         &mut self,
         slot: ReadSlot,
@@ -141,7 +141,7 @@ impl Pg {
         }
     }
 
-    /// All layers are known: asks for the data of each part, or answers.
+    /// Requests the data of each part, or answers the read. Requires: the allocation of all layers is known.
     fn fetch_parts(&mut self, slot: ReadSlot, actions: &mut Vec<Action>) {
         let units = self.units_read(&self.reads[slot]);
         let unit_count = self.shape.block_size.unit_count();
@@ -177,7 +177,7 @@ impl Pg {
         self.reads[slot].stage = ReadStage::FetchParts(chain);
     }
 
-    /// The store read one part of a chain.
+    /// Handles the store's answer with one part of a chain.
     pub(crate) fn on_part(
         &mut self,
         slot: ReadSlot,
@@ -219,7 +219,7 @@ impl Pg {
         self.answer_read(slot, outcome, seen, actions);
     }
 
-    /// The store read the only layer.
+    /// Handles the store's answer to the read of an only layer.
     pub(crate) fn on_fetched(
         &mut self,
         slot: ReadSlot,
@@ -249,14 +249,14 @@ impl Pg {
         }
     }
 
-    /// A later write whose change the read saw and that has not ended: not all members may hold it.
+    /// Returns an unfinished later write whose change the read saw; some members may not hold that write yet.
     fn overtaker(&self, read: &Read, seen: BlockSeen) -> Option<WriteSlot> {
         let key = BlockKey { image: seen.image, ..read.key };
         let units = self.units_read(read);
         self.queue.seen(key, &units, read.order, seen.version)
     }
 
-    /// Answers a read once all members hold what it saw.
+    /// Answers a read once all members hold the writes that it saw.
     fn answer_read(
         &mut self,
         slot: ReadSlot,
@@ -274,8 +274,8 @@ impl Pg {
         }
     }
 
-    /// Lets a read begin again once units that this OSD lost were fetched from another member;
-    /// false where that is no use.
+    /// Restarts a read once the units that this OSD lost have been restored from another member. Returns
+    /// false if that cannot help.
     fn read_again(&mut self, slot: ReadSlot, image: ImageId, actions: &mut Vec<Action>) -> bool {
         let read = &mut self.reads[slot];
         if read.mends_left == 0 {
@@ -321,7 +321,7 @@ impl Pg {
     }
 }
 
-/// What the store read leaves for the client: one checksum for each unit.
+/// Returns the client's answer to a read: data with one checksum for each unit.
 fn read_outcome(version: Version, checksums: Vec<Checksum>, data: Buffer) -> Outcome {
     assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
     Outcome::Read { version, checksums, data }
