@@ -10,9 +10,9 @@
 //!
 //! Invariants
 //!   1. `committed` changes only by a transaction that is known committed, or by reading the store.
-//!   2. At most one transaction is in flight; a job is planned anew after each of its transactions,
-//!      so a monitor that ends between two leaves a state from which the next one goes on.
-//!   3. What is sent of the map is what `committed` says: committed.
+//!   2. At most one transaction is in flight. A job is planned anew after each of its transactions, so a
+//!      monitor that stops between two of them leaves a state from which the next monitor continues.
+//!   3. Only committed map contents are sent: what `committed` holds.
 //!   4. Everything else here (connections, reports, timers) may be lost at any moment.
 
 mod acting;
@@ -98,40 +98,40 @@ use unserved::Unserved;
 pub use election::Election;
 pub use relay::is_not_done_yet;
 
-/// What a monitor is told.
+/// An event that a monitor handles.
 #[derive(Debug)]
 pub enum Event {
     /// From the network.
     Net(NetEvent),
     /// From the state store.
     State(StateEvent),
-    /// The deadline of [`Monitor::deadline`] came.
+    /// The time that [`Monitor::deadline`] returned has come.
     Tick,
 }
 
-/// What a monitor asks.
+/// A request or a report of a monitor to its environment.
 #[derive(Debug)]
 pub enum Effect {
-    /// Ask the network.
+    /// A request to the network.
     Net(NetEffect),
-    /// Ask the state store.
+    /// A request to the state store.
     State(StateEffect),
-    /// The state is read and this monitor leads: commands are answered from now on. Told each time
-    /// that it comes to lead.
+    /// The state is read and this monitor leads: commands are answered from now on. Emitted each time
+    /// the monitor becomes the leader.
     Ready,
     /// Something happened that is worth a line of the log.
     Trace(TraceEvent),
-    /// The level of the log that the settings of the cluster ask for; `None`: the one that the process
-    /// was started with.
+    /// The log level that the cluster's settings ask for; `None`: the level that the process was started
+    /// with.
     LogLevel(Option<Level>),
     /// The process ends. No effect follows.
     Stop(StopReason),
 }
 
-/// Why a monitor ends; for people: what happened, where, what to do.
+/// Why a monitor stops, as text for people: what happened, where, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// The state store failed, or holds what this program does not understand.
+    /// The state store failed, or holds something that this program does not understand.
     State(String),
     /// The state store belongs to another cluster.
     OtherCluster(String),
@@ -141,29 +141,29 @@ pub enum StopReason {
     Removed(String),
 }
 
-/// What a monitor is made with.
+/// The identity that a monitor is created with.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The cluster.
     pub cluster: ClusterId,
     /// Which monitor.
     pub monitor: MonitorId,
-    /// Its process, for people.
+    /// The process id, for people.
     pub pid: u32,
-    /// Name of its host, for people.
+    /// The host's name, for people.
     pub host: String,
-    /// Where it listens.
+    /// The addresses that the monitor listens on.
     pub addresses: Vec<String>,
-    /// A random number: no other process of this cluster has it.
+    /// A random number that no other process of this cluster has.
     pub nonce: u64,
 }
 
 /// The monitor of a cluster: plans placement, hands out the map, keeps sessions and tasks.
 pub struct Monitor {
     identity: Identity,
-    /// When the event came that is being applied.
+    /// When the current event arrived.
     now: Time,
-    /// Its number, counted from 1.
+    /// The current event's number, counted from 1.
     event_last: u64,
     leadership: Leadership,
     store: StoreAccess,
@@ -176,7 +176,7 @@ pub struct Monitor {
     entries: Entries,
     planning: Planning,
     sessions: SessionTracker,
-    /// Operators that wait for a PG to be served with what is left; the oldest first.
+    /// Operators that wait for an incomplete PG to be served with the remaining data; the oldest first.
     give_ups: Vec<GiveUp>,
     tasks: Tasks,
     stats: Stats,
@@ -186,12 +186,13 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// A monitor that has not read anything yet: its deadline is now. It leads its store alone.
+    /// Creates a monitor that has not read anything yet: its deadline is now. It is the only monitor of
+    /// its store.
     pub fn new(identity: Identity) -> Monitor {
         Monitor::under(identity, Leadership::new(None, true), StoreAccess::default())
     }
 
-    /// As [`Monitor::new`], with a leadership that has just begun.
+    /// Like [`Monitor::new`], with a leadership that has just begun.
     fn under(identity: Identity, leadership: Leadership, store: StoreAccess) -> Monitor {
         let reign = identity.nonce;
         Monitor {
@@ -218,7 +219,7 @@ impl Monitor {
         }
     }
 
-    /// Takes an event. After the effect `Stop` nothing happens any more.
+    /// Handles an event. After the effect `Stop` nothing happens any more.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         if self.leadership.is_stopped() {
             return;
@@ -248,7 +249,8 @@ impl Monitor {
             self.queue_entries(now);
             self.queue_plans();
             self.run_jobs(now, effects);
-            // What the last job led to, unless a transaction is on its way: its outcome comes back here.
+            // Follow-up work of the last job, unless a transaction is in flight: its outcome leads back
+            // here.
             while !self.jobs.is_writing() && (self.queue_entries(now) || self.queue_plans()) {
                 self.run_jobs(now, effects);
             }
@@ -257,7 +259,7 @@ impl Monitor {
         }
     }
 
-    /// When `Tick` is due at the latest, if ever.
+    /// Returns the latest time at which `Tick` is due; `None`: no tick is needed.
     pub fn deadline(&self) -> Option<Time> {
         if !self.is_ready() {
             return self.leadership.deadline();
@@ -271,7 +273,7 @@ impl Monitor {
         all.into_iter().flatten().min()
     }
 
-    /// Whether commands that change the state are carried out.
+    /// Whether commands that change the state are executed.
     fn is_ready(&self) -> bool {
         self.leadership.is_ready()
     }
@@ -327,7 +329,8 @@ impl Monitor {
         }
     }
 
-    /// The connection is gone, or closed by us: what depended on it goes on without it.
+    /// Forgets a connection that is gone or that this monitor closed; work that depended on it continues
+    /// without it.
     fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
         let Some(gone) = self.connections.remove(connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
@@ -349,7 +352,7 @@ impl Monitor {
         }
     }
 
-    /// The peer violated the protocol.
+    /// Closes the connection: the peer violated the protocol.
     fn close_for_protocol(
         &mut self,
         now: Time,
@@ -463,7 +466,7 @@ impl Monitor {
         }
     }
 
-    /// OSDs alone speak for OSDs.
+    /// Whether the peer's role may not send this message: only OSDs speak for OSDs.
     fn is_from_wrong_role(&self, connection: ConnectionId, message: &ToMonitor) -> bool {
         let role = self.connections.role(connection);
         match message {
@@ -532,7 +535,7 @@ impl Monitor {
         has_room
     }
 
-    /// Queues what somebody asked for, or says why not.
+    /// Queues a job that somebody requested, or returns why it cannot be queued.
     fn try_push_asked(&mut self, job: Job) -> Result<(), Failure> {
         if self.is_older() {
             return Err(self.state_older());
@@ -541,7 +544,8 @@ impl Monitor {
     }
 }
 
-/// Whether a peer names addresses that it may not have, or numbers that were never issued, or too many.
+/// Whether a peer sends addresses that it may not announce, numbers that were never issued, or too many
+/// items.
 fn says_too_much(message: &ToMonitor) -> bool {
     match message {
         ToMonitor::OsdBoot { osd, addresses, peer_addresses, incarnation, seen, .. } => {

@@ -1,24 +1,25 @@
 //! The next entry of a PG: a pure function of the entry, its plan, and what is known of each OSD.
 //!
-//! | it sees | it does |
+//! | situation | action |
 //! |---|---|
-//! | a learner reported complete in this epoch, in these runs | it takes its position if that is empty or its member goes with this change; else it waits, bound |
-//! | an acting member lost: down, barred, or come back with a damaged store | it goes, if minimum size sound ones remain and all of them were heard from since; else the set stays |
-//! | an acting member in a new run | the new run, same set |
-//! | such a learner, and members that are all well | it takes the position of a member that is not in the plan |
-//! | an OSD of the plan that is up and not acting | learner, for the position that needs it most |
-//! | all as planned | the plan's first OSD leads, if it reaches them, as soon as it may |
-//! | an OSD that rests after many starts | it is no learner, and goes in its next run, if minimum size others remain |
-//! | an acting member or learner whose disk hangs | it goes if minimum size others have disks that answer and were heard from since; else the entry stays |
-//! | members that the primary cannot reach | they go, as lost ones do; where too few would be left, one leads that reaches enough, and the others go |
+//! | a learner reported complete in this epoch, in these runs | it takes its position if that is empty or its member leaves with this change; else it waits, bound |
+//! | an acting member lost: down, barred, or back with a damaged store | the member is removed if at least minimum size sound ones remain and all of them were heard from since; else the set stays |
+//! | an acting member in a new run | the new run is entered, same set |
+//! | such a complete learner, and all members sound | the learner takes the position of a member that is not in the plan |
+//! | an OSD of the plan that is up and not acting | it becomes a learner, for the position that needs it most |
+//! | everything is as planned | the plan's first OSD leads as soon as it may, if it reaches all members |
+//! | an OSD that rests after many starts | it does not become a learner; as a member it is removed in its next run if minimum size others remain |
+//! | an acting member or learner whose disk hangs | it is removed if at least minimum size others have disks that answer and were heard from since; else the entry stays |
+//! | members that the primary cannot reach | they are removed, as lost ones are; if too few would be left, a member that reaches enough leads and the others are removed |
 //!
 //! Invariants
-//!   1. Nobody gets into the acting set but by a report of the very epoch and runs of the entry.
-//!   2. Nobody leaves it unless at least minimum size members that hold everything remain, up and
-//!      heard from since.
+//!   1. An OSD joins the acting set only after a report for exactly this epoch and these runs of the
+//!      entry.
+//!   2. A member leaves it only if at least minimum size members that hold everything remain, are up,
+//!      and were heard from since.
 //!   3. Members stay at their positions.
-//!   4. Each change is the next epoch. Where nothing changes there is no next entry; with members that
-//!      are all up and complete that is where acting set and plan are the same.
+//!   4. Each change is the next epoch. If nothing changes there is no next entry; when all members are
+//!      up and complete, that is the case once the acting set equals the plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,60 +27,60 @@ use base::planted::{self, Bug};
 use base::{Incarnation, OsdId, Position, Time};
 use format::wire::{Learner, MEMBERS_MAX, Member, PgEntry};
 
-/// How an OSD stands. Moments are numbers of events: they order what comes at one time, too.
+/// The condition of an OSD. Moments are event numbers: they also order what happens at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Standing {
-    /// Its newest run.
+    /// The OSD's newest run.
     pub(super) incarnation: Incarnation,
-    /// Its process counts as running.
+    /// Whether its process counts as running.
     pub(super) up: bool,
-    /// This run began with damage that may have cost acknowledged writes.
+    /// Whether this run began with damage that may have cost acknowledged writes.
     pub(super) suspect: bool,
-    /// The newest question it has answered was asked then; 0: it is not connected.
+    /// When the newest probe that the OSD has answered was sent; 0: the OSD is not connected.
     pub(super) heard: u64,
-    /// When its newest failure was noticed.
+    /// When the OSD's newest failure was noticed.
     pub(super) noticed: u64,
-    /// It started again and again, and rests: this run is taken in only where it is needed.
+    /// Whether the OSD started again and again, and rests: this run is accepted only where it is needed.
     pub(super) rests: bool,
-    /// What it says of its disk.
+    /// What the OSD reports about its disk.
     pub(super) disk: DiskStanding,
 }
 
-/// How the disk of an OSD does.
+/// The condition of an OSD's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct DiskStanding {
-    /// It hangs, or has not shown since that it answers.
+    /// Whether the disk hangs, or has not yet shown since then that it answers.
     pub(super) stalled: bool,
-    /// When that changed last.
+    /// When `stalled` last changed.
     pub(super) since: Time,
-    /// That was a moment ago: more of the kind may be on its way.
+    /// Whether that change was a moment ago: other disks may be about to report the same.
     pub(super) is_new: bool,
-    /// When its oldest operation began, if that takes long.
+    /// When the disk's oldest running operation began, if it takes long.
     pub(super) oldest: Option<Time>,
 }
 
-/// What decides about one PG besides its entry.
+/// Everything besides its entry that decides about one PG.
 pub(super) struct Given<'a> {
-    /// Of the pool.
+    /// The pool's minimum size.
     pub(super) min_size: usize,
     /// The plan: one OSD for each copy; the first is to lead.
     pub(super) targets: &'a [OsdId],
-    /// All OSDs.
+    /// The condition of all OSDs.
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
     /// Learners that the primary reported complete, in the entry's epoch.
     pub(super) complete: BTreeSet<Member>,
-    /// OSDs that cannot take part for now, and since when: they failed.
+    /// OSDs that cannot take part for now because they failed, and since when.
     pub(super) barred: BTreeMap<OsdId, u64>,
-    /// Who cannot reach whom.
+    /// The broken and the doubted links between OSDs.
     pub(super) links: &'a Links,
-    /// The primary needs another epoch.
+    /// Whether the primary needs another epoch.
     pub(super) renew: bool,
 }
 
-/// Links between OSDs that are all there.
+/// Links between OSDs that are all up.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Links {
-    /// Broken ones, and since when: the first OSD cannot reach the second.
+    /// Broken links, and since when: the first OSD cannot reach the second.
     pub(super) broken: BTreeMap<(OsdId, OsdId), u64>,
     /// Links reported as broken, but not confirmed yet; a decision follows soon.
     pub(super) doubted: BTreeSet<(OsdId, OsdId)>,
@@ -90,19 +91,19 @@ impl Links {
         self.broken.contains_key(&(from, to))
     }
 
-    /// Whether the one says nothing against the other, nor the other against the one.
+    /// Whether neither of the two reports that it cannot reach the other.
     fn is_whole(&self, one: OsdId, other: OsdId) -> bool {
         let pairs = [(one, other), (other, one)];
         pairs.iter().all(|pair| !self.broken.contains_key(pair) && !self.doubted.contains(pair))
     }
 
-    /// Since when the two are known to be parted.
+    /// Returns since when the link between the two is known to be broken.
     fn since(&self, one: OsdId, other: OsdId) -> Option<u64> {
         let pairs = [(one, other), (other, one)];
         pairs.iter().filter_map(|pair| self.broken.get(pair).copied()).max()
     }
 
-    /// Those that one cannot reach.
+    /// Returns the OSDs that `one` cannot reach, and since when.
     fn from(&self, one: OsdId) -> impl Iterator<Item = (OsdId, u64)> {
         let links = self.broken.range((one, OsdId::FIRST)..);
         let links = links.take_while(move |((from, _), _)| *from == one);
@@ -110,16 +111,16 @@ impl Links {
     }
 }
 
-/// How an acting member stands.
+/// The condition of an acting member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// It is up and holds everything.
     Sound,
-    /// It is up, and the primary cannot work with it; or it rests.
+    /// It is up, but the primary cannot work with it; or it rests.
     Barred,
-    /// It is up, and its disk hangs: it counts towards no minimum.
+    /// It is up, but its disk hangs: it does not count towards the minimum size.
     Stalled,
-    /// It is up in a new run that may have lost what it held.
+    /// It is up in a new run that may have lost data.
     Suspect,
     /// It is not up.
     Down,
@@ -141,13 +142,13 @@ impl Given<'_> {
         }
     }
 
-    /// Whether its newest run is not taken in yet, and rests.
+    /// Whether the OSD rests and its newest run is not in the entry yet.
     fn is_to_rest(&self, member: Member) -> bool {
         let standing = &self.standings[&member.osd];
         standing.rests && member.incarnation < standing.incarnation
     }
 
-    /// The OSD in its newest run, if that is up and may take part.
+    /// Returns the OSD in its newest run, if it is up and may take part.
     fn fit(&self, osd: OsdId) -> Option<Member> {
         let standing = self.standings.get(&osd)?;
         let is_fit = standing.up && !self.barred.contains_key(&osd);
@@ -158,8 +159,9 @@ impl Given<'_> {
         self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled)
     }
 
-    /// Whether those whose disks hang go: minimum size others have disks that answer. One that has not
-    /// ended yet what it began before the first hung may be about to hang as well.
+    /// Whether members whose disks hang are removed: at least minimum size others must have disks that
+    /// answer. A disk that has not finished an operation that began before the first disk hung may be
+    /// about to hang too.
     fn stalled_go(&self, entry: &PgEntry) -> bool {
         let disk = |member: &Member| self.standings.get(&member.osd).map(|standing| standing.disk);
         if planted::on(Bug::StallsJudgedOneByOne) {
@@ -181,13 +183,13 @@ impl Given<'_> {
         self.standings.get(&osd).map_or(0, |standing| standing.heard)
     }
 
-    /// When it was noticed that a member is lost.
+    /// Returns when the loss of a member was noticed.
     fn lost_since(&self, member: Member) -> u64 {
         let noticed = self.standings.get(&member.osd).map_or(0, |standing| standing.noticed);
         noticed.max(self.barred.get(&member.osd).copied().unwrap_or(0))
     }
 
-    /// Whether these are enough to go on without others that were lost at `since`.
+    /// Whether the sound members are enough to go on without others that were lost at `since`.
     fn may_go_on_with(&self, sound: &[Member], counted: usize, since: u64) -> bool {
         let min_size = if planted::on(Bug::MemberRemovedBelowMinimum) { 1 } else { self.min_size };
         let is_there = |member: &Member| {
@@ -198,7 +200,7 @@ impl Given<'_> {
     }
 }
 
-/// The entry that follows; `None`: the present one stays. Its map revision is the caller's.
+/// Returns the entry that follows; `None`: the present one stays. The caller sets its map revision.
 pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
     let leader = leader_by_links(entry, &mut given);
     let given = &given;
@@ -232,7 +234,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let is_doubted = |member: &&Member| links.doubted.contains(&(primary, member.osd));
     let left = sound.len() - cut;
     if left >= given.min_size {
-        // If more links of the primary break now it may be the one that is cut off.
+        // If more links of the primary break now, the primary itself may be the one that is cut off.
         if left - sound.iter().filter(is_doubted).count() >= given.min_size {
             bar(given, links.from(primary));
         } else {
@@ -280,14 +282,14 @@ fn bar(given: &mut Given<'_>, osds: impl Iterator<Item = (OsdId, u64)>) {
     }
 }
 
-/// Bars those that a leader cannot reach and that are no acting members.
+/// Bars OSDs that the leader cannot reach and that are not acting members.
 fn bar_others(given: &mut Given<'_>, leader: OsdId, entry: &PgEntry) {
     let is_other = |osd: &OsdId| entry.position_of(*osd).is_none();
     let links = given.links;
     bar(given, links.from(leader).filter(|(osd, _)| is_other(osd)));
 }
 
-/// Learners that hold everything now, and may take their positions.
+/// Returns the learners that hold everything now and may take their positions.
 fn ready_learners(entry: &PgEntry, given: &Given<'_>) -> Vec<Learner> {
     let is_complete = |member: &Member| {
         given.complete.contains(member) || planted::on(Bug::LearnerAddedWithoutReport)
@@ -300,8 +302,8 @@ fn ready_learners(entry: &PgEntry, given: &Given<'_>) -> Vec<Learner> {
     entry.learners.iter().filter(is_ready).copied().collect()
 }
 
-/// Lost members go, if that may be, and learners that are ready take positions that are empty. Those
-/// that are ready and find none are returned: they stay bound.
+/// Removes lost members, if that is allowed, and puts ready learners into empty positions. Returns the
+/// ready learners that find no empty position: they stay bound.
 fn replace_lost(
     positions: &mut [Option<Member>],
     ready: Vec<Learner>,
@@ -345,8 +347,8 @@ fn replace_lost(
     waiting
 }
 
-/// Learners that are ready take the positions of members that the plan does not want, if all are well.
-/// Those that wait on are returned.
+/// Puts ready learners into the positions of members that are not in the plan, if all members are sound.
+/// Returns the learners that still wait.
 fn replace_surplus(
     positions: &mut [Option<Member>],
     ready: Vec<Learner>,
@@ -374,8 +376,8 @@ fn replace_surplus(
     waiting
 }
 
-/// The position of a member that the plan does not want: this one if it may be, and that of the leader
-/// last of all.
+/// Returns the position of a member that is not in the plan: `wanted` if possible, and the leader's only
+/// as the last choice.
 fn surplus_position(
     positions: &[Option<Member>],
     wanted: usize,
@@ -390,9 +392,9 @@ fn surplus_position(
     all().find(|index| !leads(index)).or_else(|| all().next())
 }
 
-/// Takes members in their newest runs. A member that may have lost data is taken only if every other one
-/// may have lost data too: once taken it counts as sound, and a complete copy might be dropped in its
-/// favor.
+/// Enters members in their newest runs. A member that may have lost data is entered only if every other
+/// member may have lost data too: once entered it counts as sound, and a complete copy might be dropped
+/// in its favor.
 fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given: &Given<'_>) {
     let is_suspect = |member: &Member| given.state_of(*member) == State::Suspect;
     let all_suspect = !others_are_ready && positions.iter().flatten().all(is_suspect);
@@ -410,7 +412,7 @@ fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given
 
 /// Chooses OSDs of the plan to fill: as many as there are positions without a sound member, or one if
 /// all are sound, so that a change of the plan does not multiply the writes. Present learners continue;
-/// an OSD that cannot reach the leader does not begin.
+/// an OSD that cannot reach the leader does not become a new learner.
 fn learners_beside(
     positions: &[Option<Member>],
     leader: Option<OsdId>,
@@ -447,7 +449,7 @@ fn learners_beside(
 }
 
 /// Chooses the position that an OSD is filled for: an empty one first, then one whose member is lost,
-/// then one whose member the plan does not want. Among equals, the position it is already filled for
+/// then one whose member is not in the plan. Among equals, the position it is already filled for
 /// comes first.
 fn position_to_learn(
     positions: &[Option<Member>],
@@ -468,8 +470,8 @@ fn position_to_learn(
     all.min_by_key(|position| (urgency(position), known != Some(*position), *position))
 }
 
-/// Who serves: the plan's first OSD when all is as planned, else the leader if it may stay, else one
-/// that is up.
+/// Chooses the primary: the plan's first OSD when everything is as planned, else the leader if it may
+/// stay, else a member that is up.
 fn primary_of(
     acting: &[Member],
     learners: &[Learner],
@@ -491,7 +493,8 @@ fn primary_of(
     if at_rest && first.is_some_and(|first| reaches_all(&first)) {
         return first;
     }
-    // One whose disk hangs and that cannot go leads on: no epoch begins for it.
+    // A leader whose disk hangs and that cannot be removed continues to lead: no epoch begins only
+    // because of the hang.
     let may_stay = |osd: &OsdId| is_sound(osd) || state(*osd) == Some(State::Stalled);
     let present = leader.filter(|osd| state(*osd).is_some());
     let members = || acting.iter().map(|member| member.osd);

@@ -1,13 +1,15 @@
-//! How an OSD joins, and what its new run does to its PGs.
+//! How an OSD joins, and what its new run changes in its PGs.
 //!
-//! A run gets an incarnation from the counter in the OSD's record, and ends the epoch of every PG
-//! with that member: new entries with the next epoch and the new incarnation, in batches. A monitor
-//! that ends between batches leaves entries that name an older incarnation than the OSD's record;
-//! nobody serves those, for the OSD has not heard of its run, and its next boot refreshes them.
+//! A run gets an incarnation from the counter in the OSD's record, and ends the epoch of every PG that
+//! has this OSD as a member: new entries with the next epoch and the new incarnation, in batches. A
+//! monitor that stops between batches leaves entries with an older incarnation than the OSD's record
+//! has. Nobody serves those PGs, because the OSD has not been told its incarnation, and its next boot
+//! refreshes them.
 //!
-//! A boot message may come late, over a connection that its sender has left since: another monitor may
-//! have held it back. So a boot that would end a run waits until its sender has confirmed it over the same
-//! connection. A process that is gone, or has moved on, does not confirm it.
+//! A boot message may arrive late, over a connection that its sender has already left, because another
+//! monitor may have held it back. So a boot that would end a run waits until its sender has confirmed it
+//! over the same connection. A process that is gone, or has moved to another connection, does not
+//! confirm it.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::door::Role;
@@ -20,7 +22,7 @@ use super::{Effect, Monitor, busy, clipped, failure};
 use crate::message::{Failure, FromMonitor, ToMonitor};
 use crate::records::{CounterName, OsdRecord, OutBy, Record};
 
-/// OSDs of a cluster.
+/// The most OSDs that a cluster may have.
 const OSD_COUNT_MAX: usize = 10_000;
 
 impl Monitor {
@@ -76,7 +78,7 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
-    /// An OSD answered a question; true if that was whether it still means its boot.
+    /// Handles an OSD's answer to a probe; true if the probe asked whether the OSD still wants its boot.
     pub(super) fn confirm_boot(
         &mut self,
         now: Time,
@@ -96,13 +98,13 @@ impl Monitor {
 
     fn push_boot(&mut self, now: Time, boot: Boot, effects: &mut Vec<Effect>) {
         let connection = boot.connection;
-        // What it has seen may be enough to know that the store is no older.
+        // What the OSD has seen may be enough to know that the store is not older.
         let has_seen = self.settling.is_on() && boot.seen.change > 0;
         if has_seen && self.admitted(&boot).is_ok() && self.why_older_than(&boot).is_none() {
             self.jobs.extend(self.settling.end());
         }
         if !self.try_push_job(Job::Boot(boot)) {
-            // It connects and tries again.
+            // The OSD connects and tries again.
             self.close(now, connection, effects);
         }
     }
@@ -133,7 +135,7 @@ impl Monitor {
         };
         let incarnation = boot.run.unwrap_or_else(|| record.info.incarnation.next());
         let mut changed = record.clone();
-        // One that a recovery knew by PG entries alone has none yet.
+        // An OSD that a recovery knew only from PG entries has no store id yet.
         changed.store.clone_from(&boot.store);
         changed.info.addresses = boot.addresses.clone();
         changed.info.peer_addresses = boot.peer_addresses.clone();
@@ -158,8 +160,8 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// Whether the OSD's last run was suspect and a PG still names an older run: it was not filled
-    /// since. A store can only report the damage it knows of.
+    /// Whether the OSD's last run was suspect and a PG still has an older run of it: its copy there was
+    /// not refilled since. A store can only report the damage it knows of.
     fn is_still_suspect(&self, record: &OsdRecord) -> bool {
         let osd = record.info.id;
         let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;
@@ -168,7 +170,7 @@ impl Monitor {
         record.suspect && entries.any(|entry| entry.acting().any(is_older))
     }
 
-    /// The OSD's record, if it may join.
+    /// Returns the OSD's record, if the OSD may join.
     pub(super) fn admitted(&self, boot: &Boot) -> Result<&OsdRecord, Failure> {
         let osd = boot.osd;
         let Some(record) = self.committed.osd(osd) else {
@@ -204,14 +206,14 @@ impl Monitor {
         Ok(record)
     }
 
-    /// Whether the OSD has joined over a connection made after this one: then the message is an
-    /// echo from before, and must not end the newer run.
+    /// Whether the OSD has joined over a connection that is newer than this one: then the message is
+    /// outdated and must not end the newer run.
     fn has_newer_connection(&self, boot: &Boot) -> bool {
         let joined = self.osds.get(&boot.osd).map_or(0, |live| live.joined_order);
         self.connections.order(boot.connection).is_some_and(|order| joined > order)
     }
 
-    /// A transaction of the job happened.
+    /// Handles a committed transaction of the job.
     pub(super) fn on_boot_written(
         &mut self,
         now: Time,
@@ -234,7 +236,7 @@ impl Monitor {
                     self.entries.look_at(end);
                 }
             }
-            // The run before this one is over, whatever its connection says.
+            // The previous run is over, even if its connection still looks alive.
             let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
             if let Some(old) = live.filter(|old| *old != boot.connection) {
                 self.close(now, old, effects);
@@ -251,13 +253,13 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if !self.connections.is_here(boot.connection) {
-            // It went while its PGs were refreshed: its record says up.
+            // The OSD disconnected while its PGs were refreshed, but its record says up.
             self.push_sync_osd(boot.osd);
             return;
         }
         self.note_stall(now, boot.osd, boot.stalled, None, effects);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
-        // Its record may have been brought in line with an absence on the way.
+        // Meanwhile a job may have marked the OSD as down in its record.
         self.push_sync_osd(boot.osd);
         self.connections.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);

@@ -1,9 +1,9 @@
-//! The state store's content as this monitor knows it: committed, and nothing else.
+//! The state store's content as this monitor knows it: committed records only.
 //!
 //! Invariants
 //!   1. A record is here only after its transaction is known committed.
-//!   2. The entries of a pool's PGs lie in shards without gaps; each names a revision that is not
-//!      above the pool's. Or the store is damaged, and that is known.
+//!   2. The entries of a pool's PGs lie in shards without gaps, and no entry has a revision above the
+//!      pool's. Otherwise the store is damaged, and this monitor knows it.
 
 use std::collections::BTreeMap;
 
@@ -25,28 +25,28 @@ use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
 use crate::stats::Table;
 
-/// Length of a record that people may write, in bytes.
+/// The maximum length of a record that people may write, in bytes.
 const EDITED_SIZE_MAX: usize = 64 << 10;
 
-/// All records, and the keys of other programs.
+/// All records, and the keys that this program does not know.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CommittedState {
     records: BTreeMap<Key, Stored>,
     /// Keys that this program does not know: listed, never written.
     foreign: BTreeMap<String, (StateRevision, String)>,
-    /// What the records of settings say.
+    /// The values of all setting records, by name.
     changed_settings: Changed,
-    /// Manual edits of our keys, until they are judged: `records` has what is in
-    /// force.
+    /// Manual edits of our keys that are not checked yet. `records` has the values in force.
     edits: BTreeMap<Key, Edit>,
-    /// Unusable keys, and why: the bad value is the first that was read, so no better one is known here.
-    /// `edits` has it.
+    /// Unusable keys, and why each one is unusable. The bad value, which is in `edits`, is the first
+    /// that was read, so this monitor knows no better one.
     damaged: BTreeMap<Key, String>,
-    /// What is damaged was edited by hand while this monitor led: `records` has the good values.
+    /// Whether the damaged keys were edited by hand while this monitor led: then `records` has the good
+    /// values.
     is_edited: bool,
-    /// The rule that the records broke among each other when they were read, if any.
+    /// The rule that the records, compared with each other, violated when they were read, if any.
     broken: Option<String>,
-    /// Names this process's leading among all others that wrote to this store.
+    /// The number of this process's reign, which no other leader that wrote to this store has.
     pub(super) reign: u64,
 }
 
@@ -83,8 +83,8 @@ macro_rules! kind {
     };
 }
 
-/// Whether a text under a key that people may write is short enough: several of them are written in one
-/// transaction, each with what it has of fields that this program does not know.
+/// Checks that a text under a key that people may write is short enough. Several such records are
+/// written in one transaction, each with its fields that this program does not know.
 pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
     let is_open = matches!(key, Key::Setting(_) | Key::Pool(_) | Key::Osd(_));
     if is_open && text.len() > EDITED_SIZE_MAX {
@@ -112,12 +112,12 @@ impl CommittedState {
         })
     }
 
-    /// Nothing yet, for a monitor that leads under this name.
+    /// Returns an empty state, for a monitor that leads under this reign.
     pub(super) fn of_reign(reign: u64) -> CommittedState {
         CommittedState { reign, ..CommittedState::default() }
     }
 
-    /// What a store would hold.
+    /// Returns the state that a store with these records would have.
     pub(super) fn of_records(records: impl IntoIterator<Item = Record>) -> CommittedState {
         let mut committed = CommittedState::default();
         for record in records {
@@ -126,10 +126,10 @@ impl CommittedState {
         committed
     }
 
-    /// Takes a key as read from the store. What cannot be used makes the store damaged; a setting that
-    /// cannot be in force is an edit.
+    /// Accepts a key as read from the store. A value that cannot be used makes the store damaged; a
+    /// setting that cannot be in force is treated as an edit.
     ///
-    /// Errors: what is wrong with a key that says whose the store is.
+    /// Errors: what is wrong with a key that tells whose the store is.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
         let Some(key) = Key::parse(&entry.key) else {
             self.foreign.insert(entry.key, (entry.revision, entry.value));
@@ -148,8 +148,8 @@ impl CommittedState {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            // Statistics are worth no outage. Without its last number the store is older than what
-            // OSDs have seen: they are asked, by `state recover`.
+            // Damaged statistics are not worth an outage. Without the number of its last transaction the
+            // store looks older than what OSDs have seen: `state recover` asks them.
             Err(_) if matches!(key, Key::Setting(_) | Key::Stats(..) | Key::Change) => {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
@@ -157,7 +157,7 @@ impl CommittedState {
             Err(error) if matches!(key, Key::Cluster | Key::Leader) => {
                 return Err(format!("the state store's key {} is damaged: {error}", entry.key));
             }
-            // Whatever it says, a recovery was begun.
+            // Whatever the record says, a recovery was begun.
             Err(_) if key == Key::Recovery => {
                 Record::Recovery(RecoveryRecord::of(MonitorId::FIRST))
             }
@@ -171,14 +171,14 @@ impl CommittedState {
         Ok(())
     }
 
-    /// Takes a key whose value is not to be used.
+    /// Records a key whose value must not be used.
     pub(super) fn note_damage(&mut self, key: Key, entry: KeyValue, why: String) {
         self.note_edit(entry.key, entry.revision, Some(entry.value));
         self.damaged.insert(key, why);
     }
 
-    /// A key that only monitors write was edited by hand while this one led. Unless the edit changed
-    /// nothing, its value is ignored; the value in force is known.
+    /// Notes that a key that only monitors write was edited by hand while this one led. Unless the edit
+    /// changed nothing, its value is ignored; the value in force is known.
     pub(super) fn note_guarded_edit(&mut self, key: Key) {
         let Some(edit) = self.edits.get(&key) else { return };
         let text = edit.text.as_ref();
@@ -196,16 +196,16 @@ impl CommittedState {
         self.damaged.remove(&key);
     }
 
-    /// Whether the damage comes from an edit while this monitor led, so that it knows the last good
-    /// values.
+    /// Whether the damage comes from an edit while this monitor led, so that the last good values are
+    /// known.
     pub(super) fn is_edited(&self) -> bool {
         self.is_edited && self.is_damaged()
     }
 
-    /// Keys that were changed while another monitor led: their values are not trusted.
+    /// Marks keys that were edited while another monitor led as damaged: their values are not trusted.
     fn note_keys_edited_before(&mut self) {
         let Some(Record::Recovery(record)) = self.record(&Key::Recovery) else { return };
-        // `cluster` was read before: it is this one, or the monitor ends.
+        // `cluster` was checked before: if it is not this cluster, the monitor stops.
         let keys = record.edited.clone().into_iter().filter_map(|text| Key::parse(&text));
         for key in keys.filter(|key| *key != Key::Cluster) {
             let (revision, text) = match self.records.remove(&key) {
@@ -217,35 +217,35 @@ impl CommittedState {
         }
     }
 
-    /// Judges all that was loaded by each other.
+    /// Checks all loaded records against each other.
     pub(super) fn judge_rules(&mut self) {
         self.note_keys_edited_before();
-        // Without a damaged key others have nothing to go with; what a recovery has not finished is
-        // written anew by the next one.
+        // Records that depend on a damaged key cannot be checked; records that a recovery has not
+        // finished are written anew by the next recovery.
         if self.damaged.is_empty() && !self.is_being_recovered() {
             self.broken = self.broken_rule();
         }
     }
 
-    /// Whether it holds what cannot be used, or does not fit together.
+    /// Whether the store holds records that cannot be used or do not fit together.
     pub(super) fn is_damaged(&self) -> bool {
         !self.damaged.is_empty() || self.broken.is_some()
     }
 
-    /// Keys of which nothing can be used.
+    /// Returns the keys whose values cannot be used.
     pub(super) fn damaged_keys(&self) -> impl Iterator<Item = &Key> {
         self.damaged.keys()
     }
 
-    /// What is damaged, for people; `None`: nothing is.
+    /// Describes the damage, for people; `None`: nothing is damaged.
     pub(super) fn damage(&self) -> Option<String> {
         let why = |(key, why): (&Key, &String)| format!("{key} ({})", clipped(why.clone()));
         let keys: Vec<String> = self.damaged.iter().map(why).collect();
         if keys.is_empty() { self.broken.clone() } else { Some(first_names(&keys)) }
     }
 
-    /// Takes a manual edit of a key; `None`: the key was removed. Returns the key if it is one of ours:
-    /// it must be judged.
+    /// Notes a manual edit of a key; `None`: the key was removed. Returns the key if it is one of ours:
+    /// it must be checked.
     pub(super) fn note_edit(
         &mut self,
         key: String,
@@ -263,30 +263,31 @@ impl CommittedState {
         Some(known)
     }
 
-    /// The edit of a key that is not judged yet.
+    /// Returns the edit of a key, if one is not checked yet.
     pub(super) fn edit(&self, key: &Key) -> Option<&Edit> {
         self.edits.get(key)
     }
 
-    /// Keys with something to be judged.
+    /// Returns the keys with edits that are to be checked.
     pub(super) fn edited_keys(&self) -> impl Iterator<Item = &Key> {
         self.edits.keys().filter(|key| !self.damaged.contains_key(key))
     }
 
-    /// The value of a key in the store is now the one in force; no further write is needed.
+    /// Ends the edit of a key: its value in the store is now the one in force; no further write is
+    /// needed.
     pub(super) fn settle_edit(&mut self, key: &Key) {
         if self.edits.remove(key).is_some_and(|edit| edit.text.is_none()) {
             self.remove(key);
         }
     }
 
-    /// The record under a key that is in force.
+    /// Returns the record in force under a key.
     pub(super) fn record(&self, key: &Key) -> Option<&Record> {
         self.records.get(key).map(|stored| &stored.record)
     }
 
-    /// Keys whose revision in the store differs from the one known here: changed by someone else, if
-    /// this monitor has no transaction in flight.
+    /// Returns the keys whose revision in the store differs from the one known here: somebody else
+    /// changed them, if this monitor has no transaction in flight.
     pub(super) fn differences(&self, store: &BTreeMap<String, KeyValue>) -> Vec<String> {
         let known = self.records.keys().chain(self.edits.keys()).map(Key::to_string);
         let mut keys: Vec<String> = known.chain(self.foreign.keys().cloned()).collect();
@@ -299,7 +300,7 @@ impl CommittedState {
         keys
     }
 
-    /// The revision of any key as known here; `ZERO`: it does not exist.
+    /// Returns the revision of any key as known here; `ZERO`: the key does not exist.
     pub(super) fn revision_of(&self, key: &str) -> StateRevision {
         match Key::parse(key) {
             Some(key) => self.revision(&key),
@@ -321,18 +322,18 @@ impl CommittedState {
         self.records.remove(key);
     }
 
-    /// Settings that differ from their defaults.
+    /// Returns the settings that differ from their defaults.
     pub(super) fn changed_settings(&self) -> &Changed {
         &self.changed_settings
     }
 
-    /// The rule that the records break among each other, if any: what a foreign hand, or a damaged
-    /// copy, did to them.
+    /// Describes the first rule that the records violate when compared with each other, if any: a manual
+    /// edit or a damaged copy of the store may have caused that.
     pub(super) fn broken_rule(&self) -> Option<String> {
         self.broken_reference().or_else(|| self.broken_counter())
     }
 
-    /// An id that its counter has not given, and would give again.
+    /// Describes a counter that is behind an id in use, and would issue that id again.
     fn broken_counter(&self) -> Option<String> {
         let sessions = self.sessions().map(|record| record.id);
         let fences = self.pools().filter_map(|record| self.fences(record.pool.id));
@@ -379,7 +380,7 @@ impl CommittedState {
             })
     }
 
-    /// Images that other records name, with the keys of those.
+    /// Returns the images that other records refer to, with the keys of those records.
     pub(super) fn named_images(&self) -> impl Iterator<Item = (&Key, ImageId)> {
         self.records.iter().filter_map(|(key, stored)| match &stored.record {
             Record::ImageName(record) => Some((key, record.image)),
@@ -412,7 +413,7 @@ impl CommittedState {
         (expected != count).then(|| format!("pool {id} has {expected} of {count} PG entries"))
     }
 
-    /// The last transaction.
+    /// Returns the record of the last transaction.
     pub(super) fn change(&self) -> ChangeRecord {
         match self.record(&Key::Change) {
             Some(Record::Change(record)) => record.clone(),
@@ -425,12 +426,12 @@ impl CommittedState {
         self.records.contains_key(&Key::Recovery)
     }
 
-    /// Everything that is in force, by key.
+    /// Returns all records in force, by key.
     pub(super) fn all(&self) -> impl Iterator<Item = (&Key, &Record)> {
         self.records.iter().map(|(key, stored)| (key, &stored.record))
     }
 
-    /// Whether no key is there but the leader's.
+    /// Whether the store holds no key except the leader's.
     pub(super) fn is_new(&self) -> bool {
         let is_empty = self.foreign.is_empty() && self.damaged.is_empty();
         is_empty && self.records.keys().all(|key| *key == Key::Leader)
@@ -450,7 +451,7 @@ impl CommittedState {
         }
     }
 
-    /// The revision of a key; `ZERO`: it does not exist.
+    /// Returns the revision of a key; `ZERO`: the key does not exist.
     pub(super) fn revision(&self, key: &Key) -> StateRevision {
         if let Some(edit) = self.edits.get(key) {
             return match edit.text {
@@ -461,7 +462,7 @@ impl CommittedState {
         self.records.get(key).map_or(StateRevision::ZERO, |stored| stored.revision)
     }
 
-    /// All keys that begin with `prefix`, in the order of their texts.
+    /// Returns all keys that begin with `prefix`, in the order of their texts.
     pub(super) fn listed(
         &self,
         prefix: &str,
@@ -484,7 +485,7 @@ impl CommittedState {
             .collect()
     }
 
-    /// A monitor of the cluster: those that were removed are none.
+    /// Returns a monitor of the cluster; removed monitors do not count.
     pub(super) fn monitor(&self, monitor: MonitorId) -> Option<&MonitorRecord> {
         self.monitor_record(monitor).filter(|record| !record.removed)
     }
@@ -504,7 +505,7 @@ impl CommittedState {
         }
     }
 
-    /// The id that a counter gives next; an error if it has given the last one.
+    /// Returns the id that a counter issues next; an error if it has issued the last one.
     pub(super) fn next_id(&self, name: CounterName) -> Result<u64, Failure> {
         let next = self.counter(name) + 1;
         if next <= name.last() {
@@ -514,7 +515,7 @@ impl CommittedState {
         Err(failure("invalid", message, "this cluster has used up its ids: create a new cluster"))
     }
 
-    /// Whether an id is none that this store would give next.
+    /// Whether this store may already have issued the id.
     pub(super) fn may_be_given(&self, name: CounterName, id: u64) -> bool {
         id <= self.counter(name) || self.damaged.contains_key(&Key::Counter(name))
     }
@@ -562,7 +563,7 @@ impl CommittedState {
         }
     }
 
-    /// Where the plan has a PG.
+    /// Returns the OSDs that the plan has for a PG.
     pub(super) fn targets_of(&self, pg: PgId) -> Option<Vec<OsdId>> {
         let key = Key::PgShard(pg.pool, pg.number / PG_SHARD_SIZE);
         let index = (pg.number % PG_SHARD_SIZE) as usize;
@@ -572,20 +573,20 @@ impl CommittedState {
         }
     }
 
-    /// The highest revision that an OSD's entry ever had; 0: there was no OSD.
+    /// Returns the highest revision that any OSD's entry ever had; 0: there was no OSD.
     pub(super) fn osd_revision_max(&self) -> u64 {
         let removed = self.counter(CounterName::OsdRevision);
         self.osds().map(|osd| osd.info.revision).max().unwrap_or(0).max(removed)
     }
 
-    /// Entries of OSDs that changed after `watermark`.
+    /// Returns the entries of OSDs that changed after `watermark`.
     pub(super) fn osd_delta(&self, watermark: u64) -> MapDelta {
         let changed = self.osds().filter(|osd| osd.info.revision > watermark);
         MapDelta { osds: changed.map(|osd| osd.info.clone()).collect(), ..MapDelta::default() }
     }
 
-    /// OSDs that were removed, if any was removed after `watermark`: ids are issued once, so an id that
-    /// was issued and has no record was removed.
+    /// Returns all OSDs that were ever removed, if any was removed after `watermark`. Ids are issued
+    /// once, so an id that was issued and has no record was removed.
     pub(super) fn removed_osds(&self, watermark: u64) -> Vec<OsdId> {
         if self.counter(CounterName::OsdRevision) <= watermark {
             return Vec::new();
@@ -595,16 +596,17 @@ impl CommittedState {
         given.filter(|osd| self.osd(*osd).is_none()).collect()
     }
 
-    /// Whether a revision of a pool's map is one that this store has not given.
+    /// Whether this store has not issued this revision of a pool's map.
     pub(super) fn lacks_map(&self, pool: PoolId, revision: MapRevision) -> bool {
         match self.pool(pool) {
             Some(record) => record.revision < revision,
-            // Ids are given once: one that was given and is not there was removed.
+            // Ids are issued once: an issued id without a record was removed.
             None => !self.may_be_given(CounterName::Pool, u64::from(pool.get())),
         }
     }
 
-    /// The revision that added the pool's newest fence: a receiver of it knows all fences.
+    /// Returns the revision that added the pool's newest fence: a receiver of this revision knows all
+    /// fences.
     pub(super) fn fence_revision(&self, pool: PoolId) -> MapRevision {
         let fences = self.fences(pool);
         fences.map_or(MapRevision::ZERO, |record| {
@@ -613,8 +615,8 @@ impl CommittedState {
         })
     }
 
-    /// The pool's map after `since`: every entry and fence knows the revision that brought it, so
-    /// no history is kept. `None`: there is nothing newer.
+    /// Returns the changes of the pool's map after `since`; `None`: there is nothing newer. Every entry
+    /// and fence knows the revision that added it, so no history is kept.
     pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
         let record = self.pool(pool).filter(|record| record.revision > since)?;
         let pgs = self.pgs(pool).filter(|entry| entry.revision > since).cloned().collect();
@@ -632,7 +634,7 @@ impl CommittedState {
         })
     }
 
-    /// Does the writes of a committed transaction.
+    /// Applies the writes of a committed transaction.
     pub(super) fn commit(&mut self, writes: Vec<Write>, revision: StateRevision) {
         for write in writes {
             self.edits.remove(&write.key());
@@ -649,7 +651,8 @@ impl CommittedState {
     }
 }
 
-/// Whether a setting may be in force. One that this program does not know is kept for others.
+/// Whether a setting may be in force. A setting that this program does not know is kept for other
+/// programs.
 fn is_in_range(record: &SettingRecord) -> bool {
     Setting::named(&record.name).is_none_or(|setting| setting.check(record.value).is_ok())
 }
@@ -662,18 +665,18 @@ pub(super) enum Write {
 }
 
 impl Write {
-    /// Whether OSDs must be told that their periods are saved.
+    /// Whether OSDs must be informed that their statistics periods are saved.
     pub(super) fn saves_stats(&self) -> bool {
         matches!(self.key(), Key::Stats(..))
     }
 
-    /// Whether receivers of the map must hear of it.
+    /// Whether receivers of the map must be informed of the write.
     pub(super) fn changes_map(&self) -> bool {
         let puts = matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)));
         puts || matches!(self, Write::Delete(Key::Osd(_) | Key::Pool(_)))
     }
 
-    /// Whether it changes a setting.
+    /// Whether the write changes a setting.
     pub(super) fn changes_settings(&self) -> bool {
         matches!(self.key(), Key::Setting(_))
     }
@@ -686,8 +689,8 @@ impl Write {
     }
 }
 
-/// Writes of one transaction, which compares leadership and every key it writes. The first one is
-/// its number, under `change`.
+/// The writes of one transaction, which compares the leader's key and every key that it writes. The
+/// first write is the transaction's number, under `change`.
 #[derive(Debug)]
 pub(super) struct Batch {
     transaction: Transaction,
@@ -701,7 +704,7 @@ impl Batch {
         Batch::replacing_change(committed, next)
     }
 
-    /// A transaction of a recovery: it goes on from the number of another store.
+    /// Begins a transaction of a recovery: its number continues that of another store.
     pub(super) fn replacing_change(committed: &CommittedState, change: ChangeRecord) -> Batch {
         let mut transaction = Transaction::new();
         if !planted::on(Bug::LeadershipNotCompared) {
@@ -712,7 +715,7 @@ impl Batch {
         batch
     }
 
-    /// Whether it writes nothing but its number.
+    /// Whether the batch writes nothing except its number.
     pub(super) fn is_empty(&self) -> bool {
         self.writes.len() <= 1
     }
@@ -739,7 +742,7 @@ impl Batch {
         true
     }
 
-    /// Adds writes that always fit, by the limits on what they hold.
+    /// Adds writes that always fit, because their sizes are limited.
     pub(super) fn add(&mut self, committed: &CommittedState, writes: Vec<Write>) {
         let added = self.try_add(committed, writes);
         assert!(added, "limits keep these records below a transaction");
@@ -753,7 +756,7 @@ impl Batch {
         self.add(committed, vec![Write::Delete(key)]);
     }
 
-    /// Takes the next id of a counter.
+    /// Takes the next id from a counter.
     pub(super) fn next_id(
         &mut self,
         committed: &CommittedState,

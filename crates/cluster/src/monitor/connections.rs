@@ -1,8 +1,9 @@
-//! Who is connected to this monitor, and what each gets over its connection.
+//! The peers connected to this monitor, and what each is sent over its connection.
 //!
 //! Invariants
-//!   1. Nothing is sent to a connection that is not here.
-//!   2. `order` grows with each connection: of two of one peer the higher one is the newer.
+//!   1. Nothing is sent over a connection that is gone.
+//!   2. `order` grows with each connection: of two connections of one peer the one with the higher order
+//!      is the newer.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,9 +16,9 @@ use super::Effect;
 use super::refusal::failure;
 use crate::message::{Failure, FromMonitor, ToMonitor};
 
-/// Connections; beyond it new ones are closed.
+/// The most connections; beyond it new ones are closed.
 pub(super) const CONNECTION_COUNT_MAX: usize = 50_000;
-/// Messages kept while the state is first read; beyond it connections are closed.
+/// The most messages that are kept until the state is first read; beyond it connections are closed.
 const EARLY_COUNT_MAX: usize = 10_000;
 
 /// The connections of a monitor.
@@ -25,25 +26,25 @@ const EARLY_COUNT_MAX: usize = 10_000;
 pub(super) struct Connections {
     here: BTreeMap<ConnectionId, Connection>,
     order_last: u64,
-    /// Messages that came before the state was first read, in order.
+    /// Messages that arrived before the state was first read, in order.
     early: VecDeque<(ConnectionId, ToMonitor)>,
-    /// Peers that violated the protocol.
+    /// How many peers violated the protocol.
     protocol_errors: u64,
 }
 
-/// A peer that is connected.
+/// A connected peer.
 struct Connection {
     peer: Peer,
     order: u64,
-    /// Whether it receives the map, and which revisions it has.
+    /// Whether the peer receives the map, and which revisions it has.
     subscription: Option<Subscription>,
-    /// The OSD that has joined over it.
+    /// The OSD that has joined over this connection.
     osd: Option<OsdId>,
-    /// The monitor that is there as long as it lasts.
+    /// The monitor that counts as present while this connection lasts.
     monitor: Option<MonitorId>,
-    /// Bytes that wait for room, of each session that goes on over it.
+    /// The sessions that use this connection, with the bytes of each that wait for room.
     sessions: BTreeMap<SessionId, u64>,
-    /// It watches the keys with this prefix.
+    /// The peer watches the keys with this prefix.
     state_watch: Option<String>,
     introduced: Option<Introduced>,
 }
@@ -63,7 +64,7 @@ impl Connection {
     }
 }
 
-/// What a receiver of the map has.
+/// The map revisions that a receiver has.
 #[derive(Clone, Default)]
 pub(super) struct Subscription {
     /// The revision of each pool's map.
@@ -72,7 +73,7 @@ pub(super) struct Subscription {
     pub(super) osds: u64,
 }
 
-/// What a peer says of itself, for `status`.
+/// A peer's description of itself, for `status`.
 pub(super) struct Introduced {
     pub(super) role: String,
     pub(super) pid: u32,
@@ -80,14 +81,14 @@ pub(super) struct Introduced {
     pub(super) address: Option<String>,
 }
 
-/// What went with a connection.
+/// The OSD and the sessions of a closed connection.
 pub(super) struct Gone {
     pub(super) osd: Option<OsdId>,
     pub(super) sessions: Vec<SessionId>,
 }
 
 impl Connections {
-    /// A peer has connected; false if there are too many.
+    /// Registers a connected peer; false if there are too many.
     pub(super) fn accept(&mut self, connection: ConnectionId, peer: Peer) -> bool {
         if self.here.len() >= CONNECTION_COUNT_MAX {
             return false;
@@ -97,13 +98,13 @@ impl Connections {
         true
     }
 
-    /// The connection is gone.
+    /// Removes a connection that is gone.
     pub(super) fn remove(&mut self, connection: ConnectionId) -> Option<Gone> {
         let state = self.here.remove(&connection)?;
         Some(Gone { osd: state.osd, sessions: state.sessions.into_keys().collect() })
     }
 
-    /// Starts afresh with at most one connection, `kept`, as if it were new. Returns the others.
+    /// Starts again with at most one connection, `kept`, as if it were new. Returns the others.
     pub(super) fn begin_anew(
         &mut self,
         kept: Option<ConnectionId>,
@@ -132,43 +133,43 @@ impl Connections {
         self.here.get_mut(&connection).expect("a message comes over a connection that is here")
     }
 
-    /// What the handshake said its peer is. Requires: it is here.
+    /// Returns the role that the peer gave in the handshake. Requires: the connection is here.
     pub(super) fn role(&self, connection: ConnectionId) -> Role {
         self.here[&connection].peer.role
     }
 
-    /// A monitor that does not lead relays a peer of this role over its connection.
+    /// Notes that a monitor that does not lead relays a peer of this role over its connection.
     pub(super) fn set_relayed_role(&mut self, connection: ConnectionId, role: Role) {
         self.here_mut(connection).peer.role = role;
     }
 
-    /// Its place among all connections to this monitor, while it is here.
+    /// Returns the connection's place among all connections to this monitor, while it is here.
     pub(super) fn order(&self, connection: ConnectionId) -> Option<u64> {
         self.here.get(&connection).map(|state| state.order)
     }
 
-    /// The OSD that has joined over it.
+    /// Returns the OSD that has joined over the connection.
     pub(super) fn osd(&self, connection: ConnectionId) -> Option<OsdId> {
         self.here.get(&connection)?.osd
     }
 
-    /// An OSD has joined over it.
+    /// Notes that an OSD has joined over the connection.
     pub(super) fn set_osd(&mut self, connection: ConnectionId, osd: OsdId) {
         self.here_mut(connection).osd = Some(osd);
     }
 
-    /// Connections over which an OSD has joined.
+    /// Returns the connections over which an OSD has joined.
     pub(super) fn with_osds(&self) -> impl Iterator<Item = ConnectionId> {
         let joined = self.here.iter().filter(|(_, state)| state.osd.is_some());
         joined.map(|(connection, _)| *connection)
     }
 
-    /// A monitor that does not lead is there as long as the connection lasts.
+    /// Notes that a monitor that does not lead is present as long as the connection lasts.
     pub(super) fn set_monitor(&mut self, connection: ConnectionId, monitor: MonitorId) {
         self.here_mut(connection).monitor = Some(monitor);
     }
 
-    /// Connections of monitors that do not lead.
+    /// Returns the connections of monitors that do not lead.
     pub(super) fn with_monitors(&self) -> impl Iterator<Item = ConnectionId> {
         let monitors = self.here.iter().filter(|(_, state)| state.monitor.is_some());
         monitors.map(|(connection, _)| *connection)
@@ -182,28 +183,28 @@ impl Connections {
         self.here_mut(connection).introduced = Some(introduced);
     }
 
-    /// What the peer says of itself, if it is here and has.
+    /// Returns the peer's description of itself, if the peer is here and has sent one.
     pub(super) fn introduced(&self, connection: ConnectionId) -> Option<&Introduced> {
         self.here.get(&connection)?.introduced.as_ref()
     }
 
-    /// What peers say of themselves, in the order of their connections' ids.
+    /// Returns the peers' descriptions of themselves, in the order of their connections' ids.
     pub(super) fn all_introduced(&self) -> impl Iterator<Item = &Introduced> {
         self.here.values().filter_map(|state| state.introduced.as_ref())
     }
 
-    /// It receives the map from now on, and already has these revisions.
+    /// Notes that the peer receives the map from now on, and already has these revisions.
     pub(super) fn subscribe(&mut self, connection: ConnectionId, has: Subscription) {
         self.here_mut(connection).subscription = Some(has);
     }
 
-    /// Connections that get the map.
+    /// Returns the connections that receive the map.
     pub(super) fn subscribers(&self) -> impl Iterator<Item = ConnectionId> {
         let subscribed = self.here.iter().filter(|(_, state)| state.subscription.is_some());
         subscribed.map(|(connection, _)| *connection)
     }
 
-    /// What it has of the map, if it gets that.
+    /// Returns the map revisions that the peer has, if it receives the map.
     pub(super) fn subscription_mut(
         &mut self,
         connection: ConnectionId,
@@ -211,7 +212,7 @@ impl Connections {
         self.here.get_mut(&connection)?.subscription.as_mut()
     }
 
-    /// A session goes on over the connection; false if that is gone already.
+    /// Notes that a session uses the connection; false if the connection is already gone.
     pub(super) fn add_session(&mut self, connection: ConnectionId, session: SessionId) -> bool {
         let state = self.here.get_mut(&connection);
         state.map(|state| state.sessions.insert(session, 0)).is_some()
@@ -223,7 +224,7 @@ impl Connections {
         }
     }
 
-    /// So many bytes of a session that goes on over it wait for room.
+    /// Notes how many bytes of a session that uses the connection wait for room.
     pub(super) fn note_waiting(
         &mut self,
         connection: ConnectionId,
@@ -236,18 +237,18 @@ impl Connections {
         }
     }
 
-    /// Sessions of which something waits for room, with the bytes.
+    /// Returns the sessions with bytes that wait for room, and how many.
     pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (SessionId, u64)> {
         let all = self.here.values().flat_map(|state| &state.sessions);
         all.filter(|(_, bytes)| **bytes > 0).map(|(session, bytes)| (*session, *bytes))
     }
 
-    /// It is sent each change of the keys with this prefix.
+    /// Notes that the peer is to be sent each change of the keys with this prefix.
     pub(super) fn watch_state(&mut self, connection: ConnectionId, prefix: String) {
         self.here_mut(connection).state_watch = Some(prefix);
     }
 
-    /// Who watches which keys.
+    /// Returns the connections that watch keys, with the prefix of each.
     pub(super) fn state_watchers(&self) -> impl Iterator<Item = (ConnectionId, &str)> {
         let watching = self.here.iter();
         watching.filter_map(|(id, state)| Some((*id, state.state_watch.as_deref()?)))
@@ -269,12 +270,12 @@ impl Connections {
         has_room
     }
 
-    /// Messages that were kept, in the order in which they came.
+    /// Returns the messages that were kept, in the order of arrival.
     pub(super) fn take_early(&mut self) -> VecDeque<(ConnectionId, ToMonitor)> {
         std::mem::take(&mut self.early)
     }
 
-    /// A peer violated the protocol.
+    /// Counts a peer's violation of the protocol.
     pub(super) fn count_protocol_error(&mut self) {
         self.protocol_errors += 1;
     }
@@ -283,7 +284,7 @@ impl Connections {
         self.protocol_errors
     }
 
-    /// Answers a request, or says that the answer is too long.
+    /// Answers a request, or reports that the answer is too long.
     pub(super) fn answer(
         &self,
         connection: ConnectionId,
@@ -329,7 +330,7 @@ impl Connections {
     }
 }
 
-/// A message as it is sent.
+/// Returns a message in the form in which it is sent.
 pub(super) fn to_text(message: &FromMonitor) -> String {
     serde_json::to_string(message).expect("messages have text keys and plain numbers")
 }

@@ -1,11 +1,11 @@
-//! The copy of the state store that OSDs keep: sent whole when they join, then each change.
+//! The copy of the state store that OSDs keep: sent whole when an OSD joins, then change by change.
 
 use super::committed_state::{CommittedState, Write};
 use crate::copy::{CopyPart, in_parts, is_copied};
 use crate::message::FromMonitor;
 use crate::records::{Key, Record};
 
-/// The messages that tell an OSD that has joined the whole copy, in order.
+/// Returns the messages, in order, that send the whole copy to an OSD that has joined.
 pub(super) fn whole_copy(committed: &CommittedState) -> impl Iterator<Item = FromMonitor> {
     let change = committed.change();
     let copied = committed.all().filter(|(key, _)| is_copied(key));
@@ -20,7 +20,7 @@ pub(super) fn whole_copy(committed: &CommittedState) -> impl Iterator<Item = Fro
     })
 }
 
-/// The message that tells OSDs what a transaction has changed of their copies, if it has.
+/// Returns the message that tells OSDs what a transaction changed in their copies; `None`: nothing.
 pub(super) fn change_of_copy(writes: &[Write]) -> Option<FromMonitor> {
     let mut part = CopyPart::default();
     for write in writes {

@@ -1,16 +1,18 @@
-//! Manual edits: keys that somebody wrote past the monitor.
+//! Manual edits: keys that somebody changed directly in the store, not through the monitor.
 //!
 //! ```text
-//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ CommittedState::edits ─┬▶ Job::Edit: judged
+//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ CommittedState::edits ─┬▶ Job::Edit: checked
 //!         ──read anew, compared with committed ──────────────▶                  └▶ guarded: damaged
 //! ```
 //!
-//! Of a key that people may write the edit is judged by the rules of `state put`: it is in force at once, or
-//! put back and named in `status`. A key that monitors alone write is *guarded*: the store counts as damaged,
-//! nothing is changed any more, and the operator has the last good value written back by `state undo`.
+//! An edit of a key that people may write is checked by the rules of `state put`: it is in force at
+//! once, or it is undone and listed in `status`. A key that only monitors write is *guarded*: after an
+//! edit the store counts as damaged, nothing is changed any more, and the operator has the last good
+//! value written back with `state undo`.
 //!
-//! Invariant: while a guarded key is changed nothing is written but the list of such keys (`recovery`) and what
-//! people may write. So the next monitor knows, too, what it must not believe.
+//! Invariant: while a guarded key is changed nothing is written except the list of such keys
+//! (`recovery`) and keys that people may write. So the next monitor also knows which keys it must not
+//! trust.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,33 +29,34 @@ use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, RecoveryRecord, 
 use crate::settings::Setting;
 use crate::state::{KeyValue, StateRevision, WatchId};
 
-/// Changes told by the store that wait; beyond it everything is read anew.
+/// The most changes reported by the store that may wait; beyond it everything is read anew.
 const WATCHED_COUNT_MAX: usize = 10_000;
-/// Undone edits that are kept for `status`.
+/// The most undone edits that are kept for `status`.
 const UNDONE_COUNT_MAX: usize = 100;
-/// How long an undone edit is named, unless its key is written well before.
+/// How long `status` lists an undone edit, unless its key is written correctly before.
 const UNDONE_SPAN: Duration = Duration::from_secs(24 * 3600);
 
-/// What the store tells of its changes.
+/// Changes that the store reported, and what is needed to tell manual edits from this monitor's own
+/// writes.
 #[derive(Default)]
 pub(super) struct Watching {
-    /// The watch, once this monitor has led.
+    /// The watch on all keys, once this monitor has led.
     pub(super) watch: Option<WatchId>,
     /// Changes that are not compared yet.
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
     /// Revisions of this monitor's own transactions that the watch has not reported yet, in order. The
-    /// watch may report a put after the key was removed again: then its record does not show who wrote
-    /// it.
+    /// watch may report a put after the key was removed again: then the key's record does not show who
+    /// wrote it.
     ours: VecDeque<StateRevision>,
-    /// Everything was read at this revision or later: watch events up to it bring nothing new.
+    /// The revision at which everything was last read: watch events up to it bring nothing new.
     pub(super) read_at: StateRevision,
     pub(super) undone: UndoneEdits,
 }
 
-/// A key, and what is under it now.
+/// A key, and its present value.
 pub(super) type Change = (String, Option<KeyValue>);
 
-/// Edits that were undone not long ago, for `status`.
+/// Edits that were undone recently, for `status`.
 #[derive(Default)]
 pub(super) struct UndoneEdits(BTreeMap<Key, Undone>);
 
@@ -64,7 +67,7 @@ struct Undone {
 }
 
 impl UndoneEdits {
-    /// What was written under a key was undone.
+    /// Notes that the edit of a key was undone.
     pub(super) fn note(&mut self, when: Time, key: Key, why: String) {
         self.0.insert(key, Undone { when, why: clipped(why) });
         while self.0.len() > UNDONE_COUNT_MAX {
@@ -74,25 +77,26 @@ impl UndoneEdits {
         }
     }
 
-    /// The leader's key was edited by hand, or removed.
+    /// Notes that the leader's key was edited by hand, or removed.
     pub(super) fn note_leader(&mut self, when: Time) {
         let why = protected_because(&Key::Leader).expect("it is protected");
         self.note(when, Key::Leader, why.to_string());
     }
 
-    /// The key was written well since: `status` does not name it any more.
+    /// Forgets an undone edit: the key was written correctly since, so `status` does not list it any
+    /// more.
     pub(super) fn forget(&mut self, key: &Key) {
         self.0.remove(key);
     }
 
-    /// Those that are named still, and why they were undone.
+    /// Returns the undone edits that are still listed, and why each was undone.
     pub(super) fn recent(&self, now: Time) -> impl Iterator<Item = (&Key, &str)> {
         let recent = move |(_, undone): &(&Key, &Undone)| now.since(undone.when) < UNDONE_SPAN;
         self.0.iter().filter(recent).map(|(key, undone)| (key, &undone.why[..]))
     }
 }
 
-/// Why people may not write a key; `None`: they may.
+/// Returns why people may not write a key; `None`: they may.
 fn protected_because(key: &Key) -> Option<&'static str> {
     match key {
         Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
@@ -115,26 +119,28 @@ fn protected_because(key: &Key) -> Option<&'static str> {
 
 /// Whether a manual edit of the key makes the store damaged.
 fn is_guarded(key: &Key) -> bool {
-    // The next transaction puts `change` back, losing `leader` ends leading, and nothing depends on sums.
+    // The next transaction puts `change` back, a lost `leader` key ends the leadership, and nothing
+    // depends on sums.
     let is_judged = matches!(key, Key::Leader | Key::Change | Key::Stats(..));
     protected_because(key).is_some() && !is_judged
 }
 
-/// What to do about guarded keys that were edited by hand.
+/// The advice for guarded keys that were edited by hand.
 pub(super) const EDITED_HINT: &str =
     "`ashlar state undo` writes the last good values back; until then failover waits";
 
 /// Whether a key's value is trusted only if a monitor wrote it: data depends on it, and people have no
 /// reason to write it.
 pub(super) fn is_never_edited(key: &Key) -> bool {
-    // What these say is judged by other means, or nothing depends on it.
+    // The values of these keys are checked by other means, or nothing depends on them.
     let is_judged =
         matches!(key, Key::Cluster | Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
     protected_because(key).is_some() && !is_judged
 }
 
 impl Watching {
-    /// Whether the change at this revision was written here, or was included when everything was read.
+    /// Whether this monitor wrote the change at this revision, or had it included when it read
+    /// everything.
     fn is_known(&mut self, told: StateRevision) -> bool {
         while self.ours.front().is_some_and(|revision| *revision < told) {
             self.ours.pop_front();
@@ -165,8 +171,8 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// The record that a text means under a key that people may write. An error says why it cannot
-    /// be in force.
+    /// Returns the record for a text under a key that people may write. An error says why it cannot be
+    /// in force.
     pub(super) fn judged(&self, key: &Key, text: &str) -> Result<Record, String> {
         if let Some(why) = protected_because(key) {
             return Err(why.to_string());
@@ -186,7 +192,8 @@ impl Monitor {
         Ok(Record::Setting(record))
     }
 
-    /// Name, minimum size and failure domain may change; what the data lies by may not.
+    /// Checks an edited pool: name, minimum size and failure domain may change; what decides where data
+    /// lies may not.
     pub(super) fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
         let known = self.committed.pool(wanted.pool.id);
         let known = known.ok_or("there is no such pool: `ashlar pool create` makes one")?;
@@ -213,7 +220,7 @@ impl Monitor {
         Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))
     }
 
-    /// Whether a pool's copies could follow a change of its failure domain.
+    /// Checks that a pool's copies could follow a change of its failure domain.
     pub(super) fn check_placeable(
         &self,
         known: &PoolRecord,
@@ -229,7 +236,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// An edit may change whether the planner uses the OSD, its place in the tree, and unknown fields.
+    /// Checks an edited OSD: whether the planner uses the OSD, its place in the tree, and unknown fields
+    /// may change.
     fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
         let known = self.committed.osd(wanted.info.id);
         let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
@@ -253,7 +261,7 @@ impl Monitor {
         Ok(Record::Osd(changed))
     }
 
-    /// Changes of the store came: this monitor's own, or manual edits.
+    /// Handles changes that the store reports: this monitor's own transactions, or manual edits.
     pub(super) fn on_watched(
         &mut self,
         watch: WatchId,
@@ -272,15 +280,15 @@ impl Monitor {
         }
     }
 
-    /// This monitor's own transaction happened.
+    /// Notes the revision of this monitor's own committed transaction.
     pub(super) fn wrote_at(&mut self, revision: StateRevision) {
         if self.watching.watch.is_some() {
             self.watching.ours.push_back(revision);
         }
     }
 
-    /// Compares the store's contents with the known records. Requires: no transaction is in flight, so
-    /// that any difference is a manual edit.
+    /// Compares reported changes with the known records. Requires: no transaction is in flight, so that
+    /// any difference is a manual edit.
     pub(super) fn compare_watched(&mut self, effects: &mut Vec<Effect>) {
         while self.is_ready() && !self.jobs.is_writing() {
             if self.watching.ours.len() > WATCHED_COUNT_MAX {
@@ -302,7 +310,7 @@ impl Monitor {
                     continue;
                 }
                 if Key::parse(&key) == Some(Key::Leader) {
-                    // Another monitor leads, or somebody wrote there: whatever it is, nothing is
+                    // Another monitor leads, or somebody edited the key. In either case nothing is
                     // written until leadership is taken anew.
                     self.read_leader(effects);
                     break;
@@ -312,7 +320,7 @@ impl Monitor {
         }
     }
 
-    /// A key was edited by hand: if it is one of ours it is judged before anything else is done.
+    /// Handles a manual edit of a key: if it is one of ours, it is checked before anything else is done.
     pub(super) fn take_edit(
         &mut self,
         key: String,
@@ -341,7 +349,7 @@ impl Monitor {
         }
     }
 
-    /// Writes which guarded keys are changed, for the monitor that leads next.
+    /// Plans the transaction that records which guarded keys are changed, for the monitor that leads next.
     pub(super) fn plan_mark_edited(&self) -> Plan {
         let committed = &self.committed;
         let marked = match committed.record(&Key::Recovery) {
@@ -380,12 +388,13 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Guarded keys that were edited by hand while this monitor led, but for the one that says so.
+    /// Returns the guarded keys that were edited by hand while this monitor led, except the key that
+    /// lists them.
     fn edited_keys(&self) -> impl Iterator<Item = &Key> {
         self.committed.damaged_keys().filter(|key| **key != Key::Recovery)
     }
 
-    /// Writes the last good values of guarded keys.
+    /// Plans the transaction that writes the last good values of guarded keys back.
     pub(super) fn plan_state_undo(&self, accepted: bool) -> Result<Plan, Failure> {
         let committed = &self.committed;
         if !committed.is_edited() || self.edited_keys().next().is_none() {
@@ -415,7 +424,7 @@ impl Monitor {
                 return Ok(Plan::Write { batch, done: None });
             }
         }
-        // A restore that was cut short stays so.
+        // The mark of a restore that was interrupted stays.
         let is_mark =
             |record: &Record| matches!(record, Record::Recovery(it) if !it.edited.is_empty());
         let mark = committed.record(&Key::Recovery).filter(|record| is_mark(record));
@@ -427,11 +436,11 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Restored(answer)) })
     }
 
-    /// Queues the judging of a manual edit.
+    /// Queues the check of a manual edit.
     pub(super) fn queue_edit(&mut self, key: Key) {
         if key == Key::Change {
-            // Whichever transaction is next writes its number there, and compares what it takes
-            // the place of: the edit may be undone before it is judged.
+            // The next transaction of any job writes its number there, after comparing the key's
+            // revision: the edit may be overwritten before it is checked.
             let why = protected_because(&key).expect("it is protected");
             self.watching.undone.note(self.now, key.clone(), why.to_string());
         }
@@ -440,7 +449,7 @@ impl Monitor {
 
     pub(super) fn plan_edit(&self, key: &Key) -> Plan {
         let committed = &self.committed;
-        // An edit that came later was judged in its place, or something was written over it.
+        // A later edit was checked instead, or a transaction has overwritten the key.
         let Some(edit) = committed.edit(key) else { return Plan::Done(Done::Silent) };
         let mut batch = Batch::new(committed);
         let why = match (&edit.text, key) {
@@ -458,7 +467,7 @@ impl Monitor {
             },
         };
         if *key == Key::Change {
-            // The batch already writes this key: its own number, counted on from the one in force.
+            // The batch already writes this key: its own number, which continues the one in force.
             return Plan::Write { batch, done: Some(Done::Edited(Err(why))) };
         }
         let before = match committed.record(key) {

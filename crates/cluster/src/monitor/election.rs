@@ -1,5 +1,5 @@
-//! A monitor among others: it leads under a lease of the store, or relays its connections to the one that
-//! does.
+//! A monitor among others: it leads under a lease of the store, or relays its connections to the monitor
+//! that leads.
 //!
 //! ```text
 //!   Rest ─▶ Looking ─┬─▶ Granting ─▶ Leading (the lease is renewed) ──┐
@@ -8,13 +8,13 @@
 //! ```
 //!
 //! Invariants
-//!   1. Leading is a [`Monitor`] of its own, made when a lease was granted and put away with
-//!      everything it knows when leadership is lost: what it knew is never compared with what
-//!      another leader has written since. Only `status` is answered from it, while nobody leads.
-//!   2. The leader's key names the lease. Where it is under another's lease nobody takes it, so a
-//!      leader's time runs out before another one begins.
-//!   3. Safety lies in comparing the leader's key in every transaction. Clocks here only tell when
-//!      to give up.
+//!   1. Leading is done by a separate [`Monitor`], created when a lease is granted and put aside with
+//!      everything it knows when leadership is lost: its knowledge is never compared with what another
+//!      leader has written since. Only `status` is answered from it, while nobody leads.
+//!   2. The leader's key is attached to the lease. While the key is attached to another monitor's lease
+//!      nobody takes it, so a leader's time runs out before another one begins.
+//!   3. Safety rests on comparing the leader's key in every transaction. Clocks here only decide when to
+//!      give up.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, MonitorId, Time, TraceEvent};
@@ -37,18 +37,18 @@ use crate::state::{
     Unavailable, WatchId,
 };
 
-/// The leader's lease: etcd makes none that is shorter.
+/// The time to live of the leader's lease; etcd grants none that is shorter.
 const LEASE_SPAN: Duration = Duration::from_secs(2);
-/// How often it is renewed.
+/// How often the leader renews its lease.
 const RENEW_SPAN: Duration = Duration::from_millis(500);
-/// How long before a store that could not be asked is asked again.
+/// How long to wait before an unreachable store is asked again.
 const REST_SPAN: Duration = Duration::from_millis(100);
-/// How long until this monitor tries again to connect to the leader.
+/// How long to wait before this monitor tries again to connect to the leader.
 const REGISTER_SPAN: Duration = Duration::from_millis(500);
-/// Requests and watches of this file; those of [`Monitor`] are below.
+/// The bit that marks requests and watches of this file; those of [`Monitor`] have lower numbers.
 const OWN: u64 = 1 << 63;
 
-/// One monitor of several over one state store; or the only one.
+/// One of several monitors over one state store; or the only one.
 pub struct Election {
     identity: Identity,
     may_create: bool,
@@ -57,40 +57,42 @@ pub struct Election {
     registration: Registration,
     lease: Option<Lease>,
     own_last: u64,
-    /// How often it began to lead.
+    /// How often this monitor began to lead.
     lead_count: u64,
-    /// As the last [`Monitor`] here left it.
+    /// The store access as the last [`Monitor`] here left it.
     store: StoreAccess,
-    /// Manual edits of the leader's key, and what the last [`Monitor`] here has undone.
+    /// Edits that were undone: manual edits of the leader's key, and edits that the last [`Monitor`]
+    /// here undid.
     undone: UndoneEdits,
-    /// Asks whether the lease lives whose key is gone: then it did not go with its lease.
+    /// The request that finds out whether the lease of a vanished leader's key still lives: then
+    /// somebody removed the key.
     suspicion: Option<StateRequest>,
-    /// What this monitor knew when it led last, as long as no other is known to have led since.
+    /// What this monitor knew when it last led, as long as no other monitor is known to have led since.
     last_led: Option<LastLed>,
-    /// Who led when that was last logged.
+    /// The leader that was last logged.
     leader_told: Option<MonitorId>,
 }
 
-/// How things were.
+/// The monitor's state when it last led.
 struct LastLed {
     monitor: Box<Monitor>,
-    /// When it ceased to lead.
+    /// When it stopped leading.
     at: Time,
 }
 
-/// Top to bottom is the order in time.
+/// The stages; from top to bottom is the order in time.
 enum Stage {
-    /// Waits for the time to ask.
+    /// Waits until it is time to read the leader's key.
     Rest { until: Time },
-    /// Waits for the leader's key.
+    /// Waits for the leader's key to be read.
     Looking { request: StateRequest },
-    /// Another monitor leads: waits until its key changes.
+    /// Another monitor leads: waits until the leader's key changes.
     Following { watch: WatchId, leader: Option<Leader> },
-    /// Nobody leads: waits for a lease to lead under.
+    /// Nobody leads: waits for the grant of a lease to lead under.
     Granting { request: StateRequest },
-    /// Leads, or is about to. Connections are its own once it does.
+    /// Leads, or is about to lead. Once it serves, it owns the connections.
     Leading { monitor: Box<Monitor>, is_serving: bool },
-    /// Waits until the lease has ended: the process is about to.
+    /// The process is about to end: waits until its lease is revoked.
     Retiring { request: StateRequest },
     /// Nothing happens any more.
     Over,
@@ -106,25 +108,25 @@ struct Leader {
 
 struct Lease {
     id: LeaseId,
-    /// It is over for us then, unless it is renewed.
+    /// When the lease ends for this monitor, unless it is renewed.
     ends: Time,
     renew: Time,
-    /// A renewal that is not answered yet.
+    /// A renewal request that is not answered yet.
     asked: Option<StateRequest>,
 }
 
-/// This monitor's own connection to the leader: it tells that it is there.
+/// This monitor's own connection to the leader, which announces that this monitor is present.
 #[derive(Default)]
 struct Registration {
     connection: Option<ConnectionId>,
     retry: Option<Time>,
-    /// Which of the leader's addresses is next, modulo their number.
+    /// Index of the leader's address to try next, modulo the number of addresses.
     address: usize,
 }
 
 impl Election {
-    /// A monitor that has not asked anything yet: its deadline is now. Other monitors may use the
-    /// same store. An empty store is a new cluster's only if this one `may_create`.
+    /// Creates a monitor that has not sent any request yet: its deadline is now. Other monitors may use
+    /// the same store. An empty store is taken as a new cluster only if this monitor `may_create`.
     pub fn new(identity: Identity, may_create: bool) -> Election {
         Election {
             identity,
@@ -143,14 +145,15 @@ impl Election {
         }
     }
 
-    /// The only monitor of its store, which nobody else can open: it leads at once, without a lease.
+    /// Creates the only monitor of a store, which nobody else can open: it leads at once, without a
+    /// lease.
     pub fn only(identity: Identity) -> Election {
         let monitor = Box::new(Monitor::new(identity.clone()));
         let stage = Stage::Leading { monitor, is_serving: true };
         Election { stage, ..Election::new(identity, true) }
     }
 
-    /// Takes an event. After the effect `Stop` nothing happens any more.
+    /// Handles an event. After the effect `Stop` nothing happens any more.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             _ if matches!(self.stage, Stage::Over) => return,
@@ -162,7 +165,7 @@ impl Election {
         self.trace_leader(effects);
     }
 
-    /// Logs who leads when that has changed.
+    /// Logs which monitor leads, if that has changed.
     fn trace_leader(&mut self, effects: &mut Vec<Effect>) {
         let leader = self.leader();
         if leader == self.leader_told || matches!(self.stage, Stage::Over) {
@@ -178,7 +181,7 @@ impl Election {
         }));
     }
 
-    /// When `Tick` is due at the latest, if ever.
+    /// Returns the latest time at which `Tick` is due; `None`: no tick is needed.
     pub fn deadline(&self) -> Option<Time> {
         let stage = match &self.stage {
             Stage::Rest { until } => Some(*until),
@@ -193,7 +196,7 @@ impl Election {
         [stage, lease, self.relay.deadline(), self.registration.retry].into_iter().flatten().min()
     }
 
-    /// Who leads, as far as this monitor knows.
+    /// Returns the monitor that leads, as far as this monitor knows.
     pub fn leader(&self) -> Option<MonitorId> {
         match &self.stage {
             Stage::Following { leader, .. } => leader.as_ref().map(|leader| leader.monitor),
@@ -204,7 +207,8 @@ impl Election {
         }
     }
 
-    /// The process is about to end: another monitor may lead at once. `is_retired` tells when.
+    /// Gives up leadership because the process is about to end, so that another monitor may lead at
+    /// once. `is_retired` reports when this is done.
     pub fn retire(&mut self, effects: &mut Vec<Effect>) {
         self.stage = match self.lease.take() {
             Some(Lease { id: lease, .. }) => {
@@ -216,7 +220,7 @@ impl Election {
         };
     }
 
-    /// Whether the process may end without leaving others to wait for its lease.
+    /// Whether the process may end without making others wait until its lease expires.
     pub fn is_retired(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
@@ -313,7 +317,8 @@ impl Election {
         }
     }
 
-    /// Commands that wait for a leader are told why there is none, as long as the store cannot be asked.
+    /// Records whether the store can be reached. Commands that wait for a leader are answered with the
+    /// reason why there is none.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         match (self.store.trouble(), &trouble) {
             (None, Some(why)) => {
@@ -335,7 +340,7 @@ impl Election {
         }
     }
 
-    /// Asks who leads.
+    /// Reads the leader's key, to find out which monitor leads.
     fn look(&mut self, effects: &mut Vec<Effect>) {
         let request = self.next_request();
         self.stage = Stage::Looking { request };
@@ -366,7 +371,7 @@ impl Election {
         }
     }
 
-    /// Another monitor leads, as the store said at `revision`.
+    /// Follows another monitor that leads, as the store reported at `revision`.
     fn follow(
         &mut self,
         now: Time,
@@ -397,7 +402,7 @@ impl Election {
                 self.meet_leader(now, &entry, effects);
                 return;
             }
-            // No monitor writes it so.
+            // No monitor writes the key without a lease: somebody edited it.
             Some(_) => self.undone.note_leader(now),
             None => self.probe_lost_lease(effects),
         }
@@ -405,8 +410,8 @@ impl Election {
         self.seek_lease(now, effects);
     }
 
-    /// The key of the monitor that led is gone: with its lease, or somebody removed it. Nothing hangs
-    /// on that lease any more, so it may be renewed to see whether it lives.
+    /// Finds out whether the leader's key went with its lease, or somebody removed it. Nothing is
+    /// attached to that lease any more, so it may be renewed to see whether it still lives.
     fn probe_lost_lease(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
         let lease = leader.lease;
@@ -415,7 +420,7 @@ impl Election {
         effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
     }
 
-    /// The leader's key was edited by hand, or removed.
+    /// Notes that the leader's key was edited by hand, or removed.
     fn note_leader_edited(&mut self, now: Time) {
         match &mut self.stage {
             Stage::Leading { monitor, .. } => monitor.watching.undone.note_leader(now),
@@ -423,13 +428,13 @@ impl Election {
         }
     }
 
-    /// The leader's key was written. What cannot be read there ends with its lease.
+    /// Handles a new value of the leader's key. An unreadable value disappears with its lease.
     fn meet_leader(&mut self, now: Time, entry: &KeyValue, effects: &mut Vec<Effect>) {
         let parsed = match Record::parse(&Key::Leader, &entry.value) {
             Ok(Record::Leader(record)) => Some(record),
             _ => None,
         };
-        // An earlier run of this monitor: that process is gone.
+        // A record of this monitor is from an earlier run: that process is gone.
         let parsed = parsed.filter(|record| record.monitor != self.identity.monitor);
         let Stage::Following { leader, .. } = &mut self.stage else { return };
         let parsed = parsed.zip(entry.lease).map(|(record, lease)| Leader {
@@ -437,7 +442,7 @@ impl Election {
             lease,
             addresses: record.addresses,
         });
-        // It may write its key again; it has led all the time.
+        // The leader may write its key again; it has led all the time.
         if *leader == parsed && leader.is_some() {
             return;
         }
@@ -449,7 +454,7 @@ impl Election {
         self.relay.set_leader(now, addresses, effects);
     }
 
-    /// Nobody leads: asks for a lease, or uses the one that is there.
+    /// Nobody leads: requests a lease, or uses the one that this monitor still has.
     fn seek_lease(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.leave_leader(effects);
         self.relay.set_leader(now, Vec::new(), effects);
@@ -505,7 +510,8 @@ impl Election {
 
     /// Tries to lead under the lease.
     fn lead(&mut self) {
-        // The store may have been put back since this process led: that is another reign.
+        // The store may have been restored from a backup since this process led: leading again is
+        // another reign.
         self.lead_count += 1;
         let nonce = self.identity.nonce.wrapping_add(self.lead_count);
         let identity = Identity { nonce, ..self.identity.clone() };
@@ -516,7 +522,7 @@ impl Election {
         self.stage = Stage::Leading { monitor, is_serving: false };
     }
 
-    /// Tells the leading part of this monitor, if it leads or is about to.
+    /// Passes an event to the leading part of this monitor, if it leads or is about to.
     fn tell_monitor(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let Stage::Leading { monitor, is_serving } = &mut self.stage else { return };
         let told = effects.len();
@@ -542,7 +548,7 @@ impl Election {
         }
     }
 
-    /// This monitor does not lead any more: OSDs and clients reconnect, here or elsewhere.
+    /// Stops leading: OSDs and clients reconnect, here or to another monitor.
     fn lose(&mut self, now: Time, why: &str, effects: &mut Vec<Effect>) {
         let rest = Stage::Rest { until: now };
         let Stage::Leading { mut monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
@@ -563,7 +569,7 @@ impl Election {
         // If the leader's key is still ours, it goes with the lease.
         if let Some(Lease { id: lease, .. }) = self.lease.take() {
             let request = self.next_request();
-            // If it lives its key was taken from it.
+            // If the lease still lives, its key was taken from it.
             self.suspicion = monitor.leadership.has_led().then_some(request);
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
         }
@@ -572,7 +578,7 @@ impl Election {
         }
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     fn advance(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if matches!(self.stage, Stage::Over) {
             return;
@@ -592,7 +598,7 @@ impl Election {
         if matches!(self.stage, Stage::Rest { until } if until <= now) {
             self.look(effects);
         }
-        // It asks for the leader's key with its first event.
+        // The new monitor requests the leader's key with its first event.
         if let Stage::Leading { monitor, is_serving: false } = &self.stage
             && monitor.deadline() == Some(Time::ZERO)
         {
@@ -604,7 +610,8 @@ impl Election {
         self.relay.tick(now, effects);
     }
 
-    /// Whether no other monitor could lead: then this one goes on serving while the store is away.
+    /// Whether no other monitor could lead: then this one continues to serve while the store is
+    /// unreachable.
     fn keeps_ended_lease(&self) -> bool {
         match &self.stage {
             Stage::Leading { monitor, is_serving: true } => monitor.is_only(),
@@ -612,7 +619,7 @@ impl Election {
         }
     }
 
-    /// Connects to the leader, to tell that this monitor is there.
+    /// Connects to the leader, to announce that this monitor is present.
     fn tell_leader(&mut self, effects: &mut Vec<Effect>) {
         self.registration.retry = None;
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
@@ -650,8 +657,8 @@ fn leader_key() -> String {
     Key::Leader.to_string()
 }
 
-/// The answer to `status` of a monitor that cannot ask the store: how things were when it led, if it
-/// was the last that did.
+/// Answers `status` for a monitor that cannot reach the store: with the state of when it led, if it was
+/// the last leader.
 fn status_without_state(
     now: Time,
     identity: &Identity,

@@ -1,12 +1,12 @@
-//! Which PGs need another entry, and why: what primaries say, and what becomes of OSDs. `acting.rs`
-//! makes the entries; here they are written, as many as fit a transaction at a time.
+//! Which PGs need a new entry, and why: because of what primaries report, or because of a change of an
+//! OSD. `acting.rs` makes the entries; here they are written, as many at a time as fit a transaction.
 //!
-//! What primaries say is kept only here: they say it again with each report until the epoch is over.
+//! What primaries report is kept only in memory: they repeat it in each report until the epoch is over.
 //!
 //! Invariants
-//!   1. What a primary needs holds for one epoch of one entry and for the runs of that entry.
-//!   2. A member that its primary cannot work with stays away for a while, longer each time: it comes
-//!      back as a learner, and an entry does not change to and fro.
+//!   1. A primary's request is valid for one epoch of one entry and for the runs of that entry.
+//!   2. A member that its primary cannot work with stays away for a while, longer each time, and comes
+//!      back as a learner: so an entry does not change to and fro.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,66 +21,68 @@ use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the next epoch of a PG waits when its primary asked for one: by then failures are noticed.
+/// How long the next epoch of a PG is delayed after its primary requested one: in that time failures are
+/// noticed.
 const RENEW_DELAY: Duration = Duration::from_millis(10);
-/// Shortest span between two epochs that a primary asked for; twice as long each time.
+/// The shortest span between two epochs that a primary requested; it doubles each time.
 const RENEW_SPAN_MIN: Duration = Duration::from_millis(100);
-/// Longest span between two epochs that a primary asked for.
+/// The longest span between two epochs that a primary requested.
 const RENEW_SPAN_MAX: Duration = Duration::from_secs(5);
-/// Shortest span between two epochs for a member that cannot go on and cannot leave.
+/// The shortest span between two epochs for a member that cannot go on and cannot be removed.
 const FAILED_SPAN_MIN: Duration = Duration::from_secs(1);
-/// How long a member stays away the first time; twice as long each time.
+/// How long a member stays away the first time; the span doubles each time.
 const BAR_SPAN_MIN: Duration = Duration::from_secs(5);
-/// How long a member stays away at most, and the longest span for one that cannot leave.
+/// How long a member stays away at most; also the longest span between epochs for one that cannot be
+/// removed.
 const BAR_SPAN_MAX: Duration = Duration::from_secs(60);
 
 /// A shard of PG entries.
 type ShardId = (PoolId, u32);
 
-/// What is known of PGs besides their entries.
+/// What is known about PGs besides their entries.
 #[derive(Default)]
 pub(super) struct Entries {
-    /// Shards that may need other entries.
+    /// Shards that may need new entries.
     dirty: BTreeSet<ShardId>,
-    /// All may.
+    /// Whether all shards may need new entries.
     all_dirty: bool,
     /// When to check all PGs again.
     check: Option<Time>,
     pub(super) is_job_queued: bool,
-    /// What primaries asked for.
+    /// The requests of primaries.
     asked: BTreeMap<PgId, Asked>,
-    /// Epochs that primaries asked for not long ago.
+    /// Epochs that primaries requested recently.
     renewals: BTreeMap<PgId, Renewal>,
-    /// Members that their primary could not work with.
+    /// Members that their primaries could not work with.
     bars: BTreeMap<(PgId, OsdId), Bar>,
-    /// Pairs of OSDs, the first of which cannot reach the second, though both are heard here.
+    /// Pairs of OSDs, the first of which cannot reach the second, although this monitor hears both.
     links: BTreeMap<(OsdId, OsdId), Bar>,
 }
 
-/// What a primary asked for, in one epoch.
+/// The requests of a primary in one epoch.
 struct Asked {
     epoch: Epoch,
     complete: BTreeSet<Member>,
-    /// It needs another epoch, from then on; and how long the one after that waits.
+    /// When the next epoch that the primary needs may begin, and how long the one after it waits.
     renew: Option<Renewal>,
 }
 
-/// An epoch that a primary asked for: when, and how long the next one waits.
+/// An epoch that a primary requested: when it begins, and how long the next one waits.
 #[derive(Clone, Copy)]
 struct Renewal {
     at: Time,
     span: Duration,
 }
 
-/// Why a member stays away.
+/// A barred member or link: for how long, and why.
 pub(super) struct Bar {
-    /// The run it is about; another one is not barred.
+    /// The run that is barred; another run is not.
     incarnation: Incarnation,
-    /// The event in which it was noticed.
+    /// The event in which the failure was noticed.
     since: u64,
     until: Time,
     span: Duration,
-    /// For people.
+    /// The reason, for people.
     pub(super) why: String,
 }
 
@@ -110,7 +112,7 @@ impl Entries {
         self.all_dirty || self.dirty.contains(&shard)
     }
 
-    /// When something that is kept here ends.
+    /// Returns when the next bar or delayed epoch ends.
     fn next_end(&self, now: Time) -> Option<Time> {
         let bars = self.bars.values().chain(self.links.values()).map(|bar| bar.until);
         let renews = self.asked.values().filter_map(|asked| asked.renew).map(|renew| renew.at);
@@ -119,14 +121,14 @@ impl Entries {
 }
 
 impl Renewal {
-    /// The next one, when it was asked for now.
+    /// Returns the next renewal, for a request that arrives now.
     fn after(before: Option<&Renewal>, now: Time, min: Duration, max: Duration) -> Renewal {
         let soonest = now + RENEW_DELAY;
         let Some(before) = before.filter(|before| !before.is_over(now)) else {
             return Renewal { at: soonest, span: min };
         };
         let double = Duration::from_nanos(before.span.as_nanos().saturating_mul(2));
-        // What was asked for before may have had a longer span.
+        // An earlier request may have had a longer span.
         let at = soonest.max(before.at + before.span.min(max));
         Renewal { at, span: double.max(min).min(max) }
     }
@@ -137,7 +139,7 @@ impl Renewal {
 }
 
 impl Bar {
-    /// The bar again, or for the first time: twice as long where it was up not long ago.
+    /// Raises a bar for the first time or again: twice as long if it was up recently.
     fn raised(
         before: Option<&Bar>,
         now: Time,
@@ -163,7 +165,7 @@ impl Bar {
 }
 
 impl Monitor {
-    /// A primary says what PGs need.
+    /// Handles a primary's report of what its PGs need.
     pub(super) fn on_needs(&mut self, now: Time, connection: ConnectionId, needs: Vec<PgNeed>) {
         let Some(osd) = self.connections.osd(connection) else { return };
         for need in needs {
@@ -204,7 +206,8 @@ impl Monitor {
                 let is_new = asked.complete.insert(member);
                 let is_up = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|it| it.info.up);
                 if is_new && !others.iter().all(is_up) {
-                    // It may go on with them without those that are lost, once all were heard.
+                    // The PG may go on with these members and without the lost ones, once all of these
+                    // were heard.
                     self.ask_soon(others.into_iter().chain([member.osd]));
                 }
             }
@@ -224,7 +227,7 @@ impl Monitor {
         self.entries.mark_pg(pg);
     }
 
-    /// Whether the entry names the present run of its primary.
+    /// Whether the entry has the present run of its primary.
     pub(super) fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
         let run = self.committed.osd(osd).map(|record| record.info.incarnation);
         entry.acting_member(osd).map(|member| member.incarnation) == run
@@ -238,8 +241,8 @@ impl Monitor {
         self.entries.bars.insert(key, bar);
     }
 
-    /// One OSD cannot reach another, and both are heard here: in PGs that the one leads, the other
-    /// has no part; or the other way round, where the one reaches too few.
+    /// Bars a link: one OSD cannot reach another, although this monitor hears both. In PGs that `from`
+    /// leads, `to` cannot take part; or, if `from` reaches too few members, another member leads.
     pub(super) fn bar_link(&mut self, now: Time, from: OsdId, to: OsdId) {
         let Some(record) = self.committed.osd(to) else { return };
         let key = (from, to);
@@ -250,14 +253,14 @@ impl Monitor {
         let bar = Bar::raised(before, now, self.event_last, run, why);
         self.entries.look_at(bar.until);
         self.entries.links.insert(key, bar);
-        // Each time: entries that it leads now may have members that were not asked before.
+        // Done each time: entries that `from` leads now may have members that were not probed before.
         self.notice_link(from);
         if is_new {
             self.entries.mark_all();
         }
     }
 
-    /// OSDs that would have to continue without one of the two must be heard first.
+    /// Requests a sign of life from the OSDs that would have to continue without one of the two.
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.committed.pools() {
@@ -268,19 +271,19 @@ impl Monitor {
         self.ask_soon(others);
     }
 
-    /// Links that are broken: from, to.
+    /// Returns the broken links: from, to.
     pub(super) fn broken_links(&self, now: Time) -> impl Iterator<Item = (OsdId, OsdId)> {
         let links = self.entries.links.iter();
         links.filter(move |(_, bar)| bar.until > now).map(|(pair, _)| *pair)
     }
 
-    /// Members that their primaries cannot work with now.
+    /// Returns the members that their primaries cannot work with now.
     pub(super) fn failing_members(&self, now: Time) -> impl Iterator<Item = (OsdId, &Bar)> {
         let bars = self.entries.bars.iter().filter(move |(_, bar)| bar.until > now);
         bars.map(|((_, osd), bar)| (*osd, bar))
     }
 
-    /// Members that are barred from a PG now, and why.
+    /// Returns the members that are barred from a PG now, and why.
     pub(super) fn barred_from(
         &self,
         now: Time,
@@ -295,7 +298,7 @@ impl Monitor {
         self.failed_in(now, entry.pg).chain(links)
     }
 
-    /// Members that a primary of the PG could not work with not long ago.
+    /// Returns the members that a primary of the PG could not work with recently.
     fn failed_in(&self, now: Time, pg: PgId) -> impl Iterator<Item = (OsdId, &Bar)> {
         let bars = self.entries.bars.range((pg, OsdId::FIRST)..);
         let bars = bars.take_while(move |((id, _), _)| *id == pg);
@@ -308,7 +311,7 @@ impl Monitor {
         bar.until > now && run == Some(bar.incarnation)
     }
 
-    /// Which OSDs cannot reach each other, confirmed or only reported.
+    /// Returns the links that are broken: confirmed, or only reported.
     fn links(&self) -> Links {
         let now = self.now;
         let links = self.entries.links.iter();
@@ -320,10 +323,10 @@ impl Monitor {
         Links { broken, doubted }
     }
 
-    /// Queues the job that writes entries, if there may be any; tells whether it did.
+    /// Queues the job that writes entries, if some may be needed; returns whether it did.
     pub(super) fn queue_entries(&mut self, now: Time) -> bool {
         if self.is_older() {
-            // All are looked at when this monitor begins anew.
+            // All shards are checked when this monitor begins anew.
             self.entries.check = None;
             return false;
         }
@@ -347,7 +350,7 @@ impl Monitor {
         }
     }
 
-    /// No entry needs to be another one now.
+    /// Handles the end of the job: no entry needs to change now.
     pub(super) fn on_entries_settled(&mut self) {
         let now = self.now;
         let entries = &mut self.entries;
@@ -367,8 +370,8 @@ impl Monitor {
         }
     }
 
-    /// New entries for PGs that need them, as many as fit: of all PGs, or of those that may need
-    /// one. `None`: each is as it should be, or the store went back in time.
+    /// Builds new entries for PGs that need them, as many as fit: for all PGs, or only for those marked
+    /// dirty. `None`: no entry needs to change, or the store went back in time.
     pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
         if self.is_older() {
             return None;
@@ -401,7 +404,7 @@ impl Monitor {
         (!batch.is_empty()).then_some(batch)
     }
 
-    /// The entries of a shard with those that change; `None`: none does.
+    /// Returns the entries of a shard, with the changed ones replaced; `None`: no entry changes.
     fn next_entries(
         &self,
         pool: &PoolRecord,
@@ -450,7 +453,7 @@ impl Monitor {
         }
     }
 
-    /// Whether it is about to be seen that a member is down: one epoch does for both then.
+    /// Whether a member may soon be found down: then one epoch serves both purposes.
     fn is_in_doubt(&self, entry: &PgEntry) -> bool {
         let mut members = entry.members();
         members.any(|member| {
@@ -489,7 +492,7 @@ impl Monitor {
         }
     }
 
-    /// Entries were written: requests from earlier epochs are done.
+    /// Drops the requests from earlier epochs, after entries were written.
     pub(super) fn on_entries_written(&mut self) {
         let committed = &self.committed;
         let entries = &mut self.entries;

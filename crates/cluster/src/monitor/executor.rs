@@ -1,5 +1,5 @@
-//! Running jobs: one at a time is planned from the committed state, written, and planned again until it
-//! is done.
+//! Runs jobs: one at a time, each is planned from the committed state, written, and planned again until
+//! it is done.
 
 use std::collections::BTreeMap;
 
@@ -101,7 +101,7 @@ impl Monitor {
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
-            // What damage lost is the primary's matter, and no job: see `Monitor::give_up`.
+            // Data lost to damage is the primary's matter, not a job: see `Monitor::give_up`.
             Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up_members(*pg, *accepted),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
@@ -137,7 +137,7 @@ impl Monitor {
         effects.push(Effect::State(StateEffect::Transact { request, transaction }));
     }
 
-    /// The transaction happened.
+    /// Handles the commit of the transaction in flight.
     pub(super) fn commit(
         &mut self,
         now: Time,
@@ -151,7 +151,7 @@ impl Monitor {
         self.go_on(now, job, done, effects);
     }
 
-    /// Writes of a transaction that happened.
+    /// Applies the writes of a committed transaction.
     fn take_writes(
         &mut self,
         job: &Job,
@@ -188,7 +188,7 @@ impl Monitor {
         }
     }
 
-    /// What a write that happened may lead to.
+    /// Marks the work that a committed write may require.
     fn foresee(&mut self, write: &Write) {
         match write {
             Write::Put(Record::Osd(_)) | Write::Delete(Key::Osd(_)) => {
@@ -211,8 +211,8 @@ impl Monitor {
         }
     }
 
-    /// After everything was read anew: whether the transaction in flight happened is seen from
-    /// what it writes. It cannot happen any more, for leadership was taken since.
+    /// Finds out, after everything was read anew, whether the transaction in flight was committed, from
+    /// the keys that it writes. It cannot be committed any more, because leadership was taken since.
     pub(super) fn settle_in_flight(
         &mut self,
         now: Time,
@@ -229,9 +229,9 @@ impl Monitor {
         }
     }
 
-    /// The revision of the transaction with these writes, if it happened. A key of it may have
-    /// been edited by hand since, so one that has our value is enough; where
-    /// nothing was put, it is the deletion that counts, whoever did it.
+    /// Returns the revision of the transaction with these writes, if it was committed. Some of its keys
+    /// may have been edited by hand since, so one key with our value is enough. If the transaction put
+    /// nothing, a deleted key is enough, whoever deleted it.
     fn happened_at(
         &self,
         writes: &[Write],
@@ -254,13 +254,13 @@ impl Monitor {
                 let key = write.key();
                 before(&key) > StateRevision::ZERO && !store.contains_key(&key.to_string())
             };
-            // No key gets this revision.
+            // A revision that no key ever has.
             writes.iter().any(is_gone).then_some(StateRevision::ZERO)
         };
         if has_puts { put } else { deleted() }
     }
 
-    /// A job's transaction is in `committed`.
+    /// Continues a job whose transaction is in `committed`.
     fn go_on(&mut self, now: Time, job: Job, done: Option<Done>, effects: &mut Vec<Effect>) {
         let job = match job {
             Job::Boot(boot) => Job::Boot(self.on_boot_written(now, boot, effects)),

@@ -1,20 +1,21 @@
-//! Which OSDs count as up, and how an absence is noticed.
+//! Decides which OSDs count as up, and notices when one is absent.
 //!
 //! ```text
-//!   connected ── silent for osd_silent_ms, or a peer says so ──▶ probed ── no word for PROBE_SPAN ──▶ down
-//!       │                                                          └──── a word ────▶ connected
-//!       ├── says that it leaves ──▶ down
-//!       └── connection lost ──▶ awaited for osd_grace_ms ── not back, or a peer found nobody there ──▶ down
-//!                                                        └── back ──▶ connected
+//!   connected ── silent for osd_silent_ms, or reported by a peer ──▶ probed ── no message for PROBE_SPAN ──▶ down
+//!       │                                                              └──── a message ────▶ connected
+//!       ├── reports its shutdown ──▶ down
+//!       └── connection lost ──▶ awaited for osd_grace_ms ── not back, or a peer finds it not listening ──▶ down
+//!                                                      └── back ──▶ connected
 //! ```
 //!
-//! A peer's word alone takes nobody down that this monitor still hears: then it is the link between
-//! the two that is broken, see `entries.rs`.
+//! A peer's report alone marks no OSD down that this monitor still hears: in that case the link between
+//! the two is broken, see `entries.rs`.
 //!
 //! Invariants
-//!   1. An OSD counts as heard only by answers to questions asked after it joined: what was on its way
-//!      when it failed proves nothing. Questions are numbered by events.
-//!   2. Whoever fails is noticed once: from then on its peers must be heard before a PG goes on without it.
+//!   1. An OSD counts as heard only by answers to probes sent after it joined: messages that were in
+//!      transit when it failed prove nothing. Probes are numbered by events.
+//!   2. Each failure is noticed once: from then on the OSD's peers must be heard before a PG goes on
+//!      without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,95 +26,99 @@ use super::{Effect, Monitor};
 use crate::message::{FromMonitor, Unreachable};
 use crate::settings::Setting;
 
-/// How long an OSD may take to answer that it is there.
+/// How long an OSD may take to answer a probe.
 pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
-/// A monitor that comes later than this to judge an answer was away itself, and asks again.
+/// A monitor that checks for an answer this long after it was due was itself suspended, and probes again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
 /// How long a peer's report that an OSD does not listen stays valid.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
-/// Where everything was switched off, everything starts: so long after a monitor's start the word of
-/// an OSD that has just started takes none down that has not come yet. PGs keep their members over
-/// such a start. One whose run goes on knows that the cluster was not switched off.
+/// After the whole cluster was switched off, everything starts at the same time. For this long after a
+/// monitor's start, a report from an OSD that has just started marks no OSD down that has not connected
+/// yet, so PGs keep their members over such a start. A report from an OSD whose run continues counts: it
+/// proves that the cluster was not switched off.
 const TOGETHER_SPAN: Duration = Duration::from_secs(2);
-/// A peer that says for so long that it cannot reach an OSD that is heard here has a broken link to it.
+/// A peer that reports for this long that it cannot reach an OSD which this monitor hears has a broken
+/// link to it.
 const LINK_SPAN: Duration = Duration::from_millis(900);
-/// For so long after its first report a peer that repeats it may be right or wrong: until then no member
-/// leaves a PG that the PG would need if the peer were right. Three reports come in that time.
+/// For this long after its first report, a peer that repeats the report may be right or wrong. Until
+/// then no member leaves a PG that the PG would need if the peer were right. Three reports arrive in
+/// that time.
 const DOUBT_SPAN: Duration = Duration::from_secs(3);
-/// One that does not say it again for so long has found the OSD: words come about once a second.
+/// A peer that does not repeat its report for this long has reached the OSD: reports arrive about once a
+/// second.
 const REPEAT_SPAN: Duration = Duration::from_millis(1500);
-/// What a peer said is forgotten when it has not said it again for so long.
+/// A peer's report is forgotten if it is not repeated for this long.
 const SAID_SPAN: Duration = Duration::from_secs(3);
-/// How long to gather answers before PGs are looked at, when not all have come.
+/// How long to wait for more answers before PGs are checked, if some are still missing.
 const GATHER_SPAN: Duration = Duration::from_millis(20);
-/// How long until it is asked again whether an OSD that must stay in may go out.
+/// How long until an OSD that had to stay in is checked again for going out.
 const OUT_RETRY_SPAN: Duration = Duration::from_secs(60);
 
-/// How an OSD is known to run.
+/// What is known of whether an OSD runs.
 #[derive(Default)]
 pub(super) struct Liveness {
-    /// When the last message of it came.
+    /// When the OSD's last message arrived.
     word: Time,
-    /// The newest question it has answered over this connection, by the event in which it was
-    /// asked; 0: none.
+    /// The newest probe that the OSD has answered over this connection, as the number of the event that
+    /// sent it; 0: none.
     pub(super) heard: u64,
-    /// The event in which its newest failure was noticed.
+    /// The event in which the OSD's newest failure was noticed.
     pub(super) noticed: u64,
     /// When the outstanding probe was sent.
     probed: Option<Time>,
-    /// It is not connected, but counts as up until this time.
+    /// Until when the OSD counts as up although it is not connected.
     grace_ends: Option<Time>,
-    /// Its run is older than this monitor's time as leader.
+    /// Whether the OSD's run is older than this monitor's time as leader.
     goes_on: bool,
-    /// It was up before this monitor's start and has not come to it: until then no word of a peer
-    /// that just started counts.
+    /// Until when reports from peers that have just started do not count: the OSD was up before this
+    /// monitor's start and has not connected yet.
     expected_until: Option<Time>,
-    /// Down since then, as far as this process knows.
+    /// Since when the OSD is down, as far as this process knows.
     down_since: Option<Time>,
-    /// When a peer found that it does not listen.
+    /// When a peer found that the OSD does not listen.
     refused: Option<Time>,
-    /// Peers that cannot reach it: since when, and when they last said so.
+    /// Peers that cannot reach the OSD: since when, and when each last reported it.
     said: BTreeMap<OsdId, (Time, Time)>,
-    /// When it is checked next.
+    /// When the OSD is checked next.
     check: Option<Time>,
 }
 
 impl Liveness {
-    /// Whether it counts as up without a connection.
+    /// Whether the OSD counts as up without a connection.
     pub(super) fn is_awaited(&self) -> bool {
         self.grace_ends.is_some()
     }
 
-    /// Whether its answer is expected soon, if it is alive.
+    /// Whether the OSD's answer is expected soon, if it is alive.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.grace_ends.is_some() || self.probed.is_some()
     }
 }
 
-/// Which OSDs are to be checked, and which were asked.
+/// Which OSDs are to be checked, and which were probed.
 #[derive(Default)]
 pub(super) struct FailureDetector {
     checks: BTreeSet<(Time, OsdId)>,
-    /// OSDs that are to be asked: a failure was noticed.
+    /// OSDs that are to be probed, because a failure was noticed.
     to_ask: BTreeSet<OsdId>,
-    /// OSDs whose peers are to be asked.
+    /// OSDs whose peers are to be probed.
     failed: BTreeSet<OsdId>,
-    /// Asked, and not heard since.
+    /// OSDs that were probed and not heard since.
     asked: BTreeSet<OsdId>,
-    /// When this process went on after it stood still: peers may have left it because of that.
+    /// When this process resumed after a suspension: peers may have left it because of that.
     back_since: Option<Time>,
 }
 
 impl FailureDetector {
-    /// This process was suspended, and runs again.
+    /// Notes that this process was suspended, and runs again.
     pub(super) fn note_standstill(&mut self, now: Time) {
         self.back_since = Some(now);
     }
 }
 
 impl Monitor {
-    /// The first word of each OSD, after everything was read: those that were up have some time to
-    /// come back to this monitor.
+    /// Begins to watch all OSDs, after everything was read: those that were up have some time to come
+    /// back to this monitor.
     pub(super) fn begin_detection(&mut self, now: Time) {
         let ends = now + self.span(Setting::OsdReturn);
         let known: Vec<(OsdId, bool)> =
@@ -127,7 +132,7 @@ impl Monitor {
         }
     }
 
-    /// It has joined.
+    /// Begins to watch an OSD that has joined.
     pub(super) fn begin_presence(
         &mut self,
         now: Time,
@@ -144,9 +149,10 @@ impl Monitor {
         self.probe(now, osd, effects);
     }
 
-    /// Its connection is gone.
+    /// Begins the grace period of an OSD whose connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
-        // An OSD that left a monitor that stood still looks for another one, and comes back.
+        // An OSD that left this monitor while it was suspended looks for another monitor, and then comes
+        // back.
         let all_return =
             self.failure_detector.back_since.map(|back| back + self.span(Setting::OsdReturn));
         let grace_ends = now + self.span(Setting::OsdGrace);
@@ -162,18 +168,18 @@ impl Monitor {
         self.look_at(osd, ends);
     }
 
-    /// A failure of the OSD was noticed: its peers are asked whether they are there.
+    /// Notes that a failure of the OSD was noticed: its peers are to be probed.
     pub(super) fn notice(&mut self, osd: OsdId) {
         self.osds.entry(osd).or_default().liveness.noticed = self.event_last;
         self.failure_detector.failed.insert(osd);
     }
 
-    /// Asks these OSDs for a sign of life.
+    /// Queues probes of these OSDs.
     pub(super) fn ask_soon(&mut self, osds: impl IntoIterator<Item = OsdId>) {
         self.failure_detector.to_ask.extend(osds);
     }
 
-    /// Looks at the OSD then, or before.
+    /// Checks the OSD at this time or earlier.
     pub(super) fn look_at(&mut self, osd: OsdId, at: Time) {
         let Some(live) = self.osds.get_mut(&osd) else { return };
         if live.liveness.check.is_some_and(|check| check <= at) {
@@ -185,7 +191,7 @@ impl Monitor {
         self.failure_detector.checks.insert((at, osd));
     }
 
-    /// Asks the OSD whether it is there.
+    /// Sends a probe to the OSD.
     fn probe(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let nonce = self.event_last;
         let Some(live) = self.osds.get_mut(&osd) else { return };
@@ -196,14 +202,14 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
-    /// A message of an OSD came.
+    /// Notes that a message arrived, from an OSD if one has joined over the connection.
     pub(super) fn on_word(&mut self, now: Time, connection: ConnectionId) {
         let osd = self.connections.osd(connection);
         let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
         (live.liveness.word, live.liveness.probed) = (now, None);
     }
 
-    /// It answered a question.
+    /// Handles an OSD's answer to a probe.
     pub(super) fn on_alive(
         &mut self,
         now: Time,
@@ -230,7 +236,7 @@ impl Monitor {
         }
     }
 
-    /// It was asked to stop, and says so: it is down at once.
+    /// Handles an OSD's report that it shuts down: it is down at once.
     pub(super) fn on_leaves(
         &mut self,
         now: Time,
@@ -244,7 +250,7 @@ impl Monitor {
         }
     }
 
-    /// A peer cannot reach an OSD.
+    /// Handles a peer's report that it cannot reach an OSD.
     pub(super) fn on_unreachable(
         &mut self,
         now: Time,
@@ -274,7 +280,7 @@ impl Monitor {
             let ends = match how {
                 Unreachable::Refused => now,
                 Unreachable::Silent => now + PROBE_SPAN,
-                // An OSD that has just started cannot miss anybody.
+                // An OSD that has just started cannot have noticed an absence.
                 Unreachable::Missed if !goes_on => return,
                 Unreachable::Missed => now + PROBE_SPAN,
             };
@@ -285,7 +291,7 @@ impl Monitor {
             return;
         }
         if how == Unreachable::Missed {
-            // If the link between the two is broken, the OSD that asks for a lease says so.
+            // If the link between the two is broken, the OSD that requests a lease reports it.
             return self.probe_once(now, osd, effects);
         }
         let (since, last) = liveness.said.entry(peer).or_insert((now, now));
@@ -300,19 +306,19 @@ impl Monitor {
         self.probe_once(now, osd, effects);
     }
 
-    /// Asks the OSD whether it is there, unless it is being asked.
+    /// Sends a probe to the OSD, unless one is outstanding.
     fn probe_once(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         if self.osds.get(&osd).is_some_and(|live| live.liveness.probed.is_none()) {
             self.probe(now, osd, effects);
         }
     }
 
-    /// Links of which one end says that they are broken, since not long ago.
+    /// Returns the links that one end recently reported as broken.
     pub(super) fn doubted_links(&self, now: Time) -> impl Iterator<Item = (OsdId, OsdId)> {
         self.doubts(now).map(|(pair, _)| pair)
     }
 
-    /// When the first of these doubts ends.
+    /// Returns when the first of these doubts ends.
     pub(super) fn doubts_end(&self, now: Time) -> Option<Time> {
         self.doubts(now).map(|(_, end)| end).min()
     }
@@ -326,12 +332,12 @@ impl Monitor {
         said.filter(move |(_, end)| *end > now)
     }
 
-    /// When the next OSD must be checked.
+    /// Returns when the next OSD must be checked.
     pub(super) fn presence_deadline(&self) -> Option<Time> {
         self.failure_detector.checks.first().map(|(at, _)| *at)
     }
 
-    /// Looks at OSDs whose time has come, and asks those that must be heard.
+    /// Checks the OSDs whose time has come, and probes those that must be heard.
     pub(super) fn watch_osds(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some((at, osd)) = self.failure_detector.checks.first().copied()
             && at <= now
@@ -352,7 +358,7 @@ impl Monitor {
         }
     }
 
-    /// Judges an OSD; tells when it is to be looked at again.
+    /// Checks an OSD; returns when it is to be checked again.
     fn check_presence(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) -> Option<Time> {
         let silent = self.span(Setting::OsdSilent);
         let live = self.osds.get_mut(&osd)?;
@@ -395,11 +401,11 @@ impl Monitor {
         self.check_down(now, osd)
     }
 
-    /// It does not answer, or leaves: it is down, whatever its connection says.
+    /// Marks an OSD that does not answer or leaves as down, even if its connection still looks alive.
     fn take_down(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let connection = self.osds.get(&osd).and_then(|live| live.connection);
         if let Some(connection) = connection {
-            // What depended on the connection goes on without it, and a grace begins.
+            // What depended on the connection continues without it, and a grace period begins.
             self.close(now, connection, effects);
         }
         let Some(live) = self.osds.get_mut(&osd) else { return };
@@ -407,7 +413,7 @@ impl Monitor {
         self.look_at(osd, now);
     }
 
-    /// An OSD is down: after some time its PGs are planned elsewhere.
+    /// Checks an OSD that is down: after some time its PGs are to be planned elsewhere.
     fn check_down(&mut self, now: Time, osd: OsdId) -> Option<Time> {
         let record = self.committed.osd(osd)?;
         if !record.info.in_cluster || record.info.incarnation == Incarnation::ZERO {
@@ -422,7 +428,7 @@ impl Monitor {
         Some(now + OUT_RETRY_SPAN)
     }
 
-    /// A setting has changed, or an OSD is in or out: all OSDs are checked.
+    /// Checks all OSDs: a setting has changed, or an OSD is in or out.
     pub(super) fn look_at_all(&mut self, now: Time) {
         let osds: Vec<OsdId> = self.osds.keys().copied().collect();
         for osd in osds {
@@ -430,18 +436,18 @@ impl Monitor {
         }
     }
 
-    /// Whether the OSD is there, so that giving it up would be wrong.
+    /// Whether the OSD is up or joining, so that giving it up would be wrong.
     pub(super) fn is_present(&self, osd: OsdId) -> bool {
         self.osds.get(&osd).is_some_and(|live| live.counts_as_up()) || self.is_joining(osd)
     }
 
-    /// Whether a run of it waits to join.
+    /// Whether a run of the OSD waits to join.
     pub(super) fn is_joining(&self, osd: OsdId) -> bool {
         let mut boots = self.jobs.boots().filter(|boot| boot.osd == osd);
         boots.any(|boot| self.connections.is_here(boot.connection))
     }
 
-    /// OSDs that share a PG with this one.
+    /// Returns the OSDs that share a PG with this one.
     fn peers_of(&self, osd: OsdId) -> BTreeSet<OsdId> {
         let mut peers = BTreeSet::new();
         for pool in self.committed.pools() {

@@ -1,14 +1,15 @@
-//! Whether a PG was served in two ways, since a backup of the state was put back and the cluster went on
-//! from it for a while.
+//! Checks whether a PG was served in two versions: one after a backup of the state was made, and another
+//! after that backup was restored and the cluster continued from it for a while.
 //!
-//! The newest entry of each PG goes on from every epoch that was served. If it does not, what one of the
-//! two ways acknowledged would be gone without a word.
+//! The newest entry of each PG must continue every epoch that was served. Otherwise writes that were
+//! acknowledged in one of the two versions would be lost silently.
 //!
-//! Two things tell. Members' records name the epochs that they go back to: one that was served, and that
-//! no member of the newest entry goes back to, is of another way. That alone is not enough, for both ways
-//! number their epochs from the backup on, and old epochs leave the records. So it counts, too, which way
-//! of the state each OSD has seen, by its copy: a PG that members of one way served without any of the
-//! other, and those without any of the first, went both ways.
+//! Two facts show a fork. First, members' records list the epochs that they continue: a served epoch
+//! that no member of the newest entry continues belongs to another branch. That alone is not enough,
+//! because both branches number their epochs from the backup on, and old epochs leave the records. So,
+//! second, it counts which branch of the state each OSD has seen, by its copy of the state. If members
+//! of one branch served a PG without any member of the other, and the other way round, the PG was
+//! forked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,28 +21,31 @@ use super::refusal::first_names;
 use crate::copy::KnownState;
 use crate::message::Failure;
 
-/// What to do about PGs that went two ways.
+/// The advice for PGs that were served in two versions.
 const FORKED_HINT: &str = "restore the backup again, start all OSDs except those whose writes you \
                            give up, and declare those lost: --they-are-lost ID";
 
-/// An OSD that has told all it knows.
+/// An OSD that has sent everything it knows.
 pub(super) struct Teller<'a> {
-    /// It has seen the branch of the state that the restore keeps, or nothing since the branches parted.
+    /// Whether the OSD has seen the branch of the state that the restore keeps, or nothing since the
+    /// branches parted.
     pub(super) is_kept: bool,
     pub(super) known: &'a KnownState,
 }
 
-/// A member of a PG, by its record. It has all that was acknowledged in that epoch.
+/// A member of a PG, as its record shows it. It has every write that was acknowledged in
+/// the record's last epoch.
 struct Whole<'a> {
     is_kept: bool,
-    /// The epochs that the record goes back to, and its own as the last.
+    /// The epochs that the record continues, with the record's own epoch as the last.
     epochs: &'a [Epoch],
     last: Epoch,
     entry: &'a PgEntry,
 }
 
 impl Whole<'_> {
-    /// Whether the record goes back to this epoch; before its first one nothing is known.
+    /// Whether the record continues this epoch; before its first epoch nothing is known, which counts as
+    /// yes.
     fn goes_on(&self, epoch: Epoch) -> bool {
         self.epochs.contains(&epoch) || self.epochs.iter().all(|known| *known > epoch)
     }
@@ -49,7 +53,7 @@ impl Whole<'_> {
 
 type Members<'a> = BTreeMap<OsdId, Whole<'a>>;
 
-/// Refuses what was served in two ways.
+/// Returns an error if a PG was served in two versions.
 pub(super) fn check(
     tellers: &BTreeMap<OsdId, Teller<'_>>,
     newest: &BTreeMap<PgId, PgEntry>,
@@ -95,16 +99,17 @@ pub(super) fn check(
     ))
 }
 
-/// The acting members of an entry that told, and have the PG whole.
+/// Returns the acting members of an entry that have reported and have the PG whole.
 fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whole<'a>)> {
     let acting = entry.acting().map(|member| member.osd);
     acting.filter_map(|osd| Some((osd, members.get(&osd)?))).collect()
 }
 
-/// The acting members of the last epoch of this member, if that epoch was served: then all of them have
-/// activated it. An epoch that was cut short acknowledged nothing. Some members removed their record
-/// with a copy that was superfluous; for them it is unknown. On the branch that is kept, epochs follow
-/// each other and a served one is never skipped; on another branch the epoch counts as served.
+/// Returns the acting members of this member's last epoch, if that epoch was served: then all of them
+/// have activated it. An epoch that was interrupted acknowledged nothing. Members that removed their
+/// record together with a superfluous copy are unknown. On the branch that is kept, epochs follow each
+/// other and a served one is never skipped, so an epoch with an unknown member counts as not served; on
+/// another branch it counts as served.
 fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {
     let all = acting(members, by.entry);
     let is_known = all.len() == by.entry.acting_count() || !by.is_kept;
@@ -112,8 +117,9 @@ fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole
     if is_served { all } else { Vec::new() }
 }
 
-/// Members of two ways of the state, if each way served the PG without any of the other. Before the ways
-/// parted one handed over to the other, in an epoch with acting members of both.
+/// Returns the members of both branches of the state, if each branch served the PG without any member of
+/// the other. A hand-over before the branches parted is no fork: it happened in an epoch with acting
+/// members of both.
 fn served_apart(members: &Members<'_>) -> Vec<OsdId> {
     let served_by = |is_kept: bool| {
         let of_way = members.values().filter(|whole| whole.is_kept == is_kept);
@@ -127,8 +133,9 @@ fn served_apart(members: &Members<'_>) -> Vec<OsdId> {
     kept.into_iter().chain(other).map(|(osd, _)| osd).collect()
 }
 
-/// Members of served entries that the newest entry does not continue, if there are such. It is enough
-/// that one acting member continues all of them: it brings the others up to date.
+/// Returns the members of served entries that the newest entry does not continue, and that entry's
+/// members; empty: there are none. One acting member that continues all served entries is enough: it
+/// brings the others up to date.
 fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     let ends = acting(members, winner);
     let served = members.iter().filter(|(_, whole)| !served(members, whole).is_empty());
@@ -143,7 +150,7 @@ fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     lost.chain(winner.acting().map(|member| member.osd)).collect()
 }
 
-/// Two entries of one epoch: it is unknown which one was served.
+/// Returns the error for two entries of one epoch: it is unknown which one was served.
 pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     let acting = |entry: &PgEntry| {
         let osds = entry.acting().map(|member| member.osd.to_string());
@@ -182,7 +189,8 @@ mod tests {
         PgEntry { epoch: Epoch::new(epoch), ..PgEntry::new(PG, acting.iter().map(member)) }
     }
 
-    /// An OSD, the entry of its record, what that goes back to, and whether it has seen the way that is kept.
+    /// An OSD, the entry of its record, the epochs that the record continues, and whether the OSD has seen
+    /// the branch that is kept.
     type Spoken<'a> = (u32, PgEntry, &'a [u32], bool);
 
     fn judged(members: &[Spoken<'_>], newest: PgEntry) -> Result<(), Failure> {
@@ -214,7 +222,7 @@ mod tests {
 
     #[test]
     fn two_ways_with_the_same_numbers_and_with_forgotten_ones_are_two() {
-        // The other one's epoch 5 is not the epoch 5 that osd.1 goes back to, or went back to once.
+        // osd.3's epoch 5 is not the epoch 5 that osd.1's record continues, or once continued.
         for epochs in [&[3, 4, 5, 6][..], &[6], &[8, 9]] {
             let end = epochs[epochs.len() - 1];
             for (one, other) in [(true, false), (false, true)] {
@@ -229,10 +237,10 @@ mod tests {
     #[test]
     fn members_of_two_ways_that_one_of_them_served_are_no_fork() {
         let alone = (1, entry(6, &[1]), &[4, 5, 6][..], true);
-        // The other way has not served it: its record is of before.
+        // The other branch has not served the PG: its record is from before the branches parted.
         let waits = (3, entry(4, &[1, 3]), &[3, 4][..], false);
         judged(&[alone.clone(), waits], entry(6, &[1])).unwrap();
-        // It began to, and was cut short.
+        // The other branch began to serve, and was interrupted.
         let apart = (3, entry(5, &[2, 3]), &[3, 4, 5][..], false);
         let waits = (2, entry(4, &[2, 3]), &[3, 4][..], false);
         judged(&[alone, apart, waits], entry(6, &[1])).unwrap();
@@ -247,13 +255,13 @@ mod tests {
         // osd.2 left before the history of osd.1 begins.
         let left = (2, entry(2, &[2]), &[1, 2][..], true);
         judged(&[left, went_on.clone()], entry(6, &[1])).unwrap();
-        // osd.4, which had not activated it either, has handed over since, and dropped its copy.
+        // osd.4, which had not activated epoch 5 either, has handed over since, and dropped its copy.
         let cut = (3, entry(5, &[3, 4]), &[3, 4, 5][..], true);
         judged(&[cut.clone(), went_on.clone()], entry(6, &[1])).unwrap();
-        // On another way than the one that is kept it may have served.
+        // On a branch that is not kept, epoch 5 may have been served.
         let other = (cut.0, cut.1, cut.2, false);
         judged(&[other, went_on.clone()], entry(6, &[1])).unwrap_err();
-        // A member that has not come as far.
+        // osd.2 is only behind the newest entry.
         let behind = (2, entry(4, &[1, 2]), &[3, 4][..], true);
         judged(&[behind, went_on], entry(7, &[1, 2])).unwrap();
     }

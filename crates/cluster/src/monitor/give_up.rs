@@ -1,13 +1,13 @@
-//! `pg give-up`: the operator accepts what an incomplete PG lost, and hears when it is served.
+//! `pg give-up`: the operator accepts what an incomplete PG lost, and is informed when the PG is served.
 //!
-//! What damage lost is accepted by the PG's primary, which records it in its store; nothing of that is
-//! recorded here. An operator who was not answered in time looks and, if it is still needed, asks
-//! again.
+//! The PG's primary accepts data lost to damage, and records that in its store; the monitor records
+//! nothing of it. An operator who gets no answer in time checks the PG's state and, if it is still
+//! needed, runs the command again.
 //!
 //! Members that are down, while fewer than minimum size are up, are given up by an entry without them:
-//! `they_are_off`. The operator's word is what keeps two halves of a PG from serving: each of the
+//! `they_are_off`. Only the operator's confirmation keeps two halves of a PG from serving: each of the
 //! given-up members must stay off until it has the new map. A member whose run in the entry is over and
-//! whose new one may have lost data is given up with them, if another one is left.
+//! whose new run may have lost data is given up with them, if another member is left.
 
 use base::{ConnectionId, Duration, OsdId, PgId, Time};
 use serde_json::json;
@@ -21,11 +21,12 @@ use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the OSD may take to serve the PG before the operator is told that the outcome is not known.
+/// How long the OSD may take to serve the PG before the operator is informed that the outcome is
+/// unknown.
 pub(super) const GIVE_UP_SPAN: Duration = Duration::from_secs(10);
-/// Operators that wait.
+/// The most operators that may wait.
 const GIVE_UP_COUNT_MAX: usize = 1_000;
-/// Volumes named as concerned.
+/// The most volumes that are listed as affected.
 const NAMED_COUNT_MAX: usize = 5;
 
 /// An operator that waits.
@@ -37,8 +38,8 @@ pub(super) struct GiveUp {
 }
 
 impl Monitor {
-    /// Tells the primary of an incomplete PG that the operator accepts its loss; the answer follows
-    /// its report. Not `accepted`: the error says what would be lost.
+    /// Informs the primary of an incomplete PG that the operator accepts its loss; the operator's answer
+    /// follows the primary's report. Not `accepted`: the error describes what would be lost.
     pub(super) fn give_up(
         &mut self,
         asked: GiveUp,
@@ -59,7 +60,7 @@ impl Monitor {
                  cannot serve the PG again: restore its volumes from a backup into a new pool",
             ));
         };
-        // The primary reports such a PG as incomplete, too, and has nothing to give up.
+        // In this case the primary reports the PG as incomplete, too, but it has nothing to give up.
         if self.members_left(entry).len() < entry.acting_count() {
             return Err(failure(
                 "invalid",
@@ -93,8 +94,8 @@ impl Monitor {
         })
     }
 
-    /// `pg give-up --they-are-off`: the PG goes on with the acting members that are up, and of those
-    /// with the ones that came back undamaged, if there are any.
+    /// Plans `pg give-up --they-are-off`: the PG continues with the acting members that are up; if some
+    /// of those came back undamaged, only with them.
     pub(super) fn plan_give_up_members(&self, pg: PgId, accepted: bool) -> Result<Plan, Failure> {
         let entry = self.pg_to_give_up(pg)?;
         let left = self.members_left(entry);
@@ -123,7 +124,7 @@ impl Monitor {
             ));
         }
         if !accepted {
-            // Every write that was acknowledged is with every acting member.
+            // Every acting member has every acknowledged write.
             let lost = match left.iter().find(|member| self.is_sound(member)) {
                 Some(Member { osd, .. }) => {
                     format!("No acknowledged write is lost: {osd} has all of them, undamaged")
@@ -155,8 +156,8 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// Acting members that are up, in their newest runs: those whose entry's run is not over, or whose
-    /// new one is not suspect; the suspect ones where there are no others.
+    /// Returns the acting members that are up, in their newest runs: those whose run in the entry is not
+    /// over, or whose new run is not suspect; if there are none, the suspect ones.
     fn members_left(&self, entry: &PgEntry) -> Vec<Member> {
         let up = || entry.acting().filter_map(|named| Some((named, self.present(named.osd)?)));
         let is_suspect = |named: &Member, newest: &Member| {
@@ -171,7 +172,7 @@ impl Monitor {
         others
     }
 
-    /// Whether an OSD that is up has said that its store is undamaged.
+    /// Whether an OSD that is up has reported that its store is undamaged.
     fn is_sound(&self, member: &Member) -> bool {
         let is_suspect = self.committed.osd(member.osd).is_none_or(|record| record.suspect);
         let report = self.osds.get(&member.osd).and_then(OsdLive::current_report);
@@ -179,13 +180,13 @@ impl Monitor {
         !is_suspect && report.is_some_and(|report| !is_damaged(report))
     }
 
-    /// The OSD in its newest run, if that is up.
+    /// Returns the OSD in its newest run, if it is up.
     fn present(&self, osd: OsdId) -> Option<Member> {
         let record = self.committed.osd(osd).filter(|record| record.info.up)?;
         Some(Member { osd, incarnation: record.info.incarnation })
     }
 
-    /// Writes one entry, with the next revision of its pool's map.
+    /// Returns a batch that writes one entry, with the next revision of its pool's map.
     fn batch_of_entry(&self, entry: PgEntry) -> Batch {
         let committed = &self.committed;
         let pg = entry.pg;
@@ -202,7 +203,7 @@ impl Monitor {
         batch
     }
 
-    /// Which data a PG that lost something concerns.
+    /// Describes the data that is affected if a PG lost something.
     fn concerned(&self, pg: PgId) -> String {
         let pool = self.committed.pool(pg.pool).expect("a PG has a pool");
         let images: Vec<_> =
@@ -222,7 +223,7 @@ impl Monitor {
         )
     }
 
-    /// The refusal of an operator who has not said yes yet.
+    /// Returns the refusal for an operator who has not accepted the loss yet.
     fn what_would_be_lost(&self, pg: PgId, osd: OsdId, why: &str) -> Failure {
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let damaged = report.map_or(0, |report| report.damaged_units);
@@ -235,7 +236,7 @@ impl Monitor {
         failure("not_accepted", message, hint)
     }
 
-    /// The OSD has reported: operators hear of PGs that it serves now.
+    /// Informs operators, after a report of the OSD, about PGs that it serves now.
     pub(super) fn confirm_give_ups(&mut self, osd: OsdId, effects: &mut Vec<Effect>) {
         if self.give_ups.is_empty() {
             return;
@@ -252,7 +253,7 @@ impl Monitor {
         }
     }
 
-    /// Operators who waited for too long are told that the outcome is not known.
+    /// Informs operators who waited for too long that the outcome is unknown.
     pub(super) fn end_give_ups(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while self.give_ups.first().is_some_and(|waits| waits.ends <= now) {
             let GiveUp { pg, connection, request, .. } = self.give_ups.remove(0);

@@ -1,5 +1,5 @@
-//! Jobs: everything that changes the state, what each needs next, and how it ends. `executor.rs` runs
-//! them, `job_queue.rs` keeps them in order.
+//! Jobs: everything that changes the state, what each job needs next, and how it ends. `executor.rs`
+//! runs them, `job_queue.rs` keeps them in order.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use crate::map::ImageInfo;
 use crate::message::{Command, Failure};
 use crate::records::{Key, MonitorRecord, Record, TaskId};
 
-/// Something to do that changes the state.
+/// A unit of work that changes the state.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Writes what the store belongs to.
+    /// Writes the record that tells which cluster the store belongs to.
     CreateCluster,
     /// An OSD joins.
     Boot(Boot),
@@ -36,39 +36,39 @@ pub(super) enum Job {
     CloseSession { connection: ConnectionId, session: SessionId, unanswered: bool },
     /// A session's connection was gone for too long.
     EndSession { session: SessionId },
-    /// Its client is back after that.
+    /// The session's client is back after that.
     ResumeSession { connection: ConnectionId, session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
-    /// Judges a manual edit of a key.
+    /// Checks a manual edit of a key.
     Edit { key: Key },
-    /// An OSD holds nothing of a removed pool any more.
+    /// An OSD no longer holds anything of a removed pool.
     PoolCleared { pool: PoolId, osd: OsdId },
-    /// Records how far a task is.
+    /// Records the progress of a task.
     TaskProgress { task: TaskId, pgs_done: u32 },
-    /// Writes entries of PGs that need other ones.
+    /// Writes new entries for PGs that need them.
     Entries,
     /// Plans a pool anew.
     Replan { pool: PoolId, planned: RefCell<Option<Planned>> },
-    /// An OSD was down for so long that its PGs are planned elsewhere.
+    /// An OSD was down for so long that its PGs are to be planned elsewhere.
     OutOsd { osd: OsdId },
-    /// A monitor is there.
+    /// Records that a monitor is present.
     MonitorHere(MonitorRecord),
     /// A task has nothing left to do.
     TaskEnd { task: TaskId },
     /// Writes sums of statistics.
     Stats,
-    /// What OSDs know comes into a store that is older.
+    /// Writes the state that OSDs know into a store that is older.
     Restore(Written),
-    /// Writes which keys were edited by hand.
+    /// Records which keys were edited by hand.
     MarkEdited,
 }
 
 /// What a job needs next.
 pub(super) enum Plan {
-    /// Writes; then it is done so, or planned again (`None`).
+    /// Write the batch; then the job is done (`done`), or it is planned again (`None`).
     Write { batch: Batch, done: Option<Done> },
-    /// Nothing more.
+    /// Nothing more to write.
     Done(Done),
 }
 
@@ -88,27 +88,28 @@ pub(super) enum Done {
     SessionEnded(SessionId),
     SessionSilent(SessionId),
     SessionResumed(SessionId),
-    /// No entry needs to be another one.
+    /// No entry needs to change.
     EntriesSettled,
-    /// A pool's plan is written, or there is none: for what, and why.
+    /// A pool needs no plan any more (`None`), or it cannot be placed: the fingerprint of the input, and
+    /// why.
     Replanned(Option<(u64, PlanError)>),
-    /// A monitor was added, or one has new addresses.
+    /// A monitor was added, or a monitor has new addresses.
     MonitorsChanged,
     Unlocked(SessionId, Value),
-    /// The store has what OSDs know, or the last good values. The operator who asked gets this answer.
+    /// The store has what OSDs know, or the last good values. The operator's request gets this answer.
     Restored(Value),
-    /// Somebody has put back by hand what was edited.
+    /// Somebody put the edited values back by hand.
     PutBack,
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),
 }
 
-/// An OSD that joins. Top to bottom in time: its record is written, its PGs' entries follow.
+/// An OSD that joins. First its record is written, then the entries of its PGs.
 #[derive(Debug)]
 pub(super) struct Boot {
     pub(super) connection: ConnectionId,
     pub(super) osd: OsdId,
-    /// The run that goes on over a new connection; `None`: it just started.
+    /// The run that continues over a new connection; `None`: the OSD just started.
     pub(super) run: Option<Incarnation>,
     pub(super) store: String,
     pub(super) addresses: Vec<String>,
@@ -118,15 +119,15 @@ pub(super) struct Boot {
     pub(super) host: String,
     pub(super) supervised: bool,
     pub(super) suspect: bool,
-    /// Its disk hangs, or hung not long ago.
+    /// Whether its disk hangs, or hung recently.
     pub(super) stalled: bool,
-    /// What it has seen of the cluster.
+    /// What the OSD has seen of the cluster.
     pub(super) seen: Seen,
-    /// What its record says since this job wrote it.
+    /// The incarnation in the OSD's record, once this job has written it.
     pub(super) given: Option<Incarnation>,
 }
 
-/// A session as its client is told of it.
+/// A session as its client is informed of it.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) session: SessionId,
@@ -142,7 +143,7 @@ pub(super) struct Planned {
     pub(super) targets: Vec<Vec<OsdId>>,
 }
 
-/// A draft that is being written.
+/// The draft of a restored state that is being written.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) connection: ConnectionId,

@@ -1,9 +1,9 @@
-//! Jobs in the order in which they run, and the one whose transaction is on its way.
+//! Jobs in the order in which they run, and the job whose transaction is in flight.
 //!
 //! Invariants
-//!   1. At most one transaction is on its way; no job starts before its outcome is known.
-//!   2. What others ask for is bounded by `JOB_COUNT_MAX`. What the monitor finds to be due by itself is
-//!      not: it is bounded by what there is.
+//!   1. At most one transaction is in flight; no job starts before its outcome is known.
+//!   2. Jobs that others request are bounded by `JOB_COUNT_MAX`. Jobs that the monitor itself finds due
+//!      are not: their number is bounded by the number of objects in the cluster.
 
 use std::collections::VecDeque;
 
@@ -14,12 +14,12 @@ use crate::state::StateRequest;
 /// Jobs that may wait for their turn; beyond that, requests are refused with "try again".
 const JOB_COUNT_MAX: usize = 10_000;
 
-/// A job whose transaction is on its way.
+/// A job whose transaction is in flight.
 pub(super) struct InFlight {
     request: StateRequest,
     pub(super) job: Job,
     pub(super) writes: Vec<Write>,
-    /// How the job ends with it; `None`: it is planned again.
+    /// How the job ends when the transaction commits; `None`: the job is planned again.
     pub(super) done: Option<Done>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct JobQueue {
 }
 
 impl JobQueue {
-    /// Jobs that wait for their turn.
+    /// Returns the number of jobs that wait for their turn.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -41,34 +41,34 @@ impl JobQueue {
         self.waiting.len() + held_count < JOB_COUNT_MAX
     }
 
-    /// Runs the job after all others.
+    /// Queues the job after all others.
     pub(super) fn push(&mut self, job: Job) {
         self.waiting.push_back(job);
     }
 
-    /// Runs the job before all others.
+    /// Queues the job before all others.
     pub(super) fn push_first(&mut self, job: Job) {
         self.waiting.push_front(job);
     }
 
-    /// Runs the job before all others but edits, which are judged first.
+    /// Queues the job before all others except edits, which are checked first.
     pub(super) fn push_urgent(&mut self, job: Job) {
         let is_edit = |job: &Job| matches!(job, Job::Edit { .. });
         let place = self.waiting.iter().position(|job| !is_edit(job));
         self.waiting.insert(place.unwrap_or(self.waiting.len()), job);
     }
 
-    /// Runs these jobs, which waited for something else, after all others.
+    /// Queues these jobs, which waited for something else, after all others.
     pub(super) fn extend(&mut self, jobs: impl IntoIterator<Item = Job>) {
         self.waiting.extend(jobs);
     }
 
-    /// The next job to plan; none while a transaction is on its way.
+    /// Returns the next job to plan; `None` while a transaction is in flight.
     pub(super) fn next(&mut self) -> Option<Job> {
         if self.in_flight.is_some() { None } else { self.waiting.pop_front() }
     }
 
-    /// Boots that wait for their turn.
+    /// Returns the boots that wait for their turn.
     pub(super) fn boots(&self) -> impl Iterator<Item = &Boot> {
         self.waiting.iter().filter_map(|job| match job {
             Job::Boot(boot) => Some(boot),
@@ -76,17 +76,17 @@ impl JobQueue {
         })
     }
 
-    /// Whether a transaction is on its way.
+    /// Whether a transaction is in flight.
     pub(super) fn is_writing(&self) -> bool {
         self.in_flight.is_some()
     }
 
-    /// Whether this request is the transaction that is on its way.
+    /// Whether this request is the transaction in flight.
     pub(super) fn is_awaited(&self, request: StateRequest) -> bool {
         self.in_flight.as_ref().is_some_and(|in_flight| in_flight.request == request)
     }
 
-    /// The job's transaction is on its way. Requires: none is.
+    /// Notes that the job's transaction is in flight. Requires: no other one is.
     pub(super) fn start(
         &mut self,
         request: StateRequest,
@@ -98,7 +98,8 @@ impl JobQueue {
         self.in_flight = Some(InFlight { request, job, writes, done });
     }
 
-    /// The outcome of the transaction is known: the next job may start once this one has gone on.
+    /// Returns the job in flight, since its outcome is known: the next job may start once this one has
+    /// been handled.
     pub(super) fn take_in_flight(&mut self) -> Option<InFlight> {
         self.in_flight.take()
     }

@@ -1,4 +1,5 @@
-//! Whether this monitor leads, and how far it is with reading the state. `load.rs` moves it.
+//! Whether this monitor leads, and how far it has read the state. `load.rs` moves it from stage to
+//! stage.
 //!
 //! ```text
 //!   New ─▶ ReadLeader ─▶ Lead ─▶ Load (page by page) ─▶ Ready
@@ -6,8 +7,8 @@
 //!              └──────────┴─────────────────────┴───────────┘
 //! ```
 //!
-//! Invariants
-//!   1. Once it has led it never leads again after another monitor did: its process ends, or it begins
+//!   1. Once a monitor has led, it never leads again after another monitor led: its process ends, or it
+//!      begins anew with nothing of what it knew.
 //!      anew with nothing of what it knew.
 //!   2. A monitor without a lease is the only one that can open its store.
 
@@ -21,26 +22,27 @@ use crate::state::{KeyValue, LeaseId, StateRequest, StateRevision};
 
 /// The leadership of one monitor.
 pub(super) struct Leadership {
-    /// What it leads under, where other monitors use the same store.
+    /// The lease that it leads under, if other monitors use the same store.
     lease: Option<LeaseId>,
-    /// Whether an empty store is that of a new cluster.
+    /// Whether an empty store belongs to a new cluster.
     may_create: bool,
     stage: Stage,
-    /// When it came to lead; `None`: it has not led yet.
+    /// When it became the leader; `None`: it has not led yet.
     led_since: Option<Time>,
-    /// The store's revision when it began to lead.
+    /// The store's revision when it became the leader.
     led_from: Option<StateRevision>,
-    /// Manual edits from this revision on are believed: a monitor has said that the store is damaged.
+    /// Manual edits from this revision on are trusted: a monitor had reported the store as damaged
+    /// before.
     believes_from: Option<StateRevision>,
 }
 
-/// Top to bottom is the order in time.
+/// The stages; from top to bottom is the order in time.
 enum Stage {
     /// Waits for the first event.
     New,
-    /// Waits a while: the store could not be asked.
+    /// Waits a while, because the store could not be reached.
     Rest { until: Time },
-    /// Waits for the leader's key.
+    /// Waits for the leader's key to be read.
     ReadLeader { request: StateRequest },
     /// Waits for the transaction that makes this monitor the leader.
     Lead { request: StateRequest },
@@ -48,20 +50,20 @@ enum Stage {
     Load { request: StateRequest, leader: StateRevision, loaded: BTreeMap<String, KeyValue> },
     /// Leads and knows the state.
     Ready,
-    /// Has told why it ends.
+    /// Has emitted the reason why it stops.
     Stopped,
 }
 
-/// What an answer of the store was awaited for.
+/// The read request whose answer arrived.
 pub(super) enum Reading {
-    /// Who leads.
+    /// The leader's key.
     LeaderKey,
-    /// One more page, beside those of this leading that are here.
+    /// One more page, with the pages that were read before under the same leadership.
     Page { leader: StateRevision, loaded: BTreeMap<String, KeyValue> },
 }
 
 impl Leadership {
-    /// Nothing was read yet.
+    /// Creates a leadership that has not read anything yet.
     pub(super) fn new(lease: Option<LeaseId>, may_create: bool) -> Leadership {
         Leadership {
             lease,
@@ -73,8 +75,9 @@ impl Leadership {
         }
     }
 
-    /// As a monitor begins that reads everything anew. Of a store that was not restored from what OSDs
-    /// know it believes manual edits since this one leads: that may have mended it.
+    /// Returns the leadership of a monitor that reads everything anew. Unless the store was restored
+    /// from what OSDs know, manual edits since this monitor began to lead are trusted: they may have
+    /// repaired the store.
     pub(super) fn begin_anew(&self, is_restored: bool) -> Leadership {
         let believes_from = self.believes_from.or(self.led_from).filter(|_| !is_restored);
         Leadership { believes_from, ..Leadership::new(self.lease, self.may_create) }
@@ -84,42 +87,43 @@ impl Leadership {
         self.lease
     }
 
-    /// Whether an empty store is that of a new cluster.
+    /// Whether an empty store belongs to a new cluster.
     pub(super) fn may_create(&self) -> bool {
         self.may_create
     }
 
-    /// Whether it leads, or did until its leadership became unsure.
+    /// Whether this monitor leads, or led until its leadership became uncertain.
     pub(super) fn has_led(&self) -> bool {
         self.led_since.is_some()
     }
 
-    /// When it came to lead; `ZERO` before that.
+    /// Returns when this monitor became the leader; `ZERO` before that.
     pub(super) fn led_since(&self) -> Time {
         self.led_since.unwrap_or(Time::ZERO)
     }
 
-    /// Whether it leads and knows the state.
+    /// Whether this monitor leads and knows the state.
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready)
     }
 
-    /// Whether it has told why it ends.
+    /// Whether this monitor has emitted the reason why it stops.
     pub(super) fn is_stopped(&self) -> bool {
         matches!(self.stage, Stage::Stopped)
     }
 
-    /// Whether it reads the state or knows it: then a change that is missed is not seen any more.
+    /// Whether this monitor reads the state or knows it, so that a change which the watch misses must be
+    /// found by reading again.
     pub(super) fn has_begun_to_read(&self) -> bool {
         matches!(self.stage, Stage::Lead { .. } | Stage::Load { .. } | Stage::Ready)
     }
 
-    /// Whether this request is the one that is to make it the leader.
+    /// Whether this request is the transaction that makes this monitor the leader.
     pub(super) fn is_taking(&self, answered: StateRequest) -> bool {
         matches!(self.stage, Stage::Lead { request } if request == answered)
     }
 
-    /// When to read the leader's key although no event asks for it.
+    /// Returns when to read the leader's key although no event requires it.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::New => Some(Time::ZERO),
@@ -128,22 +132,22 @@ impl Leadership {
         }
     }
 
-    /// The store could not be asked.
+    /// Waits until this time, because the store could not be reached.
     pub(super) fn rest(&mut self, until: Time) {
         self.stage = Stage::Rest { until };
     }
 
-    /// The leader's key is asked for.
+    /// Notes that the leader's key is being read.
     pub(super) fn read_leader(&mut self, request: StateRequest) {
         self.stage = Stage::ReadLeader { request };
     }
 
-    /// The leader's key is being written.
+    /// Notes that the leader's key is being written.
     pub(super) fn take(&mut self, request: StateRequest) {
         self.stage = Stage::Lead { request };
     }
 
-    /// A page of the store is asked for.
+    /// Notes that a page of the store is being read.
     pub(super) fn read_page(
         &mut self,
         request: StateRequest,
@@ -153,7 +157,7 @@ impl Leadership {
         self.stage = Stage::Load { request, leader, loaded };
     }
 
-    /// What was awaited by this request, if anything. The caller says what comes next.
+    /// Returns which read this request was, if one was awaited. The caller sets the next stage.
     pub(super) fn take_reading(&mut self, answered: StateRequest) -> Option<Reading> {
         match &mut self.stage {
             Stage::ReadLeader { request } if *request == answered => Some(Reading::LeaderKey),
@@ -164,12 +168,12 @@ impl Leadership {
         }
     }
 
-    /// All pages are here, of the leading that began at `leader`.
+    /// Notes that all pages are read, of the leadership that began at `leader`.
     pub(super) fn all_read(&mut self, leader: StateRevision) {
         self.led_from.get_or_insert(leader);
     }
 
-    /// It leads and knows the state; tells whether that is the first time.
+    /// Notes that this monitor leads and knows the state; returns whether this is the first time.
     pub(super) fn become_ready(&mut self, now: Time) -> bool {
         assert!(self.led_from.is_some(), "the state is read before it is served");
         self.stage = Stage::Ready;
@@ -178,16 +182,16 @@ impl Leadership {
         is_first
     }
 
-    /// Nothing happens any more.
+    /// Stops: nothing happens any more.
     pub(super) fn stop(&mut self) {
         self.stage = Stage::Stopped;
     }
 
-    /// Whether what stands under the leader's key is another's, or what this monitor knows may be
-    /// older than what another has written. `monitor` and `pid` say who it is itself.
+    /// Whether the leader's key is another monitor's, or another monitor may have written since this one
+    /// last read. `monitor` and `pid` identify this monitor.
     ///
-    /// Under a lease it goes on with what it knows only where its own key still stands: if that was
-    /// gone for a moment, another one may have led in it.
+    /// Under a lease this monitor continues with what it knows only if its own key is still there: if
+    /// the key was gone for a moment, another monitor may have led in that time.
     pub(super) fn another_leads(
         &self,
         (monitor, pid): (MonitorId, u32),
@@ -200,7 +204,7 @@ impl Leadership {
         };
         match found.map(|entry| entry.lease) {
             Some(Some(lease)) => lease != ours && !planted::on(Bug::LeadershipTakenOver),
-            // No monitor leads, or the key was edited by hand: the next one to write it leads.
+            // No monitor leads, or the key was edited by hand: the next monitor that writes it leads.
             Some(None) | None => self.has_led(),
         }
     }

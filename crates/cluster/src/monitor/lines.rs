@@ -1,7 +1,7 @@
-//! What a monitor tells the log: one line for each change of a state.
+//! The monitor's log lines: one for each change of a state.
 //!
-//! Most of what happens to a cluster is a transaction, so most lines are read off its writes: the record
-//! under a key as it was, and as it is written.
+//! Most changes of a cluster are transactions, so most lines are derived from a transaction's writes:
+//! the old record under a key is compared with the new one.
 
 use base::{OsdId, TraceEvent};
 use format::wire::{Member, PgEntry};
@@ -16,12 +16,12 @@ fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = O
     members.map(|member| member.osd)
 }
 
-/// A member's run: a learner that comes back in another one is another learner.
+/// Returns the members' runs: a learner that comes back in another run counts as another learner.
 fn runs<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = String> {
     members.map(|member| format!("{}.{}", member.osd, member.incarnation))
 }
 
-/// A transaction is about to become known: what it changes.
+/// Logs the changes of a transaction that is about to be applied.
 pub(super) fn trace_writes(
     committed: &CommittedState,
     writes: &[Write],
@@ -112,7 +112,7 @@ fn trace_shard(committed: &CommittedState, after: &PgShardRecord, effects: &mut 
     }
 }
 
-/// An OSD says that its disk hangs, or does no longer.
+/// Logs that an OSD reports that its disk hangs, or no longer hangs.
 pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
     let event = match stalled {
         true => TraceEvent::warn("OSD is stalled: its disk hangs"),
@@ -121,7 +121,7 @@ pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) 
     effects.push(Effect::Trace(event.with("osd", osd)));
 }
 
-/// A PG has another entry.
+/// Logs a new entry of a PG.
 fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
     let of_pg = |event: TraceEvent| event.with("pg", after.pg);
     let event = match after.primary {
@@ -148,7 +148,7 @@ fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
     }
 }
 
-/// What the state store says of its addresses, as far as it is new.
+/// Logs what is new in the state store's report about its endpoints.
 pub(super) fn trace_endpoints(before: &Endpoints, after: &Endpoints, effects: &mut Vec<Effect>) {
     let mut say = |event: TraceEvent, endpoint: &str| {
         effects.push(Effect::Trace(event.with("endpoint", endpoint)));

@@ -1,10 +1,9 @@
-//! How a monitor comes to lead and to know the state: at its start, and again whenever the outcome
-//! of a transaction is not known.
-//! `leadership.rs` has the stages.
+//! How a monitor becomes the leader and reads the state: at its start, and again whenever the outcome of
+//! a transaction is unknown. `leadership.rs` has the stages.
 //!
-//! Taking leadership writes the leader's key, and every transaction compares its revision: once it
-//! is taken, no earlier transaction can happen any more, and nobody else writes while pages are
-//! read.
+//! Taking leadership writes the leader's key, and every transaction compares that key's revision. Once
+//! leadership is taken, no earlier transaction can be committed any more, and nobody else writes while
+//! pages are read.
 
 use std::collections::BTreeMap;
 
@@ -23,11 +22,11 @@ use crate::state::{
     StateRevision, Transaction, TransactionOutcome, Unavailable,
 };
 
-/// How long to wait before a store that could not be asked is asked again.
+/// How long to wait before an unreachable store is asked again.
 const REST_SPAN: Duration = Duration::from_millis(100);
 
 impl Monitor {
-    /// Starts what needs no event.
+    /// Starts reading, if that is due without an event.
     pub(super) fn advance_load(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.leadership.deadline().is_some_and(|due| due <= now) {
             self.read_leader(effects);
@@ -49,7 +48,8 @@ impl Monitor {
             StateEvent::WatchLost { watch, .. } if self.watching.watch == Some(watch) => {
                 self.watching.watch = None;
                 self.connections.lose_state_watches(effects);
-                // Leading begins a new watch; reading everything finds the changes that were missed.
+                // Becoming the leader begins a new watch; reading everything finds the changes that were
+                // missed.
                 if self.leadership.has_begun_to_read() {
                     self.read_leader(effects);
                 }
@@ -60,8 +60,8 @@ impl Monitor {
         }
     }
 
-    /// The store can be asked, or not. `status` commands that wait for the first reading are answered now:
-    /// they say why it takes so long.
+    /// Records whether the store can be reached. `status` commands that wait for the first reading are
+    /// answered now: the answer shows why it takes so long.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         self.store.on_condition(trouble);
         if self.store.trouble().is_none() {
@@ -81,7 +81,7 @@ impl Monitor {
         }
     }
 
-    /// Takes leadership (again) and reads everything.
+    /// Takes leadership (again) and then reads everything.
     pub(super) fn read_leader(&mut self, effects: &mut Vec<Effect>) {
         let request = self.store.next_request();
         self.leadership.read_leader(request);
@@ -113,14 +113,14 @@ impl Monitor {
         }
     }
 
-    /// Writes the leader's key, in place of what was found there.
+    /// Writes the leader's key, in place of the value that was found there.
     fn lead(&mut self, found: Option<KeyValue>, effects: &mut Vec<Effect>) {
         let found = found.filter(|entry| entry.key == Key::Leader.to_string());
         let parsed = found.as_ref().map(|entry| Record::parse(&Key::Leader, &entry.value));
         let before = match parsed.transpose() {
             Ok(Some(Record::Leader(record))) => Some(record),
             Ok(_) => None,
-            // Edited by hand while this monitor led: it is taken again.
+            // The key was edited by hand while this monitor led: this monitor writes it again.
             Err(_) if self.leadership.has_led() || self.leadership.lease().is_some() => None,
             Err(error) => {
                 let reason = format!("the state store's key leader is damaged: {error}");
@@ -135,7 +135,7 @@ impl Monitor {
             return;
         }
         if self.leadership.has_led() && before.is_none() {
-            // It was there, and ours.
+            // The key existed and was ours, so it was removed or edited.
             self.watching.undone.note_leader(self.now);
         }
         let record = Record::Leader(LeaderRecord {
@@ -185,7 +185,7 @@ impl Monitor {
         }
     }
 
-    /// Begins to watch all keys, from before the first one is read.
+    /// Begins to watch all keys, starting before the first one is read.
     fn watch_store(&mut self, leader: StateRevision, effects: &mut Vec<Effect>) {
         if self.watching.watch.is_some() {
             return;
@@ -224,7 +224,7 @@ impl Monitor {
         if answer.more {
             self.ask_page(leader, loaded, last, effects);
         } else if led != leader {
-            // Somebody took leadership meanwhile: the pages may be of different times.
+            // Another monitor took leadership meanwhile: the pages may show different times.
             self.read_leader(effects);
         } else {
             self.watching.read_at = leader;
@@ -233,7 +233,7 @@ impl Monitor {
         }
     }
 
-    /// Everything is read: this is the state from now on.
+    /// Makes the loaded records the state, once everything is read.
     fn take_loaded(
         &mut self,
         now: Time,
@@ -256,8 +256,8 @@ impl Monitor {
         }
     }
 
-    /// What this monitor knows is the state, but for a transaction whose outcome it did not know.
-    /// What else differs in the store was edited by hand.
+    /// Compares the store with what this monitor knows. Apart from a transaction whose outcome was
+    /// unknown, every difference is a manual edit.
     fn compare_loaded(
         &mut self,
         now: Time,
@@ -275,14 +275,15 @@ impl Monitor {
         }
     }
 
-    /// The state as the last monitor left it.
+    /// Takes the state as the last monitor left it.
     fn take_first(&mut self, loaded: BTreeMap<String, KeyValue>) -> Result<(), StopReason> {
         let mut committed = CommittedState::of_reign(self.committed.reign);
         let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);
         let (change, cluster) = (revision(Key::Change), revision(Key::Cluster));
         let leadership = &self.leadership;
-        // Every transaction of a monitor writes its number. (Where all keys were put back one by one, that
-        // one as well, OSDs tell whether they are older.)
+        // Every transaction of a monitor writes its number under `change`, so a record that is newer
+        // than `change` is a manual edit. (If all keys were restored one by one, `change` too, this
+        // cannot be seen; then OSDs show whether the store is older.)
         let is_manual_edit = |entry: &KeyValue| {
             let is_past_monitors = change < Some(entry.revision);
             let is_unbelieved = is_past_monitors && !leadership.believes(entry.revision);
@@ -307,7 +308,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// This monitor leads for the first time: OSDs and clients are served from now on.
+    /// Begins to serve OSDs and clients: this monitor leads for the first time.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.begin_detection(now);
         let has_run = |record: &OsdRecord| record.info.incarnation > Incarnation::ZERO;

@@ -1,9 +1,9 @@
-//! Locks of images: a session that has one has the image to itself, and may be answered before its writes
-//! are durable.
+//! Locks of images: a session that holds the lock has the image to itself, and its writes may be
+//! acknowledged before they are durable.
 //!
-//! A lock is granted with an attach while no other session that has not ended has the image. It is
-//! removed by the transaction that removes its holder's session: closed cleanly, or fenced. So it
-//! is free only when no OSD that knows of the next holder does anything more for the last one.
+//! A lock is granted with an attach while no other session that has not ended has the image. The
+//! transaction that removes the holder's session, after a clean close or a fence, also removes the lock.
+//! So once the lock is free, no OSD that knows of the next holder does anything more for the last one.
 //!
 //! Invariants
 //!   1. While a lazy holder has an image, no other session has it.
@@ -21,23 +21,24 @@ use crate::map::ImageInfo;
 use crate::message::Failure;
 use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
 
-/// What the lock of an image means for an attach.
+/// The consequence of an image's lock for an attach.
 pub(super) enum Claim {
-    /// It gets the lock.
+    /// The attach gets the lock.
     Granted {
         /// Its writes may be acknowledged before they are durable.
         lazy: bool,
     },
-    /// It is attached without.
+    /// The image is attached without the lock.
     Without,
-    /// The holder's connection is gone: it comes back, or ends and is fenced.
+    /// The holder's connection is gone: the attach waits until the holder comes back, or ends and is
+    /// fenced.
     Waits,
-    /// It is not attached.
+    /// The attach is refused.
     Refused(Failure),
 }
 
 impl Monitor {
-    /// What an attach gets. Requires: the ended sessions of the image are fenced.
+    /// Decides what an attach gets. Requires: the ended sessions of the image are fenced.
     pub(super) fn claim_lock(&self, now: Time, image: &ImageInfo, wanted: bool) -> Claim {
         let holder = self.committed.lock(image.id).and_then(|lock| {
             let record = self.committed.session(lock.session).filter(|record| !record.ended)?;
@@ -57,14 +58,14 @@ impl Monitor {
             (true, true) if planted::on(Bug::AbsentHolderPassedOver) => Claim::Without,
             (true, true) => Claim::Waits,
             (true, false) => Claim::Refused(self.locked(now, image, record)),
-            // Late writes of the one before must not come after those of the next.
+            // Late writes of the previous holder must not arrive after those of the next.
             (false, true) if wanted => Claim::Waits,
             (false, _) => Claim::Without,
         }
     }
 
-    /// Whether writes to a pool cost a flush: some OSD of it does not write through its disk's
-    /// cache, or has not said that it does.
+    /// Whether writes to a pool cost a flush: some OSD of the pool does not write through its disk's
+    /// cache, or has not reported that it does.
     fn is_lazy(&self, pool: PoolId) -> bool {
         let members = self.committed.pgs(pool).flat_map(|pg| pg.members());
         members.into_iter().any(|member| {
@@ -74,7 +75,7 @@ impl Monitor {
         })
     }
 
-    /// The refusal: which session has the lock, since when, and what to do.
+    /// Returns the refusal: which session has the lock, since when, and what to do.
     fn locked(&self, now: Time, image: &ImageInfo, holder: &SessionRecord) -> Failure {
         let name = &image.name;
         let introduced = self.process_of_session(holder.id);
@@ -97,7 +98,7 @@ impl Monitor {
         )
     }
 
-    /// The lock that an attach is granted, for its transaction.
+    /// Adds the lock that an attach is granted to its transaction.
     pub(super) fn put_lock(
         &self,
         batch: &mut Batch,
@@ -109,7 +110,7 @@ impl Monitor {
         batch.put(&self.committed, Record::Lock(record));
     }
 
-    /// What removes a session, and the lock that it holds.
+    /// Returns the writes that remove a session and the lock that it holds.
     pub(super) fn removal_of(&self, session: SessionId) -> Vec<Write> {
         let mut writes = vec![Write::Delete(Key::Session(session))];
         let record = self.committed.session(session);
@@ -140,7 +141,7 @@ impl Monitor {
         self.fence_sessions(image, vec![holder], Some(Done::Unlocked(holder, answer)))
     }
 
-    /// A lock as commands show it.
+    /// Returns a lock as commands show it.
     pub(super) fn lock_row(&self, image: &ImageInfo) -> Value {
         match self.committed.lock(image.id) {
             Some(lock) => json!({ "session": lock.session, "lazy": lock.lazy }),
