@@ -1,8 +1,9 @@
-//! The cluster as this OSD knows it: the map, the settings, and its own run in them.
+//! The cluster as this OSD knows it: the map, the settings, and this OSD's own run.
 //!
 //! Invariants
-//!   1. A pool whose change does not follow what is known has a gap: it is asked for from the start.
-//!   2. Between two reports the map is asked for at most once, however many others know more.
+//!   1. If a change of a pool does not follow the known revision, the pool has a gap: its map is
+//!      requested from the start.
+//!   2. This OSD requests the map at most once between two reports, however many peers have a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,14 +23,14 @@ pub(crate) struct ClusterView {
     /// Settings that differ from their defaults.
     settings: Changed,
     gaps: BTreeSet<PoolId>,
-    /// The map was asked for since the last report.
+    /// The map was requested since the last report.
     is_asked: bool,
-    /// The monitor does not know which revisions this OSD acts on.
+    /// The monitor has not yet been sent the revisions that this OSD acts on.
     is_saw_due: bool,
 }
 
 impl ClusterView {
-    /// Of an OSD that has not joined.
+    /// Creates the view of an OSD that has not joined the cluster.
     pub(crate) fn new(osd: OsdId) -> ClusterView {
         ClusterView {
             osd,
@@ -54,28 +55,29 @@ impl ClusterView {
         self.incarnation.map(|incarnation| Member { osd: self.osd, incarnation })
     }
 
-    /// The monitor knows this run. True if its number is new.
+    /// Stores the incarnation that the monitor gave to this run. Returns true if it is new.
     pub(crate) fn join(&mut self, incarnation: Incarnation) -> bool {
         self.is_saw_due = true;
         self.incarnation.replace(incarnation) != Some(incarnation)
     }
 
-    /// Whether this OSD is an acting member or a learner.
+    /// Returns whether this OSD is an acting member or a learner of the entry's PG.
     pub(crate) fn has_part(&self, entry: &PgEntry) -> bool {
         entry.members().any(|member| member.osd == self.osd)
     }
 
-    /// Whether the entry names this OSD as the primary, in whichever run.
+    /// Returns whether this OSD is the primary of the entry, in any run.
     pub(crate) fn is_primary(&self, entry: &PgEntry) -> bool {
         entry.primary_osd() == Some(self.osd)
     }
 
-    /// Whether this OSD is the primary of the entry in its present run.
+    /// Returns whether this OSD is the primary of the entry, in its current run.
     pub(crate) fn leads(&self, entry: &PgEntry) -> bool {
         self.me().is_some_and(|me| entry.primary_member() == Some(me))
     }
 
-    /// All other members of PGs that this OSD leads in its present run, in their newest runs.
+    /// Returns the other members of all PGs that this OSD leads in its current run. If entries list
+    /// several runs of a member, its newest run is returned.
     pub(crate) fn members_led(&self) -> BTreeMap<OsdId, Incarnation> {
         let mut members = BTreeMap::new();
         for entry in self.entries().filter(|entry| self.leads(entry)) {
@@ -87,7 +89,8 @@ impl ClusterView {
         members
     }
 
-    /// Who leads PGs of which this OSD is a member in its present run, and counts as up.
+    /// Returns the other primaries, if they are up, of the PGs that this OSD is a member of in its
+    /// current run.
     pub(crate) fn primaries_followed(&self) -> Option<BTreeSet<Member>> {
         let me = self.me()?;
         let ours = self.entries().filter(|entry| entry.members().any(|member| *member == me));
@@ -117,7 +120,7 @@ impl ClusterView {
         self.map.pg(id)
     }
 
-    /// Whether somebody acts on an epoch of the PG that this map does not have.
+    /// Returns whether `epoch` of the PG is newer than the one in this map.
     pub(crate) fn is_behind(&self, id: PgId, epoch: Epoch) -> bool {
         self.pg(id).is_none_or(|entry| entry.epoch < epoch)
     }
@@ -137,19 +140,19 @@ impl ClusterView {
         self.map.osds.values()
     }
 
-    /// Whether the map says that this run of the OSD is there.
+    /// Returns whether the map says that this run of the OSD is up.
     pub(crate) fn is_up(&self, member: &Member) -> bool {
         let info = self.osd(member.osd);
         info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
     }
 
-    /// The revision that this OSD acts on of each pool.
+    /// Returns the map revision of each pool that this OSD acts on.
     pub(crate) fn revisions(&self) -> BTreeMap<PoolId, MapRevision> {
         self.pools().map(|(id, known)| (id, known.revision)).collect()
     }
 
-    /// Applies a change of the map. After an error the rest of it is applied, and the caller notes
-    /// the gap.
+    /// Applies a change of the map. On an error all pools without a gap are still updated, and the caller
+    /// must call [`ClusterView::note_gap`].
     pub(crate) fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         self.is_saw_due = true;
         self.map.apply(delta)
@@ -157,18 +160,19 @@ impl ClusterView {
 
     // ---- asking the monitor
 
-    /// A pool has a gap. True if the map is to be asked for now.
+    /// Records that a pool has a gap. Returns true if this OSD should request the map now.
     pub(crate) fn note_gap(&mut self, gap: &MapGap) -> bool {
         self.gaps.insert(gap.pool);
         self.ask_once()
     }
 
-    /// A peer has a newer map. Returns true if this OSD should ask for it now.
+    /// Handles a peer's newer map. Returns true if this OSD should request it now.
     pub(crate) fn ask_once(&mut self) -> bool {
         !std::mem::replace(&mut self.is_asked, true)
     }
 
-    /// The known revisions, for a subscription; pools with a gap are left out.
+    /// Returns the known revisions, for a subscription. Pools with a gap are left out, so their maps are
+    /// sent from the start.
     pub(crate) fn known_for_subscription(&mut self) -> BTreeMap<PoolId, MapRevision> {
         let mut have = self.revisions();
         let gaps = std::mem::take(&mut self.gaps);
@@ -176,18 +180,18 @@ impl ClusterView {
         have
     }
 
-    /// Begins the time to the next report. True if there are gaps to be asked about.
+    /// Begins a new report interval. Returns true if there are pools with gaps to request.
     pub(crate) fn begin_report(&mut self) -> bool {
         self.is_asked = false;
         !self.gaps.is_empty()
     }
 
-    /// Whether the monitor is to be told which revisions this OSD acts on.
+    /// Returns whether the monitor must be sent the revisions that this OSD acts on.
     pub(crate) fn is_saw_due(&self) -> bool {
         self.is_saw_due
     }
 
-    /// The same, for the monitor: it knows then.
+    /// Returns these revisions, to be sent to the monitor now.
     pub(crate) fn take_saw(&mut self) -> BTreeMap<PoolId, MapRevision> {
         self.is_saw_due = false;
         self.revisions()
@@ -195,23 +199,23 @@ impl ClusterView {
 
     // ---- settings
 
-    /// Takes the settings that differ from their defaults.
+    /// Replaces the settings that differ from their defaults.
     pub(crate) fn set_settings(&mut self, changed: Changed) {
         self.settings = changed;
     }
 
-    /// A span of time that operators may set.
+    /// Returns the value of a setting that is a duration.
     pub(crate) fn span(&self, setting: Setting) -> Duration {
         setting.span_in(&self.settings)
     }
 
-    /// The level of the log, if it is set.
+    /// Returns the log level, if it is set.
     pub(crate) fn log_level(&self) -> Option<Level> {
         Setting::log_level_in(&self.settings)
     }
 }
 
-/// Whether an entry names a PG that its pool can have: the map is text from another process.
+/// Returns whether the pool can have this PG. The map comes from another process, so it is checked.
 pub(crate) fn is_sound(pg: PgId, known: &PoolMap) -> bool {
     let count = known.pool.pg_count;
     let is_count_sound = count.is_power_of_two() && count <= PG_COUNT_MAX;

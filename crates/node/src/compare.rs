@@ -1,7 +1,7 @@
-//! Are the copies on the disks of stopped OSDs the same? For operators and for tests.
+//! Compares the copies on the disks of stopped OSDs, for operators and for tests.
 //!
-//! Everything comes from the stores: each keeps the entries of its PGs and the rules of the pools, so no
-//! monitor is asked. Nothing is written.
+//! All information comes from the stores: each one keeps the entries of its PGs and the rules of the
+//! pools, so no monitor is needed. Nothing is written.
 //!
 //! ```text
 //!   notes of all stores ──▶ newest entry of each PG ──▶ its acting members
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. What differs up to the version that all members are complete up to is an error: it was
-//!      acknowledged, or adopted.
-//!   2. What differs beyond it was a write under way: the next start settles it.
+//!   1. A difference at or below the version that all members are complete up to is an error: that data
+//!      was acknowledged or adopted.
+//!   2. A difference above that version is a write that was under way: the next start resolves it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,30 +26,30 @@ use pg::Record;
 
 use crate::notes::ClusterNote;
 
-/// Most findings that a comparison lists.
+/// Maximum number of findings that a comparison lists.
 const FINDINGS_MAX: usize = 1000;
 
 /// What a comparison found.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Comparison {
-    /// Empty: all copies are there and the same, and nobody holds anything else.
+    /// Empty if all copies are present and identical, and no OSD holds anything else.
     pub findings: Vec<Finding>,
     /// PGs whose members were compared.
     pub pgs: u64,
     /// Blocks that all members hold in the same version, and whose bytes were compared.
     pub blocks: u64,
-    /// Bytes of a copy that were compared with another one.
+    /// Bytes that were compared with those of another copy.
     pub bytes: u64,
-    /// Blocks of which members differ.
+    /// Blocks that differ between members.
     pub different: u64,
-    /// Blocks of which members differ as they may after a sudden end: a write was under way.
+    /// Blocks that differ between members because a write was under way when an OSD was killed.
     pub under_way: u64,
-    /// Copies at OSDs that are no members of their PGs.
+    /// Copies on OSDs that are not members of the block's PG.
     pub strays: u64,
 }
 
-/// Compares the copies that these stores, of different OSDs, hold of the same PGs. `progress` is told
-/// the bytes that are done, and all; a block counts as a whole one.
+/// Compares the copies of the same PGs in these stores, which belong to different OSDs. Calls `progress`
+/// with the bytes done and the total bytes; each block counts with its full size.
 pub fn compare(stores: &mut [StoppedStore<'_>], progress: &mut dyn FnMut(u64, u64)) -> Comparison {
     let mut found = Comparison::default();
     let known = Known::of(stores, &mut found);
@@ -68,13 +68,13 @@ pub fn compare(stores: &mut [StoppedStore<'_>], progress: &mut dyn FnMut(u64, u6
     found
 }
 
-/// What the notes of all stores say together.
+/// The combined contents of the notes of all stores.
 struct Known {
-    /// Pools by the newest rules.
+    /// Pools, each with its newest rules.
     pools: BTreeMap<PoolId, Pool>,
     /// The newest entry of each PG.
     entries: BTreeMap<PgId, PgEntry>,
-    /// Of each store: its OSD, its records and the pools it knows.
+    /// By store: its OSD, its records and the pools it knows.
     osds: Vec<OsdId>,
     records: Vec<BTreeMap<PgId, Record>>,
     pools_known: Vec<BTreeSet<PoolId>>,
@@ -125,8 +125,8 @@ impl Known {
         known
     }
 
-    /// The version up to which this store has everything of a PG. Before the first activation
-    /// nobody has anything.
+    /// Returns the version up to which this store has everything of a PG; zero before the PG's first
+    /// activation.
     fn complete_up_to(&self, index: usize, store: &Store, pg: PgId) -> Version {
         let Some(record) = self.records[index].get(&pg) else { return Version::ZERO };
         let facts = store.facts(pg);
@@ -139,10 +139,10 @@ impl Known {
     }
 }
 
-/// What each store has of a block: index of the store, version, whether it is a tombstone.
+/// The copies of a block: index of the store, version, whether it is a tombstone.
 type Holders = Vec<(usize, Version, bool)>;
 
-/// Compares one PG; the number of blocks looked at, each copy counted.
+/// Compares one PG. Returns the number of blocks checked, counting each copy.
 fn compare_pg(
     stores: &mut [StoppedStore<'_>],
     known: &Known,
@@ -159,7 +159,7 @@ fn compare_pg(
     }
     let copies = blocks.values().map(|holders| holders.len() as u64).sum();
     let Some(entry) = known.entries.get(&pg) else {
-        // Nobody was ever active in it.
+        // The PG was never activated.
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
     };
@@ -174,7 +174,7 @@ fn compare_pg(
             }
         }
     }
-    // A member always knows its pools: one that does not know this one has seen it removed.
+    // A member always knows its pools. If a member does not know this one, the pool has been removed.
     if members.iter().any(|index| !known.pools_known[*index].contains(&pg.pool)) {
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
@@ -195,7 +195,7 @@ fn compare_pg(
         let mut held = Vec::new();
         for member in &members {
             let holder = holders.iter().find(|(index, _, _)| index == member);
-            // Below the floor a tombstone may be gone or not.
+            // At or below the floor, a tombstone may or may not have been dropped.
             let state = holder.map(|(_, version, tombstone)| (*version, *tombstone));
             held.push(state.filter(|(version, tombstone)| !(*tombstone && *version <= floor)));
         }
@@ -210,7 +210,7 @@ fn compare_pg(
     copies
 }
 
-/// What a block holds: written units, checksums, bytes.
+/// The contents of a block.
 struct Block {
     written: Vec<u64>,
     answer: Answer,
@@ -227,7 +227,7 @@ fn read_block(
     Ok(Block { written, answer: store.read(key, size.bytes() as u32)? })
 }
 
-/// Compares the bytes of a block at its members, which hold it in the same version.
+/// Compares the bytes of a block on members that hold the same version of it.
 fn compare_block(
     stores: &mut [StoppedStore<'_>],
     known: &Known,
@@ -274,7 +274,7 @@ fn compare_block(
     found.different += u64::from(is_different);
 }
 
-/// What two copies of the same version differ in.
+/// Returns what differs between two copies of the same version.
 fn difference(left: &Block, right: &Block) -> Option<&'static str> {
     if left.written != right.written {
         return Some("units");
@@ -284,7 +284,8 @@ fn difference(left: &Block, right: &Block) -> Option<&'static str> {
             Answer::Read { checksums, data, .. },
             Answer::Read { checksums: other_checksums, data: other_data, .. },
         ) => {
-            // The bytes were compared with the checksums; they are compared all the same.
+            // The read has already verified each copy against its own checksums; the bytes are compared
+            // as well.
             let is_same = checksums == other_checksums && data[..] == other_data[..];
             (!is_same).then_some("bytes")
         }
@@ -292,7 +293,7 @@ fn difference(left: &Block, right: &Block) -> Option<&'static str> {
     }
 }
 
-/// Copies of pools that no store knows any more.
+/// Reports copies of pools that no store knows any more.
 fn strays_of_unknown_pools(stores: &[StoppedStore<'_>], known: &Known, found: &mut Comparison) {
     for (store, osd) in stores.iter().zip(&known.osds) {
         let mut counts: BTreeMap<PoolId, u64> = BTreeMap::new();
@@ -321,7 +322,7 @@ impl Comparison {
         }
     }
 
-    /// Members hold different versions of a block.
+    /// Reports that members hold different versions of a block.
     fn find_versions(
         &mut self,
         known: &Known,
@@ -351,7 +352,7 @@ impl Comparison {
         }
     }
 
-    /// Copies where they do not belong, by store. Tombstones are none.
+    /// Reports copies that are in the wrong place, by store. Tombstones are not counted.
     fn find_strays<'a>(
         &mut self,
         known: &Known,

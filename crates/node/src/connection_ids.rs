@@ -1,13 +1,13 @@
-//! Names of the connections that this OSD opens.
+//! Ids of the connections that this OSD opens.
 
 use base::ConnectionId;
 
-/// Gives even numbers, each once. The network gives odd numbers to the connections that others open.
+/// Generates even ids, each once. The network gives odd ids to incoming connections.
 #[derive(Default)]
 pub(crate) struct ConnectionIds(u64);
 
 impl ConnectionIds {
-    /// A number that no connection had before.
+    /// Returns an id that no connection has had before.
     pub(crate) fn next(&mut self) -> ConnectionId {
         self.0 += 2;
         ConnectionId::new(self.0)

@@ -1,4 +1,4 @@
-//! A disk that is slow, that hangs, and that answers again.
+//! Watches for a disk that is slow, that hangs, and that responds again.
 //!
 //! ```text
 //!   Well ── oldest operation over STALL_AFTER ──▶ Stalled ── all of those ended ──▶ Over ── 2 s ──▶ Well
@@ -8,8 +8,8 @@
 //!      └── durable writes, each below 1 s, for as long as the pause ──▶ Well
 //! ```
 //!
-//! In the stages Stalled, Leaving and Probing the monitor is told that the disk hangs. PGs whose entries
-//! still name this OSD are served all the same.
+//! In the stages Stalled, Leaving and Probing, this OSD reports to the monitor that its disk hangs. It
+//! still serves the PGs whose entries list it.
 
 use base::planted::{self, Bug};
 use base::{Duration, Time, TraceEvent};
@@ -17,28 +17,29 @@ use blockstore::{NoteKey, Request as StoreRequest, Store};
 
 use crate::Effect;
 
-/// Interval between looks at the disk. Of a longer gap between two turns the store counts only a part.
+/// Interval between checks of the disk. If two turns of the loop are further apart, the store counts only
+/// part of the gap.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
 /// A disk hangs when its oldest operation takes longer than this.
 const STALL_AFTER: Duration = Duration::from_secs(5);
-/// A disk answers again when no operation and no probe takes longer than this.
+/// A disk responds again when no operation and no probe takes longer than this.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// After a stall, how long an entry of the map that was on its way may still arrive.
+/// After a stall, how long to wait for a map entry that may still be on its way.
 const OVER_FOR: Duration = Duration::from_secs(2);
 /// From the end of a probe to the next one.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
-/// Shortest and longest time for which a disk must answer before it counts again.
+/// Minimum and maximum time for which a disk must respond before it is used again.
 const PAUSE_MIN: Duration = Duration::from_secs(10);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
-/// A stall within this time after the one before doubles that time.
+/// A stall that begins within this time after the previous one doubles the pause.
 const PAUSE_DOUBLES_WITHIN: Duration = Duration::from_secs(3600);
 
-/// Stalls that the next run of the process must know of.
+/// The history of stalls, passed to the next run in the same process.
 #[derive(Clone, Default, Debug)]
 pub struct Stalls {
-    /// When the last one began, and for how long the disk must answer after it.
+    /// When the last stall began, and for how long the disk must respond after it.
     last: Option<(Time, Duration)>,
-    /// The run before this one ended because of it.
+    /// The previous run ended because of that stall.
     is_recent: bool,
 }
 
@@ -65,22 +66,23 @@ enum Stage {
         until: Time,
     },
     Leaving,
-    /// Since when the disk has answered, and when the next probe is due; both by the time that the loop ran.
+    /// Since when the disk has responded, and when the next probe is due. Both are in the store's running
+    /// time (see `Store::ran`).
     Probing {
         since: Time,
         next: Time,
     },
 }
 
-/// What was seen of the disk.
+/// The state of the disk watch.
 pub(crate) struct DiskWatch {
-    /// When the disk is looked at next.
+    /// When the disk is checked next.
     pub(crate) at: Time,
-    /// Its oldest operation took longer than it should.
+    /// The oldest operation is older than `slow_after`.
     is_slow: bool,
     stage: Stage,
     stalls: Stalls,
-    /// A probe is under way; how long the loop had run when it was sent.
+    /// If a probe is under way: the store's running time when it was sent.
     probe: Option<Time>,
 }
 
@@ -93,29 +95,30 @@ impl DiskWatch {
         DiskWatch { at: now, is_slow: false, stage, stalls, probe: None }
     }
 
-    /// Whether the monitor is told that the disk hangs.
+    /// Returns whether this OSD reports to the monitor that its disk hangs.
     pub(crate) fn is_stalled(&self) -> bool {
         matches!(self.stage, Stage::Stalled { .. } | Stage::Leaving | Stage::Probing { .. })
     }
 
-    /// Whether the node ends to open the same disk anew.
+    /// Returns whether the node is stopping in order to reopen the store.
     pub(crate) fn is_leaving(&self) -> bool {
         self.stage == Stage::Leaving
     }
 
-    /// The operator has ended the process: it is not started again.
+    /// Handles a shutdown by the operator: the process does not start another run.
     pub(crate) fn stay_away(&mut self) {
         if self.stage == Stage::Leaving {
             self.stage = Stage::Stalled { has_left: true };
         }
     }
 
-    /// What the next run of this process is to know.
+    /// Returns the history of stalls for the next run of this process.
     pub(crate) fn for_next_run(&self) -> Stalls {
         Stalls { is_recent: true, ..self.stalls.clone() }
     }
 
-    /// Looks how old the oldest operation is. `slow_after`: what operators call slow.
+    /// Checks the age of the oldest operation. `slow_after`: the age above which the disk is reported as
+    /// slow.
     pub(crate) fn look(
         &mut self,
         now: Time,
@@ -162,7 +165,8 @@ impl DiskWatch {
         Look { is_report_due: is_new || was_stalled != self.is_stalled(), next }
     }
 
-    /// A PG went on without this OSD. True if the process is to end at once.
+    /// Handles a PG's new entry that no longer lists this OSD. Returns true if the process must end at
+    /// once.
     pub(crate) fn on_pg_left(&mut self) -> bool {
         match self.stage {
             Stage::Stalled { .. } if planted::on(Bug::StoreReopenedEarly) => {
@@ -177,7 +181,8 @@ impl DiskWatch {
         false
     }
 
-    /// Writes durably now and then, for as long as the disk has to answer.
+    /// Returns the next durable probe write when it is due. Ends the stage when the disk has responded
+    /// for the whole pause.
     fn probe(&mut self, store: &Store, since: Time, next: Time) -> Option<StoreRequest> {
         let ran = store.ran();
         let is_awaited = self.probe.is_some() && !planted::on(Bug::ProbeNotAwaited);
@@ -195,7 +200,7 @@ impl DiskWatch {
         None
     }
 
-    /// A probe has ended. One that failed, or took long, begins the pause anew.
+    /// Handles the end of a probe. The pause starts again if the probe failed or took too long.
     pub(crate) fn on_probed(&mut self, store: &Store, is_done: bool) {
         let asked = self.probe.take();
         let (Stage::Probing { since, .. }, Some(asked)) = (self.stage, asked) else { return };
@@ -206,23 +211,23 @@ impl DiskWatch {
     }
 }
 
-/// What a look at the disk leads to.
+/// The result of a check of the disk.
 pub(crate) struct Look {
-    /// The monitor must be told at once.
+    /// A report must be sent to the monitor at once.
     pub(crate) is_report_due: bool,
-    /// What is to be done.
+    /// What to do next.
     pub(crate) next: Option<LookStep>,
 }
 
-/// What is to be done after a look at the disk.
+/// What to do after a check of the disk.
 pub(crate) enum LookStep {
-    /// The disk answers, and PGs went on without it: the store is closed, and opened by the next run.
+    /// The disk responds, but PGs went on without this OSD: close the store; the next run reopens it.
     Leave,
-    /// Ask the store for this, and hand the answer to [`DiskWatch::on_probed`].
+    /// Send this request to the store, and pass the result to [`DiskWatch::on_probed`].
     Probe(StoreRequest),
 }
 
-/// The line for the log of a change of stage.
+/// Returns the log line for a change of stage.
 fn stage_line(before: Stage, stage: Stage, age: Duration) -> Option<TraceEvent> {
     Some(match (before, stage) {
         (Stage::Stalled { .. }, Stage::Stalled { .. }) => return None,

@@ -1,9 +1,9 @@
-//! How fast learners are filled (backfill): clients come first, and backfill never stops.
+//! How fast learners are filled (backfill). Clients come first, but backfill never stops.
 //!
-//! While clients send requests, one block of one PG is copied at a time. After each tenth of a second
-//! without a request the number doubles, up to the limits. PGs take turns, so that a learner that is
-//! stuck delays no other one. PGs that lack copies, and those that cannot serve before a learner is
-//! complete, come first in three turns of four; PGs whose data only moves come first in the fourth.
+//! While clients send requests, one block of one PG is copied at a time. After each 100 ms without a
+//! request the number doubles, up to the limits. PGs take turns, so a stuck learner does not delay the
+//! others. In three turns out of four, PGs that lack copies, or that cannot serve until a learner is
+//! complete, come first; in the fourth turn, PGs whose data only moves come first.
 
 use base::{Duration, Time};
 use pg::Serving;
@@ -11,22 +11,22 @@ use pg::Serving;
 use crate::cluster_view::ClusterView;
 use crate::pg_table::{PgSlot, PgTable};
 
-/// Most repairs of learners under way for one PG, and for all.
+/// Maximum number of repairs of learners under way, for one PG and for all PGs together.
 const PG_REPAIRS_MAX: usize = 4;
 const OSD_REPAIRS_MAX: usize = 16;
-/// Length of a turn; then the budget is computed anew.
+/// Length of a turn. The budget is recomputed at the start of each turn.
 const TURN: Duration = Duration::from_millis(100);
 
 /// The budget of repairs.
 #[derive(Default)]
 pub struct Budget {
-    /// When the next turn begins; `None`: no learner is filled.
+    /// When the next turn begins; `None` while no learner is being filled.
     due: Option<Time>,
-    /// Repairs that may be under way.
+    /// Number of repairs that may be under way at once.
     count: usize,
     /// Counts the turns.
     turn: usize,
-    /// A client's request came since the turn began.
+    /// A client's request has arrived since the turn began.
     is_busy: bool,
 }
 
@@ -34,13 +34,14 @@ pub struct Budget {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Candidate {
     slot: PgSlot,
-    /// It has fewer copies than its pool wants.
+    /// The PG has fewer copies than its pool requires.
     is_degraded: bool,
 }
 
 impl Candidate {
-    /// `None`: its learners are not being filled. `copies`: of its pool; some of the `acting` members
-    /// are lost where it fills learners without serving.
+    /// Returns `None` if the PG fills no learners. `copies` is the number that its pool requires. A PG in
+    /// `Filling` always counts as degraded: it fills learners without serving because some of its
+    /// `acting` members are lost.
     fn of(slot: PgSlot, serving: &Serving, acting: usize, copies: usize) -> Option<Candidate> {
         match serving {
             Serving::Active => Some(Candidate { slot, is_degraded: acting < copies }),
@@ -51,23 +52,23 @@ impl Candidate {
 }
 
 impl Budget {
-    /// When the next turn begins.
+    /// Returns when the next turn begins.
     pub fn deadline(&self) -> Option<Time> {
         self.due
     }
 
-    /// A client's request came.
+    /// Records that a client's request has arrived.
     pub fn on_request(&mut self) {
         self.is_busy = true;
     }
 
-    /// There may be learners to be filled.
+    /// Starts the turns, if they are not running: there may be learners to fill.
     pub fn begin(&mut self, now: Time) {
         self.due.get_or_insert(now);
     }
 
-    /// Shares repairs anew among the PGs that this OSD leads and whose learners are being filled: how
-    /// many each may have under way in the next turn.
+    /// Begins a turn: divides the repairs among the PGs that this OSD leads and that have learners to
+    /// fill. Returns how many repairs each PG may have under way in this turn.
     pub fn begin_turn(
         &mut self,
         now: Time,
@@ -83,7 +84,7 @@ impl Budget {
         self.share(now, candidates.collect())
     }
 
-    /// Gives each candidate its share for the next turn.
+    /// Returns each candidate's share for the next turn.
     fn share(&mut self, now: Time, candidates: Vec<Candidate>) -> Vec<(PgSlot, usize)> {
         if candidates.is_empty() {
             *self = Budget::default();

@@ -1,32 +1,33 @@
-//! One connection to another OSD that this one opens and keeps.
+//! One connection to another OSD, which this OSD opens and keeps open.
 //!
-//! After each failure the next address is tried: at once if the connection had been up for a while, else
-//! after a delay that doubles up to a bound.
+//! After each failure the next address is tried: at once if the connection had been up for a while,
+//! otherwise after a delay that doubles up to a maximum.
 
 use base::{ConnectionId, Duration, Time};
 
-/// First and longest delay before the next attempt to connect.
+/// Minimum and maximum delay before the next attempt to connect.
 const DELAY_MIN: Duration = Duration::from_millis(20);
 const DELAY_MAX: Duration = Duration::from_secs(1);
-/// Timeout for a connection and its handshake; then the next address is tried.
+/// Timeout for the connection and its handshake; after it the next address is tried.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
-/// After a connection that was up for less than this the delay applies: its peer closes on purpose.
+/// If a connection was up for less than this, the next attempt is delayed: the peer probably closed it on
+/// purpose.
 const UP_MIN: Duration = Duration::from_secs(1);
 
-/// A connection, or the intent to have one.
+/// A connection that is up, being made, or waiting to be made.
 pub struct Lane {
     stage: Stage,
-    /// Which address is next; while there is a connection, its address.
+    /// Index of the next address to try, or of the current connection's address.
     address_next: usize,
-    /// Addresses in a row at which nobody listened.
+    /// Number of consecutive attempts at which nobody listened at the address.
     refusal_count: usize,
     delay: Duration,
 }
 
-/// Top to bottom is the order in time.
+/// In the order in which they occur.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Waits for its time to try.
+    /// Waits until the next attempt is due.
     Down { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId, until: Time },
@@ -57,12 +58,12 @@ impl Lane {
         }
     }
 
-    /// Whether both lead to the same of several addresses.
+    /// Returns whether both lanes use the same address while the peer has several.
     pub fn is_beside(&self, other: &Lane, address_count: usize) -> bool {
         address_count > 1 && self.address_next % address_count == other.address_next % address_count
     }
 
-    /// When something is to be done if nothing happens.
+    /// Returns when the lane needs attention if no event comes first.
     pub fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::Down { until } | Stage::Connecting { until, .. } => Some(until),
@@ -80,20 +81,20 @@ impl Lane {
         matches!(self.stage, Stage::Connecting { until, .. } if until <= now)
     }
 
-    /// Whether all of its `address_count` addresses refused the connection, one after the other.
+    /// Returns whether all `address_count` addresses refused the connection in a row.
     pub fn is_refused(&self, address_count: usize) -> bool {
         self.refusal_count >= address_count.max(1)
     }
 
-    /// Begins a connection and gives the index of its address. Requires: it is due, and there is
-    /// an address.
+    /// Begins a connection and returns the index of its address. Requires: an attempt is due, and there
+    /// is an address.
     pub fn connect(&mut self, now: Time, connection: ConnectionId, address_count: usize) -> usize {
         assert!(self.is_due(now));
         self.stage = Stage::Connecting { connection, until: now + CONNECT_MAX };
         self.address_next % address_count
     }
 
-    /// The handshake with the expected peer has passed.
+    /// Handles a completed handshake with the expected peer.
     pub fn on_connected(&mut self, now: Time) {
         let Stage::Connecting { connection, .. } = self.stage else {
             unreachable!("only a connection that is being made is opened");
@@ -102,7 +103,7 @@ impl Lane {
         self.stage = Stage::Up { connection, since: now };
     }
 
-    /// The connection is gone. `refused`: nobody listens at its address.
+    /// Handles the loss of the connection. `refused`: nobody listens at its address.
     pub fn on_lost(&mut self, now: Time, refused: bool, address_count: usize) {
         self.address_next = (self.address_next + 1) % address_count.max(1);
         self.refusal_count = if refused { self.refusal_count + 1 } else { 0 };

@@ -1,9 +1,9 @@
-//! Leases between pairs of OSDs: what this OSD holds, and what it has given.
+//! Leases between pairs of OSDs: those that this OSD holds, and those that it has given.
 //!
-//! A *holder* leads PGs, a *giver* is a member of them. A primary serves only while all other
-//! members grant; a member takes part in a newer epoch only when what it granted to the primary of
-//! an earlier one can be used no more. So no two primaries of a PG serve at the same time, whatever
-//! the network does. See `docs/internals/pg.md`.
+//! A *holder* leads PGs, and a *giver* is a member of them. A primary serves only while all other members
+//! grant it a lease. A member enters a newer epoch only when its grants to the primary of an earlier
+//! epoch have expired. So two primaries of a PG never serve at the same time, whatever the network does.
+//! See `docs/internals/pg.md`.
 //!
 //! ```text
 //!   holder                                giver
@@ -13,11 +13,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. A lease that the holder counts as valid is one that the giver has not counted out, if their
-//!      clocks run at most 10 % off either way.
-//!   2. What the giver revoked of a PG is named in every later grant until the holder has said that
-//!      it acts on the newer entry: so what is revoked runs out.
-//!   3. A process that just started assumes that an earlier run gave a lease to every OSD.
+//!   1. While a lease is valid for the holder, it is also valid for the giver, provided that their clocks
+//!      deviate by at most 10 % either way.
+//!   2. Every grant lists the PGs that the giver has revoked, until the holder reports that it acts on
+//!      the newer entry. So a revoked lease expires.
+//!   3. A process that has just started assumes that an earlier run gave a lease to every OSD.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,77 +26,77 @@ use base::{Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
 use cluster::settings::Setting;
 use format::wire::{LOST_COUNT_MAX, Member, PgEntry};
 
-/// The span of a lease unless a setting says otherwise.
+/// The default span of a lease.
 pub(crate) const LEASE_DEFAULT: Duration =
     Duration::from_millis(Setting::Lease.definition().default);
 
-/// Renewals without an answer whose times are remembered; an answer to an older one is worth
-/// nothing.
+/// Maximum number of unanswered renewals that are remembered. A reply to an older one is ignored.
 const SENT_COUNT_MAX: usize = 16;
 
-/// How long the giver of a lease counts it.
+/// Returns how long the giver must treat a lease of this span as valid.
 pub fn giver_span(span: Duration) -> Duration {
     // 10 % either way: 1.1 / 0.9 < 5 / 4.
     Duration::from_nanos(span.as_nanos().saturating_add(span.as_nanos() / 4))
 }
 
-/// How often a lease of this span is renewed: two renewals may be lost.
+/// Returns the interval between renewals of a lease of this span: two in a row may be lost.
 pub fn renew_every(span: Duration) -> Duration {
     Duration::from_nanos(span.as_nanos() / 3)
 }
 
 /// All leases of an OSD.
 pub struct Leases {
-    /// What an earlier run of this OSD gave has run out by then.
+    /// When all leases that earlier runs of this OSD gave have expired.
     earlier_until: Time,
     held: BTreeMap<OsdId, Held>,
     given: BTreeMap<OsdId, Given>,
 }
 
-/// What another OSD grants this one.
+/// A lease that another OSD grants to this one.
 struct Held {
     giver: Member,
     stamp_next: u64,
-    /// Renewals that may still be answered, oldest first: stamp, when it was sent.
+    /// Unanswered renewals, oldest first: stamp, and when it was sent.
     sent: VecDeque<(u64, Time)>,
     valid_until: Option<Time>,
-    /// It has run out, which was told: since then.
+    /// If `take_changes` has reported the lease as expired: since when.
     out_since: Option<Time>,
-    /// PGs that the last grant was not for, and the epoch that the giver knows.
+    /// PGs that the last grant excluded, with the epoch that the giver knows.
     lost: BTreeMap<PgId, Epoch>,
 }
 
-/// What this OSD granted another one.
+/// A lease that this OSD granted to another one.
 struct Given {
     holder: Member,
     until: Time,
     revoked: BTreeMap<PgId, Revoked>,
 }
 
-/// A PG of which the holder may still act on an epoch before the newest.
+/// A PG for which the holder may still act on an earlier epoch.
 #[derive(Clone, Copy)]
 struct Revoked {
     /// The newest epoch.
     epoch: Epoch,
-    /// The holder acts on it once it has this revision of the pool's map.
+    /// The holder acts on that epoch once it has this revision of the pool's map.
     revision: MapRevision,
-    /// What was granted for the epoch before has run out by then.
+    /// When the grant for earlier epochs has expired.
     until: Time,
 }
 
-/// What a giver says.
+/// A giver's reply to a renewal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// As asked.
+    /// Copied from the renewal that this replies to.
     pub stamp: u64,
-    /// In whole milliseconds.
+    /// Span of the lease in milliseconds, from when the renewal was sent.
     pub valid_ms: u32,
-    /// PGs that it is not for.
+    /// PGs that the grant excludes, with the newest epoch of each.
     pub lost: Vec<(PgId, Epoch)>,
 }
 
 impl Leases {
-    /// Of a run that begins now. `span_noted`: the longest span that earlier runs gave.
+    /// Creates the leases of a run that begins now. `span_noted`: the longest span that earlier runs
+    /// gave.
     pub fn new(now: Time, span_noted: Duration) -> Leases {
         Leases {
             earlier_until: now + giver_span(span_noted),
@@ -105,7 +105,8 @@ impl Leases {
         }
     }
 
-    /// There is a connection to this giver: answers to what was sent before do not come any more.
+    /// Handles a new connection to this giver: replies to renewals sent over an earlier connection cannot
+    /// arrive any more.
     pub fn on_connected(&mut self, giver: Member) {
         let held = self.held.get_mut(&giver.osd).filter(|held| held.giver == giver);
         match held {
@@ -124,12 +125,13 @@ impl Leases {
         }
     }
 
-    /// This OSD gives up its lease from this giver.
+    /// Drops the lease that this giver granted.
     pub fn drop_held(&mut self, giver: OsdId) {
         self.held.remove(&giver);
     }
 
-    /// Names the next renewal. Requires: there is a connection to the giver.
+    /// Records that a renewal is being sent, and returns its stamp. Requires: there is a connection to
+    /// the giver.
     pub fn renew(&mut self, now: Time, giver: OsdId) -> u64 {
         let held = self.held.get_mut(&giver).expect("a connection to it was opened");
         let stamp = held.stamp_next;
@@ -141,8 +143,8 @@ impl Leases {
         stamp
     }
 
-    /// The giver answered a renewal. True if requests may go on now that had to wait before; the
-    /// error says how it breaks the protocol.
+    /// Handles a grant. Returns true if requests that had to wait may proceed now. The error says how the
+    /// grant violates the protocol.
     pub fn on_granted(&mut self, now: Time, giver: OsdId, grant: Grant) -> Result<bool, String> {
         let held = self.held.get_mut(&giver).expect("a connection to it was opened");
         if grant.stamp == 0 || grant.stamp >= held.stamp_next {
@@ -156,14 +158,15 @@ impl Leases {
         };
         let was_valid = held.valid_until.is_some_and(|until| now < until);
         let until = sent_at + Duration::from_millis(u64::from(grant.valid_ms));
-        // A shorter span than before: the giver counts the longer one out, too.
+        // The new span may be shorter than the one before; the giver still waits for the longer one to
+        // expire.
         held.valid_until = held.valid_until.max(Some(until));
         let lost: BTreeMap<PgId, Epoch> = grant.lost.into_iter().collect();
         let was_lost = std::mem::replace(&mut held.lost, lost);
         Ok(!was_valid || was_lost.keys().any(|pg| !held.lost.contains_key(pg)))
     }
 
-    /// Whether this giver grants, now, that this OSD serves the epoch of the PG.
+    /// Returns whether this OSD now holds a lease from this giver for the epoch of the PG.
     pub fn holds(&self, now: Time, giver: Member, pg: PgId, epoch: Epoch) -> bool {
         let Some(held) = self.held.get(&giver.osd).filter(|held| held.giver == giver) else {
             return false;
@@ -172,7 +175,8 @@ impl Leases {
             && held.lost.get(&pg).is_none_or(|newest| *newest <= epoch)
     }
 
-    /// Leases that ran out since the last call, and for how long those did not hold that do again.
+    /// Returns what changed since the last call: `None` for a lease that expired, and for a lease that is
+    /// valid again how long it was not.
     pub fn take_changes(&mut self, now: Time) -> Vec<(OsdId, Option<Duration>)> {
         let mut changes = Vec::new();
         for (giver, held) in &mut self.held {
@@ -192,14 +196,14 @@ impl Leases {
         changes
     }
 
-    /// Whether the giver knows a newer epoch of any PG than `epoch_of` tells.
+    /// Returns whether the giver knows a newer epoch of any PG than `epoch_of` returns.
     pub fn knows_newer(&self, giver: OsdId, epoch_of: impl Fn(PgId) -> Option<Epoch>) -> bool {
         let Some(held) = self.held.get(&giver) else { return false };
         held.lost.iter().any(|(pg, newest)| epoch_of(*pg).is_none_or(|epoch| epoch < *newest))
     }
 
-    /// A holder wants a lease and acts on these revisions; `None`: it gets none. Revocations that
-    /// it has taken note of are over, see [`Leases::is_revoked_until`].
+    /// Handles a renewal by a holder that acts on these map revisions. Returns `None` if it gets no
+    /// lease. Revocations that those revisions cover end, see [`Leases::is_revoked_until`].
     pub fn give(
         &mut self,
         now: Time,
@@ -227,7 +231,7 @@ impl Leases {
         Some(Grant { stamp, valid_ms, lost })
     }
 
-    /// A holder gives its leases back for good.
+    /// Handles a holder's surrender: it gives its leases back for good.
     pub fn on_surrender(&mut self, holder: Member) {
         if let Some(given) = self.given_to(holder) {
             given.until = Time::ZERO;
@@ -235,14 +239,14 @@ impl Leases {
         }
     }
 
-    /// An entry with a higher epoch has followed `before`: the primary of that one loses the PG.
+    /// Revokes the lease of the primary of `before`: `newest` has a higher epoch and replaces it.
     pub fn revoke(&mut self, before: &PgEntry, newest: &PgEntry) {
         if let Some(holder) = before.primary_member() {
             self.revoke_from(holder, newest);
         }
     }
 
-    /// This holder may have led the PG of `newest` before, and has lost it.
+    /// Revokes the PG of `newest` from this holder, which may have led it before.
     pub fn revoke_from(&mut self, holder: Member, newest: &PgEntry) {
         let Some(given) = self.given_to(holder) else { return };
         let until = given.until;
@@ -257,16 +261,16 @@ impl Leases {
             .or_insert(revoked);
     }
 
-    /// A newer run of the OSD is known: grants to earlier runs are void.
+    /// Drops grants to earlier runs of an OSD: a newer run is known.
     pub fn on_newer_run(&mut self, newest: Member) {
         if self.given.get(&newest.osd).is_some_and(|given| given.holder < newest) {
             self.given.remove(&newest.osd);
         }
     }
 
-    /// Until when an earlier primary of the PG may serve by a grant of this OSD; `None`: none may.
-    /// The primary of `entry` itself does not count: in the run that is named there it has left
-    /// earlier epochs before it begins this one.
+    /// Returns until when an earlier primary of the PG may serve under a grant of this OSD; `None` if
+    /// none may. The primary of `entry` itself does not count: the run listed there leaves earlier epochs
+    /// before it begins this one.
     pub fn is_revoked_until(&self, now: Time, entry: &PgEntry) -> Option<Time> {
         let primary = entry.primary_member();
         let others = self.given.values().filter(|given| Some(given.holder) != primary);
@@ -274,14 +278,15 @@ impl Leases {
         untils.max().filter(|until| now < *until)
     }
 
-    /// A pool is removed: nobody acts on its entries.
+    /// Drops the revocations of a removed pool: nobody acts on its entries.
     pub fn forget_pool(&mut self, pool: PoolId) {
         for given in self.given.values_mut() {
             given.revoked.retain(|pg, _| pg.pool != pool);
         }
     }
 
-    /// What is known of a holder in its newest run; `None`: this is an earlier one.
+    /// Returns the grant to this run of a holder, creating it if needed. Returns `None` if a newer run of
+    /// the holder is known.
     fn given_to(&mut self, holder: Member) -> Option<&mut Given> {
         let new = Given { holder, until: self.earlier_until, revoked: BTreeMap::new() };
         let given = self.given.entry(holder.osd).or_insert_with(|| new);

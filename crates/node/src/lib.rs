@@ -18,24 +18,24 @@
 //! |---|---|
 //! | `node.rs` | the value: events in, effects out, the life of the process |
 //! | `cluster_view.rs` | the cluster map, the settings, and this OSD's place in them |
-//! | `local_store.rs` | the store, and who asked it for what |
-//! | `pg_table.rs` | the PGs, and what they ask |
+//! | `local_store.rs` | the store, and who sent it which request |
+//! | `pg_table.rs` | the PGs, and the actions that they request |
 //! | `node/pg_lifecycle.rs` | what the map means for this OSD's PGs |
-//! | `node/monitor.rs` | the connection to a monitor, and what it says |
+//! | `node/monitor.rs` | the connection to a monitor, and its messages |
 //! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
-//! | `leases.rs` | by whose leave this OSD serves, and to whom it gave its own |
+//! | `leases.rs` | leases that this OSD holds, and those that it has given |
 //! | `space_credits.rs` | space that members promise a primary |
-//! | `peers.rs` | what members of PGs say to each other: who may, and when |
-//! | `requests.rs` | a request's way from its arrival to its reply |
-//! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
-//! | `session_takeover.rs` | sessions that were shown before the map they act on |
+//! | `peers.rs` | messages between members of PGs: who may send them, and when they are handled |
+//! | `requests.rs` | a request's path from its arrival to its reply |
+//! | `sessions.rs` | connections and sessions: who may send requests, and which request is a repeat |
+//! | `session_takeover.rs` | sessions that were seen before the map they act on |
 //! | `filling.rs` | how fast learners are filled |
-//! | `reclaim.rs` | removing what nobody needs |
+//! | `reclaim.rs` | removing data that is no longer needed |
 //! | `disk_watch.rs` | a disk that is slow or hangs |
-//! | `report.rs`, `stats.rs`, `lines.rs` | what the monitor and the log are told |
-//! | `notes.rs` | what the store keeps of the map for later runs |
+//! | `report.rs`, `stats.rs`, `lines.rs` | reports to the monitor, and lines of the log |
+//! | `notes.rs` | the parts of the map that the store keeps for later runs |
 //! | `state_log.rs` | the copy of the state store, as a log of differences |
-//! | `state_rollback.rs` | how a state store that went back in time is recognised |
+//! | `state_rollback.rs` | how a state store that went back in time is detected |
 //! | `compare.rs` | comparing the copies of stopped OSDs |
 
 mod cluster_view;
@@ -86,51 +86,52 @@ pub enum Event {
     Disk(DiskEvent),
     /// From the network.
     Net(NetEvent),
-    /// The deadline of `Node::deadline` came.
+    /// The time that `Node::deadline` returned has come.
     Tick,
-    /// The process is to end: the node finishes what was started, then gives [`Effect::Stop`].
+    /// The process is asked to stop: the node finishes the requests that have started, then returns
+    /// [`Effect::Stop`].
     Shutdown,
 }
 
 /// An output of a node.
 #[derive(Debug)]
 pub enum Effect {
-    /// Ask the disk.
+    /// A request to the disk.
     Disk(DiskEffect),
-    /// Ask the network.
+    /// A request to the network.
     Net(NetEffect),
-    /// The store is recovered and the monitor has given an incarnation: the handshake of later
-    /// connections names it.
+    /// The store is recovered and the monitor has given an incarnation, which handshakes of later
+    /// connections must contain.
     Joined {
         /// This run's number.
         incarnation: Incarnation,
     },
-    /// Something happened that is worth a line of the log.
+    /// A line for the log.
     Trace(TraceEvent),
-    /// The log level that the settings of the cluster ask for; `None`: the one that the process was started
-    /// with.
+    /// The log level in the cluster's settings; `None`: use the level that the process was started with.
     LogLevel(Option<Level>),
-    /// The process ends. No effect follows.
+    /// The process must end. No effect follows.
     Stop(StopReason),
 }
 
 /// Why a node ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// By [`Event::Shutdown`].
+    /// [`Event::Shutdown`] was received.
     Shutdown,
-    /// Its disk hung, PGs went on without it, and now the disk answers: the process starts a new run with
+    /// Its disk hung and PGs went on without it; now the disk responds. The process starts a new run with
     /// [`Node::stalls`]. Every disk operation has ended.
     Stalled,
-    /// Its store is poisoned, or is not the store of this OSD: what happened, where, what to do.
+    /// Its store is poisoned, or is not the store of this OSD. The text says what happened, where, and
+    /// what to do.
     Store(String),
-    /// The cluster does not know this OSD: it was removed.
+    /// The cluster does not know this OSD: it was removed from it.
     Removed(String),
-    /// The monitor refuses it, and will refuse it again.
+    /// The monitor refuses this OSD, and would refuse it again.
     Refused(String),
 }
 
-/// Who a node is, and where it listens.
+/// A node's identity and its addresses.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Its cluster.
@@ -160,28 +161,29 @@ pub struct Identity {
 pub struct Settings {
     /// Settings of its store.
     pub store: blockstore::Settings,
-    /// Whether the device refused O_DIRECT and the store is buffered, for `status`.
+    /// Whether the device does not support O_DIRECT, so that the store is buffered; for `status`.
     pub buffered: bool,
-    /// Most unanswered requests of one connection; further ones are answered `Busy`.
+    /// Maximum number of unanswered requests of one connection; further ones are answered `Busy`.
     pub connection_requests_max: usize,
-    /// Most unanswered requests of all connections; further ones are answered `Busy`.
+    /// Maximum number of unanswered requests of all connections; further ones are answered `Busy`.
     pub requests_max: usize,
-    /// Most bytes that unanswered requests write or read; further requests are answered `Busy`.
+    /// Maximum number of bytes that unanswered requests write or read; further requests are answered
+    /// `Busy`.
     pub request_bytes_max: u64,
-    /// Most sessions that are remembered.
+    /// Maximum number of sessions that are remembered.
     pub sessions_max: usize,
-    /// How long a request waits for the map, an activation, space, or an older connection of its session;
-    /// then it is answered `Busy`.
+    /// How long a request waits for the map, an activation, space, or requests on an older connection of
+    /// its session; after that it is answered `Busy`.
     pub wait_max: Duration,
-    /// First and longest delay before the next monitor address is tried.
+    /// Minimum delay before the next monitor address is tried.
     pub reconnect_min: Duration,
-    /// See `reconnect_min`.
+    /// Maximum delay before the next monitor address is tried.
     pub reconnect_max: Duration,
-    /// Timeout for the answer of a monitor to a boot.
+    /// Timeout for a monitor's reply to a boot message.
     pub boot_max: Duration,
     /// Bounds on what one PG holds at once.
     pub pg_limits: pg::Limits,
-    /// What the run before in this process knew about its disk.
+    /// The history of stalls of the previous run in this process.
     pub stalls: Stalls,
 }
 

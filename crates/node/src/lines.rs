@@ -1,7 +1,7 @@
 //! Lines for the log of this OSD: one for each change of a state, none for a request.
 //!
-//! A line is made where the change is decided. This file keeps what lines need beside that: how long a
-//! PG has been waiting, and what the log says already.
+//! A line is created where the change is decided. This file keeps the further state that lines need: how
+//! long a PG has been waiting, and which states have been logged already.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,18 +19,18 @@ use crate::pg_table::PgTable;
 use crate::report::{Explainer, why_idle};
 use crate::sessions::Sessions;
 
-/// A PG that is not served for so long is named. Agreeing takes less where all members are there.
+/// A PG that has not been served for this long is logged. Peering takes less if all members are up.
 const WAIT_NAMED_AFTER: Duration = Duration::from_secs(2);
 
-/// States that are already logged and must not be logged again.
+/// States that have already been logged, so that they are not logged again.
 #[derive(Default)]
 pub(crate) struct Lines {
-    /// PGs that this OSD is to lead and does not serve.
+    /// PGs that this OSD must lead and does not serve.
     waits: BTreeMap<PgId, Wait>,
-    /// PGs of which the store may have lost something, while this OSD is to lead them.
+    /// PGs that this OSD must lead, and of which its store may have lost writes.
     suspect: BTreeSet<PgId>,
     is_full: bool,
-    /// Stored units are damaged.
+    /// The store has damaged units.
     has_damage: bool,
 }
 
@@ -40,18 +40,18 @@ struct Wait {
     is_told: bool,
 }
 
-/// Ids of OSDs.
+/// Returns the OSDs of the members.
 fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = OsdId> {
     members.map(|member| member.osd)
 }
 
-/// Of one PG.
+/// Adds a PG and its epoch to an event.
 fn of_pg(event: TraceEvent, pg: PgId, epoch: Epoch) -> TraceEvent {
     event.with("pg", pg).number("epoch", epoch.get())
 }
 
 impl Lines {
-    /// Called now and then: logs states that have lasted long enough.
+    /// Logs states that have lasted long enough. Called once per report interval.
     pub(crate) fn trace_states(
         &mut self,
         now: Time,
@@ -79,7 +79,7 @@ impl Lines {
         }
     }
 
-    /// A PG that this OSD is to lead: since when it is not served.
+    /// Tracks since when a PG that this OSD must lead is not served, and logs it once it is too long.
     fn trace_wait(
         &mut self,
         now: Time,
@@ -109,7 +109,7 @@ impl Lines {
         }
     }
 
-    /// A PG serves its epoch.
+    /// Logs that a PG is active in its epoch.
     pub(crate) fn trace_active(&mut self, now: Time, pg: &Pg, effects: &mut Vec<Effect>) {
         let Some(entry) = pg.entry() else { return };
         let event = of_pg(TraceEvent::info("PG is active"), entry.pg, entry.epoch)
@@ -124,7 +124,7 @@ impl Lines {
         effects.push(Effect::Trace(event));
     }
 
-    /// This OSD is to lead a PG of which its store may have lost writes, and cannot.
+    /// Logs that this OSD must lead a PG but cannot, because its store may have lost writes of it.
     pub(crate) fn trace_suspect(&mut self, pg: PgId, why: &str, effects: &mut Vec<Effect>) {
         if self.suspect.insert(pg) {
             let event = TraceEvent::warn("PG is suspect: it is not served");
@@ -133,7 +133,7 @@ impl Lines {
     }
 }
 
-/// This OSD takes its part in an epoch.
+/// Logs that this OSD enters an epoch of a PG.
 pub(crate) fn trace_enters(cluster: &ClusterView, entry: &PgEntry, effects: &mut Vec<Effect>) {
     let event = match cluster.leads(entry) {
         true => TraceEvent::debug("leads an epoch: asks its members"),
@@ -142,7 +142,7 @@ pub(crate) fn trace_enters(cluster: &ClusterView, entry: &PgEntry, effects: &mut
     effects.push(Effect::Trace(of_pg(event, entry.pg, entry.epoch)));
 }
 
-/// A PG is to take part in nothing, for a reason that is new.
+/// Logs that this OSD takes no part in a PG, if the reason is new.
 pub(crate) fn trace_halt(pg: &Pg, why: &str, effects: &mut Vec<Effect>) {
     if !matches!(pg.serving(), Serving::Idle { why: before } if before == why) {
         let event = TraceEvent::debug("takes no part in a PG").with("pg", pg.id());
@@ -150,7 +150,7 @@ pub(crate) fn trace_halt(pg: &Pg, why: &str, effects: &mut Vec<Effect>) {
     }
 }
 
-/// What PGs need that the monitor is about to be told.
+/// Logs the needs of PGs that are about to be sent to the monitor.
 pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Effect>) {
     for PgNeed { pg, epoch, what } in needs {
         let event = match what {
@@ -170,7 +170,7 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
     }
 }
 
-/// Leases that have run out since the last look, and those that are back.
+/// Logs leases that have expired since the last call, and leases that are valid again.
 pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Effect>) {
     for (giver, was_out) in leases.take_changes(now) {
         let event = match was_out {
@@ -181,7 +181,7 @@ pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Eff
     }
 }
 
-/// Sessions that a change of the map fences, of those that were served here.
+/// Logs sessions that were served here and that a change of the map fences.
 pub(crate) fn trace_fences(
     cluster: &ClusterView,
     sessions: &Sessions,

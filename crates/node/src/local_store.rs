@@ -1,8 +1,8 @@
-//! This OSD's store, and who asked it for what.
+//! This OSD's store, and which caller each of its requests belongs to.
 //!
 //! Invariants
-//!   1. Every effect of the store is taken once, in the order in which it came.
-//!   2. An answer names the call that it is for: a PG's, or one of the node's own.
+//!   1. Every effect of the store is handled once, in the order in which it was produced.
+//!   2. A result carries the id of the call that it belongs to: a call of a PG, or one of the node's own.
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -13,26 +13,27 @@ use pg::CallId;
 
 use crate::pg_table::PgSlot;
 
-/// Who asked the store.
+/// The caller of a store request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StoreCall {
-    /// The note on the cluster.
+    /// Writes the note on the cluster.
     ClusterNote,
     /// The last flush of a run.
     LastSync,
     /// The last record of a run.
     LastRecord,
-    /// Removal of what nobody needs. Only the number of answers counts.
+    /// Removal of data that is no longer needed. Only the number of results matters.
     Reclaim,
-    /// A durable write of what is there already: it shows that the disk answers.
+    /// A durable rewrite of existing data, which shows that the disk responds.
     Probe,
-    /// Part of the log of the state store. Only the number of answers counts.
+    /// Part of the log of the state store. Only the number of results matters.
     StateNote,
     /// A call of the PG in this slot.
     Pg(PgSlot, CallId),
 }
 
-/// Calls of PGs have the slot and this shift; below it are the node's own.
+/// The id of a PG's call contains its slot, shifted by this many bits. Ids of the node's own calls are
+/// smaller.
 const SLOT_SHIFT: u32 = 32;
 
 impl StoreCall {
@@ -67,7 +68,7 @@ impl StoreCall {
     }
 }
 
-/// The store. It is read as a [`Store`], and changed by the methods here alone.
+/// The store. It is read as a [`Store`], and changed only through the methods here.
 pub(crate) struct LocalStore {
     store: Store,
     effects: Vec<Effect>,
@@ -88,45 +89,46 @@ impl LocalStore {
         self.store.apply(now, event, &mut self.effects);
     }
 
-    /// Asks the store; it answers by [`Effect::Done`], some requests at once.
+    /// Sends a request to the store. The result comes as [`Effect::Done`], for some requests at once.
     pub(crate) fn ask(&mut self, now: Time, call: StoreCall, request: Request) {
         let id = call.id();
         assert!(StoreCall::of(id) == call);
         self.apply(now, Event::Request { id, request });
     }
 
-    /// Hands what was written since the last call to the disk as one journal write.
+    /// Submits everything written since the last call to the disk, as one journal write.
     pub(crate) fn submit(&mut self) {
         self.store.submit(&mut self.effects);
     }
 
-    /// The loop runs now: the store counts how long its disk takes by that.
+    /// Tells the store that the event loop is running: it measures the age of disk operations in that
+    /// time.
     pub(crate) fn runs(&mut self, now: Time) {
         self.store.runs(now);
     }
 
-    /// Tells the store which sizes of blocks PGs may bring.
+    /// Tells the store which block sizes its PGs may write.
     pub(crate) fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
         self.store.expect_blocks(sizes);
     }
 
-    /// Images whose space has changed since the last call.
+    /// Returns the images whose used space has changed since the last call.
     pub(crate) fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
         self.store.take_images_changed()
     }
 
-    /// Whether the store has effects that were not taken yet.
+    /// Returns whether the store has effects that were not taken yet.
     pub(crate) fn has_effects(&self) -> bool {
         !self.effects.is_empty()
     }
 
-    /// What the store says, in order. The list goes back to [`LocalStore::give_back`].
+    /// Returns the store's effects, in order. Give the list back to [`LocalStore::give_back`].
     pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
         let spare = std::mem::take(&mut self.spare);
         std::mem::replace(&mut self.effects, spare)
     }
 
-    /// Keeps the memory of a list whose effects are carried out.
+    /// Keeps the memory of a list whose effects have been carried out, for reuse.
     pub(crate) fn give_back(&mut self, carried_out: Vec<Effect>) {
         assert!(carried_out.is_empty());
         self.spare = carried_out;

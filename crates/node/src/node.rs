@@ -1,9 +1,10 @@
 //! The node as a value: events in, effects out.
 //!
-//! After each event `settle` restores what always holds: the store's answers have reached their
-//! PGs, the PGs' actions are carried out, and what may go on has gone on.
+//! After each event `settle` restores the invariants: the store's results have reached their PGs, the
+//! PGs' actions are carried out, and everything that may proceed has proceeded.
 //!
-//! Each module below carries out what the type of its name decides: the types of `src/` know no node.
+//! Each module below carries out the decisions of the type with the same name; the types in `src/` do not
+//! know the node.
 
 mod monitor;
 mod peer_connections;
@@ -48,7 +49,7 @@ pub struct Node {
     identity: Identity,
     settings: Settings,
     phase: Phase,
-    // What it has and knows.
+    // What this OSD stores and knows.
     pub(crate) store: LocalStore,
     pub(crate) cluster: ClusterView,
     notes: Notes,
@@ -69,28 +70,28 @@ pub struct Node {
     // Clients.
     sessions: Sessions,
     pub(crate) requests: Requests,
-    // What goes on beside the requests.
+    // Background work.
     budget: Budget,
     pub(crate) reclaim: Reclaim,
     disk_watch: DiskWatch,
-    /// The operator gave up what a PG lost: it may be served now.
+    /// The operator gave up lost data of a PG, so it may be possible to serve it now: review all PGs.
     review_is_due: bool,
 }
 
-/// The life of a node. Top to bottom is the order in time.
+/// The phases of a node, in order of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     /// Waits for the store's recovery.
     Opening,
     /// Serves.
     Running,
-    /// Waits until started requests have ended, and no longer than this.
+    /// Waits until started requests have ended, but at most until this time.
     Draining { until: Time },
     /// Waits for the store's last flush.
     Syncing,
-    /// Waits until every operation that was asked of the disk has ended.
+    /// If the disk hung: waits until every disk operation has ended.
     Closing,
-    /// Takes no event any more.
+    /// Ignores all events.
     Stopped,
 }
 
@@ -137,7 +138,7 @@ impl Node {
         node
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         if self.phase == Phase::Stopped {
             return;
@@ -154,8 +155,8 @@ impl Node {
         self.settle(now, effects);
     }
 
-    /// Writes what the events of this turn have queued, as one journal write. The owner calls it at the end
-    /// of each turn of its loop.
+    /// Submits what the events of this turn have written, as one journal write. The owner calls this at
+    /// the end of each turn of its loop.
     pub fn finish_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.phase == Phase::Stopped {
             return;
@@ -164,18 +165,18 @@ impl Node {
         self.settle(now, effects);
     }
 
-    /// The addresses of the monitors, if one of them told and they differ from those taken before: for the
-    /// next run.
+    /// Returns the addresses of the monitors, if a monitor sent a list that differs from the one returned
+    /// before; for the next run.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.link.take_told()
     }
 
-    /// The addresses where this OSD looks for a monitor, if none serves it now.
+    /// Returns the addresses at which this OSD looks for a monitor, while no monitor serves it.
     pub fn seeks_monitor(&self) -> Option<&[String]> {
         self.link.is_seeking().then(|| self.link.addresses())
     }
 
-    /// When the node wants an [`Event::Tick`]; may change with every event.
+    /// Returns when the node needs an [`Event::Tick`]. May change with every event.
     pub fn deadline(&self) -> Option<Time> {
         if self.phase == Phase::Stopped {
             return None;
@@ -195,18 +196,18 @@ impl Node {
         all.flatten().min()
     }
 
-    /// What the next run of this process is to know.
+    /// Returns the history of stalls for the next run of this process.
     pub fn stalls(&self) -> Stalls {
         self.disk_watch.for_next_run()
     }
 
-    /// What the store's recovery found, for the log. Meaningful once the node has asked for a
-    /// monitor.
+    /// Returns what the store's recovery found, for the log. Meaningful once the node has tried to
+    /// connect to a monitor.
     pub fn recovery_report(&self) -> blockstore::RecoveryReport {
         self.store.recovery_report()
     }
 
-    /// Whether every request has been answered and every connection's count says so.
+    /// Returns whether every request has been answered and no connection counts an open one.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.sessions.nothing_is_open()
@@ -272,23 +273,23 @@ impl Node {
         }
     }
 
-    /// How often this OSD reports.
+    /// Returns the interval between reports of this OSD.
     fn report_every(&self) -> Duration {
         self.cluster.span(Setting::OsdReport)
     }
 
-    /// How long the leases are that this OSD gives.
+    /// Returns the span of the leases that this OSD gives.
     fn lease_span(&self) -> Duration {
         self.notes.lease_allowed(self.cluster.span(Setting::Lease))
     }
 
-    /// Closes a connection; no event of it follows.
+    /// Closes a connection. No event of this connection follows.
     fn hang_up(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
         self.on_closed(now, connection, false, effects);
     }
 
-    /// A connection is gone, or could not be made. `refused`: nobody listens at its address.
+    /// Handles a connection that is gone or could not be made. `refused`: nobody listens at its address.
     fn on_closed(
         &mut self,
         now: Time,
@@ -342,7 +343,7 @@ impl Node {
         }
     }
 
-    /// Looks how old the oldest operation of the disk is. A change is reported at once.
+    /// Checks the age of the disk's oldest operation. A change of the disk's state is reported at once.
     fn watch_disk(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let slow_after = self.cluster.span(Setting::DiskSlow);
         let look = self.disk_watch.look(now, &self.store, slow_after, effects);
@@ -356,7 +357,7 @@ impl Node {
         }
     }
 
-    /// Called now and then: reports, and does what needs to be done at intervals.
+    /// Sends a report, and does other periodic work. Called once per report interval.
     fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.tend_pgs(now, effects);
         let Node { cluster, store, pgs, peer_connections, lines, .. } = self;
@@ -379,7 +380,7 @@ impl Node {
         }
     }
 
-    /// Sends the monitor the counters since the last time, if there are any.
+    /// Sends the monitor the counters since the last call, if there are any.
     fn tell_stats(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.stats.at = now + self.cluster.span(Setting::StatsInterval);
         if self.link.serving().is_none() {
@@ -400,7 +401,7 @@ impl Node {
         }
     }
 
-    /// Begins to stop: started requests end, then the store.
+    /// Begins to stop: waits for started requests to end, then closes the store.
     fn begin_end(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.phase = Phase::Draining { until: now + self.settings.wait_max };
         self.refuse_all_waiting(effects);
@@ -411,7 +412,7 @@ impl Node {
         effects.push(Effect::Stop(reason));
     }
 
-    /// Restores what holds between events.
+    /// Restores the invariants that hold between events.
     fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
         loop {
             self.take_store_effects(now, effects);
@@ -450,7 +451,7 @@ impl Node {
         self.renew_for_space(now, effects);
     }
 
-    /// Started requests have ended, or have had their time: this OSD leaves.
+    /// Leaves the cluster: started requests have ended, or their time is over.
     fn on_drained(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.phase = Phase::Syncing;
         self.leave_all(now, effects);
@@ -458,7 +459,8 @@ impl Node {
         self.tell_stats(now, effects);
         self.tell_monitor(&ToMonitor::OsdLeaves, effects);
         self.link.end();
-        // What a restored state store may lack.
+        // A later run uses this note to detect a state store that was restored from a backup, and to
+        // recover it.
         self.keep_notes(now);
         self.store.ask(now, StoreCall::LastSync, StoreRequest::Sync);
     }
@@ -510,7 +512,8 @@ impl Node {
         }
     }
 
-    /// The store is recovered: if it is the right one, the node joins.
+    /// Handles the end of the store's recovery: if this is the store of this OSD, the node joins the
+    /// cluster.
     fn on_store_opened(&mut self, now: Time, effects: &mut Vec<Effect>) {
         assert!(self.phase == Phase::Opening);
         if let Err(reason) = self.check_store() {
@@ -534,7 +537,7 @@ impl Node {
         self.move_link(now, effects);
     }
 
-    /// Reads the notes of the store, if it is the store of this OSD.
+    /// Checks that the store belongs to this OSD, and reads its notes.
     fn check_store(&mut self) -> Result<(), String> {
         let found = self.store.identity();
         let Identity { cluster, osd, store, path, .. } = &self.identity;
@@ -552,7 +555,7 @@ impl Node {
         Ok(())
     }
 
-    /// Notes what changed since the last note, unless one is on its way.
+    /// Writes the note on the cluster if it is out of date and no write of it is under way.
     fn keep_notes(&mut self, now: Time) {
         self.tidy_state(now);
         if self.notes.is_due() && self.cluster.me().is_some() {
@@ -563,7 +566,7 @@ impl Node {
         }
     }
 
-    /// Shortens the copy of the state store, if it is long.
+    /// Rewrites the log of the state store's copy if it is too long.
     fn tidy_state(&mut self, now: Time) {
         let notes = self.state.tidy();
         self.note_state(now, notes);
@@ -577,7 +580,7 @@ impl Node {
 
     // ---- PGs
 
-    /// Calls into a PG and carries out what it asks.
+    /// Calls into a PG and carries out the actions that it requests.
     fn drive<R>(
         &mut self,
         now: Time,
@@ -591,7 +594,8 @@ impl Node {
         result
     }
 
-    /// Carries out what the PG in `slot` asks, in order, and what it asks in turn.
+    /// Carries out the actions of the PG in `slot`, in order, including the further actions that these
+    /// cause.
     fn carry_out(&mut self, now: Time, slot: PgSlot, effects: &mut Vec<Effect>) {
         while self.pgs.has_actions() {
             let mut batch = self.pgs.take_actions();
@@ -650,8 +654,8 @@ impl Node {
         wanted.map(|(key, ..)| key).take(listing.count_max).collect()
     }
 
-    /// Blocks of a PG with versions above `newer_than`, tombstones included, and whether no other
-    /// follows.
+    /// Returns blocks of a PG with versions above `newer_than`, including tombstones, and whether these
+    /// are the last ones.
     fn list_newer(
         &self,
         slot: PgSlot,

@@ -1,14 +1,14 @@
-//! What an OSD notes of the map. From its notes it recognises a map that is older than one it has seen:
-//! the map of a state store that was restored from a backup.
+//! The notes that an OSD keeps about the map. From them it recognises a map that is older than one it has
+//! seen, such as the map of a state store that was restored from a backup.
 //!
-//! Each PG's entry has a note of its own, see `pg::Record`. So has the copy of the state store, see
+//! Each PG's entry has its own note, see `pg::Record`, and so has the copy of the state store, see
 //! `state_log.rs`.
 //!
 //! Invariants
-//!   1. One note on the cluster is under way at a time.
-//!   2. A lease longer than any before is given only after the note of its span is durable: a later
-//!      run waits that long.
-//!   3. A note never replaces a newer revision of a pool by an older one.
+//!   1. At most one write of the note on the cluster is under way at a time.
+//!   2. A lease longer than any before is given only after a note with its span is durable, because a
+//!      later run must wait that long.
+//!   3. A note never replaces a newer revision of a pool with an older one.
 
 use std::collections::BTreeMap;
 
@@ -21,24 +21,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::leases::LEASE_DEFAULT;
 
-/// The notes of this OSD's store, and what is to be noted next.
+/// The notes of this OSD's store, and what must be noted next.
 pub(crate) struct Notes {
     /// The longest span of a lease that this OSD may have given in any run.
     lease_span: Duration,
-    /// Pools as this OSD had seen them before this run, without those that are gone.
+    /// Pools as earlier runs of this OSD noted them, without those that have been removed since.
     pools: BTreeMap<PoolId, PoolNote>,
     /// Notes of PGs that cannot be read, and why.
     damaged: BTreeMap<PgId, String>,
-    /// The newest run of this OSD, and the revisions of maps, that its records of PGs name.
+    /// The newest run of this OSD and the newest map revisions found in its records of PGs.
     recorded: Seen,
     /// The map differs from the note on the cluster.
     is_old: bool,
-    /// The note on the cluster is under way, and with it this span.
+    /// If a write of the note on the cluster is under way: the lease span in that note.
     open: Option<Duration>,
 }
 
 impl Notes {
-    /// Of a store that is not open yet.
+    /// Creates the notes of a store that is not open yet.
     pub(crate) fn unread() -> Notes {
         Notes {
             lease_span: LEASE_DEFAULT,
@@ -50,9 +50,9 @@ impl Notes {
         }
     }
 
-    /// Reads what earlier runs of this OSD have noted. The error says why the note on the cluster
-    /// cannot be read. Notes of PGs that cannot be read are kept as damaged: what is here of those
-    /// PGs is as suspect as what recovery lost.
+    /// Reads the notes of earlier runs of this OSD. The error says why the note on the cluster cannot be
+    /// read. A PG whose note cannot be read is kept as damaged: its data here is as suspect as after
+    /// damage found by recovery.
     pub(crate) fn read(store: &Store, osd: OsdId) -> Result<Notes, String> {
         let mut notes = Notes { recorded: seen_in_records(store, osd), ..Notes::unread() };
         for (key, note) in store.notes() {
@@ -70,27 +70,27 @@ impl Notes {
 
     // ---- what earlier runs noted
 
-    /// The longest span of a lease that any run may have given.
+    /// Returns the longest span of a lease that any run may have given.
     pub(crate) fn lease_span(&self) -> Duration {
         self.lease_span
     }
 
-    /// The newest run and the revisions that the records of PGs name.
+    /// Returns the newest run and the newest map revisions found in the records of PGs.
     pub(crate) fn recorded(&self) -> &Seen {
         &self.recorded
     }
 
-    /// Pools as this OSD had seen them before this run.
+    /// Returns the pools as earlier runs noted them.
     pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolId, &PoolNote)> {
         self.pools.iter().map(|(id, noted)| (*id, noted))
     }
 
-    /// The revision of a pool that this OSD had seen before this run.
+    /// Returns the revision of a pool that earlier runs noted.
     pub(crate) fn revision(&self, pool: PoolId) -> MapRevision {
         self.pools.get(&pool).map_or(MapRevision::ZERO, |noted| noted.revision)
     }
 
-    /// A pool is gone.
+    /// Forgets a pool that was removed.
     pub(crate) fn forget_pool(&mut self, pool: PoolId) {
         self.pools.remove(&pool);
     }
@@ -110,7 +110,7 @@ impl Notes {
         self.damaged.get(&pg).map(String::as_str)
     }
 
-    /// The note of this PG is removed.
+    /// Forgets that the note of this PG cannot be read, because the note is being removed.
     pub(crate) fn forget_damage(&mut self, pg: PgId) {
         self.damaged.remove(&pg);
     }
@@ -122,27 +122,27 @@ impl Notes {
 
     // ---- the note on the cluster
 
-    /// The span of leases that may be given now, where `wanted` is set.
+    /// Returns the span of leases that may be given now if `wanted` is the span in the settings.
     pub(crate) fn lease_allowed(&self, wanted: Duration) -> Duration {
         wanted.min(self.lease_span)
     }
 
-    /// Leases of this span are wanted.
+    /// Requests a new note if leases of this span need one.
     pub(crate) fn want_lease(&mut self, wanted: Duration) {
         self.is_old |= wanted > self.lease_span;
     }
 
-    /// The map has changed.
+    /// Records that the map has changed, so that the note must be written again.
     pub(crate) fn map_changed(&mut self) {
         self.is_old = true;
     }
 
-    /// Whether the note on the cluster is to be written, and none is under way.
+    /// Returns whether the note on the cluster must be written and no write of it is under way.
     pub(crate) fn is_due(&self) -> bool {
         self.is_old && self.open.is_none()
     }
 
-    /// The bytes of the next note on the cluster. Requires: it is due.
+    /// Begins a write of the note on the cluster and returns its bytes. Requires: it is due.
     pub(crate) fn begin(
         &mut self,
         cluster: ClusterId,
@@ -158,7 +158,8 @@ impl Notes {
         note.encode()
     }
 
-    /// The note on the cluster is durable, or could not be written. Requires: one is under way.
+    /// Handles the end of the note's write: it is durable, or it could not be written. Requires: one is
+    /// under way.
     pub(crate) fn on_written(&mut self, is_durable: bool) {
         let span = self.open.take().expect("one note at a time");
         if is_durable {
@@ -169,7 +170,7 @@ impl Notes {
     }
 }
 
-/// Records of PGs. Those that cannot be read say nothing; their PGs wait for an operator.
+/// Returns the records of PGs. Records that cannot be read are skipped; their PGs wait for an operator.
 pub(crate) fn records(store: &Store) -> impl Iterator<Item = Record> + '_ {
     store.notes().filter_map(|(key, bytes)| match key {
         NoteKey::Pg(_) => Record::decode(bytes).ok(),
@@ -177,8 +178,8 @@ pub(crate) fn records(store: &Store) -> impl Iterator<Item = Record> + '_ {
     })
 }
 
-/// What this OSD has seen of the cluster, from its records of PGs: they may be newer than the note on
-/// the cluster.
+/// Returns what this OSD has seen of the cluster according to its records of PGs, which may be newer than
+/// the note on the cluster.
 fn seen_in_records(store: &Store, osd: OsdId) -> Seen {
     let mut seen = Seen::default();
     for entry in records(store).map(|record| record.entry) {
@@ -190,7 +191,7 @@ fn seen_in_records(store: &Store, osd: OsdId) -> Seen {
     seen
 }
 
-/// This revision of a pool was seen.
+/// Raises the revision that was seen of a pool, if this one is newer.
 pub(crate) fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
     let known = seen.pools.entry(pool).or_default();
     *known = (*known).max(revision);
@@ -199,12 +200,11 @@ pub(crate) fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
 /// The note under `NoteKey::Cluster`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ClusterNote {
-    /// Which cluster.
+    /// The cluster that this OSD belongs to.
     pub cluster: ClusterId,
     /// All pools.
     pub pools: Vec<PoolNote>,
-    /// The longest span of a lease that any run has given, in milliseconds; left out where it is
-    /// the usual one.
+    /// The longest span of a lease that any run has given, in milliseconds; omitted if it is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
 }
@@ -214,13 +214,13 @@ pub struct ClusterNote {
 pub struct PoolNote {
     /// Its rules.
     pub pool: Pool,
-    /// The revision seen.
+    /// The revision of the pool's map that was seen.
     pub revision: MapRevision,
 }
 
 impl ClusterNote {
-    /// Keeps what was noted of pools of which this note's map is older than that, or has none: the
-    /// map of a state store that went back in time does not erase what proves it.
+    /// Keeps the noted state of each pool for which this note's map has an older revision or none. So the
+    /// map of a state store that went back in time does not erase the evidence of that.
     pub fn keep_newer(&mut self, noted: &BTreeMap<PoolId, PoolNote>) {
         let mut pools = noted.clone();
         for pool in std::mem::take(&mut self.pools) {
@@ -233,7 +233,7 @@ impl ClusterNote {
         self.pools = pools.into_values().collect();
     }
 
-    /// What is worth keeping of a map.
+    /// Creates the note from a map.
     pub fn of(cluster: ClusterId, map: &ClusterMap, lease: Duration) -> ClusterNote {
         let pools = map.pools.values();
         let pools = pools
@@ -243,17 +243,17 @@ impl ClusterNote {
         ClusterNote { cluster, pools, lease_ms }
     }
 
-    /// The note's bytes. Limits on pools keep them far below those of a note.
+    /// Encodes the note. Limits on pools keep its size far below the limit for a note.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data with text keys")
     }
 
-    /// Reads what [`ClusterNote::encode`] wrote; the error says what is wrong.
+    /// Decodes the bytes that [`ClusterNote::encode`] returned; the error says what is wrong.
     pub fn decode(bytes: &[u8]) -> Result<ClusterNote, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }
 
-    /// The longest span of a lease that any run has given.
+    /// Returns the longest span of a lease that any run has given.
     pub fn lease(&self) -> Duration {
         self.lease_ms.map_or(LEASE_DEFAULT, Duration::from_millis)
     }

@@ -1,12 +1,13 @@
-//! Connections between OSDs. The primary of a PG opens two to each other member: one for data, one for
-//! leases, so that no large message delays a lease.
+//! Connections between OSDs. The primary of a PG opens two to each other member: one for data and one for
+//! leases, so that a large message does not delay a lease.
 //!
 //! Invariants
-//!   1. A connection counts only with the very run of the OSD that the map's entries name: the
+//!   1. A connection counts only if its peer is exactly the run that the map's entries list: the
 //!      handshake proves the run.
-//!   2. At most one connection of each kind with each OSD in each direction; a newer one ends the
-//!      one before.
-//!   3. Without a connection a message is dropped. PGs are told of each connection that comes or goes.
+//!   2. There is at most one connection of each kind with each OSD in each direction; a newer one
+//!      replaces the older one.
+//!   3. A message for which there is no connection is dropped. PGs are informed of each connection that
+//!      is made or lost.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +21,13 @@ use crate::cluster_view::ClusterView;
 use crate::connection_ids::ConnectionIds;
 use crate::lane::Lane;
 
-/// A peer that has not said anything for so long is silent; the monitor is told as often.
+/// A peer that has sent nothing for this long is silent. Also the interval at which this is reported to
+/// the monitor.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
-/// How long connections to an OSD stay open after this one leads no PG with it: over them it learns that
-/// its lease is not used any more.
+/// How long connections to an OSD stay open after this OSD stops leading PGs with it: over them the other
+/// OSD learns that its lease is no longer used.
 const LINGER: Duration = Duration::from_secs(1);
-/// Most connections that one OSD may have to this one; a further one closes the oldest.
+/// Maximum number of connections that one OSD may have open to this one; a further one closes the oldest.
 const INCOMING_PER_OSD_MAX: usize = 4;
 
 /// All connections with other OSDs.
@@ -35,9 +37,9 @@ pub struct PeerConnections {
     followers: BTreeMap<OsdId, Follower>,
     outgoing: BTreeMap<ConnectionId, (OsdId, Purpose)>,
     incoming: BTreeMap<ConnectionId, Incoming>,
-    /// Of them those that carry data, by the primary that opened them.
+    /// The incoming connections that carry data, by the primary that opened them.
     from_primaries: BTreeMap<OsdId, ConnectionId>,
-    /// Who leads PGs of which this OSD is a member, and counts as up.
+    /// Primaries of PGs of which this OSD is a member, if they are up.
     primaries: BTreeMap<OsdId, Primary>,
     /// When leases are renewed next, while there are followers.
     renew_at: Option<Time>,
@@ -60,36 +62,37 @@ struct Follower {
     address_count: usize,
     data: Lane,
     lease: Lane,
-    /// When it last granted a lease, or when that was first expected.
+    /// When the follower last granted a lease, or since when a grant is expected.
     heard_at: Time,
-    /// It is no longer a member; its connections end at this time.
+    /// If it is no longer a member: when its connections are closed.
     ends_at: Option<Time>,
-    /// What the monitor was told about it last, and when.
+    /// What was last reported to the monitor about this follower, and when.
     told: Option<(Time, Unreachable)>,
 }
 
-/// Who leads PGs of which this OSD is a member.
+/// A primary of PGs of which this OSD is a member.
 struct Primary {
     member: Member,
-    /// When it last asked for a lease, or that was first expected, or its silence was last reported.
+    /// When it last requested a lease, or since when a request is expected, or when its silence was last
+    /// reported.
     since: Time,
 }
 
 /// A connection that another OSD opened.
 struct Incoming {
     peer: Member,
-    /// Known from the first message on.
+    /// Known once the first message has arrived.
     purpose: Option<Purpose>,
 }
 
 impl PeerConnections {
-    /// Whether a holder of leases may ask over a connection that is there.
+    /// Returns whether a lease holder has a connection open over which it may send renewals.
     pub fn has_holder(&self, osd: OsdId) -> bool {
         let asks = |it: &Incoming| it.peer.osd == osd && it.purpose == Some(Purpose::Lease);
         self.incoming.values().any(asks)
     }
 
-    /// When something is to be done if nothing happens.
+    /// Returns when the connections need attention if no event comes first.
     pub fn deadline(&self) -> Option<Time> {
         let up = self.followers.values().filter(|follower| follower.is_wanted());
         let lanes = up.flat_map(|follower| [follower.data.deadline(), follower.lease.deadline()]);
@@ -98,23 +101,23 @@ impl PeerConnections {
         lanes.flatten().chain(self.renew_at).chain(ends).chain(missed).min()
     }
 
-    /// The connection over which data goes to this member.
+    /// Returns the connection for sending data to this member.
     pub fn to_follower(&self, member: Member) -> Option<ConnectionId> {
         self.followers.get(&member.osd).filter(|known| known.member == member)?.data.up()
     }
 
-    /// The connection over which this primary is answered.
+    /// Returns the connection for replying to this primary.
     pub fn to_primary(&self, primary: Member) -> Option<ConnectionId> {
         let connection = *self.from_primaries.get(&primary.osd)?;
         (self.incoming[&connection].peer == primary).then_some(connection)
     }
 
-    /// Whether the connection is one with an OSD.
+    /// Returns whether the connection is with another OSD.
     pub fn has(&self, connection: ConnectionId) -> bool {
         self.outgoing.contains_key(&connection) || self.incoming.contains_key(&connection)
     }
 
-    /// The member that one of our connections leads to, and its purpose.
+    /// Returns the member that one of our connections leads to, and its purpose.
     pub fn outgoing(&self, connection: ConnectionId) -> Option<(Member, Purpose)> {
         let (osd, purpose) = self.outgoing.get(&connection)?;
         Some((self.followers[osd].member, *purpose))
@@ -130,14 +133,15 @@ impl PeerConnections {
         self.followers.get(&osd)?.lease.up()
     }
 
-    /// Members of PGs that this OSD leads, and some that were that until just now.
+    /// Returns the members of PGs that this OSD leads, and those that were members until a moment ago.
     pub fn followers(&self) -> Vec<OsdId> {
         self.followers.keys().copied().collect()
     }
 
     // ---- connections that come and go
 
-    /// An OSD has connected to us. Returns an older connection from it, which must be closed.
+    /// Handles a connection that another OSD opened. Returns an older connection from it, which must be
+    /// closed.
     pub fn on_accepted(&mut self, connection: ConnectionId, peer: Member) -> Option<ConnectionId> {
         let of_peer = self.incoming.iter().filter(|(_, known)| known.peer.osd == peer.osd);
         let mut of_peer = of_peer.map(|(connection, _)| *connection);
@@ -147,7 +151,7 @@ impl PeerConnections {
         oldest.filter(|_| is_one_too_many)
     }
 
-    /// The handshake of one of our connections has passed.
+    /// Handles a completed handshake on one of our connections.
     pub fn on_connected(&mut self, now: Time, osd: OsdId, purpose: Purpose) {
         let follower = self.followers.get_mut(&osd).expect("it has a connection");
         follower.lane_mut(purpose).on_connected(now);
@@ -156,7 +160,7 @@ impl PeerConnections {
         }
     }
 
-    /// A connection is gone. `refused`: nobody listened at its address.
+    /// Handles the loss of a connection. `refused`: nobody listened at its address.
     pub fn on_closed(&mut self, now: Time, connection: ConnectionId, refused: bool) -> Gone {
         if let Some(incoming) = self.incoming.remove(&connection) {
             let osd = incoming.peer.osd;
@@ -174,8 +178,8 @@ impl PeerConnections {
         Gone::Outgoing { member, carried_data, is_refused: lane.is_refused(address_count) }
     }
 
-    /// The first message of an incoming connection tells its purpose. Returns its peer, and an older
-    /// connection that it replaces. Fails if the connection already had another purpose.
+    /// Sets the purpose of an incoming connection, which its first message decides. Returns its peer, and
+    /// an older connection that it replaces. Fails if the connection already had another purpose.
     pub fn decide(
         &mut self,
         connection: ConnectionId,
@@ -198,7 +202,7 @@ impl PeerConnections {
         Ok((peer, before))
     }
 
-    /// Connects to all followers whose time has come.
+    /// Connects to all followers for which an attempt is due.
     pub fn connect_due(
         &mut self,
         now: Time,
@@ -224,7 +228,7 @@ impl PeerConnections {
         }
     }
 
-    /// Connections that take too long to come.
+    /// Returns connections whose attempt has timed out.
     pub fn late(&self, now: Time) -> Vec<ConnectionId> {
         let lanes = self.followers.values().flat_map(|follower| [&follower.data, &follower.lease]);
         lanes.filter(|lane| lane.is_late(now)).filter_map(Lane::connection).collect()
@@ -232,8 +236,8 @@ impl PeerConnections {
 
     // ---- the map
 
-    /// The PGs that this OSD leads now have these members. Returns those to which connections of another
-    /// run exist: close them before [`PeerConnections::follow`].
+    /// Handles a change in the members of PGs that this OSD leads. Returns those members that have
+    /// connections to another run: close these before [`PeerConnections::follow`].
     pub fn on_members(&mut self, now: Time, wanted: &BTreeMap<OsdId, Incarnation>) -> Vec<OsdId> {
         let mut other_runs = Vec::new();
         for (osd, follower) in &mut self.followers {
@@ -248,7 +252,7 @@ impl PeerConnections {
         other_runs
     }
 
-    /// Follows these members from now on, as the map names them.
+    /// Keeps connections to these members from now on, with their addresses from the map.
     pub fn follow(
         &mut self,
         now: Time,
@@ -284,7 +288,7 @@ impl PeerConnections {
         }
     }
 
-    /// Connections of runs that the map names no more.
+    /// Returns incoming connections from runs that the map has replaced by newer ones.
     pub fn of_earlier_runs(&self, cluster: &ClusterView) -> Vec<ConnectionId> {
         let is_over = |incoming: &Incoming| {
             let known = cluster.osd(incoming.peer.osd);
@@ -294,7 +298,7 @@ impl PeerConnections {
         over.map(|(connection, _)| *connection).collect()
     }
 
-    /// Expects requests for leases from the primaries of all PGs of which this OSD is a member.
+    /// Expects renewals from the primaries of all PGs of which this OSD is a member.
     pub fn expect_primaries(&mut self, now: Time, cluster: &ClusterView) {
         let Some(wanted) = cluster.primaries_followed() else { return };
         self.primaries.retain(|_, primary| wanted.contains(&primary.member));
@@ -304,15 +308,14 @@ impl PeerConnections {
         }
     }
 
-    /// Followers that are none any more, and have had their time to hear that.
+    /// Returns former followers whose connections have stayed open long enough.
     pub fn over(&self, now: Time) -> Vec<OsdId> {
         let is_over = |follower: &Follower| follower.ends_at.is_some_and(|at| at <= now);
         let over = self.followers.iter().filter(|(_, follower)| is_over(follower));
         over.map(|(osd, _)| *osd).collect()
     }
 
-    /// Nothing is connected to this follower any more. Its connections are closed before
-    /// [`PeerConnections::remove`].
+    /// Stops new connections to this follower. Close its connections before [`PeerConnections::remove`].
     pub fn stop_connecting(&mut self, osd: OsdId) {
         self.followers.get_mut(&osd).expect("the caller found it").is_up = false;
     }
@@ -326,7 +329,7 @@ impl PeerConnections {
 
     // ---- leases, and who is silent
 
-    /// Whether leases are to be renewed now; the next time is `every` later.
+    /// Returns whether leases must be renewed now, and sets the next time to `every` later.
     pub fn is_renewal_due(&mut self, now: Time, every: Duration) -> bool {
         if self.followers.is_empty() {
             self.renew_at = None;
@@ -343,12 +346,12 @@ impl PeerConnections {
         self.renew_at = None;
     }
 
-    /// A follower has granted a lease.
+    /// Records that a follower has granted a lease.
     pub fn on_granted(&mut self, now: Time, giver: OsdId) {
         self.followers.get_mut(&giver).expect("it has a connection").heard_at = now;
     }
 
-    /// A primary asks for a lease.
+    /// Records that a primary has requested a lease.
     pub fn on_lease_asked(&mut self, now: Time, holder: Member) {
         let primary = self.primaries.get_mut(&holder.osd);
         if let Some(primary) = primary.filter(|known| known.member == holder) {
@@ -356,9 +359,10 @@ impl PeerConnections {
         }
     }
 
-    /// Followers that have been silent for too long, and the connections over which they are to be
-    /// reached anew. A connection that lost packets may take long to come back. Where there is another
-    /// address to try, the connection for data goes, too: the network may be gone.
+    /// Returns followers that have been silent for too long, and the connections that must be closed and
+    /// opened again. A connection that lost packets may take long to recover. If the follower has several
+    /// addresses and both connections use the same one, the data connection must be closed, too: that
+    /// network may have failed.
     pub fn silent(&self, now: Time) -> Vec<(OsdId, [Option<ConnectionId>; 2])> {
         let is_silent = |follower: &&Follower| {
             follower.is_wanted() && !follower.is_refused() && follower.is_silent(now)
@@ -371,14 +375,15 @@ impl PeerConnections {
         silent.collect()
     }
 
-    /// Connections for data with followers that are silent and that the map calls down: a process that
-    /// stands still keeps its connections, and nothing should wait for it.
+    /// Returns data connections to followers that are silent and that the map lists as down: a suspended
+    /// process keeps its connections, and nothing should wait for it.
     pub fn silent_and_down(&self, now: Time) -> Vec<ConnectionId> {
         let is_gone = |follower: &&Follower| !follower.is_up && follower.is_silent(now);
         self.followers.values().filter(is_gone).filter_map(|follower| follower.data.up()).collect()
     }
 
-    /// What the monitor is told of a follower that does not answer; about once a second.
+    /// Returns the report to the monitor about a follower that does not respond; at most about once a
+    /// second.
     pub fn unreachable(&mut self, now: Time, osd: OsdId, how: Unreachable) -> Option<ToMonitor> {
         let follower = self.followers.get_mut(&osd).expect("the caller found it");
         let is_told = |(at, told): (Time, Unreachable)| told == how && now.since(at) < SILENT_AFTER;
@@ -390,18 +395,18 @@ impl PeerConnections {
         Some(ToMonitor::OsdUnreachable { osd, incarnation, how })
     }
 
-    /// Another monitor may lead, which was told nothing. Gives the followers whose addresses refuse
-    /// connections; of silent ones the next renewal tells.
+    /// Forgets what was reported, because another monitor may lead now. Returns the followers whose
+    /// addresses refuse connections; silent ones are reported with the next renewal.
     pub fn on_new_monitor(&mut self, now: Time) -> Vec<OsdId> {
-        // Who leads may have changed while this OSD was not told.
+        // PGs may have new primaries that this OSD has not heard of meanwhile.
         self.primaries.values_mut().for_each(|primary| primary.since = now);
         self.followers.values_mut().for_each(|follower| follower.told = None);
         let refused = self.followers.iter().filter(|(_, follower)| follower.is_refused());
         refused.map(|(osd, _)| *osd).collect()
     }
 
-    /// Primaries that have stopped asking for leases. If a primary leads all PGs that it shares with
-    /// others, it gives leases to none of them: only its missing requests show that it is gone.
+    /// Returns primaries that have stopped requesting leases. A primary that leads all PGs it shares with
+    /// other OSDs gives leases to none of them: only its missing requests show that it is down.
     pub fn take_missed(&mut self, now: Time) -> Vec<Member> {
         let mut missed = Vec::new();
         for primary in self.primaries.values_mut() {
@@ -414,17 +419,17 @@ impl PeerConnections {
     }
 }
 
-/// What is left of a connection.
+/// What kind of connection was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gone {
-    /// It was none with an OSD.
+    /// It was not a connection with an OSD.
     Unknown,
     /// A peer had opened it.
     Incoming,
-    /// It was one to a follower.
+    /// It led to a follower.
     Outgoing {
         member: Member,
-        /// It was up, and for data.
+        /// It was up, and its purpose was data.
         carried_data: bool,
         /// Nobody listens at any address of the follower.
         is_refused: bool,
@@ -432,7 +437,7 @@ pub enum Gone {
 }
 
 impl Follower {
-    /// Whether a connection that it lacks is to be made.
+    /// Returns whether missing connections to it must be made.
     fn is_wanted(&self) -> bool {
         self.is_up && self.ends_at.is_none()
     }

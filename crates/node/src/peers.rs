@@ -1,8 +1,8 @@
-//! What waits between members of PGs, and what the monitor must be told of them.
+//! Queries that wait between members of PGs, and needs of PGs that the monitor must know.
 //!
 //! Invariants
-//!   1. Of each PG at most one query waits: that of the highest epoch.
-//!   2. What a PG needs is told until its epoch is over.
+//!   1. At most one query of each PG waits: the one of the highest epoch.
+//!   2. A need of a PG is reported until its epoch is over.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,34 +14,34 @@ use crate::cluster_view::ClusterView;
 
 /// How long a query waits for the map of its epoch.
 const MAP_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long a connected member may take to answer a query before the monitor is told. Longer than the
-/// member's wait for the map, and with time for all operations of its store to end: a slow disk is no
-/// reason to take it out. The time for leases that the member must wait out is added.
+/// How long a connected member may take to answer a query before this is reported to the monitor. It is
+/// longer than the member's wait for the map, and leaves time for all operations of its store to end: a
+/// slow disk is no reason to drop a member. The time for leases that the member must wait out is added.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
-/// Most queries that wait: one for each PG of the largest pool.
+/// Maximum number of queries that wait: one for each PG of the largest pool.
 const HELD_COUNT_MAX: usize = 1 << 16;
 
-/// What waits between members, and what the monitor must be told of them.
+/// Queries that wait between members, and needs that the monitor must know.
 #[derive(Default)]
 pub(crate) struct Peers {
-    /// Queries that wait for the map, or until grants have run out.
+    /// Queries that wait for the map, or for grants to expire.
     held: BTreeMap<PgId, Query>,
-    /// Of queries that came before the map, oldest first: until when they wait.
+    /// For queries that arrived before the map: until when they wait, oldest first.
     held_until: VecDeque<(Time, PgId, Epoch)>,
-    /// The epoch and the connection of the last query of each PG. All other messages of the epoch must come
-    /// over the same connection: only there they stay in order.
+    /// The epoch and the connection of the last query of each PG. All other messages of the epoch must
+    /// arrive over the same connection, because only there are they in order.
     heard_over: BTreeMap<PgId, (Epoch, ConnectionId)>,
     /// Unanswered queries of this OSD, and their epochs.
     unanswered: BTreeMap<(PgId, OsdId), Epoch>,
-    /// Of those, oldest first: until when an answer is awaited.
+    /// Until when each of these answers is awaited, oldest first.
     unanswered_until: VecDeque<(Time, PgId, OsdId, Epoch)>,
-    /// PGs that this OSD is to lead, once its grants to earlier primaries have run out.
+    /// PGs that this OSD will lead once its grants to earlier primaries have expired.
     waiting: BTreeSet<PgId>,
-    /// When the next grant that something waits for runs out.
+    /// When the next grant that a PG or a query waits for expires.
     release_at: Option<Time>,
-    /// What PGs need, which the monitor must know until their epochs are over.
+    /// Needs of PGs, which are reported to the monitor until their epochs are over.
     needs: BTreeMap<PgId, Vec<PgNeed>>,
-    /// Those of them that the monitor was not told yet.
+    /// Needs that have not been sent to the monitor yet.
     needs_new: Vec<PgNeed>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Overdue {
 }
 
 impl Peers {
-    /// When something is to be done if nothing happens.
+    /// Returns when something is due if no event comes first.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let held = self.held_until.front().map(|(until, ..)| *until);
         let unanswered = self.unanswered_until.front().map(|(until, ..)| *until);
@@ -71,18 +71,18 @@ impl Peers {
 
     // ---- what waits for grants or the map
 
-    /// A PG is to be led once this OSD's grants to its earlier primaries have run out.
+    /// Makes a PG wait until this OSD's grants to its earlier primaries have expired.
     pub(crate) fn wait_for_grants(&mut self, pg: PgId, until: Time) {
         self.wait_until(until);
         self.waiting.insert(pg);
     }
 
-    /// A PG no longer waits for grants to run out.
+    /// Ends a PG's wait for grants to expire.
     pub(crate) fn stop_waiting(&mut self, pg: PgId) {
         self.waiting.remove(&pg);
     }
 
-    /// Whether the PG waits until grants have run out.
+    /// Returns whether the PG waits for grants to expire.
     pub(crate) fn is_waiting_for_grants(&self, pg: PgId) -> bool {
         self.waiting.contains(&pg)
     }
@@ -91,7 +91,7 @@ impl Peers {
         self.release_at = Some(self.release_at.map_or(until, |at| at.min(until)));
     }
 
-    /// A query waits until grants have run out.
+    /// Makes a query wait until grants have expired.
     pub(crate) fn hold_for_grants(
         &mut self,
         until: Time,
@@ -102,7 +102,7 @@ impl Peers {
         self.hold(pg, query).map(|_| ())
     }
 
-    /// A query waits for the map.
+    /// Makes a query wait for the map.
     pub(crate) fn hold_for_map(&mut self, now: Time, pg: PgId, query: Query) -> Result<(), String> {
         let epoch = query.epoch;
         if self.hold(pg, query)? {
@@ -111,7 +111,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Keeps a query for later; true if there was none of its epoch.
+    /// Keeps a query for later. Returns true if no query of its epoch was waiting.
     fn hold(&mut self, pg: PgId, query: Query) -> Result<bool, String> {
         let held = &mut self.held;
         if held.len() >= HELD_COUNT_MAX && !held.contains_key(&pg) {
@@ -124,18 +124,18 @@ impl Peers {
         Ok(held.insert(pg, query).is_none_or(|before| before.epoch != epoch))
     }
 
-    /// Whether grants have run out for which something waits.
+    /// Returns whether a grant that something waits for has expired.
     pub(crate) fn is_release_due(&self, now: Time) -> bool {
         self.release_at.is_some_and(|at| at <= now)
     }
 
-    /// PGs that wait for grants to run out, to be looked at again.
+    /// Returns the PGs that wait for grants to expire, to be reviewed again.
     pub(crate) fn take_waiting(&mut self) -> BTreeSet<PgId> {
         self.release_at = None;
         std::mem::take(&mut self.waiting)
     }
 
-    /// Queries whose epoch the map has. Those of a later epoch stay.
+    /// Returns the waiting queries whose epoch the map has. Queries of a later epoch stay.
     pub(crate) fn take_held(&mut self, cluster: &ClusterView) -> BTreeMap<PgId, Query> {
         let (behind, released) = std::mem::take(&mut self.held)
             .into_iter()
@@ -144,7 +144,7 @@ impl Peers {
         released
     }
 
-    /// The connection of the next query that has waited too long for the map.
+    /// Returns the connection of the next query that has waited too long for the map.
     pub(crate) fn pop_late_held(
         &mut self,
         now: Time,
@@ -161,25 +161,25 @@ impl Peers {
 
     // ---- connections
 
-    /// Whether the last query of this epoch was heard over this connection.
+    /// Returns whether the last query of this epoch arrived over this connection.
     pub(crate) fn is_heard_over(&self, pg: PgId, epoch: Epoch, connection: ConnectionId) -> bool {
         self.heard_over.get(&pg) == Some(&(epoch, connection))
     }
 
-    /// A query was heard.
+    /// Records the connection over which a query arrived.
     pub(crate) fn hear(&mut self, pg: PgId, epoch: Epoch, connection: ConnectionId) {
         self.heard_over.insert(pg, (epoch, connection));
     }
 
-    /// A primary's connection is gone, and what waited of it.
+    /// Drops the waiting queries of a primary's connection that is gone.
     pub(crate) fn on_primary_gone(&mut self, connection: ConnectionId) {
         self.held.retain(|_, query| query.connection != connection);
     }
 
     // ---- queries of this OSD
 
-    /// A PG asks a member to state itself; `patience`: how long that may take. Asked again over
-    /// another connection it has no more time.
+    /// Records a query to a member. `patience`: additional time that the answer may take. A query that is
+    /// repeated over another connection gets no further time.
     pub(crate) fn on_query_sent(&mut self, now: Time, query: Overdue, patience: Duration) {
         let Overdue { pg, osd, epoch } = query;
         if self.unanswered.insert((pg, osd), epoch) != Some(epoch) {
@@ -188,13 +188,13 @@ impl Peers {
         }
     }
 
-    /// A member stated itself.
+    /// Records that a member has answered a query.
     pub(crate) fn on_state(&mut self, pg: PgId, osd: OsdId) {
         self.unanswered.remove(&(pg, osd));
     }
 
-    /// The next query without an answer whose time is over. Goes on with [`Peers::wait_longer`] or
-    /// [`Peers::on_state`].
+    /// Returns the next unanswered query whose time is over. The caller continues with
+    /// [`Peers::wait_longer`] or [`Peers::on_state`].
     pub(crate) fn pop_overdue(&mut self, now: Time) -> Option<Overdue> {
         while let Some((_, pg, osd, epoch)) =
             self.unanswered_until.pop_front_if(|(until, ..)| *until <= now)
@@ -206,7 +206,7 @@ impl Peers {
         None
     }
 
-    /// The member is away, which others judge: its answer is awaited for longer.
+    /// Waits longer for a member that is not connected: whether it is down is decided elsewhere.
     pub(crate) fn wait_longer(&mut self, now: Time, query: Overdue) {
         let Overdue { pg, osd, epoch } = query;
         self.unanswered_until.push_back((now + ANSWER_WAIT_MAX, pg, osd, epoch));
@@ -214,7 +214,7 @@ impl Peers {
 
     // ---- what PGs need
 
-    /// A PG needs another entry.
+    /// Records that a PG needs another entry.
     pub(crate) fn need(&mut self, pg: PgId, epoch: Epoch, what: Need) {
         let need = PgNeed { pg, epoch, what };
         let known = self.needs.entry(pg).or_default();
@@ -225,12 +225,12 @@ impl Peers {
         }
     }
 
-    /// What PGs need that the monitor was not told.
+    /// Returns the needs that have not been sent to the monitor.
     pub(crate) fn take_new_needs(&mut self) -> Vec<PgNeed> {
         std::mem::take(&mut self.needs_new)
     }
 
-    /// All that PGs need in epochs that are not over.
+    /// Returns all needs of PGs in epochs that are not over.
     pub(crate) fn needs(&mut self, cluster: &ClusterView) -> Vec<PgNeed> {
         self.needs.retain(|pg, needs| {
             let epoch = cluster.pg(*pg).map(|entry| entry.epoch);
@@ -241,7 +241,7 @@ impl Peers {
     }
 }
 
-/// Whether the body is one that a primary says to members; `Stale` may come from both.
+/// Returns whether the body is one that a primary sends to members; `Stale` may be sent by both.
 pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
     match body {
         PeerBody::Query { .. }
@@ -267,7 +267,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
     }
 }
 
-/// Whether the body asks a member to state itself.
+/// Returns whether the body is a query, to which a member replies with its state.
 pub(crate) fn is_query(body: &PeerBody) -> bool {
     matches!(body, PeerBody::Query { .. })
 }

@@ -1,9 +1,9 @@
-//! The PGs of this OSD, and what they have asked for and not been given yet.
+//! The PGs of this OSD, and the actions that they have requested and that are not carried out yet.
 //!
 //! Invariants
 //!   1. A PG keeps its slot for the whole run.
-//!   2. Between events no action is left: whoever calls into a PG carries its actions out before it
-//!      calls into another one.
+//!   2. Between events no action is left over: a caller carries out the actions of one PG before it calls
+//!      into another.
 
 use std::collections::BTreeMap;
 use std::ops::Index;
@@ -18,32 +18,32 @@ use pg::{Action, Limits, Pg, Record, Shape};
 pub(crate) struct PgSlot(usize);
 
 impl PgSlot {
-    /// The slot of this place. The table judges whether it has one there.
+    /// Creates the slot with this index, without checking that the table has it.
     pub(crate) fn new(index: usize) -> PgSlot {
         PgSlot(index)
     }
 
-    /// Its place, from 0.
+    /// Returns the index of the slot, from 0.
     pub(crate) fn index(self) -> usize {
         self.0
     }
 }
 
-/// All PGs that this OSD has or had a part in, in this run.
+/// All PGs that this OSD has had a part in during this run.
 pub(crate) struct PgTable {
     osd: OsdId,
     buffers: BufferPool,
     limits: Limits,
     pgs: Vec<Pg>,
     slots: BTreeMap<PgId, PgSlot>,
-    /// What the PG that was called last has asked for.
+    /// Actions that the PG called last has requested.
     actions: Vec<Action>,
     /// An empty list with room, so that taking a batch allocates nothing.
     spare: Vec<Action>,
 }
 
 impl PgTable {
-    /// An empty table of this OSD.
+    /// Creates an empty table.
     pub(crate) fn new(osd: OsdId, buffers: BufferPool, limits: Limits) -> PgTable {
         PgTable {
             osd,
@@ -56,32 +56,32 @@ impl PgTable {
         }
     }
 
-    /// The slot of a PG, if it has one.
+    /// Returns the slot of a PG, if it has one.
     pub(crate) fn slot(&self, id: PgId) -> Option<PgSlot> {
         self.slots.get(&id).copied()
     }
 
-    /// A PG, if it is in the table.
+    /// Returns a PG, if it is in the table.
     pub(crate) fn get(&self, id: PgId) -> Option<&Pg> {
         self.slot(id).map(|slot| &self[slot])
     }
 
-    /// The ids of all PGs, ascending.
+    /// Returns the ids of all PGs, ascending.
     pub(crate) fn ids(&self) -> impl Iterator<Item = PgId> + '_ {
         self.slots.keys().copied()
     }
 
-    /// All PGs, in the order in which they came.
+    /// Returns all PGs, in the order in which they were added.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PgSlot, &Pg)> {
         self.pgs.iter().enumerate().map(|(index, pg)| (PgSlot(index), pg))
     }
 
-    /// All slots. The table may grow while they are gone through.
+    /// Returns all slots. The table may grow during the iteration.
     pub(crate) fn slots(&self) -> impl Iterator<Item = PgSlot> + use<> {
         (0..self.pgs.len()).map(PgSlot)
     }
 
-    /// Adds a PG of which the store holds `facts` and, where it has been active here, a record.
+    /// Adds a PG. `facts` are what the store knows of it; `record` exists if the PG has been active here.
     pub(crate) fn add(
         &mut self,
         id: PgId,
@@ -96,7 +96,7 @@ impl PgTable {
         slot
     }
 
-    /// The PG in `slot` begins anew, as one of which this OSD has no record.
+    /// Resets the PG in `slot` to one that this OSD has no record of. Requires: it is quiet.
     pub(crate) fn begin_anew(&mut self, slot: PgSlot, rules: &Pool, facts: PgFacts) {
         let pg = &self.pgs[slot.0];
         assert!(pg.is_quiet());
@@ -114,7 +114,7 @@ impl PgTable {
         Pg::new(shape, self.osd, facts, record, self.buffers.clone())
     }
 
-    /// Calls into a PG. The caller then carries out what the PG asks, see [`PgTable::take_actions`].
+    /// Calls into a PG. The caller must then carry out the PG's actions, see [`PgTable::take_actions`].
     pub(crate) fn call<R>(
         &mut self,
         slot: PgSlot,
@@ -123,30 +123,29 @@ impl PgTable {
         call(&mut self.pgs[slot.0], &mut self.actions)
     }
 
-    /// Whether a PG has asked for something that nobody has taken.
+    /// Returns whether there are actions that nobody has taken.
     pub(crate) fn has_actions(&self) -> bool {
         !self.actions.is_empty()
     }
 
-    /// What the PG that was called last asks, in order. The list goes back to
-    /// [`PgTable::give_back`].
+    /// Returns the actions of the PG called last, in order. Give the list back to [`PgTable::give_back`].
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
         let spare = std::mem::take(&mut self.spare);
         std::mem::replace(&mut self.actions, spare)
     }
 
-    /// Keeps the memory of a list whose actions are carried out.
+    /// Keeps the memory of a list whose actions have been carried out, for reuse.
     pub(crate) fn give_back(&mut self, carried_out: Vec<Action>) {
         assert!(carried_out.is_empty());
         self.spare = carried_out;
     }
 
-    /// Whether nothing is served or under way of any PG of which `is_meant` is true.
+    /// Returns whether no PG for which `is_meant` is true serves or has anything under way.
     pub(crate) fn are_quiet(&self, is_meant: impl Fn(PgId) -> bool) -> bool {
         self.iter().filter(|(_, pg)| is_meant(pg.id())).all(|(_, pg)| pg.is_quiet())
     }
 
-    /// The PGs of one pool, ascending.
+    /// Returns the PGs of one pool, ascending.
     pub(crate) fn of_pool(&self, pool: PoolId) -> impl Iterator<Item = PgId> + '_ {
         self.ids().filter(move |id| id.pool == pool)
     }

@@ -1,20 +1,22 @@
-//! Removing what nobody needs: of pools that are gone, and of PGs that others hold whole.
+//! Removes data that is no longer needed: data of removed pools, and of PGs that other OSDs hold
+//! completely.
 //!
-//! The OSD does this by itself. A pool has left the map before the monitor asks. A PG's data is
-//! superfluous when its entry has all copies in its acting set, no learner, and no part for this
-//! OSD: the acting set holds every acknowledged write. Doing it again costs nothing, so after a
-//! restart, or when the store could not do it, it just begins anew.
+//! A pool's data is removed when the monitor requests it, after the pool has left the map. For PGs the
+//! OSD decides alone: a PG's data is superfluous when its entry has all copies in its acting set, no
+//! learner, and no part for this OSD, because the acting set holds every acknowledged write. A repeated
+//! removal does no harm, so after a restart or a failed request of the store the removal simply starts
+//! over.
 //!
 //! Invariants
-//!   1. It begins when nothing of the PGs is under way here; from then until it ends or is given
-//!      up, this OSD takes no part in the PG. So no block comes behind it.
-//!   2. The records go first, durably: data without a record counts for nothing, so a part of it
-//!      is never taken for the whole.
+//!   1. A removal begins when nothing of its PGs is under way here. From then until it ends or is given
+//!      up, this OSD takes no part in these PGs, so no block arrives after its removal.
+//!   2. The records are removed first, durably: data without a record is ignored, so partly removed data
+//!      is never taken for complete.
 //!   3. No record of a PG is read while it is being removed: what this OSD knows of the PG in memory
-//!      is never more than what its store has.
-//!   4. A map that this OSD's own notes prove older than what it has seen is not believed: in the
-//!      newest one this OSD may have a part.
-//!   5. The monitor is told of a pool when all of it is gone, durably.
+//!      never exceeds what its store has.
+//!   4. No data is removed because of a map that is older than this OSD's own notes: this OSD may have a
+//!      part in the newest map.
+//!   5. A pool is reported to the monitor as cleared when all of its data is gone, durably.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,36 +30,36 @@ use crate::cluster_view::{ClusterView, is_sound};
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
-/// Blocks removed at a time: clients come first.
+/// Maximum number of records or blocks removed at a time: clients come first.
 const PORTION_MAX: usize = 256;
-/// PGs that are looked at between two reports, for data that is superfluous.
+/// Number of PGs that are checked for superfluous data in each report interval.
 const LOOK_COUNT_MAX: usize = 256;
-/// PGs that wait at a time until they are believed to be superfluous.
+/// Maximum number of PGs that wait until their data is believed to be superfluous.
 const CANDIDATE_COUNT_MAX: usize = 1024;
-/// How long an entry must have called data superfluous before it is removed: enough time for a report of
-/// the primary and for the entry that may follow from it.
+/// How long data must have been superfluous by the same entry before it is removed: enough time for a
+/// report of the primary and for the entry that may follow from it.
 const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
-/// What is to be removed.
+/// The data that must be removed, and the removal under way.
 #[derive(Default)]
 pub(crate) struct Reclaim {
-    /// Pools that the monitor asked for.
+    /// Pools that the monitor asked this OSD to clear.
     asked: BTreeSet<PoolId>,
-    /// PGs whose data seems to be superfluous: in which epoch, since when. At most
+    /// PGs whose data seems to be superfluous: by the entry of which epoch, and since when. At most
     /// [`CANDIDATE_COUNT_MAX`].
     candidates: BTreeMap<PgId, (Epoch, Time)>,
-    /// The last PG that was looked at.
+    /// The last PG that was checked.
     looked_at: Option<PgId>,
     current: Option<Current>,
 }
 
-/// What is being removed; between events some answer of the store is awaited.
+/// The removal under way. Between events at least one result of the store is awaited.
 struct Current {
     target: Target,
     stage: Stage,
-    /// Answers of the store that are awaited.
+    /// Number of results awaited from the store.
     missing: u32,
-    /// A request could not be done: it is begun anew a while later.
+    /// A request has failed: the removal starts over later.
     has_failed: bool,
 }
 
@@ -68,12 +70,12 @@ pub(crate) enum Target {
     Pg(PgId),
 }
 
-/// Top to bottom is the order in time.
+/// In the order in which they occur.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Removes the records.
     Records,
-    /// Removes blocks and tombstones, a portion at a time.
+    /// Removes blocks and tombstones, up to [`PORTION_MAX`] at a time.
     Blocks,
 }
 
@@ -86,7 +88,7 @@ impl Target {
     }
 }
 
-/// What this OSD holds, and what proves that nobody needs it.
+/// The data that this OSD holds, and the state that proves that it is no longer needed.
 #[derive(Clone, Copy)]
 pub(crate) struct Holdings<'a> {
     pub(crate) store: &'a Store,
@@ -97,41 +99,41 @@ pub(crate) struct Holdings<'a> {
 
 /// The next step of a removal.
 pub(crate) enum Next {
-    /// Ask the store for all of these; each answer goes to [`Reclaim::on_removed`].
+    /// Send all of these requests to the store; pass each result to [`Reclaim::on_removed`].
     Ask(Vec<StoreRequest>),
-    /// All of it is gone, durably.
+    /// All data of the target is removed, durably.
     Done(Target),
 }
 
-/// What an answer of the store leads to.
+/// What to do after a result of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answered {
-    /// Other answers are awaited.
+    /// Wait for the other results.
     Wait,
-    /// The next part is to be removed.
+    /// Remove the next part.
     GoOn,
-    /// Something could not be removed: it is given up for now.
+    /// A request has failed: give up the removal for now.
     GiveUp,
 }
 
 impl Reclaim {
-    /// The monitor asks to remove what is left of a pool.
+    /// Handles the monitor's request to clear a pool.
     pub(crate) fn ask(&mut self, pool: PoolId) {
         self.asked.insert(pool);
     }
 
-    /// Whether something is being removed.
+    /// Returns whether a removal is under way.
     pub(crate) fn is_under_way(&self) -> bool {
         self.current.is_some()
     }
 
-    /// Whether data of the PG is being removed: this OSD takes no part in it meanwhile.
+    /// Returns whether data of the PG is being removed. Meanwhile this OSD takes no part in it.
     pub(crate) fn is_removing(&self, pg: PgId) -> bool {
         self.current.as_ref().is_some_and(|current| current.target.has(pg))
     }
 
-    /// Begins to remove what is next, if anything is to be. True if it has begun.
-    /// `has_joined`: the map is not an old one. Requires: nothing is under way.
+    /// Begins the next removal, if there is one. Returns true if it has begun. `has_joined`: a monitor
+    /// serves this OSD, so the map is current. Requires: no removal is under way.
     pub(crate) fn begin(&mut self, now: Time, holdings: Holdings<'_>, has_joined: bool) -> bool {
         assert!(self.current.is_none());
         let mut pools = self.asked.iter().copied().map(Target::Pool);
@@ -147,13 +149,13 @@ impl Reclaim {
         self.current.is_some()
     }
 
-    /// What is being removed. Requires: something is.
+    /// Returns what is being removed. Requires: a removal is under way.
     pub(crate) fn target(&self) -> Target {
         self.current.as_ref().expect("a removal is under way").target
     }
 
-    /// The next part; a stage that has nothing left is passed. Requires: all answers have come, and
-    /// it is still needed by nobody.
+    /// Returns the requests for the next part; skips a stage that has nothing left. Requires: no result
+    /// is awaited, and the data is still not needed.
     pub(crate) fn next_part(&mut self, holdings: Holdings<'_>) -> Next {
         let current = self.current.as_mut().expect("a removal is under way");
         assert!(current.missing == 0);
@@ -163,7 +165,7 @@ impl Reclaim {
                 Stage::Blocks => holdings.block_removals(current.target),
             };
             if !requests.is_empty() {
-                // The store answers some at once.
+                // Set this first: the store completes some requests at once.
                 current.missing = u32::try_from(requests.len()).expect("portions are small");
                 return Next::Ask(requests);
             }
@@ -180,7 +182,7 @@ impl Reclaim {
         Next::Done(target)
     }
 
-    /// The store answered one of the requests.
+    /// Handles the store's result for one of the requests.
     pub(crate) fn on_removed(&mut self, is_done: bool) -> Answered {
         let current = self.current.as_mut().expect("its requests are awaited");
         assert!(current.missing > 0);
@@ -193,13 +195,13 @@ impl Reclaim {
         }
     }
 
-    /// The removal cannot be done, or not now. Its progress is dropped: it starts over once all
+    /// Gives up the removal, at least for now. Its progress is dropped: it starts over once all
     /// conditions for a start hold again.
     pub(crate) fn give_up(&mut self) -> Target {
         self.current.take().expect("a removal is under way").target
     }
 
-    /// A PG whose data here has been superfluous for a while; looks at some of them.
+    /// Checks some PGs, and returns one whose data here has been superfluous for long enough.
     fn superfluous_pg(
         &mut self,
         now: Time,
@@ -220,8 +222,8 @@ impl Reclaim {
         Some(found)
     }
 
-    /// Forgets candidates that are none any more, and goes through the PGs of the map for new ones,
-    /// a number of them with each call.
+    /// Drops candidates whose data is no longer superfluous, and checks up to [`LOOK_COUNT_MAX`] further
+    /// PGs of the map.
     fn look_for_superfluous(&mut self, now: Time, holdings: Holdings<'_>) {
         let Reclaim { candidates, looked_at, .. } = self;
         let cluster = holdings.cluster;
@@ -247,12 +249,12 @@ impl Reclaim {
 }
 
 impl Holdings<'_> {
-    /// Whether what this OSD has of it may be removed now.
+    /// Returns whether this OSD's data of the target may be removed now.
     pub(crate) fn may_remove(self, target: Target) -> bool {
         self.is_needless(target) && self.is_quiet(target)
     }
 
-    /// Whether what this OSD has of it is needed by nobody.
+    /// Returns whether this OSD's data of the target is no longer needed.
     fn is_needless(self, target: Target) -> bool {
         match target {
             Target::Pool(pool) => self.cluster.pool(pool).is_none(),
@@ -260,7 +262,7 @@ impl Holdings<'_> {
         }
     }
 
-    /// Whether nothing of it is served, or under way.
+    /// Returns whether nothing of the target is served or under way.
     fn is_quiet(self, target: Target) -> bool {
         self.pgs.are_quiet(|pg| target.has(pg))
     }
@@ -270,7 +272,7 @@ impl Holdings<'_> {
             || self.blocks_of(Target::Pg(pg)).next().is_some()
     }
 
-    /// Whether the PG's entry proves that what this OSD has of it is needed by nobody.
+    /// Returns whether the PG's entry proves that this OSD's data of it is no longer needed.
     fn is_superfluous(self, pg: PgId) -> bool {
         let Some(known) = self.cluster.pool(pg.pool).filter(|known| is_sound(pg, known)) else {
             return false;
@@ -284,15 +286,15 @@ impl Holdings<'_> {
             && self.is_newer_than_notes(entry, known.revision)
     }
 
-    /// Whether nothing in the store proves that this OSD has seen a newer map, or had a part in this
-    /// epoch or a later one.
+    /// Returns whether nothing in the store proves that this OSD has seen a newer map, or had a part in
+    /// this epoch or a later one.
     fn is_newer_than_notes(self, entry: &PgEntry, revision: MapRevision) -> bool {
         let pg = entry.pg;
         let noted = self.notes.revision(pg.pool);
         let recorded = match self.store.note(NoteKey::Pg(pg)).map(Record::decode) {
             None => Epoch::ZERO,
             Some(Ok(record)) => record.entry.epoch,
-            // Its epoch is unknown.
+            // The epoch of a record that cannot be read is unknown.
             Some(Err(_)) => return false,
         };
         let begun = self.pgs.get(pg).map_or(Epoch::ZERO, |pg| pg.epoch_floor());
@@ -315,7 +317,7 @@ impl Holdings<'_> {
         let removal = |key: BlockKey| {
             let pg = match target {
                 Target::Pg(pg) => pg,
-                // The PG that it belonged to is no longer known; the store keeps the facts of one.
+                // The block's PG is no longer known, so the store keeps the facts of all under PG 0.
                 Target::Pool(pool) => PgId { pool, number: 0 },
             };
             StoreRequest::Repair { pg, key, content: Content::Gone }
@@ -323,7 +325,7 @@ impl Holdings<'_> {
         let removals: Vec<StoreRequest> =
             self.blocks_of(target).take(PORTION_MAX).map(removal).collect();
         match target {
-            // Data that was lost is not needed any more.
+            // Data that this store lost is no longer needed.
             Target::Pg(pg) if removals.is_empty() && self.store.is_suspect(pg) => {
                 vec![StoreRequest::Absolve { pg }]
             }

@@ -1,4 +1,4 @@
-//! What this OSD reports to the monitor, and when.
+//! The reports of this OSD to the monitor, and when they are sent.
 
 use base::{OsdId, Time};
 use cluster::message::{FillingProgress, OsdReport};
@@ -10,40 +10,40 @@ use crate::local_store::LocalStore;
 use crate::peer_connections::PeerConnections;
 use crate::pg_table::PgTable;
 
-/// When the next report leaves.
+/// When the next report is sent.
 pub(crate) struct ReportSchedule {
     at: Time,
-    /// The next PG that is served is reported at once: an operator waits for it.
+    /// The next PG that becomes active is reported at once, because an operator waits for it.
     is_due_with_next_active: bool,
 }
 
 impl ReportSchedule {
-    /// The first report leaves now.
+    /// Creates a schedule whose first report is due now.
     pub(crate) fn new(now: Time) -> ReportSchedule {
         ReportSchedule { at: now, is_due_with_next_active: false }
     }
 
-    /// When the next report leaves.
+    /// When the next report is sent.
     pub(crate) fn at(&self) -> Time {
         self.at
     }
 
-    /// A report leaves; sets the time of the one after it.
+    /// Sets the time of the next report.
     pub(crate) fn set(&mut self, at: Time) {
         self.at = at;
     }
 
-    /// It leaves then at the latest.
+    /// Makes the next report due at `at` at the latest.
     pub(crate) fn bring_forward(&mut self, at: Time) {
         self.at = self.at.min(at);
     }
 
-    /// The next PG that is served is reported at once.
+    /// Makes a report due as soon as a PG becomes active.
     pub(crate) fn await_active(&mut self) {
         self.is_due_with_next_active = true;
     }
 
-    /// A PG is served.
+    /// Handles a PG that becomes active.
     pub(crate) fn on_active(&mut self, now: Time) {
         if std::mem::take(&mut self.is_due_with_next_active) {
             self.at = now;
@@ -51,7 +51,7 @@ impl ReportSchedule {
     }
 }
 
-/// Says for people what the PGs of this OSD wait for.
+/// Explains to operators what the PGs of this OSD wait for.
 #[derive(Clone, Copy)]
 pub(crate) struct Explainer<'a> {
     pub(crate) cluster: &'a ClusterView,
@@ -59,7 +59,7 @@ pub(crate) struct Explainer<'a> {
 }
 
 impl Explainer<'_> {
-    /// What a PG that this OSD leads waits for; `None`: it serves.
+    /// Returns what a PG that this OSD leads waits for; `None` if it serves.
     pub(crate) fn waits_for(&self, pg: &Pg) -> Option<String> {
         let what = match pg.serving() {
             Serving::Active => return None,
@@ -77,7 +77,7 @@ impl Explainer<'_> {
         Some(what)
     }
 
-    /// Why a member that a PG waits for has not answered.
+    /// Returns why a member that a PG waits for has not answered.
     fn absence_of(&self, pg: &Pg, osd: OsdId) -> String {
         let members = pg.entry().into_iter().flat_map(|entry| entry.members());
         let mut of_osd = members.filter(|member| member.osd == osd);
@@ -91,7 +91,7 @@ impl Explainer<'_> {
     }
 }
 
-/// What keeps a PG from its part; for people.
+/// Returns what prevents this OSD from taking its part in a PG, as text for operators.
 pub(crate) fn why_idle(pg: &Pg) -> String {
     match pg.serving() {
         Serving::Idle { why } | Serving::Ended { why } => why.clone(),
@@ -99,7 +99,7 @@ pub(crate) fn why_idle(pg: &Pg) -> String {
     }
 }
 
-/// The report of this OSD as it is now.
+/// Returns the report of this OSD's current state.
 pub(crate) fn report(
     store: &LocalStore,
     pgs: &PgTable,
@@ -146,7 +146,7 @@ pub(crate) fn report(
     report
 }
 
-/// Whether a PG that is not served needs something else than its members' agreeing.
+/// Returns whether a PG that is not served needs more than peering among its members.
 fn is_stuck(serving: &Serving) -> bool {
     matches!(serving, Serving::Idle { .. } | Serving::Filling)
 }

@@ -1,4 +1,4 @@
-//! The node's connection to a monitor: joining the cluster, and what the monitor says.
+//! The node's connection to a monitor: joining the cluster, and handling the monitor's messages.
 
 use base::{ConnectionId, Incarnation, Time, TraceEvent};
 use cluster::message::{FromMonitor, ToMonitor};
@@ -13,7 +13,7 @@ use crate::state_rollback::{RECOVERY_SPAN, known_state, seen};
 use crate::{Effect, StopReason};
 
 impl Node {
-    /// The handshake with a monitor has passed: this OSD asks to join.
+    /// Handles a completed handshake with a monitor: this OSD requests to join.
     pub(super) fn on_monitor_connected(
         &mut self,
         now: Time,
@@ -44,7 +44,7 @@ impl Node {
         self.tell_monitor(&boot, effects);
     }
 
-    /// A message of the monitor came.
+    /// Handles a message from the monitor.
     pub(super) fn on_monitor_message(
         &mut self,
         now: Time,
@@ -53,7 +53,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         self.link.on_message(now);
-        // What a newer monitor says and we do not know is not for us.
+        // A newer monitor may send messages that this version does not know: ignore them.
         let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
         match message {
             FromMonitor::OsdBooted { incarnation } => {
@@ -96,9 +96,9 @@ impl Node {
                 self.stats.at = self.stats.at.min(now + told_every);
             }
             FromMonitor::StatsSaved { sequence } => self.stats.on_saved(sequence),
-            // It was a word of the monitor, which is all that was asked for.
+            // Receiving any message is enough: it shows that the monitor is alive.
             FromMonitor::Pong => {}
-            // Answers to questions that an OSD does not ask.
+            // Replies to requests that an OSD does not send.
             FromMonitor::SessionOpened { .. }
             | FromMonitor::MonitorRemoved
             | FromMonitor::SessionRefused { .. }
@@ -127,7 +127,7 @@ impl Node {
         self.stats.begin_connection(now);
     }
 
-    /// A monitor that recovers the state store asks for all that this OSD knows.
+    /// Sends everything that this OSD knows to a monitor that recovers the state store.
     fn tell_all(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         if self.link.connection() != Some(connection) || self.link.serving().is_some() {
             return;
@@ -142,8 +142,8 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdTells { part, more: false }, effects);
     }
 
-    /// Sends a message to the monitor, if there is a connection. What is lost is sent again over the next
-    /// one.
+    /// Sends a message to the monitor, if there is a connection. Whatever gets lost is sent again over
+    /// the next connection.
     pub(super) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
         let Some(connection) = self.link.open() else { return };
         let text = serde_json::to_string(message).expect("plain data with text keys");
@@ -151,7 +151,7 @@ impl Node {
         effects.push(Effect::Net(NetEffect::Send { connection, message }));
     }
 
-    /// Does what is due on the link to the monitor.
+    /// Performs the next step that is due on the link to the monitor.
     pub(super) fn move_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
         match self.link.step(now) {
             Some(LinkStep::Connect { address, until }) => {

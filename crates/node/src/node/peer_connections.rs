@@ -1,5 +1,5 @@
-//! The node's part in connections with other OSDs, and in what givers and holders of leases say to
-//! each other over them.
+//! The node's part in connections with other OSDs, and in the messages between givers and holders of
+//! leases.
 
 use base::Incarnation;
 use base::{ConnectionId, OsdId, Time, TraceEvent};
@@ -16,7 +16,7 @@ use crate::space_credits::{Claim, Offer};
 use crate::{Effect, lines};
 
 impl Node {
-    /// An OSD connected to us.
+    /// Handles a connection that another OSD opened.
     pub(super) fn on_osd_accepted(
         &mut self,
         now: Time,
@@ -36,7 +36,7 @@ impl Node {
         }
     }
 
-    /// The handshake of a connection to an OSD has passed.
+    /// Handles a completed handshake on a connection that this OSD opened to another OSD.
     pub(super) fn on_osd_connected(
         &mut self,
         now: Time,
@@ -47,7 +47,7 @@ impl Node {
         let Some((member, purpose)) = self.peer_connections.outgoing(connection) else { return };
         let wanted = Role::Osd(member.osd, member.incarnation);
         if peer.cluster != self.identity.cluster || peer.role != wanted {
-            // Another run: the map that names it is on its way, or has been overtaken.
+            // This is another run of the OSD: the map that lists it is on its way, or has been overtaken.
             return self.hang_up(now, connection, effects);
         }
         self.peer_connections.on_connected(now, member.osd, purpose);
@@ -61,7 +61,7 @@ impl Node {
         }
     }
 
-    /// A connection with an OSD is gone.
+    /// Handles the loss of a connection with an OSD.
     pub(super) fn on_osd_closed(
         &mut self,
         now: Time,
@@ -84,7 +84,7 @@ impl Node {
         }
     }
 
-    /// A message of an OSD came, or one over a connection with an OSD.
+    /// Handles a message received over a connection with an OSD.
     pub(super) fn on_osd_message(
         &mut self,
         now: Time,
@@ -120,7 +120,8 @@ impl Node {
         }
     }
 
-    /// The first message of a connection tells what it is for; the error: it told something else.
+    /// Records the purpose of an incoming connection, which its first message decides. Returns its peer,
+    /// or an error if this message is for another purpose.
     fn decide(
         &mut self,
         now: Time,
@@ -135,7 +136,7 @@ impl Node {
         Ok(peer)
     }
 
-    /// Brings the connections in line with the map.
+    /// Updates the connections to match the map.
     pub(super) fn update_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let wanted = self.cluster.members_led();
         for osd in self.peer_connections.on_members(now, &wanted) {
@@ -149,7 +150,7 @@ impl Node {
         self.connect_due(now, effects);
     }
 
-    /// Closes the connections to an OSD that is no longer a follower, or is in another run.
+    /// Closes the connections to an OSD that is no longer a follower or that has a newer run.
     fn leave_follower(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         self.peer_connections.stop_connecting(osd);
         for purpose in [Purpose::Data, Purpose::Lease] {
@@ -161,7 +162,7 @@ impl Node {
         self.leases.drop_held(osd);
     }
 
-    /// Does what is due on these connections.
+    /// Performs all steps that are due on these connections.
     pub(super) fn tick_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for connection in self.peer_connections.late(now) {
             self.hang_up(now, connection, effects);
@@ -187,7 +188,7 @@ impl Node {
         peer_connections.connect_due(now, cluster, connections, effects);
     }
 
-    /// Reports followers that have been silent for too long, and connects to them anew.
+    /// Reports followers that have been silent for too long, and reconnects to them.
     fn leave_silent(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let silent = self.peer_connections.silent(now);
         for connection in self.peer_connections.silent_and_down(now) {
@@ -201,7 +202,7 @@ impl Node {
         }
     }
 
-    /// Tells the monitor that a follower does not answer; about once a second.
+    /// Reports to the monitor that a follower cannot be reached; at most about once a second.
     fn tell_unreachable(
         &mut self,
         now: Time,
@@ -228,7 +229,7 @@ impl Node {
         }
     }
 
-    /// Renews leases early, of members that are to promise more space.
+    /// Renews leases early with members that this OSD needs more space from.
     pub(super) fn renew_for_space(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.space_credits.take_wanting() {
             self.renew(now, osd, false, effects);
@@ -246,7 +247,8 @@ impl Node {
         send_lease(connection, renew, effects);
     }
 
-    /// This OSD leads nothing any more, and will not: nobody needs to wait for its leases.
+    /// Gives all leases back: this OSD leads no PG any more, so nobody needs to wait for its leases to
+    /// expire.
     pub(super) fn surrender_all(&mut self, effects: &mut Vec<Effect>) {
         for osd in self.peer_connections.followers() {
             if let Some(connection) = self.peer_connections.for_leases(osd) {
@@ -256,7 +258,7 @@ impl Node {
         self.peer_connections.stop_renewing();
     }
 
-    /// A lease giver answered.
+    /// Handles a message from a lease giver.
     fn on_giver_message(
         &mut self,
         now: Time,
@@ -285,7 +287,7 @@ impl Node {
         Ok(())
     }
 
-    /// A lease holder asks for a lease, or gives its leases back.
+    /// Handles a message from a lease holder: a renewal, or a surrender of its leases.
     fn on_holder_message(
         &mut self,
         now: Time,

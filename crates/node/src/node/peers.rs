@@ -1,10 +1,10 @@
-//! What members of PGs say to each other: who may say it, and when it is heard.
+//! Messages between members of PGs: who may send them, and when they are handled.
 //!
 //! Invariants
-//!   1. A PG hears only messages of the epoch that it is in, from its primary or its members, in
-//!      the very runs that the entry names.
-//!   2. A query is answered only when no earlier primary may serve by a grant of this OSD.
-//!   3. A message that breaks the protocol closes its connection, and does nothing else.
+//!   1. A PG handles only messages of its current epoch, and only from its primary or its members, in
+//!      exactly the runs that the entry lists.
+//!   2. A query is answered only when no earlier primary may serve under a grant of this OSD.
+//!   3. A message that violates the protocol closes its connection and has no other effect.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, Time, TraceEvent};
@@ -19,8 +19,8 @@ use crate::report::why_idle;
 use crate::{Effect, lines};
 
 impl Node {
-    /// A message came over a connection that its sender opened, so the sender leads the PG. The error says
-    /// how it breaks the protocol.
+    /// Handles a message over a connection that its sender opened, so the sender is the primary of the
+    /// PG. The error says how the message violates the protocol.
     pub(super) fn on_primary_message(
         &mut self,
         now: Time,
@@ -39,7 +39,7 @@ impl Node {
         }
         let is_query = is_query(&body);
         let Some(entry) = self.cluster.pg(pg) else {
-            // The map with it is on its way, or the pool is gone already.
+            // The map with this PG is on its way, or its pool is already removed.
             let query = Query { connection, primary, epoch, body };
             return if is_query { self.peers.hold_for_map(now, pg, query) } else { Ok(()) };
         };
@@ -62,7 +62,7 @@ impl Node {
             return Err(format!("this OSD has no part in {pg}"));
         };
         if self.pgs[slot].entry().is_none() {
-            // Something keeps this OSD from its part: the primary may know what.
+            // This OSD cannot take its part in the PG; tell the primary why.
             return if is_query { self.decline(slot, connection, epoch, effects) } else { Ok(()) };
         }
         assert!(self.pgs[slot].entry().is_some_and(|entered| entered.epoch == epoch));
@@ -86,7 +86,7 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(primary.osd, body, actions))
     }
 
-    /// A message of a member came, of a PG that this OSD leads.
+    /// Handles a message from a member of a PG that this OSD leads.
     pub(super) fn on_follower_message(
         &mut self,
         now: Time,
@@ -102,7 +102,7 @@ impl Node {
         if is_from_primary(&body) {
             return Err("only a primary may send this".into());
         }
-        // An answer of an epoch that is over: it is on its way while the map changes.
+        // A reply of an old epoch, sent while the map was changing: ignore it.
         let Some(slot) = self.pgs.slot(pg) else { return Ok(()) };
         let Some(entry) = self.pgs[slot].entry().filter(|entry| entry.epoch == epoch) else {
             return Ok(());
@@ -116,7 +116,7 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(follower.osd, body, actions))
     }
 
-    /// Tells the primary why this OSD cannot take its part in the epoch.
+    /// Tells the primary why this OSD cannot take part in the epoch.
     fn decline(
         &mut self,
         slot: PgSlot,
@@ -130,7 +130,8 @@ impl Node {
         Ok(())
     }
 
-    /// Goes on with PGs and queries that waited for the map or for grants to run out, as far as they may.
+    /// Resumes PGs and queries that waited for the map or for grants to expire, where they need not wait
+    /// any longer.
     pub(super) fn release(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for pg in self.peers.take_waiting() {
             self.review(now, pg, effects);
@@ -144,7 +145,7 @@ impl Node {
         }
     }
 
-    /// Does what is due among queries.
+    /// Resumes what waited for grants that have expired, and handles queries whose time is over.
     pub(super) fn tick_peers(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.peers.is_release_due(now) {
             self.release(now, effects);
@@ -171,7 +172,7 @@ impl Node {
         }
     }
 
-    /// A member is connected: PGs that wait for it may ask it.
+    /// Handles a new connection to a member: PGs that wait for it may query it.
     pub(super) fn on_follower_connected(
         &mut self,
         now: Time,
@@ -185,7 +186,7 @@ impl Node {
         }
     }
 
-    /// The connection to a member is gone.
+    /// Handles the loss of the connection to a member.
     pub(super) fn on_follower_gone(
         &mut self,
         now: Time,
@@ -199,7 +200,7 @@ impl Node {
         }
     }
 
-    /// PGs in an epoch that this OSD leads, with this member.
+    /// Returns the PGs that are in an epoch that this OSD leads with this member.
     fn slots_led_with(&self, member: Member) -> Vec<PgSlot> {
         let is_led_with = |entry: &PgEntry| {
             self.cluster.leads(entry) && entry.members().any(|known| *known == member)
@@ -208,21 +209,22 @@ impl Node {
         led.map(|(slot, _)| slot).collect()
     }
 
-    /// A peer names an entry: if it is newer than the map, the map is behind.
+    /// Handles an entry that a peer sent: if it is newer than this OSD's map, the map is behind.
     fn on_newer_entry(&mut self, newest: &PgEntry, effects: &mut Vec<Effect>) {
         if self.cluster.is_behind(newest.pg, newest.epoch) {
             self.on_map_behind(effects);
         }
     }
 
-    /// A peer has a newer map: asks the monitor for it, once between two reports.
+    /// Requests the map from the monitor, because a peer has a newer one; at most once between two
+    /// reports.
     pub(super) fn on_map_behind(&mut self, effects: &mut Vec<Effect>) {
         if self.cluster.ask_once() {
             self.subscribe(effects);
         }
     }
 
-    /// Tells the monitor what PGs need since it was told last.
+    /// Sends the monitor the needs of PGs that have arisen since the last call.
     pub(super) fn tell_new_needs(&mut self, effects: &mut Vec<Effect>) {
         let needs = self.peers.take_new_needs();
         if !needs.is_empty() {
@@ -231,7 +233,7 @@ impl Node {
         }
     }
 
-    /// Tells the monitor again what PGs need in epochs that are not over.
+    /// Sends the monitor again all needs of PGs in epochs that are not over.
     pub(super) fn tell_needs_again(&mut self, effects: &mut Vec<Effect>) {
         let needs = self.peers.needs(&self.cluster);
         let new = self.peers.take_new_needs();

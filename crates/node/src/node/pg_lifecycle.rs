@@ -1,9 +1,9 @@
-//! What the map means for this OSD's PGs: in which of them it has a part, what keeps it from that, and
-//! how their learners are filled.
+//! The effect of the map on this OSD's PGs: which of them it has a part in, what prevents it from taking
+//! part, and how their learners are filled.
 //!
 //! Invariants
-//!   1. A PG is in the newest epoch that the map names, or takes part in nothing.
-//!   2. A primary enters an epoch only when no earlier primary may serve by a grant of this OSD.
+//!   1. A PG either is in the newest epoch that the map has, or takes part in nothing.
+//!   2. A primary enters an epoch only when no earlier primary may serve under a grant of this OSD.
 
 use base::planted::{self, Bug};
 use base::{MapRevision, OsdId, PgId, PoolId, Time};
@@ -19,7 +19,7 @@ use crate::pg_table::PgSlot;
 use crate::{Effect, StopReason, lines};
 
 impl Node {
-    /// A change of the map, or a snapshot.
+    /// Handles a change of the map, or a whole map.
     pub(super) fn on_map(&mut self, now: Time, delta: MapDelta, effects: &mut Vec<Effect>) {
         let mut pools: Vec<PoolId> = delta.pools.iter().map(|change| change.pool.id).collect();
         pools.extend(&delta.removed_pools);
@@ -44,7 +44,7 @@ impl Node {
         self.judge_queued(now, effects);
         self.update_connections(now, effects);
         if before.iter().any(|entry| self.cluster.leads(entry)) {
-            // OSDs that gave a lease for an earlier epoch need not wait until it runs out.
+            // OSDs that gave a lease for an earlier epoch then need not wait until it expires.
             self.renew_all(now, effects);
         }
         self.release(now, effects);
@@ -56,7 +56,8 @@ impl Node {
         }
     }
 
-    /// Entries that a delta replaces, of PGs in which this OSD had a part.
+    /// Returns the current entries that a delta replaces by newer epochs, of PGs in which this OSD has a
+    /// part.
     fn entries_replaced(&self, delta: &MapDelta) -> Vec<PgEntry> {
         let entries = delta.pools.iter().flat_map(|change| &change.pgs);
         let before = entries.filter_map(|entry| {
@@ -67,7 +68,7 @@ impl Node {
         before.collect()
     }
 
-    /// If the disk hangs and a PG goes on without this OSD, the store is opened anew.
+    /// If the disk hangs and a PG goes on without this OSD, the store must be reopened.
     fn leave_stalled(&mut self, before: &[PgEntry], effects: &mut Vec<Effect>) {
         let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
         let has_left = |entry: &PgEntry| !self.cluster.pg(entry.pg).is_some_and(has_part);
@@ -76,7 +77,7 @@ impl Node {
         }
     }
 
-    /// Newer entries have taken the place of these: what was granted to their primaries is revoked.
+    /// Revokes what was granted to the primaries of these entries, which newer ones have replaced.
     fn revoke_replaced(&mut self, before: &[PgEntry]) {
         for entry in before.iter().filter(|entry| !self.cluster.is_primary(entry)) {
             let newest = self.cluster.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
@@ -91,13 +92,13 @@ impl Node {
         }
     }
 
-    /// Asks for the map; for pools with a gap, from the start.
+    /// Requests the map from the monitor; pools with a gap are sent from the start.
     pub(super) fn subscribe(&mut self, effects: &mut Vec<Effect>) {
         let have = self.cluster.known_for_subscription();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
     }
 
-    /// Tells the monitor which revisions are applied, once no request of a fenced session is under way.
+    /// Reports the applied revisions to the monitor, once no request of a fenced session is under way.
     pub(super) fn send_saw(&mut self, effects: &mut Vec<Effect>) {
         if !self.cluster.is_saw_due()
             || self.link.serving().is_none()
@@ -109,7 +110,7 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdSaw { revisions }, effects);
     }
 
-    /// Compares all PGs with the map.
+    /// Reviews all PGs against the map.
     pub(super) fn review_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let pools: Vec<PoolId> = self.cluster.pools().map(|(id, _)| id).collect();
         for pool in pools {
@@ -129,7 +130,7 @@ impl Node {
         }
     }
 
-    /// Compares one PG with the map: takes its part in its entry, or says why not.
+    /// Reviews one PG against the map: enters the epoch of its entry, or halts the PG with the reason.
     pub(super) fn review(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
         self.peers.stop_waiting(id);
         let entry = self.cluster.pg(id).filter(|entry| self.cluster.has_part(entry));
@@ -170,7 +171,7 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.halt(why, actions));
     }
 
-    /// The process ends: it leads nothing any more.
+    /// Halts all PGs that this OSD leads, because the process ends.
     pub(super) fn leave_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for slot in self.pgs.slots() {
             let is_led = self.pgs[slot].entry().is_some_and(|entry| self.cluster.leads(entry));
@@ -180,7 +181,7 @@ impl Node {
         }
     }
 
-    /// Why a primary must wait: an earlier one may still serve by a grant of this OSD.
+    /// Returns why a primary must wait, if an earlier one may still serve under a grant of this OSD.
     fn wait_for_grants(&mut self, now: Time, entry: &PgEntry) -> Option<String> {
         if !self.cluster.leads(entry) || planted::on(Bug::LeaseNotWaitedOut) {
             return None;
@@ -190,7 +191,7 @@ impl Node {
         Some("waits until the lease of its earlier primary has run out".into())
     }
 
-    /// What keeps this OSD from its part in an entry, in words for operators.
+    /// Returns what prevents this OSD from taking its part in an entry, as text for operators.
     fn obstacle(&self, pg: &Pg, entry: &PgEntry) -> Option<String> {
         let id = entry.pg;
         let osd = self.identity.osd;
@@ -249,11 +250,12 @@ impl Node {
         if let Some(slot) = self.pgs.slot(id) {
             return slot;
         }
-        // A note that is being removed counts no more.
+        // A note that is being removed is ignored.
         let note = self.store.note(NoteKey::Pg(id)).filter(|_| !self.reclaim.is_removing(id));
         let record = note.and_then(|note| Record::decode(note).ok());
         let mut facts = self.store.facts(id);
-        // What an earlier run of this OSD gave to the primary of an earlier epoch may be valid still.
+        // A lease that an earlier run of this OSD gave to the primary of an earlier epoch may still be
+        // valid.
         if self.notes.damage_of(id).is_some() {
             facts.is_suspect = true;
             self.revoke_from_everybody(entry);
@@ -275,7 +277,8 @@ impl Node {
         }
     }
 
-    /// Nobody knows who led the PG when an earlier run of this OSD had a part in it.
+    /// Revokes the PG from every other OSD: which of them led it while an earlier run of this OSD had a
+    /// part in it is unknown.
     fn revoke_from_everybody(&mut self, newest: &PgEntry) {
         for osd in self.cluster.osds().filter(|osd| osd.id != self.identity.osd) {
             let member = Member { osd: osd.id, incarnation: osd.incarnation };
@@ -283,12 +286,14 @@ impl Node {
         }
     }
 
-    /// Whether this OSD's data of the PG may lack acknowledged writes, and that is not settled.
+    /// Returns whether this OSD's data of the PG may lack acknowledged writes, and this is not yet
+    /// resolved.
     pub(super) fn is_suspect(&self, id: PgId) -> bool {
         self.pgs.get(id).is_some_and(Pg::is_suspect) || self.store.is_suspect(id)
     }
 
-    /// The operator gives up what the store lost of a PG: it is served with what is left.
+    /// Handles the operator's decision to give up lost data of a PG: it is served with the data that is
+    /// left.
     pub(super) fn on_give_up(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
         let Some(slot) = self.pgs.slot(id) else { return };
         if self.is_suspect(id) {
@@ -298,8 +303,8 @@ impl Node {
         }
     }
 
-    /// Called now and then: PGs that wait are compared with the map again, and retry what could not be
-    /// journaled.
+    /// Reviews PGs that wait against the map again, and retries what could not be journaled. Called once
+    /// per report interval.
     pub(super) fn tend_pgs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for slot in self.pgs.slots() {
             let id = self.pgs[slot].id();
@@ -318,8 +323,8 @@ impl Node {
         self.notes.keep_damage(|id| pgs.get(id).is_none_or(Pg::is_suspect));
     }
 
-    /// Fills learners while so many members of a PG are lost that the monitor cannot make an entry without
-    /// them.
+    /// Fills learners while so many members of a PG are lost that the monitor cannot create an entry
+    /// without them.
     fn fill_meanwhile(&mut self, now: Time, slot: PgSlot, effects: &mut Vec<Effect>) {
         let Node { cluster, store, pgs, .. } = self;
         let absence = |member: Member| match cluster.osd(member.osd) {
@@ -335,7 +340,7 @@ impl Node {
         self.carry_out(now, slot, effects);
     }
 
-    /// Shares the repairs anew among the PGs that fill learners.
+    /// Begins a turn of backfill: divides the repairs among the PGs that fill learners.
     pub(super) fn share_repairs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (slot, share) in self.budget.begin_turn(now, &self.pgs, &self.cluster) {
             self.drive(now, slot, effects, |pg, actions| pg.fill(share, actions));

@@ -1,4 +1,4 @@
-//! The node's part in removing what nobody needs: it carries out what `reclaim.rs` decides.
+//! The node's part in removing data that is no longer needed: carries out the decisions of `reclaim.rs`.
 
 use base::{PgId, PoolId, Time};
 use blockstore::{Answer, StoreError};
@@ -11,7 +11,7 @@ use crate::local_store::StoreCall;
 use crate::reclaim::{Answered, Holdings, Next, Target};
 
 impl Node {
-    /// The monitor asks to clear a pool.
+    /// Handles the monitor's request to clear a pool.
     pub(super) fn on_clear_pool(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
         let delta = MapDelta { removed_pools: vec![pool], ..MapDelta::default() };
         self.on_map(now, delta, effects);
@@ -24,7 +24,8 @@ impl Node {
         Holdings { store, cluster, notes, pgs }
     }
 
-    /// Begins to remove what is next, if nothing keeps it. Called now and then.
+    /// Begins the next removal, if nothing prevents it. Called once per report interval, and when a
+    /// removal ends.
     pub(super) fn reclaim_next(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.reclaim.is_under_way() || self.store.is_congested() {
             return;
@@ -37,7 +38,7 @@ impl Node {
         }
     }
 
-    /// Asks the store for the next part, or ends.
+    /// Sends the store the requests for the next part, or ends the removal.
     fn reclaim_more(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let target = self.reclaim.target();
         if !self.holdings().may_remove(target) {
@@ -63,7 +64,7 @@ impl Node {
         }
     }
 
-    /// The PG begins anew as one of which this OSD knows nothing. Requires: it is quiet.
+    /// Resets the PG to one that this OSD has no record of. Requires: it is quiet.
     fn forget_record(&mut self, id: PgId) {
         self.notes.forget_damage(id);
         let Some(slot) = self.pgs.slot(id) else { return };
@@ -73,12 +74,12 @@ impl Node {
 
     fn give_up_reclaim(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if let Target::Pg(pg) = self.reclaim.give_up() {
-            // Without a record this OSD takes its part as one that has nothing.
+            // Its record may be removed; then this OSD takes part as a member that has no data.
             self.review(now, pg, effects);
         }
     }
 
-    /// The store answered one of the requests.
+    /// Handles the store's result for one of the requests.
     pub(crate) fn on_reclaim_answer(
         &mut self,
         now: Time,

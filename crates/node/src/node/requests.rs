@@ -1,4 +1,4 @@
-//! A request's way from its arrival to its reply.
+//! A request's path from its arrival to its reply.
 //!
 //! ```text
 //!   arrive ─▶ role, repeat, limits ─▶ judge ─▶ start ─▶ pg ─▶ reply
@@ -26,18 +26,18 @@ use crate::session_takeover::Takeover;
 use crate::sessions::Arrival;
 use crate::space_credits::Verdict as Space;
 
-/// What is to be done with a request now.
+/// What to do with a request now.
 enum Verdict {
     /// Hand it to the PG in this slot.
     Serve(PgSlot),
-    /// Judge it again later.
+    /// Check it again later.
     Wait,
-    /// It cannot be served.
+    /// Refuse it for this reason.
     Refuse(Refusal),
 }
 
 impl Node {
-    /// A request came: the only way in.
+    /// Handles a request that arrives from a client or a monitor. All requests enter here.
     pub(super) fn on_request(
         &mut self,
         now: Time,
@@ -53,7 +53,8 @@ impl Node {
             return reply(connection, session, sequence, refusal, effects);
         }
         if request.revision > REVISION_MAX {
-            // It would hold back others until that map comes.
+            // The request would hold back others until the map reaches that revision, which it never
+            // does.
             return self.hang_up(now, connection, effects);
         }
         let open_count = link.open_count;
@@ -66,7 +67,7 @@ impl Node {
                 waiting.request.session == session && waiting.connection != connection
             }),
             Arrival::Repeat => return,
-            // Its client connects again and repeats what has no answer.
+            // The client reconnects and repeats its unanswered requests.
             Arrival::Forgotten => return self.hang_up(now, connection, effects),
             Arrival::TooMany => {
                 return reply(connection, session, sequence, Err(Refusal::Busy), effects);
@@ -87,8 +88,8 @@ impl Node {
         self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
     }
 
-    /// Notes the session of a request, whatever becomes of the request. If the session acts on a newer map
-    /// than this OSD has, older sessions of the same image wait until it has that map.
+    /// Records the session of a request, whether or not the request is served. If the session acts on a
+    /// newer map than this OSD has, older sessions of the same image wait until this OSD has that map.
     fn session_shown(&mut self, now: Time, request: &Request, effects: &mut Vec<Effect>) {
         let (session, pool) = (request.session, request.pg.pool);
         let known = self.cluster.pool(pool).map(|known| known.revision);
@@ -111,13 +112,14 @@ impl Node {
         Scope::of(request, image.or_else(named))
     }
 
-    /// Whether a newer session of the same image was seen that acts on a map which is not here yet.
+    /// Returns whether a newer session of the same image was seen that acts on a map which this OSD does
+    /// not have yet.
     fn is_held_back(&self, scope: &Scope) -> bool {
         self.sessions.takeovers.hold_back(scope.pg.pool, scope.image, scope.session)
             && !planted::on(Bug::OlderSessionServedOn)
     }
 
-    /// Serves, refuses or queues a request, as the map and its PG stand now.
+    /// Serves, refuses or queues a request, depending on the map and the state of its PG.
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let Waiting { connection, since, request } = waiting;
         match self.judge(now, &self.scope_of(&request)) {
@@ -135,7 +137,7 @@ impl Node {
         }
     }
 
-    /// Compares what a request acts on with what this OSD knows.
+    /// Decides whether a request is served now, waits or is refused.
     fn judge(&mut self, now: Time, scope: &Scope) -> Verdict {
         if let Some(verdict) = self.judge_by_map(scope) {
             return verdict;
@@ -158,7 +160,7 @@ impl Node {
         }
     }
 
-    /// Whether all other members grant, now, that the PG in `slot` is served in its epoch.
+    /// Returns whether this OSD now holds a lease from every giver of the PG in `slot`, for its epoch.
     fn is_leased(&self, now: Time, slot: PgSlot) -> bool {
         let pg = &self.pgs[slot];
         let Some(entry) = pg.entry() else { return false };
@@ -169,7 +171,7 @@ impl Node {
         pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
     }
 
-    /// Whether all members have space for what a request brings: once it has a version it must fit.
+    /// Checks that all members have space for a request's data: once a write has a version, it must fit.
     fn judge_space(&mut self, now: Time, slot: PgSlot, scope: &Scope) -> Verdict {
         match self.space_for(now, slot, self.space_bytes(slot, scope)) {
             Space::Enough => {
@@ -184,14 +186,15 @@ impl Node {
         }
     }
 
-    /// What a request may take of each member.
+    /// Returns how many bytes a request may use on each member.
     fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
         if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
     }
 
-    /// If the only member of a PG lost data, only the operator can end the wait, so its clients are told that
-    /// their data is damaged. If there are other members, they may have the data, so clients wait, even if it
-    /// turns out that none has it: `status` then names `pg give-up`.
+    /// Returns the refusal for a PG that takes no part. If the only member of a PG lost data, only the
+    /// operator can end the wait, so clients get an error that says their data is damaged. If there are
+    /// other members, they may have the data, so clients wait, even if it turns out that none of them has
+    /// it: `status` then suggests `pg give-up`.
     fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
         let pool = self.cluster.pool(scope.pg.pool);
         let is_alone = self.cluster.pg(scope.pg).is_some_and(|entry| entry.acting_count() == 1);
@@ -207,8 +210,8 @@ impl Node {
         }
     }
 
-    /// What the map says against a request: its revision, a fence, its epoch, another primary, or a newer
-    /// session.
+    /// Checks a request against the map: its revision, a fence, its epoch, the primary, or a newer
+    /// session. Returns `None` if nothing in the map prevents it.
     fn judge_by_map(&self, scope: &Scope) -> Option<Verdict> {
         let Some(known) = self.cluster.pool(scope.pg.pool) else {
             let may_come = scope.revision > MapRevision::ZERO;
@@ -227,7 +230,7 @@ impl Node {
         };
         let is_compared = !planted::on(Bug::EpochNotCompared);
         if is_compared && scope.epoch > entry.epoch {
-            // Its sender learned the epoch elsewhere: the map with it is on its way to us.
+            // Its sender learned the epoch elsewhere; the map with this epoch is on its way here.
             return Some(Verdict::Wait);
         }
         let is_stale =
@@ -270,7 +273,7 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.execute(ticket, op, actions));
     }
 
-    /// The PG in `slot` answered.
+    /// Handles the result of a request that the PG in `slot` has executed.
     pub(super) fn on_answer(
         &mut self,
         now: Time,
@@ -288,7 +291,7 @@ impl Node {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);
             if !is_sure && !planted::on(Bug::ReadWithoutLease) {
-                // Another primary may have changed what was read: the client sends it again.
+                // Another primary may have changed the data since: the client sends the request again.
                 outcome = Err(Refusal::Busy);
             }
         }
@@ -324,20 +327,21 @@ impl Node {
         }
     }
 
-    /// Judges all that waits again: something that a request may wait for has changed.
+    /// Checks all waiting requests again, because something that they may wait for has changed.
     pub(super) fn judge_waiting(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
             self.judge_and_go(now, waiting, effects);
         }
     }
 
-    /// Judges requests that wait inside PGs again: the map has changed, or a newer session was seen.
+    /// Checks the requests that wait inside PGs again, because the map has changed or a newer session was
+    /// seen.
     pub(super) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut refused = Vec::new();
         for (ticket, started) in self.requests.started() {
             let refusal = match self.judge_by_map(&started.scope) {
                 Some(Verdict::Refuse(refusal)) => refusal,
-                // Its client asks again, and then it waits for the map.
+                // The client sends the request again, which then waits for the map.
                 _ if self.is_held_back(&started.scope) => Refusal::Busy,
                 _ => continue,
             };
@@ -355,8 +359,8 @@ impl Node {
         }
     }
 
-    /// Whether a started request's session is fenced: until it has ended, this OSD has not done
-    /// with the session.
+    /// Returns whether a started request belongs to a fenced session: this OSD is done with the session
+    /// only once the request has ended.
     pub(super) fn fenced_session_is_served(&self) -> bool {
         self.requests.started().any(|(_, started)| {
             let pool = self.cluster.pool(started.scope.pg.pool);
@@ -364,7 +368,7 @@ impl Node {
         })
     }
 
-    /// A connection is gone: its waiting requests are dropped.
+    /// Drops the waiting requests of a connection that is gone.
     pub(super) fn drop_waiting_of(&mut self, connection: ConnectionId) {
         self.drop_waiting(|waiting| waiting.connection == connection);
     }
@@ -379,7 +383,7 @@ impl Node {
         });
     }
 
-    /// The process ends: requests that have not started are refused.
+    /// Refuses all requests that have not started, because the process ends.
     pub(super) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
         for waiting in self.requests.take_waiting() {
             self.refuse(waiting.connection, &waiting.request, Refusal::Busy, effects);

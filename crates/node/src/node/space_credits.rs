@@ -1,4 +1,4 @@
-//! The node's part in space credits: what waits for space, and what takes it.
+//! The node's part in space credits: requests that wait for space, and requests that use it.
 
 use base::{BlockSize, Time};
 use format::wire::{Change, Content, PeerBody, PgEntry};
@@ -8,12 +8,12 @@ use crate::pg_table::PgSlot;
 use crate::space_credits::{Space, Verdict, space_of};
 
 impl Node {
-    /// Space of this OSD's store.
+    /// Returns the space of this OSD's store.
     pub(super) fn space(&self) -> Space {
         space_of(&self.store)
     }
 
-    /// Tells the store which blocks its PGs may bring.
+    /// Tells the store which block sizes its PGs may write.
     pub(super) fn expect_blocks(&mut self) {
         let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
         let pools = self.cluster.pools().filter(|(_, known)| known.pgs.iter().any(has_part));
@@ -22,7 +22,7 @@ impl Node {
         self.space_credits.on_entries_changed();
     }
 
-    /// Whether all members of the PG in `slot` have space for a write of so many bytes.
+    /// Returns whether all members of the PG in `slot` have space for a write of `bytes` bytes.
     pub(super) fn space_for(&mut self, now: Time, slot: PgSlot, bytes: u64) -> Verdict {
         if bytes == 0 {
             return Verdict::Enough;
@@ -36,7 +36,8 @@ impl Node {
         givers.map(|osd| self.space_credits.at(*osd, bytes)).fold(here, Verdict::max)
     }
 
-    /// Takes it. Requires: there is space.
+    /// Uses space for a write of `bytes` bytes on all members. Requires: [`Node::space_for`] returned
+    /// `Enough`.
     pub(super) fn take_space(&mut self, slot: PgSlot, bytes: u64) {
         if bytes > 0 {
             self.space_credits.begin_own(bytes);
@@ -46,7 +47,7 @@ impl Node {
         }
     }
 
-    /// A write was answered: this OSD's own store has taken it.
+    /// Ends the use of space by a write that was answered: this OSD's own store has stored it.
     pub(super) fn end_own_space(&mut self, bytes: u64) {
         if bytes > 0 {
             self.space_credits.end_own(bytes);
@@ -54,8 +55,8 @@ impl Node {
         }
     }
 
-    /// Whether a learner here has space for a new block that its primary sends: none that others
-    /// were promised.
+    /// Returns whether this OSD, as a learner, has space for a new block from its primary, beyond the
+    /// space promised to others.
     pub(super) fn may_take_copy(&mut self, now: Time, slot: PgSlot, body: &PeerBody) -> bool {
         let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
         | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
@@ -73,12 +74,12 @@ impl Node {
         self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
     }
 
-    /// Looks whether this OSD's own store has space now for what waits for it.
+    /// Checks whether this OSD's own store now has space for the requests that wait for it.
     pub(super) fn look_for_space(&mut self, now: Time) {
         if !self.requests.is_space_awaited() {
             return;
         }
-        // Such a promise ends by time alone: no message announces it.
+        // Such a promise ends when its time is over: no message announces that.
         if self.space_credits.has_idle_promise() {
             self.review_demand(now);
         }
@@ -87,7 +88,7 @@ impl Node {
         }
     }
 
-    /// Compares promises with the entries, where something may have changed.
+    /// Compares promises with the entries, if something may have changed.
     pub(super) fn review_demand(&mut self, now: Time) {
         if self.space_credits.is_demand_due() {
             let demand = self.space_credits.demand_of(&self.cluster, &self.notes, &self.pgs);
