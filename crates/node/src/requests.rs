@@ -1,9 +1,11 @@
-//! Requests that have not been answered: those that wait, and those that their PGs have.
+//! Requests that have not been answered: those that wait here, and those that have been passed to their
+//! PGs.
 //!
 //! Invariants
 //!   1. `bytes` is the sum over all requests that have arrived and were not answered or dropped.
-//!   2. What waits is judged again, whole, each time something that it may wait for has changed.
-//!   3. A started request ends once.
+//!   2. All waiting requests are checked again, from the start, each time something that they may wait
+//!      for has changed.
+//!   3. A started request ends exactly once.
 
 use std::collections::VecDeque;
 
@@ -19,10 +21,10 @@ use crate::stats::Work;
 /// All requests that have not been answered.
 #[derive(Default)]
 pub(crate) struct Requests {
-    /// In the order they came.
+    /// In order of arrival.
     waiting: VecDeque<Waiting>,
     started: Slab<Started>,
-    /// Bytes that all of them write or read.
+    /// Bytes that all of these requests write or read.
     bytes: u64,
     /// Something that waiting requests may wait for has changed.
     is_review_due: bool,
@@ -32,71 +34,72 @@ pub(crate) struct Requests {
     is_store_awaited: bool,
 }
 
-/// A request that waits: for the map, an activation, an older connection of its session, or space.
+/// A request that waits for the map, an activation, requests on an older connection of its session, or
+/// space.
 pub(crate) struct Waiting {
     pub(crate) connection: ConnectionId,
-    /// When it came.
+    /// When it arrived.
     pub(crate) since: Time,
     pub(crate) request: Request,
 }
 
-/// What a reply needs, and what a later judgement needs.
+/// A request that its PG has: what the reply and later checks need.
 #[derive(Clone, Copy)]
 pub(crate) struct Started {
     pub(crate) connection: ConnectionId,
     pub(crate) session: SessionId,
     pub(crate) sequence: u64,
     pub(crate) scope: Scope,
-    /// The PG's, when it started.
+    /// The PG's epoch when the request started.
     pub(crate) epoch: Epoch,
     pub(crate) bytes: u64,
-    /// Which of its session's connections it came on.
+    /// Which of its session's connections it arrived on, see `Sessions::start`.
     pub(crate) binding: u32,
-    /// What is counted of it.
+    /// What statistics count for it.
     pub(crate) work: Option<Work>,
-    /// What the members are to have space for.
+    /// Space that it may use on each member, in bytes.
     pub(crate) space_bytes: u64,
 }
 
-/// What a request is judged by.
+/// The properties of a request that decide whether it is served.
 #[derive(Clone, Copy)]
 pub(crate) struct Scope {
     pub(crate) session: SessionId,
     pub(crate) pg: PgId,
-    /// The one that its session has, if that ever named it.
+    /// The image that the request names, else the one that earlier requests of its session named.
     pub(crate) image: Option<ImageId>,
     pub(crate) epoch: Epoch,
     pub(crate) revision: MapRevision,
-    /// It brings data: refused while the store is full.
+    /// It writes data, so it is refused while the store is full.
     pub(crate) writes_data: bool,
-    /// It takes room in the journal: waits while there is none.
+    /// It uses space in the journal, so it waits while there is none.
     pub(crate) changes: bool,
 }
 
 impl Requests {
-    /// Number of requests that have not been answered.
+    /// Returns the number of requests that have not been answered.
     pub(crate) fn count(&self) -> usize {
         self.waiting.len() + self.started.len()
     }
 
-    /// Bytes that they write or read.
+    /// Returns how many bytes these requests write or read.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether all have been answered.
+    /// Returns whether all requests have been answered.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         assert!(self.count() > 0 || self.bytes == 0);
         self.count() == 0
     }
 
-    /// A request was let in. It waits or starts next, or is refused.
+    /// Counts a request that was accepted. It then waits, starts or is refused.
     pub(crate) fn on_arrival(&mut self, request: &Request) {
         self.bytes += size_of(&request.op);
     }
 
-    /// A request that has not started is refused.
+    /// Handles the refusal of a request that has not started.
     pub(crate) fn on_refusal(&mut self, request: &Request) {
         self.release_bytes(size_of(&request.op));
     }
@@ -108,17 +111,17 @@ impl Requests {
 
     // ---- those that wait
 
-    /// Keeps a request until something changes that it may wait for.
+    /// Keeps a request until something that it may wait for changes.
     pub(crate) fn keep_waiting(&mut self, waiting: Waiting) {
         self.waiting.push_back(waiting);
     }
 
-    /// All that wait, to be judged again.
+    /// Takes all waiting requests, to be checked again.
     pub(crate) fn take_waiting(&mut self) -> VecDeque<Waiting> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Drops waiting requests; `on_drop` is told the connection of each.
+    /// Drops waiting requests; calls `on_drop` with the connection of each.
     pub(crate) fn drop_waiting(
         &mut self,
         is_dropped: impl Fn(&Waiting) -> bool,
@@ -136,79 +139,79 @@ impl Requests {
         self.release_bytes(bytes);
     }
 
-    /// When the oldest waiting request has waited `wait_max`.
+    /// Returns when the oldest waiting request will have waited for `wait_max`.
     pub(crate) fn deadline(&self, wait_max: Duration) -> Option<Time> {
         self.waiting.front().map(|oldest| oldest.since + wait_max)
     }
 
-    /// Something has changed that waiting requests may wait for.
+    /// Makes all waiting requests due for a check: something that they may wait for has changed.
     pub(crate) fn review(&mut self) {
         self.is_review_due = true;
     }
 
-    /// Whether they are to be judged again; told once.
+    /// Returns whether waiting requests are due for a check, and clears that.
     pub(crate) fn take_review(&mut self) -> bool {
         std::mem::take(&mut self.is_review_due)
     }
 
-    /// A request waits until it is known whether all members have space for it.
+    /// Records that a request waits until it is known whether all members have space for it.
     pub(crate) fn await_space(&mut self) {
         self.is_space_awaited = true;
     }
 
-    /// Whether a request waits for space.
+    /// Returns whether a request waits for space.
     pub(crate) fn is_space_awaited(&self) -> bool {
         self.is_space_awaited
     }
 
-    /// There may be space for what waits for it.
+    /// Makes waiting requests due for a check if one waits for space: there may be space now.
     pub(crate) fn on_space(&mut self) {
         self.is_review_due |= std::mem::take(&mut self.is_space_awaited);
     }
 
-    /// A request waits until the store is no longer congested.
+    /// Records that a request waits until the store is no longer congested.
     pub(crate) fn await_store(&mut self) {
         self.is_store_awaited = true;
     }
 
-    /// Whether a request waits until the store is no longer congested.
+    /// Returns whether a request waits until the store is no longer congested.
     pub(crate) fn is_store_awaited(&self) -> bool {
         self.is_store_awaited
     }
 
-    /// The store is no longer congested.
+    /// Makes waiting requests due for a check if one waits for the store, which is no longer congested.
     pub(crate) fn on_store(&mut self) {
         self.is_review_due |= std::mem::take(&mut self.is_store_awaited);
     }
 
     // ---- those that their PGs have
 
-    /// A request goes to its PG.
+    /// Records that a request is passed to its PG.
     pub(crate) fn start(&mut self, started: Started) -> Ticket {
         let index = self.started.insert(started);
         Ticket(u32::try_from(index).expect("the settings bound open requests"))
     }
 
-    /// Its PG answered. Requires: it started, and has not ended.
+    /// Ends a request that its PG has answered. Requires: it has started and has not ended.
     pub(crate) fn end(&mut self, ticket: Ticket) -> Started {
         let started = self.started.remove(ticket.0 as usize);
         self.release_bytes(started.bytes);
         started
     }
 
-    /// Whether any request has started and not ended.
+    /// Returns whether any request has started and not ended.
     pub(crate) fn has_started(&self) -> bool {
         !self.started.is_empty()
     }
 
-    /// All that have started and not ended, by ascending tickets.
+    /// Returns all requests that have started and not ended, by ascending tickets.
     pub(crate) fn started(&self) -> impl Iterator<Item = (Ticket, &Started)> {
         self.started.iter().map(|(index, started)| (Ticket(index as u32), started))
     }
 }
 
 impl Scope {
-    /// Of a request of this image, if it or its session names one.
+    /// Creates the scope of a request. `image`: the one that the request or its session names, if any.
     pub(crate) fn of(request: &Request, image: Option<ImageId>) -> Scope {
         Scope {
             session: request.session,
@@ -225,7 +228,7 @@ impl Scope {
     }
 }
 
-/// What a request says of its session.
+/// Returns what a request says about its session.
 pub(crate) fn names_of(request: &Request) -> Names {
     let image = match &request.op {
         Op::Read { place, .. }
@@ -237,14 +240,14 @@ pub(crate) fn names_of(request: &Request) -> Names {
     Names { image, revision: request.revision }
 }
 
-/// What statistics count for a request that came at `since`. Requests of the monitor's tasks are not
-/// counted.
+/// Returns what statistics count for a request that arrived at `since`. Requests of the monitor's tasks
+/// are not counted.
 pub(crate) fn work_of(request: &Request, since: Time) -> Option<Work> {
     let is_of_client = request.session != SessionId::ZERO;
     is_of_client.then(|| Work::of(request.pg.pool, &request.op, since)).flatten()
 }
 
-/// Bytes that an operation holds in memory while it is open. (A longer read is refused by its PG.)
+/// Returns the bytes that an operation holds in memory while it is open. (Its PG refuses a longer read.)
 pub(crate) fn size_of(op: &Op) -> u64 {
     match op {
         Op::Read { length, .. } => u64::from((*length).min(PAYLOAD_SIZE_MAX)),
@@ -253,9 +256,9 @@ pub(crate) fn size_of(op: &Op) -> u64 {
     }
 }
 
-/// Whether the outcome tells how things are: true only while no other primary can change them.
-/// That a write happened is true whatever comes after it; that a range held nothing to zero, or an
-/// image no block to delete, is not.
+/// Returns whether the outcome describes the current state, which is valid only while no other primary
+/// can change it. That data was written stays true whatever happens later. That a range had nothing to
+/// zero, or that an image had no block to delete, may not.
 pub(crate) fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -> bool {
     match outcome {
         Ok(Outcome::Written { .. }) => !is_write,
@@ -264,7 +267,7 @@ pub(crate) fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -
     }
 }
 
-/// Whether a peer of this role may ask this at all.
+/// Returns whether a peer of this role may send this request at all.
 pub(crate) fn may_ask(role: Role, request: &Request) -> bool {
     match role {
         Role::Client => {

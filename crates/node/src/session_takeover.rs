@@ -1,48 +1,51 @@
-//! Newer sessions of images that were shown to this OSD before the map that they act on.
+//! Newer sessions of images that this OSD saw before it had the map that they act on.
 //!
-//! A client that takes an image over, because it broke the lock or the session before had ended, gets its
-//! session only after the fence of the session before is in a revision of the map. All its requests name
-//! that revision or a later one. So an OSD that sees the new session and has an older map knows: older
-//! sessions of this image may be fenced. It serves them again once it has the map.
-//! An older session that is not fenced (several may share an image) only waits for that.
+//! A client may take over an image because it broke the lock or because the previous session has ended.
+//! It gets its session only after a revision of the map contains the fence of the previous session, and
+//! all its requests carry that revision or a later one. So an OSD that sees the new session but has an
+//! older map must assume that older sessions of this image are fenced. It serves them again once it has
+//! the map. If an older session is not fenced (several may share an image), it only waits until then.
 //!
 //! ```text
 //!   session 7 names revision 12, the map has 11 ──▶ image: 7, 12 ──▶ sessions below 7 wait ──▶ map 12: forgotten
 //! ```
 //!
 //! Invariants
-//!   1. What was shown is forgotten only when the map has its revision, or its pool is gone.
-//!   2. There are at most [`TAKEOVER_COUNT_MAX`] images, and one place for all others of each pool; of at
-//!      most [`UNKNOWN_COUNT_MAX`] pools that the map does not have.
+//!   1. A takeover is forgotten only when the map has its revision, or its pool has been removed.
+//!   2. At most [`TAKEOVER_COUNT_MAX`] images are tracked one by one. Further images share one entry per
+//!      pool; such entries exist for at most [`UNKNOWN_COUNT_MAX`] pools that the map does not have.
 
 use std::collections::BTreeMap;
 
 use base::{ImageId, MapRevision, PoolId, SessionId};
 
-/// Images whose newest sessions are kept apart; those of further images hold back all of their pool.
+/// Maximum number of images whose newest sessions are tracked one by one; further images hold back all of
+/// their pool.
 const TAKEOVER_COUNT_MAX: usize = 1024;
-/// Pools of which such a place is kept though the map does not have them: a cluster has no more.
+/// Maximum number of pools that the map does not have and that still get such a shared entry: a cluster
+/// has no more.
 const UNKNOWN_COUNT_MAX: usize = 256;
 
-/// The newest sessions that were shown, and wait for the map.
+/// The newest sessions that were seen and whose map is not here yet.
 #[derive(Default)]
 pub struct SessionTakeovers {
-    /// By image; `None`: for all images of the pool.
+    /// By image; the entry with `None` applies to all images of the pool.
     shown: BTreeMap<(PoolId, Option<ImageId>), Takeover>,
 }
 
-/// A session that acts on a map which this OSD does not have.
+/// A session that acts on a map that this OSD does not have yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Takeover {
-    /// Which.
+    /// The newest session that was seen.
     pub session: SessionId,
-    /// The lowest revision that it named: all that was fenced before it began is in it.
+    /// The lowest revision that it named. The map of this revision contains every fence set before the
+    /// session began.
     pub revision: MapRevision,
 }
 
 impl SessionTakeovers {
-    /// A session acts on a revision beyond the map. Whether it holds back others than before.
-    /// `is_known`: the map has that pool.
+    /// Records a session that acts on a newer revision than the map. Returns whether sessions that were
+    /// not held back before may be now. `is_known`: the map has the pool.
     pub fn show(
         &mut self,
         (pool, image): (PoolId, ImageId),
@@ -77,7 +80,7 @@ impl SessionTakeovers {
         before != Some(rest)
     }
 
-    /// Whether a session waits for the map, since a newer one of its image was shown.
+    /// Returns whether a session must wait for the map because a newer session of its image was seen.
     pub fn hold_back(&self, pool: PoolId, image: Option<ImageId>, session: SessionId) -> bool {
         if self.shown.is_empty() || session == SessionId::ZERO {
             return false;
@@ -89,12 +92,12 @@ impl SessionTakeovers {
         is_older(None) || image.is_some_and(|image| is_older(Some(image)))
     }
 
-    /// The map of a pool has reached a revision.
+    /// Handles a new map: the pool has reached this revision.
     pub fn on_map(&mut self, pool: PoolId, revision: MapRevision) {
         self.shown.retain(|(of, _), takeover| *of != pool || takeover.revision > revision);
     }
 
-    /// A pool is gone.
+    /// Forgets a pool that was removed.
     pub fn forget_pool(&mut self, pool: PoolId) {
         self.shown.retain(|(of, _), _| *of != pool);
     }

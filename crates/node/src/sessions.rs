@@ -1,13 +1,13 @@
-//! Connections and sessions: who may speak, over which connection, and what is a repeat.
+//! Connections and sessions: who may send requests, over which connection, and which request is a repeat.
 //!
 //! Invariants
-//!   1. A session is bound to one connection: the one that brought its highest sequence.
-//!   2. The sequence of a session only grows, over all its connections, since a client gives a new
-//!      one to each retry. What is not above the highest one seen is a repeat, or comes late over
-//!      a connection that the client has left.
-//!   3. A session is remembered while its connection is open, and long after its last request. A session
-//!      that may have been forgotten is served only over a connection that is newer than that: over an
-//!      older one a request may arrive late that was overtaken long ago.
+//!   1. A session is bound to one connection: the one over which its highest sequence arrived.
+//!   2. The sequence of a session only grows, over all its connections, because a client gives a new
+//!      sequence to each retry. A request whose sequence is not above the highest one seen is a repeat,
+//!      or arrives late over a connection that the client has left.
+//!   3. A session is remembered while its connection is open, and for a while after its last request. A
+//!      session that may have been forgotten is served only over a connection that was opened after that:
+//!      over an older connection a request may arrive late that newer ones overtook long ago.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use format::door::{Peer, Role};
 
 use crate::session_takeover::SessionTakeovers;
 
-/// How long a session is remembered after its last request. Longer than a handshake takes: a connection
-/// that the client left before that request has been accepted by then, or never is.
+/// How long a session is remembered after its last request. This is longer than a handshake takes: a
+/// connection that the client left before that request has been accepted by then, or never will be.
 const REMEMBER: Duration = Duration::from_secs(60);
 
-/// How long a session is remembered while its connection is open and the table is not nearly full. It
-/// spares an idle client a new connection; safety does not depend on it.
+/// How long a session is remembered while its connection is open and the table is not nearly full. This
+/// saves an idle client from having to reconnect; safety does not depend on it.
 const REMEMBER_CONNECTED: Duration = Duration::from_secs(3600);
 
 /// All connections and sessions.
@@ -31,14 +31,15 @@ pub struct Sessions {
     connections: BTreeMap<ConnectionId, Connection>,
     sessions: BTreeMap<SessionId, Session>,
     forgotten: Option<Forgotten>,
-    /// Sessions that were shown before the map they act on.
+    /// Sessions that were seen before the map they act on.
     pub(crate) takeovers: SessionTakeovers,
 }
 
-/// What is left of the sessions that were forgotten.
+/// What is kept about the sessions that were forgotten.
 #[derive(Clone, Copy)]
 struct Forgotten {
-    /// The highest of them. Ids only grow: a session above it was never known.
+    /// The highest id of a forgotten session. Ids only grow, so a session with a higher id was never
+    /// known.
     session_max: SessionId,
     /// When the last one was forgotten.
     at: Time,
@@ -48,7 +49,7 @@ struct Forgotten {
 pub struct Connection {
     pub role: Role,
     opened_at: Time,
-    /// The last sequence without a session: a monitor's tasks.
+    /// The last sequence of requests without a session, which a monitor's tasks send.
     last_sequence: u64,
     /// Requests that have not been answered.
     pub open_count: usize,
@@ -57,16 +58,17 @@ pub struct Connection {
 /// One session.
 struct Session {
     connection: ConnectionId,
-    /// Counts the moves to another connection.
+    /// Number of times the session has moved to another connection.
     binding: u32,
     last_sequence: u64,
-    /// Started requests that came over `connection`.
+    /// Started requests that arrived over `connection`.
     started: u32,
-    /// Started requests that came over older connections: they end before anything else starts.
+    /// Started requests that arrived over older connections: they must end before any other request
+    /// starts.
     started_before: u32,
-    /// When its last request came.
+    /// When its last request arrived.
     seen_at: Time,
-    /// What its requests name.
+    /// What its requests have named.
     names: Names,
 }
 
@@ -75,36 +77,36 @@ struct Session {
 pub struct Names {
     /// The image. Some requests name none.
     pub image: Option<ImageId>,
-    /// The lowest revision of the map.
+    /// The lowest map revision.
     pub revision: MapRevision,
 }
 
 impl Names {
-    /// Those of before, and those of one more request.
+    /// Adds the names of a later request.
     pub fn and(self, later: Names) -> Names {
         let image = later.image.or(self.image);
         Names { image, revision: self.revision.min(later.revision) }
     }
 }
 
-/// What a request's session and sequence say about it.
+/// What a request's session and sequence show about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival {
-    /// Goes on.
+    /// Continue with it.
     New,
-    /// Goes on. Requests of its session that wait on other connections are to be dropped.
+    /// Continue with it, and drop the requests of its session that wait on other connections.
     Moved,
-    /// It came before, or over a connection that its session has left: not executed.
+    /// It arrived before, or arrives over a connection that its session has left: do not execute it.
     Repeat,
-    /// Its session may have been forgotten, and its connection is older than that: whether it came
-    /// before cannot be told. Over a new connection it can.
+    /// Its session may have been forgotten, and its connection is older than that, so a repeat cannot be
+    /// recognised. Over a new connection it can.
     Forgotten,
-    /// Too many sessions.
+    /// There are too many sessions.
     TooMany,
 }
 
 impl Sessions {
-    /// A connection was opened, by either side.
+    /// Adds a connection that was opened, by either side.
     pub fn open(&mut self, now: Time, connection: ConnectionId, peer: Peer) {
         let role = peer.role;
         let new = Connection { role, opened_at: now, last_sequence: 0, open_count: 0 };
@@ -112,17 +114,17 @@ impl Sessions {
         assert!(old.is_none());
     }
 
-    /// A connection is gone.
+    /// Removes a connection that is gone.
     pub fn close(&mut self, connection: ConnectionId) {
         self.connections.remove(&connection);
     }
 
-    /// An open connection.
+    /// Returns a connection, if it is open.
     pub fn connection(&mut self, connection: ConnectionId) -> Option<&mut Connection> {
         self.connections.get_mut(&connection)
     }
 
-    /// A request came. Requires: its connection is open.
+    /// Handles a request that arrives. Requires: its connection is open.
     pub fn arrive(
         &mut self,
         now: Time,
@@ -179,31 +181,32 @@ impl Sessions {
         Arrival::Moved
     }
 
-    /// What a session that is known has named.
+    /// Returns what a session has named, if it is known.
     pub fn names(&self, session: SessionId) -> Option<Names> {
         self.sessions.get(&session).map(|known| known.names)
     }
 
-    /// Whether started requests of older connections must end before the session is served.
+    /// Returns whether started requests of older connections must end before the session is served.
     pub fn must_wait(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|known| known.started_before > 0)
     }
 
-    /// A request of the session starts, over whichever connection; gives what [`Sessions::end`]
-    /// needs.
+    /// Records the start of a request of the session, over any connection. Returns the binding for
+    /// [`Sessions::end`].
     pub fn start(&mut self, connection: ConnectionId, session: SessionId) -> u32 {
         let Some(known) = self.sessions.get_mut(&session) else { return 0 };
         if known.connection == connection {
             known.started += 1;
             known.binding
         } else {
-            // Only a repeat that is executed, see `Bug::DuplicateExecuted`.
+            // This happens only if a repeat is executed, see `Bug::DuplicateExecuted`.
             known.started_before += 1;
             known.binding.wrapping_sub(1)
         }
     }
 
-    /// A started request ended. True if the session need no longer wait for older connections.
+    /// Records the end of a started request. Returns true if the session no longer waits for older
+    /// connections.
     pub fn end(&mut self, session: SessionId, binding: u32) -> bool {
         let Some(known) = self.sessions.get_mut(&session) else { return false };
         if known.binding == binding {
@@ -216,16 +219,16 @@ impl Sessions {
         known.started_before == 0
     }
 
-    /// Whether no connection and no session counts an open request.
+    /// Returns whether no connection and no session counts an open request.
     #[cfg(test)]
     pub fn nothing_is_open(&self) -> bool {
         self.connections.values().all(|link| link.open_count == 0)
             && self.sessions.values().all(|known| known.started + known.started_before == 0)
     }
 
-    /// Forgets sessions that have long been silent. Those of an open connection go as early as
-    /// others when the table is three quarters full: nobody tells an OSD that a session was
-    /// closed, and a server of many volumes leaves many behind on one connection.
+    /// Forgets sessions that have been silent for long. When the table is three quarters full, sessions
+    /// of open connections are forgotten as early as others: an OSD is not informed when a session is
+    /// closed, and a server of many volumes leaves many closed ones behind on one connection.
     pub fn forget_silent(&mut self, now: Time, sessions_max: usize) {
         let is_nearly_full = self.sessions.len() >= sessions_max - sessions_max / 4;
         let Sessions { connections, sessions, forgotten, .. } = self;

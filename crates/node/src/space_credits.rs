@@ -1,9 +1,10 @@
-//! Space credits: what members promised this OSD as a primary, and what it promised as a member.
+//! Space credits: space that members promised this OSD as a primary, and space that this OSD promised as
+//! a member.
 //!
-//! A write that has its version must fit on every acting member, since a version is never taken back.
+//! A write that has its version must fit on every acting member, because a version is never taken back.
 //! So a primary begins a write only within the *credit* of each lease giver: the number of bytes, counted
-//! since it first asked, for which the giver keeps space free. A write costs a whole block, the most it
-//! can take. The rules are in `docs/internals/pg.md`, "Room".
+//! since its first request, for which the giver keeps space free. A write is charged a whole block, the
+//! most it can use. The rules are in `docs/internals/pg.md`, "Room".
 //!
 //! ```text
 //!   holder                                          giver
@@ -13,12 +14,12 @@
 //! ```
 //!
 //! Invariants
-//!   1. What a holder may still bring, by writes on their way or by those it may begin, is at most
-//!      what the giver counts as promised to it. A limit only grows, so neither lost nor late
-//!      messages break that.
-//!   2. All that is promised fits into the space that is free, when it is promised.
-//!   3. One run of a holder is never promised more than the largest promise. So whatever the runs
-//!      before this one promised, an inactive PG lacks at most one largest promise.
+//!   1. The bytes that a holder may still write to the giver, by writes that are on their way or that it
+//!      may begin, never exceed what the giver counts as promised to it. A limit only grows, so lost or
+//!      late messages do not violate this.
+//!   2. When space is promised, all promises together fit into the free space.
+//!   3. One run of a holder is never promised more than the largest promise. So whatever earlier runs
+//!      promised, the writes that an inactive PG still lacks take at most one largest promise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,97 +33,98 @@ use crate::cluster_view::ClusterView;
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
-/// Most bytes that a primary is promised at a time.
+/// Maximum number of bytes that a primary is promised at a time.
 const PROMISE_BYTES_MAX: u64 = 64 * MIB;
-/// All promises together take at most this fraction (one of so many parts) of the store.
+/// All promises together take at most one part in this many of the store.
 const STORE_SHARE: u64 = 8;
-/// Fewest blocks that each is promised, of the largest size among its PGs.
+/// Minimum number of blocks that each primary is promised, of the largest block size among its PGs.
 const BLOCKS_MIN: u64 = 4;
-/// How long writes wait for space that is kept for earlier runs; then this OSD counts as full.
+/// How long writes wait for space that is kept for earlier runs; after that this OSD counts as full.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Space of this OSD's store.
+/// The space of this OSD's store.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
-    /// Of the data area.
+    /// Size of the data area.
     pub size_bytes: u64,
-    /// What writes of any block size can surely use now.
+    /// The part of the free space that is ready: writes of any block size can use it now.
     pub sure_bytes: u64,
-    /// Free, though it may have to be made ready first.
+    /// Free space, part of which may have to be made ready first.
     pub free_bytes: u64,
-    /// More of that is being made ready.
+    /// More of the free space is being made ready.
     pub is_growing: bool,
-    /// It takes no new data.
+    /// The store accepts no new data.
     pub is_full: bool,
 }
 
-/// What a holder tells with a renewal.
+/// What a holder sends with a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// Begun, or given back.
+    /// Total bytes of credit used by writes that have begun, or given back.
     pub begun_bytes: u64,
-    /// Of that, what the giver may not have stored.
+    /// The part of this that the giver may not have stored yet.
     pub owed_bytes: u64,
 }
 
-/// What a giver tells with a grant.
+/// What a giver sends with a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// Up to which `begun_bytes` there is space.
+    /// The value of `begun_bytes` up to which there is space.
     pub limit_bytes: u64,
-    /// What is unused beyond that is to be given back.
+    /// Unused credit that the holder may keep; it gives back the rest.
     pub share_bytes: u64,
-    /// It takes no new data.
+    /// The store accepts no new data.
     pub is_full: bool,
 }
 
 /// Whether there is space for a write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Verdict {
-    /// There is.
+    /// There is space.
     Enough,
-    /// It is known soon.
+    /// Not known yet.
     Unknown,
-    /// There is none.
+    /// There is no space.
     Full,
 }
 
-/// What a giver promised this OSD.
+/// Space that a giver promised this OSD.
 struct Credit {
     giver: Member,
     begun_bytes: u64,
     limit_bytes: u64,
     share_bytes: u64,
-    /// Unused when the last offer came.
+    /// Unused credit when the last offer arrived.
     high_bytes: u64,
     is_full: bool,
-    /// The lease is to be renewed now, to ask for more.
+    /// The lease must be renewed now, to request more.
     wants_more: bool,
-    /// That was done. It is done again when a renewal was due, the limit has grown or a write was answered.
+    /// More was requested. It is requested again after a regular renewal, when the limit has grown, or
+    /// when a write was answered.
     was_asked: bool,
-    /// No answer has come to the last claim.
+    /// The last claim has not been answered.
     is_awaited: bool,
     /// A write was answered since the last claim.
     has_ended: bool,
 }
 
-/// What this OSD promised a holder.
+/// Space that this OSD promised a holder.
 struct Promise {
     holder: Member,
     claim: Claim,
     limit_bytes: u64,
-    /// After this time it begins no write unless it asks again.
+    /// After this time the holder begins no write unless it renews its lease.
     lease_until: Time,
 }
 
-/// What this OSD's entries ask of its store.
+/// The demand on this OSD's store that follows from its entries.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Demand {
-    /// OSDs that lead a PG with a part here.
+    /// OSDs that lead a PG in which this OSD has a part.
     pub primaries: BTreeSet<OsdId>,
     /// The largest block of these PGs.
     pub block_size: BlockSize,
-    /// Runs of this OSD and of primaries that may have left writes in PGs which are not active here.
+    /// Runs of this OSD and of primaries that may have left writes in PGs that are not active here.
     pub earlier_runs: BTreeSet<(Incarnation, Option<Member>)>,
 }
 
@@ -131,18 +133,18 @@ pub struct SpaceCredits {
     credits: BTreeMap<OsdId, Credit>,
     /// Some credit wants more.
     is_wanting: bool,
-    /// Some credit may have been asked for more.
+    /// For some credit more may have been requested.
     is_asking: bool,
     promises: BTreeMap<OsdId, Promise>,
     /// `None`: unknown, so nothing is promised.
     demand: Option<Demand>,
     /// Entries have changed since `demand` was made.
     is_demand_old: bool,
-    /// Since when space is kept for earlier runs.
+    /// If space is kept for earlier runs: since when.
     earlier_since: Option<Time>,
-    /// Of this OSD's own PGs: writes that were begun and not answered.
+    /// Bytes of writes of PGs that this OSD leads that were begun and not answered.
     own_bytes: u64,
-    /// The least that a write of those lacked here.
+    /// The smallest size of a write of these PGs for which space was lacking here.
     lacking_here: Option<u64>,
 }
 
@@ -161,7 +163,7 @@ impl Promise {
 }
 
 impl Demand {
-    /// The most that any primary is promised, however many there are.
+    /// Returns the most that any primary is promised, regardless of the number of primaries.
     fn promise_bytes_max(&self, space: Space) -> u64 {
         self.at_least(PROMISE_BYTES_MAX.min(space.size_bytes / STORE_SHARE))
     }
@@ -185,7 +187,7 @@ impl Demand {
 }
 
 impl SpaceCredits {
-    /// Of a run that begins now.
+    /// Creates the credits of a run that begins now.
     pub fn new() -> SpaceCredits {
         SpaceCredits {
             credits: BTreeMap::new(),
@@ -202,7 +204,7 @@ impl SpaceCredits {
 
     // ---- as a holder ----
 
-    /// There is a new connection to this giver: what it promised before is given back.
+    /// Handles a new connection to this giver: credit from an earlier connection is given back.
     pub fn on_connected(&mut self, giver: Member) {
         match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
             Some(credit) => credit.begun_bytes = credit.limit_bytes,
@@ -224,9 +226,9 @@ impl SpaceCredits {
         }
     }
 
-    /// What a renewal tells. `owed_bytes`: begun, and not answered by this giver or its earlier
-    /// runs. `is_timely`: it is not one that [`SpaceCredits::take_wanting`] asked for.
-    /// Requires: [`SpaceCredits::on_connected`].
+    /// Returns the claim for a renewal. `owed_bytes`: begun, and not answered by this giver or its
+    /// earlier runs. `is_timely`: this is a regular renewal, not one that [`SpaceCredits::take_wanting`]
+    /// requested. Requires: [`SpaceCredits::on_connected`].
     pub fn claim(&mut self, giver: OsdId, owed_bytes: u64, is_timely: bool) -> Claim {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         credit.was_asked = !is_timely;
@@ -238,7 +240,7 @@ impl SpaceCredits {
         Claim { begun_bytes: credit.begun_bytes, owed_bytes }
     }
 
-    /// A giver answered. True if a write may go on now that had to wait.
+    /// Handles a giver's offer. Returns true if a write that had to wait may proceed now.
     pub fn on_offer(&mut self, giver: OsdId, offer: Offer) -> bool {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         let has_grown = offer.limit_bytes > credit.limit_bytes;
@@ -252,7 +254,7 @@ impl SpaceCredits {
         has_grown || has_ended || offer.is_full != was_full
     }
 
-    /// Whether this giver has space for a write of so many bytes.
+    /// Returns whether this giver has space for a write of `bytes` bytes.
     pub fn at(&mut self, giver: OsdId, bytes: u64) -> Verdict {
         let Some(credit) = self.credits.get_mut(&giver) else { return Verdict::Unknown };
         if credit.unused() >= bytes {
@@ -263,7 +265,7 @@ impl SpaceCredits {
         if credit.is_full { Verdict::Full } else { Verdict::Unknown }
     }
 
-    /// Uses a credit. Requires: there is space.
+    /// Uses credit of this giver. Requires: there is enough.
     pub fn take(&mut self, giver: OsdId, bytes: u64) {
         let credit = self.credits.get_mut(&giver).expect("it has space");
         assert!(credit.unused() >= bytes);
@@ -274,8 +276,8 @@ impl SpaceCredits {
         self.is_wanting |= credit.wants_more;
     }
 
-    /// Givers whose leases are to be renewed now, for more: each once, until it is renewed in its
-    /// time or its limit has grown.
+    /// Returns the givers whose leases must be renewed now to request more space. Each is returned once,
+    /// until its next regular renewal or until its limit has grown.
     pub fn take_wanting(&mut self) -> Vec<OsdId> {
         if !std::mem::take(&mut self.is_wanting) {
             return Vec::new();
@@ -290,7 +292,7 @@ impl SpaceCredits {
 
     // ---- as a member of this OSD's own PGs ----
 
-    /// Whether this OSD's store has space for a write of so many bytes.
+    /// Returns whether this OSD's store has space for a write of `bytes` bytes.
     pub fn here(&mut self, now: Time, space: Space, bytes: u64) -> Verdict {
         if !self.is_demand_old && self.left_here(space) >= bytes {
             return Verdict::Enough;
@@ -300,25 +302,26 @@ impl SpaceCredits {
         if is_full || space.is_full { Verdict::Full } else { Verdict::Unknown }
     }
 
-    /// This OSD is promised no more than other primaries, at most.
+    /// Returns the space for writes of PGs that this OSD leads. It may use no more than the most that any
+    /// other primary is promised.
     fn left_here(&self, space: Space) -> u64 {
         let most = self.demand.as_ref().map_or(0, |demand| demand.promise_bytes_max(space));
         self.unpromised(space).min(most.saturating_sub(self.own_bytes))
     }
 
-    /// Whether space that was lacking here is available now; true only once. The store sends no event
-    /// when it has made places ready.
+    /// Returns whether space that was lacking here is available now; true only once. The store sends no
+    /// event when it has made space ready.
     pub fn has_come_here(&mut self, space: Space) -> bool {
         let left = self.left_here(space);
         self.lacking_here.take_if(|least| *least <= left).is_some()
     }
 
-    /// A write of this OSD's own PGs begins.
+    /// Records that a write of a PG that this OSD leads begins.
     pub fn begin_own(&mut self, bytes: u64) {
         self.own_bytes += bytes;
     }
 
-    /// It was answered.
+    /// Records that such a write was answered.
     pub fn end_own(&mut self, bytes: u64) {
         assert!(self.own_bytes >= bytes);
         self.own_bytes -= bytes;
@@ -331,7 +334,7 @@ impl SpaceCredits {
         }
     }
 
-    /// Whether a copy of so many bytes may be stored for which no space was promised.
+    /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored.
     pub fn may_take_copy(&self, space: Space, reserve_bytes: u64, bytes: u64) -> bool {
         let with_reserve = Space {
             sure_bytes: space.sure_bytes + reserve_bytes,
@@ -343,8 +346,8 @@ impl SpaceCredits {
 
     // ---- as a giver ----
 
-    /// A holder asks, under a lease that this OSD counts until `lease_until`.
-    /// Requires: it is not an earlier run than one that asked before.
+    /// Handles a holder's claim, under a lease that this OSD counts as valid until `lease_until`.
+    /// Requires: no newer run of this holder has sent a claim.
     pub fn offer(
         &mut self,
         now: Time,
@@ -357,7 +360,7 @@ impl SpaceCredits {
         let limit_bytes = claim.begun_bytes;
         let new = || Promise { holder, claim, limit_bytes, lease_until };
         let promise = self.promises.entry(holder.osd).or_insert_with(new);
-        // A late message of a connection before tells less than is known.
+        // A late message of an earlier connection carries older numbers than those known here.
         promise.limit_bytes = promise.limit_bytes.max(claim.begun_bytes);
         if claim.begun_bytes >= promise.claim.begun_bytes {
             promise.claim = claim;
@@ -372,21 +375,21 @@ impl SpaceCredits {
         Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
     }
 
-    /// A newer run of a holder is known: it begins nothing more.
+    /// Ends the promise to earlier runs of a holder: they begin no more writes.
     pub fn on_newer_run(&mut self, newest: Member) {
         if self.promises.get(&newest.osd).is_some_and(|promise| promise.holder < newest) {
             self.end_run(newest.osd);
         }
     }
 
-    /// A holder has stopped.
+    /// Handles a holder's surrender: it begins no more writes.
     pub fn on_surrender(&mut self, holder: Member) {
         if self.has_promise(holder) {
             self.end_run(holder.osd);
         }
     }
 
-    /// What it began stays counted, by the PGs that were active under it.
+    /// Writes that the holder began stay counted through the PGs that were active under it.
     fn end_run(&mut self, holder: OsdId) {
         self.promises.remove(&holder);
         self.is_demand_old = true;
@@ -396,26 +399,29 @@ impl SpaceCredits {
         self.promises.get(&holder.osd).is_some_and(|promise| promise.holder == holder)
     }
 
-    /// Entries of this OSD have changed: nothing is promised before [`SpaceCredits::on_demand`].
+    /// Records that entries of this OSD have changed: nothing more is promised before
+    /// [`SpaceCredits::on_demand`].
     pub fn on_entries_changed(&mut self) {
         self.is_demand_old = true;
     }
 
-    /// Whether the demand is to be made anew: also while PGs are awaited, or a promise is to end.
+    /// Returns whether the demand must be computed again. This is also so while space is kept for earlier
+    /// runs, or while a promise has still to end.
     pub(crate) fn is_demand_due(&self) -> bool {
         let awaits = |demand: &Demand| !demand.earlier_runs.is_empty();
         let is_due = self.is_demand_old || self.demand.as_ref().is_none_or(awaits);
         is_due || self.has_idle_promise()
     }
 
-    /// Whether space is promised to somebody who leads nothing here any more.
+    /// Returns whether space is promised to an OSD that leads no PG here any more.
     pub(crate) fn has_idle_promise(&self) -> bool {
         let leads = |demand: &Demand, osd| demand.primaries.contains(osd);
         let demand = self.demand.as_ref();
         demand.is_some_and(|demand| self.promises.keys().any(|osd| !leads(demand, osd)))
     }
 
-    /// What entries ask now; `is_connected`: whether a holder may still ask over an older connection.
+    /// Sets the current demand. `is_connected`: whether a holder may still send claims over an open
+    /// connection.
     pub fn on_demand(
         &mut self,
         now: Time,
@@ -424,8 +430,8 @@ impl SpaceCredits {
     ) {
         self.is_demand_old = false;
         if let Some(Demand { primaries, earlier_runs, .. }) = &demand {
-            // Who leads nothing here and has no lease may begin nothing; over a new connection it
-            // gives back what it did not use.
+            // An OSD that leads nothing here and has no lease can begin no writes; over a new connection
+            // it gives back the credit that it did not use.
             self.promises.retain(|osd, promise| {
                 primaries.contains(osd) || now < promise.lease_until || is_connected(*osd)
             });
@@ -442,9 +448,9 @@ impl SpaceCredits {
         }
     }
 
-    /// What may be promised, or is.
+    /// Returns the space that may be promised, including what is promised already.
     fn promisable(&self, space: Space) -> u64 {
-        // What was promised earlier need not be ready: repairs wait for that.
+        // Space kept for earlier runs need not be ready: repairs wait until it is.
         let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
         space.sure_bytes.min(free).saturating_sub(self.own_bytes)
     }
@@ -454,14 +460,15 @@ impl SpaceCredits {
         promised.fold(self.promisable(space), u64::saturating_sub)
     }
 
-    /// What each primary is promised: the fixed promise, or its part of what is left.
+    /// Returns what each primary is promised: the fixed promise, or an equal part of what is available if
+    /// that is less.
     fn share(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
         demand.promise_bytes(space).min(self.promisable(space) / demand.primary_count())
     }
 
-    /// Whether the free space, including what is being made ready, is less than a block for each
-    /// primary.
+    /// Returns whether the free space, including what is being made ready, is less than one block for
+    /// each primary.
     fn is_full(&self, now: Time, space: Space) -> bool {
         let Some(demand) = &self.demand else { return space.is_full };
         let is_kept_long = self.earlier_since.is_some_and(|at| now.since(at) >= EARLIER_WAIT_MAX);
@@ -475,7 +482,7 @@ impl SpaceCredits {
 
 // ---- what the entries of this OSD ask
 
-/// Space of this OSD's store.
+/// Returns the space of this OSD's store.
 pub(crate) fn space_of(store: &Store) -> Space {
     let space = store.space();
     Space {
@@ -488,7 +495,7 @@ pub(crate) fn space_of(store: &Store) -> Space {
 }
 
 impl SpaceCredits {
-    /// What the entries ask; `None` while some of them may be missing.
+    /// Computes the demand from the entries; `None` while some entries may be missing.
     pub(crate) fn demand_of(
         &self,
         cluster: &ClusterView,
@@ -508,7 +515,7 @@ impl SpaceCredits {
             for entry in known.pgs.iter().filter(|entry| cluster.has_part(entry)) {
                 demand.primaries.extend(entry.primary_osd());
                 demand.block_size = demand.block_size.max(known.pool.block_size);
-                // Copies for a learner were promised to nobody.
+                // No space was promised for copies that a learner receives.
                 let acts = entry.position_of(me.osd).is_some();
                 if acts && !self.has_all_begun(me, entry, pgs.get(entry.pg)) {
                     demand.earlier_runs.extend(begun_in(me.osd, pgs.get(entry.pg)));
@@ -518,7 +525,8 @@ impl SpaceCredits {
         Some(demand)
     }
 
-    /// Whether all that was begun in the PG has come here, or is counted by who leads it now.
+    /// Returns whether all writes begun in the PG have arrived here, or are counted in the promise to its
+    /// current primary.
     fn has_all_begun(&self, me: Member, entry: &PgEntry, pg: Option<&Pg>) -> bool {
         let pg = pg.filter(|pg| pg.is_activated());
         let is_active = pg.and_then(|pg| pg.entry()).is_some_and(|it| it.epoch == entry.epoch);
@@ -527,8 +535,8 @@ impl SpaceCredits {
     }
 }
 
-/// Members that may have begun writes that have not arrived here: the runs of the last activation.
-/// Without a record there are none.
+/// Returns the runs of this OSD and of the primary in the last activation, which may have begun writes
+/// that have not arrived here. A PG without a record has none.
 fn begun_in(me: OsdId, pg: Option<&Pg>) -> Option<(Incarnation, Option<Member>)> {
     let Some(pg) = pg else { return Some((Incarnation::ZERO, None)) };
     let entry = &pg.record()?.entry;

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. The notes are numbered without a gap, and the first one begins a whole copy. Read in order they
-//!      give the copy; a whole copy or a difference that is cut short gives nothing.
+//!   1. The notes are numbered without a gap, and the first one begins a whole copy. Reading them in
+//!      order gives the copy. A whole copy or a difference that is cut short is ignored.
 //!   2. The note of a difference is written before anything else that follows from the same message of a
-//!      monitor. So what this OSD writes by a new map lies behind the difference that came with it.
+//!      monitor. So everything that this OSD writes because of a new map is in the journal after the
+//!      difference that came with that map.
 //!   3. Notes before a whole copy are removed once the whole copy is durable.
 
 use std::collections::BTreeMap;
@@ -19,31 +20,31 @@ use blockstore::{NoteKey, Request as StoreRequest};
 use cluster::copy::{CopyKeeper, CopyPart, StateCopy, in_parts};
 use serde_json::Value;
 
-/// Records that are gone, in one note: with more the copy is written whole.
+/// Maximum number of deleted records in one note; if there are more, the copy is written whole.
 const GONE_COUNT_MAX: usize = 2000;
-/// The log is written anew when it is longer than this and twice the copy.
+/// The log is rewritten as a whole copy when it is longer than this and than twice the copy, in bytes.
 const LOG_SIZE_MIN: u64 = 256 << 10;
 
 /// The copy, and the log of it.
 #[derive(Default)]
 pub(crate) struct StateLog {
     keeper: CopyKeeper,
-    /// The numbers of the first note that may be there, and of the next one.
+    /// The numbers of the first note that may exist, and of the next one to be written.
     first: u32,
     next: u32,
-    /// Bytes of the notes, and of the whole copy that they begin with.
+    /// Size of all notes, and of the whole copy at their beginning, in bytes.
     size: u64,
     whole_size: u64,
-    /// Notes that are not answered yet.
+    /// Number of notes whose writes have not completed.
     open_count: usize,
-    /// Notes before this one go once no note is open.
+    /// Notes before this one are removed once no write of a note is under way.
     whole_at: Option<u32>,
-    /// A note is lost: the copy is to be written whole.
+    /// A note is lost, so the copy must be written whole.
     is_broken: bool,
 }
 
 impl StateLog {
-    /// Reads what an earlier run has noted.
+    /// Reads the notes of earlier runs.
     pub(crate) fn read<'a>(notes: impl Iterator<Item = (NoteKey, &'a [u8])>) -> StateLog {
         let mut log = StateLog { first: 1, next: 1, ..StateLog::default() };
         for (key, bytes) in notes {
@@ -72,12 +73,12 @@ impl StateLog {
         log
     }
 
-    /// The newest whole copy.
+    /// Returns the newest complete copy.
     pub(crate) fn copy(&self) -> &StateCopy {
         self.keeper.copy()
     }
 
-    /// A monitor told a part of it, or a difference: what is to be noted.
+    /// Handles a part of the copy, or a difference, from a monitor. Returns the notes to write.
     pub(crate) fn take(&mut self, part: CopyPart) -> Vec<StoreRequest> {
         let Some(difference) = self.keeper.take(part) else { return Vec::new() };
         self.is_broken |= difference.gone.len() > GONE_COUNT_MAX;
@@ -87,7 +88,8 @@ impl StateLog {
         self.notes_of(difference.put, difference.gone, false)
     }
 
-    /// Writes the copy whole where a note is lost or the log is long, and removes what is before it.
+    /// Returns the notes that write the copy whole, if a note is lost or the log is too long. Once these
+    /// are written, returns the removals of the notes before them.
     pub(crate) fn tidy(&mut self) -> Vec<StoreRequest> {
         if self.open_count > 0 {
             return Vec::new();
@@ -109,7 +111,7 @@ impl StateLog {
         notes
     }
 
-    /// A note was written, or refused.
+    /// Handles the end of a note's write; `is_done` is false if it failed.
     pub(crate) fn on_noted(&mut self, is_done: bool) {
         self.open_count -= 1;
         self.is_broken |= !is_done;

@@ -1,5 +1,6 @@
-//! What this OSD has seen of the cluster. It is sent with each boot, so that a state store that went back in
-//! time is recognised before it changes anything. A recovery of the state store gets all of it.
+//! What this OSD has seen of the cluster. This is sent with each boot message, so that the monitor
+//! detects a state store that went back in time before it changes anything. A recovery of the state store
+//! gets all that this OSD knows.
 
 use base::Duration;
 use blockstore::Store;
@@ -9,12 +10,13 @@ use format::wire::PgEntry;
 use crate::cluster_view::ClusterView;
 use crate::notes::{Notes, raise, records};
 
-/// Most entries in one message: the longest entries stay below the size limit of a message.
+/// Maximum number of entries in one message: with the longest entries it is still below the size limit of
+/// a message.
 const ENTRY_COUNT_MAX: usize = 2000;
-/// Timeout for a recovery of the state; then this OSD connects again and sends everything again.
+/// Timeout for a recovery of the state store. After it this OSD reconnects and sends everything again.
 pub(crate) const RECOVERY_SPAN: Duration = Duration::from_secs(60);
 
-/// What every state store of this cluster must contain.
+/// Returns what this OSD has seen: the state store of this cluster must contain all of it.
 pub(crate) fn seen(cluster: &ClusterView, notes: &Notes, copy: &StateCopy) -> Seen {
     let mut seen = Seen { change: copy.change, reign: copy.reign, ..notes.recorded().clone() };
     seen.incarnation = seen.incarnation.max(cluster.incarnation().unwrap_or_default());
@@ -26,8 +28,8 @@ pub(crate) fn seen(cluster: &ClusterView, notes: &Notes, copy: &StateCopy) -> Se
     seen
 }
 
-/// All this OSD knows, in parts that are short enough for a message. Each names the change of the
-/// copy.
+/// Returns everything that this OSD knows, in parts that fit into a message. Each part carries the change
+/// number of the copy.
 pub(crate) fn known_state(
     store: &Store,
     cluster: &ClusterView,
@@ -45,7 +47,7 @@ pub(crate) fn known_state(
     };
     let part_of = |entries: &[PgEntry]| KnownState { entries: entries.to_vec(), ..bare() };
     let mut parts: Vec<KnownState> = entries.chunks(ENTRY_COUNT_MAX).map(part_of).collect();
-    // What a learner still lacks it has not activated.
+    // A learner still lacks data, so its epochs do not count as activated.
     let whole = records(store).filter(|record| record.filling.is_none());
     let activated = whole.map(|record| Activated {
         pg: record.entry.pg,
@@ -65,7 +67,7 @@ pub(crate) fn known_state(
     parts
 }
 
-/// Its pools, as the map has them, and as it has noted them in earlier runs.
+/// Returns the pools as the map has them, then as earlier runs noted them.
 fn pools_seen<'a>(
     cluster: &'a ClusterView,
     notes: &'a Notes,

@@ -1,16 +1,17 @@
-//! Counters of this OSD's work, and how the monitor gets them.
+//! Counters of this OSD's work, and how they are sent to the monitor.
 //!
 //! ```text
-//!   requests, store ──▶ counting ──each stats_interval_ms──▶ kept periods ──told once a connection──▶ monitor
-//!                                                                 └── let go when it has saved them
+//!   requests, store ──▶ counting ──each stats_interval_ms──▶ kept periods ──sent once per connection──▶ monitor
+//!                                                                 └── dropped when it has saved them
 //! ```
 //!
 //! Invariants
-//!   1. A kept period does not change, and periods are sent in order. Those that the monitor has not saved
-//!      are sent again over the next connection, in one message.
-//!   2. Kept periods take at most `PERIODS_SIZE_MAX` bytes as text; while there is no room for another
-//!      one the counting goes on.
-//!   3. At most `ROW_COUNT_MAX` images are counted apart at a time; others are counted for their pool.
+//!   1. A kept period does not change, and periods are sent in order. Periods that the monitor has not
+//!      saved are sent again over the next connection, in one message.
+//!   2. Kept periods take at most `PERIODS_SIZE_MAX` bytes as text. While there is no room for another
+//!      one, counting continues in the current one.
+//!   3. At most `ROW_COUNT_MAX` images are counted individually at a time; operations of further images
+//!      are counted for their pool.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,31 +27,31 @@ use crate::cluster_view::ClusterView;
 use crate::local_store::LocalStore;
 use crate::pg_table::PgTable;
 
-/// Room for what stands around the rows of a period, in bytes of text.
+/// Size reserved for the text of a period other than its rows, in bytes.
 const PERIOD_FRAME_SIZE: usize = 4 << 10;
 
-/// All counters, and what the monitor knows of them.
+/// All counters, and which of them the monitor has.
 pub struct Stats {
     counting: BTreeMap<(PoolId, Option<ImageId>), Counters>,
     /// Periods that the monitor has not saved, with the size of their text.
     kept: VecDeque<(usize, Period)>,
     sequence_last: u64,
-    /// The newest period that was told over this connection.
+    /// The newest period that was sent over this connection.
     sequence_told: u64,
-    /// Damaged and mended units that are in a period.
+    /// Damaged and mended units that earlier periods already contain.
     damaged_units: u64,
     mended_units: u64,
-    /// Space of images as it was told over this connection.
+    /// Used space of images, in bytes, as sent over this connection.
     space_told: BTreeMap<ImageId, u64>,
-    /// PGs that this OSD led at the last look.
+    /// PGs that this OSD led when it last sent counters.
     led: Vec<PgId>,
-    /// Nothing was told over this connection yet.
+    /// Nothing has been sent over this connection yet.
     is_new_connection: bool,
-    /// When the monitor is told next.
+    /// When counters are sent next.
     pub at: Time,
 }
 
-/// What an operation is counted as.
+/// The kind that an operation is counted as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Counter {
     Read,
@@ -59,7 +60,7 @@ enum Counter {
     Flush,
 }
 
-/// What is to be counted of an operation when it has ended.
+/// What is counted for an operation when it has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     kind: Counter,
@@ -70,7 +71,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// A client's operation that came at `since`; `None`: it is not counted.
+    /// Creates the work of a client's operation that arrived at `since`; `None` if it is not counted.
     pub fn of(pool: PoolId, op: &Op, since: Time) -> Option<Work> {
         let (kind, image, bytes) = match op {
             Op::Read { place, length, .. } => (Counter::Read, Some(place.image), *length),
@@ -108,7 +109,7 @@ impl Stats {
         self.counting.entry(row).or_default()
     }
 
-    /// An operation ended, or was refused.
+    /// Counts an operation that has ended or was refused.
     pub fn on_ended(&mut self, now: Time, work: Work, outcome: Result<(), &Refusal>) {
         let Work { kind, pool, image, bytes, since } = work;
         match outcome {
@@ -128,7 +129,7 @@ impl Stats {
         }
     }
 
-    /// The store is asked.
+    /// Counts a request that is sent to the store.
     pub fn on_asked(&mut self, request: &StoreRequest) {
         match request {
             StoreRequest::Write { key, data, .. } => {
@@ -142,7 +143,7 @@ impl Stats {
         }
     }
 
-    /// A connection to the monitor begins: who is at its other end may know nothing.
+    /// Handles a new connection to a monitor, which may have none of the counters.
     pub fn begin_connection(&mut self, now: Time) {
         self.sequence_told = 0;
         self.space_told.clear();
@@ -150,7 +151,7 @@ impl Stats {
         self.at = now;
     }
 
-    /// The monitor has saved all periods up to this one.
+    /// Drops all periods up to this one: the monitor has saved them.
     pub fn on_saved(&mut self, sequence: u64) {
         self.kept.retain(|(_, period)| period.sequence > sequence);
     }
@@ -168,7 +169,7 @@ impl Stats {
         while let Some(((pool, image), counters)) = self.counting.pop_first() {
             let row = ImageCounters { pool, image, counters };
             let text = serde_json::to_string(&row).expect("plain data");
-            // And a comma.
+            // 1 is for a comma.
             if kept_size + size + text.len() + 1 > PERIODS_SIZE_MAX {
                 self.counting.insert((pool, image), row.counters);
                 break;
@@ -184,14 +185,14 @@ impl Stats {
         self.kept.push_back((size, Period { sequence: self.sequence_last, rows, own }));
     }
 
-    /// Periods that were not told over this connection.
+    /// Returns the periods that were not sent over this connection.
     fn untold(&mut self) -> Vec<Period> {
         let told = std::mem::replace(&mut self.sequence_told, self.sequence_last);
         let untold = self.kept.iter().filter(|(_, period)| period.sequence > told);
         untold.map(|(_, period)| period.clone()).collect()
     }
 
-    /// What was done since the monitor was told last, in messages; empty if there is nothing.
+    /// Returns messages with the counters since the last call; none if nothing has changed.
     pub(crate) fn take_untold(
         &mut self,
         store: &mut LocalStore,
@@ -221,7 +222,7 @@ impl Stats {
         }
     }
 
-    /// Images of which the monitor knows another space in the PGs that this OSD leads.
+    /// Returns the images whose space, in the PGs that this OSD leads, differs from what the monitor has.
     fn space_to_tell(
         &mut self,
         store: &mut LocalStore,
