@@ -14,7 +14,7 @@ use cluster::map::{ClusterMap, MapDelta, MapGap, OsdInfo, PoolMap};
 use cluster::settings::{Changed, Setting};
 use format::wire::{Member, PgEntry};
 
-/// What this OSD knows of the cluster.
+/// What this OSD knows about the cluster.
 pub(crate) struct ClusterView {
     osd: OsdId,
     /// This run's number, once the monitor has given it.
@@ -50,7 +50,7 @@ impl ClusterView {
         self.incarnation
     }
 
-    /// This OSD in this run, once the monitor has given the run its number.
+    /// Returns this OSD and its current run, once the monitor has given the run its number.
     pub(crate) fn me(&self) -> Option<Member> {
         self.incarnation.map(|incarnation| Member { osd: self.osd, incarnation })
     }
@@ -100,22 +100,22 @@ impl ClusterView {
 
     // ---- the map
 
-    /// The map itself.
+    /// Returns the whole map.
     pub(crate) fn map(&self) -> &ClusterMap {
         &self.map
     }
 
-    /// A pool.
+    /// Returns the map of a pool.
     pub(crate) fn pool(&self, id: PoolId) -> Option<&PoolMap> {
         self.map.pools.get(&id)
     }
 
-    /// All pools, by id.
+    /// Returns all pools, by id.
     pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolId, &PoolMap)> {
         self.map.pools.iter().map(|(id, known)| (*id, known))
     }
 
-    /// The entry of a PG.
+    /// Returns the entry of a PG.
     pub(crate) fn pg(&self, id: PgId) -> Option<&PgEntry> {
         self.map.pg(id)
     }
@@ -125,17 +125,17 @@ impl ClusterView {
         self.pg(id).is_none_or(|entry| entry.epoch < epoch)
     }
 
-    /// All entries.
+    /// Returns the entries of all PGs.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &PgEntry> {
         self.map.pools.values().flat_map(|known| &known.pgs)
     }
 
-    /// An OSD.
+    /// Returns an OSD's entry in the map.
     pub(crate) fn osd(&self, id: OsdId) -> Option<&OsdInfo> {
         self.map.osds.get(&id)
     }
 
-    /// All OSDs, by id.
+    /// Returns all OSDs, by id.
     pub(crate) fn osds(&self) -> impl Iterator<Item = &OsdInfo> {
         self.map.osds.values()
     }

@@ -1,7 +1,7 @@
 //! Watches for a disk that is slow, that hangs, and that responds again.
 //!
 //! ```text
-//!   Well ── oldest operation over STALL_AFTER ──▶ Stalled ── all of those ended ──▶ Over ── 2 s ──▶ Well
+//!   Well ── oldest operation over STALL_AFTER ──▶ Stalled ── its operations ended ──▶ Over ── 2 s ──▶ Well
 //!                                                    │ and a PG left              │ a PG left
 //!                                                    └──────────▶ Leaving ◀───────┘
 //!   Probing (the next run) ◀── the store is closed, every operation has ended ─────┘
@@ -26,7 +26,7 @@ const STALL_AFTER: Duration = Duration::from_secs(5);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// After a stall, how long to wait for a map entry that may still be on its way.
 const OVER_FOR: Duration = Duration::from_secs(2);
-/// From the end of a probe to the next one.
+/// Interval from the end of a probe to the next one.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 /// Minimum and maximum time for which a disk must respond before it is used again.
 const PAUSE_MIN: Duration = Duration::from_secs(10);

@@ -17,14 +17,14 @@ const OSD_REPAIRS_MAX: usize = 16;
 /// Length of a turn. The budget is recomputed at the start of each turn.
 const TURN: Duration = Duration::from_millis(100);
 
-/// The budget of repairs.
+/// The number of repairs that may be under way, and how they are divided among PGs.
 #[derive(Default)]
 pub struct Budget {
     /// When the next turn begins; `None` while no learner is being filled.
     due: Option<Time>,
     /// Number of repairs that may be under way at once.
     count: usize,
-    /// Counts the turns.
+    /// Number of turns so far.
     turn: usize,
     /// A client's request has arrived since the turn began.
     is_busy: bool,

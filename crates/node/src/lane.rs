@@ -36,13 +36,14 @@ enum Stage {
 }
 
 impl Lane {
-    /// A lane whose first attempt is due now. `address_first` counts modulo the number of addresses.
+    /// Creates a lane whose first attempt is due now. `address_first` is taken modulo the number of
+    /// addresses.
     pub fn new(now: Time, address_first: usize) -> Lane {
         let stage = Stage::Down { until: now };
         Lane { stage, address_next: address_first, refusal_count: 0, delay: DELAY_MIN }
     }
 
-    /// The connection, if it is up.
+    /// Returns the connection, if it is up.
     pub fn up(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Up { connection, .. } => Some(connection),
@@ -50,7 +51,7 @@ impl Lane {
         }
     }
 
-    /// The connection, if there is one or one is being made.
+    /// Returns the connection, if it is up or being made.
     pub fn connection(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Up { connection, .. } | Stage::Connecting { connection, .. } => Some(connection),
@@ -71,12 +72,12 @@ impl Lane {
         }
     }
 
-    /// Whether an attempt is due.
+    /// Returns whether an attempt is due.
     pub fn is_due(&self, now: Time) -> bool {
         matches!(self.stage, Stage::Down { until } if until <= now)
     }
 
-    /// Whether the attempt under way has timed out.
+    /// Returns whether the attempt under way has timed out.
     pub fn is_late(&self, now: Time) -> bool {
         matches!(self.stage, Stage::Connecting { until, .. } if until <= now)
     }

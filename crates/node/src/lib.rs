@@ -1,5 +1,5 @@
-//! One OSD as one value: `Node::apply(now, event, &mut effects)` is the only door into it.
-//! Joins the block store, the PGs, the sessions and the other OSDs.
+//! One OSD as one value. Every event enters through `Node::apply(now, event, &mut effects)`. The node
+//! connects the block store, the PGs, the sessions and the other OSDs.
 //!
 //! ```text
 //!              ┌──────────── Node ─────────────┐
@@ -11,20 +11,21 @@
 //!              └───────────────────────────────┘
 //! ```
 //!
-//! `node.rs` wires the parts together. A file of `src/` holds one part's state and its decisions, and
-//! knows no node; the file of the same name under `node/` takes the events and carries them out.
+//! `node.rs` wires the parts together. Each file in `src/` holds one part's state and decisions and does
+//! not know the node; the file of the same name in `node/` receives the events and carries out these
+//! decisions.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `node.rs` | the value: events in, effects out, the life of the process |
+//! | `node.rs` | the `Node` value: events in, effects out, the phases of the process |
 //! | `cluster_view.rs` | the cluster map, the settings, and this OSD's place in them |
 //! | `local_store.rs` | the store, and who sent it which request |
 //! | `pg_table.rs` | the PGs, and the actions that they request |
-//! | `node/pg_lifecycle.rs` | what the map means for this OSD's PGs |
+//! | `node/pg_lifecycle.rs` | the effect of the map on this OSD's PGs |
 //! | `node/monitor.rs` | the connection to a monitor, and its messages |
 //! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
 //! | `leases.rs` | leases that this OSD holds, and those that it has given |
-//! | `space_credits.rs` | space that members promise a primary |
+//! | `space_credits.rs` | space that members promise to a primary |
 //! | `peers.rs` | messages between members of PGs: who may send them, and when they are handled |
 //! | `requests.rs` | a request's path from its arrival to its reply |
 //! | `sessions.rs` | connections and sessions: who may send requests, and which request is a repeat |
@@ -136,7 +137,7 @@ pub enum StopReason {
 pub struct Identity {
     /// Its cluster.
     pub cluster: ClusterId,
-    /// Its number.
+    /// Its OSD id.
     pub osd: OsdId,
     /// Identity of its store, 32 hexadecimal digits.
     pub store: String,
@@ -150,7 +151,7 @@ pub struct Identity {
     pub pid: u32,
     /// Its directory or device, for `status` and messages.
     pub path: String,
-    /// Its host, for `status` and the placement.
+    /// Its host, for `status` and for placement.
     pub host: String,
     /// Whether `ashlar up` started it.
     pub supervised: bool,
@@ -181,7 +182,7 @@ pub struct Settings {
     pub reconnect_max: Duration,
     /// Timeout for a monitor's reply to a boot message.
     pub boot_max: Duration,
-    /// Bounds on what one PG holds at once.
+    /// Limits on what one PG holds at once.
     pub pg_limits: pg::Limits,
     /// The history of stalls of the previous run in this process.
     pub stalls: Stalls,

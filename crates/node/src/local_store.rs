@@ -72,7 +72,7 @@ impl StoreCall {
 pub(crate) struct LocalStore {
     store: Store,
     effects: Vec<Effect>,
-    /// An empty list with room, so that taking a batch allocates nothing.
+    /// An empty list with spare capacity, so that taking a batch allocates nothing.
     spare: Vec<Effect>,
 }
 
@@ -84,7 +84,7 @@ impl LocalStore {
         LocalStore { store, effects, spare: Vec::new() }
     }
 
-    /// Hands an event to the store.
+    /// Passes an event to the store.
     pub(crate) fn apply(&mut self, now: Time, event: Event) {
         self.store.apply(now, event, &mut self.effects);
     }

@@ -1,4 +1,4 @@
-//! The node as a value: events in, effects out.
+//! The node as one value: events in, effects out.
 //!
 //! After each event `settle` restores the invariants: the store's results have reached their PGs, the
 //! PGs' actions are carried out, and everything that may proceed has proceeded.
@@ -96,8 +96,8 @@ enum Phase {
 }
 
 impl Node {
-    /// Begins a run: opens the store on a device of `device_size` bytes, then joins the cluster.
-    /// Ends with [`Effect::Stop`]. Requires: at least one monitor address.
+    /// Begins a run: opens the store on a device of `device_size` bytes, then joins the cluster. The run
+    /// ends with [`Effect::Stop`]. Requires: at least one monitor address.
     pub fn new(
         identity: Identity,
         settings: Settings,

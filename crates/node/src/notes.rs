@@ -27,7 +27,7 @@ pub(crate) struct Notes {
     lease_span: Duration,
     /// Pools as earlier runs of this OSD noted them, without those that have been removed since.
     pools: BTreeMap<PoolId, PoolNote>,
-    /// Notes of PGs that cannot be read, and why.
+    /// The PGs whose notes cannot be read, and why.
     damaged: BTreeMap<PgId, String>,
     /// The newest run of this OSD and the newest map revisions found in its records of PGs.
     recorded: Seen,
@@ -95,17 +95,17 @@ impl Notes {
         self.pools.remove(&pool);
     }
 
-    /// Notes of PGs that cannot be read, and why.
+    /// The PGs whose notes cannot be read, and why.
     pub(crate) fn damaged(&self) -> impl Iterator<Item = (PgId, &str)> {
         self.damaged.iter().map(|(id, why)| (*id, why.as_str()))
     }
 
-    /// Whether the note of some PG cannot be read.
+    /// Returns whether the note of any PG cannot be read.
     pub(crate) fn has_damaged(&self) -> bool {
         !self.damaged.is_empty()
     }
 
-    /// Why the note of this PG cannot be read, if it cannot.
+    /// Returns why the note of this PG cannot be read, or `None` if it can be read.
     pub(crate) fn damage_of(&self, pg: PgId) -> Option<&str> {
         self.damaged.get(&pg).map(String::as_str)
     }
@@ -115,7 +115,7 @@ impl Notes {
         self.damaged.remove(&pg);
     }
 
-    /// Forgets damage of PGs that are no longer suspect.
+    /// Forgets damaged notes of PGs that are no longer suspect.
     pub(crate) fn keep_damage(&mut self, is_suspect: impl Fn(PgId) -> bool) {
         self.damaged.retain(|id, _| is_suspect(*id));
     }
@@ -197,7 +197,7 @@ pub(crate) fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
     *known = (*known).max(revision);
 }
 
-/// The note under `NoteKey::Cluster`.
+/// The note on the cluster, stored under `NoteKey::Cluster`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ClusterNote {
     /// The cluster that this OSD belongs to.
@@ -258,7 +258,7 @@ impl ClusterNote {
         self.lease_ms.map_or(LEASE_DEFAULT, Duration::from_millis)
     }
 
-    /// The pools by id.
+    /// Returns the pools by id.
     pub fn pools_by_id(self) -> BTreeMap<PoolId, PoolNote> {
         self.pools.into_iter().map(|pool| (pool.pool.id, pool)).collect()
     }

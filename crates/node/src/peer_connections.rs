@@ -41,7 +41,7 @@ pub struct PeerConnections {
     from_primaries: BTreeMap<OsdId, ConnectionId>,
     /// Primaries of PGs of which this OSD is a member, if they are up.
     primaries: BTreeMap<OsdId, Primary>,
-    /// When leases are renewed next, while there are followers.
+    /// When leases are renewed next; `None` while there are no followers.
     renew_at: Option<Time>,
 }
 
@@ -123,12 +123,12 @@ impl PeerConnections {
         Some((self.followers[osd].member, *purpose))
     }
 
-    /// The connection to a follower, if there is one or one is being made.
+    /// Returns the connection to a follower, if it is up or being made.
     pub fn to(&self, osd: OsdId, purpose: Purpose) -> Option<ConnectionId> {
         self.followers.get(&osd)?.lane(purpose).connection()
     }
 
-    /// The connection over which leases of this follower are renewed, if it is up.
+    /// Returns the connection over which this follower's lease is renewed, if it is up.
     pub fn for_leases(&self, osd: OsdId) -> Option<ConnectionId> {
         self.followers.get(&osd)?.lease.up()
     }
@@ -424,7 +424,7 @@ impl PeerConnections {
 pub enum Gone {
     /// It was not a connection with an OSD.
     Unknown,
-    /// A peer had opened it.
+    /// A peer had opened the connection.
     Incoming,
     /// It led to a follower.
     Outgoing {

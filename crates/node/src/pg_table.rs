@@ -13,7 +13,7 @@ use blockstore::PgFacts;
 use cluster::map::Pool;
 use pg::{Action, Limits, Pg, Record, Shape};
 
-/// Place of a PG in the table.
+/// Index of a PG in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PgSlot(usize);
 
@@ -38,7 +38,7 @@ pub(crate) struct PgTable {
     slots: BTreeMap<PgId, PgSlot>,
     /// Actions that the PG called last has requested.
     actions: Vec<Action>,
-    /// An empty list with room, so that taking a batch allocates nothing.
+    /// An empty list with spare capacity, so that taking a batch allocates nothing.
     spare: Vec<Action>,
 }
 

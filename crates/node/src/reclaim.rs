@@ -63,7 +63,7 @@ struct Current {
     has_failed: bool,
 }
 
-/// Whose data is removed.
+/// The pool or PG whose data is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Pool(PoolId),
@@ -73,7 +73,7 @@ pub(crate) enum Target {
 /// In the order in which they occur.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Removes the records.
+    /// Removes the records, durably.
     Records,
     /// Removes blocks and tombstones, up to [`PORTION_MAX`] at a time.
     Blocks,

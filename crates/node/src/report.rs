@@ -125,7 +125,7 @@ pub(crate) fn report(
     for (_, pg) in pgs.iter() {
         let id = pg.id();
         let Some(entry) = cluster.pg(id) else { continue };
-        // Remains of a removed pool are skipped: no volume needs them.
+        // Remains of a removed pool are skipped: no image needs them.
         report.suspect |= pg.is_suspect() || store.is_suspect(id);
         if !cluster.is_primary(entry) {
             continue;

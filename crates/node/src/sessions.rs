@@ -75,7 +75,7 @@ struct Session {
 /// What a session's requests have named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// The image. Some requests name none.
+    /// The image, if any request named one.
     pub image: Option<ImageId>,
     /// The lowest map revision.
     pub revision: MapRevision,

@@ -156,7 +156,7 @@ impl Stats {
         self.kept.retain(|(_, period)| period.sequence > sequence);
     }
 
-    /// Ends a period, if something was counted and there is room for it.
+    /// Ends the current period, if something was counted and there is room for it.
     fn end_period(&mut self, damaged_units: u64, mended_units: u64) {
         let own = Counters {
             damaged_units: damaged_units.saturating_sub(self.damaged_units),

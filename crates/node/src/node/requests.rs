@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. A request is answered at most once, and only over the connection it came on.
-//!   2. A change begins only when every giver's lease holds and all members have space for it.
+//!   1. A request is answered at most once, and only over the connection it arrived on.
+//!   2. A change begins only while the leases of all givers are valid, and only if all members have space
+//!      for it.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, OsdId, SessionId, Time};
@@ -28,7 +29,7 @@ use crate::space_credits::Verdict as Space;
 
 /// What to do with a request now.
 enum Verdict {
-    /// Hand it to the PG in this slot.
+    /// Pass it to the PG in this slot.
     Serve(PgSlot),
     /// Check it again later.
     Wait,
