@@ -175,8 +175,8 @@ impl Leases {
             && held.lost.get(&pg).is_none_or(|newest| *newest <= epoch)
     }
 
-    /// Returns what changed since the last call: `None` for a lease that expired, and for a lease that is
-    /// valid again how long it was not.
+    /// Returns the leases that changed since the last call: with `None` if the lease has expired, or with
+    /// the time for which it was invalid if it is valid again.
     pub fn take_changes(&mut self, now: Time) -> Vec<(OsdId, Option<Duration>)> {
         let mut changes = Vec::new();
         for (giver, held) in &mut self.held {

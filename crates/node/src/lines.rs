@@ -79,7 +79,8 @@ impl Lines {
         }
     }
 
-    /// Tracks since when a PG that this OSD must lead is not served, and logs it once it is too long.
+    /// Tracks since when a PG that this OSD must lead is not served, and logs the PG once it has waited
+    /// too long.
     fn trace_wait(
         &mut self,
         now: Time,

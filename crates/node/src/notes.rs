@@ -1,8 +1,8 @@
 //! The notes that an OSD keeps about the map. From them it recognises a map that is older than one it has
 //! seen, such as the map of a state store that was restored from a backup.
 //!
-//! Each PG's entry has its own note, see `pg::Record`, and so has the copy of the state store, see
-//! `state_log.rs`.
+//! Each PG's entry has its own note, see `pg::Record`. The copy of the state store has its own notes,
+//! too, see `state_log.rs`.
 //!
 //! Invariants
 //!   1. At most one write of the note on the cluster is under way at a time.

@@ -54,8 +54,7 @@ impl Node {
             return reply(connection, session, sequence, refusal, effects);
         }
         if request.revision > REVISION_MAX {
-            // The request would hold back others until the map reaches that revision, which it never
-            // does.
+            // The revision is invalid, and the request would hold back others until the map reached it.
             return self.hang_up(now, connection, effects);
         }
         let open_count = link.open_count;
