@@ -1,6 +1,6 @@
 //! The client core itself: volumes, requests and their parts.
 //!
-//! Below it: `monitor` (the map and sessions), `send` and `reply` (OSDs), `replay` (lazy volumes).
+//! Its modules: `monitor` (the map and sessions), `send` and `reply` (OSDs), `replay` (lazy volumes).
 
 mod monitor;
 mod replay;
@@ -38,17 +38,18 @@ pub struct ClientCore {
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
     pub(crate) requests: Table<RequestKey, Request>,
     pub(crate) parts: Table<PartKey, Part>,
-    /// Own changes of a stripe that are not done, in the order they were asked.
+    /// This client's unfinished changes of each stripe, in the order they were requested.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
-    /// Parts in the stage `Ready`. Parts that an event releases are put here and routed at the end of
-    /// [`ClientCore::apply`], so nothing is sent or ended while a list is iterated.
+    /// Parts in the stage `Ready`. Parts that an event releases are queued here and routed at the end
+    /// of [`ClientCore::apply`], so that no part is sent or ended while a list is iterated.
     pub(crate) ready: VecDeque<PartKey>,
     /// Parts in the stage `Unrouted`.
     pub(crate) unrouted: Vec<PartKey>,
     pub(crate) timers: Timers,
-    /// Volumes that may have room for more parts or may be idle now.
+    /// Volumes to check before `apply` returns: they may have room for more parts, or may have become
+    /// idle.
     pub(crate) touched: Vec<VolumeHandle>,
-    /// Sessions that were given back, until a monitor is known to have heard it.
+    /// Closed sessions, until a monitor is known to have received the close.
     pub(crate) farewells: Vec<Farewell>,
     last_connection: u64,
     last_sequence: u64,
@@ -56,7 +57,7 @@ pub struct ClientCore {
 }
 
 impl ClientCore {
-    /// A core without volumes. Requires: at least one monitor.
+    /// Creates a core without volumes. Requires: at least one monitor.
     pub fn new(settings: Settings, pool: BufferPool) -> ClientCore {
         assert!(!settings.monitors.is_empty());
         ClientCore {
@@ -80,12 +81,12 @@ impl ClientCore {
         }
     }
 
-    /// When `Event::Tick` is due; `None`: not before another event.
+    /// When `Event::Tick` is due; `None`: no timer is armed.
     pub fn deadline(&self) -> Option<Time> {
         self.timers.deadline()
     }
 
-    /// Takes one event and appends its effects.
+    /// Handles one event and appends its effects.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Net(event) => self.on_net(now, event, effects),
@@ -107,7 +108,8 @@ impl ClientCore {
         self.settle(now, effects);
     }
 
-    /// Routes parts that are ready and cuts more where there is room, until nothing is left to do.
+    /// Routes the parts that are ready and cuts more where volumes have room, until nothing is left
+    /// to do.
     fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
         loop {
             if let Some(part) = self.ready.pop_front() {
@@ -213,7 +215,7 @@ impl ClientCore {
         self.ask_open(now, handle, effects);
     }
 
-    /// The attach ended, well or not.
+    /// Ends an attach, with success or failure.
     pub(crate) fn end_open(
         &mut self,
         handle: VolumeHandle,
@@ -276,11 +278,11 @@ impl ClientCore {
         self.timers.arm(until, Timer::Close(handle));
     }
 
-    /// A closing volume waits for no more answers. Requires: its requests have failed.
+    /// Stops waiting for answers for a closing volume. Requires: its requests have failed.
     fn give_up(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         volume.closing.as_mut().expect("it closes").has_given_up = true;
-        // A replay of kept writes may be on its way.
+        // Replayed writes may still be on their way to an OSD.
         volume.has_unanswered |= !volume.unsynced.is_empty();
         volume.unsynced.values_mut().for_each(|unsynced| unsynced.gate = None);
         let own = self.requests.iter().filter(|(_, it)| it.volume == handle && it.is_own());
@@ -322,7 +324,7 @@ impl ClientCore {
         self.volumes.get(&volume).is_some_and(|volume| volume.attachment == Attachment::Ended)
     }
 
-    /// The session is over: every request of its volume ends.
+    /// Handles the end of a session: every request of its volume fails.
     pub(crate) fn end_session(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let parts: Vec<PartKey> = self.parts_where(|part| part.volume == handle);
         for key in parts {
@@ -398,7 +400,7 @@ impl ClientCore {
         self.touched.push(handle);
     }
 
-    /// What is to be done; `None`: nothing, it is done already.
+    /// Checks an operation and returns the work it needs; `None`: it is already done.
     fn check(
         &self,
         handle: VolumeHandle,
@@ -439,7 +441,7 @@ impl ClientCore {
         }))
     }
 
-    /// Cuts parts of waiting requests while the volume has room for them.
+    /// Cuts waiting requests into parts while the volume has room for more.
     pub(crate) fn admit(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         loop {
             let Some(volume) = self.volumes.get_mut(&handle) else { return };
@@ -476,7 +478,8 @@ impl ClientCore {
                 if !self.volumes[&handle].waits_for_room() {
                     return;
                 }
-                // Less is kept only when a PG has room. Discards make it: one that is durable is not kept.
+                // The buffer of kept writes shrinks only once a PG has room. Discards make room, so this
+                // one is made durable and need not be kept.
                 if !is_zero {
                     self.fail(now, key, VolumeError::Full, effects);
                     continue;
@@ -492,7 +495,8 @@ impl ClientCore {
             let index = request.part_count;
             let NextPart { target, stripe, work } = request.cut(block_size, seed);
             if request.is_cut() {
-                // A sync that makes room to keep more may stand before it now.
+                // The request may no longer be the first: `has_room_to_keep` may have put a sync
+                // before it.
                 volume.pending.retain(|pending| *pending != key);
             }
             let part = self.parts.insert(Part {
@@ -516,7 +520,7 @@ impl ClientCore {
         }
     }
 
-    /// Remembers the first error of a request and drops its parts that are not sent.
+    /// Records the first error of a request and drops its unsent parts.
     pub(crate) fn fail(
         &mut self,
         now: Time,
@@ -539,7 +543,7 @@ impl ClientCore {
         }
     }
 
-    /// Ends the request if nothing of it is left to do.
+    /// Ends the request if it needs nothing more.
     fn finish_request(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
         let request = &mut self.requests[key];
         if !request.is_over() {
@@ -587,7 +591,7 @@ impl ClientCore {
 
     // ---- parts
 
-    /// A new part takes its turn among the own writes of its stripe.
+    /// Queues a new part behind this client's earlier writes of the same stripe.
     fn enter_stripe(&mut self, key: PartKey) {
         let part = &self.parts[key];
         if part.changes_stripe() {
@@ -602,7 +606,7 @@ impl ClientCore {
         self.make_ready(key);
     }
 
-    /// A write is done: those that it held go on.
+    /// Removes a finished write from its stripe's queue and releases the writes that waited for it.
     fn leave_stripe(&mut self, place: (VolumeHandle, StripeIndex), key: PartKey) {
         let queue = self.stripes.get_mut(&place).expect("it entered");
         let turn = queue.iter().position(|other| *other == key).expect("it entered");
@@ -624,13 +628,13 @@ impl ClientCore {
         }
     }
 
-    /// Makes a part ready: it is routed before `apply` returns. Requires: it is in no list of its stage.
+    /// Makes a part ready: it is routed before `apply` returns. Requires: the part is in no list.
     pub(crate) fn make_ready(&mut self, key: PartKey) {
         self.parts[key].stage = Stage::Ready;
         self.ready.push_back(key);
     }
 
-    /// A part is over, well or not. Requires: the stage is what it was last given.
+    /// Ends a part, with success or failure. Requires: the part is in the list of its stage.
     pub(crate) fn end_part(
         &mut self,
         now: Time,
@@ -653,8 +657,8 @@ impl ClientCore {
             return;
         }
         if request.failure.is_some() {
-            // A part that was done in the end has overtaken its earlier sendings; a part that was not
-            // may still arrive.
+            // A part that succeeded has superseded its earlier sends. A part that did not succeed may
+            // still arrive at an OSD.
             volume.has_unanswered |= part.is_astray;
             if part.is_astray {
                 self.ended_unanswered(&part);
@@ -697,7 +701,7 @@ impl ClientCore {
         self.parts[key].stage = Stage::Held;
     }
 
-    /// Every volume may have room or be idle: all are looked at before `apply` returns.
+    /// Marks every volume to be checked for room or idleness before `apply` returns.
     pub(crate) fn touch_all(&mut self) {
         self.touched.extend(self.volumes.keys().copied());
     }
@@ -708,13 +712,14 @@ impl ClientCore {
 
     // ---- names
 
-    /// Names a new connection: an even number, as the network asks.
+    /// Returns the id of a new connection: an even number, as the network requires.
     pub(crate) fn next_connection(&mut self) -> ConnectionId {
         self.last_connection += 2;
         ConnectionId::new(self.last_connection)
     }
 
-    /// The next sequence. One counter serves all sessions, so each sees growing numbers.
+    /// Returns the next sequence number. All sessions share one counter, so the numbers grow within
+    /// each.
     pub(crate) fn next_sequence(&mut self) -> u64 {
         self.last_sequence += 1;
         self.last_sequence

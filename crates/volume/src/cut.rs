@@ -1,4 +1,4 @@
-//! Cuts a range of a volume into pieces that one OSD can do with one operation. Pure.
+//! Cuts a range of a volume into pieces that one OSD can handle with one operation. Pure.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use base::{BlockSize, StripeIndex, UNIT_SIZE};
 pub(crate) enum Cut {
     /// At block edges.
     Blocks,
-    /// At block edges; a unit that is covered only partly is a piece of its own.
+    /// At block edges; a unit that is only partly covered becomes a piece of its own.
     Units,
 }
 
@@ -19,11 +19,11 @@ pub(crate) struct Piece {
     pub(crate) stripe: StripeIndex,
     /// In bytes within the stripe; not empty.
     pub(crate) range: Range<u32>,
-    /// Whether it covers whole units.
+    /// Whether the range consists of whole units.
     pub(crate) whole: bool,
 }
 
-/// The first piece of `range`. Requires: the range is not empty, and its end lies within
+/// Returns the first piece of `range`. Requires: the range is not empty, and its end lies within
 /// [`volume_size_max`].
 pub(crate) fn first_piece(cut: Cut, range: Range<u64>, block_size: BlockSize) -> Piece {
     assert!(range.start < range.end);
@@ -43,7 +43,7 @@ pub(crate) fn first_piece(cut: Cut, range: Range<u64>, block_size: BlockSize) ->
     Piece { stripe: StripeIndex::new(stripe as u32), range: within, whole }
 }
 
-/// The most bytes a volume of this block size can have: stripes are counted in 32 bits.
+/// The largest size in bytes of a volume with this block size: a stripe's number has 32 bits.
 pub(crate) fn volume_size_max(block_size: BlockSize) -> u64 {
     (u64::from(u32::MAX) + 1) << block_size.shift()
 }

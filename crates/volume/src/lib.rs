@@ -1,5 +1,5 @@
-//! Client core: cuts requests at stripe edges, sends each part to the primary of its PG, and retries until
-//! it is done. A value: events in, effects out.
+//! Client core: cuts requests at stripe edges, sends each part to the primary of its PG, and retries the
+//! part until it succeeds. A pure value: events in, effects out.
 //!
 //! ```text
 //!   Request ──cut──▶ parts ──order──▶ route ──▶ link of an OSD ──Op──▶
@@ -8,12 +8,13 @@
 //! ```
 //!
 //! Invariants
-//!   1. A request is answered once; a write only after every part of it was acknowledged.
-//!   2. Own writes that overlap reach the OSD one after the other, in the order they were asked.
-//!   3. A part is answered by a reply of the connection it was last sent on, or not at all.
-//!   4. The requests in flight for a volume are bounded; the rest wait in the order they were asked.
-//!   5. Writes of a lazy volume that are acknowledged and not durable are kept until a sync covers them,
-//!      and are written again in each new epoch of their PG before anything else goes there.
+//!   1. Each request is answered once, and a write only after all its parts were acknowledged.
+//!   2. Overlapping writes of this client reach the OSD one after the other, in the order of their
+//!      requests.
+//!   3. Only a reply on the connection that a part was last sent over completes the part.
+//!   4. The requests in flight for a volume are bounded; the rest wait in the order they arrived.
+//!   5. Writes of a lazy volume that are acknowledged but not durable are kept until a sync covers them.
+//!      In each new epoch of their PG they are written again before anything else is sent to the PG.
 
 mod core;
 mod cut;
@@ -37,59 +38,61 @@ use cluster::map::ImageInfo;
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 
-/// Names an open volume within one [`ClientCore`]; chosen by the user, never reused.
+/// Identifies an open volume within one [`ClientCore`]; chosen by the user, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct VolumeHandle(pub u64);
 
-/// Names a request of the user; never reused while it is open.
+/// Identifies a request of the user; not reused while the request is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u64);
 
 /// An input of the client core.
 #[derive(Debug)]
 pub enum Event {
-    /// From the network.
+    /// An event from the network.
     Net(NetEvent),
     /// Connect to a monitor before anything is attached, so that `status` shows the process.
     Connect,
     /// Attach a volume.
     Open {
-        /// Its handle from now on.
+        /// The handle of the volume from now on; chosen by the user.
         volume: VolumeHandle,
         /// The volume's name.
         name: String,
-        /// Whether it will only be read.
+        /// Whether to attach the volume read-only.
         read_only: bool,
-        /// Whether its lock is wanted; it is given if no other client has the volume attached. On disks
-        /// that need a flush, writes under the lock are done when all copies have them and durable
-        /// after the next flush, and no other client may attach the volume. Ignored for a reader.
+        /// Whether to request the volume's lock, which is granted if no other client has the volume
+        /// attached. On disks that need a flush, writes under the lock complete when all copies have
+        /// them and become durable with the next flush, and no other client may attach the volume.
+        /// Ignored with `read_only`.
         lock: bool,
     },
-    /// Detach a volume. Its open requests end with [`VolumeError::Ended`], done or not: requests that
-    /// are not sent are dropped, and answers to sent ones are awaited for at most 2 s. Lazy writes are
-    /// made durable first, which may take 2 s more. After [`Effect::Closed`] nothing more is sent for
-    /// the volume, and a later attach through this core is ordered after all of it. May be repeated,
-    /// to change `patient`.
+    /// Detach a volume. Its open requests end with [`VolumeError::Ended`], whether or not they took
+    /// effect: unsent requests are dropped, and replies to sent ones are awaited for at most 2 s. Lazy
+    /// writes are made durable first, which may take 2 s more. After [`Effect::Closed`] nothing more
+    /// is sent for the volume, and a later attach through this core takes effect after everything that
+    /// was sent. May be repeated to change `patient`.
     Close {
-        /// Which.
+        /// The volume to detach.
         volume: VolumeHandle,
-        /// Wait for lazy writes to become durable for as long as the session lasts: the user may come back.
+        /// Whether to wait for lazy writes to become durable for as long as the session lasts, because the
+        /// user may come back.
         patient: bool,
     },
     /// Read, write, zero, flush or list extents.
     Request {
-        /// Names the answer.
+        /// Copied into [`Effect::Done`], to match the answer to this request.
         id: RequestId,
-        /// Of which volume.
+        /// The volume to use.
         volume: VolumeHandle,
-        /// What.
+        /// What to do.
         operation: Operation,
     },
-    /// The deadline of [`ClientCore::deadline`] came.
+    /// The time of [`ClientCore::deadline`] has come.
     Tick,
 }
 
-/// What a user asks of a volume. Any byte offset and length within the volume.
+/// An operation on a volume. Byte offset and length may have any value within the volume.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Read a range.
@@ -105,21 +108,21 @@ pub enum Operation {
         offset: u64,
         /// At least 1 byte.
         data: Buffer,
-        /// It is durable when it is done (FUA), even on a lazy volume.
+        /// Whether the data must be durable when the request completes (FUA), even on a lazy volume.
         durable: bool,
     },
-    /// Make a range read as zeros and give its space back (discard, write-zeroes).
+    /// Make a range read as zeros and free its space (discard, write-zeroes).
     Zero {
         /// In bytes.
         offset: u64,
         /// In bytes; at least 1.
         length: u64,
-        /// As of a write.
+        /// As for a write.
         durable: bool,
     },
-    /// Everything acknowledged before is durable when this is done.
+    /// Make durable everything that was acknowledged before.
     Flush,
-    /// Which parts of a range hold data.
+    /// Report which parts of a range hold data.
     Extents {
         /// In bytes.
         offset: u64,
@@ -131,28 +134,28 @@ pub enum Operation {
 /// An output of the client core.
 #[derive(Debug)]
 pub enum Effect {
-    /// Ask the network.
+    /// A request to the network.
     Net(NetEffect),
     /// A volume is attached.
     Opened {
-        /// As asked.
+        /// As in the event.
         volume: VolumeHandle,
-        /// Its session and image, or why not.
+        /// Its session and image, or why the attach failed.
         result: Result<Attached, Failure>,
     },
     /// A volume is detached.
     Closed {
-        /// As asked.
+        /// As in the event.
         volume: VolumeHandle,
     },
     /// A request ended.
     Done {
-        /// As asked.
+        /// As in the event.
         id: RequestId,
         /// The answer.
         result: Result<Answer, VolumeError>,
     },
-    /// Something happened that is worth a line of the log.
+    /// A line for the log.
     Trace(TraceEvent),
 }
 
@@ -161,24 +164,24 @@ pub enum Effect {
 pub struct Attached {
     /// Its session.
     pub session: SessionId,
-    /// The reign of the monitors that gave the session; named when the session is resumed.
+    /// The reign of the monitors that opened the session; sent when the session is resumed.
     pub reign: u64,
-    /// What it is.
+    /// The attached image.
     pub image: ImageInfo,
-    /// It has the volume's lock.
+    /// Whether the session has the volume's lock.
     pub locked: bool,
-    /// Its writes are durable only after the next flush. Only with the lock.
+    /// Whether its writes become durable only with the next flush. Only with the lock.
     pub lazy: bool,
 }
 
 /// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// The range in order.
+    /// Of a read: the pieces of the range, in order.
     Data(Vec<Piece>),
-    /// A write, zero or flush.
+    /// Of a write, zero or flush.
     Done,
-    /// The range in order, neighbours differ.
+    /// The extents of the range, in order; neighbours differ in `allocated`.
     Extents(Vec<Extent>),
 }
 
@@ -187,11 +190,11 @@ pub enum Answer {
 pub enum Piece {
     /// Bytes.
     Data(Buffer),
-    /// So many zeros.
+    /// This many zero bytes.
     Zeros(u64),
 }
 
-/// A part of a volume.
+/// A contiguous part of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// In bytes.
@@ -200,25 +203,25 @@ pub struct Extent {
     pub allocated: bool,
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum VolumeError {
     /// No space left in the pool (ENOSPC).
     Full,
-    /// The range holds damaged bytes, and no other copy is left (EIO).
+    /// The range holds damaged bytes, and no intact copy is left (EIO).
     Damaged,
     /// The volume was attached read-only (EPERM).
     ReadOnly,
     /// Outside the volume, or no bytes at all (EINVAL).
     OutOfRange,
     /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). Unanswered
-    /// changes may have happened or not; changes that were not durable may be lost.
+    /// changes may or may not have taken effect; changes that were not durable may be lost.
     Ended,
-    /// Not done within the time the user set (ETIMEDOUT); it may still happen.
+    /// Not completed within the time that the user set (ETIMEDOUT); may still take effect.
     TimedOut,
-    /// An OSD says that the request breaks a rule, which is a bug (EIO). In the words of the OSD.
+    /// An OSD reports that the request breaks a rule, which is a bug (EIO).
     Invalid {
-        /// Which rule.
+        /// The rule, in the words of the OSD.
         why: String,
     },
 }
@@ -244,22 +247,22 @@ impl std::error::Error for VolumeError {}
 pub struct Settings {
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
-    /// What kind of client it is, for `status`: `nbd`, `bench`.
+    /// The kind of client, for `status`: `nbd`, `bench`.
     pub client: String,
     /// Its process id, for `status`.
     pub pid: u32,
     /// Name of its host, for `status`.
     pub host: String,
-    /// Where it listens for its own clients, if it does, for `status`.
+    /// Address on which it listens for its own clients, if any, for `status`.
     pub address: Option<String>,
-    /// How long a request is retried over network and PG faults; `None`: for ever.
+    /// How long a request is retried after network and PG faults; `None`: without limit.
     pub retry_for: Option<Duration>,
-    /// Most bytes of each lazy volume that are written and not durable; the volume is synced before
-    /// there are more. At least [`UNSYNCED_SIZE_MIN`].
+    /// Most bytes of each lazy volume that are written but not durable; the volume is synced before
+    /// it exceeds them. At least [`UNSYNCED_SIZE_MIN`].
     pub unsynced_size_max: u64,
 }
 
 /// The default of [`Settings::unsynced_size_max`].
 pub const UNSYNCED_SIZE_DEFAULT: u64 = 64 << 20;
-/// The least [`Settings::unsynced_size_max`].
+/// The smallest allowed [`Settings::unsynced_size_max`].
 pub const UNSYNCED_SIZE_MIN: u64 = 1 << 20;

@@ -1,8 +1,8 @@
-//! The connection to one OSD: made when a part needs it, made again with a growing delay.
+//! The connection to one OSD: opened when a part needs it, reopened with a growing delay.
 //!
 //! Invariants
 //!   1. There is at most one connection to an OSD at a time.
-//!   2. Parts are in flight only on an open connection, in the order of their sequence.
+//!   2. Parts are in flight only on an open connection, in the order of their sequence numbers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
@@ -11,23 +11,23 @@ use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
 
 use crate::table::PartKey;
 
-/// First delay before connecting again.
+/// Shortest delay before connecting again.
 pub(crate) const CONNECT_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Longest delay before connecting again.
 pub(crate) const CONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// One OSD as seen from here.
+/// The connection to one OSD and the parts that use it.
 pub(crate) struct Link {
     pub(crate) state: LinkState,
-    /// The next delay; back to the shortest with each reply.
+    /// The next delay before connecting again; each reply resets it to the shortest.
     pub(crate) delay: Duration,
-    /// Index of the address that is tried next, modulo the number of addresses.
+    /// Index of the address to try next, modulo the number of addresses.
     pub(crate) address: usize,
-    /// The revision of the OSD's entry in the map when it was last tried.
+    /// The revision of the OSD's entry in the map at the last attempt to connect.
     pub(crate) revision: u64,
-    /// Sent and not answered, by growing sequence.
+    /// Parts sent but not answered, in ascending order of sequence.
     pub(crate) in_flight: VecDeque<InFlight>,
-    /// Parts to be sent once the connection is up.
+    /// Parts to send once the connection is open.
     pub(crate) waiting: Vec<PartKey>,
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct Link {
 pub(crate) enum LinkState {
     /// No part needs it.
     Idle,
-    /// Waits for this moment, or a change of the OSD's entry.
+    /// Waits until this moment, or until the OSD's entry in the map changes.
     Waiting { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId },
-    /// Up, to this run of the OSD (`ZERO`: the OSD did not know its run yet).
+    /// Connected to this incarnation of the OSD (`ZERO`: the OSD did not know its incarnation yet).
     Open { connection: ConnectionId, incarnation: Incarnation },
 }
 
@@ -52,7 +52,8 @@ pub(crate) struct InFlight {
 }
 
 impl Link {
-    /// A link that is not needed yet. Its first attempt uses this address, modulo their number.
+    /// Creates an idle link. Its first attempt uses the address with this index, modulo the number of
+    /// addresses.
     pub(crate) fn new(address: usize) -> Link {
         Link {
             state: LinkState::Idle,
@@ -64,20 +65,20 @@ impl Link {
         }
     }
 
-    /// Remembers what is sent. Requires: sequences grow.
+    /// Records a part as sent. Requires: sequence numbers grow.
     pub(crate) fn sent(&mut self, sequence: u64, part: PartKey) {
         assert!(matches!(self.state, LinkState::Open { .. }));
         assert!(self.in_flight.back().is_none_or(|last| last.sequence < sequence));
         self.in_flight.push_back(InFlight { sequence, part });
     }
 
-    /// The part that was sent with this sequence.
+    /// Returns the part that was sent with this sequence number.
     pub(crate) fn find(&self, sequence: u64) -> Option<PartKey> {
         let place = self.place(sequence)?;
         Some(self.in_flight[place].part)
     }
 
-    /// Forgets what was sent with this sequence.
+    /// Removes the part that was sent with this sequence number.
     pub(crate) fn forget(&mut self, sequence: u64) {
         let place = self.place(sequence).expect("only what is in flight is forgotten");
         self.in_flight.remove(place);
@@ -87,7 +88,7 @@ impl Link {
         self.in_flight.binary_search_by_key(&sequence, |sent| sent.sequence).ok()
     }
 
-    /// The delay before the next try; each is twice the one before.
+    /// Returns the delay before the next attempt, and doubles it for the one after.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.delay;
         self.delay = delay.doubled_up_to(CONNECT_DELAY_MAX);
@@ -100,50 +101,50 @@ impl Link {
 pub(crate) struct Links {
     by_osd: BTreeMap<OsdId, Link>,
     by_connection: BTreeMap<ConnectionId, OsdId>,
-    /// Links that nobody may wait for any more.
+    /// Links that may no longer have waiting parts; checked before `apply` returns.
     idle: Vec<OsdId>,
 }
 
 impl Links {
-    /// The link to an OSD, made if there is none.
+    /// Returns the link to an OSD; creates it if necessary.
     pub(crate) fn to(&mut self, osd: OsdId) -> &mut Link {
-        // OSDs that have several addresses are reached over one network or another.
+        // The first address depends on the OSD's id, so that connections spread over the networks.
         self.by_osd.entry(osd).or_insert_with(|| Link::new(osd.get() as usize))
     }
 
-    /// All OSDs that a part went to.
+    /// All OSDs that have a link.
     pub(crate) fn osds(&self) -> Vec<OsdId> {
         self.by_osd.keys().copied().collect()
     }
 
-    /// The OSD at the end of a connection. Connections that were left have none: their late replies
-    /// count for nothing.
+    /// Returns the OSD at the other end of a connection; `None` for abandoned connections, whose late
+    /// replies are ignored.
     pub(crate) fn osd_of(&self, connection: ConnectionId) -> Option<OsdId> {
         self.by_connection.get(&connection).copied()
     }
 
-    /// A connection to the OSD is being made.
+    /// Records that a connection to the OSD is being opened.
     pub(crate) fn connecting(&mut self, osd: OsdId, connection: ConnectionId) {
         self.by_connection.insert(connection, osd);
         self[osd].state = LinkState::Connecting { connection };
     }
 
-    /// A connection is gone, or left.
+    /// Removes a connection that is closed or abandoned.
     pub(crate) fn forget(&mut self, connection: ConnectionId) -> Option<OsdId> {
         self.by_connection.remove(&connection)
     }
 
-    /// Nobody may wait for this link any more: it is looked at before `apply` returns.
+    /// Marks a link that may no longer have waiting parts: it is checked before `apply` returns.
     pub(crate) fn may_rest(&mut self, osd: OsdId) {
         self.idle.push(osd);
     }
 
-    /// Nobody may wait for any link.
+    /// Marks all links as in [`Links::may_rest`].
     pub(crate) fn all_may_rest(&mut self) {
         self.idle.extend(self.by_osd.keys());
     }
 
-    /// A link that nobody may wait for.
+    /// Takes the next link that [`Links::may_rest`] marked.
     pub(crate) fn pop_idle(&mut self) -> Option<OsdId> {
         self.idle.pop()
     }

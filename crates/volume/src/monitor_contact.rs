@@ -1,4 +1,5 @@
-//! What the core knows of its monitor beside the connection, and what it has still to say.
+//! State of the core's contact with the monitor beyond the connection, and the messages it still has
+//! to send.
 
 use base::{SessionId, Time};
 use cluster::monitor_link::MonitorLink;
@@ -8,14 +9,15 @@ use crate::link::{CONNECT_DELAY_MAX, CONNECT_DELAY_MIN};
 /// The monitor as the core sees it.
 pub(crate) struct MonitorContact {
     pub(crate) link: MonitorLink,
-    /// When `Timer::Monitor` rings. A message of the monitor does not put it off: it rings and is set
-    /// again.
+    /// When `Timer::Monitor` expires. Messages from the monitor do not postpone it: it expires and is
+    /// set again.
     pub(crate) alarm: Option<Time>,
-    /// Handshakes in a row that failed because a monitor did not trust this client, or the reverse.
+    /// Consecutive handshakes that failed because the monitor did not trust this client, or this
+    /// client the monitor.
     pub(crate) untrusted_count: usize,
-    /// A first map was asked for after a gap and has not come.
+    /// After a gap in the map's revisions, a whole map was requested and has not arrived.
     pub(crate) resubscribed: bool,
-    /// The log says already that a monitor answers.
+    /// Whether the log already says that a monitor answers.
     pub(crate) is_told: bool,
 }
 
@@ -32,12 +34,13 @@ impl MonitorContact {
     }
 }
 
-/// What the monitor is told of a session that its user gave back.
+/// What the monitor must be sent about a session that the user has closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Farewell {
     pub(crate) session: SessionId,
-    /// A change of it may still be on its way.
+    /// Whether a change of the session may still be on its way to an OSD.
     pub(crate) unanswered: bool,
-    /// The last ask for an attach before: an answer to a later one says that the monitor knows.
+    /// Number of the last attach request before the close: an answer to a later one shows that the
+    /// monitor has received the close.
     pub(crate) last_ask: u64,
 }

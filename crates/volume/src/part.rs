@@ -1,4 +1,4 @@
-//! One part of a request: one operation of one OSD, and how far it has come.
+//! One part of a request: one operation on one OSD, and its progress.
 
 use std::ops::Range;
 
@@ -15,14 +15,14 @@ use crate::cut::units_around;
 use crate::routes::Target;
 use crate::table::RequestKey;
 
-/// First delay before a refused part is sent again.
+/// Shortest delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Longest delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
-/// Answers that do not match their checksums until a read fails as damaged.
+/// After this many answers that do not match their checksums, a read fails as damaged.
 pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
 
-/// A part that is not done.
+/// A part that has not ended.
 pub(crate) struct Part {
     pub(crate) request: RequestKey,
     pub(crate) volume: VolumeHandle,
@@ -34,25 +34,25 @@ pub(crate) struct Part {
     pub(crate) stripe: StripeIndex,
     pub(crate) work: Work,
     pub(crate) stage: Stage,
-    /// The last delay; the next one is twice as long.
+    /// The next delay before sending again; doubles each time.
     pub(crate) delay: Duration,
     /// Answers that did not match their checksums.
     pub(crate) mismatch_count: u32,
-    /// It is a change that was sent at least once without an answer.
+    /// A change that was sent at least once without getting an answer.
     pub(crate) is_astray: bool,
-    /// Bytes that it counts for in the bound of its volume.
+    /// Bytes that the part counts toward the bound of its volume.
     pub(crate) weight: u64,
-    /// A change that may be answered before it is durable.
+    /// A change that may be acknowledged before it is durable.
     pub(crate) lazy: bool,
-    /// It belongs to a replay; other parts of the PG wait for that.
+    /// The part belongs to a replay; other parts of the PG wait for the replay.
     pub(crate) is_replay: bool,
-    /// A discard that may overtake a replay which waits for space.
+    /// A discard that may be sent although a replay of the PG waits for space.
     pub(crate) passes_gate: bool,
 }
 
-/// What a part does. Ranges are bytes within the stripe.
+/// The operation of a part. Ranges are bytes within the stripe.
 pub(crate) enum Work {
-    /// Any range; whole units are asked for.
+    /// Any range; the request to the OSD covers whole units.
     Read { range: Range<u32> },
     /// Whole units.
     Write { range: Range<u32>, data: Buffer, checksums: Vec<Checksum> },
@@ -64,12 +64,13 @@ pub(crate) enum Work {
     Extents { range: Range<u32> },
     /// A whole PG.
     Sync {
-        /// The volume's count of acknowledgements when it was sent: it covers those.
+        /// The volume's count of undurable acknowledgements when the sync was sent: the sync covers
+        /// these.
         covers: u64,
     },
 }
 
-/// Changes a part of one unit, by compare-and-set on the block's version.
+/// A change of part of one unit, by compare-and-set on the block's version.
 pub(crate) struct Patch {
     pub(crate) range: Range<u32>,
     /// The new bytes; `None`: zeros.
@@ -79,49 +80,52 @@ pub(crate) struct Patch {
 
 /// Top to bottom is the order in time; a failed comparison goes back to the start.
 pub(crate) enum PatchStep {
-    /// Waits for the present content of the unit.
+    /// Waits for the current content of the unit.
     Read,
-    /// Waits until the patched unit is written, if the block is still at `expected`.
+    /// Waits for the write of the patched unit, which succeeds only if the block's version is still
+    /// `expected`.
     Write { expected: Version, data: Buffer, checksums: Vec<Checksum> },
 }
 
-/// How far a part has come. Top to bottom is the order in time; after a refusal or a lost connection it is
-/// `Ready` or `Delayed` again.
+/// The progress of a part. Top to bottom is the order in time; after a refusal or a lost connection the
+/// part is `Ready` or `Delayed` again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
-    /// Waits for earlier own writes of its stripe; of a lazy volume also a read.
+    /// Waits for this client's earlier writes of the stripe. Only writes wait, and in a lazy volume
+    /// also reads.
     Held,
-    /// Waits for the end of this `apply`.
+    /// Is routed at the end of this `apply`.
     Ready,
-    /// Waits for the map to name the PG's primary.
+    /// Waits until the map lists a primary for the PG.
     Unrouted,
-    /// Waits until this PG has again what it acknowledged in older epochs.
+    /// Waits until this PG has acknowledged in its new epoch what it acknowledged in older ones.
     Behind(PgId),
     /// Waits for a connection to this OSD.
     Connecting(OsdId),
-    /// Waits for the reply to this sequence.
+    /// Waits for the reply to this sequence number.
     Sent { osd: OsdId, pg: PgId, epoch: Epoch, sequence: u64 },
-    /// Was refused; waits for this moment, or for a newer entry of its PG.
+    /// Was refused; waits until this moment, or for a newer entry of its PG.
     Delayed { until: Time, pg: PgId, epoch: Epoch },
 }
 
 impl Part {
-    /// Whether it changes its stripe, so that it takes its turn among the writes of the stripe.
+    /// Whether the part changes its stripe, and so is ordered with the other writes of the stripe.
     pub(crate) fn changes_stripe(&self) -> bool {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
     }
 
-    /// Whether it only reads its stripe.
+    /// Whether the part only reads its stripe.
     pub(crate) fn reads_stripe(&self) -> bool {
         matches!(self.work, Work::Read { .. } | Work::Extents { .. })
     }
 
-    /// Whether this write must not be under way together with `other`, of the same stripe.
+    /// Whether this write must not be in flight at the same time as `other`, a write of the same
+    /// stripe.
     pub(crate) fn conflicts(&self, other: &Part) -> bool {
         assert!(self.changes_stripe());
         assert!(other.changes_stripe());
         let (mine, theirs) = (self.work.range(), other.work.range());
-        // Any other write of the block changes its version, and the comparison would fail.
+        // Any other write of the block would change the version, and a patch's comparison would fail.
         self.is_patch() || other.is_patch() || (mine.start < theirs.end && theirs.start < mine.end)
     }
 
@@ -129,14 +133,14 @@ impl Part {
         matches!(self.work, Work::Patch(_))
     }
 
-    /// The delay before the next attempt; each is twice the one before.
+    /// Returns the delay before the next attempt, and doubles it for the one after.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.delay;
         self.delay = delay.doubled_up_to(RETRY_DELAY_MAX);
         delay
     }
 
-    /// What the OSD is asked now.
+    /// Returns the operation to send to the OSD now.
     pub(crate) fn op(&self, image: &ImageInfo) -> Op {
         let place = Place { image: image.id, seed: image.seed, stripe: self.stripe };
         let parents = || image.parents.clone();
@@ -172,19 +176,19 @@ impl Part {
 }
 
 impl Work {
-    /// A write of whole units, with its checksums.
+    /// Creates a write of whole units and computes its checksums.
     pub(crate) fn write(range: Range<u32>, data: Buffer) -> Work {
         assert!(data.len() == range.len());
         let checksums = checksums_of(&data);
         Work::Write { range, data, checksums }
     }
 
-    /// A change within one unit; `None`: to zeros.
+    /// Creates a change within one unit; `None` writes zeros.
     pub(crate) fn patch(range: Range<u32>, bytes: Option<Buffer>) -> Work {
         Work::Patch(Patch { range, bytes, step: PatchStep::Read })
     }
 
-    /// Bytes within the stripe; empty for a sync.
+    /// The range in bytes within the stripe; empty for a sync.
     pub(crate) fn range(&self) -> Range<u32> {
         match self {
             Work::Read { range }
@@ -197,7 +201,7 @@ impl Work {
     }
 }
 
-/// One checksum for each unit.
+/// Returns one checksum for each unit.
 pub(crate) fn checksums_of(data: &[u8]) -> Vec<Checksum> {
     let mut checksums = Vec::with_capacity(data.len() / UNIT_SIZE as usize);
     checksum_units(data, &mut checksums);
@@ -209,7 +213,7 @@ fn read_units(place: Place, range: &Range<u32>, parents: Vec<base::ImageId>) -> 
     Op::Read { place, offset: units.start, length: units.end - units.start, parents }
 }
 
-/// The patched unit: `old` (or zeros) with the bytes of the patch in it.
+/// Returns the write of the patched unit: `old` (or zeros) overlaid with the bytes of the patch.
 pub(crate) fn patched(
     pool: &BufferPool,
     patch: &Patch,
@@ -235,17 +239,17 @@ pub(crate) fn patched(
     PatchStep::Write { expected, data, checksums }
 }
 
-/// What the answer of a read is worth.
+/// The result of checking the answer to a read.
 pub(crate) enum Verdict {
-    /// Nothing was written there.
+    /// The range was never written.
     Zeros,
-    /// The bytes are those of their checksums.
+    /// The bytes match their checksums.
     Data,
-    /// The bytes and their checksums differ: they were damaged on the way, or the OSD is faulty.
+    /// The bytes do not match their checksums: they were damaged on the way, or the OSD is faulty.
     Mismatch,
 }
 
-/// Judges the answer of a read of `length` bytes.
+/// Checks the answer to a read of `length` bytes.
 pub(crate) fn verify(length: usize, checksums: &[Checksum], data: &Buffer) -> Verdict {
     if checksums.is_empty() && data.is_empty() {
         return Verdict::Zeros;

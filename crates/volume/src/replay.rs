@@ -1,24 +1,26 @@
-//! How far the replay of a PG is: what it acknowledged and did not make durable is written again.
+//! Progress of the replay of a PG, which writes again what the PG acknowledged but did not make
+//! durable.
 
 use base::{Duration, PgId, StripeIndex};
 
 use crate::part::RETRY_DELAY_MIN;
 
-/// How far a replay is. It goes in passes over what is kept; one is enough, where there is room.
+/// Progress of a replay. It makes passes over the kept writes; one pass is enough if the PG has room
+/// for all of them.
 pub(crate) struct Replay {
     pub(crate) pg: PgId,
-    /// Where the pass goes on.
+    /// Where the pass continues: stripe, and byte within it.
     pub(crate) place: (StripeIndex, u32),
-    /// Some piece found no room in this pass: of the rest only zeros are sent.
+    /// The PG had no room for a piece in this pass: of the remaining pieces only zeros are sent.
     pub(crate) is_refused: bool,
     /// The pause before the next pass.
     pub(crate) delay: Duration,
-    /// The sync after it was sent.
+    /// Whether the sync after the last pass was sent.
     pub(crate) is_synced: bool,
 }
 
 impl Replay {
-    /// A replay that has not begun.
+    /// Creates a replay that has not begun.
     pub(crate) fn of(pg: PgId) -> Replay {
         Replay {
             pg,

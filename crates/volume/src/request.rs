@@ -1,4 +1,5 @@
-//! One request, of the user or of the core itself: what is left to cut, and the answer as it grows.
+//! One request, of the user or of the core itself: what remains to be cut into parts, and the answer
+//! so far.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,26 +13,26 @@ use crate::replay::Replay;
 use crate::routes::Target;
 use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
 
-/// A request that is not yet over.
+/// A request that has not ended.
 pub(crate) struct Request {
-    /// As the user names it; `None`: the core itself made it, and nobody gets an answer.
+    /// The user's id; `None`: the core itself made the request, and nobody gets an answer.
     pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
     pub(crate) progress: Progress,
     /// Parts cut so far.
     pub(crate) part_count: u32,
-    /// Parts cut and not done.
+    /// Parts that were cut and have not ended.
     pub(crate) parts_open: u32,
-    /// The first error of a part. No further part is sent; sent ones are awaited.
+    /// The first error of a part. After it no further part is sent, and sent parts are awaited.
     pub(crate) failure: Option<VolumeError>,
-    /// The user has the answer; the request stays until its sent parts have ended.
+    /// Whether the user has the answer; the request stays until its sent parts have ended.
     pub(crate) answered: bool,
-    /// When the request times out; of a replay that pauses: when the next pass begins.
+    /// When the request times out; for a paused replay: when the next pass begins.
     pub(crate) deadline: Option<Time>,
 }
 
-/// How far an [`crate::Operation`] is: `rest` lies within the volume and is not cut yet, `found` is what
-/// the parts have found.
+/// Progress of an [`crate::Operation`]: `rest` is the range that is not cut yet, within the volume;
+/// `found` collects the results of the parts.
 pub(crate) enum Progress {
     Read {
         rest: Range<u64>,
@@ -51,18 +52,18 @@ pub(crate) enum Progress {
         found: InOrder<Vec<Extent>>,
     },
     Flush(Flush),
-    /// Only the core itself makes this.
+    /// Made only by the core itself.
     Replay(Replay),
 }
 
-/// Which PGs a flush still goes to.
+/// The PGs that a flush must still be sent to.
 pub(crate) enum Flush {
-    /// Not known before the flush's turn comes.
+    /// Not decided until it is the flush's turn.
     Undecided,
     /// These PGs remain.
     Rest {
         pgs: Vec<u32>,
-        /// Whether it goes to every PG of the image: the session's first.
+        /// Whether the flush covers every PG of the image, as the first of a session does.
         first: bool,
     },
 }
@@ -75,7 +76,7 @@ pub(crate) struct NextPart {
     pub(crate) work: Work,
 }
 
-/// What a part found.
+/// The result of a part.
 pub(crate) enum Found {
     Nothing,
     Piece(Piece),
@@ -83,7 +84,7 @@ pub(crate) enum Found {
 }
 
 impl Request {
-    /// A request of the core itself: it does not time out and does not fail.
+    /// Creates a request of the core itself, which neither times out nor fails.
     pub(crate) fn own(volume: VolumeHandle, progress: Progress) -> Request {
         Request {
             id: None,
@@ -97,12 +98,12 @@ impl Request {
         }
     }
 
-    /// Whether the core itself made it.
+    /// Whether the core itself made the request.
     pub(crate) fn is_own(&self) -> bool {
         self.id.is_none()
     }
 
-    /// Whether it changes something and may be answered before it is durable.
+    /// Whether the request is a change that may be acknowledged before it is durable.
     pub(crate) fn may_be_lazy(&self) -> bool {
         matches!(
             self.progress,
@@ -110,7 +111,7 @@ impl Request {
         )
     }
 
-    /// Whether all of it is cut into parts.
+    /// Whether the request is completely cut into parts.
     pub(crate) fn is_cut(&self) -> bool {
         match &self.progress {
             Progress::Read { rest, .. }
@@ -123,16 +124,16 @@ impl Request {
         }
     }
 
-    /// Whether it needs nothing more: all parts are done, or it failed and nothing is under way.
+    /// Whether the request can end: all parts are done, or it failed and no part is in flight.
     pub(crate) fn is_over(&self) -> bool {
         self.parts_open == 0 && (self.failure.is_some() || self.is_cut())
     }
 
-    /// Bytes of memory the next part will take, at most.
+    /// The most bytes of memory that the next part can take.
     pub(crate) fn next_weight(&self, block_size: BlockSize) -> u64 {
         match &self.progress {
             Progress::Read { rest, .. } => (rest.end - rest.start).min(block_size.bytes()),
-            // What a lazy change keeps is whole units, and zeros take memory, too.
+            // A lazy change keeps whole units, and zeros take memory, too.
             Progress::Write { rest, .. } => {
                 (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(block_size.bytes())
             }
@@ -141,8 +142,8 @@ impl Request {
         }
     }
 
-    /// Cuts the next part off, for the image of this seed. Requires: something is left, and a flush
-    /// is decided.
+    /// Cuts the next part, for the image with this seed. Requires: something is left, and a flush is
+    /// decided.
     pub(crate) fn cut(&mut self, block_size: BlockSize, seed: ImageId) -> NextPart {
         assert!(!self.is_cut());
         self.part_count += 1;
@@ -192,7 +193,7 @@ impl Request {
         NextPart { target, stripe: piece.stripe, work }
     }
 
-    /// Takes what the part of this index found.
+    /// Adds the result of the part with this index.
     pub(crate) fn put(&mut self, index: u32, part: Found) {
         match (&mut self.progress, part) {
             (Progress::Read { found, .. }, Found::Piece(piece)) => {
@@ -206,7 +207,7 @@ impl Request {
         }
     }
 
-    /// The answer for the user. Requires: it is over, or the answer is an error.
+    /// Takes the answer for the user. Requires: the request is over, or has failed.
     pub(crate) fn take_result(&mut self) -> Result<Answer, VolumeError> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
@@ -233,10 +234,10 @@ fn take_piece(cut: Cut, rest: &mut Range<u64>, block_size: BlockSize) -> cut::Pi
     piece
 }
 
-/// Items that arrive in any order, put into the order of their index.
+/// Collects items that arrive in any order, and puts them in the order of their index.
 pub(crate) struct InOrder<T> {
     done: Vec<T>,
-    /// Index of the first of `waiting`.
+    /// Index of the first element of `waiting`.
     next: u32,
     waiting: VecDeque<Option<T>>,
 }
@@ -277,7 +278,8 @@ fn append_piece(pieces: &mut Vec<Piece>, piece: Piece) {
     }
 }
 
-/// All extents so far are one list, so that neighbours differ across parts too.
+/// Appends to the single list of extents so far, so that neighbours of different parts are merged
+/// too.
 fn append_extents(lists: &mut Vec<Vec<Extent>>, extents: Vec<Extent>) {
     let Some(list) = lists.first_mut() else {
         lists.push(extents);
@@ -288,7 +290,7 @@ fn append_extents(lists: &mut Vec<Vec<Extent>>, extents: Vec<Extent>) {
     }
 }
 
-/// Appends an extent; neighbours that are alike become one.
+/// Appends an extent; merges it with the last one if both are alike.
 fn push_extent(extents: &mut Vec<Extent>, extent: Extent) {
     match extents.last_mut() {
         Some(last) if last.allocated == extent.allocated => last.length += extent.length,
@@ -296,7 +298,7 @@ fn push_extent(extents: &mut Vec<Extent>, extent: Extent) {
     }
 }
 
-/// The range's extents, from the stripe's bitmap of written units.
+/// Returns the extents of a range, from the stripe's bitmap of written units.
 pub(crate) fn extents_of(bitmap: &[u64], start: u32, end: u32) -> Vec<Extent> {
     let unit_size = UNIT_SIZE as u32;
     let mut extents = Vec::new();

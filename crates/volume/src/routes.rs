@@ -1,9 +1,10 @@
-//! Where a part goes: by the map, and by newer entries that OSDs told before the map did.
+//! Where to send a part: according to the map, and to newer PG entries that OSDs sent before the map
+//! arrived.
 //!
 //! Invariants
-//!   1. A told entry is kept only while its epoch is higher than the map's.
-//!   2. A request names the revision of the map, never that of a told entry: a told entry says nothing
-//!      about fences and other PGs.
+//!   1. An entry from an OSD is kept only while its epoch is higher than the map's.
+//!   2. A request carries the revision of the map, never that of an entry from an OSD: such an entry
+//!      says nothing about fences and other PGs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +13,16 @@ use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, Stripe
 use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, PoolMap};
 use format::wire::PgEntry;
 
-/// What a part is for. It does not change with the map.
+/// What a part addresses. Does not change with the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
-    /// A stripe, by its hash.
+    /// The stripe with this hash.
     Stripe(u32),
-    /// A whole PG, by its number.
+    /// The whole PG with this number.
     Pg(u32),
 }
 
-/// The present primary of a PG, and what a request to it must name.
+/// The current primary of a PG, and what a request to it must carry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Route {
     pub(crate) pg: PgId,
@@ -30,7 +31,7 @@ pub(crate) struct Route {
     pub(crate) revision: MapRevision,
 }
 
-/// The map, and newer entries that OSDs told.
+/// The map, and newer PG entries that OSDs sent.
 #[derive(Default)]
 pub(crate) struct Routes {
     map: ClusterMap,
@@ -38,7 +39,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// The route to `target`; `None` while the map names no primary for it.
+    /// Returns the route to `target`; `None` while it has no known primary.
     pub(crate) fn find(&self, pool: PoolId, target: Target) -> Option<Route> {
         let map = self.map.pools.get(&pool)?;
         let pg = pg_of(map, target);
@@ -47,12 +48,12 @@ impl Routes {
         Some(Route { pg, osd, epoch: entry.epoch, revision: map.revision })
     }
 
-    /// The PG of `target`; `None` without a map.
+    /// Returns the PG of `target`; `None` without a map.
     pub(crate) fn pg(&self, pool: PoolId, target: Target) -> Option<PgId> {
         self.map.pools.get(&pool).map(|map| pg_of(map, target))
     }
 
-    /// The epoch of a PG's newest known entry.
+    /// Returns the epoch of a PG's newest known entry.
     pub(crate) fn epoch(&self, pg: PgId) -> Option<Epoch> {
         let map = self.map.pools.get(&pg.pool)?;
         self.entry(map, pg).map(|entry| entry.epoch)
@@ -63,7 +64,8 @@ impl Routes {
         Some(self.told.get(&pg).filter(|told| told.epoch > known.epoch).unwrap_or(known))
     }
 
-    /// Takes the entry of a refusal if its epoch is higher than the known one; true if it was.
+    /// Stores the entry of a refusal if its epoch is higher than the known one. Returns whether it
+    /// was.
     pub(crate) fn learn(&mut self, entry: PgEntry) -> bool {
         let newer = self.epoch(entry.pg).is_some_and(|known| known < entry.epoch);
         if newer {
@@ -72,7 +74,7 @@ impl Routes {
         newer
     }
 
-    /// Applies a change of the map; told entries that the map has caught up with go.
+    /// Applies a change of the map, and drops entries from OSDs that the map has caught up with.
     pub(crate) fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         let result = self.map.apply(delta);
         let map = &self.map;

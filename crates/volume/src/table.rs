@@ -1,23 +1,23 @@
-//! Tables whose entries are named by keys of their own type, so that no request is taken for a part.
+//! Tables with a key type of their own, so that the key of a request cannot be used for a part.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
-/// Place of a request in its table; used again after the request is gone.
+/// Place of a request in its table; reused after the request is removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct RequestKey(usize);
 
-/// Place of a part in its table; used again after the part is gone.
+/// Place of a part in its table; reused after the part is removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PartKey(usize);
 
 /// A key of a [`Table`].
 pub(crate) trait Key: Copy {
-    /// The key of this place.
+    /// Makes the key of this place.
     fn new(place: usize) -> Self;
-    /// Its place.
+    /// Returns the place.
     fn place(self) -> usize;
 }
 
@@ -41,14 +41,14 @@ impl Key for PartKey {
     }
 }
 
-/// Entries by key.
+/// A table of entries by key.
 pub(crate) struct Table<K, T> {
     entries: Slab<T>,
     key: PhantomData<K>,
 }
 
 impl<K: Key, T> Table<K, T> {
-    /// An empty table.
+    /// Creates an empty table.
     pub(crate) fn new() -> Table<K, T> {
         Table { entries: Slab::new(), key: PhantomData }
     }
@@ -58,17 +58,17 @@ impl<K: Key, T> Table<K, T> {
         K::new(self.entries.insert(entry))
     }
 
-    /// Removes an entry. Requires: it is there.
+    /// Removes an entry. Requires: the entry exists.
     pub(crate) fn remove(&mut self, key: K) -> T {
         self.entries.remove(key.place())
     }
 
-    /// All entries, by ascending keys.
+    /// All entries, in ascending order of their keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (K, &T)> {
         self.entries.iter().map(|(place, entry)| (K::new(place), entry))
     }
 
-    /// Whether there is no entry.
+    /// Whether the table is empty.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()

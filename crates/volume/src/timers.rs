@@ -1,4 +1,4 @@
-//! Timers of the client core: one ordered set, so that the next deadline is always at hand.
+//! Timers of the client core: one ordered set, so the next deadline is always its first entry.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +7,16 @@ use base::{OsdId, Time};
 use crate::VolumeHandle;
 use crate::table::{PartKey, RequestKey};
 
-/// What happens when a timer rings.
+/// What to do when a timer expires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Timer {
-    /// Connect to a monitor, close a connection that timed out, or ask for a sign of life.
+    /// Connect to a monitor, close a connection that timed out, or send a ping.
     Monitor,
     /// Connect to an OSD again.
     Link(OsdId),
     /// Send a refused part again.
     Part(PartKey),
-    /// A request times out; of a replay that pauses: the next pass begins.
+    /// A request times out; for a paused replay: the next pass begins.
     Request(RequestKey),
     /// An attach times out.
     Open(VolumeHandle),
@@ -24,7 +24,7 @@ pub(crate) enum Timer {
     Close(VolumeHandle),
 }
 
-/// Timers that are armed. To disarm one takes the same time and kind.
+/// Armed timers. Disarming needs the same time and timer as arming.
 #[derive(Default)]
 pub(crate) struct Timers {
     armed: BTreeSet<(Time, Timer)>,
@@ -41,19 +41,19 @@ impl Timers {
         assert!(armed);
     }
 
-    /// When the next timer rings.
+    /// When the next timer expires.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.armed.first().map(|(at, _)| *at)
     }
 
-    /// When the next timer rings, except that of the monitor.
+    /// When the next timer expires, except that of the monitor.
     #[cfg(test)]
     pub(crate) fn deadline_but_of_monitor(&self) -> Option<Time> {
         let mut armed = self.armed.iter();
         armed.find(|(_, timer)| *timer != Timer::Monitor).map(|(at, _)| *at)
     }
 
-    /// Takes one timer that is due.
+    /// Removes and returns one timer that is due.
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<Timer> {
         let (at, _) = self.armed.first()?;
         if *at > now {

@@ -1,11 +1,12 @@
-//! Changes that a PG acknowledged and did not make durable. They are kept until a sync covers them, and
-//! written again in each new epoch of the PG before anything else goes there.
+//! Changes that a PG acknowledged but did not make durable. They are kept until a sync covers them, and
+//! written again in each new epoch of the PG before anything else is sent to it.
 //!
 //! Invariants
-//!   1. For each unit only the newest acknowledged content is kept. So a replay, even one that breaks off,
-//!      takes no unit back to older content.
-//!   2. While the gate is open, the PG has acknowledged all of it in `epoch`.
-//!   3. Kept content takes no more memory than the changes that were acknowledged since the last sync.
+//!   1. For each unit only the newest acknowledged content is kept. So a replay never returns a unit to
+//!      older content, even if the replay breaks off.
+//!   2. While the gate is open (`gate` is `None`), the PG has acknowledged all kept content in
+//!      `epoch`.
+//!   3. Kept content takes no more memory than the changes acknowledged since the last sync.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,18 +17,18 @@ use crate::cut::units_around;
 use crate::part::{Part, Patch, PatchStep, Work};
 use crate::table::{PartKey, RequestKey};
 
-/// What the client may have to write again to one PG.
+/// Changes that the client may have to write again to one PG.
 pub(crate) struct Unsynced {
-    /// The epoch in which the PG has all of it.
+    /// The epoch in which the PG has acknowledged all kept content.
     pub(crate) epoch: Epoch,
-    /// By stripe and first byte within it; ranges do not overlap.
+    /// Kept content by stripe and first byte within the stripe; ranges do not overlap.
     kept: BTreeMap<(StripeIndex, u32), Kept>,
-    /// Acknowledged and not covered by a sync, oldest first: (count, bytes).
+    /// Acknowledged changes that no sync covers, oldest first: (the volume's count, bytes).
     acknowledged: VecDeque<(u64, u64)>,
     /// A change ended without an answer. It may have overwritten kept content, and a replay would undo it
-    /// after a reader saw it. So nothing goes to the PG before a sync.
+    /// after a reader saw it. So nothing else is sent to the PG before a sync.
     pub(crate) is_unsure: bool,
-    /// The PG's requests wait for this.
+    /// The replay that the PG's requests wait for, if one is under way.
     pub(crate) gate: Option<Gate>,
     /// Parts in the stage `Behind` this PG.
     pub(crate) waiting: Vec<PartKey>,
@@ -36,15 +37,15 @@ pub(crate) struct Unsynced {
 /// A replay under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Gate {
-    /// The epoch it is for.
+    /// The epoch that the replay is for.
     pub(crate) epoch: Epoch,
-    /// The request whose parts it is made of.
+    /// The request that the replay's parts belong to.
     pub(crate) request: RequestKey,
-    /// The PG had no space for some of it in the last pass.
+    /// In the last pass the PG had no space for some of the writes.
     pub(crate) waits_for_room: bool,
 }
 
-/// What a range of whole units holds.
+/// The content of a range of whole units.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Content {
     Zeros,
@@ -54,14 +55,15 @@ pub(crate) enum Content {
 struct Kept {
     end: u32,
     content: Content,
-    /// The volume's count of acknowledgements with this one.
+    /// The volume's count of undurable acknowledgements, including this one.
     count: u64,
-    /// In which the PG acknowledged it last.
+    /// The epoch in which the PG last acknowledged the content.
     epoch: Epoch,
 }
 
 impl Content {
-    /// What the range of a part holds once its change has happened. Requires: a change that was sent.
+    /// Returns the range of a change and its content afterwards. Requires: the part is a change that
+    /// was sent.
     pub(crate) fn of(part: &Part) -> (Range<u32>, Content) {
         match &part.work {
             Work::Zero { range } => (range.clone(), Content::Zeros),
@@ -78,7 +80,8 @@ impl Content {
         }
     }
 
-    /// What writes it. Requires: whole units, as long as the content.
+    /// Returns the work that writes this content. Requires: `range` is whole units, as long as the
+    /// content.
     pub(crate) fn work(self, range: Range<u32>) -> Work {
         match self {
             Content::Zeros => Work::Zero { range },
@@ -89,7 +92,7 @@ impl Content {
         }
     }
 
-    /// The content of a range within this one's. Requires: whole units.
+    /// Returns the content of a range within this content. Requires: whole units.
     fn slice(&self, range: Range<usize>) -> Content {
         let unit = UNIT_SIZE as usize;
         match self {
@@ -114,28 +117,28 @@ impl Unsynced {
         }
     }
 
-    /// Whether a request of this epoch may go to the PG.
+    /// Whether a request of this epoch may be sent to the PG.
     pub(crate) fn is_level(&self, epoch: Epoch) -> bool {
         self.gate.is_none() && !self.is_unsure && self.epoch == epoch
     }
 
-    /// Whether a sync covers everything: nothing would be replayed.
+    /// Whether syncs cover all changes, so that nothing would be replayed.
     pub(crate) fn is_covered(&self) -> bool {
         self.acknowledged.is_empty()
     }
 
-    /// Whether it can be forgotten.
+    /// Whether this entry can be dropped.
     pub(crate) fn is_over(&self) -> bool {
         let is_idle = self.gate.is_none() && self.waiting.is_empty();
         self.is_covered() && !self.is_unsure && is_idle
     }
 
-    /// Whether an answer of this epoch is of the newest one.
+    /// Whether an answer of this epoch belongs to the newest epoch.
     pub(crate) fn is_of(&self, epoch: Epoch) -> bool {
         epoch == self.gate.map_or(self.epoch, |gate| gate.epoch)
     }
 
-    /// A change was acknowledged and is not durable. Gives the bytes that it counts for.
+    /// Keeps a change that was acknowledged but is not durable. Returns the bytes that it counts for.
     pub(crate) fn acknowledge(
         &mut self,
         epoch: Epoch,
@@ -146,7 +149,7 @@ impl Unsynced {
     ) -> u64 {
         assert!(self.acknowledged.back().is_none_or(|(last, _)| *last < count));
         self.overwrite(stripe, range.clone());
-        // Zeros take memory, too, if little.
+        // Zeros, too, take some memory.
         let bytes = match &content {
             Content::Zeros => UNIT_SIZE,
             Content::Data { data, .. } => data.len() as u64,
@@ -156,7 +159,8 @@ impl Unsynced {
         bytes
     }
 
-    /// The PG holds something newer in this range, which is durable or is kept next.
+    /// Drops the kept content of this range: the PG has newer content, which is durable or will be
+    /// kept next.
     pub(crate) fn overwrite(&mut self, stripe: StripeIndex, range: Range<u32>) {
         let before = self.kept.range((stripe, 0)..(stripe, range.end));
         let touched = before.rev().take_while(|(_, kept)| kept.end > range.start);
@@ -179,7 +183,7 @@ impl Unsynced {
         }
     }
 
-    /// Everything up to this count is durable. Gives the bytes that this frees.
+    /// Drops all changes up to this count, which are durable now. Returns the number of bytes freed.
     pub(crate) fn sync(&mut self, covers: u64) -> u64 {
         let mut bytes = 0;
         while let Some((count, more)) = self.acknowledged.front().copied()
@@ -192,7 +196,8 @@ impl Unsynced {
         bytes
     }
 
-    /// The first piece from `place` on that was not acknowledged in this epoch; zeros alone, if so asked.
+    /// Returns the first piece from `place` on that was not acknowledged in this epoch; with `zeros_only`
+    /// the first piece of zeros.
     pub(crate) fn next_piece(
         &self,
         place: (StripeIndex, u32),
@@ -206,14 +211,14 @@ impl Unsynced {
         Some((stripe, start..kept.end, kept.content.clone()))
     }
 
-    /// The PG acknowledged again what is kept of this range. Requires: it is one piece.
+    /// Records that the PG acknowledged this piece again. Requires: the range is exactly one piece.
     pub(crate) fn replayed(&mut self, stripe: StripeIndex, range: &Range<u32>, epoch: Epoch) {
         let kept = self.kept.get_mut(&(stripe, range.start)).expect("nothing changes it meanwhile");
         assert!(kept.end == range.end);
         kept.epoch = epoch;
     }
 
-    /// Bytes that were not acknowledged in this epoch.
+    /// Bytes of kept content that were not acknowledged in this epoch.
     pub(crate) fn bytes_before(&self, epoch: Epoch) -> u64 {
         let old = self.kept.iter().filter(|(_, kept)| kept.epoch != epoch);
         old.map(|((_, start), kept)| u64::from(kept.end - start)).sum()

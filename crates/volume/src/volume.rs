@@ -1,9 +1,10 @@
-//! A volume of the user: its attachment, what of it is under way, and what of it is not durable.
+//! A volume of the user: its attachment, its requests in flight, and its writes that are not durable.
 //!
 //! Invariants
-//!   1. What is under way stays within `PARTS_IN_FLIGHT_MAX` and `BYTES_IN_FLIGHT_MAX`; one part may
-//!      go beyond the bytes.
-//!   2. `undurable` names every PG that has an acknowledged write which no sync has covered.
+//!   1. The parts in flight stay within `PARTS_IN_FLIGHT_MAX` and `BYTES_IN_FLIGHT_MAX`; a single
+//!      part may exceed the bytes.
+//!   2. `undurable` lists every PG with an acknowledged write that was not durable and that no sync
+//!      has covered.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,14 +14,14 @@ use crate::Attached;
 use crate::table::{PartKey, RequestKey};
 use crate::unsynced::Unsynced;
 
-/// Most parts of one volume under way at a time.
+/// Most parts of one volume in flight at a time.
 pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
-/// Most bytes of one volume under way at a time; a single part may exceed that.
+/// Most bytes of one volume in flight at a time; a single part may exceed it.
 pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
 
 /// How long a closing volume waits for answers to sent requests.
 pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
-/// The same for a lazy volume, which also makes its writes durable.
+/// How long a closing lazy volume waits: it also makes its writes durable.
 pub(crate) const CLOSE_SYNC_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// A volume of the user.
@@ -29,41 +30,43 @@ pub(crate) struct Volume {
     pub(crate) read_only: bool,
     pub(crate) wants_lock: bool,
     pub(crate) attachment: Attachment,
-    /// The user asked to detach it.
+    /// Set once the user has requested the detach.
     pub(crate) closing: Option<Closing>,
-    /// Timeout of the attach.
+    /// When the attach times out.
     pub(crate) open_deadline: Option<Time>,
-    /// Requests that are not cut to the end, in the order they were asked.
+    /// Requests that are not completely cut into parts, in the order they arrived.
     pub(crate) pending: VecDeque<RequestKey>,
     pub(crate) request_count: usize,
     pub(crate) part_count: usize,
     pub(crate) byte_count: u64,
-    /// PGs with acknowledged writes that were not told durable, with the count of the last one.
+    /// PGs with acknowledged writes that were not durable, with the number of the last one (see
+    /// `undurable_count`).
     pub(crate) undurable: BTreeMap<PgId, u64>,
-    /// Writes acknowledged and not told durable, ever.
+    /// How many writes were ever acknowledged without being durable.
     pub(crate) undurable_count: u64,
-    /// Of a lazy volume: writes that its PGs acknowledged and did not make durable.
+    /// Of a lazy volume: writes that its PGs acknowledged but did not make durable.
     pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
-    /// Bytes of these writes.
+    /// Bytes of the writes in `unsynced`.
     pub(crate) unsynced_bytes: u64,
-    /// Bytes that wait for room, as the monitor was last told.
+    /// Bytes that wait for room, as last reported to the monitor.
     pub(crate) told_waiting: u64,
-    /// Of a lazy volume: reads that wait for changes which were sent once without an answer.
+    /// Of a lazy volume: reads that wait for overlapping changes which were sent before and got no
+    /// answer.
     pub(crate) held_reads: Vec<PartKey>,
-    /// A sync that this core itself asked for and that is not done.
+    /// The sync that this core began on its own, until it has ended.
     pub(crate) own_sync: Option<RequestKey>,
     /// Whether this session has synced every PG of the image.
     pub(crate) synced_all: bool,
-    /// A change was given up without an answer: it may still be on its way.
+    /// A change was given up without an answer: it may still reach the OSD.
     pub(crate) has_unanswered: bool,
 }
 
 /// Top to bottom is the order in time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Attachment {
-    /// Waits for the monitor's answer to this ask.
+    /// Waits for the monitor's answer to request number `ask`.
     Opening { ask: u64 },
-    /// Serves.
+    /// Attached.
     Open(Attached),
     /// The session is over.
     Ended,
@@ -72,16 +75,16 @@ pub(crate) enum Attachment {
 /// A detach that is under way.
 #[derive(Default)]
 pub(crate) struct Closing {
-    /// Until when answers are awaited.
+    /// When to stop waiting for answers.
     pub(crate) deadline: Option<Time>,
-    /// It waits for durability for as long as the session lasts.
+    /// Whether to wait for durability for as long as the session lasts.
     pub(crate) is_patient: bool,
-    /// It took too long: it waits for nothing more.
+    /// The deadline has passed: nothing more is awaited.
     pub(crate) has_given_up: bool,
 }
 
 impl Volume {
-    /// A volume whose attach is asked for.
+    /// Creates a volume whose attach is being requested.
     pub(crate) fn opening(
         name: String,
         read_only: bool,
@@ -112,7 +115,7 @@ impl Volume {
         }
     }
 
-    /// How long it may take to close.
+    /// How long the volume may take to close.
     pub(crate) fn close_time_max(&self) -> Duration {
         if self.is_lazy() { CLOSE_SYNC_TIME_MAX } else { CLOSE_TIME_MAX }
     }
@@ -124,7 +127,7 @@ impl Volume {
         }
     }
 
-    /// Whether its changes may be answered before they are durable.
+    /// Whether its changes may be acknowledged before they are durable.
     pub(crate) fn is_lazy(&self) -> bool {
         self.attached().is_some_and(|attached| attached.lazy)
     }
@@ -135,7 +138,7 @@ impl Volume {
         gates.any(|gate| gate.waits_for_room)
     }
 
-    /// Bytes that replays have to write and find no room for.
+    /// Bytes that replays must write but have no room for.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         let of_pg = |unsynced: &Unsynced| {
             let gate = unsynced.gate.filter(|gate| gate.waits_for_room)?;
@@ -144,7 +147,7 @@ impl Volume {
         self.unsynced.values().filter_map(of_pg).sum()
     }
 
-    /// Whether one more part of this weight may be under way.
+    /// Whether one more part of this weight may be sent.
     pub(crate) fn has_room(&self, weight: u64) -> bool {
         let fits = self.byte_count + weight <= BYTES_IN_FLIGHT_MAX;
         self.part_count < PARTS_IN_FLIGHT_MAX && (fits || self.part_count == 0)

@@ -1,4 +1,5 @@
-//! The connection to a monitor: the map and the sessions come over it. I/O goes on without it.
+//! The connection to a monitor, which delivers the map and the sessions. I/O continues while it is
+//! lost.
 
 use base::{ConnectionId, SessionId, Time, TraceEvent};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
@@ -13,7 +14,7 @@ use crate::volume::Attachment;
 use crate::{Attached, Effect, VolumeHandle};
 
 impl ClientCore {
-    /// Asks the monitor to attach the volume, now or when one is connected.
+    /// Asks a monitor to attach the volume, now or once one is connected.
     pub(crate) fn ask_open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = &self.volumes[&handle];
         let Attachment::Opening { ask } = volume.attachment else { return };
@@ -30,7 +31,7 @@ impl ClientCore {
         }
     }
 
-    /// Connects to a monitor, unless that is done or under way.
+    /// Connects to a monitor, unless one is connected or being connected.
     pub(crate) fn need_monitor(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.monitor.link.is_idle() {
             self.monitor.link.start(now);
@@ -38,8 +39,8 @@ impl ClientCore {
         }
     }
 
-    /// Tells the monitor that a volume is detached: now, and again on each new connection until a
-    /// monitor is known to have heard it. Later attaches are ordered after that.
+    /// Informs the monitor that a volume is detached: now, and again on each new connection until a
+    /// monitor is known to have received the message. Later attaches are ordered after it.
     pub(crate) fn close_session(
         &mut self,
         session: SessionId,
@@ -52,8 +53,8 @@ impl ClientCore {
         }
     }
 
-    /// Tells the monitor, for `status`, how many acknowledged bytes of the volume wait for space in the pool,
-    /// if the number has changed.
+    /// Reports to the monitor, for `status`, how many acknowledged bytes of the volume wait for space in the
+    /// pool, if the number has changed.
     pub(crate) fn tell_waiting(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         if self.monitor.link.open().is_none() {
             return;
@@ -68,24 +69,24 @@ impl ClientCore {
         self.tell_monitor(&ToMonitor::SessionWaits { session, waiting_bytes }, effects);
     }
 
-    /// Whether a monitor is known to have heard of every session that was given back. Then any later
-    /// attach of their volumes, by any client, is ordered after them.
+    /// Whether a monitor is known to have received the close of every closed session. Then any later
+    /// attach of these volumes, by any client, is ordered after the close.
     pub fn is_parted(&self) -> bool {
         self.farewells.is_empty()
     }
 
-    /// The addresses of the monitors, if one of them told and they differ from those taken before: for
-    /// processes that start later.
+    /// Returns the addresses of the monitors, if a monitor sent them and they differ from those
+    /// returned before. For processes that start later.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.monitor.link.take_told()
     }
 
-    /// The monitor answered an attach: it has heard everything before that.
+    /// Drops the closes that the monitor has received: it answered a later attach.
     fn drop_farewells(&mut self, answered: u64) {
         self.farewells.retain(|farewell| farewell.last_ask >= answered);
     }
 
-    /// Sets `Timer::Monitor` to when the link is due.
+    /// Sets `Timer::Monitor` to the deadline of the link.
     fn set_monitor_alarm(&mut self) {
         if let Some(before) = self.monitor.alarm.take() {
             self.timers.disarm(before, Timer::Monitor);
@@ -96,7 +97,7 @@ impl ClientCore {
         }
     }
 
-    /// `Timer::Monitor` rings.
+    /// Handles the expiry of `Timer::Monitor`.
     pub(crate) fn on_monitor_alarm(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.monitor.alarm = None;
         self.move_monitor_link(now, effects);
@@ -176,7 +177,7 @@ impl ClientCore {
         }
     }
 
-    /// No monitor trusts this client: attaches that wait fail, since retrying does not help.
+    /// Fails all waiting attaches: no monitor trusts this client, so retrying does not help.
     fn refuse_opening(&mut self, why: &str, effects: &mut Vec<Effect>) {
         let opening = |attachment: &Attachment| matches!(attachment, Attachment::Opening { .. });
         let waiting = self.volumes.iter().filter(|(_, volume)| opening(&volume.attachment));
@@ -190,7 +191,7 @@ impl ClientCore {
         }
     }
 
-    /// Closes the connection and goes on to the next monitor.
+    /// Closes the connection and moves on to the next monitor.
     fn leave_monitor(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
         self.on_monitor_closed(now, CloseReason::Reset, effects);
@@ -261,7 +262,7 @@ impl ClientCore {
                     self.end_session(handle, effects);
                 }
             }
-            // The others are for OSDs and commands.
+            // The other messages are for OSDs and commands.
             _ => {}
         }
     }

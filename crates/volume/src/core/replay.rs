@@ -1,6 +1,6 @@
-//! The client's side of lazy writes. Writes that PGs acknowledged and have not made durable are kept (see
-//! `unsynced`), written again in each new epoch, and synced before there are too many. The rules and their
-//! reasons are in `docs/internals/replay.md`.
+//! The client's side of lazy writes. Writes that PGs acknowledged but did not make durable are kept (see
+//! `unsynced`), written again in each new epoch, and synced before they become too many. The rules and
+//! their reasons are in `docs/internals/replay.md`.
 //!
 //! ```text
 //!   new epoch of a PG ─▶ gate shut ─▶ pass: all pieces that this epoch lacks ─▶ (sync, if unsure) ─▶ gate open
@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Invariants
-//!   1. While a PG lacks kept data in its newest known epoch, a lazy volume sends it only the replay; in a
-//!      pause of the replay only discards. Answers of older epochs are ignored.
-//!   2. A replay never fails: it is retried until it is done or its session is over.
+//!   1. While a PG has not acknowledged all kept data in its newest known epoch, a lazy volume sends it
+//!      only the replay, and during a pause of the replay only discards. Answers of older epochs are
+//!      ignored.
+//!   2. A replay never fails: it is retried until it succeeds or its session is over.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +30,7 @@ use crate::timers::Timer;
 use crate::unsynced::{Content, Gate, Unsynced};
 use crate::{Effect, VolumeError, VolumeHandle};
 
-/// Most parts of one replay that are under way at a time.
+/// Most parts of one replay in flight at a time.
 const REPLAY_PARTS_MAX: u32 = 32;
 
 impl ClientCore {
@@ -59,9 +60,9 @@ impl ClientCore {
         true
     }
 
-    /// Whether the part must wait because it reads a range that an own change, whose answer was lost, may
-    /// have written. The read could show the change, and then a loss of power could undo it before it is
-    /// kept.
+    /// Whether the part must wait because it reads a range that an own change may have written whose
+    /// answer was lost. The read could return the change, and a power loss could then undo the change
+    /// before it is kept.
     pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
         let part = &self.parts[key];
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
@@ -83,7 +84,7 @@ impl ClientCore {
         true
     }
 
-    /// A change ended: reads that waited for it go on.
+    /// Releases the reads that wait for unanswered changes, after a change has ended.
     pub(crate) fn free_reads(&mut self, handle: VolumeHandle) {
         let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
         for part in std::mem::take(&mut volume.held_reads) {
@@ -91,7 +92,8 @@ impl ClientCore {
         }
     }
 
-    /// Requires: the volume keeps something of the PG, and no replay of it is under way.
+    /// Begins the replay of a PG. Requires: the volume keeps writes of the PG, and no replay of it is
+    /// under way.
     fn begin_replay(
         &mut self,
         now: Time,
@@ -109,7 +111,7 @@ impl ClientCore {
         self.advance_replay(now, request, effects);
     }
 
-    /// A replay and what it writes again. Requires: the request is a replay.
+    /// Returns a replay and the changes that it writes again. Requires: the request is a replay.
     fn replayed_by(&mut self, key: RequestKey) -> (&mut Request, &mut Unsynced) {
         let request = &mut self.requests[key];
         let Progress::Replay(replay) = &request.progress else { unreachable!("it is a replay's") };
@@ -119,7 +121,7 @@ impl ClientCore {
         (request, unsynced)
     }
 
-    /// Sends more of a replay, or opens the gate when all of it is done.
+    /// Sends more parts of a replay, or opens the gate when all are done.
     pub(crate) fn advance_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         loop {
             let (request, unsynced) = self.replayed_by(key);
@@ -177,7 +179,8 @@ impl ClientCore {
         self.make_ready(part);
     }
 
-    /// A write of a replay is refused because the PG is full: it stays for the next pass.
+    /// Handles a refusal of a replay's write because the PG is full: the write is left for the next
+    /// pass.
     pub(crate) fn on_no_room(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(self.parts[key].request);
         let Progress::Replay(replay) = &mut request.progress else {
@@ -188,8 +191,9 @@ impl ClientCore {
         self.end_part(now, key, Found::Nothing, effects);
     }
 
-    /// A pass has ended, and the PG has no space for some of it. Until the next pass nothing of the replay
-    /// is under way: discards go, since they free space, and waiting writes are refused as full.
+    /// Pauses a replay after a pass in which the PG had no space for some writes. Until the next pass the
+    /// replay sends nothing: waiting discards are sent, since they free space, and waiting writes fail as
+    /// full.
     fn pause_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(key);
         let Progress::Replay(replay) = &mut request.progress else {
@@ -219,12 +223,12 @@ impl ClientCore {
             self.fail(now, request, VolumeError::Full, effects);
         }
         self.tell_waiting(handle, effects);
-        // Writes that wait for space in the buffer are refused, too.
+        // Writes that wait for space in the buffer of kept writes fail, too.
         self.touched.push(handle);
     }
 
-    /// The pause of a replay is over. The next pass begins once no discard is under way: an older write must
-    /// not overtake it.
+    /// Ends the pause of a replay. The next pass begins once no discard is in flight: the replay's older
+    /// write must not overtake a discard.
     pub(crate) fn begin_pass(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, _) = self.replayed_by(key);
         let handle = request.volume;
@@ -244,7 +248,8 @@ impl ClientCore {
         }
     }
 
-    /// The PG has everything in its new epoch: parts that waited go on.
+    /// Opens the gate: the PG has acknowledged everything in its new epoch, so parts that waited are
+    /// sent.
     fn open_gate(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(key);
         let handle = request.volume;
@@ -265,7 +270,7 @@ impl ClientCore {
         self.tell_waiting(handle, effects);
     }
 
-    /// Ends replays for epochs that are over; parts that waited for them are routed anew.
+    /// Ends replays for old epochs, and routes again the parts that waited for them.
     pub(crate) fn leave_old_gates(&mut self) {
         let mut old = Vec::new();
         for volume in self.volumes.values_mut() {
@@ -284,7 +289,7 @@ impl ClientCore {
         }
     }
 
-    /// Begins the replay of each PG with a newer epoch at once, even if no request waits.
+    /// Begins at once the replay of each PG that has a newer epoch, even if no request waits for it.
     pub(crate) fn replay_new_epochs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut due = Vec::new();
         for (handle, volume) in &self.volumes {
@@ -301,7 +306,7 @@ impl ClientCore {
         }
     }
 
-    /// Ends an own request and whatever is under way of it.
+    /// Ends a request of the core itself, together with its parts.
     pub(crate) fn drop_request(&mut self, key: RequestKey) {
         for part in self.parts_where(|part| part.request == key) {
             self.detach(part);
@@ -313,7 +318,7 @@ impl ClientCore {
         self.forget_request(key);
     }
 
-    /// A change was acknowledged. Requires: it was sent and has not ended.
+    /// Handles the acknowledgement of a change. Requires: the part was sent and has not ended.
     pub(crate) fn on_acknowledged(&mut self, key: PartKey, durable: bool) {
         let part = &self.parts[key];
         let Stage::Sent { pg, epoch, .. } = part.stage else {
@@ -349,7 +354,8 @@ impl ClientCore {
         }
     }
 
-    /// A sync of the PG ended; it covers the acknowledgements up to this count.
+    /// Handles the end of a sync of the PG, which covers the acknowledgements up to the count
+    /// `covers`.
     pub(crate) fn on_synced(&mut self, handle: VolumeHandle, pg: PgId, covers: u64) {
         let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
         if volume.undurable.get(&pg).is_some_and(|last| *last <= covers) {
@@ -363,8 +369,9 @@ impl ClientCore {
         }
     }
 
-    /// A change ended without an answer. If it happened, readers may see it, and then neither a replay nor a
-    /// loss of power may undo it: its PG is synced before anything else goes there.
+    /// Handles the end of a change without an answer. If the change took effect, readers may see it, and
+    /// then neither a replay nor a power loss may undo it: its PG is synced before anything else is sent to
+    /// it.
     pub(crate) fn ended_unanswered(&mut self, part: &Part) {
         let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
         let Some(epoch) = self.routes.epoch(pg) else { return };
@@ -374,7 +381,8 @@ impl ClientCore {
         }
     }
 
-    /// Begins a sync that nobody asked for, ahead of all requests that wait. False: one is under way.
+    /// Begins a sync on the core's own account, ahead of all waiting requests. Returns false if one
+    /// is under way.
     pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         if volume.own_sync.is_some() {
@@ -388,8 +396,8 @@ impl ClientCore {
         true
     }
 
-    /// Whether the buffer of kept changes has room for so many bytes. If not, a sync is under way or a change
-    /// is in flight.
+    /// Whether the buffer of kept changes has room for `weight` more bytes. If not, a sync is under way or a
+    /// change is in flight.
     pub(crate) fn has_room_to_keep(&mut self, handle: VolumeHandle, weight: u64) -> bool {
         let volume = &self.volumes[&handle];
         // Changes in flight may have to be kept.

@@ -1,8 +1,9 @@
-//! Replies of OSDs, and what their answers and refusals lead to.
+//! Handles replies of OSDs: answers and refusals.
 //!
 //! Invariants
-//!   1. A part is ended by an answer of the connection it was last sent on, in its session.
-//!   2. Bytes that were read reach the user only if they match their checksums.
+//!   1. Only an answer in the part's session, over the connection that the part was last sent on,
+//!      ends a part.
+//!   2. Bytes that are read reach the user only if they match their checksums.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Time, UNIT_SIZE};
@@ -156,7 +157,7 @@ impl ClientCore {
         }
     }
 
-    /// The answer of a read does not match its checksums.
+    /// Handles the answer to a read whose data does not match its checksums.
     fn on_mismatch(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
         part.mismatch_count += 1;
@@ -176,7 +177,8 @@ impl ClientCore {
     ) {
         let request = self.parts[key].request;
         if self.requests[request].is_own() {
-            // Acknowledged changes are not given up: they are retried for as long as the session lasts.
+            // Acknowledged changes are never given up: the core retries them for as long as the session
+            // lasts.
             return self.delay(now, key, effects);
         }
         self.fail(now, request, error, effects);

@@ -1,9 +1,9 @@
-//! Sending parts: each goes to the primary of its PG over the connection to that OSD. Parts that are refused
-//! or lost are sent again.
+//! Sends each part to the primary of its PG, over the connection to that OSD. Sends refused and lost parts
+//! again.
 //!
 //! Invariants
-//!   1. A part is on its way over one connection at a time, under a sequence that was never used before.
-//!   2. A request names the newest known epoch of its PG.
+//!   1. A part is awaited on one connection at a time, and each send uses a new sequence number.
+//!   2. A request carries the newest known epoch of its PG.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::door::{NetEffect, Peer, Role};
@@ -21,8 +21,8 @@ use crate::timers::Timer;
 impl ClientCore {
     // ---- sending
 
-    /// Sends a part to the primary of its PG, or lets it wait until it can be sent.
-    /// Requires: it stands in no list of its stage.
+    /// Sends a part to the primary of its PG, or queues it until it can be sent. Requires: the part
+    /// is in no list.
     pub(super) fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
         part.stage = Stage::Held;
@@ -109,7 +109,7 @@ impl ClientCore {
 
     // ---- connections
 
-    /// Connects to the next address of an OSD. Requires: no connection and no timer.
+    /// Connects to the next address of an OSD. Requires: the link has no connection and no timer.
     pub(crate) fn connect_link(&mut self, osd: OsdId, effects: &mut Vec<Effect>) {
         let link = &mut self.links[osd];
         assert!(link.in_flight.is_empty());
@@ -136,7 +136,7 @@ impl ClientCore {
         let Some(osd) = self.links.osd_of(connection) else { return };
         let incarnation = match peer.role {
             Role::Osd(id, incarnation) if id == osd => incarnation,
-            // Another process listens at its old address.
+            // Another process listens at the OSD's old address.
             _ => {
                 self.drop_link(now, osd, connection, effects);
                 return;
@@ -150,7 +150,7 @@ impl ClientCore {
         }
     }
 
-    /// The connection is gone: parts that were sent over it are sent again over the next one.
+    /// Handles the loss of a connection: its unanswered parts are sent again over the next one.
     pub(crate) fn on_osd_closed(&mut self, now: Time, osd: OsdId) {
         let link = &mut self.links[osd];
         let until = now + link.next_delay();
@@ -177,7 +177,7 @@ impl ClientCore {
         self.on_osd_closed(now, osd);
     }
 
-    /// If no part waits for this link, it is not connected again until one does.
+    /// Stops reconnecting a link that no part waits for, until one does.
     pub(crate) fn rest_link(&mut self, osd: OsdId) {
         let link = &mut self.links[osd];
         if let LinkState::Waiting { until } = link.state
@@ -190,7 +190,7 @@ impl ClientCore {
 
     // ---- the map
 
-    /// Parts whose primary may have changed are routed anew.
+    /// Handles a change of the map: routes parts again whose primary may have changed.
     pub(crate) fn on_map_changed(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.links.osds() {
             self.renew_link(now, osd, effects);
@@ -199,10 +199,11 @@ impl ClientCore {
         let (routes, volumes) = (&self.routes, &self.volumes);
         let moved = self.parts_where(|part| match part.stage {
             Stage::Sent { osd, pg, epoch, .. } => {
-                // Its PG went on without that OSD, which may never answer.
+                // The PG has a new epoch, and the old primary may never answer.
                 let route = routes.find(part.pool, part.target);
                 let is_newer = routes.epoch(pg).is_some_and(|known| known > epoch);
-                // An answer that a replay has overtaken would be believed although it was undone.
+                // In a lazy volume, a replay may have undone the write that an old answer
+                // acknowledges.
                 let is_lazy = volumes[&part.volume].is_lazy();
                 is_newer && (is_lazy || route.is_some_and(|route| route.osd != osd))
             }
@@ -220,7 +221,8 @@ impl ClientCore {
         self.touch_all();
     }
 
-    /// Connects at once to an OSD whose entry changed, and closes the connection to a run that is over.
+    /// Connects at once to an OSD whose entry changed, and closes the connection to an earlier
+    /// incarnation.
     fn renew_link(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let link = &mut self.links[osd];
         let Some(info) = self.routes.osd(osd) else { return };
