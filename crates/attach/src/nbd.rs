@@ -1,4 +1,4 @@
-//! Volumes for NBD clients: any NBD client, QEMU, nbdfuse.
+//! Serves volumes to NBD clients: the kernel's, QEMU, nbdfuse and others.
 
 mod hub;
 mod input;

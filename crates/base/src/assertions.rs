@@ -6,9 +6,9 @@
 //! | [`never!`](crate::never) | is believed to be false: the caller survives it if it is true | counts, and goes on |
 //! | [`maybe!`](crate::maybe) | is sometimes true, sometimes false: both are right | nothing |
 //!
-//! [`mark!`](crate::mark) stands in a branch that is rarely taken, [`check!`](crate::check) in the one test that
-//! takes it: a test that no longer gets there fails. Marks count by name, on their thread, and only where debug
-//! assertions are on.
+//! [`mark!`](crate::mark) stands in a rarely taken branch, [`check!`](crate::check) in the one test that
+//! takes the branch: the test fails once it no longer gets there. Marks are counted by name, for each thread,
+//! and only where debug assertions are on.
 
 use std::cell::Cell;
 #[cfg(debug_assertions)]
@@ -23,9 +23,9 @@ thread_local! {
     static MARKS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Whether a condition is true that is believed to be always false. The caller handles it: `if
-/// never!(queue.is_empty()) { return }`. Where debug assertions are on, it panics; elsewhere it is
-/// counted.
+/// Returns whether a condition is true that is believed to be always false. The caller handles that
+/// case: `if never!(queue.is_empty()) { return }`. A true condition panics where debug assertions are
+/// on, and is counted elsewhere.
 #[macro_export]
 macro_rules! never {
     ($condition:expr) => {{
@@ -37,8 +37,8 @@ macro_rules! never {
     }};
 }
 
-/// Says that a condition is sometimes true and sometimes false, where a reader could believe
-/// otherwise. It must be a `bool`; it is never evaluated.
+/// States that a condition is sometimes true and sometimes false, where a reader could believe
+/// otherwise. The condition must be a `bool` and is never evaluated.
 #[macro_export]
 macro_rules! maybe {
     ($condition:expr) => {
@@ -48,7 +48,7 @@ macro_rules! maybe {
     };
 }
 
-/// Counts that a branch is taken. One test of the same crate says `check!` with the same name.
+/// Counts that a branch is taken. One test of the same crate calls `check!` with the same name.
 #[macro_export]
 macro_rules! mark {
     ($name:ident) => {
@@ -56,7 +56,7 @@ macro_rules! mark {
     };
 }
 
-/// Fails the test at its end unless, from here on, it takes the branch with this mark.
+/// Fails the test at its end unless the test takes the branch with this mark after this point.
 #[macro_export]
 macro_rules! check {
     ($name:ident) => {
@@ -64,7 +64,8 @@ macro_rules! check {
     };
 }
 
-/// A condition of [`never!`](crate::never) is true.
+/// Handles a condition of [`never!`](crate::never) that is true: counts it, and panics where debug
+/// assertions are on.
 #[cold]
 pub fn never_happened(condition: &'static str) {
     NEVER_COUNT.with(|count| count.set(count.get() + 1));
@@ -78,14 +79,14 @@ pub fn never_count() -> u64 {
     NEVER_COUNT.with(Cell::get)
 }
 
-/// A branch with a mark is taken.
+/// Counts a mark.
 #[cfg(debug_assertions)]
 pub fn count_mark(name: &'static str) {
-    // A buffer may be dropped while its thread ends, when the counts are gone.
+    // A buffer may be dropped while its thread ends, after the counts were destroyed.
     let _ = MARKS.try_with(|marks| *marks.borrow_mut().entry(name).or_default() += 1);
 }
 
-/// A marked branch was taken: not counted in this build.
+/// Does nothing: marks are not counted in this build.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub fn count_mark(_name: &'static str) {}
@@ -95,7 +96,7 @@ fn mark_count(name: &str) -> u64 {
     MARKS.with(|marks| marks.borrow().get(name).copied().unwrap_or(0))
 }
 
-/// Looks, when it is dropped, whether a mark was met since it was made.
+/// When dropped, checks that a mark was met since its creation.
 #[must_use]
 pub struct Check {
     #[cfg(debug_assertions)]
@@ -106,7 +107,7 @@ pub struct Check {
 
 #[cfg(debug_assertions)]
 impl Check {
-    /// Counts from here on.
+    /// Starts to watch a mark.
     pub fn begin(name: &'static str) -> Check {
         Check { name, count_before: mark_count(name) }
     }
@@ -115,7 +116,7 @@ impl Check {
 #[cfg(debug_assertions)]
 impl Drop for Check {
     fn drop(&mut self) {
-        // A test that fails already says why.
+        // A test that is already failing reports its own reason.
         if !std::thread::panicking() {
             assert!(mark_count(self.name) > self.count_before, "{} was not met", self.name);
         }
@@ -124,7 +125,7 @@ impl Drop for Check {
 
 #[cfg(not(debug_assertions))]
 impl Check {
-    /// Marks do not count in this build.
+    /// Does nothing: marks are not counted in this build.
     pub fn begin(_name: &'static str) -> Check {
         Check {}
     }

@@ -1,4 +1,4 @@
-//! Counted, aligned buffers: payloads travel as handles and are not copied.
+//! Reference-counted, aligned buffers: payloads are passed as handles and not copied.
 //!
 //! ```text
 //!   BufferPool ──take──▶ BufferMut (one owner, writable) ──freeze──▶ Buffer (many, read-only slices)
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Invariants
-//!   1. Every buffer starts at a multiple of [`ALIGNMENT`] in memory and has a whole number of it
-//!      as capacity, so that it can be read and written with O_DIRECT.
-//!   2. Bytes of a frozen buffer never change.
-//!   3. The memory of a buffer does not move from `take` until its last handle is gone: the kernel
+//!   1. The address and capacity of every buffer are multiples of [`ALIGNMENT`], so that it can be
+//!      used for O_DIRECT reads and writes.
+//!   2. The bytes of a frozen buffer never change.
+//!   3. The memory of a buffer does not move from `take` until its last handle is dropped: the kernel
 //!      may hold its address.
 //!
-//! Handles are not `Send`: a pool belongs to one thread, as its reactor does.
+//! Handles are not `Send`: a pool belongs to one thread, like its reactor.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -23,14 +23,14 @@ use std::rc::{Rc, Weak};
 /// Alignment in memory, in bytes: the largest logical block size of a disk.
 pub const ALIGNMENT: usize = 4096;
 
-/// Size classes in units of 4 KiB: 1, 2, 3, 4, then four to each doubling, up to 4 MiB: at most a
-/// quarter of a buffer is never used. A larger buffer is not kept.
+/// Number of size classes. In units of 4 KiB they are 1, 2, 3, 4, then four to each doubling, up to 4
+/// MiB. So at most a quarter of a buffer is wasted. A larger buffer is not kept.
 const CLASS_COUNT: usize = 36;
 
 /// At most this many bytes of free buffers are kept by one pool.
 const FREE_BYTES_MAX: usize = 64 << 20;
 
-/// Gives out buffers and takes them back. Cloning gives another handle of the same pool.
+/// Lends buffers and takes their memory back. Cloning returns another handle to the same pool.
 #[derive(Clone, Default)]
 pub struct BufferPool {
     shared: Rc<RefCell<Shared>>,
@@ -71,7 +71,7 @@ impl Memory {
     }
 }
 
-/// Memory that goes back to its pool when dropped.
+/// Memory that returns to its pool when dropped.
 struct Pooled {
     memory: Option<Memory>,
     pool: Weak<RefCell<Shared>>,
@@ -101,13 +101,13 @@ impl Drop for Pooled {
     }
 }
 
-/// The capacity that a buffer of `size` bytes gets, and its class if such buffers are kept.
+/// Returns the capacity of a buffer for `size` bytes, and its class if such buffers are kept.
 fn class_of(size: usize) -> (usize, Option<usize>) {
     let units = size.div_ceil(ALIGNMENT).max(1);
     if units <= 4 {
         return (units * ALIGNMENT, Some(units - 1));
     }
-    // 2^doubling < units <= 2^(doubling + 1), cut into four steps.
+    // 2^doubling < units <= 2^(doubling + 1); this range is cut into four steps.
     let doubling = (units - 1).ilog2();
     let step = 1 << (doubling - 2);
     let steps = (units - (1 << doubling)).div_ceil(step);
@@ -116,7 +116,8 @@ fn class_of(size: usize) -> (usize, Option<usize>) {
 }
 
 impl BufferPool {
-    /// A buffer of `size` bytes with unspecified content (zeros, or what an earlier use left).
+    /// Returns a buffer of `size` bytes with unspecified content (zeros, or the bytes of an earlier
+    /// use).
     pub fn take(&self, size: usize) -> BufferMut {
         let (capacity, class) = class_of(size);
         let kept = class.and_then(|class| {
@@ -130,14 +131,14 @@ impl BufferPool {
         BufferMut { pooled, size }
     }
 
-    /// A buffer of `size` zeros.
+    /// Returns a buffer of `size` zeros.
     pub fn take_zeroed(&self, size: usize) -> BufferMut {
         let mut buffer = self.take(size);
         buffer.fill(0);
         buffer
     }
 
-    /// A buffer with a copy of `bytes`.
+    /// Returns a buffer with a copy of `bytes`.
     pub fn copy_of(&self, bytes: &[u8]) -> Buffer {
         let mut buffer = self.take(bytes.len());
         buffer.copy_from_slice(bytes);
@@ -145,20 +146,20 @@ impl BufferPool {
     }
 }
 
-/// A buffer with one owner, who may write into it.
+/// A buffer with one owner, which may write into it.
 pub struct BufferMut {
     pooled: Pooled,
     size: usize,
 }
 
 impl BufferMut {
-    /// Makes it read-only and shareable.
+    /// Makes the buffer read-only and shareable.
     pub fn freeze(self) -> Buffer {
         let range = 0..self.size;
         Buffer { pooled: Rc::new(self.pooled), range }
     }
 
-    /// Shortens it to its first `size` bytes. Requires: `size` is not above its size.
+    /// Shortens the buffer to its first `size` bytes. Requires: `size` is not above the current size.
     pub fn truncate(&mut self, size: usize) {
         assert!(size <= self.size);
         self.size = size;
@@ -186,7 +187,7 @@ impl fmt::Debug for BufferMut {
     }
 }
 
-/// A read-only slice of a counted buffer; cloning and slicing share the memory.
+/// A read-only slice of a reference-counted buffer; cloning and slicing share the memory.
 #[derive(Clone)]
 pub struct Buffer {
     pooled: Rc<Pooled>,
@@ -194,7 +195,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A part of it. Requires: `range` lies within it.
+    /// Returns a part of the slice. Requires: `range` lies within the slice.
     pub fn slice(&self, range: Range<usize>) -> Buffer {
         assert!(range.start <= range.end);
         assert!(range.end <= self.len());
@@ -203,12 +204,12 @@ impl Buffer {
         Buffer { pooled: self.pooled.clone(), range: start..end }
     }
 
-    /// Whether its first byte lies at a multiple of `alignment` in memory.
+    /// Whether the address of the first byte is a multiple of `alignment`.
     pub fn is_aligned_to(&self, alignment: usize) -> bool {
         self.range.start.is_multiple_of(alignment)
     }
 
-    /// The buffer writable again, if this is its only handle and covers it from the start.
+    /// Makes the buffer writable again, if this is its only handle and covers it from the start.
     pub fn try_unfreeze(self) -> Result<BufferMut, Buffer> {
         if self.range.start != 0 {
             return Err(self);

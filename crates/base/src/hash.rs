@@ -1,7 +1,7 @@
 //! The frozen hash that maps a stripe to its PG.
 //!
-//! It is part of the disk format and of the protocol: index order, PG ranges and routing all
-//! follow from it. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014),
+//! The hash is part of the disk format and of the protocol: index order, PG ranges and routing all
+//! depend on it. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014),
 //! applied twice.
 
 use crate::ids::{ImageId, StripeIndex};
@@ -19,11 +19,12 @@ pub const fn stripe_hash(seed: ImageId, stripe: StripeIndex) -> u32 {
 pub const fn pg_of_hash(hash: u32, pg_count: u32) -> u32 {
     assert!(pg_count.is_power_of_two());
     assert!(pg_count <= PG_COUNT_MAX);
-    // A shift by 32 is no shift at all; 64-bit arithmetic makes one PG plain.
+    // With one PG a 32-bit shift would be by 32 bits, which is invalid; 64-bit arithmetic needs no
+    // special case.
     ((hash as u64 * pg_count as u64) >> 32) as u32
 }
 
-/// The hashes of one PG, both ends included.
+/// Returns the range of the hashes of one PG, both ends included.
 pub const fn hash_range_of_pg(number: u32, pg_count: u32) -> (u32, u32) {
     assert!(number < pg_count);
     assert!(pg_count.is_power_of_two());

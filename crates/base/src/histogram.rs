@@ -1,5 +1,5 @@
 //! Log-linear histogram of durations: 128 steps per power of two, so a value is off by less than 1 %.
-//! Fixed size, mergeable, no allocation after it is made.
+//! Fixed size, mergeable, no allocation after creation.
 
 use crate::time::Duration;
 
@@ -30,17 +30,18 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// How many were counted.
+    /// Number of durations counted.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The longest, exactly.
+    /// The longest duration, exactly.
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.max)
     }
 
-    /// The duration that `fraction` (0 to 1) of all are not above; zero if none was counted.
+    /// The duration that `fraction` (0 to 1) of all durations do not exceed; zero if none was
+    /// counted.
     pub fn quantile(&self, fraction: f64) -> Duration {
         let wanted = ((self.count as f64 * fraction).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;

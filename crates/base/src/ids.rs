@@ -7,7 +7,7 @@ use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 
-/// A text that is not the id it should be. The message names the form that is wanted.
+/// A text that cannot be parsed. The message shows the expected form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseIdError(pub String);
 
@@ -25,7 +25,7 @@ impl From<ParseIntError> for ParseIdError {
     }
 }
 
-/// Ids counted from 1; 0 never names anything, so a zeroed field on disk or wire is no valid id.
+/// Ids counted from 1; 0 is never an id, so a zeroed field on disk or wire is invalid.
 macro_rules! counted_id {
     ($(#[$meta:meta])* $name:ident, $prefix:literal) => {
         $(#[$meta])*
@@ -132,7 +132,8 @@ macro_rules! counter {
                 self.0
             }
 
-            /// The one after this. Panics at the end of the range, which no cluster lives to see.
+            /// The number after this one. Panics at the end of the range, which no cluster ever
+            /// reaches.
             pub const fn next(self) -> $name {
                 $name(self.0.checked_add(1).expect("the counter outlives every cluster"))
             }
@@ -228,22 +229,22 @@ impl Position {
     /// Most positions of a PG: 16 pieces of data and 4 of parity.
     pub const COUNT_MAX: u8 = 20;
 
-    /// `None`: no PG has so many.
+    /// `None` unless `number` is below [`Position::COUNT_MAX`].
     pub const fn new(number: u8) -> Option<Position> {
         if number < Position::COUNT_MAX { Some(Position(number)) } else { None }
     }
 
-    /// Its number, below [`Position::COUNT_MAX`].
+    /// The number, below [`Position::COUNT_MAX`].
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Its number, as an index into lists with one element for each position.
+    /// The number, as an index into lists with one element for each position.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// All that there may be, in order.
+    /// All possible positions, in order.
     pub fn all() -> impl Iterator<Item = Position> + Clone {
         (0..Position::COUNT_MAX).map(Position)
     }
@@ -306,7 +307,7 @@ impl FromStr for PgId {
     }
 }
 
-/// Orders all writes of one PG: the counter is the PG's, one more for each write in it, no gaps.
+/// Orders all writes of one PG: each write of the PG increases the counter by one, without gaps.
 /// Printed `epoch.counter`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
@@ -317,7 +318,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Never written.
+    /// The version before the first write.
     pub const ZERO: Version = Version { epoch: Epoch::ZERO, counter: 0 };
 
     /// The version of the next write of the PG, in `epoch`. Requires: `epoch >= self.epoch`.
@@ -339,7 +340,7 @@ impl fmt::Debug for Version {
     }
 }
 
-/// One cluster, drawn at random when it is made; printed as 32 hexadecimal digits.
+/// A cluster's id, drawn at random when the cluster is created; printed as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(u128);
 

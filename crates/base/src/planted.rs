@@ -1,16 +1,16 @@
-//! Bugs planted on purpose, to show that the simulator finds them. See `docs/proof.md`.
+//! Bugs planted on purpose, to prove that the simulator finds them. See `docs/proof.md`.
 //!
 //! Without the feature `planted`, which only a build of `sim` turns on, `on` is constantly false
 //! and the branches are compiled away.
 
-/// A bug that can be switched on. Each stands at one place in the code.
+/// A bug that can be switched on. Each is implemented at one place in the code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
     /// Store: a write is answered before it is durable.
     AckBeforeFlush,
     /// Store: entries that recovery cut or dropped are replayed by the next recovery.
     TailReplayedTwice,
-    /// Store: data read from the disk is not compared with its checksums.
+    /// Store: data read from the disk is not verified against its checksums.
     ChecksumNotCompared,
     /// Store: recovery accepts an entry without verifying its out-of-line data.
     StaleDataAccepted,
@@ -18,120 +18,129 @@ pub enum Bug {
     FreedBlockReusedEarly,
     /// Store: the journal is trimmed before the checkpoint that replaces it is durable.
     TrimBeforeCheckpoint,
-    /// Store: the data of a large write is not waited for before its answer.
+    /// Store: a large write is answered without waiting for its data to be written.
     LargeDataNotAwaited,
-    /// Store: a block that changed while it was being moved becomes what it was.
+    /// Store: a block that changed while it was being moved reverts to its content before the change.
     MoveOverwritesNewer,
-    /// Store: the old place of a moved block is allocated again before the next durable checkpoint.
+    /// Store: the old location of a moved block is allocated again before the next durable
+    /// checkpoint.
     MovedPlaceReusedEarly,
-    /// Store: a repair's version is journaled by itself, before its data.
+    /// Store: a repair's version is journaled in an entry of its own, before its data.
     RepairInTwoSteps,
-    /// Store: what was written lazily is answered before it is written.
+    /// Store: a lazy write is answered before it is written.
     LazyAckBeforeWrite,
-    /// Node: a request that came twice is executed twice, also after its answer.
+    /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: a fenced session's requests are executed.
     FenceIgnored,
-    /// Node: requests of another epoch are executed.
+    /// Node: the epoch of a request is not compared with the PG's.
     EpochNotCompared,
-    /// Node: requests of an epoch before the PG's are executed.
+    /// Node: requests of an epoch older than the PG's are executed.
     OldEpochAccepted,
-    /// Node: a request that names a newer revision of the map than this OSD knows is executed.
+    /// Node: a request that carries a newer map revision than this OSD knows is executed.
     RevisionNotCompared,
-    /// Node: older sessions of an image are served though a newer one acts on a map that is not here.
+    /// Node: older sessions of an image are served although a newer session acts on a map that this
+    /// OSD does not have yet.
     OlderSessionServedOn,
     /// Node: a primary serves without its members' leases.
     ReadWithoutLease,
-    /// Node: a new primary begins before its own lease to an earlier one has run out.
+    /// Node: a new primary begins to serve before the lease that it gave to an earlier primary has
+    /// expired.
     LeaseNotWaitedOut,
-    /// Node: a primary whose map is behind keeps its leases.
+    /// Node: a primary with an outdated map keeps its leases.
     StaleRevisionAccepted,
-    /// Node: a store is opened again while operations of the one before are under way.
+    /// Node: a store is opened again while operations of its earlier instance are still in flight.
     StoreReopenedEarly,
-    /// Node: the disk counts as answering although a probe has not ended.
+    /// Node: the disk counts as responding although a probe has not completed.
     ProbeNotAwaited,
-    /// Node: a member takes part in an epoch before its leases to an earlier primary have run out.
+    /// Node: a member takes part in an epoch before the leases that it gave to an earlier primary
+    /// have expired.
     QueryAnsweredBeforeGrantsEnd,
-    /// Cluster: a whole map, as after a restart, is taken without its fences.
+    /// Cluster: a whole map, as sent after a restart, is applied without its fences.
     FencesLostByRestart,
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
     EndedSessionNotFenced,
-    /// Node: a credit is not used up by the writes that begin within it.
+    /// Node: writes that begin within a space credit do not reduce it.
     CreditNotCounted,
     /// PG: a write is answered before every acting member has it.
     AckBeforeMembers,
-    /// PG: a sync makes durable what the primary has, and asks no member.
+    /// PG: a sync makes only the primary's writes durable, without syncing the other members.
     SyncOfPrimaryAlone,
     /// PG: the mark passes writes that were answered but are not durable.
     MarkCountsUnflushed,
-    /// PG: a read does not wait for writes of its units that are under way.
+    /// PG: a read does not wait for unfinished writes of its units.
     ReadOfUnfinishedWrite,
-    /// PG: a learner is reported complete before it is filled.
+    /// PG: a learner is reported complete before its backfill has ended.
     LearnerCountedAsMember,
-    /// PG: tombstones go while members lack or are being filled.
+    /// PG: tombstones are dropped while members are missing or being backfilled.
     TombstoneDroppedEarly,
-    /// PG: versions continue in the epoch of the adopted writes: some are issued twice.
+    /// PG: new versions continue in the epoch of the adopted writes, so that some are issued twice.
     CounterReusedAfterRestart,
-    /// PG: what a returning member holds and was never adopted stays there.
+    /// PG: a returning member keeps writes that were never adopted.
     DivergenceKept,
-    /// PG: a filling goes on behind its cursor without bringing up what lies before it.
+    /// PG: a resumed backfill continues behind its cursor without updating the blocks before the
+    /// cursor.
     CursorTrusted,
-    /// PG: a copy for a learner does not wait for its turn among the writes of its block.
+    /// PG: a copy for a learner is not ordered with the writes of its block.
     FillOvertakesWrite,
-    /// PG: an epoch in which learners were filled without all members is activated when these come.
+    /// PG: an epoch in which learners were backfilled while members were missing is activated when
+    /// these members return.
     FilledEpochActivated,
-    /// Cluster: members of a PG that are down are counted among the minimum that must remain.
+    /// Cluster: members that are down are counted toward the minimum that a PG must keep.
     RemovedMemberStillCounted,
     /// Cluster: a learner enters the acting set without a report that it is complete.
     LearnerAddedWithoutReport,
-    /// Cluster: members leave the acting set though fewer than minimum size remain.
+    /// Cluster: members are removed from the acting set although fewer than the minimum size remain.
     MemberRemovedBelowMinimum,
-    /// Cluster: a member whose disk hangs counts among the minimum that must remain.
+    /// Cluster: a member whose disk hangs is counted toward the minimum that a PG must keep.
     StalledMemberCounted,
-    /// Cluster: members whose disks hang leave at once, without waiting for reports of others.
+    /// Cluster: members whose disks hang are removed at once, without waiting for reports of other
+    /// OSDs.
     StallsJudgedOneByOne,
-    /// Node: a difference in the copy of the state is taken and not noted.
+    /// Node: a change to the copy of the state is accepted but not recorded in a note.
     StateDifferenceLost,
-    /// Cluster: a restored state gives ids out again.
+    /// Cluster: after a restore of the state, ids are issued again.
     RestoredCounterNotRaised,
-    /// Cluster: a restored state takes PG entries of the store though OSDs have newer ones.
+    /// Cluster: a restore of the state keeps the state store's PG entries although OSDs have newer
+    /// ones.
     NewestEntryNotTaken,
-    /// Cluster: a lock is granted while other sessions have the image.
+    /// Cluster: a lock is granted while other sessions have the image open.
     LazyWithoutLock,
-    /// Volume: writes that were done but are not durable are not repeated in a new epoch.
+    /// Volume: acknowledged writes that are not durable are not replayed in a new epoch.
     ReplaySkipped,
-    /// Cluster: a transaction does not compare who leads.
+    /// Cluster: a transaction does not check which monitor leads.
     LeadershipNotCompared,
-    /// Cluster: a monitor takes leadership though another one's lease stands.
+    /// Cluster: a monitor takes leadership although another monitor's lease is still valid.
     LeadershipTakenOver,
-    /// Store: a pause of its whole host counts as time for which the disk did not answer.
+    /// Store: a pause of the whole host counts as time in which the disk did not respond.
     PauseCountedAsAge,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
-    /// PG: a filling that goes on forgets the blocks that were to be copied whole.
+    /// PG: a resumed backfill forgets the blocks that had to be copied whole.
     WholeForgotten,
-    /// Node: when a giver grants a shorter lease, it forgets the longer one before it.
+    /// Node: a giver that grants a shorter lease forgets the longer one before it.
     LeaseShortenedAtOnce,
-    /// Node: after a restart a giver waits as if it had only given leases of the default span.
+    /// Node: after a restart a giver waits as if it had given only leases of the default span.
     LongerLeaseForgotten,
-    /// Node: a session that was forgotten is served over a connection from before.
+    /// Node: a session that was already forgotten is served over an old connection.
     ForgottenSessionServed,
-    /// Cluster: a session that was closed while changes of it had no answer is not fenced.
+    /// Cluster: a session that was closed with unanswered changes is not fenced.
     UncleanCloseNotFenced,
     /// PG: a learner keeps its cursor without the blocks that are still to be copied whole.
     WholeNotKept,
-    /// Volume: a sync covers what was acknowledged while it was under way.
+    /// Volume: a sync is taken to cover writes that were acknowledged while it was in flight.
     SyncCoversLaterWrites,
-    /// PG: a listing takes blocks of equal versions for equal, also above what the learner has.
+    /// PG: a listing treats blocks of equal version as equal, even above the version up to which the
+    /// learner's blocks can be relied on.
     EqualVersionBelieved,
-    /// PG: a learner keeps what it has before its cursor as what it has of all blocks.
+    /// PG: a learner records the version it has reached before its cursor as reached for all blocks.
     CompleteWithCursor,
-    /// Cluster: a volume is attached beside a lazy holder whose connection is gone.
+    /// Cluster: a volume is attached although a lazy holder, whose connection is lost, still has it.
     AbsentHolderPassedOver,
 }
 
 impl Bug {
-    /// Those that seeds must find, with the names `sim` takes.
+    /// The bugs that seeds must find, by the names that `sim --planted` accepts.
     pub const ALL: &[(&'static str, Bug)] = &[
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
@@ -213,7 +222,7 @@ pub fn on(bug: Bug) -> bool {
     PLANTED.with(|planted| planted.get()) == Some(bug)
 }
 
-/// Whether the bug is switched on: never, in this build.
+/// Whether the bug is switched on; always false in this build.
 #[cfg(not(feature = "planted"))]
 pub const fn on(_bug: Bug) -> bool {
     false

@@ -1,9 +1,10 @@
-//! Seeds of tests that draw: fixed ones, or fresh ones by one variable for all of them.
+//! Seeds of randomised tests: fixed ones, or those of one environment variable for all tests.
 
 use std::ops::RangeInclusive;
 
-/// Seeds that a test runs: those of the environment's `SEEDS=A..B`, both ends included, else its
-/// own. Panics where the variable is no such range: it would hide that nothing fresh was run.
+/// Returns the seeds that a test runs: those of the environment variable `SEEDS=A..B`, both ends
+/// included, or `fixed` if it is not set. Panics if the variable is malformed; running `fixed`
+/// instead would hide that the chosen seeds did not run.
 pub fn seeds(fixed: RangeInclusive<u64>) -> RangeInclusive<u64> {
     match std::env::var("SEEDS") {
         Ok(text) => parse(&text).unwrap_or_else(|why| panic!("SEEDS: {why}")),
@@ -11,7 +12,7 @@ pub fn seeds(fixed: RangeInclusive<u64>) -> RangeInclusive<u64> {
     }
 }
 
-/// Reads `A..B`, both ends included.
+/// Parses `A..B`, both ends included.
 pub fn parse(text: &str) -> Result<RangeInclusive<u64>, String> {
     let wrong = || format!("{text:?} is no range of seeds: write A..B, as in 1..500");
     let (first, last) = text.split_once("..").ok_or_else(wrong)?;

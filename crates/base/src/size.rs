@@ -18,7 +18,7 @@ pub const TIB: u64 = 1 << 40;
 /// (A *sector* is the device's logical block, 512 or 4096 bytes.)
 pub const UNIT_SIZE: u64 = 4 * KIB;
 
-/// Size of a block: a power of two from 16 KiB to 1 MiB.
+/// Size of a block: a power of two from 16 KiB to 1 MiB, both included.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockSize {
     shift: u8,
@@ -48,17 +48,17 @@ impl BlockSize {
         Some(BlockSize { shift })
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.shift
     }
 
-    /// log2 of its size.
+    /// log2 of the size in bytes.
     pub const fn shift(self) -> u8 {
         self.shift
     }
 
-    /// Number of 4 KiB units in it: 4 to 256.
+    /// Number of 4 KiB units in a block: 4 to 256.
     pub const fn unit_count(self) -> u32 {
         1 << (self.shift - 12)
     }
@@ -93,8 +93,8 @@ impl fmt::Debug for BlockSize {
     }
 }
 
-/// A size in bytes. Shown as people say it, rounded: `14.5 GiB`. Read as people type it: `10GiB`, or
-/// digits alone for bytes. Decimal units are read, too, and made whole units of 4 KiB: `10GB` is
+/// A size in bytes. Displayed rounded: `14.5 GiB`. Parsed as people type it: `10GiB`, or digits alone
+/// for bytes. Decimal units are accepted, too, and rounded up to whole units of 4 KiB: `10GB` is
 /// 10,000,003,072 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub u64);

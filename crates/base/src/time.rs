@@ -1,10 +1,10 @@
-//! Time as logic sees it: nanoseconds on a clock that never goes back and counts suspend.
-//! Who applies an event reads the clock; logic only compares and adds.
+//! Time as logic sees it: nanoseconds on a clock that never goes back and counts suspend. The caller
+//! that applies an event reads the clock; logic only compares and adds.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 
-/// A moment, in nanoseconds since an arbitrary start that is the same for one process's life.
+/// A moment, in nanoseconds since an arbitrary start that is fixed for the life of a process.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -26,9 +26,9 @@ impl Time {
         self.0
     }
 
-    /// The span since `earlier`; zero if that is later.
+    /// The span since `earlier`; zero if `earlier` is after this moment.
     pub const fn since(self, earlier: Time) -> Duration {
-        // Times of different events are compared: their order is not given.
+        // Times of different events are compared, whose order is not known.
         crate::maybe!(self.0 < earlier.0);
         Duration(self.0.saturating_sub(earlier.0))
     }

@@ -1,29 +1,29 @@
-//! The content of a log line, without its time and its process: logic has no clock and no files, so it
-//! gives such an event to its owner as an effect.
+//! The content of a log line, without its time and its process. Logic has no clock and no files, so it
+//! returns such an event to its owner as an effect.
 //!
-//! An event is rare: the beginning or the end of a state, never one for each request. So logic makes
-//! it whatever the level is, and whoever writes lines drops those that nobody wants.
+//! Events are rare: they mark the beginning or end of a state, never a single request. So logic
+//! creates them at every level, and the writer of the log drops those below the chosen level.
 
 use std::fmt;
 
-/// How much a line matters. Each level has the lines of those before it.
+/// The importance of a line. A log at one level also contains the lines of the levels before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
-    /// Somebody has to do something.
+    /// Somebody must act.
     Error,
-    /// A fault that the cluster lives with.
+    /// A fault that the cluster handles by itself.
     Warn,
     /// A change that an operator may look for later.
     Info,
-    /// Steps in between, for finding the cause of a problem.
+    /// Intermediate steps, for finding the cause of a problem.
     Debug,
 }
 
 impl Level {
-    /// All, the most important first.
+    /// All levels, the most important first.
     pub const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
 
-    /// Its name, as settings and lines have it.
+    /// The name of the level in settings and log lines.
     pub const fn name(self) -> &'static str {
         match self {
             Level::Error => "error",
@@ -33,12 +33,12 @@ impl Level {
         }
     }
 
-    /// The level of a name.
+    /// The level with this name.
     pub fn named(name: &str) -> Option<Level> {
         Level::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// Its place in [`Level::ALL`].
+    /// The index of the level in [`Level::ALL`].
     pub const fn index(self) -> u8 {
         self as u8
     }
@@ -58,14 +58,14 @@ impl std::str::FromStr for Level {
     }
 }
 
-/// Something happened that is worth a line.
+/// An event that is worth a line in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceEvent {
-    /// How much it matters.
+    /// Its importance.
     pub level: Level,
-    /// What happened. The same words each time: a log can be searched for them.
+    /// What happened. Always the same words, so that a log can be searched for them.
     pub what: &'static str,
-    /// To whom it happened, and its numbers.
+    /// Details: the ids and numbers that the event concerns.
     pub fields: Vec<(&'static str, Field)>,
 }
 
@@ -99,17 +99,17 @@ impl TraceEvent {
         TraceEvent::new(Level::Debug, what)
     }
 
-    /// Without any value.
+    /// Creates an event without fields.
     pub fn new(level: Level, what: &'static str) -> TraceEvent {
         TraceEvent { level, what, fields: Vec::new() }
     }
 
-    /// With an id or a text.
+    /// Adds an id or a text.
     pub fn with(self, name: &'static str, text: impl fmt::Display) -> TraceEvent {
         self.and(name, Field::Text(text.to_string()))
     }
 
-    /// With a number.
+    /// Adds a number.
     pub fn number(self, name: &'static str, number: impl Into<u64>) -> TraceEvent {
         self.and(name, Field::Number(number.into()))
     }
@@ -120,7 +120,7 @@ impl TraceEvent {
         self
     }
 
-    /// With a list, unless it is empty.
+    /// Adds a list, unless it is empty.
     pub fn list<T: fmt::Display>(
         self,
         name: &'static str,
@@ -130,7 +130,7 @@ impl TraceEvent {
         if texts.is_empty() { self } else { self.with(name, texts.join(",")) }
     }
 
-    /// The text of a value.
+    /// Returns the value of a field as text.
     pub fn field(&self, name: &str) -> Option<String> {
         let found = self.fields.iter().find(|(known, _)| *known == name);
         found.map(|(_, field)| match field {
@@ -140,7 +140,7 @@ impl TraceEvent {
     }
 }
 
-/// What happened, then `name=value`; a text with blanks stands in quotes.
+/// Writes what happened, then `name=value` for each field; text with blanks is quoted.
 impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.what)?;

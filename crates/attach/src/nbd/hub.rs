@@ -45,7 +45,7 @@ use self::volumes::Volumes;
 use super::reply::{Replies, piece_length};
 use super::session::{Action, Command, Export, RefusalKind, Request, Session};
 
-/// How long a client may take to choose an export, from its connect or its last refusal.
+/// How long a client may take to choose an export, counted from its connect or last refusal.
 const CHOICE_TIME_MAX: Duration = Duration::from_secs(30);
 /// Most bytes read from a client that sends more while its question is open.
 const EARLY_INPUT_SIZE_MAX: usize = 256 << 10;
@@ -123,7 +123,7 @@ pub struct Hub {
     /// Open commands to a monitor, and the clients whose questions they answer.
     asking: BTreeMap<u64, (ConnectionId, Question)>,
     slow_clients: SlowClients,
-    /// Clients that have not chosen an export, by the end of their time.
+    /// Clients that have not chosen an export, by the end of their time to choose.
     choosing: BTreeSet<(Time, ConnectionId)>,
     is_ending: bool,
     core_effects: Vec<CoreEffect>,
@@ -216,7 +216,8 @@ impl Hub {
                 }
             }
             Event::Abandon => {
-                // A disconnected client retries with another server; it would take an error for final.
+                // A disconnected client retries with another server, but would treat an error as
+                // final.
                 for connection in self.clients.keys().copied().collect::<Vec<_>>() {
                     effects.push(Effect::Close(connection));
                     self.forget_client(now, connection, effects);
@@ -310,7 +311,7 @@ impl Hub {
         pause(client, is_early, connection, effects);
     }
 
-    /// Requests have ended: waiting clients continue, as far as there is room.
+    /// Lets waiting clients continue after requests have ended, as far as there is room.
     fn admit(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some(connection) = self.requests.next_waiting() {
             if let Some(client) = self.clients.get_mut(&connection) {
@@ -320,7 +321,7 @@ impl Hub {
         }
     }
 
-    /// Sets until when a client must choose an export; `None`: it has chosen.
+    /// Sets the end of a client's time to choose an export; `None`: it has chosen.
     fn await_choice(&mut self, connection: ConnectionId, until: Option<Time>) {
         let client = self.clients.get_mut(&connection).expect("the caller knows it");
         if let Some(before) = std::mem::replace(&mut client.choose_until, until) {
@@ -329,7 +330,7 @@ impl Hub {
         self.choosing.extend(until.map(|until| (until, connection)));
     }
 
-    /// The client has reached its bounds: stops reading from it until replies are sent.
+    /// Stops reading from a client that has reached its bounds, until replies are sent.
     fn hold_back(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let client = self.clients.get_mut(&connection).expect("looked at just now");
         pause(client, true, connection, effects);
@@ -459,7 +460,7 @@ impl Hub {
         effects.extend(net.into_iter().map(Effect::Net));
     }
 
-    /// A monitor answered a client's question.
+    /// Handles a monitor's answer to a client's question.
     fn on_answer(
         &mut self,
         now: Time,
@@ -725,7 +726,7 @@ fn reply(
     let cookie = running.cookie;
     match (running.wanted, result) {
         (Wanted::Data { offset, length, whole }, Ok(Answer::Data(pieces))) => {
-            // A reply of another length would shift all that follows on the connection.
+            // A reply of another length would misalign everything that follows on the connection.
             assert!(pieces.iter().map(piece_length).sum::<u64>() == u64::from(length));
             match (structured, whole) {
                 (false, _) => replies.simple_data(cookie, pieces),

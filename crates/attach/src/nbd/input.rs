@@ -23,7 +23,7 @@ impl Input {
         self.length
     }
 
-    /// The next `N` bytes, once so many are there; they stay in the queue.
+    /// Returns the next `N` bytes once they have arrived; leaves them in the queue.
     pub(crate) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         if self.length < N {
             return None;
@@ -41,7 +41,7 @@ impl Input {
         Some(bytes)
     }
 
-    /// Drops the next `length` bytes. Requires: so many are there.
+    /// Drops the next `length` bytes. Requires: they have arrived.
     pub(crate) fn skip(&mut self, mut length: usize) {
         assert!(length <= self.length);
         while length > 0 {
@@ -49,8 +49,8 @@ impl Input {
         }
     }
 
-    /// The next `length` bytes as one buffer; copied only if they came in several chunks.
-    /// Requires: so many are there.
+    /// Takes the next `length` bytes as one buffer; copies them only if they arrived in several
+    /// chunks. Requires: they have arrived.
     pub(crate) fn take(&mut self, length: usize, pool: &BufferPool) -> Buffer {
         assert!(length <= self.length);
         match self.chunks.front() {
@@ -74,7 +74,7 @@ impl Input {
         filled
     }
 
-    /// Up to `length` bytes of the first chunk. Requires: there is one.
+    /// Takes up to `length` bytes of the first chunk. Requires: the queue is not empty.
     fn pop(&mut self, length: usize) -> Buffer {
         let first = self.chunks.pop_front().expect("bytes remain");
         if first.len() <= length {

@@ -1,11 +1,11 @@
-//! Numbers of the NBD protocol (fixed newstyle), by the names its document gives them.
-//! All integers on the wire are big-endian.
+//! Numbers of the NBD protocol (fixed newstyle), under the names in its specification. All integers
+//! on the wire are big-endian.
 
 /// First bytes of the greeting.
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`: second word of the greeting, first of each option.
 pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// First word of an answer to an option.
+/// First word of a reply to an option.
 pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// First word of a request.
 pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -61,15 +61,15 @@ pub(crate) const CMD_TRIM: u16 = 4;
 pub(crate) const CMD_WRITE_ZEROES: u16 = 6;
 pub(crate) const CMD_BLOCK_STATUS: u16 = 7;
 
-/// Durable when it is answered.
+/// The change must be durable when it is answered.
 pub(crate) const CMD_FLAG_FUA: u16 = 1;
-/// Keep the space of what is zeroed.
+/// Keep the space of the zeroed range allocated.
 pub(crate) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 /// Answer a read in one chunk.
 pub(crate) const CMD_FLAG_DF: u16 = 1 << 2;
 /// One extent is enough.
 pub(crate) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
-/// Zero fast or not at all.
+/// Fail unless zeroing is fast.
 pub(crate) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 
 /// The last chunk of a structured reply.
@@ -81,7 +81,7 @@ pub(crate) const CHUNK_ERROR: u16 = (1 << 15) + 1;
 
 /// The only metadata context: which parts of an export are holes.
 pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
-/// The number we give it.
+/// The id that the server assigns to `base:allocation`.
 pub(crate) const BASE_ALLOCATION_ID: u32 = 1;
 /// `base:allocation`: takes no space.
 pub(crate) const STATE_HOLE: u32 = 1;
@@ -95,17 +95,17 @@ pub(crate) const OPTION_SIZE_MAX: u32 = 64 << 10;
 /// Longest name of an export, in bytes.
 pub(crate) const NAME_SIZE_MAX: usize = 4096;
 
-/// Errors of requests; the numbers are the protocol's, whatever the system's are.
+/// Errors of requests; the numbers are the protocol's, which may differ from the system's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {
     /// EPERM: the export is read-only.
     Permission = 1,
-    /// EIO: damaged, or not done in time.
+    /// EIO: the data is damaged, or the request timed out.
     Io = 5,
     /// EINVAL: the request breaks a rule.
     Invalid = 22,
     /// ENOSPC: no space, or beyond the end.
     NoSpace = 28,
-    /// ESHUTDOWN: the export goes away.
+    /// ESHUTDOWN: the export is no longer served.
     Shutdown = 108,
 }

@@ -13,7 +13,8 @@ const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long it may then take to detach volumes whose OSDs do not answer. The client core itself does not
 /// wait longer.
 const ABANDON_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long a monitor may then take to confirm that. `ashlar up` waits longer than all three together.
+/// How long a monitor may then take to confirm the end of the sessions. `ashlar up` waits longer than
+/// all three together.
 const PART_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Most clients at a time, if the limit on descriptors allows so many.
@@ -89,7 +90,8 @@ impl Server {
         let now = self.reactor.now();
         self.tell(now, Event::Abandon);
         self.serve_for(ABANDON_TIME_MAX, Hub::is_finished)?;
-        // So that the next client of a volume does not wait for a session that is over.
+        // Wait for the confirmation, so that the next client of a volume does not wait for a session
+        // that is over.
         self.serve_for(PART_TIME_MAX, Hub::is_parted)
     }
 
@@ -171,7 +173,8 @@ impl Server {
     }
 }
 
-/// Keeps a quarter of the descriptors for connections to the cluster and for the server itself.
+/// Returns the most clients at a time. Keeps a quarter of the descriptors for connections to the
+/// cluster and for the server itself.
 fn client_count_max(descriptor_limit: u64) -> usize {
     let left = descriptor_limit - descriptor_limit / 4;
     usize::try_from(left.min(CLIENT_COUNT_MAX)).expect("at most 1,024")

@@ -154,7 +154,7 @@ enum Payload {
     Whole(Buffer),
 }
 
-/// A question that the session cannot answer itself.
+/// A question that the session cannot answer on its own.
 enum Asked {
     List,
     /// INFO or GO, with the kinds of information wanted.
@@ -218,8 +218,8 @@ impl Session {
         }
     }
 
-    /// Lends the memory for the rest of the data of a write, and where in it the next bytes go. To be called
-    /// when `next` has returned `None`.
+    /// Lends the memory for the rest of the data of a write, and returns the offset in it of the next bytes.
+    /// Call it when `next` has returned `None`.
     pub fn lend(&mut self) -> Option<(BufferMut, usize)> {
         let Phase::Payload { data, .. } = &mut self.phase else { return None };
         assert!(self.input.len() == 0);
@@ -599,7 +599,7 @@ impl Session {
         Ok(())
     }
 
-    /// Answers with an error before anything was done; reads and extents get structured replies.
+    /// Answers a rejected request with an error; reads and extents get structured replies.
     fn request_error(&mut self, request: &Header, error: Errno) {
         let structured = matches!(request.command, CMD_READ | CMD_BLOCK_STATUS);
         if !(structured && self.structured) {
@@ -649,7 +649,7 @@ fn export_flags(export: Export, structured: bool) -> u16 {
     flags
 }
 
-/// Reads big-endian fields of a message in order.
+/// Parses the big-endian fields of a message in order.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -671,7 +671,7 @@ impl<'a> Fields<'a> {
         Some(u64::from_be_bytes(self.bytes(8)?.try_into().ok()?))
     }
 
-    /// A 32-bit length, and text of that length.
+    /// Reads a 32-bit length, and text of that length.
     fn text(&mut self) -> Option<String> {
         let length = self.u32()? as usize;
         name_of(self.bytes(length)?)
@@ -685,7 +685,7 @@ fn name_of(bytes: &[u8]) -> Option<String> {
     String::from_utf8(bytes.to_vec()).ok()
 }
 
-/// Name of the export and kinds of information wanted.
+/// Parses the name of the export and the kinds of information wanted.
 fn parse_information(data: &[u8]) -> Option<(String, Vec<u16>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
@@ -694,12 +694,13 @@ fn parse_information(data: &[u8]) -> Option<(String, Vec<u16>)> {
     fields.0.is_empty().then_some((name, wanted))
 }
 
-/// Name of the export and queries.
+/// Parses the name of the export and the queries.
 fn parse_meta_context(data: &[u8]) -> Option<(String, Vec<String>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
     let count = fields.u32()?;
-    // Each query has at least its length, so a wrong count ends with the data.
+    // Each query takes at least the 4 bytes of its length, so a wrong count fails at the end of the
+    // data.
     let queries = (0..count).map(|_| fields.text()).collect::<Option<Vec<String>>>()?;
     fields.0.is_empty().then_some((name, queries))
 }

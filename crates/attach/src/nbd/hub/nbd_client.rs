@@ -13,7 +13,7 @@ const CLIENT_REQUEST_COUNT_MAX: usize = 1024;
 /// A connected client.
 pub(super) struct Client {
     pub(super) session: Session,
-    /// Until when it must choose an export.
+    /// When its time to choose an export ends.
     pub(super) choose_until: Option<Time>,
     /// Its open command to a monitor.
     pub(super) ask: Option<u64>,
@@ -24,9 +24,10 @@ pub(super) struct Client {
     /// Bytes that may be unsent: those that waited at the last poll, and all sent since then.
     pub(super) sent_bytes: usize,
     is_paused: bool,
-    /// It stands in the list of those that wait for others.
+    /// Whether it is in the queue of clients that wait for room.
     pub(super) is_queued: bool,
-    /// Nothing more is read; the connection closes once its requests are answered.
+    /// Whether it is leaving: nothing more is read, and the connection closes once its requests are
+    /// answered.
     pub(super) is_leaving: bool,
 }
 
@@ -46,30 +47,30 @@ impl Client {
         }
     }
 
-    /// Whether it has as much in flight as it may.
+    /// Whether it has as much in flight as the bounds allow.
     pub(super) fn is_full(&self) -> bool {
         self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX
             || self.request_count >= CLIENT_REQUEST_COUNT_MAX
     }
 
-    /// Whether unsent replies keep it from going on.
+    /// Whether unsent replies prevent it from continuing.
     pub(super) fn waits_for_sends(&self) -> bool {
         self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX && self.sent_bytes > 0
     }
 
-    /// Whether no request of it is in flight.
+    /// Whether it has no request in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.request_count == 0
     }
 
-    /// A request of `weight` bytes begins.
+    /// Counts a new request of `weight` bytes.
     pub(super) fn on_begin(&mut self, weight: usize) {
         assert!(self.request_count < CLIENT_REQUEST_COUNT_MAX);
         self.request_count += 1;
         self.byte_count += weight;
     }
 
-    /// A request of `weight` bytes has ended; its reply has `reply_size` bytes.
+    /// Counts the end of a request of `weight` bytes; its reply has `reply_size` bytes.
     pub(super) fn on_end(&mut self, weight: usize, reply_size: usize) {
         assert!(self.request_count > 0);
         assert!(self.byte_count >= weight);
@@ -78,7 +79,7 @@ impl Client {
         self.sent_bytes += reply_size;
     }
 
-    /// Stops or starts reading from it. Returns whether that is a change.
+    /// Records whether reading from it is paused. Returns whether that has changed.
     pub(super) fn set_paused(&mut self, is_paused: bool) -> bool {
         std::mem::replace(&mut self.is_paused, is_paused) != is_paused
     }

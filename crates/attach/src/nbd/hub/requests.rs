@@ -17,7 +17,7 @@ pub(super) const BYTES_MAX: usize = 512 << 20;
 pub(super) struct Running {
     pub(super) connection: ConnectionId,
     pub(super) cookie: u64,
-    /// Bytes that it counts for.
+    /// Bytes that the request counts toward the bounds.
     pub(super) weight: usize,
     pub(super) wanted: Wanted,
 }
@@ -67,7 +67,7 @@ impl Requests {
         self.queue.push_back(client);
     }
 
-    /// Takes the first client off the queue, if there is room for a request of it.
+    /// Takes the first client off the queue, if there is room for another request.
     pub(super) fn next_waiting(&mut self) -> Option<ConnectionId> {
         if self.has_room() { self.queue.pop_front() } else { None }
     }

@@ -20,7 +20,7 @@ pub(super) struct Volumes {
 
 struct Volume {
     name: String,
-    /// Its turn has not come yet.
+    /// Whether it still waits for its turn to be attached.
     is_waiting: bool,
     attached: Option<Attached>,
     clients: BTreeSet<ConnectionId>,
@@ -63,8 +63,8 @@ impl Volumes {
         volume.clients.is_empty()
     }
 
-    /// The name to attach, if it is this volume's turn: no other volume of its name is left whose session
-    /// is not over.
+    /// Returns the name to attach, if it is this volume's turn: no other volume of its name has a session
+    /// that is not over. Returns it only once.
     pub(super) fn take_turn(
         &mut self,
         handle: VolumeHandle,
@@ -81,7 +81,7 @@ impl Volumes {
         std::mem::take(&mut volume.is_waiting).then(|| volume.name.clone())
     }
 
-    /// The volume is attached. Returns its clients.
+    /// Records that the volume is attached. Returns its clients.
     pub(super) fn on_attached(
         &mut self,
         handle: VolumeHandle,
@@ -93,14 +93,14 @@ impl Volumes {
         volume.clients.iter().copied().collect()
     }
 
-    /// The volume cannot be attached, and is removed. Returns its clients.
+    /// Removes a volume that cannot be attached. Returns its clients.
     pub(super) fn on_refused(&mut self, handle: VolumeHandle) -> Vec<ConnectionId> {
         self.withdraw(handle);
         let volume = self.by_handle.remove(&handle);
         volume.into_iter().flat_map(|volume| volume.clients).collect()
     }
 
-    /// The volume is detached. Returns the next volume of its name, whose turn may have come.
+    /// Removes a detached volume. Returns the next volume of its name, whose turn may have come.
     pub(super) fn on_detached(&mut self, handle: VolumeHandle) -> Option<VolumeHandle> {
         let volume = self.by_handle.remove(&handle)?;
         self.offered(&volume.name)
