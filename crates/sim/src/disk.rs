@@ -1,4 +1,4 @@
-//! A simulated disk: what survives a crash is drawn at random within the promises of the door.
+//! A simulated disk: what survives a crash is drawn at random, within the promises of `format::door`.
 //!
 //! ```text
 //!   submit ─▶ in flight ──complete──▶ cached (seen by reads, lost at will) ──flush──▶ medium
@@ -6,11 +6,12 @@
 //! ```
 //!
 //! Invariants
-//!   1. The medium is what every crash leaves. `cached` lists completed writes in the order they
-//!      completed; a crash keeps any subset of their sectors, the last one kept wins.
-//!   2. An entry of `cached` that is `pinned` (flushed, or written durably over an older cached
-//!      one) is kept by every crash. The first entry is never pinned.
-//!   3. A sector is never torn; a longer write is, at any sector.
+//!   1. The medium survives every crash. `cached` lists completed writes in the order of their
+//!      completion; a crash keeps any subset of their sectors, and of those kept for one place the
+//!      last wins.
+//!   2. Every crash keeps the entries of `cached` that are `pinned` (flushed, or written durably over
+//!      an older cached one). The first entry is never pinned.
+//!   3. A sector is never torn; a longer write may be torn at any sector.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,7 +23,7 @@ use crate::random::{Chance, Random};
 
 const PAGE_SIZE: u64 = 4096;
 
-/// A simulated disk. It is sparse: memory is used only for what was written.
+/// A simulated disk. Takes memory only for the pages that were written.
 pub struct SimDisk {
     sector_size: u64,
     medium: Vec<Option<Box<[u8]>>>,
@@ -31,11 +32,11 @@ pub struct SimDisk {
     completed_count: u64,
     /// For each page, the count of completed writes when it was last written.
     written_last: Vec<u64>,
-    /// Bytes that rot changed and that were not written since, with their present value.
+    /// Bytes that rot changed and that were not written since, with their current value.
     rotten: BTreeMap<u64, u8>,
-    /// Sectors that cannot be read until they are written.
+    /// Sectors that are unreadable until they are written.
     unreadable: BTreeSet<u64>,
-    /// The file system below, if the disk is a sparse file.
+    /// The underlying file system, if the disk is a sparse file.
     host: Option<Host>,
 }
 
@@ -50,7 +51,7 @@ struct Host {
 }
 
 impl Host {
-    /// Allocates space for pages, as far as there is any. `false`: not for all of them.
+    /// Allocates space for pages, as far as there is any. Returns whether all pages have space.
     fn take(&mut self, pages: Range<u64>, mut taken: impl FnMut(&mut Host, u64)) -> bool {
         for page in pages {
             if self.held[page as usize] {
@@ -77,7 +78,7 @@ fn pages_of(offset: u64, length: u64) -> Range<u64> {
     offset / PAGE_SIZE..(offset + length).div_ceil(PAGE_SIZE)
 }
 
-/// A completed write that is not, or not only, on the medium.
+/// A completed write that is still in the disk's cache.
 struct Written {
     offset: u64,
     data: Data,
@@ -130,21 +131,21 @@ enum InFlight {
 /// How a write fails silently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteFault {
-    /// It is reported as done but never happens.
+    /// The write is reported as done but never happens.
     Lost,
-    /// It is reported as done but happens at this position instead.
+    /// The write is reported as done but happens at another position.
     Misdirected {
-        /// In bytes; a multiple of the sector size.
+        /// The position in bytes; a multiple of the sector size.
         to: u64,
     },
 }
 
-/// What a crash did to writes.
+/// Counts what a crash did to writes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct CrashReport {
-    /// Writes that left nothing.
+    /// Writes of which nothing survived.
     pub lost: u64,
-    /// Writes that left only some of their sectors.
+    /// Writes of which only some sectors survived.
     pub torn: u64,
     /// Writes that were not flushed, or not even completed, but survived whole.
     pub kept: u64,
@@ -152,10 +153,10 @@ pub struct CrashReport {
     pub reordered: u64,
 }
 
-/// What kind of crash it is.
+/// The kind of a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Crash {
-    /// The power goes: every write that was not flushed may be lost.
+    /// The power fails: every write that was not flushed may be lost.
     Power,
     /// The process dies: completed writes stay in the disk's cache, unflushed; only those in
     /// flight may be lost.
@@ -163,7 +164,8 @@ pub enum Crash {
 }
 
 impl SimDisk {
-    /// A disk of zeros. Requires: the size is a multiple of 4 KiB, the sector 512 or 4096 bytes.
+    /// Creates a disk of zeros. Requires: the size is a multiple of 4 KiB, the sector size 512 or
+    /// 4096 bytes.
     pub fn new(size: u64, sector_size: u32) -> SimDisk {
         assert!(size.is_multiple_of(PAGE_SIZE));
         assert!(sector_size == 512 || sector_size == 4096);
@@ -180,8 +182,8 @@ impl SimDisk {
         }
     }
 
-    /// Makes it a sparse file that has space only before `data_offset`, on a file system with so
-    /// many free bytes. Or changes how many bytes are free.
+    /// Makes the disk a sparse file that has space only before `data_offset`, on a file system with
+    /// `free_bytes` free. Later calls only set the free bytes.
     pub fn set_host(&mut self, data_offset: u64, free_bytes: u64) {
         let pages = 0..self.medium.len() as u64;
         match &mut self.host {
@@ -193,7 +195,7 @@ impl SimDisk {
         }
     }
 
-    /// In bytes.
+    /// The size in bytes.
     pub fn size(&self) -> u64 {
         self.medium.len() as u64 * PAGE_SIZE
     }
@@ -235,8 +237,8 @@ impl SimDisk {
         assert!(offset + length <= self.size(), "{offset}+{length} is beyond the disk's end");
     }
 
-    /// Completes an operation, unless the file system has no space for it. `fault` applies to
-    /// writes only. Requires: it was submitted, and no crash has happened since.
+    /// Completes an operation, or fails it if the file system has no space for it. `fault` applies to
+    /// writes only. Requires: the operation was submitted, and no crash has happened since.
     pub fn complete(
         &mut self,
         op: DiskOp,
@@ -271,7 +273,8 @@ impl SimDisk {
                 }
             }
             InFlight::Reserve { .. } => {}
-            // What a discarded range holds is unspecified: sometimes zeros, sometimes the old.
+            // The content of a discarded range is unspecified: sometimes zeros, sometimes the old
+            // data.
             InFlight::Discard { offset, length } => {
                 if let Some(host) = &mut self.host {
                     pages_of(offset, length).for_each(|page| host.give(page));
@@ -291,7 +294,7 @@ impl SimDisk {
         DiskEvent::Done { op, result: Ok(()) }
     }
 
-    /// Allocates the space that an ending operation needs.
+    /// Allocates the space that a completing operation needs. Returns whether there was enough.
     fn has_space(&mut self, op: DiskOp) -> bool {
         let (Some(host), Some(ends)) = (&mut self.host, self.in_flight.get(&op)) else {
             return true;
@@ -315,7 +318,8 @@ impl SimDisk {
         }
     }
 
-    /// A power cut: space that was reserved recently and holds no data may be lost.
+    /// Applies a power cut to reservations: space that was reserved but not flushed, and holds no
+    /// data, may be lost.
     fn lose_reservations(&mut self, random: &mut Random) {
         let medium = &self.medium;
         if let Some(host) = &mut self.host {
@@ -327,8 +331,8 @@ impl SimDisk {
         }
     }
 
-    /// Ends an operation with an error. A write may have happened in part, and what a failed
-    /// flush left in the cache may be lost by the next crash.
+    /// Fails an operation. A write may have happened in part. A failed flush leaves its writes in the
+    /// cache, where the next crash may lose them.
     pub fn fail(&mut self, op: DiskOp, error: DiskError, random: &mut Random) -> DiskEvent {
         match self.in_flight.remove(&op).expect("an operation ends once") {
             InFlight::Read { buffer, .. } => {
@@ -365,7 +369,7 @@ impl SimDisk {
         }
     }
 
-    /// Moves pinned writes that nothing unpinned precedes to the medium.
+    /// Moves to the medium the pinned writes that no unpinned write precedes.
     fn settle(&mut self) {
         let pinned = self.cached.iter().take_while(|written| written.pinned).count();
         for written in self.cached.drain(..pinned).collect::<Vec<_>>() {
@@ -410,8 +414,8 @@ impl SimDisk {
         }
     }
 
-    /// What a read returns now: the medium, overlaid with the cache. While a write is in flight,
-    /// each of its sectors is old or new.
+    /// Reads the medium, overlaid with the cache. While a write is in flight, each of its sectors is
+    /// read old or new.
     fn read(&self, offset: u64, into: &mut [u8], random: &mut Random) {
         self.read_cached(offset, into);
         for in_flight in self.in_flight.values() {
@@ -443,13 +447,14 @@ impl SimDisk {
         }
     }
 
-    /// The bytes at `offset` that a process would see if it started now. Requires: nothing is in flight.
+    /// Reads the bytes at `offset` that a process would see if it started now. Requires: nothing is in
+    /// flight.
     pub fn peek(&self, offset: u64, into: &mut [u8]) {
         assert!(self.in_flight.is_empty());
         self.read_cached(offset, into);
     }
 
-    /// Ends every operation in flight as a crash does. No event of it follows.
+    /// Crashes: ends every operation in flight, without an event, and draws what survives.
     pub fn crash(&mut self, crash: Crash, random: &mut Random) -> CrashReport {
         let mut report = CrashReport::default();
         let mut in_flight: Vec<InFlight> =
@@ -482,7 +487,7 @@ impl SimDisk {
         report
     }
 
-    /// Puts what survived a crash where the next process finds it.
+    /// Stores what survived a crash where the next process finds it.
     fn settle_kept(&mut self, crash: Crash, kept: Vec<(u64, Data)>) {
         for (offset, data) in kept {
             match crash {
@@ -546,12 +551,13 @@ impl SimDisk {
         self.unreadable.len()
     }
 
-    /// Makes all sectors readable again. Whether any was not.
+    /// Makes all sectors readable again. Returns whether any was unreadable.
     pub fn mend_sectors(&mut self) -> bool {
         !std::mem::take(&mut self.unreadable).is_empty()
     }
 
-    /// Flips bits of one byte, on the medium and in the cache. Requires: no write to it is in flight.
+    /// Flips the bits `mask` of one byte, on the medium and in the cache. Requires: no write to the
+    /// byte is in flight.
     pub fn rot(&mut self, offset: u64, mask: u8) {
         assert!(mask != 0);
         let start = offset - offset % self.sector_size;
@@ -560,7 +566,7 @@ impl SimDisk {
         let byte = &mut sector[(offset - start) as usize];
         *byte ^= mask;
         self.rotten.insert(offset, *byte);
-        // The page keeps its age: nobody wrote it.
+        // The page keeps the count of its last write: rot is not a write.
         let page = (offset / PAGE_SIZE) as usize;
         let age = self.written_last[page];
         let data = Data::Bytes(vec![BufferPool::default().copy_of(&sector)]);
@@ -568,7 +574,7 @@ impl SimDisk {
         self.written_last[page] = age;
     }
 
-    /// Flips the bits back, unless the byte was written since.
+    /// Flips the bits `mask` back, unless the byte was written since.
     pub fn heal(&mut self, offset: u64, mask: u8) {
         let mut byte = [0];
         self.read_cached_byte(offset, &mut byte);
@@ -585,7 +591,7 @@ impl SimDisk {
         into[0] = sector[(offset - start) as usize];
     }
 
-    /// Whether no write to the page is in flight.
+    /// Whether no write or discard of the page at this position is in flight.
     pub fn is_quiet(&self, page: u64) -> bool {
         self.in_flight.values().all(|operation| match operation {
             InFlight::Write { offset, data, .. } => {
@@ -598,7 +604,7 @@ impl SimDisk {
         })
     }
 
-    /// Writes completed so far.
+    /// The count of completed writes; some discards and reservations count, too.
     pub fn completed_count(&self) -> u64 {
         self.completed_count
     }
@@ -608,7 +614,7 @@ impl SimDisk {
         self.written_last[(page / PAGE_SIZE) as usize]
     }
 
-    /// Pages of the disk that hold anything but zeros, as positions in bytes.
+    /// Pages on the medium that were written with data other than zeros, as positions in bytes.
     pub fn written_pages(&self) -> impl Iterator<Item = u64> + '_ {
         self.medium
             .iter()
@@ -618,7 +624,7 @@ impl SimDisk {
     }
 }
 
-/// Copies the sectors of a write that `choose` takes (by position) over what was read.
+/// Copies onto the data that was read those sectors of a write that `choose` accepts, by position.
 fn overlay(
     start: u64,
     data: &Data,

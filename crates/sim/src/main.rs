@@ -13,19 +13,19 @@ use rustix::time::{ClockId, clock_gettime};
 use sim::outcome::{Outcome, Run};
 use sim::tally::Tally;
 
-/// Seeds from which on every kind of fault must have happened.
+/// Number of seeds from which on every kind of fault must have happened.
 const SEED_COUNT_FOR_ALL_FAULTS: u64 = 500;
 
-/// The fewest operations of a seed: a run with fewer proves too little.
+/// A seed fails with fewer operations than this: such a run proves too little.
 const SEED_OPERATION_COUNT_MIN: u64 = 1000;
 
-/// The fewest faults of a seed.
+/// A seed fails with fewer faults than this.
 const SEED_FAULT_COUNT_MIN: u64 = 5;
 
-/// How many finds of one run are printed; the rest are counted.
+/// How many finds of one run are printed; further ones are only counted.
 const FIND_COUNT_PRINTED: u64 = 12;
 
-/// Threads; each runs whole seeds.
+/// Number of threads; each runs whole seeds.
 const THREAD_COUNT: usize = 2;
 
 /// Simulates whole stores and clusters with faults, and checks that they keep their promises. The
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints the CPU time of the run. Whether it is within the limit.
+/// Prints the CPU time of the run. Returns whether it is within the limit.
 fn is_cheap(minutes_max: Option<u64>) -> bool {
     let seconds = clock_gettime(ClockId::ProcessCPUTime).tv_sec.cast_unsigned();
     println!("CPU: {} min {:02} s", seconds / 60, seconds % 60);
@@ -134,7 +134,8 @@ fn is_cheap(minutes_max: Option<u64>) -> bool {
     is_cheap
 }
 
-/// A panic in the code under test is reported as a find.
+/// Records the place of a panic instead of printing it: a panic in the code under test is reported as
+/// a find.
 fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
@@ -173,8 +174,8 @@ fn run_caught(part: Part, run: Run) -> Outcome {
     })
 }
 
-/// Runs the seeds on all threads and gives each outcome to `each`, in the order of the seeds,
-/// until it says to stop.
+/// Runs the seeds on all threads and passes each outcome to `each`, in the order of the seeds, until
+/// `each` returns false.
 fn run_seeds(
     part: Part,
     seeds: RangeInclusive<u64>,
@@ -211,7 +212,7 @@ fn run_seeds(
     });
 }
 
-/// Runs a part. Whether nothing was found.
+/// Runs the seeds of a part. Returns whether nothing was found and every kind of fault happened.
 fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
     let mut total = part.tally();
     let mut finds = 0u64;
@@ -286,7 +287,7 @@ fn look_for_planted(
         .to_string())
 }
 
-/// The part that must find a bug.
+/// Returns the part that must find a bug.
 #[cfg(feature = "planted")]
 fn part_of(bug: base::planted::Bug) -> Part {
     use base::planted::Bug;
@@ -306,8 +307,8 @@ fn part_of(bug: base::planted::Bug) -> Part {
     }
 }
 
-/// Runs seeds with each bug until one finds it that finds nothing without the bug; whether all were
-/// found.
+/// For each bug runs seeds until one finds the bug and finds nothing without it. Returns whether all
+/// bugs were found.
 #[cfg(feature = "planted")]
 fn look_for_planted(
     name: &str,

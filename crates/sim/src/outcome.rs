@@ -16,8 +16,8 @@ pub struct Run {
 pub struct Outcome {
     /// The hash of the trace: the same for the same seed.
     pub hash: u64,
-    /// What was done.
+    /// Operations, faults and consequences of the run.
     pub tally: Tally,
-    /// `Err`: a text about what was found.
+    /// `Err`: a description of the violation that was found.
     pub result: Result<(), String>,
 }

@@ -1,10 +1,10 @@
-//! The data that the simulator writes: the bytes of a unit encode one number.
+//! The data that the simulator writes: the bytes of a unit encode one number, its value.
 
 use base::UNIT_SIZE;
 
-/// Fills one unit, or a part of it that is a multiple of 16 bytes, so that it names `value`.
-/// `place` makes the same value look different in another place. Requires: `value` is not 0,
-/// which stands for zeros.
+/// Fills one unit, or a part of one that is a multiple of 16 bytes, with the encoding of `value`.
+/// `place` makes the encoding differ from place to place. Requires: `value` is not 0, which means
+/// zeros.
 pub fn fill(bytes: &mut [u8], value: u64, place: u64) {
     assert!(value != 0);
     let mut word = start(value, place);
@@ -17,8 +17,8 @@ pub fn fill(bytes: &mut [u8], value: u64, place: u64) {
     }
 }
 
-/// The value that the bytes name, or 0 for zeros; `None` if they are nothing that [`fill`] wrote
-/// to this place.
+/// Returns the value that the bytes encode, or 0 for zeros; `None` if [`fill`] cannot have written
+/// them for this place.
 pub fn value_of(bytes: &[u8], place: u64) -> Option<u64> {
     let (pairs, rest) = bytes.as_chunks::<16>();
     assert!(rest.is_empty());

@@ -1,6 +1,6 @@
 //! Random numbers: one stream for each subsystem of a run, all from one seed.
 //!
-//! Streams are independent, so that one more draw in the workload does not change every fault.
+//! Streams are independent, so that an additional draw in the workload does not change every fault.
 
 use std::ops::Range;
 
@@ -27,9 +27,10 @@ impl Chance {
 pub struct Random(Xoshiro256PlusPlus);
 
 impl Random {
-    /// The stream called `subsystem` of a seed.
+    /// Creates the stream named `subsystem` of a seed.
     pub fn new(seed: u64, subsystem: &str) -> Random {
-        // The frozen stripe hash serves as a mixer for the name; quality comes from the generator.
+        // The frozen stripe hash mixes the name; the generator provides the quality of the
+        // randomness.
         let name = subsystem.bytes().fold(1u32, |sum, byte| {
             let id = ImageId::new(sum.max(1)).expect("not 0");
             stripe_hash(id, StripeIndex::new(u32::from(byte)))
@@ -48,7 +49,7 @@ impl Random {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// A number of the range. Requires: it is not empty.
+    /// A number in the range. Requires: the range is not empty.
     pub fn range(&mut self, range: Range<u64>) -> u64 {
         assert!(range.start < range.end);
         range.start + self.below(range.end - range.start)
@@ -59,17 +60,17 @@ impl Random {
         self.below(count as u64) as usize
     }
 
-    /// Whether it happens this time, drawn anew.
+    /// Draws whether an event with this probability happens.
     pub fn chance(&mut self, chance: Chance) -> bool {
         chance.0 > 0 && self.below(1_000_000) < u64::from(chance.0)
     }
 
-    /// One of them. Requires: there is one.
+    /// One of the elements. Requires: the slice is not empty.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.index(of.len())]
     }
 
-    /// Index of a weight, drawn in proportion to it. Requires: their sum is not 0.
+    /// Index of a weight, drawn in proportion to the weights. Requires: their sum is not 0.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
         let mut left = self.below(sum);
@@ -82,7 +83,7 @@ impl Random {
         unreachable!("the draw is below the sum of the weights")
     }
 
-    /// Puts them into a random order.
+    /// Puts the items into a random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.index(last + 1);
@@ -90,8 +91,8 @@ impl Random {
         }
     }
 
-    /// A number of the range whose logarithm is even: small ones as often as large ones.
-    /// Requires: the range is not empty and begins above 0.
+    /// A number in the range whose logarithm is evenly distributed, so that each order of magnitude
+    /// is equally likely. Requires: the range is not empty and begins above 0.
     pub fn scale(&mut self, range: Range<u64>) -> u64 {
         assert!(range.start > 0);
         assert!(range.start < range.end);

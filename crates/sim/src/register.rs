@@ -1,8 +1,9 @@
-//! Linearizability of one register (a unit of a volume) from the history of its operations.
+//! Checks the linearizability of one register (a unit of a volume) from the history of its
+//! operations.
 //!
-//! Every written value is unique but for zero, which discards write. A moment is a number that
-//! grows with each event of the run; an operation takes effect between its `from` and `to`, and
-//! one that was never answered has no `to`: it may take effect at any time later, or never.
+//! Every written value is unique, except zero, which discards write. A moment is a number that grows
+//! with each event of the run. An operation takes effect between its `from` and `to`. An operation
+//! that was never answered has no `to`: it may take effect at any later time, or never.
 //!
 //! A write that was sent again after a failure (`repeated`) may take effect more than once, but
 //! never after its answer; every other write takes effect once.
@@ -14,23 +15,23 @@
 //!   write C          |-|                 C's would lie inside it: refused
 //! ```
 //!
-//! How: a value that is read after all moments at which it could have been written must have held
-//! in between: a *zone*. There is an order of all operations exactly if no two zones of different
-//! values touch and every other operation has a moment outside the zones of other values.
+//! Method: a value that is read after all moments at which it could have been written must have held
+//! in between: a *zone*. An order of all operations exists exactly if no two zones of different
+//! values overlap and every other operation has a moment outside the zones of other values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// A point in the run; grows with each event.
+/// A point in the run; increases with each event.
 pub type Moment = u64;
 
-/// What a register holds: zero, or the number of the one write that wrote it.
+/// The content of a register: zero, or the number of the one write that wrote it.
 pub type Value = u64;
 
-/// No end: the operation was never answered.
+/// The end of an operation that was never answered.
 pub const NEVER: Moment = Moment::MAX;
 
-/// The history of one register, which held zero at first.
+/// The history of one register, which holds zero at first.
 #[derive(Clone, Default, Debug)]
 pub struct History {
     writes: Vec<Write>,
@@ -38,10 +39,10 @@ pub struct History {
     leftover: Option<Leftover>,
 }
 
-/// What a register may hold when its history begins after a loss.
+/// What a register may hold when its history begins after a loss of data.
 #[derive(Clone, Debug)]
 struct Leftover {
-    /// One of these,
+    /// One of these values,
     values: BTreeSet<Value>,
     /// or zero.
     or_zero: bool,
@@ -55,7 +56,7 @@ struct Write {
     from: Moment,
     to: Moment,
     repeated: bool,
-    /// It took effect at least once: it was answered as done.
+    /// Whether it certainly took effect: it was answered as done.
     happened: bool,
 }
 
@@ -66,33 +67,33 @@ struct Read {
     to: Moment,
 }
 
-/// Why there is no order of a history's operations.
+/// Why no valid order of a history's operations exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Violation {
-    /// A value was read that nobody had written by then.
+    /// A value was read that no write had written by then.
     FromNowhere {
-        /// Which.
+        /// The value.
         value: Value,
-        /// When the read was asked and answered.
+        /// When the read was requested and answered.
         read: (Moment, Moment),
     },
-    /// Two values had to be held at the same time.
+    /// Two values must have held at the same time.
     Overlap {
-        /// The value that was read late, and from when until when it had to be held.
+        /// The value that was read late, and the time from and to which it must have held.
         held: (Value, Moment, Moment),
-        /// The other value, and likewise.
+        /// The other value, and the time from and to which it must have held.
         other: (Value, Moment, Moment),
     },
-    /// An operation on another value lies wholly within the time a value had to be held.
+    /// An operation on another value lies entirely within the time in which a value must have held.
     Inside {
-        /// The value that was read late, and from when until when it had to be held.
+        /// The value that was read late, and the time from and to which it must have held.
         held: (Value, Moment, Moment),
-        /// The value that was written or read within, and when.
+        /// The value that was written or read within that time, and when.
         other: (Value, Moment, Moment),
     },
-    /// Zero was read when nothing but other values can have held.
+    /// Zero was read when only other values can have held.
     NotZero {
-        /// When the read was asked and answered.
+        /// When the read was requested and answered.
         read: (Moment, Moment),
     },
 }
@@ -119,7 +120,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// From when until when a value must have held.
+/// The time from and to which a value must have held.
 #[derive(Clone, Copy, Debug)]
 struct Zone {
     value: Value,
@@ -134,17 +135,17 @@ impl Zone {
 }
 
 impl History {
-    /// One that begins after a loss at `from`: the register holds zero or any one value that it
-    /// had before. No operation takes effect at `from` or the moment behind it.
+    /// Creates a history that begins after a loss of data at `from`: the register holds zero or any
+    /// one value that it held before. No operation takes effect at `from` or at the moment after it.
     pub fn after_loss(before: impl IntoIterator<Item = Value>, from: Moment) -> History {
         let leftover = Leftover { values: before.into_iter().collect(), or_zero: true, from };
         History { leftover: Some(leftover), ..History::default() }
     }
 
-    /// One that begins at `now`, when of the writes that were asked at these moments any may be
-    /// gone: the register holds what they or others wrote that no later write replaced which is not
-    /// among them. No operation takes effect at `now` or the moment behind it. `None`: there is
-    /// only one such value.
+    /// Creates the history that begins at `now`, when any of the writes requested at the moments
+    /// `lost` may be gone. The register may then hold any value that no later write, other than those
+    /// in `lost`, has certainly replaced. No operation takes effect at `now` or at the moment after
+    /// it. `None`: only one such value exists.
     pub fn after_power_loss(&self, lost: &BTreeSet<Moment>, now: Moment) -> Option<History> {
         let safe = self.writes.iter().filter(|write| write.happened && !lost.contains(&write.from));
         let safe = safe.map(|write| write.from).max().unwrap_or(0);
@@ -164,39 +165,41 @@ impl History {
         (!is_sure).then(|| History { leftover: Some(leftover), ..History::default() })
     }
 
-    /// Every value that it may have held.
+    /// Every value that the register may have held.
     pub fn values(&self) -> impl Iterator<Item = Value> + '_ {
         let left = self.leftover.iter().flat_map(|leftover| leftover.values.iter().copied());
         self.writes.iter().map(|write| write.value).chain(left)
     }
 
-    /// A write, or a discard (value 0). `to` is [`NEVER`] if it was not answered; `repeated` if
-    /// it may have been sent more than once.
+    /// Adds a write, or a discard (value 0). `to` is [`NEVER`] if it was not answered; `repeated`
+    /// says that it may have been sent more than once.
     pub fn write(&mut self, value: Value, from: Moment, to: Moment, repeated: bool) {
         assert!(from < to);
         self.writes.push(Write { value, from, to, repeated, happened: to != NEVER });
     }
 
-    /// A write that failed: between `from` and `to` it took effect any number of times, or never.
+    /// Adds a write that failed: between `from` and `to` it took effect any number of times, or
+    /// never.
     pub fn failed_write(&mut self, value: Value, from: Moment, to: Moment) {
         assert!(from < to);
         self.writes.push(Write { value, from, to, repeated: true, happened: false });
     }
 
-    /// The write that was asked at `from` and counts as failed is answered as done: it took effect.
+    /// Records that the write requested at `from`, so far counted as failed, was answered as done: it
+    /// took effect.
     pub fn confirm(&mut self, from: Moment, repeated: bool) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.from == from) {
             (write.happened, write.repeated) = (true, repeated);
         }
     }
 
-    /// An answered read.
+    /// Adds an answered read.
     pub fn read(&mut self, value: Value, from: Moment, to: Moment) {
         assert!(from < to);
         self.reads.push(Read { value, from, to });
     }
 
-    /// The history for people: its operations by their start.
+    /// The history as text: its operations in order of their start.
     pub fn table(&self) -> String {
         let end = |to: Moment| if to == NEVER { "never".to_string() } else { to.to_string() };
         let writes = self.writes.iter().map(|write| {
@@ -215,7 +218,7 @@ impl History {
         lines.into_iter().map(|(_, line)| line + "\n").collect()
     }
 
-    /// Looks for an order of all operations. Takes O(n log n).
+    /// Checks that a valid order of all operations exists. Takes O(n log n).
     pub fn check(&self) -> Result<(), Violation> {
         if let Some(left) = self.left() {
             let mut history = History { leftover: None, ..self.clone() };
@@ -225,7 +228,7 @@ impl History {
         let mut clusters = self.clusters()?;
         let zeros = clusters.remove(&0).expect("the register held zero at first");
         let mut zones = Vec::new();
-        // (value, from, to): some moment in it, both ends included, is the value's.
+        // (value, from, to): at some moment from `from` to `to`, both included, the value held.
         let mut wants = Vec::new();
         for (value, cluster) in &clusters {
             cluster.demands(*value, &mut zones, &mut wants);
@@ -238,21 +241,23 @@ impl History {
         zeros.check(&zones)
     }
 
-    /// The value that a loss left, as a write: nobody wrote it since. One that is read, if any is.
+    /// Returns the value that a loss left behind, as a write: a value that no later write wrote,
+    /// preferably one that was read.
     fn left(&self) -> Option<Write> {
         let Leftover { values, or_zero, from } = self.leftover.as_ref()?;
         let may_be = |value: &Value| {
             values.contains(value) && !self.writes.iter().any(|write| write.value == *value)
         };
         let read = self.reads.iter().map(|read| read.value).find(may_be);
-        // It was none of those that were read since: any other one, if not zero.
+        // None of the possible values was read since, so any other one will do, unless zero is
+        // possible.
         let unread = || values.iter().copied().find(may_be).filter(|_| !or_zero);
         let value = read.or_else(unread)?;
         let to = from + 1;
         (value != 0).then_some(Write { value, from: *from, to, repeated: false, happened: true })
     }
 
-    /// Operations by value, with the write of the first zero.
+    /// Groups the operations by value, and adds the write of the initial zero.
     fn clusters(&self) -> Result<BTreeMap<Value, Cluster>, Violation> {
         let mut clusters: BTreeMap<Value, Cluster> = BTreeMap::new();
         let first = Write { value: 0, from: 0, to: 0, repeated: false, happened: true };
@@ -281,13 +286,13 @@ struct Cluster {
 type Want = (Value, Moment, Moment);
 
 impl Cluster {
-    /// What a unique value demands. Requires: one write.
+    /// Adds the zone and the wants of a unique value. Requires: one write.
     fn demands(&self, value: Value, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) {
         assert_eq!(self.writes.len(), 1, "a value other than zero is written once");
         let write = self.writes[0];
         let last_from = self.reads.iter().map(|read| read.from).max();
         if !write.repeated {
-            // It takes effect once: all its operations share one stretch of time.
+            // It takes effect once: one interval of holding explains all its operations.
             let from = self.reads.iter().map(|read| read.to).fold(write.to, Moment::min);
             let to = last_from.unwrap_or(0).max(write.from);
             if from < to {
@@ -311,16 +316,16 @@ impl Cluster {
     }
 }
 
-/// Zero, which many may write. Each read of it is explained by the write that demands least: any
-/// one at the same time, or else the last one before it.
+/// Zero, which many writes may write. Each read of zero is explained by the write that constrains the
+/// order least: any concurrent one, or else the last one before the read.
 struct Zeros {
     writes_by_end: Vec<Write>,
-    /// Reads that a write at the same time may explain.
+    /// Reads that a concurrent write may explain.
     reads: Vec<Read>,
 }
 
 impl Zeros {
-    /// Adds what zero demands, but for reads that have a choice.
+    /// Adds the zones and wants of zero, except for reads that have a choice.
     fn new(cluster: Cluster, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) -> Zeros {
         let Cluster { writes: mut writes_by_end, mut reads } = cluster;
         writes_by_end.sort_unstable_by_key(|write| write.to);
@@ -357,7 +362,7 @@ impl Zeros {
     }
 }
 
-/// Zones in order of time; no two touch.
+/// Zones in order of time; no two of different values overlap.
 struct Zones(Vec<Zone>);
 
 impl Zones {
@@ -371,7 +376,7 @@ impl Zones {
         Ok(Zones(zones))
     }
 
-    /// Refuses a stretch of time that lies wholly within the zone of another value.
+    /// Rejects an interval that lies entirely within the zone of another value.
     fn allow(&self, want: Want) -> Result<(), Violation> {
         let (value, from, to) = want;
         let next = self.0.partition_point(|zone| zone.from <= from);
@@ -382,7 +387,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Whether one more zone fits between the others.
+    /// Whether another zone fits between the existing ones.
     fn allow_zone(&self, new: Zone) -> bool {
         let next = self.0.partition_point(|zone| zone.from < new.to);
         self.0[..next].last().is_none_or(|zone| zone.to <= new.from || zone.value == new.value)

@@ -1,5 +1,5 @@
-//! Totals of a run: what was done, and which faults happened. A kind that never happens in many seeds means that
-//! the simulator no longer tries it.
+//! Totals of a run: the operations, and the faults that happened. If a kind never happens in many seeds, the
+//! simulator no longer tries it.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use std::collections::BTreeMap;
 pub struct Counts(BTreeMap<&'static str, u64>);
 
 impl Counts {
-    /// All counts are zero.
+    /// Creates counts of zero with these names.
     pub fn new(names: &[&'static str]) -> Counts {
         Counts(names.iter().map(|name| (*name, 0)).collect())
     }
 
-    /// Adds `count` to one. Requires: the name is known.
+    /// Adds to the count with this name. Requires: the name is known.
     pub fn add(&mut self, name: &'static str, count: u64) {
         *self.0.get_mut(name).expect("every name is known beforehand") += count;
     }
 
-    /// The count of one. Requires: the name is known.
+    /// Returns the count with this name. Requires: the name is known.
     pub fn get(&self, name: &'static str) -> u64 {
         self.0[name]
     }
@@ -35,12 +35,12 @@ impl Counts {
         }
     }
 
-    /// Names that never happened.
+    /// Names whose count is zero.
     pub fn missing(&self) -> Vec<&'static str> {
         self.0.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name).collect()
     }
 
-    /// In order of their names.
+    /// All names and counts, in order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.0.iter().map(|(name, count)| (*name, *count))
     }
@@ -53,12 +53,12 @@ pub struct Tally {
     pub operations: Counts,
     /// Faults, by kind.
     pub faults: Counts,
-    /// What followed from them, by kind.
+    /// Consequences of operations and faults, by kind.
     pub consequences: Counts,
 }
 
 impl Tally {
-    /// Zero of each.
+    /// Creates a tally with all counts at zero.
     pub fn new(
         operations: &[&'static str],
         faults: &[&'static str],
@@ -71,7 +71,7 @@ impl Tally {
         }
     }
 
-    /// Adds another run's.
+    /// Adds the counts of another run.
     pub fn merge(&mut self, other: &Tally) {
         self.operations.merge(&other.operations);
         self.faults.merge(&other.faults);

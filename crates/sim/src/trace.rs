@@ -12,7 +12,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// An empty one; `verbose` prints every line.
+    /// Creates an empty trace; `verbose` prints every line.
     pub fn new(verbose: bool) -> Trace {
         Trace { hash: 0xcbf2_9ce4_8422_2325, verbose, line: String::new() }
     }
@@ -32,8 +32,8 @@ impl Trace {
         }
     }
 
-    /// Prints a line that a process writes to its log. The hash does not see it: a run with other
-    /// lines is the same run.
+    /// Prints a line that a process writes to its log. The line is not hashed: log lines do not count
+    /// as part of the run.
     pub fn log(&self, now: Time, process: impl fmt::Debug, event: &TraceEvent) {
         if self.verbose {
             println!("{now:?} {process:?} logs {}: {event}", event.level);

@@ -34,7 +34,8 @@ impl World {
             (Asked::Change { key, order }, Err(StoreError::Full)) => {
                 self.tally.faults.add("store full", 1);
                 self.model.refuse(key, order)?;
-                // Its PG goes on in another epoch: nothing of this one is taken behind it.
+                // The PG continues in a new epoch: it takes no more writes in the old one after the
+                // refused one.
                 self.epoch = self.epoch.next();
             }
             (Asked::Note { key, order }, Ok(Answer::Durable)) => {
@@ -79,7 +80,8 @@ impl World {
             || self.store().space().full
     }
 
-    /// `values` has one item for each unit. `None`: nothing is known about it.
+    /// Checks the version and values that a read returned. `values` has one item for each unit;
+    /// `None`: not checked.
     fn check_read(
         &mut self,
         key: BlockKey,
@@ -143,7 +145,7 @@ impl World {
         self.check_read(key, 0..size.unit_count(), expected, version, &values)
     }
 
-    /// Tells the model values that it did not know, unless a later change has replaced them.
+    /// Records in the model values that it did not know, unless a later change has replaced them.
     fn learn(
         &mut self,
         key: BlockKey,
@@ -250,7 +252,7 @@ impl World {
         Err(format!("unit {unit} of {key:?} is {is}; its extents say otherwise"))
     }
 
-    /// The store is open again: it must have kept everything that was certain.
+    /// Handles the opening of the store, which must have kept everything that was certain.
     pub(super) fn opened(&mut self) -> Result<(), String> {
         let report = self.store().recovery_report();
         self.trace.line(format_args!("{:?} opened: {report:?}", self.now));
@@ -284,7 +286,7 @@ impl World {
         Ok(())
     }
 
-    /// The store reports PGs that may have lost acknowledged writes. Only damage may cause that.
+    /// Returns the PGs that the store reports as suspect. Only damage may cause that.
     fn suspects(&mut self) -> Result<Vec<base::PgId>, String> {
         let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
         let suspects: Vec<base::PgId> =
@@ -296,7 +298,8 @@ impl World {
         Ok(suspects)
     }
 
-    /// What recovery dropped is a tail of its PG, or lies at or after the hole that the store states.
+    /// Checks that what recovery dropped is a tail of its PG, or lies at or after the hole that the
+    /// store reports.
     fn check_facts(&self, lost: &[(base::PgId, Version)]) -> Result<(), String> {
         for (pg, model) in &self.model.pgs {
             let facts = self.store().facts(*pg);
@@ -323,13 +326,14 @@ impl World {
         Ok(())
     }
 
-    /// The highest version that the store states covers everything certain, and no version that was
-    /// never issued.
+    /// Checks that the last version that the store reports of each PG covers everything certain, and
+    /// is not above the last one issued.
     fn check_versions(&mut self) -> Result<(), String> {
         let Some(store) = &self.store else { unreachable!("it just opened") };
         for (pg, model) in &mut self.model.pgs {
             let found = store.last_version(*pg);
-            // Where damage took a decision, what it had cut off may be there again.
+            // If damage destroyed the record of an earlier cut, the entries that were cut off may be
+            // back.
             let is_above = found > model.given && !store.is_suspect(*pg);
             if found < model.certain || is_above {
                 return Err(format!(
@@ -342,7 +346,8 @@ impl World {
         Ok(())
     }
 
-    /// The listing names exactly the blocks that hold data, each with its version.
+    /// Checks that the listing contains every block that holds data, each with its version, and no
+    /// block that was never written.
     fn check_listing(&self) -> Result<(), String> {
         for index in 0..self.plan.pools.len() {
             let pool = base::PoolId::new(index as u32 + 1).expect("not 0");
@@ -369,7 +374,7 @@ impl World {
         Ok(())
     }
 
-    /// Chooses blocks that are read first: some, sometimes all, and those whose content is unknown.
+    /// Chooses the blocks to read first: some, sometimes all, and those whose content is unknown.
     fn plan_audit(&mut self) {
         let share = Chance::percent(*self.work.pick(&[5, 30, 100]));
         for (key, units) in self.audit_list() {
@@ -385,7 +390,7 @@ fn has_bit(words: &[u64], bit: usize) -> bool {
     words.get(bit / 64).is_some_and(|word| word & (1 << (bit % 64)) != 0)
 }
 
-/// The values that the data encodes; checks the form of the data.
+/// Returns the values that the data encodes, after checking its form.
 fn values_of(
     key: BlockKey,
     units: &Range<u32>,
@@ -414,7 +419,7 @@ fn value_of(key: BlockKey, unit: u32, bytes: &[u8]) -> Result<u64, String> {
         .ok_or_else(|| format!("unit {unit} of {key:?} holds bytes that were never written there"))
 }
 
-/// The content that the bytes of a note encode.
+/// Returns the content that the bytes of a note encode.
 fn note_content(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let Some(first) = words.first() else { return u64::MAX };

@@ -1,4 +1,4 @@
-//! Requests to a store: those without an answer, and those that follow a restart.
+//! Requests to a store: unanswered ones, and those that follow a restart.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use base::PgId;
 use blockstore::{BlockKey, NoteKey};
 use format::disk::UnitSet;
 
-/// A request without an answer, with what its answer is compared with.
+/// An unanswered request, with what is needed to check its answer.
 #[derive(Debug)]
 pub(super) enum Asked {
     Change {

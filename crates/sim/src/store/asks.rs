@@ -1,4 +1,4 @@
-//! The workload of a store: which requests its users make, and in which order.
+//! The workload of a store: the requests of its users, in random order.
 
 use std::ops::Range;
 
@@ -107,8 +107,8 @@ impl World {
     }
 
     /// In a run that mixes block sizes: fills the store with blocks of the first size, then deletes
-    /// most of them here and there, writes blocks of the second size, and changes those of the first
-    /// one, which are moved meanwhile.
+    /// most of them in random places, writes blocks of the second size, and changes those of the
+    /// first size while the store moves them.
     fn draw_mixed(&mut self) -> Option<(usize, Target)> {
         if !self.plan.is_mixed || self.work.chance(Chance::percent(15)) {
             return None;
@@ -131,7 +131,7 @@ impl World {
 
     fn draw_target(&mut self) -> Target {
         let index = self.work.index(self.plan.pools.len());
-        // Half of it goes to a few blocks, so that operations meet.
+        // Half of the operations go to a few blocks, so that they collide.
         let hot = self.work.chance(Chance::percent(50));
         let most = self.plan.pools[index].stripe_count;
         let count = if hot { most.min(6) } else { most };
@@ -220,7 +220,7 @@ impl World {
         self.request(Asked::Change { key, order }, Request::Delete { pg, key, version })
     }
 
-    /// Notes a change of a block in the model and in the trace. Returns its order.
+    /// Records a change of a block in the model and in the trace. Returns its order.
     fn note_change(
         &mut self,
         target: Target,
@@ -243,7 +243,7 @@ impl World {
         self.request(Asked::Read { key, order, units }, request)
     }
 
-    /// Draws units of a block, some of them with data.
+    /// Draws a set of units of a block; each is in the set with the probability `share`.
     fn draw_set(&mut self, size: BlockSize, share: Chance) -> UnitSet {
         let mut set = UnitSet::EMPTY;
         for unit in 0..size.unit_count() {
@@ -302,8 +302,8 @@ impl World {
         self.request(Asked::Change { key, order }, Request::Repair { pg, key, content })
     }
 
-    /// A version for a repair that tells it from other changes of the block: an older one, or the
-    /// next one of the PG.
+    /// Draws a version for a repair that no other change of the block has: an older one, or the next
+    /// one of the PG.
     fn repair_version(&mut self, target: Target) -> Option<Version> {
         let next = self.next_version(target.pg);
         let version = match self.work.chance(Chance::percent(30)) {
@@ -320,7 +320,7 @@ impl World {
         self.model.blocks[&target.key].is_distinct(version).then_some(version)
     }
 
-    /// A repair that writes the present content of units, with the block's present version.
+    /// Requests a repair that writes the current content of units, with the block's current version.
     fn ask_mend(&mut self, target: Target) -> Result<(), String> {
         let Target { key, pg, size } = target;
         let Some(state) = self.model.blocks[&key].settled_state() else { return Ok(()) };
@@ -339,7 +339,7 @@ impl World {
         self.request(Asked::Mend, Request::Repair { pg, key, content })
     }
 
-    /// The content that encodes these values.
+    /// Builds the content that encodes these values.
     fn content(
         &mut self,
         target: Target,
@@ -387,7 +387,7 @@ impl World {
         self.request(Asked::Note { key, order }, Request::Note { key, bytes })
     }
 
-    /// A version up to which every change is answered.
+    /// Requests a floor: a version up to which every change is answered.
     fn ask_floor(&mut self, pg: PgId) -> Result<(), String> {
         let model = self.model.pgs.get_mut(&pg).expect("made with its first block");
         let below_open =
@@ -406,7 +406,7 @@ impl World {
         }
     }
 
-    /// Every block of the run and its number of units.
+    /// Lists every block of the run with its number of units.
     pub(super) fn audit_list(&self) -> Vec<(BlockKey, u32)> {
         self.model.blocks.iter().map(|(key, block)| (*key, block.size.unit_count())).collect()
     }

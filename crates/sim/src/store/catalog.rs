@@ -38,7 +38,7 @@ pub const FAULTS: [&str; 27] = [
     "suspect PG",
 ];
 
-/// What follows from operations and faults.
+/// Consequences of operations and faults.
 pub const CONSEQUENCES: [&str; 1] = ["KiB of blocks moved"];
 
 /// A tally with all counts at zero.

@@ -1,4 +1,4 @@
-//! What a run has damaged so far, and which answers of the store this explains.
+//! The damage that a run has done so far, and the answers of the store that it explains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,30 +13,31 @@ pub(super) struct Damage {
     pub(super) journal: Range<u64>,
     pub(super) checkpoints: Range<u64>,
     pub(super) data: Range<u64>,
-    /// Stored bytes were damaged.
+    /// Whether stored bytes were damaged.
     pub happened: bool,
-    /// Journal or checkpoints were damaged: the store may not know what it had.
+    /// Whether the journal or checkpoints were damaged: the store may not know what it held.
     pub deep: bool,
-    /// A write or flush failed: the store must stop.
+    /// Whether a write or flush failed, so that the store must stop.
     pub must_stop: bool,
-    /// The most units that damage to the data area can have hit.
+    /// An upper bound of the units that damage to the data area has hit.
     pub(super) units_hit: u64,
     /// Units that were answered as damaged.
     units_met: BTreeSet<(BlockKey, u32)>,
     /// How often reads at an offset have failed in this run of the store: never so often that the
-    /// store gives the place up.
+    /// store gives up on the place.
     pub read_errors: BTreeMap<u64, u32>,
     /// Flipped bits: (offset, mask).
     pub(super) flips: Vec<(u64, u8)>,
-    /// Sectors were unreadable when the store opened, and it counted what they held as lost.
+    /// Whether sectors were unreadable when the store opened, which counted their content as lost.
     pub(super) has_lost_sectors: bool,
-    /// A root may have been damaged since the store opened: it may open with an older one.
+    /// Whether a root may have been damaged since the store opened: next time it may open with an
+    /// older root.
     pub may_lack_root: bool,
-    /// The disk's count of completed writes that the journal records as durable.
+    /// The journal records writes up to this count of completed writes as durable.
     pub(super) settled: u64,
-    /// The count that it will record once another change is answered.
+    /// The value of `settled` once another change is answered.
     settling: u64,
-    /// Which units each change wrote.
+    /// The block and units that each change wrote, by the change's order.
     pub written: BTreeMap<u64, (BlockKey, Range<u32>)>,
 }
 
@@ -69,7 +70,7 @@ impl Damage {
         value == 0 || by.is_some_and(|(written, units)| *written == key && units.contains(&unit))
     }
 
-    /// A change was answered; `quiet`: no other is open.
+    /// Records that a change was answered; `quiet`: no other request is open.
     pub fn answered(&mut self, quiet: bool, written_count: u64) {
         self.settled = self.settling;
         if quiet {
@@ -77,7 +78,8 @@ impl Damage {
         }
     }
 
-    /// The store has opened: it has made durable what it found, and it is settled what damage cost.
+    /// Records that the store has opened: what it found is durable now, and the losses from damage
+    /// are final.
     pub fn opened(&mut self, written_count: u64, unreadable_count: usize) {
         self.flips.clear();
         self.may_lack_root = false;
@@ -85,7 +87,8 @@ impl Damage {
         self.settling = written_count;
     }
 
-    /// The store reports units as damaged: no more of them than were hit.
+    /// Records units that the store reports as damaged. Fails if these are more than damage can have
+    /// hit.
     pub fn met(&mut self, key: BlockKey, units: &[u64]) -> Result<(), String> {
         let bits = (0..units.len() as u32 * 64)
             .filter(|unit| units[*unit as usize / 64] & (1 << (unit % 64)) != 0);

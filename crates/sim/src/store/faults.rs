@@ -1,4 +1,4 @@
-//! Faults of the medium: errors, rot, lies. Only those that a single copy can detect.
+//! Faults of the medium: errors, rot, lies. Only those that a store can detect with a single copy.
 //!
 //! Limits. Damage of bytes that no journal entry records as durable looks like a torn write. So rot hits only what
 //! was written before the last quiet moment after which a change was answered. A disk lies only about small writes
@@ -18,7 +18,7 @@ use crate::random::Chance;
 const UNREADABLE_MAX: usize = 4;
 
 impl World {
-    /// Draws an error for a disk operation that ends.
+    /// Draws an error for a disk operation that is about to end.
     pub(super) fn draw_disk_error(&mut self, operation: Operation) -> Option<DiskError> {
         let is_read = matches!(operation, Operation::Read { .. });
         if self.stage != Stage::Open && !(is_read && self.stage == Stage::Opening) {
@@ -97,7 +97,7 @@ impl World {
                 .all(|page| self.disk.written_last(page) <= self.damage.settled)
     }
 
-    /// Draws a written page of the area that is recorded as durable.
+    /// Draws a written page of the area that the journal records as durable.
     fn settled_page(&mut self, area: Range<u64>) -> Option<u64> {
         let settled = self.damage.settled;
         let pages: Vec<u64> = self
@@ -108,7 +108,7 @@ impl World {
         (!pages.is_empty()).then(|| *self.chaos.pick(&pages))
     }
 
-    /// May flip bits.
+    /// May flip bits, or make sectors unreadable.
     pub(super) fn rot(&mut self) {
         if self.stage != Stage::Open {
             return;
@@ -141,7 +141,7 @@ impl World {
         self.disk.set_host(self.damage.data.start, free_bytes);
     }
 
-    /// May make a sector unreadable: at once, or while the power was off.
+    /// May make a sector unreadable: at any time, or at a crash.
     pub(super) fn break_sectors(&mut self, chance: Chance) {
         if !self.chaos.chance(chance) || self.disk.unreadable_count() >= UNREADABLE_MAX {
             return;
@@ -153,7 +153,7 @@ impl World {
             (self.damage.data.clone(), "unreadable sector in the data area"),
         ];
         let (area, kind) = areas[self.chaos.weighted(&[4, 4, 3, 2])].clone();
-        // What the last requests wrote is as likely as the rest.
+        // Half of the draws choose among the most recent writes.
         let last = self.disk.completed_count();
         let recent =
             if self.chaos.chance(Chance::percent(50)) { last.saturating_sub(20) } else { 0 };
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Undoes damage where that is still possible. Whether there was any.
+    /// Undoes damage where that is still possible. Returns whether there was any.
     pub(super) fn heal(&mut self) -> bool {
         let flips = std::mem::take(&mut self.damage.flips);
         for (offset, mask) in &flips {
@@ -207,7 +207,7 @@ impl World {
         }
         let mended = self.disk.mend_sectors();
         if mended && self.damage.has_lost_sectors {
-            // What an earlier start had settled as lost may be there again.
+            // What an earlier start counted as lost may be back.
             let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
             pgs.into_iter().for_each(|pg| self.model.forget(pg));
         }

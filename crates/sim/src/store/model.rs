@@ -1,4 +1,5 @@
-//! The model of a store: what each block holds after its changes, certain or not, and so which answers are right.
+//! The model of a store: what each block holds after its changes, certain or not, and hence which answers are
+//! right.
 //!
 //! ```text
 //!   change asked ─▶ later (in order) ──answered──▶ base
@@ -6,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. `base` holds every change that is certain; `later` those that are not yet, or that an
-//!      open read must not see, in order.
-//!   2. A change that a crash left out never comes back: it is gone from the model.
+//!   1. `base` includes the changes that are certain; `later` lists, in order, those that are not
+//!      certain yet or that an open read must not see.
+//!   2. A change that a crash lost never comes back: it is removed from the model.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -16,39 +17,39 @@ use std::ops::Range;
 use base::{BlockSize, PgId, Version};
 use blockstore::{BlockKey, NoteKey};
 
-/// The value of a unit that may have lost any of its changes to damage: it holds one of its former
-/// values.
+/// The value of a unit that may have lost any of its changes to damage: the unit holds one of its
+/// former values.
 pub const UNKNOWN: u64 = u64::MAX;
 
 /// Everything a store holds.
 #[derive(Default)]
 pub struct Model {
-    /// By key; also those that were never written or are deleted.
+    /// Blocks by key, including those that were never written or are deleted.
     pub blocks: BTreeMap<BlockKey, Block>,
-    /// By key.
+    /// Notes by key.
     pub notes: BTreeMap<NoteKey, Note>,
-    /// By PG.
+    /// The versions of each PG.
     pub pgs: BTreeMap<PgId, Pg>,
     order_last: u64,
-    /// No entry up to this order can be lost: a later one was answered.
+    /// Journal entries up to this order can no longer be lost: a later one was answered.
     entries_certain: u64,
-    /// The store may move blocks: data of a move that a crash cuts off takes later changes of its block
-    /// along, which were not answered before it (docs/internals/disk.md: row H).
+    /// Whether the store may move blocks. If a crash loses the data of a move, later changes of the
+    /// block that were not answered before are lost with it (docs/internals/disk.md: row H).
     moves_blocks: bool,
 }
 
 /// One PG's versions.
 #[derive(Default)]
 pub struct Pg {
-    /// The last one given to a change.
+    /// The last version given to a change.
     pub given: Version,
-    /// The newest of a change that is certain.
+    /// The newest version of a certain change.
     pub certain: Version,
-    /// Versions of changes that are not answered.
+    /// Versions of unanswered changes.
     pub open: BTreeSet<Version>,
-    /// Highest floor ever asked.
+    /// Highest floor ever requested.
     pub floor: Version,
-    /// Versions of changes that are certain.
+    /// Versions of certain changes.
     certain_all: BTreeSet<Version>,
     /// The highest version that a block certainly had.
     pub held_certain: Version,
@@ -57,7 +58,7 @@ pub struct Pg {
 }
 
 impl Pg {
-    /// A change is certain.
+    /// Records that a change is certain.
     fn settled(&mut self, change: &Change) {
         self.held_certain = self.held_certain.max(change.version);
         if change.kind.is_versioned() {
@@ -67,7 +68,7 @@ impl Pg {
         }
     }
 
-    /// Whether it is certain that this version happened.
+    /// Whether the change with this version is certain.
     pub fn is_certain(&self, version: Version) -> bool {
         self.certain_all.contains(&version)
     }
@@ -80,9 +81,9 @@ pub struct Block {
     /// Its size.
     pub size: BlockSize,
     base: State,
-    /// Damage may have cost any of its changes.
+    /// Whether damage may have cost any of its changes.
     was_forgotten: bool,
-    /// Units whose values only reads told, after damage.
+    /// Units whose values are known only from reads after damage.
     learned: BTreeSet<u32>,
     later: VecDeque<Change>,
     open_reads: BTreeSet<u64>,
@@ -91,9 +92,9 @@ pub struct Block {
 /// A block at one version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct State {
-    /// Of its newest change; `None` after damage.
+    /// The version of its newest change; `None` if damage made it unknown.
     pub version: Option<Version>,
-    /// Its newest change was a deletion.
+    /// Whether its newest change was a deletion.
     pub deleted: bool,
     /// The value of each unit: 0, or the order of the change that wrote it, or [`UNKNOWN`].
     pub units: Vec<u64>,
@@ -105,10 +106,10 @@ pub struct Change {
     order: u64,
     version: Version,
     kind: ChangeKind,
-    /// Its data may lie outside the journal and be found missing after a crash.
+    /// Whether its data may lie outside the journal, and so be missing after a crash.
     large: bool,
     answered: bool,
-    /// It was answered as written: only the end of the power may take it.
+    /// Whether it was answered as written: then only a power cut may lose it.
     written: bool,
 }
 
@@ -119,18 +120,19 @@ pub enum ChangeKind {
     Write(Range<u32>),
     /// The units read as zeros.
     Zero(Range<u32>),
-    /// All units read as zeros, and the block is gone.
+    /// All units read as zeros, and the block is deleted.
     Delete,
-    /// Whatever the version was: these units get the change's order as their value, those are zeros.
+    /// A repair, regardless of the previous version: the `written` units get the change's order as
+    /// their value, the `zeros` units read as zeros.
     Repair { written: Vec<u32>, zeros: Vec<u32> },
-    /// Likewise: the block is deleted.
+    /// A repair that deletes the block.
     RepairTombstone,
-    /// Likewise: as if it had never been.
+    /// A repair that makes the block as if it had never existed.
     RepairGone,
 }
 
 impl ChangeKind {
-    /// Whether it says what the unit holds.
+    /// Whether it determines the content of the unit.
     fn touches(&self, unit: u32) -> bool {
         match self {
             ChangeKind::Write(range) | ChangeKind::Zero(range) => range.contains(&unit),
@@ -141,7 +143,7 @@ impl ChangeKind {
         }
     }
 
-    /// Whether its version is the next of its PG.
+    /// Whether its version is the next one of its PG.
     fn is_versioned(&self) -> bool {
         matches!(self, ChangeKind::Write(_) | ChangeKind::Zero(_) | ChangeKind::Delete)
     }
@@ -150,20 +152,20 @@ impl ChangeKind {
 /// What a read may return.
 #[derive(Debug)]
 pub struct Expected {
-    /// If nothing else is open.
+    /// The state after all changes requested before the read.
     pub state: State,
-    /// States that are possible too, because a write without an answer may yet be refused.
+    /// States that are also possible, because an unanswered write may still be refused.
     pub others: Vec<State>,
-    /// States after each change that was asked later, with its order: a read that was overtaken may
-    /// return one, which is certain from then on.
+    /// The state after each change that was requested later, with the change's order: a read that was
+    /// overtaken may return one of them, which is certain from then on.
     pub later: Vec<(u64, State)>,
 }
 
-/// One note. A content is the order of the request that put it, or 0: none.
+/// One note. Its content is the order of the request that put it, or 0 if there is no note.
 #[derive(Default, Debug)]
 pub struct Note {
     base: u64,
-    /// (order, content) of requests without an answer.
+    /// (order, content) of unanswered requests.
     later: VecDeque<(u64, u64)>,
 }
 
@@ -218,17 +220,17 @@ impl Block {
         }
     }
 
-    /// The newest state, changes without an answer included.
+    /// The newest state, including unanswered changes.
     pub fn newest(&self) -> State {
         self.state_before(u64::MAX)
     }
 
-    /// Whether a change may be told from all others by this version.
+    /// Whether no change of the block has this version.
     pub fn is_distinct(&self, version: Version) -> bool {
         self.base.version != Some(version) && self.later.iter().all(|of| of.version != version)
     }
 
-    /// The certain state, if nothing else is on its way.
+    /// The certain state, if no change is pending.
     pub fn settled_state(&self) -> Option<&State> {
         self.later.is_empty().then_some(&self.base)
     }
@@ -241,7 +243,7 @@ impl Block {
         state
     }
 
-    /// Moves certain changes to the base, as far as no open read must be judged without them.
+    /// Moves certain changes to the base, unless an open read must be checked without them.
     fn settle(&mut self, pg: &mut Pg) {
         let Some(last) = self.later.iter().rposition(|change| change.answered) else { return };
         let limit = self.open_reads.first().copied().unwrap_or(u64::MAX);
@@ -257,24 +259,25 @@ impl Block {
 }
 
 impl Model {
-    /// Of a store that is new. `moves_blocks`: see there.
+    /// Creates the model of a new store. `moves_blocks`: see the field.
     pub fn new(moves_blocks: bool) -> Model {
         Model { moves_blocks, ..Model::default() }
     }
 
-    /// A block, made when it is first named.
+    /// Returns a block; creates it at first use.
     pub fn block(&mut self, key: BlockKey, pg: PgId, size: BlockSize) -> &mut Block {
         self.pgs.entry(pg).or_default();
         self.blocks.entry(key).or_insert_with(|| Block::new(pg, size))
     }
 
-    /// The number of a new operation.
+    /// Returns the order of a new operation.
     pub fn next_order(&mut self) -> u64 {
         self.order_last += 1;
         self.order_last
     }
 
-    /// A change is asked. Returns its order, the value that a write must put into its units.
+    /// Records the request of a change. Returns its order, which is the value that a write must put
+    /// into its units.
     pub fn ask(&mut self, key: BlockKey, version: Version, kind: ChangeKind, large: bool) -> u64 {
         let order = self.next_order();
         let block = self.blocks.get_mut(&key).expect("the block was named");
@@ -295,12 +298,13 @@ impl Model {
         order
     }
 
-    /// A change is durable, and with it all earlier ones of its block.
+    /// Records that a change is durable, and with it all earlier ones of its block.
     pub fn answer(&mut self, key: BlockKey, order: u64) {
         self.entries_certain = self.entries_certain.max(order);
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
-        // It is gone from `later` if a sync, or a later change of the block, was answered first.
+        // The change is no longer in `later` if a sync, or a later change of the block, was answered
+        // first.
         if let Some(change) = block.later.iter_mut().find(|change| change.order == order) {
             change.answered = true;
             pg.settled(change);
@@ -308,20 +312,20 @@ impl Model {
         block.settle(pg);
     }
 
-    /// A change is written, and with it all earlier ones of its block.
+    /// Records that a change was answered as written, and with it all earlier ones of its block.
     pub fn written(&mut self, key: BlockKey, order: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         block.later.iter_mut().filter(|of| of.order <= order).for_each(|of| of.written = true);
     }
 
-    /// What was only written may be lost from now on.
+    /// Handles a power cut: changes that were only written may be lost from now on.
     pub fn lose_power(&mut self) {
         for block in self.blocks.values_mut() {
             block.later.iter_mut().for_each(|change| change.written = false);
         }
     }
 
-    /// A change was refused: it never happened.
+    /// Removes a change that was refused, and so never happened.
     pub fn refuse(&mut self, key: BlockKey, order: u64) -> Result<(), String> {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
@@ -338,7 +342,8 @@ impl Model {
         Ok(())
     }
 
-    /// A note is asked to be put, or removed. Returns its order, and as content the same or 0.
+    /// Records the request to put or remove a note. Returns its order, and its content: the same
+    /// number, or 0 for a removal.
     pub fn ask_note(&mut self, key: NoteKey, remove: bool) -> (u64, u64) {
         let order = self.next_order();
         let content = if remove { 0 } else { order };
@@ -346,18 +351,19 @@ impl Model {
         (order, content)
     }
 
-    /// A note is durable, and all earlier ones.
+    /// Records that a change of a note is durable, and with it all earlier ones of that note.
     pub fn answer_note(&mut self, key: NoteKey, order: u64) {
         self.entries_certain = self.entries_certain.max(order);
         self.notes.entry(key).or_default().settle(order);
     }
 
-    /// A note was refused: it never happened.
+    /// Removes a change of a note that was refused, and so never happened.
     pub fn refuse_note(&mut self, key: NoteKey, order: u64) {
         self.notes.entry(key).or_default().later.retain(|later| later.0 != order);
     }
 
-    /// The restarted store says what it has of each note; 0: none.
+    /// Compares each note with the restarted store. `content_of` returns the content found; 0: no
+    /// note.
     pub fn resolve_notes(&mut self, content_of: impl Fn(&NoteKey) -> u64) -> Result<(), String> {
         for (key, note) in &mut self.notes {
             note.settle(self.entries_certain);
@@ -371,7 +377,7 @@ impl Model {
         Ok(())
     }
 
-    /// Everything asked before `order` is certain.
+    /// Records that everything requested before `order` is certain.
     pub fn synced(&mut self, order: u64) {
         self.entries_certain = self.entries_certain.max(order);
         for block in self.blocks.values_mut() {
@@ -387,7 +393,8 @@ impl Model {
         }
     }
 
-    /// A read is asked; what it must not see is kept out of its judgement.
+    /// Records the request of a read. Later changes are kept out of `base` until it is checked.
+    /// Returns its order.
     pub fn ask_read(&mut self, key: BlockKey) -> u64 {
         let order = self.next_order();
         let block = self.blocks.get_mut(&key).expect("the block was named");
@@ -395,15 +402,15 @@ impl Model {
         order
     }
 
-    /// What a read that was asked at `order` may return now. With `may_refuse`, changes without an
-    /// answer may have been left out. To be called once for each read.
+    /// Returns what the read requested at `order` may return now. With `may_refuse`, unanswered
+    /// changes may turn out to be refused. Must be called once for each read.
     pub fn expected(&mut self, key: BlockKey, order: u64, may_refuse: bool) -> Expected {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let state = block.state_before(order);
         let mut others = Vec::new();
         let open = block.later.iter().any(|change| change.order < order && change.may_be_refused());
         if may_refuse && open {
-            // Any of them may be left out, later ones of the block not being affected.
+            // Any of them may be refused without affecting later changes of the block.
             let changes: Vec<&Change> =
                 block.later.iter().take_while(|change| change.order < order).collect();
             let open_count = changes.iter().filter(|change| change.may_be_refused()).count().min(6);
@@ -434,7 +441,7 @@ impl Model {
         Expected { state, others, later }
     }
 
-    /// A read returned what the change of this order left: it must stay.
+    /// Records that a read returned the state after the change with this order, which is certain now.
     pub fn seen(&mut self, key: BlockKey, order: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
@@ -444,8 +451,9 @@ impl Model {
         block.settle(pg);
     }
 
-    /// The store is gone, and with it all requests without an answer. What can no more be lost is
-    /// made certain: entries before an answered one are not cut, only large data may be missing.
+    /// Handles the end of the store, and with it of all open requests. Makes certain what can no
+    /// longer be lost: recovery never cuts entries before an answered one, only their large data may
+    /// be missing.
     pub fn crash(&mut self) {
         for block in self.blocks.values_mut() {
             block.open_reads.clear();
@@ -468,8 +476,8 @@ impl Model {
         }
     }
 
-    /// The restarted store says what it has of each block: a first part of the open changes.
-    /// Returns versions of those that it does not have.
+    /// Compares each block with the restarted store, which must have a first part of the open
+    /// changes. Returns the versions of the changes that it lacks.
     pub fn resolve(
         &mut self,
         version_of: impl Fn(&BlockKey) -> Version,
@@ -486,7 +494,8 @@ impl Model {
         Ok(lost)
     }
 
-    /// Damage may have cost the PG any of its changes: all of it is unknown until it is read.
+    /// Forgets the content of a PG that may have lost any of its changes to damage: all of it is
+    /// unknown until it is read.
     pub fn forget(&mut self, pg: PgId) {
         for block in self.blocks.values_mut().filter(|block| block.pg == pg) {
             block.later.clear();
@@ -498,7 +507,7 @@ impl Model {
         pg.certain_all.clear();
     }
 
-    /// What a read found of an unknown unit is what it holds from now on.
+    /// Records the value that a read found in an unknown unit.
     pub fn learn(&mut self, key: BlockKey, unit: u32, value: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let slot = &mut block.base.units[unit as usize];
@@ -508,8 +517,9 @@ impl Model {
         }
     }
 
-    /// The newest root may be damaged. With an older one, what a lost leaf said is there again:
-    /// what was read since damage hid it, and not changed since, is unknown again.
+    /// Handles possible damage to the newest root. With an older root, the content of a lost leaf may
+    /// be back. So units that were read while damage hid that content, and not changed since, are
+    /// unknown again.
     pub fn unlearn(&mut self) {
         for block in self.blocks.values_mut() {
             for unit in std::mem::take(&mut block.learned) {
@@ -518,7 +528,7 @@ impl Model {
         }
     }
 
-    /// The version of a block whose version was unknown.
+    /// Records the version of a block whose version was unknown.
     pub fn learn_version(&mut self, key: BlockKey, version: Version, deleted: bool) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         if block.base.version.is_none() {
@@ -550,7 +560,8 @@ impl Block {
         self.learned.clear();
     }
 
-    /// Versions of changes that did not happen, or what was expected.
+    /// Decides from the version found after a restart which open changes happened. Returns the
+    /// versions of those that did not. `Err`: the versions that were expected.
     fn resolve(&mut self, found: Version, pg: &mut Pg) -> Result<Vec<Version>, String> {
         let Some(certain) = self.base.version else {
             self.later.clear();
@@ -571,8 +582,8 @@ impl Block {
             (false, None) => {
                 if self.was_forgotten && certain == Version::ZERO && !self.base.is_surely_written()
                 {
-                    // Damage took the root that knew what a checkpoint had dropped: with an older
-                    // one a tombstone is there again, or a block whose leaf had been lost.
+                    // Damage took the root that recorded what a checkpoint had dropped: with an older
+                    // root a tombstone is back, or a block whose leaf had been lost.
                     self.later.clear();
                     self.forget();
                     return Ok(Vec::new());
@@ -582,7 +593,8 @@ impl Block {
                 return Err(format!("{certain}{}", open.concat()));
             }
         };
-        // A block that is gone may have been there in between: then nobody can tell which.
+        // A missing block may have existed in between: then it is unknown which of the changes
+        // happened.
         let lost = self.later.split_off(last.max(happened));
         self.later.truncate(happened);
         if let Some(kept) = lost.iter().find(|change| change.written) {

@@ -1,5 +1,5 @@
-//! What one seed of `sim store` draws before it starts: the shape of the store, the mix of
-//! operations and the faults. Each seed leaves most kinds of fault out and has much of others.
+//! What one seed of `sim store` draws before it starts: the shape of the store, the mix of operations
+//! and the faults. Each seed omits most kinds of fault and has many faults of other kinds.
 
 use base::{BlockSize, Duration, MIB};
 use blockstore::CommitMode;
@@ -12,43 +12,43 @@ pub struct Plan {
     pub size: u64,
     /// The sector size: 512 or 4096 bytes.
     pub sector_size: u32,
-    /// When a write is durable.
+    /// Whether a write is durable at once, or only after a flush.
     pub commit: CommitMode,
     /// Memory for the store's caches, in bytes.
     pub memory_bytes: u64,
     /// How long the store is idle before it records everything as durable.
     pub idle_after: Duration,
-    /// A checkpoint begins when the journal holds so many bytes.
+    /// A checkpoint begins when the journal holds this many bytes.
     pub checkpoint_after_bytes: u64,
     /// The size of the journal: smaller than a user's, so that it wraps often.
     pub journal_size: u64,
-    /// How many operations are asked before the end.
+    /// How many operations are requested before the end.
     pub operation_count: u64,
-    /// Most operations open at once.
+    /// Most operations in flight at once.
     pub depth_max: usize,
-    /// Reads wait for changes of their block, as a PG lets them.
+    /// Whether reads wait for changes of their block, as in a PG.
     pub polite: bool,
     /// How often each operation is drawn, in the order of [`super::OPERATIONS`].
     pub weights: [u32; 10],
-    /// A write or zero is lazy.
+    /// Probability that a write or zero is lazy.
     pub lazy: Chance,
     /// How often each size of writes is drawn: a few units, any, at least 64 KiB, a whole block.
     pub write_weights: [u32; 4],
     /// The pools.
     pub pools: Vec<PoolPlan>,
-    /// How long an operation on the disk takes, usually; in nanoseconds.
+    /// The usual time that an operation on the disk takes, in nanoseconds.
     pub latency: u64,
-    /// An operation takes a hundred times as long.
+    /// Probability that an operation takes a hundred times as long.
     pub slow: Chance,
-    /// Likewise a read, or a flush.
+    /// The same probability for reads and flushes, if higher.
     pub slow_read: Chance,
     /// Faults.
     pub faults: Faults,
-    /// The store is a sparse file.
+    /// Whether the store is a sparse file.
     pub is_sparse: bool,
-    /// How many bytes of the sparse file's file system are free, if there are few.
+    /// Free bytes of the sparse file's file system, if it may run out of space.
     pub host_bytes: Option<u64>,
-    /// The first pool fills the store, and is thinned out for the second one.
+    /// Whether the first pool fills the store, and is then thinned out for the second one.
     pub is_mixed: bool,
 }
 
@@ -56,19 +56,19 @@ pub struct Plan {
 pub struct PoolPlan {
     /// Its block size.
     pub block_size: BlockSize,
-    /// A power of two.
+    /// Number of PGs, a power of two.
     pub pg_count: u32,
-    /// Blocks that are used, of one image.
+    /// Number of blocks used, all of one image.
     pub stripe_count: u32,
 }
 
-/// How often faults happen: by event, or by operation of the disk.
+/// How often faults happen: for each event, or for each operation of the disk.
 pub struct Faults {
-    /// The power goes while requests are served.
+    /// The power fails while requests are served.
     pub power: Chance,
     /// The process dies while requests are served.
     pub kill: Chance,
-    /// The power or the process goes while the store opens.
+    /// The power fails or the process dies while the store opens.
     pub opening: Chance,
     /// A write or a flush fails.
     pub write_error: Chance,
@@ -80,9 +80,9 @@ pub struct Faults {
     pub unreadable_at_crash: Chance,
     /// A write of data, or a reservation, finds the file system full.
     pub no_space: Chance,
-    /// Others use the file system below, or free some of it.
+    /// Others take space of the underlying file system, or free it.
     pub host_use: Chance,
-    /// A write of data is reported as done and lies nowhere, or elsewhere.
+    /// A write of data is reported as done, but is lost or goes to another place.
     pub lying: Chance,
     /// Bits flip in the data area.
     pub rot_data: Chance,
@@ -93,7 +93,7 @@ pub struct Faults {
 }
 
 impl Plan {
-    /// Draws one.
+    /// Draws a plan.
     pub fn draw(random: &mut Random) -> Plan {
         let fill = random.chance(Chance::percent(15));
         let pool_count = random.range(1..4);
@@ -165,7 +165,8 @@ impl Plan {
         plan
     }
 
-    /// Makes it one of blocks of two sizes, the first of which takes nearly all segments for a while.
+    /// Makes it a plan with two block sizes, the first of which takes nearly all segments for a
+    /// while.
     fn mix(&mut self, random: &mut Random) {
         self.is_mixed = true;
         self.size = 128 * MIB;
@@ -180,11 +181,12 @@ impl Plan {
         let second = pool(*random.pick(&others), 64 * MIB);
         self.pools = vec![pool(first, 100 * MIB), second];
         self.operation_count += 3 * u64::from(self.pools[0].stripe_count);
-        // It takes long, and each restart reads all of it.
+        // The run takes long, and each restart reads the whole store.
         self.faults.power.0 = self.faults.power.0.min(800);
         self.faults.kill.0 = self.faults.kill.0.min(400);
         self.depth_max = self.depth_max.max(16);
-        // What is moved is to change meanwhile, and places to be used before a flush.
+        // Slow reads and flushes, so that blocks change while they are moved, and places are reused
+        // before a flush.
         self.slow_read = Chance::percent(random.range(5..40) as u32);
     }
 }
@@ -209,7 +211,7 @@ impl Faults {
     }
 }
 
-/// In so many percent of seeds up to so many of a million; else never.
+/// Draws a chance of up to `most` in a million, in `percent` of the seeds; else never.
 fn some(random: &mut Random, percent: u32, most: u64) -> Chance {
     if random.chance(Chance::percent(percent)) {
         Chance(random.scale((most / 20).max(1)..most) as u32)

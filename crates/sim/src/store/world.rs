@@ -21,14 +21,14 @@ use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// Events after which a run without end is given up.
+/// After this many events a run counts as endless and fails.
 const STEP_COUNT_MAX: u64 = 10_000_000;
 
-/// The most crashes in a row while the store opens. If it must read sectors one by one, opening
-/// takes long.
+/// Most crashes in a row while the store opens. Opening takes long if the store must read sectors one
+/// by one.
 const OPENING_CRASHES_MAX: u32 = 8;
 
-/// Everything of one run.
+/// The whole state of one run.
 pub struct World {
     pub(super) plan: Plan,
     pub(super) work: Random,
@@ -58,28 +58,28 @@ pub struct World {
     pub(super) trace: Trace,
 }
 
-/// How far the store is.
+/// The stage of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// It reads what it finds.
+    /// The store recovers from the disk.
     Opening,
-    /// It takes requests.
+    /// The store accepts requests.
     Open,
     /// No fault happens any more.
     Quiet,
 }
 
-/// What comes at its time.
+/// An event that is scheduled for a time.
 enum Item {
     /// An operation of the disk ends.
     Disk(DiskOp, Operation),
-    /// The user asks something.
+    /// The user may make a request.
     Ask,
     /// The store's owner ends a turn of its loop.
     Submit,
 }
 
-/// What is known of an operation of the disk.
+/// The kind and range of a disk operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Operation {
     Read { offset: u64, length: u64 },
@@ -107,7 +107,7 @@ impl Operation {
 }
 
 impl World {
-    /// A new store on a new disk.
+    /// Creates a new store on a new disk.
     pub fn new(run: Run) -> World {
         let plan = Plan::draw(&mut Random::new(run.seed, "plan"));
         let mut trace = Trace::new(run.verbose);
@@ -155,12 +155,12 @@ impl World {
         }
     }
 
-    /// Hash of the trace, and totals.
+    /// Returns the hash of the trace, and the totals.
     pub fn into_parts(self) -> (u64, Tally) {
         (self.trace.hash(), self.tally)
     }
 
-    /// The whole run.
+    /// Runs the seed from start to end.
     pub fn run(&mut self) -> Result<(), String> {
         self.start()?;
         while self.asked_count < self.plan.operation_count || self.tally.faults.sum() < 5 {
@@ -176,7 +176,7 @@ impl World {
         self.drain()?;
         self.settle_down()?;
         self.check_space()?;
-        // An idle store has made all durable that was answered.
+        // An idle store has made durable everything that was answered.
         let order = self.model.next_order();
         self.model.synced(order);
         self.crash(Crash::Power)?;
@@ -244,7 +244,7 @@ impl World {
         self.agenda.insert((time, self.agenda_last), item);
     }
 
-    /// Takes the next event in time.
+    /// Handles the next event in time.
     fn step(&mut self) -> Result<(), String> {
         self.step_count += 1;
         if self.step_count > STEP_COUNT_MAX {
@@ -275,7 +275,7 @@ impl World {
         Ok(())
     }
 
-    /// The user's turn: asks something, and comes again.
+    /// Takes the user's turn: makes a request, and schedules the next turn.
     fn turn(&mut self) -> Result<(), String> {
         if self.stage == Stage::Quiet {
             return Ok(());
@@ -293,7 +293,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives the store a request.
+    /// Passes a request to the store.
     pub(super) fn request(&mut self, asked: Asked, request: Request) -> Result<(), String> {
         self.request_last += 1;
         let id = RequestId(self.request_last);
@@ -316,7 +316,7 @@ impl World {
         self.carry_out(effects)
     }
 
-    /// Does what the store asks; a crash may come before any of it.
+    /// Carries out the store's effects; a crash may happen before any of them.
     fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), String> {
         let crash = self.draw_crash();
         let until = match crash {
@@ -340,7 +340,8 @@ impl World {
                     if let Some(effect) = effects.next() {
                         return Err(format!("{effect:?} follows Stopped"));
                     }
-                    // A crash that was to come after it finds no process.
+                    // A crash that was drawn for a later effect no longer applies: the process is
+                    // gone.
                     return self.stopped(&reason);
                 }
             }
@@ -406,8 +407,8 @@ impl World {
         self.apply(Event::Disk(event))
     }
 
-    /// The store stopped. It may do so only after a failed write or flush, or if damage hides that
-    /// this is a store.
+    /// Handles a stop of the store, which is allowed only after a failed write or flush, or if damage
+    /// hides that this is a store.
     fn stopped(&mut self, reason: &str) -> Result<(), String> {
         self.trace.line(format_args!("{:?} stopped: {reason}", self.now));
         if self.damage.must_stop {
@@ -419,7 +420,7 @@ impl World {
         Err(format!("the store stopped: {reason}"))
     }
 
-    /// Ends the process, and starts the next.
+    /// Ends the process with a crash, and starts the next one.
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
         self.tally.faults.add(
             match crash {
@@ -468,7 +469,7 @@ impl World {
         self.carry_out(effects)
     }
 
-    /// Runs what `osd check` does on the stopped store. Damage that this run did is not a find.
+    /// Runs the checks of `osd check` on the stopped store, unless this run has damaged it.
     fn check_image(&mut self) -> Result<(), String> {
         if self.damage.happened {
             return Ok(());
@@ -485,7 +486,7 @@ impl World {
         }
     }
 
-    /// Exactly the blocks that hold data use space.
+    /// Checks that exactly the blocks with data use space.
     fn check_space(&self) -> Result<(), String> {
         if self.damage.deep {
             return Ok(());
@@ -501,7 +502,7 @@ impl World {
     }
 }
 
-/// Puts a new store onto a new disk, with a journal of this size. Returns its layout.
+/// Installs a new store on a new disk, with a journal of at most this size. Returns its layout.
 pub fn install_store(disk: &mut SimDisk, options: &CreateOptions, journal_size: u64) -> Superblock {
     let created = blockstore::create(options).expect("a plan is always possible");
     let mut layout = None;
