@@ -36,7 +36,7 @@ macro_rules! counted_id {
             /// The smallest id.
             pub const FIRST: $name = $name(1);
 
-            /// `None` for 0, which names nothing.
+            /// `None` for 0, which is no valid id.
             pub const fn new(number: u32) -> Option<$name> {
                 if number == 0 { None } else { Some($name(number)) }
             }
@@ -154,19 +154,20 @@ macro_rules! counter {
 }
 
 counter!(
-    /// Epoch of a PG: one more with each activation.
+    /// Epoch of a PG: increases by one with each activation.
     Epoch, u32
 );
 counter!(
-    /// Revision of one pool's map: one more with each change of it.
+    /// Revision of one pool's map: increases by one with each change of that map.
     MapRevision, u64
 );
 counter!(
-    /// One run of an OSD process; given by the monitor at start, never reused for that OSD.
+    /// One run of an OSD process; assigned by the monitor at start, never reused for that OSD.
     Incarnation, u64
 );
 counter!(
-    /// One attachment of one image by one client; given by the monitor, never reused. 0: no session.
+    /// One attachment of one image by one client; assigned by the monitor, never reused. 0: no
+    /// session.
     SessionId, u64
 );
 counter!(

@@ -1,9 +1,9 @@
 //! Checks the linearizability of one register (a unit of a volume) from the history of its
 //! operations.
 //!
-//! Every written value is unique, except zero, which discards write. A moment is a number that grows
-//! with each event of the run. An operation takes effect between its `from` and `to`. An operation
-//! that was never answered has no `to`: it may take effect at any later time, or never.
+//! Every written value is unique, except zero, which every discard writes. A moment is a number that
+//! grows with each event of the run. An operation takes effect between its `from` and `to`. An
+//! operation that was never answered has no `to`: it may take effect at any later time, or never.
 //!
 //! A write that was sent again after a failure (`repeated`) may take effect more than once, but
 //! never after its answer; every other write takes effect once.

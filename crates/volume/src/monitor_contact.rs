@@ -9,8 +9,8 @@ use crate::link::{CONNECT_DELAY_MAX, CONNECT_DELAY_MIN};
 /// The monitor as the core sees it.
 pub(crate) struct MonitorContact {
     pub(crate) link: MonitorLink,
-    /// When `Timer::Monitor` expires. Messages from the monitor do not postpone it: it expires and is
-    /// set again.
+    /// When `Timer::Monitor` expires. Messages from the monitor do not postpone the timer: it expires
+    /// at the old time and is set again.
     pub(crate) alarm: Option<Time>,
     /// Consecutive handshakes that failed because the monitor did not trust this client, or this
     /// client the monitor.

@@ -16,12 +16,12 @@ use crate::unsynced::Unsynced;
 
 /// Most parts of one volume in flight at a time.
 pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
-/// Most bytes of one volume in flight at a time; a single part may exceed it.
+/// Most bytes of one volume in flight at a time; a single part may exceed the limit.
 pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
 
 /// How long a closing volume waits for answers to sent requests.
 pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long a closing lazy volume waits: it also makes its writes durable.
+/// How long a closing lazy volume waits: longer, because it also makes its writes durable.
 pub(crate) const CLOSE_SYNC_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// A volume of the user.

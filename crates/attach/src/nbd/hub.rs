@@ -163,7 +163,7 @@ impl Hub {
         }
     }
 
-    /// When `Event::Tick` must come at the latest.
+    /// The latest time for the next `Event::Tick`.
     pub fn deadline(&self) -> Option<Time> {
         let choice = self.choosing.first().map(|(until, _)| *until);
         let moments =
@@ -412,7 +412,7 @@ impl Hub {
 
     // ---- volumes
 
-    /// Finds the volume that a client names, and attaches or describes it.
+    /// Finds the volume with the name that a client sent, and attaches or describes it.
     fn find(
         &mut self,
         now: Time,
@@ -552,7 +552,7 @@ impl Hub {
         self.open(now, handle, effects);
     }
 
-    /// Attaches a volume if it is its turn.
+    /// Attaches a volume if its turn has come.
     fn open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let turn = self.volumes.take_turn(handle, |other| self.core.is_over(other));
         let Some(name) = turn else { return };
@@ -609,7 +609,7 @@ impl Hub {
         }
     }
 
-    /// Detaches a volume that has no clients, or whose session is over. The next client that names it
+    /// Detaches a volume that has no clients, or whose session is over. The next client of that name
     /// attaches the volume again, with its current properties.
     fn detach(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         self.volumes.withdraw(handle);
@@ -753,7 +753,7 @@ fn refusal_kind(failure: &Failure) -> RefusalKind {
     }
 }
 
-/// The text for a client: programs show it to people unchanged.
+/// The message for a client; programs show it to people unchanged.
 fn what_and_hint(failure: &Failure) -> String {
     match failure.hint.is_empty() {
         true => failure.message.clone(),

@@ -1,4 +1,4 @@
-//! Replies to requests: headers in one small buffer, data in the buffers it came in.
+//! Builds replies to requests: headers in one small buffer, data in the buffers in which it arrived.
 
 use base::{Buffer, BufferPool};
 use volume::{Extent, Piece, VolumeError};
@@ -18,7 +18,7 @@ pub struct Replies {
 const ZEROS_SIZE: usize = 64 << 10;
 
 impl Replies {
-    /// Takes headers from this pool.
+    /// Allocates headers from this pool.
     pub fn new(pool: BufferPool) -> Replies {
         let zeros = pool.take_zeroed(ZEROS_SIZE).freeze();
         Replies { pool, zeros }
@@ -29,8 +29,8 @@ impl Replies {
         vec![self.pool.copy_of(&simple_header(cookie, 0))]
     }
 
-    /// The reply to a request that failed. `structured`: the client chose structured replies, and it is a
-    /// read or a question for extents.
+    /// The reply to a request that failed. `structured`: the client chose structured replies, and the
+    /// request is a read or asks for extents.
     pub fn error(&self, structured: bool, cookie: u64, error: &VolumeError) -> Vec<Buffer> {
         let number = errno_of(error) as u32;
         if !structured {

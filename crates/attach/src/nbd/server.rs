@@ -10,14 +10,14 @@ use super::hub::{Effect, Event, Exports, Hub};
 
 /// How long requests in flight may take to finish during a shutdown.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long it may then take to detach volumes whose OSDs do not answer. The client core itself does not
-/// wait longer.
+/// How long the server may then take to detach volumes whose OSDs do not answer. The client core itself
+/// does not wait longer.
 const ABANDON_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a monitor may then take to confirm the end of the sessions. `ashlar up` waits longer than
 /// all three together.
 const PART_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Most clients at a time, if the limit on descriptors allows so many.
+/// Most clients at a time, if the limit on descriptors allows that many.
 const CLIENT_COUNT_MAX: u64 = 1024;
 /// Refused clients are logged at most this often.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);

@@ -90,7 +90,7 @@ pub enum Action {
     },
 }
 
-/// What clients are told about an export.
+/// The properties of an export that clients receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
     /// Size in bytes.
@@ -188,7 +188,7 @@ enum Step {
 }
 
 impl Session {
-    /// A new client; the greeting is its first output.
+    /// Creates the session of a new client; its first output is the greeting.
     pub fn new(pool: BufferPool) -> Session {
         let mut output = Vec::new();
         output.extend_from_slice(&NBDMAGIC.to_be_bytes());
@@ -207,7 +207,7 @@ impl Session {
         }
     }
 
-    /// Takes bytes from the client: as they arrived, or the full memory of [`Session::lend`].
+    /// Accepts bytes from the client: as they arrived, or the full memory of [`Session::lend`].
     pub fn received(&mut self, bytes: Buffer) {
         match &mut self.phase {
             Phase::Payload { request, data: data @ Payload::Lent } => {

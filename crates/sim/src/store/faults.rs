@@ -1,8 +1,9 @@
 //! Faults of the medium: errors, rot, lies. Only those that a store can detect with a single copy.
 //!
-//! Limits. Damage of bytes that no journal entry records as durable looks like a torn write. So rot hits only what
-//! was written before the last quiet moment after which a change was answered. A disk lies only about small writes
-//! to the data area, which are write-back: a checksum detects such a lie.
+//! Limits. Damage of bytes that no journal entry records as durable looks like a torn write. So rot hits only
+//! bytes that were written before the last moment without open requests that was followed by an answered
+//! change. A disk lies only about small writes to the data area, which are write-back: a checksum detects
+//! such a lie.
 
 use std::ops::Range;
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   change asked ─▶ later (in order) ──answered──▶ base
-//!                        └──crash──▶ a first part of them happened: the block's version tells
+//!                        └──crash──▶ a prefix of them happened: the version of the block shows which
 //! ```
 //!
 //! Invariants
@@ -476,8 +476,8 @@ impl Model {
         }
     }
 
-    /// Compares each block with the restarted store, which must have a first part of the open
-    /// changes. Returns the versions of the changes that it lacks.
+    /// Compares each block with the restarted store, which must hold a prefix of the open changes.
+    /// Returns the versions of the changes that are lost.
     pub fn resolve(
         &mut self,
         version_of: impl Fn(&BlockKey) -> Version,

@@ -1,5 +1,5 @@
-//! The connection to a monitor, which delivers the map and the sessions. I/O continues while it is
-//! lost.
+//! The connection to a monitor, which delivers the map and the sessions. I/O continues without the
+//! connection.
 
 use base::{ConnectionId, SessionId, Time, TraceEvent};
 use cluster::message::{Failure, FromMonitor, ToMonitor};

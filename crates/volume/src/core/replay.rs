@@ -60,9 +60,9 @@ impl ClientCore {
         true
     }
 
-    /// Whether the part must wait because it reads a range that an own change may have written whose
-    /// answer was lost. The read could return the change, and a power loss could then undo the change
-    /// before it is kept.
+    /// Whether the part must wait: it reads a range that a change of this client, whose answer was
+    /// lost, may have written. The read could return the change, and a power loss could then undo the
+    /// change before it is kept.
     pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
         let part = &self.parts[key];
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
