@@ -1,4 +1,4 @@
-//! The monitors of the cluster: which exist, where they listen, which are connected.
+//! The monitors of the cluster: which ones exist, where they listen, and which are connected.
 
 use base::{ConnectionId, MonitorId};
 use format::door::Role;
@@ -10,22 +10,22 @@ use super::{Effect, Identity, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, RelayedRole};
 use crate::records::{CounterName, CounterRecord, MonitorRecord, Record, Rest};
 
-/// Monitors of a cluster.
+/// Most monitors in a cluster.
 const MONITOR_COUNT_MAX: usize = 100;
 
 impl Monitor {
-    /// Whether no other monitor belongs to the cluster, for sure.
+    /// Whether it is certain that the cluster has no other monitor.
     pub(super) fn is_only(&self) -> bool {
         let is_this = |record: &MonitorRecord| record.id == self.identity.monitor;
         !self.committed.is_damaged() && self.committed.monitors().all(is_this)
     }
 
-    /// A monitor that does not lead relays another connection from now on.
+    /// Handles the report of a non-leading monitor that it now relays another connection.
     pub(super) fn on_relay(&mut self, connection: ConnectionId, role: &RelayedRole) {
         self.connections.set_relayed_role(connection, role.role());
     }
 
-    /// A monitor that does not lead is there.
+    /// Handles the arrival of a monitor that does not lead.
     pub(super) fn on_monitor_here(
         &mut self,
         connection: ConnectionId,
@@ -40,7 +40,7 @@ impl Monitor {
         self.try_push_job(Job::MonitorHere(record));
     }
 
-    /// Records where this monitor itself is.
+    /// Queues the record of this monitor's own addresses, process and host.
     pub(super) fn record_self(&mut self) {
         let Identity { monitor, pid, addresses, host, .. } = self.identity.clone();
         let record = MonitorRecord::of_run(monitor, addresses, pid, host);
@@ -95,7 +95,7 @@ impl Monitor {
             return Err(failure("running", message, "stop its process first"));
         }
         let mut batch = Batch::new(&self.committed);
-        // Its record stays, so that whoever runs with its id is refused.
+        // The record stays, so that a process that runs with this id is refused.
         let none = MonitorRecord::of_run(monitor, Vec::new(), 0, String::new());
         let record = MonitorRecord { removed: true, rest: record.rest.clone(), ..none };
         batch.put(&self.committed, Record::Monitor(record));
@@ -133,7 +133,7 @@ impl Monitor {
         self.connections.send(connection, &self.monitor_addresses(), effects);
     }
 
-    /// Tells everybody who gets the map which monitors there are.
+    /// Sends every receiver of the map the current list of monitors.
     pub(super) fn on_monitors_changed(&self, effects: &mut Vec<Effect>) {
         let message = self.monitor_addresses();
         for connection in self.connections.subscribers() {
@@ -141,7 +141,8 @@ impl Monitor {
         }
     }
 
-    /// Only monitors speak for themselves and for the connections that they relay.
+    /// Whether the connection is not that of a monitor, or is that of another monitor than `named`.
+    /// Only monitors may report themselves and the connections that they relay.
     pub(super) fn is_no_monitor(&self, connection: ConnectionId, named: Option<MonitorId>) -> bool {
         match self.connections.role(connection) {
             Role::Monitor(id) => named.is_some_and(|named| named != id),
@@ -150,7 +151,7 @@ impl Monitor {
     }
 }
 
-/// Why a monitor that was removed does not run, and what to do.
+/// Explains why a removed monitor does not run, and what to do.
 pub(super) fn removed_text(monitor: MonitorId) -> String {
     format!(
         "{monitor} was removed from the cluster (`ashlar mon rm`): you may delete its directory; \
@@ -158,8 +159,9 @@ pub(super) fn removed_text(monitor: MonitorId) -> String {
     )
 }
 
-/// Their addresses in an order in which one is followed by one of another monitor and, where there
-/// are several networks, of another network: whatever is lost, the next address is elsewhere.
+/// Orders the monitors' addresses so that, after each address, the next one belongs to another
+/// monitor and, where there are several networks, to another network: if one cannot be reached, the
+/// next is likely elsewhere.
 fn spread(records: &[&MonitorRecord]) -> Vec<String> {
     let address_count_max = records.iter().map(|record| record.addresses.len()).max();
     let mut addresses = Vec::new();

@@ -1,5 +1,5 @@
-//! OSDs as they are now: connected or not, what they report, which map they have seen. Who counts as
-//! up is decided in `failure_detector.rs`.
+//! OSDs as they are now: whether they are connected, what they report, and which map they have seen.
+//! `failure_detector.rs` decides which OSDs count as up.
 
 use std::collections::BTreeMap;
 
@@ -15,47 +15,52 @@ use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport};
 use crate::records::Record;
 
-/// Reports of disks that hang, or do no longer, are judged together when they come within so long.
+/// Reports of disks that hang, or have recovered, are evaluated together if they arrive within this
+/// span.
 pub(super) const STALL_GATHER: Duration = Duration::from_millis(500);
-/// A disk of which an operation takes longer may be about to hang with another one.
+/// If a disk operation takes longer than this, its disk may be about to hang together with another
+/// one.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What an OSD says of its disk.
+/// What an OSD reports about its disk.
 #[derive(Default)]
 pub(super) struct Stall {
-    /// It hangs, or has not shown since that it answers.
+    /// The disk hangs, or has not yet completed an operation since it hung.
     pub(super) stalled: bool,
-    /// When that changed last.
+    /// When `stalled` last changed.
     pub(super) since: Option<Time>,
-    /// When its oldest operation began, if that takes long.
+    /// When the oldest pending operation began, if that operation is slow.
     pub(super) oldest: Option<Time>,
 }
 
-/// What is known of an OSD besides its record; lost with this process.
+/// What this monitor knows about an OSD besides its record; lost when this process ends.
 #[derive(Default)]
 pub(super) struct OsdLive {
-    /// Where it is connected.
+    /// The connection it joined over, while it is connected.
     pub(super) connection: Option<ConnectionId>,
-    /// Which of all connections to this monitor was the newest one it joined over, gone or not.
+    /// The order number of the newest connection that the OSD joined over, whether or not that
+    /// connection still exists.
     pub(super) joined_order: u64,
-    /// Its last report, and when it came.
+    /// The last report, and when it arrived.
     pub(super) report: Option<(Time, OsdReport)>,
-    /// Bytes a second that it filled learners with between its last reports.
+    /// Backfill rate in bytes per second, computed from its last two reports.
     pub(super) fill_rate: u64,
     /// When it was registered.
     pub(super) since: Time,
-    /// Its boots that it has not confirmed, by their connections; each with the question.
+    /// Boots that the OSD has not confirmed yet, by connection, each with the number of the
+    /// question sent to it.
     pub(super) boots: BTreeMap<ConnectionId, (u64, Boot)>,
-    /// When it started, and whether it rests.
+    /// When the OSD started, and whether it rests (see `restarts.rs`).
     pub(super) starts: Starts,
-    /// What it says of its disk.
+    /// What the OSD reports about its disk.
     pub(super) stall: Stall,
-    /// How it is known to run.
+    /// What the failure detector knows about it.
     pub(super) liveness: Liveness,
-    /// Map revisions it has applied: it refuses requests that name older ones.
+    /// Map revisions that the OSD has applied, by pool: it refuses requests that carry an older
+    /// one.
     saw: BTreeMap<PoolId, MapRevision>,
-    /// Removed pools that it was asked to clear, over this connection, and whether it has said that it
-    /// did.
+    /// Removed pools that this OSD was asked, over this connection, to clear, and whether it has
+    /// reported that it did.
     pub(super) clearing: BTreeMap<PoolId, bool>,
     /// Whether a [`Job::SyncOsd`] waits for its turn.
     is_sync_queued: bool,
@@ -67,7 +72,7 @@ impl OsdLive {
         self.connection.is_some() || self.liveness.is_awaited()
     }
 
-    /// Its last report, while it is connected.
+    /// Returns the last report, while the OSD is connected.
     pub(super) fn current_report(&self) -> Option<&OsdReport> {
         self.connection?;
         self.report.as_ref().map(|(_, report)| report)
@@ -75,8 +80,8 @@ impl OsdLive {
 }
 
 impl Monitor {
-    /// The OSD has joined over this connection; an older one of it is closed. `goes_on`: in a run
-    /// that had joined before.
+    /// Registers an OSD that joined over this connection, and closes its older connection.
+    /// `goes_on`: the OSD joined before in the same run.
     pub(super) fn register_osd(
         &mut self,
         now: Time,
@@ -119,7 +124,7 @@ impl Monitor {
         }
     }
 
-    /// A run of an OSD did not join: does what was left to its boot.
+    /// Handles a run of an OSD that did not join: queues the work that was left to its boot.
     pub(super) fn push_sync_known_osd(&mut self, osd: OsdId) {
         if self.committed.osd(osd).is_some() {
             self.push_sync_osd(osd);
@@ -150,7 +155,8 @@ impl Monitor {
         }
         let mut batch = Batch::new(&self.committed);
         batch.put(&self.committed, Record::Osd(changed));
-        // Planned once more: it may have come or gone while the record was written.
+        // Planned once more: the OSD may have connected or disconnected while the record was
+        // written.
         Plan::Write { batch, done: None }
     }
 
@@ -176,7 +182,7 @@ impl Monitor {
         self.confirm_give_ups(osd, effects);
     }
 
-    /// What an OSD says of its disk came.
+    /// Notes what an OSD reports about its disk.
     pub(super) fn note_stall(
         &mut self,
         now: Time,
@@ -201,7 +207,7 @@ impl Monitor {
         }
     }
 
-    /// When what OSDs said of their disks may be judged.
+    /// Returns when the gathered reports about disks may be evaluated.
     pub(super) fn stalls_settle(&self, now: Time) -> Option<Time> {
         let settles = |live: &OsdLive| Some(live.stall.since? + STALL_GATHER);
         self.osds.values().filter_map(settles).filter(|at| *at > now).min()
@@ -223,8 +229,8 @@ impl Monitor {
         }
     }
 
-    /// An OSD of the pool that is up and has not said that it saw `revision`. One that is down
-    /// reads the map before it accepts anything.
+    /// Returns an OSD of the pool that is up and has not reported that it saw `revision`. An OSD
+    /// that is down reads the map before it accepts anything.
     pub(super) fn osd_that_has_not_seen(
         &self,
         pool: PoolId,
@@ -244,7 +250,8 @@ impl Monitor {
     }
 }
 
-/// Bytes a second of fillings that are in both reports. An epoch that ended counts from zero again.
+/// Returns the backfill rate in bytes per second, from the backfills that appear in both reports.
+/// In a new epoch a backfill counts from zero again.
 fn fill_rate(before: Option<&(Time, OsdReport)>, now: Time, report: &OsdReport) -> u64 {
     let Some((then, before)) = before else { return 0 };
     let done: BTreeMap<_, u64> =

@@ -1,8 +1,8 @@
-//! OSDs taken out of the cluster, brought back, and forgotten.
+//! Taking OSDs out of the cluster, bringing them back, and removing them.
 //!
-//! One that is out keeps serving what it has until the plan's other OSDs have it: nothing is lost by
-//! taking an OSD out. One is forgotten only when no PG names it, and with it the removed pools that
-//! wait for it.
+//! An OSD that is out keeps serving its PGs until the other OSDs of the plan have their data, so taking an
+//! OSD out loses nothing. An OSD is removed only when no PG needs it; removed pools then no longer wait for
+//! it.
 
 use base::{Incarnation, OsdId, PgId};
 use serde_json::json;
@@ -21,8 +21,8 @@ fn osd_to_change(committed: &CommittedState, osd: OsdId) -> Result<&OsdRecord, F
     })
 }
 
-/// `osd out` and `osd in`. If the OSD already is in that state, the operator's decision replaces the
-/// monitor's.
+/// Plans `osd out` and `osd in`. If the OSD already is in that state, the operator's decision
+/// replaces the monitor's.
 pub(super) fn plan_osd_set_in(
     committed: &CommittedState,
     osd: OsdId,
@@ -42,7 +42,7 @@ pub(super) fn plan_osd_set_in(
     Ok(Plan::Write { batch, done: Some(answer) })
 }
 
-/// `osd rm`: one removed pool after another no longer waits for it, then its record goes.
+/// Plans `osd rm`: removes the OSD from one removed pool after another, then deletes its record.
 pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<Plan, Failure> {
     let record = osd_to_change(committed, osd)?;
     if record.info.up {
@@ -53,7 +53,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
              until `ashlar osd tree` shows that it has no PGs",
         ));
     }
-    // One that never ran has nothing.
+    // An OSD that never ran holds no data.
     if record.info.in_cluster && record.info.incarnation != Incarnation::ZERO {
         return Err(failure(
             "busy",
@@ -78,7 +78,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         });
     }
     let mut batch = Batch::new(committed);
-    // Receivers of the map hear of the removal as of any change.
+    // Receivers of the map learn of the removal as of any other change: by a new revision.
     let last = committed.osd_revision_max() + 1;
     let name = CounterName::OsdRevision;
     batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
@@ -87,7 +87,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
     Ok(Plan::Write { batch, done: Some(answer) })
 }
 
-/// A PG that has the OSD as a member.
+/// Returns a PG that has the OSD as a member.
 fn pg_that_needs(committed: &CommittedState, osd: OsdId) -> Option<PgId> {
     if committed.osd(osd).is_some_and(|r| r.info.incarnation == Incarnation::ZERO) {
         return None;

@@ -1,13 +1,13 @@
-//! Where PGs are to be: the plan of each pool, kept in its shards, so that a restart moves nothing.
+//! Where PGs should be: the plan of each pool, stored in its shards, so that a restart moves nothing.
 //!
-//! A pool is planned anew when the OSDs that may hold it change: one joins, is taken out or brought
-//! back, changes its size, or the pool its failure domain. An OSD that goes down stays in the plan: it
-//! comes back, or goes out after `osd_out_after_ms`. The plan is a target; `acting.rs` gets there
-//! through learners.
+//! A pool is planned again when the OSDs that may hold it change: an OSD joins, is taken out or brought
+//! back, or changes its size; or when the pool's failure domain changes. An OSD that goes down stays in the
+//! plan: either it comes back, or it is taken out after `osd_out_after_ms`. The plan is a target;
+//! `acting.rs` reaches it through learners.
 //!
 //! Invariants
-//!   1. `pool.planned_for` is the fingerprint of what all shards were planned for, or another value: then
-//!      the pool is planned again, from the targets its shards have.
+//!   1. `pool.planned_for` is the fingerprint of what all shards were planned for; if it has another value,
+//!      the pool is planned again, starting from the targets in its shards.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,18 +21,18 @@ use super::job::{Done, Job, Plan, Planned};
 use crate::map::{FailureDomain, Pool};
 use crate::records::{OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// Plans that could not be made.
+/// The state of planning: what is due, queued, or failed.
 #[derive(Default)]
 pub(super) struct Planning {
-    /// Pools may have to be planned anew.
+    /// Pools may have to be planned again.
     pub(super) is_due: bool,
-    /// Why there is no plan, for what.
+    /// Pools without a valid plan: the fingerprint of what planning failed for, and why it failed.
     failed: BTreeMap<PoolId, (u64, PlanError)>,
     queued: BTreeSet<PoolId>,
 }
 
 impl Monitor {
-    /// Queues plans that are due; tells whether there was one.
+    /// Queues plans that are due; returns whether there were any.
     pub(super) fn queue_plans(&mut self) -> bool {
         if self.is_older() || !std::mem::take(&mut self.planning.is_due) {
             return false;
@@ -96,7 +96,7 @@ impl Monitor {
 
     pub(super) fn finish_replan(&mut self, pool: PoolId, failed: Option<(u64, PlanError)>) {
         self.planning.queued.remove(&pool);
-        // What it was planned for may have changed on the way.
+        // The OSDs or the pool may have changed in the meantime.
         self.planning.is_due = true;
         match failed {
             Some(failed) => {
@@ -108,13 +108,13 @@ impl Monitor {
         }
     }
 
-    /// Pools that cannot be placed on the OSDs there are, and why.
+    /// Returns the pools that cannot be placed on the existing OSDs, and why.
     pub(super) fn unplaced_pools(&self) -> impl Iterator<Item = (&Pool, &PlanError)> {
         let failed = self.planning.failed.iter();
         failed.filter_map(|(pool, (_, error))| Some((&self.committed.pool(*pool)?.pool, error)))
     }
 
-    /// Where the plan has each PG of a pool.
+    /// Returns the planned OSDs of each PG of a pool.
     pub(super) fn targets(&self, pool: PoolId) -> impl Iterator<Item = Vec<OsdId>> {
         let shards = self.committed.shards(pool);
         shards.flat_map(|shard| (0..shard.pgs.len()).map(|index| shard.targets_of(index)))
@@ -125,7 +125,7 @@ impl Monitor {
         fingerprint(&record.pool, &self.candidates_for(record))
     }
 
-    /// OSDs that may hold PGs of a pool that there is.
+    /// Returns the OSDs that may hold PGs of an existing pool.
     fn candidates_for(&self, record: &PoolRecord) -> Vec<Candidate> {
         let planned: BTreeSet<OsdId> = self.targets(record.pool.id).flatten().collect();
         let usable = |osd: &&OsdRecord| {
@@ -136,14 +136,14 @@ impl Monitor {
         self.candidates_of(&usable, record.pool.failure_domain, Some(record.pool.id))
     }
 
-    /// OSDs that may hold PGs of a pool that is being made.
+    /// Returns the OSDs that may hold PGs of a pool that is being created.
     pub(super) fn candidates(&self, failure_domain: FailureDomain) -> Vec<Candidate> {
         let usable = |osd: &&OsdRecord| is_usable(osd) && osd.info.up;
         let usable: Vec<&OsdRecord> = self.committed.osds().filter(usable).collect();
         self.candidates_of(&usable, failure_domain, None)
     }
 
-    /// One that has not told its size yet counts as an average one.
+    /// An OSD that has not reported its size yet counts as one of average size.
     fn candidates_of(
         &self,
         usable: &[&OsdRecord],
@@ -168,7 +168,7 @@ impl Monitor {
         usable.iter().map(candidate).collect()
     }
 
-    /// Copies of PGs planned on each OSD, of all pools but one.
+    /// Counts the PG copies planned on each OSD, over all pools except `but`.
     fn planned_counts(&self, but: Option<PoolId>) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
         for pool in self.committed.pools().filter(|pool| Some(pool.pool.id) != but) {
@@ -179,7 +179,7 @@ impl Monitor {
         counts
     }
 
-    /// Takes an OSD out that was down for `osd_out_after_ms`, if the rest can do without it.
+    /// Plans to take out an OSD that was down for `osd_out_after_ms`, if the other OSDs suffice.
     pub(super) fn plan_out_osd(&self, osd: OsdId) -> Plan {
         let Some(record) = self.committed.osd(osd) else { return Plan::Done(Done::Silent) };
         let is_back = record.info.up || self.is_present(osd);
@@ -197,7 +197,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Why an OSD that is down is not taken out, however long it is so.
+    /// Explains why an OSD is not taken out, however long it stays down.
     pub(super) fn why_it_stays_in(&self, osd: OsdId) -> Option<String> {
         let ran = || {
             let ran = self.committed.osds();
@@ -218,12 +218,12 @@ impl Monitor {
     }
 }
 
-/// Whether the planner may use it at all: it is in, and has run.
+/// Whether the planner may use the OSD at all: it is in, and has run.
 fn is_usable(record: &OsdRecord) -> bool {
     record.info.in_cluster && record.info.incarnation > Incarnation::ZERO
 }
 
-/// What copies must not share.
+/// Returns the failure domain of the OSD: two copies of a PG must not share it.
 pub(super) fn domain_of(record: &OsdRecord, failure_domain: FailureDomain) -> String {
     match failure_domain {
         FailureDomain::Host => record.tree_host().to_string(),
@@ -231,8 +231,8 @@ pub(super) fn domain_of(record: &OsdRecord, failure_domain: FailureDomain) -> St
     }
 }
 
-/// What a plan depends on, in one number (FNV-1a of 64 bits). Two that are alike by chance would leave
-/// a plan as it is until the next change; nothing depends on it for safety.
+/// Returns a hash of everything that a plan depends on (64-bit FNV-1a). After a chance collision,
+/// the plan would stay as it is until the next change; safety does not depend on this value.
 pub(super) fn fingerprint(pool: &Pool, candidates: &[Candidate]) -> u64 {
     let mut text = format!("{} {:?}", pool.replicas, pool.failure_domain);
     for candidate in candidates {

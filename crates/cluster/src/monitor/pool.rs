@@ -1,4 +1,4 @@
-//! Making pools.
+//! Creating pools.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use crate::records::{
 };
 use crate::stats::Table;
 
-/// Pools of a cluster.
+/// Most pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
-/// PGs of a pool: its whole map fits a message.
+/// Most PGs in a pool: its whole map fits one message.
 const PG_COUNT_MAX: u32 = 8192;
-/// Copies of PGs that a pool has on each OSD, unless told.
+/// PG copies that a pool has on each OSD, unless the operator gives a PG count.
 const PGS_PER_OSD: u32 = 32;
-/// What a PG takes of an OSD's area for records, in bytes: a store of 256 MiB was full at 3,700.
+/// Bytes of an OSD's record area that one PG takes: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
-/// Copies that may be asked for.
+/// Most copies that a pool may have.
 const REPLICAS_MAX: u32 = 8;
 
 impl Monitor {
@@ -111,9 +111,9 @@ impl Monitor {
         Ok(())
     }
 
-    /// The shards of a new pool, as many as fit a transaction; with the last of them the pool. Shards
-    /// of a pool that is not there mean nothing: those of a making that was cut short are written over
-    /// by the next one, or removed.
+    /// Writes the shards of a new pool, as many as fit one transaction; the last transaction also
+    /// writes the pool. Shards of a pool that does not exist mean nothing: if the creation is
+    /// interrupted, the next one overwrites its shards or removes them.
     fn write_new_pool(&self, pool: Pool, targets: Vec<Vec<OsdId>>, planned_for: u64) -> Plan {
         let committed = &self.committed;
         let revision = MapRevision::ZERO.next();
@@ -170,7 +170,7 @@ impl Monitor {
         Member { osd, incarnation: record.info.incarnation }
     }
 
-    /// A pool as commands show it, with its space.
+    /// Returns a pool as commands show it, with its space.
     pub(super) fn pool_row_with(&self, record: &PoolRecord) -> serde_json::Value {
         let mut row = pool_row(&record.pool);
         row["used_bytes"] = self.used_bytes(Table::Pool, record.pool.id.get()).into();
@@ -178,7 +178,7 @@ impl Monitor {
         row
     }
 
-    /// What is free on all OSDs that PGs are planned for, by their last reports.
+    /// Returns the bytes free on all OSDs that PGs are planned for, by their last reports.
     fn free_bytes(&self) -> u64 {
         let is_in = |osd: &OsdId| {
             let record = self.committed.osd(*osd);
@@ -189,7 +189,7 @@ impl Monitor {
         reports.map(|report| report.free_bytes).fold(0, u64::saturating_add)
     }
 
-    /// PGs of all pools that have each OSD as a member.
+    /// Counts, for each OSD, the PGs of all pools that have it as a member.
     pub(super) fn pg_counts(&self) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
         for pool in self.committed.pools() {
@@ -203,14 +203,14 @@ impl Monitor {
     }
 }
 
-/// A pool as commands show it.
+/// Returns a pool as commands show it.
 pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     serde_json::to_value(pool).expect("a pool is plain text and numbers")
 }
 
-/// PGs whose records a store with so large a data area has room for. Its area for records has more
-/// than a 64th of its size, and 4 MiB at least; a record takes 1 KiB there with what a checkpoint
-/// writes beside it.
+/// Returns the number of PGs whose records fit a store with a data area of this size. Its record
+/// area has more than a 64th of that size, and at least 4 MiB; a record takes 1 KiB there, together
+/// with what a checkpoint writes beside it.
 fn pg_room(size_bytes: u64) -> u64 {
     (size_bytes / 64).max(4 << 20) / PG_RECORD_SIZE
 }
@@ -258,7 +258,7 @@ pub(super) fn cannot_place(
     }
 }
 
-/// Names of pools and volumes.
+/// Checks the name of a pool or volume.
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), Failure> {
     let is_first = |byte: u8| byte.is_ascii_alphanumeric();
     let is_further = |byte: u8| is_first(byte) || b"._-".contains(&byte);

@@ -1,7 +1,7 @@
-//! Handing out the map: a snapshot, then deltas, to everyone who asked for it.
+//! Publishing the map: a snapshot, then deltas, to every subscriber.
 //!
-//! A delta is computed from what the receiver has: every entry names the revision that brought it,
-//! so there is no history to keep, and a receiver may be as old as it likes.
+//! A delta is computed from the revisions that the receiver has: every entry contains the revision at which
+//! it last changed. So no history is kept, and a receiver may be arbitrarily far behind.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::map::MapDelta;
 use crate::message::FromMonitor;
 use crate::records::CounterName;
 
-/// OSD entries in one message: below 4 MiB, as long as their addresses may be.
+/// Most OSD entries in one message: it stays below 4 MiB even with the longest addresses.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
 
-/// Ids of OSDs that were removed in one message.
+/// Most ids of removed OSDs in one message.
 const REMOVED_PER_MESSAGE_MAX: usize = 100_000;
 
 impl Monitor {
@@ -31,7 +31,7 @@ impl Monitor {
         if let Some(osd) = self.connections.osd(connection).filter(|_| have.iter().any(lacks)) {
             return self.on_proven_older(format!("{osd} has a newer map"), effects);
         }
-        // A pool that an older store lacks was not removed: the receiver is told nothing of it.
+        // A pool that an older store lacks was not removed: the receiver is sent nothing about it.
         let is_known = |pool: PoolId| {
             let id = u64::from(pool.get());
             self.committed.pool(pool).is_some()
@@ -45,7 +45,7 @@ impl Monitor {
         self.send_monitors(connection, effects);
     }
 
-    /// Sends everyone what changed since they were last told.
+    /// Sends every subscriber what changed since the last message to it.
     pub(super) fn publish(&mut self, effects: &mut Vec<Effect>) {
         let mut cache = Texts::new(self.committed.osd_revision_max());
         for connection in self.connections.subscribers().collect::<Vec<_>>() {
@@ -71,8 +71,8 @@ impl Monitor {
         cache: &mut Texts,
         effects: &mut Vec<Effect>,
     ) {
-        // Between the transactions of a recovery a pool has its new revision, and not yet all its
-        // entries. What cannot be read must not count as removed.
+        // Between the transactions of a recovery a pool has its new revision, but not yet all its
+        // entries. And what cannot be read must not count as removed.
         if self.committed.is_being_recovered() || self.committed.is_damaged() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Commands that only ask. Answered at once, from what is committed.
+//! Read-only commands. They are answered at once, from the committed state.
 
 use std::collections::BTreeMap;
 
@@ -19,16 +19,17 @@ use crate::stats::Table;
 /// Longest answer to `state ls`, in bytes of JSON; messages have room for it and their frame.
 const LIST_SIZE_MAX: usize = 3 << 20;
 
-/// What a PG does.
+/// The state of a PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PgState {
-    /// It serves, with all copies.
+    /// It serves with all copies.
     Active,
-    /// It serves, with all copies, and another OSD is being filled.
+    /// It serves with all copies, and a learner is being filled.
     Filling,
-    /// It serves, with fewer copies than it should have.
+    /// It serves with fewer copies than it should have.
     Degraded,
-    /// Its members are agreeing: its primary has not said yet that it serves it; why, if it said so.
+    /// Its members are peering: its primary has not reported yet that it serves. With the reason,
+    /// if the primary reported one.
     Peering(Option<String>),
     /// Its primary is up and cannot serve it.
     Incomplete(String),
@@ -62,7 +63,7 @@ impl PgState {
 }
 
 impl Monitor {
-    /// Tells of entries whether their primary serves them in their epoch.
+    /// Returns a predicate: whether the primary of an entry serves the PG in the entry's epoch.
     pub(super) fn served(&self) -> impl Fn(&PgEntry) -> bool + '_ {
         // One pass with a set: a report's list is long.
         let active: BTreeSet<_> = self
@@ -78,7 +79,7 @@ impl Monitor {
         }
     }
 
-    /// The answer to a command that only asks; `None`: it changes the state.
+    /// Answers a read-only command; `None`: the command changes the state.
     pub(super) fn query(&self, now: Time, command: &Command) -> Option<Result<Value, Failure>> {
         let committed = &self.committed;
         Some(match command {
@@ -141,8 +142,9 @@ impl Monitor {
         self.committed.osds().map(|record| self.osd_row(record)).collect()
     }
 
-    /// The root, its hosts by name, and their OSDs, each row after the one it lies in. A weight is
-    /// the size that placement counts; what is not in the cluster has none.
+    /// Returns the rows of the OSD tree: the root, its hosts by name, and their OSDs, each row
+    /// after its parent. A weight is the size that placement uses; an OSD that is not in the
+    /// cluster has none.
     fn osd_tree(&self) -> Value {
         let mut hosts: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
         let pg_counts = self.pg_counts();
@@ -159,7 +161,7 @@ impl Monitor {
         let all: Vec<&Value> = hosts.values().flatten().collect();
         let mut rows = vec![group_row("root", "default", 0, &all)];
         for (host, osds) in &hosts {
-            // An OSD that never ran has not told where it is.
+            // An OSD that never ran has not reported its host.
             let name = if host.is_empty() { "(unknown)" } else { host };
             rows.push(group_row("host", name, 1, &osds.iter().collect::<Vec<_>>()));
             rows.extend(osds.iter().cloned());
@@ -197,13 +199,13 @@ impl Monitor {
         self.serving_state(entry)
     }
 
-    /// The last report of its primary; `None`: it has not told how it is in this epoch.
+    /// Returns the last report of the PG's primary; `None`: it has not reported in this epoch yet.
     pub(super) fn report_of(&self, entry: &PgEntry) -> Option<&OsdReport> {
         let report = self.osds.get(&entry.primary_osd()?)?.current_report()?;
         report.knows(entry).then_some(report)
     }
 
-    /// The state of a PG whose acting members are not all there.
+    /// Returns the state of a PG whose acting members are not all present; `None`: all are.
     fn waiting_state(&self, entry: &PgEntry) -> Option<PgState> {
         let absence = |member: &Member| self.absence_of(member);
         let absent: Vec<String> = entry.acting().filter_map(absence).collect();
@@ -216,14 +218,14 @@ impl Monitor {
         Some(if there == 0 {
             PgState::Down(waits_for)
         } else if there >= min_size as usize {
-            // It goes on without them as soon as the others were heard.
+            // The PG continues without the absent members as soon as the others have reported.
             PgState::Peering(Some(waits_for))
         } else {
             PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up"))
         })
     }
 
-    /// Why an acting member is not there, if so.
+    /// Explains why an acting member is absent; `None`: it is present.
     fn absence_of(&self, member: &Member) -> Option<String> {
         let osd = member.osd;
         match self.committed.osd(osd) {
@@ -236,7 +238,7 @@ impl Monitor {
         }
     }
 
-    /// The state of a PG that is served.
+    /// Returns the state of a PG that is served.
     pub(super) fn serving_state(&self, entry: &PgEntry) -> PgState {
         let replicas = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.replicas);
         if entry.acting_count() < replicas as usize {
@@ -312,7 +314,7 @@ impl Monitor {
         Ok(row)
     }
 
-    /// How far the filling of a learner is, as its primary reported.
+    /// Returns the progress of a learner's backfill, as its primary reported it.
     fn filling_of(&self, entry: &PgEntry, learner: OsdId) -> Option<&FillingProgress> {
         let live = self.osds.get(&entry.primary_osd()?)?;
         let mut filling = live.current_report()?.filling.iter();
@@ -345,7 +347,7 @@ impl Monitor {
     }
 }
 
-/// A row of the tree that stands for the OSDs below it.
+/// Returns the tree row of a group: the totals of the OSDs below it.
 fn group_row(kind: &str, name: &str, depth: u32, osds: &[&Value]) -> Value {
     let sum = |key: &str| osds.iter().filter_map(|row| row[key].as_u64()).sum::<u64>();
     let count = |key: &str| osds.iter().filter(|row| row[key] == true).count();

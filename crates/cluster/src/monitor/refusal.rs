@@ -2,22 +2,22 @@
 
 use crate::message::Failure;
 
-/// Longest text that is kept only for people, in bytes.
+/// Longest text kept only for people, in bytes.
 const TEXT_SIZE_MAX: usize = 1024;
-/// Names in a text for people.
+/// Most names listed in a text for people.
 const NAMED_COUNT_MAX: usize = 8;
 
-/// A refusal: a code for programs, what happened, and what to do.
+/// Returns a refusal: a code for programs, what happened, and what to do.
 pub(super) fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
     Failure { code: code.into(), message: message.into(), hint: hint.into() }
 }
 
-/// The refusal where a queue is full: a moment later it may have room.
+/// Returns the refusal for a full queue: a moment later it may have room.
 pub(super) fn busy() -> Failure {
     failure("busy", "the monitor is overloaded", "try again in a moment")
 }
 
-/// A text from a peer, cut to what is kept.
+/// Cuts a text from a peer to the length that is kept.
 pub(super) fn clipped(mut text: String) -> String {
     let mut size = text.len().min(TEXT_SIZE_MAX);
     while !text.is_char_boundary(size) {
@@ -27,7 +27,7 @@ pub(super) fn clipped(mut text: String) -> String {
     text
 }
 
-/// The first of these names.
+/// Lists the first of these names.
 pub(super) fn first_names(names: &[String]) -> String {
     let more = if names.len() > NAMED_COUNT_MAX { ", ..." } else { "" };
     let some = &names[..names.len().min(NAMED_COUNT_MAX)];

@@ -1,4 +1,4 @@
-//! Relayed connections: a monitor that does not lead passes each connection on to the leader, over a
+//! Relayed connections: a monitor that does not lead forwards each connection to the leader, over a
 //! connection of its own, message by message in both directions.
 //!
 //! ```text
@@ -6,17 +6,18 @@
 //!                        ◀──              ◀──
 //! ```
 //!
-//! So everything that is promised of a connection to the leader (the map before the session, one answer
-//! for each request) holds over any monitor, and a relayed connection lives as long as its connection to
+//! So every guarantee of a connection to the leader (the map before the session, one answer for each
+//! request) also holds over any other monitor, and a relayed connection lives as long as its connection to
 //! the leader.
 //!
 //! Invariants
-//!   1. What came over a relayed connection is sent on once, in order, to one leader. When the connection
-//!      to the leader breaks, or another monitor leads, the relayed one is closed and its process reconnects.
+//!   1. Messages that came over a relayed connection are forwarded once, in order, to one leader. When the
+//!      connection to the leader breaks, or another monitor leads, the relayed connection is closed and its
+//!      process reconnects.
 //!   2. A connection that waits longer than [`WAIT_SPAN`] for a leader is closed, to try another monitor.
 //!   3. A monitor's own connection is never relayed: two monitors that each take the other for the leader
-//!      would pass it round in a circle. Commands that it brings are refused at once: if one waited here for
-//!      the next leader, nobody would know any more whether it was done.
+//!      would forward it in a circle. Commands that arrive over it are refused at once: if one waited here
+//!      for the next leader, nobody could tell any more whether it was carried out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,28 +30,29 @@ use super::connections::{CONNECTION_COUNT_MAX, to_text};
 use super::{Effect, failure};
 use crate::message::{Command, Failure, FromMonitor, RelayedRole, ToMonitor};
 
-/// How long a connection waits for the leader: as long as a leader's lease lasts,
-/// so that few are sent away when one dies.
+/// How long a connection waits for a leader: as long as a leader's lease lasts, so that few
+/// connections are closed when a leader dies.
 const WAIT_SPAN: Duration = Duration::from_secs(3);
-/// How long until a leader that was not reached is tried again.
+/// How long until a leader that could not be reached is tried again.
 const RETRY_SPAN: Duration = Duration::from_millis(100);
-/// Messages of one connection that wait for the leader; beyond it the connection is closed.
+/// Most messages of one connection that wait for the leader; beyond this the connection is closed.
 const QUEUE_COUNT_MAX: usize = 100;
-/// Bytes of all messages that wait for the leader; beyond it connections are closed.
+/// Most bytes of all messages that wait for the leader; beyond this, connections are closed.
 const QUEUE_SIZE_MAX: usize = 64 << 20;
 
 /// All connections to this monitor while it does not lead.
 pub(super) struct Relay {
     relayed: BTreeMap<ConnectionId, RelayedConnection>,
-    /// Those of them that do not talk to the leader yet: nothing is due for others.
+    /// Relayed connections that have no open connection to the leader yet: timers run only for
+    /// these.
     unsettled: BTreeSet<ConnectionId>,
-    /// Our connections to the leader, and whose words they carry.
+    /// Our connections to the leader, each with the relayed connection that it carries.
     ours: BTreeMap<ConnectionId, ConnectionId>,
-    /// The last of our own ids: they are even.
+    /// The last connection id that this monitor assigned; these ids are even.
     connection_last: u64,
-    /// Where the leader listens; none: nobody is known to lead.
+    /// Where the leader listens; empty if no leader is known.
     leader: Vec<String>,
-    /// Which address is tried next, modulo their number.
+    /// Index of the address to try next, modulo their number.
     address: usize,
     queue_size: usize,
 }
@@ -59,7 +61,7 @@ struct RelayedConnection {
     peer: Peer,
     since: Time,
     stage: Stage,
-    /// What it said before it was connected to the leader.
+    /// Messages it sent before the connection to the leader was open.
     said: Vec<String>,
 }
 
@@ -87,8 +89,8 @@ impl Relay {
         }
     }
 
-    /// Takes what the network tells. `lost` is why the state cannot be asked while nobody leads, and
-    /// the answer to `status` then: commands do not wait for a leader.
+    /// Handles an event of the network. `lost`: why the state store cannot be used while nobody
+    /// leads, and the answer to `status` then. In that case commands do not wait for a leader.
     pub(super) fn on_net(
         &mut self,
         now: Time,
@@ -140,7 +142,8 @@ impl Relay {
             effects.push(send(theirs, Message::Control(to_text(&FromMonitor::Pong))));
             return;
         }
-        // It comes from another monitor, which took this one for the leader and waits for the leader itself.
+        // The command comes from another monitor, which took this one for the leader and waits for
+        // the leader itself.
         let is_monitor = RelayedRole::of(entry.peer.role).is_none();
         if (lost.is_some() || is_monitor)
             && let Message::Control(text) = &message
@@ -152,7 +155,7 @@ impl Relay {
             });
             return;
         }
-        // A peer that was not answered yet sends control messages only.
+        // A peer that has no answer yet sends control messages only.
         let Message::Control(text) = message else {
             self.send_away(theirs, effects);
             return;
@@ -164,7 +167,8 @@ impl Relay {
         }
     }
 
-    /// The leader, or something else that listens where it did, is connected.
+    /// Handles a new connection to the leader's address: to the leader, or to something else that
+    /// listens there now.
     fn reached(&mut self, now: Time, ours: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
         let Some(theirs) = self.ours.get(&ours).copied() else {
             effects.push(close(ours));
@@ -206,7 +210,8 @@ impl Relay {
         }
     }
 
-    /// Answers commands that wait: the state store cannot be asked; `status` says how things were.
+    /// Answers waiting commands: the state store cannot be used. `status` returns the last known
+    /// state.
     pub(super) fn answer_commands(
         &mut self,
         why: &str,
@@ -224,7 +229,8 @@ impl Relay {
         }
     }
 
-    /// Another monitor leads, or none is known: peers relayed to the previous leader must reconnect.
+    /// Handles a change of leader: another monitor leads, or none is known. Peers relayed to the
+    /// previous leader must reconnect.
     pub(super) fn set_leader(
         &mut self,
         now: Time,
@@ -264,7 +270,7 @@ impl Relay {
         }
     }
 
-    /// When `tick` is wanted at the latest.
+    /// When `tick` must be called at the latest.
     pub(super) fn deadline(&self) -> Option<Time> {
         let has_leader = !self.leader.is_empty();
         let due = |entry: &RelayedConnection| match entry.stage {
@@ -274,13 +280,13 @@ impl Relay {
         self.unsettled.iter().filter_map(|theirs| due(&self.relayed[theirs])).min()
     }
 
-    /// Names a connection that this monitor makes.
+    /// Returns an id for a connection that this monitor makes.
     pub(super) fn next_connection(&mut self) -> ConnectionId {
         self.connection_last += 2;
         ConnectionId::new(self.connection_last)
     }
 
-    /// Connects to the leader for a connection that waits, if its time has come.
+    /// Connects to the leader on behalf of a waiting connection, if its time has come.
     fn advance(&mut self, now: Time, theirs: ConnectionId, effects: &mut Vec<Effect>) {
         let entry = self.relayed.get_mut(&theirs).expect("the caller has seen it");
         let Stage::Waiting { until } = entry.stage else { return };
@@ -299,8 +305,8 @@ impl Relay {
         effects.push(Effect::Net(NetEffect::Connect { connection: ours, address }));
     }
 
-    /// Closes a relayed connection. Commands that did not reach a leader are answered: nothing was
-    /// done.
+    /// Closes a relayed connection. Its commands that did not reach a leader are answered: nothing
+    /// was done.
     fn send_away(&mut self, theirs: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(entry) = self.forget(theirs) else { return };
         effects.extend(self.leave(entry.stage));
@@ -327,8 +333,8 @@ impl Relay {
         }
     }
 
-    /// This monitor leads: it takes over waiting connections and their messages. Peers relayed to
-    /// another monitor must reconnect.
+    /// This monitor now leads: returns the waiting connections and their messages, which it takes
+    /// over. Peers relayed to another monitor must reconnect.
     pub(super) fn hand_over(&mut self, now: Time, effects: &mut Vec<Effect>) -> Vec<NetEvent> {
         self.set_leader(now, Vec::new(), effects);
         self.queue_size = 0;
@@ -346,7 +352,7 @@ impl Relay {
 }
 
 impl RelayedConnection {
-    /// When something is to be done for it if nothing happens.
+    /// When this connection needs attention if no event arrives.
     fn due(&self) -> Option<Time> {
         let end = self.since + WAIT_SPAN;
         match self.stage {
@@ -357,7 +363,7 @@ impl RelayedConnection {
     }
 }
 
-/// The answer to a command while nobody leads and the store cannot be asked.
+/// Returns the answer to a command while nobody leads and the state store cannot be used.
 fn answer_without_state(
     theirs: ConnectionId,
     request: u64,
@@ -386,18 +392,19 @@ fn no_leader() -> Failure {
     )
 }
 
-/// The refusal of a command while the state store cannot be asked.
+/// Returns the refusal of a command while the state store cannot be used.
 pub(super) fn no_state(why: &str) -> Failure {
     let hint = "nothing was changed, and I/O continues; check that most members of the state store \
                 are running";
     failure(NO_STATE, why, hint)
 }
 
-/// Codes of refusals that say that a command was not done: for want of a leader, or of the state store.
+/// Codes of refusals of commands that were not carried out: there was no leader, or no state store.
 const NO_LEADER: &str = "no_leader";
 const NO_STATE: &str = "state_unavailable";
 
-/// Whether a refusal with this code says that nothing was done, and that the same may be done later.
+/// Whether a refusal with this code means that nothing was done, and that the same command may
+/// succeed later.
 pub fn is_not_done_yet(code: &str) -> bool {
     [NO_LEADER, NO_STATE].contains(&code)
 }

@@ -1,4 +1,4 @@
-//! What operators can do, with the ids and paths of this cluster: hints of `status`.
+//! What operators can do: hints for `status`, with the ids and paths of this cluster.
 
 use base::{OsdId, PgId};
 use format::wire::Member;
@@ -6,7 +6,7 @@ use format::wire::Member;
 use super::committed_state::CommittedState;
 use crate::records::OsdRecord;
 
-/// How to start an OSD that is down.
+/// Explains how to start an OSD that is down.
 pub(super) fn start_hint(record: &OsdRecord) -> String {
     let osd = record.info.id;
     match record.supervised {
@@ -24,7 +24,7 @@ pub(super) fn start_hint(record: &OsdRecord) -> String {
     }
 }
 
-/// How to replace an OSD whose disk is lost, while others have what it had.
+/// Explains how to replace an OSD whose disk is lost while other OSDs have its data.
 pub(super) fn replace_hint(committed: &CommittedState, record: &OsdRecord) -> String {
     let osd = record.info.id.get();
     if record.supervised {
@@ -42,7 +42,7 @@ pub(super) fn replace_hint(committed: &CommittedState, record: &OsdRecord) -> St
     )
 }
 
-/// How PGs get back the copies that they lack.
+/// Explains how to restore missing copies of PGs.
 pub(super) fn bring_back(committed: &CommittedState) -> String {
     let mut down = committed.osds().filter(|record| !record.info.up);
     match down.next() {
@@ -53,7 +53,8 @@ pub(super) fn bring_back(committed: &CommittedState) -> String {
     }
 }
 
-/// What helps where deleting waits: each OSD that may hold a part must say that it is gone.
+/// Explains what to do when a deletion waits: each OSD that may hold a part must report that it has
+/// deleted it.
 pub(super) fn deletion_hint(committed: &CommittedState) -> String {
     let mut down = committed.osds().filter(|record| !record.info.up);
     match down.next() {
@@ -81,8 +82,8 @@ fn wait_hint(record: &OsdRecord) -> String {
     }
 }
 
-/// What makes a PG serve again. Giving up is named only where nothing else can help: the OSDs
-/// that it waits for are out, gone, or have come back without what they had.
+/// Explains how to make a PG serve again. Giving up is mentioned only where nothing else can help:
+/// the OSDs that the PG waits for are out, removed, or have come back without their data.
 pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     let Some(entry) = committed.pg(pg) else { return String::new() };
     let record = |member: &Member| committed.osd(member.osd);

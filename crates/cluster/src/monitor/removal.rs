@@ -1,9 +1,9 @@
 //! Changing and removing pools.
 //!
-//! One transaction removes a pool, its entries and its fences, and records which OSDs may hold
-//! something of it: the name is free at once, the id is never given again. Each of these OSDs is
-//! asked to clear the pool whenever it connects, until it has said that it holds nothing; the
-//! record goes with the last of them.
+//! One transaction removes a pool, its entries and its fences, and records which OSDs may still hold data
+//! of the pool: the name is free at once, and the id is never reused. Each of these OSDs is asked to clear
+//! the pool whenever it connects, until it reports that it holds nothing of the pool. The record is deleted
+//! when the last OSD has reported.
 
 use base::{ConnectionId, Incarnation, OsdId, PoolId, Time};
 use serde_json::{Value, json};
@@ -16,9 +16,9 @@ use crate::map::FailureDomain;
 use crate::message::{Failure, FromMonitor};
 use crate::records::{Key, PoolRecord, Record, RemovedPoolRecord, Rest};
 
-/// Volumes named by a refusal.
+/// Most volumes listed in a refusal.
 const NAMED_COUNT_MAX: usize = 3;
-/// Records of tasks removed by one transaction.
+/// Most task records removed by one transaction.
 const TASKS_PER_TRANSACTION: usize = 100;
 
 impl Monitor {
@@ -93,7 +93,8 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// Asks OSDs that are connected, and were not asked yet over this connection.
+    /// Asks OSDs to clear removed pools: those that are connected and were not asked over this
+    /// connection yet.
     pub(super) fn ask_to_clear_pools(&mut self, effects: &mut Vec<Effect>) {
         let mut asks = Vec::new();
         for record in self.committed.removed_pools() {
@@ -113,8 +114,8 @@ impl Monitor {
         }
     }
 
-    /// Counts once for each time that the OSD was asked. If the job has no room the connection is closed:
-    /// the OSD comes again, and is asked again.
+    /// Handles an OSD's report that it cleared a pool. A report counts once per request. If the job
+    /// queue is full, the connection is closed: the OSD reconnects and is asked again.
     pub(super) fn on_pool_cleared(
         &mut self,
         now: Time,
@@ -131,7 +132,7 @@ impl Monitor {
         }
     }
 
-    /// A removal as commands show it.
+    /// Returns a pool removal as commands show it.
     pub(super) fn removed_pool_row(&self, record: &RemovedPoolRecord) -> Value {
         json!({
             "kind": "remove_pool",
@@ -143,7 +144,7 @@ impl Monitor {
         })
     }
 
-    /// The OSD that is down and may hold something of the pool, if there is one.
+    /// Returns the OSD that is down and may hold data of the pool, if there is one.
     pub(super) fn removal_waits_for(&self, record: &RemovedPoolRecord) -> Option<String> {
         let is_away =
             |osd: &&OsdId| self.osds.get(osd).is_none_or(|live| live.connection.is_none());
@@ -151,7 +152,7 @@ impl Monitor {
     }
 }
 
-/// An OSD holds nothing of a removed pool any more.
+/// Plans the record that an OSD no longer holds anything of a removed pool.
 pub(super) fn plan_pool_cleared(committed: &CommittedState, pool: PoolId, osd: OsdId) -> Plan {
     let Some(record) = committed.removed_pool(pool) else { return Plan::Done(Done::Silent) };
     let mut record = record.clone();
@@ -163,7 +164,7 @@ pub(super) fn plan_pool_cleared(committed: &CommittedState, pool: PoolId, osd: O
         batch.put(committed, Record::RemovedPool(record));
         return Plan::Write { batch, done: Some(Done::Silent) };
     }
-    // Tasks that deleted blocks of the pool have nothing left to do.
+    // Tasks that delete blocks of the pool have nothing left to do.
     let tasks = committed.tasks().filter(|task| task.pool == pool);
     let tasks = tasks.take(TASKS_PER_TRANSACTION).map(|task| Write::Delete(Key::Task(task.id)));
     let tasks: Vec<Write> = tasks.collect();

@@ -1,44 +1,45 @@
-//! OSDs that end soon after each start. Each start costs their PGs an epoch, and learners are filled
-//! again. So such an OSD rests for a while, longer each time: PGs that have enough other members do not take
-//! it in. A PG that needs it takes it all the same: see `acting.rs`.
+//! OSDs that end soon after each start. Each start costs their PGs an epoch, and learners must be filled
+//! again. So such an OSD rests for a while, longer each time: PGs that have enough other members do not
+//! admit it. A PG that needs the OSD admits it anyway: see `acting.rs`.
 //!
 //! Invariants
-//!   1. A rest ends, `REST_SPAN_MAX` after the start that led to it at the latest.
-//!   2. An OSD that ran for `SOON` after its last rest begins anew.
+//!   1. A rest ends at the latest `REST_SPAN_MAX` after the start that caused it.
+//!   2. For an OSD that ran for `SOON` after its last rest, counting begins again.
 
 use base::{Duration, Time};
 
-/// A start so soon after the one before, or after a rest, counts.
+/// A start counts as soon if it comes within this span after the previous start or the end of a
+/// rest.
 const SOON: Duration = Duration::from_secs(15);
-/// So many such starts in a row lead to a rest.
+/// This many soon starts in a row cause a rest.
 const SOON_COUNT: u32 = 4;
-/// The first rest; twice as long each time.
+/// Length of the first rest; each further rest is twice as long.
 const REST_SPAN_MIN: Duration = Duration::from_secs(10);
-/// The longest one.
+/// The longest rest.
 const REST_SPAN_MAX: Duration = Duration::from_secs(60);
 
-/// Starts of one OSD, as far as this process knows.
+/// Starts of one OSD, as far as this monitor process knows.
 #[derive(Default)]
 pub(super) struct Starts {
     last: Option<Time>,
-    /// Starts that came soon, one after the other.
+    /// Number of soon starts in a row.
     count: u32,
     /// When its newest rest ends.
     rest: Option<Time>,
 }
 
 impl Starts {
-    /// When the rest ends that it has now.
+    /// Returns when the current rest ends, if the OSD rests now.
     pub(super) fn rest(&self, now: Time) -> Option<Time> {
         self.rest.filter(|end| *end > now)
     }
 
-    /// How often it started one soon after the other.
+    /// Returns how often the OSD has started in quick succession, the first start included.
     pub(super) fn soon_count(&self) -> u32 {
         self.count.saturating_add(1)
     }
 
-    /// It started; tells when the rest ends that this leads to.
+    /// Notes a start; returns when the rest that it causes ends, if it causes one.
     pub(super) fn note(&mut self, now: Time) -> Option<Time> {
         let rested = self.rest.unwrap_or(Time::ZERO);
         let is_soon = self.last.is_some_and(|last| now < last.max(rested) + SOON);

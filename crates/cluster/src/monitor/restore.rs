@@ -1,5 +1,5 @@
-//! A state store that is older than what OSDs know (a backup of it was put back), or damaged: it is refused,
-//! and `state recover` makes a new state of what OSDs know.
+//! Recovery of a state store that is older than what OSDs know (a backup of it was restored), or damaged:
+//! the monitor refuses to use it, and `state recover` builds a new state from what OSDs know.
 //!
 //! ```text
 //!   OsdBoot (seen) ──▶ the store lacks it ──▶ older: nothing is changed, nobody joins
@@ -7,15 +7,16 @@
 //!   `state recover` ──▶ Draft: what the store is to be ──▶ transactions ──▶ this monitor begins anew
 //! ```
 //!
-//! The draft takes all records as of one transaction, the newest that is known whole; and of each PG the entry
-//! with the highest epoch that anybody knows. It raises epochs, revisions, runs and ids above all that was seen.
+//! The draft takes all records as of one transaction, the newest one known completely; and for each PG the
+//! entry with the highest epoch that any OSD or the store knows. It raises epochs, revisions, runs and ids
+//! above every value that was seen.
 //!
 //! Invariants
-//!   1. It is made only when every OSD that ever ran has told all it knows, or is declared lost. So no
-//!      newer entry of a PG exists: it would be in the record of the members that activated it.
-//!   2. Where one transaction is not enough, `recovery` stands in the store from the first to the last
-//!      of them. While it stands the store counts as older, for every monitor.
-//!   3. What was served by running OSDs goes on meanwhile; nobody joins, and no session begins.
+//!   1. The draft is made only when every OSD that ever ran has reported all it knows, or is declared lost.
+//!      So no newer entry of a PG exists: it would be in the record of the members that activated it.
+//!   2. If one transaction is not enough, the key `recovery` is in the store from the first to the last of
+//!      them. While it is there, every monitor treats the store as older.
+//!   3. Running OSDs keep serving their PGs meanwhile; no OSD joins, and no session begins.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,11 +48,12 @@ use crate::records::{
 };
 use crate::state::StateEffect;
 
-/// Margins: epochs, runs and transactions may have been issued and forgotten. So many are skipped.
+/// Margins: epochs, runs and transactions may have been issued and forgotten, so this many are
+/// skipped.
 const EPOCH_MARGIN: u32 = 1000;
 const RUN_MARGIN: u64 = 1000;
 const CHANGE_MARGIN: u64 = 1000;
-/// Ids and revisions, too.
+/// The same for ids and revisions.
 const ID_MARGIN: u64 = 10_000;
 const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
@@ -65,10 +67,10 @@ const OLDER_HINT: &str = "start all OSDs, then run `ashlar state recover`; or st
 const DAMAGED_HINT: &str =
     "start all OSDs, then run `ashlar state recover`, which restores the state from what they know";
 
-/// What is known about an older store, and about the state that it lacks.
+/// What this monitor knows about an older store, and about the state that the store lacks.
 #[derive(Default)]
 pub(super) struct Restore {
-    /// Why it counts as older, for people.
+    /// Why the store counts as older, for people; empty if it does not.
     why: String,
     known: BTreeMap<OsdId, KnownBy>,
     /// The newest copy that an OSD sent; copies of the state that the store lacks come first.
@@ -76,11 +78,11 @@ pub(super) struct Restore {
     /// Everything must be read again: a manual edit may have repaired a store that was damaged when this
     /// monitor first read it.
     is_mended_by_hand: bool,
-    /// Everything is to be read anew: the store is restored, or has the last good values again.
+    /// Everything must be read again: the store is restored, or has its last good values again.
     is_done: bool,
-    /// The connection of the operator who asked for that.
+    /// The connection of the operator who requested the recovery.
     asker: Option<ConnectionId>,
-    /// Records that are still to be written, and those of the whole draft.
+    /// The number of records still to be written, and of all records in the draft.
     left: Cell<Option<(usize, usize)>>,
 }
 
@@ -90,12 +92,12 @@ struct KnownBy {
     state: KnownState,
     part_count: u32,
     is_whole: bool,
-    /// It is still connected.
+    /// The OSD is still connected.
     is_here: bool,
 }
 
 impl Monitor {
-    /// Whether the store went back in time, or is not whole again since.
+    /// Whether the store went back in time, or has not been completely restored since.
     pub(super) fn is_older(&self) -> bool {
         !self.restore.why.is_empty()
             || self.committed.is_being_recovered()
@@ -107,7 +109,7 @@ impl Monitor {
         failure(code, self.older_text(), hint)
     }
 
-    /// The code of the check and of refusals, and what to do.
+    /// Returns the code of the check and of refusals, and what to do.
     pub(super) fn older_code(&self) -> (&'static str, &'static str) {
         match self.committed.is_damaged() {
             true if self.committed.is_edited() => ("state_damaged", super::edit::EDITED_HINT),
@@ -116,7 +118,7 @@ impl Monitor {
         }
     }
 
-    /// What is said of it in `status`.
+    /// Returns the description of the older store for `status`.
     pub(super) fn older_text(&self) -> String {
         if let Some((left, all)) = self.restore.left.get() {
             return format!("the state is being recovered: {} of {all} records", all - left);
@@ -132,8 +134,8 @@ impl Monitor {
         format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent what they know")
     }
 
-    /// What becomes of a job that may not be done while the store is older; `None`: it may. Whatever is left
-    /// undone is found to be due when the monitor begins anew.
+    /// Returns how to finish a job that may not run while the store is older; `None`: it may run.
+    /// Work left undone is found to be due when the monitor begins again.
     pub(super) fn left_undone(&self, job: &Job) -> Option<Done> {
         match job {
             Job::Restore(_) | Job::Boot(_) | Job::MarkEdited => None,
@@ -145,11 +147,11 @@ impl Monitor {
         }
     }
 
-    /// What the OSD has seen that this store lacks, if anything; for people.
+    /// Describes, for people, what the OSD has seen that this store lacks, if anything.
     pub(super) fn why_older_than(&self, boot: &Boot) -> Option<String> {
         let (osd, seen, committed) = (boot.osd, &boot.seen, &self.committed);
         let Some(record) = committed.osd(osd) else {
-            // Ids are given once.
+            // Each id is given out once.
             let is_given = committed.may_be_given(CounterName::Osd, u64::from(osd.get()));
             return (!is_given).then(|| format!("{osd} was made since"));
         };
@@ -165,7 +167,8 @@ impl Monitor {
         Some(format!("{osd} has a newer map of pool {pool}"))
     }
 
-    /// The store is older: OSDs that have joined tell what they know, too, over other connections.
+    /// Handles the proof that the store is older: OSDs that have joined must also report what they
+    /// know, over new connections.
     pub(super) fn on_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
         if !self.restore.why.is_empty() {
             return;
@@ -179,7 +182,7 @@ impl Monitor {
         }
     }
 
-    /// An OSD cannot join: it is asked for what it knows.
+    /// Asks an OSD that cannot join for all it knows.
     pub(super) fn ask_all(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
         if let Some(why) = self.why_older_than(&boot) {
             self.on_proven_older(why, effects);
@@ -194,7 +197,8 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::TellAll, effects);
     }
 
-    /// An OSD that has told what it knows is disconnected. What it told counts, unless it is declared lost.
+    /// Handles the disconnection of an OSD that has reported what it knows. Its report still
+    /// counts, unless the OSD is declared lost.
     pub(super) fn on_teller_gone(&mut self, gone: ConnectionId) {
         let mut known = self.restore.known.values_mut();
         if let Some(known) = known.find(|known| known.boot.connection == gone) {
@@ -202,7 +206,7 @@ impl Monitor {
         }
     }
 
-    /// A part of what an OSD knows.
+    /// Handles one part of an OSD's report of what it knows.
     pub(super) fn on_tells(
         &mut self,
         now: Time,
@@ -234,7 +238,7 @@ impl Monitor {
         }
     }
 
-    /// `state recover`: begins it, or says why not.
+    /// Handles `state recover`: begins the recovery, or refuses it with the reason.
     pub(super) fn restore(
         &mut self,
         connection: ConnectionId,
@@ -269,7 +273,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// The next transaction of a recovery; the last one ends it.
+    /// Plans the next transaction of a recovery; the last one ends it.
     pub(super) fn plan_restore(&self, written: &Written) -> Plan {
         let committed = &self.committed;
         let Some(Record::Change(change)) = written.records.get(&Key::Change) else {
@@ -279,7 +283,7 @@ impl Monitor {
         self.restore.left.set(Some((writes.len(), written.records.len().max(writes.len()))));
         let has_begun = committed.is_being_recovered();
         let end = has_begun.then_some(Write::Delete(Key::Recovery));
-        // The last one makes the store that of the copy: until then the copy is newer.
+        // Only the last transaction brings the store up to the copy: until then the copy is newer.
         let mut batch = Batch::replacing_change(committed, change.clone());
         let mut all = writes.iter().cloned().chain(end);
         if all.all(|write| batch.try_add(committed, vec![write])) {
@@ -295,7 +299,7 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// The store is restored: the operator is answered, and this monitor begins anew.
+    /// The store is restored: answers the operator, and lets this monitor begin again.
     pub(super) fn on_restored(
         &mut self,
         connection: ConnectionId,
@@ -318,18 +322,18 @@ impl Monitor {
         self.on_restored(written.connection, written.request, answer, effects);
     }
 
-    /// Somebody has edited what may mend the store.
+    /// A manual edit may have repaired the store.
     pub(super) fn on_mended_by_hand(&mut self) {
         self.restore.is_mended_by_hand = true;
     }
 
-    /// Somebody has put back by hand what was edited.
+    /// A manual edit has restored the values that were edited before.
     pub(super) fn put_back(&mut self) {
         self.restore.is_done = true;
     }
 
-    /// After a recovery, and when a manual edit may have mended the store, this monitor knows nothing: it
-    /// reads what is there, and OSDs and clients reconnect.
+    /// Makes this monitor forget everything, after a recovery or when a manual edit may have
+    /// repaired the store: it reads the store again, and OSDs and clients reconnect.
     pub(super) fn begin_anew(&mut self, effects: &mut Vec<Effect>) {
         let asker = self.restore.asker.take();
         if !self.restore.is_done && !self.restore.is_mended_by_hand {
@@ -351,26 +355,26 @@ impl Monitor {
     }
 }
 
-/// The writes that bring the store to the wanted state, except for its transaction number.
+/// Returns the writes that bring the store to the wanted state, except for its transaction number.
 fn writes_to(committed: &CommittedState, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
     let is_own =
         |key: &Key| matches!(key, Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
     let changed = wanted.iter().filter(|(key, record)| committed.record(key) != Some(record));
     let puts = changed.filter(|(key, _)| !is_own(key)).map(|(_, r)| Write::Put(r.clone()));
     let gone = committed.all().filter(|(key, _)| !is_own(key) && !wanted.contains_key(key));
-    // Last: while a lock cannot be read no session of its image may go on.
+    // Damaged keys come last: while a lock cannot be read, no session of its image may continue.
     let damaged = committed.damaged_keys().filter(|key| !wanted.contains_key(key));
     let gone = gone.map(|(key, _)| key).chain(damaged);
     puts.chain(gone.map(|key| Write::Delete(key.clone()))).collect()
 }
 
-/// What the store is to be.
+/// The state that the store should get.
 struct Draft<'a> {
     committed: &'a CommittedState,
     restore: &'a Restore,
     lost: BTreeSet<OsdId>,
     records: BTreeMap<Key, Record>,
-    /// Attachments that end: there are too many, or their ids were given twice.
+    /// Number of sessions that end: there are too many, or their ids were given out twice.
     ended_count: usize,
     /// PGs whose newest entry the store lacks.
     newer_count: usize,
@@ -412,7 +416,7 @@ impl<'a> Draft<'a> {
         self.tellers().map(|(_, state)| state)
     }
 
-    /// What those know that have told all, and are not lost.
+    /// Returns the reports of OSDs that are complete and not declared lost.
     fn tellers(&self) -> impl Iterator<Item = (OsdId, &'a KnownState)> + use<'a> {
         let lost = self.lost.clone();
         let whole = self.restore.known.iter().filter(|(_, known)| known.is_whole);
@@ -424,7 +428,7 @@ impl<'a> Draft<'a> {
         self.restore.known.values().map(|known| &known.boot)
     }
 
-    /// With the way of the state that each has seen.
+    /// Returns the reports, each with the history of the state that its OSD has seen.
     fn tellers_by_way(&self) -> BTreeMap<OsdId, Teller<'a>> {
         let change = self.change_kept();
         let teller = |(osd, known)| {
@@ -434,17 +438,18 @@ impl<'a> Draft<'a> {
         self.tellers().map(teller).collect()
     }
 
-    /// The copy that the store is made from; `None`: what is here.
+    /// Returns the copy that the store is restored from; `None`: from what the store holds.
     fn copy(&self) -> Option<&'a StateCopy> {
         let (committed, copy) = (self.committed, self.restore.copy.as_ref());
         let is_usable = !committed.is_damaged() && !committed.is_being_recovered();
         copy.filter(|copy| !is_usable || !committed.change().has(copy.change, copy.reign))
     }
 
-    /// The transactions that the store goes on from.
+    /// Returns the transaction record that the store continues from.
     fn change_kept(&self) -> ChangeRecord {
         match (self.copy(), self.records.get(&Key::Change)) {
-            // It came with the whole copy, maybe before the first transaction of who leads since.
+            // The record came with the whole copy, maybe before the first transaction of the
+            // current leader.
             (Some(copy), Some(Record::Change(record))) if copy.change > record.last => {
                 let next = record.with(record.last + 1, copy.reign);
                 ChangeRecord { last: copy.change, ..next }
@@ -454,7 +459,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// All records as of one transaction: the newest copy, or what is here.
+    /// Takes all records as of one transaction: from the newest copy, or from the store.
     fn take_base(&mut self) -> Result<(), Failure> {
         let (committed, copy) = (self.committed, self.copy());
         if copy.is_none() && committed.is_damaged() {
@@ -471,7 +476,7 @@ impl<'a> Draft<'a> {
         }
         for (key, record) in committed.all() {
             let is_here = match key {
-                // What an older task has not deleted yet may be in use again.
+                // Blocks that an older task has not deleted yet may be in use again.
                 Key::Task(_) => false,
                 Key::Cluster => true,
                 // No copy knows a monitor better than its own record here.
@@ -485,8 +490,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Sessions that somebody refuses already, or whose id was given twice, go now, with their locks: after
-    /// the restore every id without a record is fenced.
+    /// Removes sessions that some OSD already refuses, or whose id was given out twice, together
+    /// with their locks: after the restore every session id without a record is fenced.
     fn end_sessions(&mut self) {
         let mut fences: BTreeSet<(PoolId, SessionId)> = BTreeSet::new();
         let mut ranges: BTreeSet<(PoolId, Vec<FenceRange>)> = BTreeSet::new();
@@ -508,7 +513,7 @@ impl<'a> Draft<'a> {
             let here = self.committed.session(record.id);
             here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
         };
-        // Those that are marked as ended come before the others, and all in the order of their ids.
+        // Sessions that are marked as ended come first; within each group the order is by id.
         let mut stay: BTreeMap<PoolId, BTreeSet<(bool, SessionId)>> = BTreeMap::new();
         let mut over: BTreeSet<SessionId> = BTreeSet::new();
         let mut ended_count = 0;
@@ -524,7 +529,7 @@ impl<'a> Draft<'a> {
             }
         }
         for sessions in stay.values() {
-            // Each of them parts two ranges.
+            // Each session that stays separates two ranges.
             let surplus = sessions.len().saturating_sub(FENCE_RANGE_COUNT_MAX - 1);
             let gone = sessions.iter().take(surplus);
             over.extend(gone.clone().map(|(_, session)| *session));
@@ -538,7 +543,7 @@ impl<'a> Draft<'a> {
         });
     }
 
-    /// In the order of their ids, each with its pool.
+    /// Returns the sessions in the order of their ids, each with its pool.
     fn sessions(&self) -> impl Iterator<Item = (&SessionRecord, Option<PoolId>)> {
         let sessions = self.records.values().filter_map(|record| match record {
             Record::Session(record) => Some(record),
@@ -550,7 +555,8 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// All ids up to the last one that may have been given, but for sessions of this pool.
+    /// Returns the ranges of all ids up to the last one that may have been given out, except the
+    /// sessions of this pool.
     fn fence_ranges(&self, pool: PoolId) -> Vec<FenceRange> {
         let last = SessionId::new(self.counter(CounterName::Session));
         let sessions = self.sessions().filter(|(_, of)| *of == Some(pool));
@@ -575,7 +581,8 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// A store that breaks a rule is opened by no monitor: it is not written.
+    /// Checks the records: no monitor opens a store that breaks a rule, so such a draft is not
+    /// written.
     fn check_rules(&self) -> Result<(), Failure> {
         let number = self.records.iter().find_map(|(key, record)| {
             let why = record.check_numbers().err()?;
@@ -590,7 +597,7 @@ impl<'a> Draft<'a> {
         ))
     }
 
-    /// Pools that OSDs know and that were made after the copy.
+    /// Adds the pools that OSDs know and that were created after the copy.
     fn add_pools(&mut self) {
         let last = self.counter(CounterName::Pool);
         for seen in self.told().flat_map(|told| &told.pools) {
@@ -603,7 +610,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The highest number of a counter that the copy or the store has.
+    /// Returns the highest value of a counter in the copy or the store.
     fn counter(&self, name: CounterName) -> u64 {
         let copied = match self.records.get(&Key::Counter(name)) {
             Some(Record::Counter(record)) => record.last,
@@ -627,7 +634,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Of each PG the entry with the highest epoch that anybody knows.
+    /// Returns, for each PG, the entry with the highest epoch that is known.
     fn newest_entries(&mut self) -> Result<BTreeMap<PgId, PgEntry>, Failure> {
         let mut newest: BTreeMap<PgId, PgEntry> = BTreeMap::new();
         let counts: BTreeMap<PoolId, u32> =
@@ -659,7 +666,8 @@ impl<'a> Draft<'a> {
         Ok(newest)
     }
 
-    /// OSDs that told, and those that PGs name: each with the newest of its runs that was seen.
+    /// Adds the OSDs that reported, and those that PG entries name, each with the newest run that
+    /// was seen.
     fn add_osds(&mut self, newest: &BTreeMap<PgId, PgEntry>) -> Result<(), Failure> {
         let mut runs: BTreeMap<OsdId, Incarnation> = BTreeMap::new();
         let entries = self
@@ -706,7 +714,7 @@ impl<'a> Draft<'a> {
         known.is_some_and(|known| known.is_whole)
     }
 
-    /// Everybody has told what it knows, or is lost.
+    /// Checks that every OSD has reported what it knows, or is declared lost.
     fn check_all_told(&self) -> Result<(), Failure> {
         let is_here = |o: &&OsdId| self.restore.known.get(o).is_some_and(|it| it.is_here);
         if let Some(osd) = self.lost.iter().find(is_here) {
@@ -736,7 +744,8 @@ impl<'a> Draft<'a> {
         ))
     }
 
-    /// OSDs that reported nothing may have runs that are not recorded anywhere.
+    /// Raises the runs of OSDs that reported nothing: they may have had runs that are recorded
+    /// nowhere.
     fn raise_runs(&mut self) -> Result<(), Failure> {
         let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
         let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
@@ -756,8 +765,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Each pool's map has a revision above all that were seen, which brings all its fences, too.
-    /// Requires: the counters are raised.
+    /// Raises the revision of each pool's map above all that were seen; its fences are published
+    /// again with it. Requires: the counters are raised.
     fn raise_revisions(&mut self) -> Result<BTreeMap<PoolId, MapRevision>, Failure> {
         let mut revisions = BTreeMap::new();
         for mut record in self.pools() {
@@ -770,7 +779,7 @@ impl<'a> Draft<'a> {
             let revision = MapRevision::new(above(highest.get(), REVISION_MARGIN)?);
             (record.revision, record.planned_for) = (revision, 0);
             self.put(Record::Pool(record));
-            // All that were fenced before have no record.
+            // Sessions fenced before have no record, so the ranges include them.
             self.put(Record::Fence(FenceRecord {
                 pool: id,
                 fences: Vec::new(),
@@ -783,7 +792,7 @@ impl<'a> Draft<'a> {
         Ok(revisions)
     }
 
-    /// Each PG goes on with the members of its newest entry, in a later epoch.
+    /// Adds an entry for each PG: the members of its newest entry, in a later epoch.
     fn add_entries(
         &mut self,
         mut newest: BTreeMap<PgId, PgEntry>,
@@ -793,7 +802,7 @@ impl<'a> Draft<'a> {
             let ids = (0..pool.pg_count).map(|number| PgId { pool: pool.id, number });
             let ids: Vec<PgId> = ids.collect();
             if ids.iter().any(|id| !newest.contains_key(id)) {
-                // These were never served: they are new.
+                // These PGs were never served: they get new entries.
                 newest.extend(self.new_entries(&pool, &ids, &newest)?);
             }
             let revision = revisions[&pool.id];
@@ -846,7 +855,8 @@ impl<'a> Draft<'a> {
         Ok(new.map(entry).collect())
     }
 
-    /// No id is issued twice, even if its first use is recorded nowhere.
+    /// Raises the counters so that no id is issued twice, even if its first use is recorded
+    /// nowhere.
     fn raise_counters(&mut self) -> Result<(), Failure> {
         let mut last: BTreeMap<CounterName, u64> = BTreeMap::new();
         for key in self.records.keys().chain(self.committed.all().map(|(key, _)| key)) {
@@ -889,7 +899,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// The store continues above every number that was seen: all changes up to it are settled.
+    /// Sets the transaction number above every one that was seen: all changes up to it are settled.
     fn number(&mut self) {
         let seen = self.boots().map(|boot| boot.seen.change).max().unwrap_or(0);
         let known = self.committed.change().last.max(self.change_kept().last);
@@ -898,7 +908,7 @@ impl<'a> Draft<'a> {
         self.put(Record::Change(ChangeRecord { last, reigns, recovered: last, rest }));
     }
 
-    /// Volumes that come back, and those that go.
+    /// Returns the names of volumes that come back, and of those that disappear.
     fn volumes(&self) -> (Vec<String>, Vec<String>) {
         let wanted: BTreeSet<&String> = self.images().map(|record| &record.info.name).collect();
         let here: BTreeSet<&String> =
@@ -922,7 +932,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// What the restore does, for people.
+    /// Describes the restore for people.
     fn text(&self) -> String {
         let (back, gone) = self.volumes();
         let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);
@@ -955,7 +965,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// A number above one that was told.
+/// Returns a number above a reported one.
 fn above(number: u64, margin: u64) -> Result<u64, Failure> {
     if number <= NUMBER_MAX {
         return Ok(number + margin);

@@ -1,5 +1,5 @@
-//! Sessions: attachments of images. Each is in the store from before its client is told of it until
-//! it is closed with nothing on its way, or fenced; its connection is only known here.
+//! Sessions: attachments of images. A session is in the store from before its client learns of it until it
+//! is fenced, or is closed with no request in flight. Its connection is known only to this process.
 //!
 //! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it blocks
 //! no other client, and the next attach of its image fences it. Until then its client may come back and
@@ -16,7 +16,8 @@ use super::{Effect, Monitor, Setting, failure};
 use crate::message::FromMonitor;
 use crate::records::{CounterName, Record, Rest, SessionRecord};
 
-/// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
+/// Most sessions in the store, ended ones included. An ended session is removed with its image, or
+/// when it is fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
 impl Monitor {
@@ -31,7 +32,7 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// What of a session was done and not flushed, and waits for room.
+    /// Notes how much of a session was acknowledged but not flushed, and waits for free space.
     pub(super) fn on_session_waits(
         &mut self,
         connection: ConnectionId,
@@ -41,19 +42,20 @@ impl Monitor {
         self.connections.note_waiting(connection, session, waiting_bytes);
     }
 
-    /// Sessions of which something waits for room, with the bytes.
+    /// Returns the sessions with writes that wait for free space, each with the number of bytes.
     pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (&SessionRecord, u64)> {
         let waiting = self.connections.waiting_sessions();
         waiting.filter_map(|(session, bytes)| Some((self.committed.session(session)?, bytes)))
     }
 
-    /// The process that has a session, if it is connected and has said who it is.
+    /// Returns the process that has a session, if it is connected and has introduced itself.
     pub(super) fn process_of_session(&self, session: SessionId) -> Option<&Introduced> {
         let connection = self.sessions.connection(session)?;
         self.connections.introduced(connection)
     }
 
-    /// The session goes on over this connection; over none, if that is gone already.
+    /// Continues the session over this connection; without a connection, if this one is closed
+    /// already.
     pub(super) fn connect_session(
         &mut self,
         now: Time,
@@ -71,7 +73,7 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// A session is gone for good.
+    /// Forgets a session that has ended for good.
     pub(super) fn forget_session(&mut self, session: SessionId) {
         if let Some(connection) = self.sessions.forget(session) {
             self.connections.remove_session(connection, session);
@@ -79,12 +81,12 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// A session is back or is gone for good: attaches that waited are judged again.
+    /// Queues the attaches that waited again, after a session has come back or ended for good.
     fn wake_opens(&mut self) {
         self.jobs.extend(self.sessions.take_waiting());
     }
 
-    /// A session has ended: its client is told, if it is connected.
+    /// Informs the client of a session that has ended, if it is connected.
     pub(super) fn on_session_ended(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
         if let Some(connection) = self.sessions.connection(session) {
             self.connections.send(connection, &FromMonitor::SessionEnded { session }, effects);
@@ -92,7 +94,7 @@ impl Monitor {
         self.forget_session(session);
     }
 
-    /// Queues the end of sessions whose connection was gone for too long.
+    /// Queues the end of sessions whose connection has been lost for too long.
     pub(super) fn end_gone_sessions(&mut self, now: Time) {
         let timeout = self.span(Setting::SessionTimeout);
         while let Some(session) = self.sessions.next_to_end(now, timeout) {
@@ -111,18 +113,20 @@ impl Monitor {
         let ours = self.committed.session(session).filter(|record| record.is_of(reign));
         let is_ended = ours.map(|record| record.ended);
         if is_ended.is_some() && !self.sessions.is_newest_turn(session, turn) {
-            // Its client has left this connection, which will end, and is there over another one.
+            // The client has left this connection, which will close, and is connected over another
+            // one.
             return;
         }
         match is_ended {
             Some(false) => self.connect_session(now, session, connection),
             Some(true) => {
-                // It connects and says it again.
+                // The client reconnects and sends the request again.
                 if !self.try_push_job(Job::ResumeSession { connection, session }) {
                     self.close(now, connection, effects);
                 }
             }
-            // One that an older store does not know is judged when it is restored and its client comes again.
+            // A session that an older store does not know is checked when the store is restored and
+            // the client reconnects.
             None if self.is_older() => {}
             None if self.settling.is_on() => self.close(now, connection, effects),
             None => {
@@ -131,7 +135,8 @@ impl Monitor {
         }
     }
 
-    /// Its own client may, and anyone with the cluster's key if that is not there.
+    /// Whether this connection may close the session: its own client may; if that is not connected,
+    /// anyone with the cluster's key may.
     pub(super) fn may_close_session(&self, connection: ConnectionId, session: SessionId) -> bool {
         self.sessions.connection(session).is_none_or(|owner| owner == connection)
     }
@@ -151,7 +156,8 @@ impl Monitor {
         let Some(image) = committed.image_named(image) else {
             return Plan::Done(Done::SessionRefused(super::volume::no_volume(image)));
         };
-        // A late change of theirs is refused by every OSD that has heard of the new session.
+        // A late change of these sessions is refused by every OSD that has heard of the new
+        // session.
         match self.fence_ended_sessions(image) {
             Ok(None) => {}
             Ok(Some(fencing)) => return fencing,
@@ -207,13 +213,14 @@ impl Monitor {
             let record = SessionRecord { ended: true, ..record.clone() };
             batch.put(&self.committed, Record::Session(record));
         } else {
-            // One that has ended may be closed, too: its client knows that nothing is on its way.
+            // An ended session may be closed, too: its client knows that no request is in flight.
             batch.add(&self.committed, self.removal_of(session));
         }
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
     }
 
-    /// A client that was silent for too long is back: it goes on, unless its session was fenced.
+    /// Plans the return of a client that was silent for too long: it continues, unless its session
+    /// was fenced.
     pub(super) fn plan_resume_session(&self, session: SessionId) -> Plan {
         let Some(record) = self.committed.session(session) else {
             return Plan::Done(Done::SessionEnded(session));
@@ -227,7 +234,8 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::SessionResumed(session)) }
     }
 
-    /// A session is marked as ended. Its client may have come back while that was written.
+    /// Handles the recorded end of a silent session. Its client may have come back while the record
+    /// was written.
     pub(super) fn on_session_silent(&mut self, session: SessionId) {
         match self.sessions.connection(session) {
             Some(connection) => self.jobs.push(Job::ResumeSession { connection, session }),

@@ -1,9 +1,9 @@
-//! Where the sessions of the store are connected, since when those that are not are gone, and which
-//! attaches wait for one of them. Lost with this process.
+//! Tracks where the sessions of the store are connected, since when the others have been disconnected, and
+//! which attaches wait for one of them. Lost when this process ends.
 //!
 //! Invariants
 //!   1. A session is in `gone` exactly while it is known as [`Place::Gone`], until its end is queued.
-//!   2. An attach that waits is judged again whenever a session comes back or ends.
+//!   2. A waiting attach is tried again whenever a session comes back or ends.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,33 +12,34 @@ use base::{ConnectionId, Duration, SessionId, Time};
 
 use super::job::Job;
 
-/// Attaches that wait for what becomes of a lock's holder.
+/// Attaches that wait until a lock's holder comes back or ends.
 const WAITING_COUNT_MAX: usize = 1_024;
 
 /// The sessions that have not ended, as this process sees them.
 #[derive(Default)]
 pub(super) struct SessionTracker {
     places: BTreeMap<SessionId, Place>,
-    /// Sessions without a connection, by the time since when.
+    /// Sessions without a connection, by the time when they lost it.
     gone: BTreeSet<(Time, SessionId)>,
-    /// The newest turn in which the client of a session resumed it.
+    /// The newest turn in which the client resumed the session.
     turns: BTreeMap<SessionId, u64>,
-    /// When locks were granted, by their holders; only those that this monitor granted.
+    /// When locks were granted, by holder; only locks that this monitor granted.
     locked_since: BTreeMap<SessionId, Time>,
-    /// Attaches that wait for what becomes of a lock's holder.
+    /// Attaches that wait until a lock's holder comes back or ends.
     waiting: Vec<Job>,
 }
 
 /// Where a session that has not ended is connected.
 enum Place {
-    /// Its client is there.
+    /// Its client is connected.
     Connected { connection: ConnectionId },
-    /// Its connection is gone since then; it ends `session_timeout_ms` later unless it comes back.
+    /// Its connection was lost at `since`; the session ends `session_timeout_ms` later unless its
+    /// client comes back.
     Gone { since: Time },
 }
 
 impl SessionTracker {
-    /// The session is in the store. If it is not tracked yet, its timeout starts now.
+    /// Tracks a session of the store. If it is not tracked yet, its timeout starts now.
     pub(super) fn track(&mut self, now: Time, session: SessionId) {
         if let Entry::Vacant(unknown) = self.places.entry(session) {
             unknown.insert(Place::Gone { since: now });
@@ -46,7 +47,7 @@ impl SessionTracker {
         }
     }
 
-    /// Where the session is connected, if it is.
+    /// Returns the session's connection, if it has one.
     pub(super) fn connection(&self, session: SessionId) -> Option<ConnectionId> {
         match self.places.get(&session)? {
             Place::Connected { connection } => Some(*connection),
@@ -54,19 +55,19 @@ impl SessionTracker {
         }
     }
 
-    /// The session goes on over this connection. Requires: it was dropped from where it was.
+    /// Continues the session over this connection. Requires: its previous place was dropped.
     pub(super) fn connect(&mut self, session: SessionId, connection: ConnectionId) {
         let before = self.places.insert(session, Place::Connected { connection });
         assert!(before.is_none(), "a session is connected once");
     }
 
-    /// The session has no connection any more.
+    /// Notes that the session has lost its connection.
     pub(super) fn lose_connection(&mut self, now: Time, session: SessionId) {
         self.places.insert(session, Place::Gone { since: now });
         self.gone.insert((now, session));
     }
 
-    /// Forgets where the session is; tells the connection that it had.
+    /// Forgets where the session is; returns the connection that it had.
     pub(super) fn drop_place(&mut self, session: SessionId) -> Option<ConnectionId> {
         match self.places.remove(&session)? {
             Place::Connected { connection } => Some(connection),
@@ -77,25 +78,26 @@ impl SessionTracker {
         }
     }
 
-    /// The session is gone for good; tells the connection that it had.
+    /// Forgets a session that has ended for good; returns the connection that it had.
     pub(super) fn forget(&mut self, session: SessionId) -> Option<ConnectionId> {
         self.locked_since.remove(&session);
         self.turns.remove(&session);
         self.drop_place(session)
     }
 
-    /// When the first session without a connection ends.
+    /// Returns when the first session without a connection ends.
     pub(super) fn deadline(&self, timeout: Duration) -> Option<Time> {
         self.gone.first().map(|(since, _)| *since + timeout)
     }
 
-    /// A session whose connection was gone for too long; each is told once.
+    /// Returns a session that has been without a connection for too long; returns each session
+    /// once.
     pub(super) fn next_to_end(&mut self, now: Time, timeout: Duration) -> Option<SessionId> {
         self.deadline(timeout).filter(|due| *due <= now)?;
         self.gone.pop_first().map(|(_, session)| session)
     }
 
-    /// Whether this is the newest turn in which the session was resumed; then it is noted.
+    /// Whether this is the newest turn in which the session was resumed; also notes the turn.
     pub(super) fn is_newest_turn(&mut self, session: SessionId, turn: u64) -> bool {
         let newest = self.turns.entry(session).or_default();
         let is_newest = turn >= *newest;
@@ -103,17 +105,18 @@ impl SessionTracker {
         is_newest
     }
 
-    /// The session was granted a lock.
+    /// Notes when the session was granted a lock.
     pub(super) fn note_lock(&mut self, now: Time, session: SessionId) {
         self.locked_since.insert(session, now);
     }
 
-    /// When the session was granted its lock, if this monitor did that.
+    /// Returns when the session was granted its lock, if this monitor granted it.
     pub(super) fn locked_since(&self, session: SessionId) -> Option<Time> {
         self.locked_since.get(&session).copied()
     }
 
-    /// An attach waits until the lock's holder is back, or has ended; false if too many wait.
+    /// Lets an attach wait until the lock's holder comes back or ends; returns false if too many
+    /// wait.
     pub(super) fn wait(&mut self, attach: Job) -> bool {
         let has_room = self.waiting.len() < WAITING_COUNT_MAX;
         if has_room {
@@ -122,12 +125,12 @@ impl SessionTracker {
         has_room
     }
 
-    /// Attaches that waited, in the order in which they came.
+    /// Takes the waiting attaches, in the order of their arrival.
     pub(super) fn take_waiting(&mut self) -> Vec<Job> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The connection is gone, and with it who waited.
+    /// Drops the waiting attaches of a closed connection.
     pub(super) fn forget_waiting(&mut self, gone: ConnectionId) {
         self.waiting.retain(
             |job| !matches!(job, Job::OpenSession { connection, .. } if *connection == gone),

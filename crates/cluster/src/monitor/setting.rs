@@ -1,4 +1,4 @@
-//! Settings at the monitor: shown, changed, and told to the OSDs that use them.
+//! Settings at the monitor: shown, changed, and sent to the OSDs that use them.
 
 use base::ConnectionId;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::message::{Failure, FromMonitor};
 use crate::records::{Key, Record, Rest, SettingRecord};
 use crate::settings::{Changed, Definition, Setting, Unit};
 
-/// The setting of a name.
+/// Returns the setting with this name.
 pub(super) fn setting_named(name: &str) -> Result<Setting, Failure> {
     Setting::named(name).ok_or_else(|| {
         let name = clipped(name.to_string());
@@ -53,7 +53,7 @@ impl Monitor {
         row_of(setting, self.setting(setting))
     }
 
-    /// Tells an OSD that has joined, or another monitor, what is in force.
+    /// Sends the settings in force to an OSD that has joined, or to another monitor.
     pub(super) fn send_settings(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let of_osds = |(name, value): (&String, &u64)| {
             let setting = Setting::named(name)?;
@@ -64,7 +64,7 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::Settings { changed }, effects);
     }
 
-    /// A setting has changed: what uses it goes on with the new value.
+    /// Applies a changed setting to everything that uses it.
     pub(super) fn on_settings_changed(&mut self, effects: &mut Vec<Effect>) {
         self.look_at_all(self.now);
         effects.push(Effect::LogLevel(Setting::log_level_in(self.committed.changed_settings())));

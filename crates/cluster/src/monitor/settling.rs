@@ -1,45 +1,46 @@
-//! The first moments of a monitor: its store may be a backup, and no OSD has told what it has seen.
+//! The first seconds of a monitor: its store may be a backup, and no OSD has reported what it has seen.
 //!
-//! Such a store may give out ids and locks that were given out before. So whoever asks for them waits
-//! until an OSD comes that has seen the state, and nothing that the store lacks, until the store is proven
-//! older, or for five seconds. So do entries of PGs: an epoch that was given before, for other members,
-//! would look like one of another way the PG was served. Where no OSD ever ran nothing waits.
+//! A monitor with such a store could give out ids and locks that were given out before. So requests for
+//! them wait until an OSD connects that has seen the state and nothing that the store lacks, until the
+//! store is proven older, or for five seconds. PG entries wait, too: an epoch that was already used with
+//! other members would be mistaken for that earlier one. If no OSD ever ran, nothing waits.
 //!
-//! Invariant: what waits has not begun. So it may be forgotten with the connection of who asked.
+//! Invariant: a job that waits has not begun. So it may be dropped with the connection that requested it.
 
 use base::{ConnectionId, Duration, Time};
 
 use super::job::Job;
 use crate::message::Command;
 
-/// OSDs that run come to a monitor within a second. Where none does, operators go on after this.
+/// Running OSDs connect to a monitor within a second. If none does, waiting jobs run after this
+/// span.
 const SETTLING_SPAN: Duration = Duration::from_secs(5);
 
-/// What waits for the first OSD.
+/// The jobs that wait for the first OSD.
 #[derive(Default)]
 pub(super) struct Settling {
-    /// It is over then at the latest; `None`: it is over.
+    /// When settling ends at the latest; `None`: it has ended.
     until: Option<Time>,
     held: Vec<Job>,
 }
 
 impl Settling {
-    /// Everything was read for the first time, and there are OSDs that ran.
+    /// Begins settling: the store was read for the first time, and it has OSDs that ran.
     pub(super) fn begin(&mut self, now: Time) {
         self.until = Some(now + SETTLING_SPAN);
     }
 
-    /// When something is to be done.
+    /// Returns when settling ends without an OSD.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.until
     }
 
-    /// Whether no OSD has said yet what it has seen.
+    /// Whether settling is on: no OSD has reported yet what it has seen.
     pub(super) fn is_on(&self) -> bool {
         self.until.is_some()
     }
 
-    /// Jobs that wait.
+    /// Returns the number of waiting jobs.
     pub(super) fn held_count(&self) -> usize {
         self.held.len()
     }
@@ -51,31 +52,32 @@ impl Settling {
                 true
             }
             Job::Command { command, .. } => gives_out(command),
-            // With a new run entries of its PGs would be written.
+            // For a new run, entries of the OSD's PGs would be written.
             Job::Boot(boot) => boot.run.is_none() && boot.seen.change == 0,
             _ => false,
         };
         gives && self.is_on()
     }
 
-    /// Keeps a job until it is over. Requires: it [`holds`](Settling::holds) it.
+    /// Keeps a job until settling ends. Requires: it [`holds`](Settling::holds) the job.
     pub(super) fn hold(&mut self, job: Job) {
         assert!(self.is_on(), "nobody would run it");
         self.held.push(job);
     }
 
-    /// The store is as new as an OSD, or known to be older: what waited is judged now.
+    /// Ends settling and returns the waiting jobs: the store is as new as what an OSD has seen, or
+    /// is known to be older.
     pub(super) fn end(&mut self) -> Vec<Job> {
         self.until = None;
         std::mem::take(&mut self.held)
     }
 
-    /// The jobs that waited, once they have waited long enough for an OSD and run without.
+    /// Ends settling if no OSD came in time; returns the waiting jobs, which then run without one.
     pub(super) fn end_if_due(&mut self, now: Time) -> Vec<Job> {
         if self.until.is_some_and(|until| until <= now) { self.end() } else { Vec::new() }
     }
 
-    /// The connection is gone: drops its waiting jobs.
+    /// Drops the waiting jobs of a closed connection.
     pub(super) fn forget(&mut self, gone: ConnectionId) {
         self.held.retain(|job| match job {
             Job::OpenSession { connection, .. } | Job::Command { connection, .. } => {
@@ -86,10 +88,11 @@ impl Settling {
     }
 }
 
-/// Whether a command gives out what may have been given since a backup, or takes it back.
+/// Whether a command gives out something that may have been given out since a backup, or takes it
+/// back.
 ///
-/// Ids of OSDs and monitors do not wait, for those must be made before the first one runs: an OSD whose id
-/// was given twice is refused by its store's identity.
+/// Ids of OSDs and monitors do not wait, because they must be made before the first OSD runs: an
+/// OSD whose id was given out twice is refused because of its store's identity.
 fn gives_out(command: &Command) -> bool {
     matches!(
         command,

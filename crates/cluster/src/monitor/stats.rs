@@ -1,4 +1,4 @@
-//! Statistics at the leader: what OSDs tell is added up by OSD, pool and volume, and the sums are
+//! Statistics at the leader: counters reported by OSDs are summed by OSD, pool and volume. The sums are
 //! written to the state store, a bounded number of bytes at a time, however many volumes there are.
 //!
 //! ```text
@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. A period of an OSD is in a row once, whichever monitors led meanwhile: a shard names the newest
-//!      period of each OSD that was known when it was written, and all before it are in its rows. An OSD
-//!      keeps a period until every shard with something of it is written.
-//!   2. A row stays in its shard; a shard's value fits a transaction whatever its rows hold.
-//!   3. Nothing else depends on what is here: it may be wrong without harm to data.
+//!   1. A period of an OSD is counted in a row exactly once, whichever monitors led meanwhile: a shard
+//!      records the newest period of each OSD that was known when it was written, and its rows include that
+//!      period and all before it. An OSD keeps a period until every shard with a part of it is written.
+//!   2. A row stays in its shard; a shard's value fits a transaction, whatever its rows hold.
+//!   3. Nothing else depends on statistics: errors in them do no harm to data.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,71 +29,75 @@ use crate::stats::{
     Counters, ImageSpace, Io, NewestPeriods, OsdStats, Period, PeriodId, Rows, Sums, Table,
 };
 
-/// Rows of a shard.
+/// Most rows in a shard.
 const SHARD_ROW_COUNT_MAX: usize = 256;
-/// Intervals that rates are the mean of.
+/// Number of intervals over which rates are averaged.
 const INTERVAL_COUNT: usize = 3;
-/// Bytes, about, that one writing of statistics may take: with the shortest intervals an etcd of
-/// stock limits has room for hours of history.
+/// About how many bytes one write of statistics may take: even with the shortest intervals, an etcd
+/// with default limits has room for hours of history.
 const SAVE_SIZE_MAX: usize = 128 << 10;
-/// Bytes of a row and of the name of a period as JSON text, about.
+/// Approximate size of a row, and of a period's id, as JSON text, in bytes.
 const ROW_SIZE: usize = 400;
 const NEWEST_SIZE: usize = 50;
-/// (Image, OSD) pairs whose space is known; beyond it the space of volumes stays as it was.
+/// Most (image, OSD) pairs whose space is tracked; beyond this the space of volumes is no longer
+/// updated.
 const SPACE_COUNT_MAX: usize = 1 << 20;
-/// Longest answer with rows of a table, in bytes; messages have room for it and one row more.
+/// Longest answer with rows of a table, in bytes; a message has room for this and one more row.
 const TABLE_SIZE_MAX: usize = 3 << 20;
 
-/// Statistics of all OSDs, volumes and pools; lost with this process but for what is in the store.
+/// Statistics of all OSDs, volumes and pools; lost when this process ends, except for what is in
+/// the store.
 #[derive(Default)]
 pub(super) struct Stats {
     rows: BTreeMap<(Table, u32), Row>,
     shards: BTreeMap<(Table, u32), Shard>,
-    /// The newest period of each OSD that came to this leader.
+    /// The newest period of each OSD that this leader received.
     received: NewestPeriods,
-    /// The newest period that each OSD was told to be saved.
+    /// The newest period that each OSD was informed is saved.
     told: NewestPeriods,
     space: Space,
-    /// When what came meanwhile is looked at, and when that was last done.
+    /// When the next interval ends.
     tick_at: Option<Time>,
     ticked_at: Time,
     /// Whether a [`Job::Stats`] waits for its turn.
     is_queued: bool,
-    /// The shard that was written last.
+    /// The shard written last.
     cursor: Option<(Table, u32)>,
 }
 
 struct Row {
     shard: u32,
-    /// What is kept.
+    /// The sums that are written to the store.
     sums: Sums,
-    /// It was in the store when this leader began: the periods named by its shard apply to it.
+    /// The row was in the store when this leader began: the newest periods recorded in its shard
+    /// apply to it.
     is_kept: bool,
-    /// Counted since the last look.
+    /// Counted in the current interval.
     recent: Counters,
-    /// Counted in the intervals before, the newest last.
+    /// Counted in the previous intervals, the newest last.
     intervals: VecDeque<(Duration, Counters)>,
 }
 
 #[derive(Default)]
 struct Shard {
     ids: BTreeSet<u32>,
-    /// As this leader found them.
+    /// The newest periods that this leader found in the store.
     newest: NewestPeriods,
-    /// The first and the last period of each OSD that is in its rows, and not in the store.
+    /// For each OSD, the first and the last period that is in the rows of this shard but not in the
+    /// store.
     unsaved: BTreeMap<OsdId, (PeriodId, PeriodId)>,
     is_dirty: bool,
 }
 
-/// Space of images as the leaders of their PGs know it.
+/// Space of images, as the primaries of their PGs report it.
 #[derive(Default)]
 struct Space {
-    /// Bytes, and over which of all connections they were told.
+    /// Bytes by image and OSD, each with the order number of the connection that reported them.
     images: BTreeMap<ImageId, BTreeMap<OsdId, (u64, u64)>>,
     count: usize,
-    /// OSDs that have told the space of all images since this leader began.
+    /// OSDs that have reported the space of all images since this leader began.
     whole: BTreeSet<OsdId>,
-    /// Of those, the ones that were down at the last look.
+    /// Those OSDs of `whole` that were down at the last check.
     down: BTreeSet<OsdId>,
 }
 
@@ -115,7 +119,7 @@ impl Space {
         }
     }
 
-    /// Forgets what these OSDs told over these connections.
+    /// Forgets what these OSDs reported over these connections.
     fn forget(&mut self, is_forgotten: impl Fn(OsdId, u64) -> bool) {
         for of_image in self.images.values_mut() {
             of_image.retain(|osd, (_, order)| !is_forgotten(*osd, *order));
@@ -124,8 +128,8 @@ impl Space {
         self.count = self.images.values().map(BTreeMap::len).sum();
     }
 
-    /// Notes which OSDs are connected. What an OSD told counts a while longer when it is down: others lead
-    /// its PGs soon.
+    /// Notes which OSDs are up. When an OSD goes down, its report counts for one more interval:
+    /// other OSDs become primaries of its PGs soon.
     fn look(&mut self, committed: &CommittedState) {
         let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
         let down: BTreeSet<OsdId> = self.whole.iter().copied().filter(|osd| !is_up(osd)).collect();
@@ -137,7 +141,7 @@ impl Space {
         self.down = &down - &gone;
     }
 
-    /// Whether all OSDs that are connected have told the space of all images.
+    /// Whether all OSDs that are up have reported the space of all images.
     fn is_known(&self, committed: &CommittedState) -> bool {
         let mut up = committed.osds().filter(|record| record.info.up);
         up.all(|record| self.whole.contains(&record.info.id)) && self.count < SPACE_COUNT_MAX
@@ -150,7 +154,7 @@ impl Space {
 }
 
 impl Stats {
-    /// A row's place in the store, a new one where it has none.
+    /// Returns a row; a new row gets a place in a shard.
     fn row(&mut self, table: Table, id: u32) -> &mut Row {
         let Stats { rows, shards, .. } = self;
         rows.entry((table, id)).or_insert_with(|| {
@@ -164,7 +168,7 @@ impl Stats {
         })
     }
 
-    /// Adds what an OSD counted in a period, if it is not in the row already.
+    /// Adds what an OSD counted in a period, if the row does not include it already.
     fn add(
         &mut self,
         (table, id): (Table, u32),
@@ -206,12 +210,12 @@ impl Stats {
         shard.is_dirty = true;
     }
 
-    /// The rows of a shard as they are to be kept.
+    /// Returns the rows of a shard as they are written to the store.
     fn rows_of(&self, table: Table, ids: &BTreeSet<u32>) -> Rows {
         ids.iter().map(|id| (*id, self.rows[&(table, *id)].sums.clone())).collect()
     }
 
-    /// A shard was written.
+    /// Notes that a shard was written.
     pub(super) fn saved(&mut self, record: &StatsRecord) {
         let place = (record.table, record.shard);
         self.cursor = Some(place);
@@ -228,7 +232,7 @@ impl Stats {
         });
     }
 
-    /// A shard without rows was removed.
+    /// Notes that a shard without rows was removed.
     pub(super) fn removed(&mut self, table: Table, shard: u32) {
         self.cursor = Some((table, shard));
         let is_empty = |shard: &Shard| shard.ids.is_empty();
@@ -237,7 +241,7 @@ impl Stats {
         }
     }
 
-    /// Dirty shards, the one that waits longest first.
+    /// Returns the dirty shards, the one that has waited longest first.
     fn dirty(&self) -> impl Iterator<Item = ((Table, u32), &Shard)> {
         let is_behind = |place: &(Table, u32)| self.cursor.is_none_or(|cursor| *place > cursor);
         let all = || self.shards.iter().filter(|(_, shard)| shard.is_dirty);
@@ -246,14 +250,14 @@ impl Stats {
         behind.chain(before).map(|(place, shard)| (*place, shard))
     }
 
-    /// Looks at the time, if it is not looked at already.
+    /// Starts an interval, if none is running.
     fn wake(&mut self, now: Time, interval: Duration) {
         if self.tick_at.is_none() {
             (self.ticked_at, self.tick_at) = (now, Some(now + interval));
         }
     }
 
-    /// When rates are to be computed, and sums to be written.
+    /// Returns when rates must be computed and sums written.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.tick_at
     }
@@ -269,7 +273,7 @@ impl Row {
         Row { shard, sums, is_kept, recent, intervals }
     }
 
-    /// An interval ended.
+    /// Ends an interval.
     fn end_interval(&mut self, span: Duration) {
         let recent = std::mem::take(&mut self.recent);
         if self.intervals.is_empty() && recent.is_zero() {
@@ -284,7 +288,7 @@ impl Row {
         }
     }
 
-    /// What was counted in the last intervals, and how long they were.
+    /// Returns what was counted in the last intervals, and their total length.
     fn lately(&self) -> (Duration, Counters) {
         let mut sum = (Duration::ZERO, Counters::default());
         for (span, counters) in &self.intervals {
@@ -296,7 +300,7 @@ impl Row {
 }
 
 impl Monitor {
-    /// What the last leader left.
+    /// Loads the statistics that the previous leader stored.
     pub(super) fn begin_stats(&mut self) {
         let mut stats = Stats::default();
         for record in self.committed.stats() {
@@ -304,7 +308,7 @@ impl Monitor {
             let mut shard = Shard { newest: record.newest.clone(), ..Shard::default() };
             for (id, sums) in &record.rows {
                 if stats.rows.contains_key(&(record.table, *id)) {
-                    // Somebody has copied it by hand: the first one counts.
+                    // A manual edit has copied this row: the first one counts.
                     shard.is_dirty = true;
                     continue;
                 }
@@ -316,7 +320,7 @@ impl Monitor {
         self.stats = stats;
     }
 
-    /// An OSD tells what it did. Requires: it is sound.
+    /// Handles an OSD's statistics. Requires: they are valid.
     pub(super) fn on_stats(
         &mut self,
         now: Time,
@@ -330,7 +334,7 @@ impl Monitor {
         for period in &told.periods {
             let id = PeriodId { incarnation, sequence: period.sequence };
             if self.stats.received.get(&osd).is_some_and(|received| *received >= id) {
-                // It did not hear that it is saved, if it is.
+                // The OSD did not receive the message that this period is saved, if it is.
                 self.stats.told.remove(&osd);
                 continue;
             }
@@ -365,7 +369,7 @@ impl Monitor {
         stats.add((Table::Osd, source.0.get()), source, &of_osd);
     }
 
-    /// Computes rates, and sees to it that sums are written.
+    /// Computes rates, and queues the write of sums.
     pub(super) fn tick_stats(&mut self, now: Time) {
         if self.stats.tick_at.is_none_or(|at| at > now) {
             return;
@@ -406,7 +410,7 @@ impl Monitor {
         self.stats.told.retain(|osd, _| is_osd(osd));
     }
 
-    /// Space of volumes and pools, where all of it is known; names.
+    /// Updates the space of volumes and pools, where all of it is known, and the names.
     fn look_at_space(&mut self) {
         let Monitor { stats, committed, .. } = self;
         stats.space.look(committed);
@@ -428,7 +432,7 @@ impl Monitor {
         }
     }
 
-    /// Writes the shards that waited longest, as many as one writing may take.
+    /// Plans the write of the shards that waited longest, as many as one write may take.
     pub(super) fn plan_stats(&self) -> Plan {
         let mut batch = Batch::new(&self.committed);
         let mut size = 0;
@@ -473,7 +477,7 @@ impl Monitor {
         StatsRecord { table, shard, rows, newest, rest }
     }
 
-    /// Tells OSDs which of their periods they may forget.
+    /// Informs OSDs which of their periods they may forget.
     pub(super) fn tell_stats_saved(&mut self, effects: &mut Vec<Effect>) {
         let mut open: BTreeMap<OsdId, PeriodId> = BTreeMap::new();
         for shard in self.stats.shards.values() {
@@ -509,7 +513,7 @@ impl Monitor {
         }
     }
 
-    /// Sums and rates of an OSD, a pool or a volume, for people and programs.
+    /// Returns the sums and rates of an OSD, a pool or a volume, for people and programs.
     fn stats_of(&self, table: Table, id: u32) -> Value {
         let Some(row) = self.stats.rows.get(&(table, id)) else {
             return io_value(&Counters::default(), Duration::ZERO, &Counters::default());
@@ -518,7 +522,7 @@ impl Monitor {
         io_value(&row.sums.counters, span, &recent)
     }
 
-    /// Adds to a row what [`Monitor::stats_of`] tells, and the space in use.
+    /// Adds to a row the result of [`Monitor::stats_of`], and the space in use.
     pub(super) fn add_stats(&self, row: &mut Value, table: Table, id: u32) {
         row["io"] = self.stats_of(table, id);
         if table == Table::Volume {
@@ -526,22 +530,22 @@ impl Monitor {
         }
     }
 
-    /// Bytes in use, once and not for each copy, as far as is known.
+    /// Returns the bytes in use, counted once and not per copy, as far as known.
     pub(super) fn used_bytes(&self, table: Table, id: u32) -> u64 {
         self.stats.rows.get(&(table, id)).map_or(0, |row| row.sums.used_bytes)
     }
 
-    /// What clients do in the whole cluster, now.
+    /// Returns the current client rates of the whole cluster.
     pub(super) fn cluster_rates(&self) -> Value {
         rates_of_rows(self.stats.rows.range((Table::Pool, 0)..(Table::Volume, 0)))
     }
 
-    /// What clients do there, now.
+    /// Returns the current client rates of one row.
     pub(super) fn rates_of(&self, table: Table, id: u32) -> Value {
         rates_of_rows(self.stats.rows.range((table, id)..=(table, id)))
     }
 
-    /// Rows of a table with ids above `after`, as many as fit an answer.
+    /// Returns the rows of a table with ids above `after`, as many as fit an answer.
     pub(super) fn table(&self, table: Table, after: u32) -> Result<Value, Failure> {
         let committed = &self.committed;
         let mut rows = Vec::new();
@@ -569,7 +573,7 @@ impl Monitor {
     }
 }
 
-/// What clients do in all of these rows, now.
+/// Returns the current client rates, summed over these rows.
 fn rates_of_rows<'a>(rows: impl Iterator<Item = (&'a (Table, u32), &'a Row)>) -> Value {
     let mut longest = Duration::ZERO;
     let mut sum = Counters::default();
@@ -612,7 +616,8 @@ fn io_value(sums: &Counters, span: Duration, recent: &Counters) -> Value {
     })
 }
 
-/// Rates of a recent, and latencies in it; `null` where there were no operations.
+/// Returns the rates over a recent span, and the latencies in it; `null` where there were no
+/// operations.
 fn rates_value(span: Duration, recent: &Io) -> Value {
     let micros = |nanos: u64| nanos / 1000;
     let mean = recent.nanos.checked_div(recent.ops);

@@ -1,4 +1,4 @@
-//! `status`: is my data safe, what is happening, when is it done.
+//! `status`: is my data safe, what is happening, when will it be done.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
 use crate::stats::Table;
 
-/// How long after a monitor came to lead the others may take to reach it.
+/// How long after a monitor becomes leader the others may take to connect to it.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
 
-/// How bad a check is; later is worse.
+/// How bad a check is; later variants are worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Severity {
     Info,
@@ -52,16 +52,16 @@ const fn is_near(count: usize, count_max: usize) -> bool {
     count * 5 >= count_max * 4
 }
 
-/// PGs by what they do.
+/// Counts of PGs by state.
 #[derive(Default)]
 struct PgTally {
     total: u32,
-    /// They serve.
+    /// PGs that serve.
     active: u32,
-    /// They serve with all copies and nothing to fill.
+    /// PGs that serve with all copies and have nothing to fill.
     clean: u32,
     degraded: u32,
-    /// Of those that are degraded: one copy is left of several.
+    /// Degraded PGs of several copies that have only one left.
     last_copy: u32,
     filling: u32,
     peering: u32,
@@ -69,13 +69,13 @@ struct PgTally {
     incomplete: u32,
     /// PGs that have been peering for so long that they need help.
     stuck: u32,
-    /// One that is degraded, to name.
+    /// One degraded PG, as an example.
     degraded_example: Option<String>,
-    /// One that is incomplete, and why.
+    /// One incomplete PG, and why it is incomplete.
     incomplete_example: Option<(PgId, String)>,
-    /// One that is down, and why.
+    /// One PG that is down, and why.
     down_example: Option<(PgId, String)>,
-    /// One that has been peering for long, and why.
+    /// One PG that has been peering for too long, and why.
     stuck_example: Option<(PgId, String)>,
 }
 
@@ -164,7 +164,7 @@ impl Monitor {
         })
     }
 
-    /// A pool: its space, and what clients do there.
+    /// Returns a summary of a pool: its space and its client rates.
     fn pool_summary(&self, record: &PoolRecord) -> Value {
         let row = self.pool_row_with(record);
         json!({
@@ -191,7 +191,7 @@ impl Monitor {
         tally
     }
 
-    /// Whether all acting members are up in the runs of the entry.
+    /// Whether all acting members are up in the incarnations of the entry.
     pub(super) fn is_whole(&self, entry: &PgEntry) -> bool {
         entry.acting().all(|member| {
             let info = self.committed.osd(member.osd).map(|record| &record.info);
@@ -199,7 +199,7 @@ impl Monitor {
         })
     }
 
-    /// What is being filled: how much is left, how fast it goes, when it is done.
+    /// Returns the progress of backfill: how much is left, how fast it runs, when it will be done.
     fn recovery(&self) -> Value {
         let reports = || self.osds.values().filter_map(|live| Some((live, live.current_report()?)));
         let left = reports().flat_map(|(_, report)| &report.filling).map(|fill| fill.left_bytes);
@@ -215,7 +215,8 @@ impl Monitor {
         })
     }
 
-    /// OSDs that are not up, and without which PGs lack a copy: nothing is filled for those meanwhile.
+    /// Returns the OSDs that are down and whose absence leaves PGs short of a copy: nothing is
+    /// filled in their place meanwhile.
     fn awaited_osds(&self) -> BTreeSet<OsdId> {
         let is_away = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|record| !record.info.up);
         let mut awaited = BTreeSet::new();
@@ -266,7 +267,7 @@ impl Monitor {
         }
     }
 
-    /// Removed pools of which an OSD that is down may hold something.
+    /// Checks for removed pools of which an OSD that is down may hold data.
     fn check_removed_pools(&self, checks: &mut Vec<Check>) {
         for record in self.committed.removed_pools() {
             if let Some(waits_for) = self.removal_waits_for(record) {
@@ -459,7 +460,7 @@ impl Monitor {
         Check { code: "osd_down", severity, message, hint: hint.into() }
     }
 
-    /// Volumes whose clients have to write again what a full pool may have lost.
+    /// Checks for volumes whose clients must repeat writes that a full pool may have lost.
     fn check_waiting(&self, checks: &mut Vec<Check>) {
         for (session, waiting_bytes) in self.waiting_sessions() {
             let Some(image) = self.committed.image(session.image) else { continue };
@@ -479,7 +480,7 @@ impl Monitor {
         }
     }
 
-    /// OSDs that cannot work with each other, though both are there.
+    /// Checks for OSDs that cannot reach each other, though both are up.
     fn check_links(&self, now: Time, checks: &mut Vec<Check>) {
         for (from, to) in self.broken_links(now) {
             checks.push(Check {
@@ -586,7 +587,7 @@ impl Monitor {
         }
     }
 
-    /// A disk that is slow, or hangs, as it was so long ago.
+    /// Checks an OSD's disk, by a report of this age: whether it is slow or hangs.
     fn check_disk(&self, osd: OsdId, report: &OsdReport, ago: Duration, checks: &mut Vec<Check>) {
         let is_slow = report.oldest_operation_ms > self.setting(Setting::DiskSlow);
         let age_ms = report.oldest_operation_ms + ago.as_millis();
@@ -626,7 +627,7 @@ impl Monitor {
         checks.push(Check { code, severity, message, hint: hint.into() });
     }
 
-    /// Lists that have a limit, and what is refused beyond it.
+    /// Checks lists that have a limit, beyond which requests are refused.
     fn check_limits(&self, checks: &mut Vec<Check>) {
         let sessions = self.committed.sessions().count();
         if is_near(sessions, SESSION_COUNT_MAX) {
@@ -661,7 +662,7 @@ impl Monitor {
         }
     }
 
-    /// What people wrote into the state store past this monitor.
+    /// Checks for manual edits of the state store.
     fn check_edits(&self, now: Time, checks: &mut Vec<Check>) {
         for (key, why) in self.watching.undone.recent(now) {
             checks.push(Check {
@@ -687,7 +688,8 @@ impl Monitor {
         }
     }
 
-    /// Monitors that are not there: without them fewer failures are survived.
+    /// Checks for monitors that are not connected: without them the cluster survives fewer
+    /// failures.
     fn check_monitors(&self, now: Time, checks: &mut Vec<Check>) {
         // After a change of leader the other monitors still need time to connect to it.
         if now.since(self.leadership.led_since()) < MONITOR_RETURN_SPAN {
@@ -722,7 +724,8 @@ impl Monitor {
         if let Some(trouble) = trouble {
             checks.push(Check {
                 code: "state_unavailable",
-                // A monitor that has led knows what is served; before that nothing can be said of the data.
+                // A monitor that has led knows what is served; before that it can say nothing about
+                // the data.
                 severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint: "I/O continues; changes, starts and failover wait for it: check that etcd \
@@ -731,7 +734,7 @@ impl Monitor {
                     .into(),
             });
         }
-        // If it answers nowhere, the check above says it all.
+        // If the store answers at no address, the check above is enough.
         for down in self.store.endpoints().down.iter().filter(|_| trouble.is_none()) {
             checks.push(Check {
                 code: "state_endpoint_down",
@@ -810,7 +813,8 @@ impl Monitor {
             }));
         }
         let introduced = self.connections.all_introduced();
-        // They have no id of their own: numbered by role, in the order they connected.
+        // These processes have no id of their own: they are numbered by role, in the order in which
+        // they connected.
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
         for process in introduced {
             let count = counts.entry(&process.role).or_default();

@@ -1,8 +1,8 @@
-//! Recorded tasks: deleting the blocks of removed volumes and of cut-off ends.
+//! Recorded tasks: deleting the blocks of removed volumes, and those cut off by shrinking a volume.
 //!
-//! A task goes through its pool PG by PG, with requests to the primary over the connection that the
-//! OSD made to this monitor. Deleting is idempotent, so what was done and not recorded is done again
-//! after a restart. A PG whose OSD is away waits; the others go on.
+//! A task goes through its pool PG by PG, with requests to each primary over the connection that the OSD
+//! made to this monitor. Deleting is idempotent, so work that was done but not recorded is repeated after a
+//! restart. A PG whose primary is absent waits; the others continue.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +17,13 @@ use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor};
 use crate::records::{Key, Record, TaskId, TaskKind, TaskRecord, ZeroRange};
 
-/// Requests of one task on their way: clients come first.
+/// Most requests of one task in flight: few, because clients come first.
 const ASKED_COUNT_MAX: usize = 8;
-/// A task records how far it is each time it has done this part of its PGs.
+/// A task records its progress each time it has done this fraction of its PGs.
 const PROGRESS_PARTS: u32 = 8;
 /// How long until a busy or stale OSD is asked again.
 const RETRY_SPAN: Duration = Duration::from_millis(200);
-/// How long until an OSD that is away, or cannot do it, is asked again.
+/// How long until an OSD that is absent, or cannot carry out the request, is asked again.
 const AWAY_SPAN: Duration = Duration::from_secs(1);
 
 /// A task as it runs in this process.
@@ -31,12 +31,12 @@ pub(super) struct TaskRun {
     stage: TaskStage,
     /// Blocks deleted by this process.
     blocks_deleted: u64,
-    /// What it waits for, for people.
+    /// What the task waits for, for people.
     waits_for: Option<String>,
     is_progress_queued: bool,
-    /// When this process began to delete, and how many PGs were done then.
+    /// When this process began to delete, and how many PGs were done by then.
     began: Option<(Time, u32)>,
-    /// How long it will take at the pace so far; `None`: unknown.
+    /// How long the rest takes at the pace so far; `None`: unknown.
     time_left: Option<Duration>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct TaskRun {
 enum TaskStage {
     /// Waits until every OSD of the pool that is up has seen the fences.
     Fence,
-    /// Waits for portions.
+    /// Deletes portion by portion.
     Delete(Portions),
     /// Waits for the transaction that removes its record.
     End,
@@ -53,21 +53,21 @@ enum TaskStage {
 /// A portion of a task.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Portion {
-    /// The stripe that the new size cuts.
+    /// The stripe that the new size cuts: its end is zeroed.
     Zero,
     /// One PG.
     Pg(u32),
 }
 
-/// Where the portions of a task are.
+/// The progress of a task's portions.
 struct Portions {
-    /// PGs from here on were not asked yet.
+    /// PGs from this one on were not requested yet.
     next: u32,
-    /// Asked (again) at this time.
+    /// Portions to request (again), by time.
     later: BTreeSet<(Time, Portion)>,
-    /// On their way, by sequence.
+    /// Portions in flight, by sequence.
     asked: BTreeMap<u64, (Portion, ConnectionId)>,
-    /// Done, of those from `done_up_to` on.
+    /// PGs at or after `done_up_to` that are done.
     done: BTreeSet<u32>,
     /// PGs before this one are done.
     done_up_to: u32,
@@ -85,7 +85,7 @@ impl Portions {
         }
     }
 
-    /// The next portion to ask for.
+    /// Takes the next portion to request.
     fn take(&mut self, now: Time, pg_count: u32) -> Option<Portion> {
         if let Some((time, portion)) = self.later.first().copied()
             && time <= now
@@ -113,7 +113,7 @@ impl Portions {
         self.done_up_to + self.done.len() as u32
     }
 
-    /// How long the rest takes at the pace since `began`; `None`: nothing was done since.
+    /// Returns how long the rest takes at the pace since `began`; `None`: nothing was done since.
     fn time_left(&self, now: Time, began: (Time, u32), pg_count: u32) -> Option<Duration> {
         let done = self.done_count();
         let left = u64::from(pg_count.saturating_sub(done));
@@ -130,7 +130,7 @@ impl Portions {
 #[derive(Default)]
 pub(super) struct Tasks {
     runs: BTreeMap<TaskId, TaskRun>,
-    /// The last sequence of a request: one is never used twice.
+    /// The last sequence given to a request; none is used twice.
     sequence_last: u64,
     /// Whether something happened that a task may wait for.
     has_news: bool,
@@ -153,12 +153,12 @@ impl Tasks {
         }
     }
 
-    /// Something happened that a task may wait for.
+    /// Notes that something happened that a task may wait for.
     pub(super) fn note_news(&mut self) {
         self.has_news = true;
     }
 
-    /// Whether tasks are to go on now. What happened until now is no news any more.
+    /// Whether tasks should continue now; clears the news noted so far.
     pub(super) fn take_due(&mut self, now: Time) -> bool {
         std::mem::take(&mut self.has_news) || self.deadline().is_some_and(|due| due <= now)
     }
@@ -168,12 +168,12 @@ impl Tasks {
         self.sequence_last
     }
 
-    /// What a task waits for, for people.
+    /// Returns what a task waits for, for people.
     pub(super) fn waits_for(&self, task: TaskId) -> Option<&str> {
         self.runs.get(&task)?.waits_for.as_deref()
     }
 
-    /// A reply to one of the requests came.
+    /// Handles a reply to one of the requests.
     pub(super) fn on_reply(&mut self, now: Time, connection: ConnectionId, reply: Reply) {
         let is_asked = |run: &TaskRun| match &run.stage {
             TaskStage::Delete(portions) => {
@@ -209,7 +209,7 @@ impl Tasks {
         }
     }
 
-    /// What was asked over a connection that is gone is asked again.
+    /// Requeues the requests that were sent over a closed connection.
     pub(super) fn requeue_requests(&mut self, now: Time, connection: ConnectionId) {
         self.has_news = true;
         for run in self.runs.values_mut() {
@@ -220,7 +220,7 @@ impl Tasks {
         }
     }
 
-    /// The progress of a task is recorded in the store.
+    /// Notes that a task's progress is recorded in the store.
     pub(super) fn on_progress_recorded(&mut self, task: TaskId) {
         if let Some(run) = self.runs.get_mut(&task) {
             run.is_progress_queued = false;
@@ -228,7 +228,7 @@ impl Tasks {
         }
     }
 
-    /// When a portion is due to be asked again.
+    /// Returns when a portion must be requested again.
     pub(super) fn deadline(&self) -> Option<Time> {
         let next = |run: &TaskRun| match &run.stage {
             TaskStage::Delete(portions) if portions.asked.len() < ASKED_COUNT_MAX => {
@@ -268,7 +268,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pool) = self.committed.pool(record.pool) else {
-            // It was removed meanwhile, and this record goes with what is left of it.
+            // The pool was removed meanwhile; this record is deleted with the rest of the pool.
             run.waits_for = None;
             return;
         };
@@ -309,7 +309,7 @@ impl Monitor {
         }
     }
 
-    /// Sends the request for a portion to its PG's primary. An error says who is missing.
+    /// Sends the request for a portion to its PG's primary. An error names the OSD that is missing.
     fn ask(
         &mut self,
         record: &TaskRecord,
@@ -366,7 +366,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// A task as commands show it.
+    /// Returns a task as commands show it.
     pub(super) fn task_row(&self, record: &TaskRecord) -> Value {
         let pool = self.committed.pool(record.pool);
         let run = self.tasks.runs.get(&record.id);

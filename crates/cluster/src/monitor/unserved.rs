@@ -1,18 +1,18 @@
-//! Since when PGs are not served. A pause that ends within seconds is not an error.
+//! Since when PGs have not been served. A pause that ends within seconds is not an error.
 //!
-//! Lost with this process: after a failover each PG gets these seconds again.
+//! Lost when this process ends: after a failover each PG gets these seconds again.
 
 use std::collections::BTreeMap;
 
 use base::{Duration, PgId, Time};
 
-/// A PG that agrees on a new epoch is served within a second or two; one that is not served for so
-/// long waits for something.
+/// A peering PG is served within a second or two; one that is not served for this long waits for
+/// something.
 const PEERING_SPAN: Duration = Duration::from_secs(10);
-/// How often PGs are looked at.
+/// How often PGs are checked.
 const LOOK_SPAN: Duration = Duration::from_millis(500);
 
-/// PGs that are not served.
+/// PGs that are not served, and when they were last checked.
 #[derive(Default)]
 pub(super) struct Unserved {
     since: BTreeMap<PgId, Time>,
@@ -25,7 +25,7 @@ impl Unserved {
         self.looked.is_none_or(|looked| now.since(looked) >= LOOK_SPAN)
     }
 
-    /// These PGs are not served now; all others are.
+    /// Notes that these PGs, and no others, are not served now.
     pub(super) fn look(&mut self, now: Time, unserved: Vec<PgId>) {
         let before = std::mem::take(&mut self.since);
         let since = |pg: PgId| (pg, before.get(&pg).copied().unwrap_or(now));
@@ -33,7 +33,7 @@ impl Unserved {
         self.looked = Some(now);
     }
 
-    /// Whether every check for so long found the PG unserved, so that it needs help.
+    /// Whether every check for `PEERING_SPAN` found the PG unserved, so that it needs help.
     pub(super) fn waits_for_long(&self, now: Time, pg: PgId) -> bool {
         self.since.get(&pg).is_some_and(|since| now.since(*since) >= PEERING_SPAN)
     }

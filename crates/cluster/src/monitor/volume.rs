@@ -1,9 +1,8 @@
-//! Making, resizing and removing volumes.
+//! Creating, resizing and removing volumes.
 //!
-//! Removing and shrinking: sessions that had the image and were not closed cleanly are fenced, in
-//! as many transactions as that takes; then one transaction changes the image and records the task
-//! that deletes its blocks. Until that last one nothing has happened to the volume. An attach
-//! fences them, too.
+//! Removing and shrinking: sessions that had the image and were not closed cleanly are fenced, in as many
+//! transactions as needed; then one transaction changes the image and records the task that deletes its
+//! blocks. Until that last transaction the volume is unchanged. An attach also fences such sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,20 +21,20 @@ use crate::records::{
     SessionRecord, TaskId, TaskKind, TaskRecord, ZeroRange,
 };
 
-/// Volumes of a cluster: their list fits one message.
+/// Most volumes in a cluster: their list fits one message.
 const IMAGE_COUNT_MAX: usize = 16_384;
-/// Largest volume, in bytes; with small blocks 2^32 - 1 of them are less.
+/// Largest volume, in bytes; with small blocks the limit is lower: 2^32 - 1 blocks.
 const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
-/// Fenced sessions of a pool: their record fits a transaction.
+/// Most single fences of a pool: their record fits a transaction.
 pub(super) const FENCE_COUNT_MAX: usize = 25_000;
-/// Ranges of fenced sessions of a pool.
+/// Most ranges of fenced sessions of a pool.
 pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
-/// Most single fences of a pool, as long as the number of ranges allows. Beyond that they become ranges,
-/// and every receiver of the map gets all ranges.
+/// Most single fences of a pool, as long as the limit on ranges allows. Beyond this they are joined
+/// into ranges, and every receiver of the map gets all ranges.
 const FENCES_APART_MAX: usize = 16;
-/// Sessions fenced by one transaction.
+/// Most sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
-/// Recorded tasks at one time.
+/// Most recorded tasks at one time.
 const TASK_COUNT_MAX: usize = 256;
 
 pub(super) fn no_volume(name: &str) -> Failure {
@@ -174,7 +173,8 @@ impl Monitor {
         ))
     }
 
-    /// The next transaction that fences sessions of the image that were not closed cleanly.
+    /// Returns the next transaction that fences sessions of the image that were not closed cleanly,
+    /// if any are left.
     pub(super) fn fence_ended_sessions(
         &self,
         image: &ImageRecord,
@@ -188,8 +188,8 @@ impl Monitor {
         self.fence_sessions(image, sessions, None).map(Some)
     }
 
-    /// The transaction that fences these sessions of the image; their records go, and the lock that
-    /// one of them holds.
+    /// Returns the transaction that fences these sessions of the image; it also removes their
+    /// records, and the lock that one of them holds.
     pub(super) fn fence_sessions(
         &self,
         image: &ImageRecord,
@@ -219,7 +219,8 @@ impl Monitor {
         }
         let mut batch = Batch::new(committed);
         batch.put(committed, Record::Pool(PoolRecord { revision, ..pool.clone() }));
-        // Long records: the limit on fences keeps this one below a transaction's.
+        // The fence record may be long: the limit on fences keeps it below the size of a
+        // transaction.
         batch.put(committed, Record::Fence(record));
         for session in sessions {
             batch.add(committed, self.removal_of(session));
@@ -249,14 +250,14 @@ impl Monitor {
             open.filter(|session| !is_of_other(session.image) && !ends.contains(&session.id));
         let mut ranges = ranges_beside(open.map(|session| session.id), last);
         ranges.retain(|(first, last)| fenced.range(first..=last).next().is_some());
-        // More are not kept: single fences go on to their own limit.
+        // More ranges are not kept: the fences stay single, up to their own limit.
         if ranges.len() <= FENCE_RANGE_COUNT_MAX {
             record.fences.clear();
             (record.ranges, record.ranges_revision) = (ranges, revision);
         }
     }
 
-    /// Records the task that deletes what lies behind `size`.
+    /// Records the task that deletes the blocks behind `size`.
     fn record_task(
         &self,
         batch: &mut Batch,
@@ -289,13 +290,14 @@ impl Monitor {
         Ok(id)
     }
 
-    /// A volume as commands show it.
+    /// Returns a volume as commands show it.
     pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
         let sessions = self.committed.sessions_of(info.id).filter(|record| !record.ended);
         self.volume_row_with(info, sessions.map(|record| self.session_details(record)).collect())
     }
 
-    /// A session, and the process that has it; nothing of that while it is not connected.
+    /// Returns a session and the process that has it; without the process while the session is not
+    /// connected.
     fn session_details(&self, record: &SessionRecord) -> Value {
         let process = self.process_of_session(record.id);
         let mut row = session_row(record);
@@ -305,12 +307,12 @@ impl Monitor {
         row
     }
 
-    /// All volumes as commands show them.
+    /// Returns all volumes as commands show them.
     pub(super) fn volume_rows(&self) -> Value {
         self.volume_rows_after(0).map(|(_, row)| row).collect()
     }
 
-    /// Volumes with ids above `after`, in their order.
+    /// Returns the volumes with ids above `after`, in the order of their ids.
     pub(super) fn volume_rows_after(&self, after: u32) -> impl Iterator<Item = (ImageId, Value)> {
         let mut sessions: BTreeMap<ImageId, Vec<Value>> = BTreeMap::new();
         for record in self.committed.sessions().filter(|record| !record.ended) {
@@ -341,7 +343,8 @@ fn session_row(record: &SessionRecord) -> Value {
     json!({ "id": record.id, "client": record.client, "read_only": record.read_only })
 }
 
-/// All ids from the first one to `last`, but for these, which are in order.
+/// Returns the ranges of all ids from the first one to `last`, except these sessions, which are
+/// sorted.
 pub(super) fn ranges_beside(
     sessions: impl IntoIterator<Item = SessionId>,
     last: SessionId,
@@ -357,7 +360,7 @@ pub(super) fn ranges_beside(
     ranges
 }
 
-/// The first stripe behind `size`, and the end of the one that it cuts.
+/// Returns the first stripe behind `size`, and the part to zero of the stripe that `size` cuts.
 fn cut(size: u64, block_size: u64) -> (StripeIndex, Option<ZeroRange>) {
     let stripe = |number: u64| {
         StripeIndex::new(u32::try_from(number).expect("sizes are checked against 2^32 blocks"))

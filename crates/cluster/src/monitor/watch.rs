@@ -1,4 +1,4 @@
-//! `state watch`: sends every change of the store, in order, to those who asked.
+//! `state watch`: sends every change of the store, in order, to the connections that asked for it.
 
 use base::ConnectionId;
 use format::wire::CONTROL_SIZE_MAX;
@@ -11,7 +11,7 @@ use crate::message::FromMonitor;
 use crate::state::StateRevision;
 
 impl Connections {
-    /// Tells it each change of keys that begin so.
+    /// Begins to send the connection each change of keys with this prefix.
     pub(super) fn begin_state_watch(
         &mut self,
         connection: ConnectionId,
@@ -22,7 +22,7 @@ impl Connections {
         self.send(connection, &FromMonitor::StateWatched, effects);
     }
 
-    /// Sends each watcher those of the changes that it asked for.
+    /// Sends each watcher the changes that it asked for.
     pub(super) fn tell_state_watchers(
         &self,
         revision: StateRevision,
@@ -39,7 +39,7 @@ impl Connections {
         }
     }
 
-    /// Changes were lost: watchers must read everything again.
+    /// Informs watchers that changes were lost: they must read everything again.
     pub(super) fn lose_state_watches(&mut self, effects: &mut Vec<Effect>) {
         for connection in self.end_state_watches() {
             self.send(connection, &FromMonitor::StateWatchLost, effects);
@@ -47,7 +47,7 @@ impl Connections {
     }
 }
 
-/// A value for people; a text that is not JSON, or too long for a message, is cut.
+/// Returns a value for people; a text that is not JSON, or too long for a message, is cut.
 fn value_of(text: &str) -> Value {
     let cut = || Value::String(clipped(text.to_string()));
     let Ok(value) = serde_json::from_str::<Value>(text) else { return cut() };
