@@ -1,12 +1,13 @@
-//! What OSDs keep of the state store, so that one restored from a backup is recognised, and brought
-//! up to what was known before: see `monitor/restore.rs`.
+//! The copy that OSDs keep of the state store, so that a store restored from a backup is recognised, and
+//! brought up to what was known before: see `monitor/restore.rs`.
 //!
-//! PG entries are not part of the copy: each OSD has those of its own PGs in their records, durable
-//! before they are served. Fences are not: whoever has no session record is fenced by a restore.
+//! PG entries are not part of the copy: each OSD has the entries of its own PGs in their records, durable
+//! before the PGs are served. Fences are not part of it, either: a restore fences every session that has no
+//! record.
 //!
 //! Invariants
-//!   1. A copy is that of its `change`: the number of the transaction that it includes as the last.
-//!   2. A copy is replaced by none of an earlier change.
+//!   1. A copy is the state as of its `change`: the number of the last transaction that it includes.
+//!   2. A copy is never replaced by one of an earlier change.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +21,18 @@ use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
 use crate::revisions_by_pool;
 
-/// Text of records in one message or note, in bytes: with one more record that is still below the limit of
-/// either.
+/// Bytes of record text in one message or note: with one more record this still stays below the
+/// limits of both.
 const PART_SIZE_MAX: usize = 256 << 10;
 
 /// Records of the state store by their keys, as of one transaction.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct StateCopy {
-    /// The number of the last transaction in it; 0: nothing was told yet.
+    /// The number of the last transaction in it; 0: nothing was received yet.
     pub change: u64,
-    /// The reign that made it: see `records::ChangeRecord`.
+    /// The reign that made that transaction: see `records::ChangeRecord`.
     pub reign: u64,
-    /// Their JSON values.
+    /// The records' JSON values, by key.
     #[serde(default)]
     pub records: BTreeMap<String, Value>,
 }
@@ -39,53 +40,53 @@ pub struct StateCopy {
 /// A part of a copy, or a change of it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CopyPart {
-    /// A whole copy begins: nothing of before is in it.
+    /// A whole copy begins: earlier contents are dropped.
     #[serde(default)]
     pub begins: bool,
     /// The transaction that is complete with this part, and its reign; `None`: other parts follow.
     pub change: Option<(u64, u64)>,
-    /// Records that are there.
+    /// Records that exist, with their values.
     #[serde(default)]
     pub put: BTreeMap<String, Value>,
-    /// Keys that are gone.
+    /// Keys that were deleted.
     #[serde(default)]
     pub gone: Vec<String>,
 }
 
-/// A receiver's copy, and parts of a change of it that is not here whole.
+/// A receiver's copy, and the parts of a change that has not arrived completely.
 #[derive(Default)]
 pub struct CopyKeeper {
     copy: StateCopy,
     coming: Vec<CopyPart>,
 }
 
-/// What an OSD has seen of the state; a monitor to which any of it is new has an older store.
+/// What an OSD has seen of the state; if any of this is new to a monitor, its store is older.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
-    /// The transaction of its copy.
+    /// The last transaction in its copy.
     #[serde(default)]
     pub change: u64,
-    /// The reign that made it.
+    /// The reign that made that transaction.
     #[serde(default)]
     pub reign: u64,
-    /// The newest of its own runs.
+    /// The OSD's newest run.
     #[serde(default)]
     pub incarnation: Incarnation,
-    /// The revision of each pool's map, that of its PGs' records included.
+    /// The highest revision of each pool's map that it has seen, in the map or in its PGs' records.
     #[serde(default, with = "revisions_by_pool")]
     pub pools: BTreeMap<PoolId, MapRevision>,
 }
 
-/// What an OSD knows of the cluster, or a part of that.
+/// What an OSD knows about the cluster, or a part of that.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct KnownState {
-    /// Entries of its PGs: those in their records, and those of the map. One PG may have several.
+    /// Entries of its PGs, both from their records and from the map. One PG may have several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<PgEntry>,
-    /// What it activated of the PGs that it has whole.
+    /// The epochs that it activated, of PGs that it holds completely.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activated: Vec<Activated>,
-    /// The pools of its map.
+    /// The pools in its map.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolSeen>,
     /// The highest revision of an OSD's entry.
@@ -97,7 +98,7 @@ pub struct KnownState {
 }
 
 impl Seen {
-    /// Whether there may ever have been such numbers.
+    /// Whether all these numbers may have been issued.
     pub fn is_sound(&self) -> bool {
         let mut pools = self.pools.iter();
         self.change <= NUMBER_MAX
@@ -117,11 +118,11 @@ impl KnownState {
         self.copy.records.extend(part.copy.records);
     }
 
-    /// Whether there may ever have been such numbers.
+    /// Whether all these numbers may have been issued.
     pub fn is_sound(&self) -> bool {
         let mut epochs = self.activated.iter().flat_map(|activated| &activated.epochs);
         let is_seen_sound = |seen: &PoolSeen| {
-            // Ranges of its map and of its note: in no order.
+            // Ranges from its map and from its note, in no particular order.
             let ends = seen.fence_ranges.iter().flat_map(|(first, last)| [first, last]);
             let mut sessions = seen.fences.iter().chain(ends);
             is_pool_sound(seen.pool.id, seen.revision)
@@ -139,16 +140,17 @@ fn is_pool_sound(pool: PoolId, revision: MapRevision) -> bool {
     numbers::check_pool(pool).is_ok() && numbers::check_revision(revision).is_ok()
 }
 
-/// The epochs of a PG that a member's record goes back to.
+/// The epochs of a PG that a member's record derives from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Activated {
-    /// Which PG.
+    /// The PG.
     pub pg: PgId,
-    /// Oldest first; the last one is that of its record. What is older than the first is not known.
+    /// The epochs, oldest first; the last one is that of the record. Epochs before the first are
+    /// not known.
     pub epochs: Vec<Epoch>,
 }
 
-/// What an OSD knows of a pool.
+/// What an OSD knows about a pool.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PoolSeen {
     /// Its rules.
@@ -157,7 +159,7 @@ pub struct PoolSeen {
     pub revision: MapRevision,
     /// Sessions that are refused for ever.
     pub fences: Vec<SessionId>,
-    /// And whole ranges of them.
+    /// Ranges of sessions that are refused for ever.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fence_ranges: Vec<FenceRange>,
 }
@@ -165,7 +167,9 @@ pub struct PoolSeen {
 /// Whether the record under a key is part of the copy.
 pub fn is_copied(key: &Key) -> bool {
     match key {
-        // The store's own (`change` comes with a whole copy); in PG records; in the map; made from images.
+        // Not copied: the store's own keys (`change` is sent with a whole copy); entries, which are
+        // in PG records; fences, which are in the map; the name index, which is derived from
+        // images.
         Key::Leader | Key::Cluster | Key::Change | Key::Recovery => false,
         Key::PgShard(..) | Key::Fence(_) | Key::ImageName(_) => false,
         // Sums that nothing depends on.
@@ -174,7 +178,7 @@ pub fn is_copied(key: &Key) -> bool {
     }
 }
 
-/// Records in parts, each short enough for a message; at least one.
+/// Splits records into parts, each short enough for a message; returns at least one part.
 pub fn in_parts(
     records: impl IntoIterator<Item = (String, Value)>,
 ) -> Vec<BTreeMap<String, Value>> {
@@ -194,23 +198,24 @@ pub fn in_parts(
 }
 
 impl CopyKeeper {
-    /// One that has this copy.
+    /// Returns a keeper that has this copy.
     #[cfg(test)]
     pub fn new(copy: StateCopy) -> CopyKeeper {
         CopyKeeper { copy, coming: Vec::new() }
     }
 
-    /// The newest whole copy.
+    /// Returns the newest complete copy.
     pub fn copy(&self) -> &StateCopy {
         &self.copy
     }
 
-    /// Whether parts wait for others that belong to them.
+    /// Whether some parts of a change have arrived and others have not.
     pub fn is_taking(&self) -> bool {
         !self.coming.is_empty()
     }
 
-    /// Takes what a monitor tells; gives the difference that it makes, once that is here whole.
+    /// Adds a part sent by a monitor; returns the resulting change of the copy once all its parts
+    /// have arrived.
     pub fn take(&mut self, part: CopyPart) -> Option<CopyPart> {
         if part.begins {
             self.coming.clear();

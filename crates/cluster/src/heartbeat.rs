@@ -1,43 +1,44 @@
 //! How OSDs and clients notice that their monitor has fallen silent.
 //!
-//! A connected monitor that has been silent for a while is probed. The kernel alone would notice a loss
-//! later, and would never notice a process that is suspended.
+//! A connected monitor that has been silent for a while is probed. The kernel alone would notice a lost
+//! connection later, and would never notice a suspended process.
 
 use base::{Duration, Time};
 
-/// A monitor that has said nothing for so long is asked whether it is there.
+/// A monitor that has sent nothing for this long is asked whether it is alive.
 const ASK_AFTER: Duration = Duration::from_millis(500);
-/// How long it may take to answer that.
+/// How long the monitor may take to answer, at first.
 const ANSWER_SPAN_MIN: Duration = Duration::from_secs(1);
 /// After being suspended for this long, a monitor may find that its peers have left.
 pub const LEFT_AFTER: Duration =
     Duration::from_millis(ASK_AFTER.as_millis() + ANSWER_SPAN_MIN.as_millis());
-/// The longest that it may take: each monitor that was left for its silence gives the next one twice the
-/// time, for it may be the cluster that is slow, and connections made anew make it no faster.
+/// The longest time to answer: each time a monitor is left because of its silence, the next one
+/// gets twice the time, because the whole cluster may be slow, and new connections do not make it
+/// faster.
 const ANSWER_SPAN_MAX: Duration = Duration::from_secs(8);
-/// After so long without a silence the next one is noticed as soon as the first.
+/// After this long without a silent monitor, the next silence is noticed as fast as the first.
 const CALM_SPAN: Duration = Duration::from_secs(5);
-/// A process that checks an answer later than this stood still itself, and asks again.
+/// A process that checks for the answer later than this was itself suspended, and asks again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
 
-/// Whether a monitor is there, by its words.
+/// Detects a silent monitor by the messages that arrive from it.
 pub struct Heartbeat {
-    /// Since when nothing spoke for a slow cluster.
+    /// Since when nothing has indicated a slow cluster.
     calm_since: Time,
-    /// When its last word came.
+    /// When its last message arrived.
     word: Time,
-    /// It was asked then, and has said nothing since.
+    /// When it was asked, if it has sent nothing since.
     asked: Option<Time>,
-    /// How long it may take to answer.
+    /// How long the monitor may take to answer.
     answer_span: Duration,
 }
 
-/// What a heartbeat asks for.
+/// What a heartbeat requires its owner to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beat {
-    /// Ask the monitor whether it is there.
+    /// Ask the monitor whether it is alive.
     Ask,
-    /// It is not: try the next one.
+    /// The monitor is silent: try the next one.
     Silent,
 }
 
@@ -53,12 +54,12 @@ impl Default for Heartbeat {
 }
 
 impl Heartbeat {
-    /// A connection stands.
+    /// Begins with a new connection.
     pub fn begin(&mut self, now: Time) {
         (self.word, self.asked) = (now, None);
     }
 
-    /// The monitor said something.
+    /// Notes that a message of the monitor arrived.
     pub fn word(&mut self, now: Time) {
         (self.word, self.asked) = (now, None);
         if now.since(self.calm_since) >= CALM_SPAN {
@@ -66,12 +67,12 @@ impl Heartbeat {
         }
     }
 
-    /// When [`Heartbeat::beat`] is wanted.
+    /// Returns when [`Heartbeat::beat`] must be called.
     pub fn due(&self) -> Time {
         self.asked.map_or(self.word + ASK_AFTER, |asked| asked + self.answer_span)
     }
 
-    /// What is to be done now.
+    /// Returns what must be done now, if anything.
     pub fn beat(&mut self, now: Time) -> Option<Beat> {
         let due = self.due();
         if now < due {

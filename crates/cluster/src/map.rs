@@ -1,9 +1,9 @@
-//! The cluster map: what OSDs and clients know of the cluster, and how they advance by deltas.
+//! The cluster map: what OSDs and clients know about the cluster, and how deltas update it.
 //!
 //! Invariants
-//!   1. A pool's revision grows by one with each change of that pool's map; the whole map of a
-//!      pool is a function of its revision.
-//!   2. A receiver applies whole deltas in order; one that does not fit asks for a snapshot.
+//!   1. A pool's revision grows by one with each change of that pool's map; a revision determines the whole
+//!      map of the pool.
+//!   2. A receiver applies whole deltas in order; if one does not follow its map, it asks for a snapshot.
 //!   3. An OSD table entry is replaced only by one with a higher `revision`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,38 +15,38 @@ use base::{
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 
-/// Everything a member or client knows of the cluster.
+/// Everything that an OSD or a client knows about the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClusterMap {
-    /// Where to find OSDs.
+    /// The OSDs, with their addresses.
     pub osds: BTreeMap<OsdId, OsdInfo>,
-    /// One map a pool.
+    /// One map per pool.
     pub pools: BTreeMap<PoolId, PoolMap>,
 }
 
-/// Addresses that a daemon may announce, in each of its lists.
+/// Most addresses that a daemon may announce, in each of its lists.
 pub const ADDRESS_COUNT_MAX: usize = 8;
-/// Bytes of an address: any IP address with its port, and any path of a socket.
+/// Longest address, in bytes: enough for any IP address with its port, and any path of a socket.
 const ADDRESS_SIZE_MAX: usize = 128;
 
-/// Whether a list of addresses is one that a daemon may announce. What may not stand in it keeps
-/// messages that name many daemons as short as their limits say.
+/// Whether a daemon may announce this list of addresses. The rules keep messages that list many
+/// daemons as short as their limits assume.
 pub fn may_announce(addresses: &[String]) -> bool {
     let is_plain = |letter: char| !letter.is_control() && !matches!(letter, '"' | '\\');
     let fits = |text: &String| text.len() <= ADDRESS_SIZE_MAX && text.chars().all(is_plain);
     addresses.len() <= ADDRESS_COUNT_MAX && addresses.iter().all(fits)
 }
 
-/// What everyone knows of an OSD.
+/// What everyone knows about an OSD.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OsdInfo {
-    /// Which.
+    /// Its id.
     pub id: OsdId,
     /// Grows with each change of this entry.
     pub revision: u64,
-    /// Where it listens; `tcp:HOST:PORT` or `unix:PATH`; several for several networks.
+    /// Addresses where it listens: `tcp:HOST:PORT` or `unix:PATH`; several for several networks.
     pub addresses: Vec<String>,
-    /// Where other OSDs reach it, if they have a network of their own.
+    /// Addresses where other OSDs reach it, if they have a network of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peer_addresses: Vec<String>,
     /// The newest run of its process.
@@ -59,13 +59,14 @@ pub struct OsdInfo {
 }
 
 impl OsdInfo {
-    /// Where other OSDs try to reach it, in this order: their own network first.
+    /// Returns the addresses at which other OSDs try to reach it, in this order: their own network
+    /// first.
     pub fn addresses_for_peers(&self) -> Vec<&String> {
         self.peer_addresses.iter().chain(&self.addresses).collect()
     }
 
-    /// The index of the address at which `from` tries it first: pairs of OSDs spread over the
-    /// networks of which none is to be preferred.
+    /// Returns the index of the address at which `from` tries it first: pairs of OSDs are spread
+    /// over networks of equal preference.
     pub fn first_address_from(&self, from: OsdId) -> usize {
         let preferred = match self.peer_addresses.len() {
             0 => self.addresses.len(),
@@ -88,13 +89,13 @@ pub struct Pool {
     pub min_size: u32,
     /// Number of PGs: a power of two.
     pub pg_count: u32,
-    /// What copies must not share.
+    /// The failure domain: two copies must not share one.
     pub failure_domain: FailureDomain,
     /// Unit of replication; frozen for the pool's life.
     pub block_size: BlockSize,
 }
 
-/// What copies of a block must not share.
+/// What the copies of a block must not share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureDomain {
@@ -109,13 +110,13 @@ pub enum FailureDomain {
 pub struct PoolMap {
     /// Its rules.
     pub pool: Pool,
-    /// One more with each change of this map.
+    /// Incremented with each change of this map.
     pub revision: MapRevision,
-    /// One entry a PG, by number.
+    /// One entry per PG, by number.
     pub pgs: Vec<PgEntry>,
     /// Sessions that are refused for ever.
     pub fences: BTreeSet<SessionId>,
-    /// And whole ranges of them, in order.
+    /// Ranges of sessions that are refused for ever, in order.
     pub fence_ranges: Vec<FenceRange>,
 }
 
@@ -135,13 +136,13 @@ pub fn is_in_ranges(ranges: &[FenceRange], session: SessionId) -> bool {
     ranges[..next].last().is_some_and(|(_, last)| session <= *last)
 }
 
-/// A change of the map: everything in it happened, nothing before it is missing.
+/// A change of the map: everything in it is committed, and nothing before it is missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct MapDelta {
     /// Changed OSD entries, whole.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub osds: Vec<OsdInfo>,
-    /// OSDs that are forgotten; some of them long ago.
+    /// OSDs that were removed; some of them long ago.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed_osds: Vec<OsdId>,
     /// Changed pools.
@@ -155,7 +156,7 @@ pub struct MapDelta {
 /// A change of one pool's map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolDelta {
-    /// The revision it follows; 0: a snapshot, which follows none.
+    /// The revision that it follows; 0: a snapshot, which needs no earlier map.
     pub since: MapRevision,
     /// The revision it leads to.
     pub revision: MapRevision,
@@ -165,7 +166,7 @@ pub struct PoolDelta {
     pub pgs: Vec<PgEntry>,
     /// Added fences; in a snapshot all of them.
     pub fences: Vec<SessionId>,
-    /// All ranges of fences, where one was added; each that was there before lies in one of them.
+    /// All ranges of fences, if one was added; each earlier range lies in one of them. Else empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fence_ranges: Vec<FenceRange>,
 }
@@ -173,7 +174,7 @@ pub struct PoolDelta {
 /// A delta does not follow what the receiver has: it must ask for a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MapGap {
-    /// Of which pool.
+    /// The pool.
     pub pool: PoolId,
 }
 
@@ -184,9 +185,9 @@ pub struct ImageInfo {
     pub id: ImageId,
     /// Its name.
     pub name: String,
-    /// The pool its blocks lie in.
+    /// The pool that holds its blocks.
     pub pool: PoolId,
-    /// In bytes; a multiple of 4 KiB.
+    /// Size in bytes; a multiple of 4 KiB.
     pub size: u64,
     /// Seed of the hash of its stripes.
     pub seed: ImageId,
@@ -196,12 +197,12 @@ pub struct ImageInfo {
 }
 
 impl ClusterMap {
-    /// The entry of a PG, if its pool is known.
+    /// Returns the entry of a PG, if its pool is known.
     pub fn pg(&self, pg: PgId) -> Option<&PgEntry> {
         self.pools.get(&pg.pool)?.pgs.get(pg.number as usize)
     }
 
-    /// Applies a delta; what does not follow is left out and named.
+    /// Applies a delta; a pool whose delta does not follow is skipped and returned as the error.
     pub fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         for osd in delta.osds {
             if self.osds.get(&osd.id).is_none_or(|known| known.revision < osd.revision) {
@@ -268,23 +269,23 @@ impl ClusterMap {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// Which cluster.
+    /// The cluster's id.
     pub cluster: ClusterId,
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
-    /// Where monitors keep the state: `etcd:URL,URL`, or `embedded`, which is the default: in a
-    /// file of the only one.
+    /// Where monitors keep the state: `etcd:URL,URL`, or `embedded` (the default): in a file of the
+    /// only monitor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Networks that daemons listen in, as `10.0.0.0/8` or `fd00::/8`; connections are spread over
-    /// them. None: on this machine alone.
+    /// Networks on which daemons listen, as `10.0.0.0/8` or `fd00::/8`; connections are spread over
+    /// them. Empty: on this machine only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,
-    /// Networks between OSDs, tried before the others. None: the same.
+    /// Networks between OSDs, tried before the others. Empty: the same as `networks`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub osd_networks: Vec<String>,
-    /// What this host is called in the tree, where OSDs of one name share a failure domain. None: as
-    /// the system calls it.
+    /// This host's name in the OSD tree; OSDs with the same host name share a failure domain.
+    /// `None`: the name that the system reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
 }

@@ -1,10 +1,10 @@
 //! Control messages: JSON text inside `format::wire::Message::Control`.
 //!
-//! Unknown fields are ignored, so that a newer peer may say more.
+//! Unknown fields are ignored, so that a newer peer may send more fields.
 //!
 //! The monitor's own requests to OSDs (`Op::DeleteRange` and `Op::Zero` of recorded tasks) are data
-//! messages with `SessionId::ZERO`, sent over the connection that the OSD made to the monitor. Each
-//! names a map revision at or above the one that brought the task's fences.
+//! messages with `SessionId::ZERO`, sent over the connection that the OSD made to the monitor. Each carries
+//! a map revision that is at least the revision in which the task's fences were published.
 
 use std::collections::BTreeMap;
 
@@ -21,38 +21,40 @@ use crate::revisions_by_pool;
 use crate::settings::Changed;
 use crate::stats::{OsdStats, Table};
 
-/// From an OSD, a client or a command to a monitor.
+/// Messages from an OSD, a client or a command to a monitor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToMonitor {
-    /// Send me the map now and every change from now on. Also sent again after a gap.
+    /// Requests the map now and every change from now on. Also sent again after a gap.
     Subscribe {
-        /// Revisions already known, by pool; none for a first map.
+        /// Revisions already known, by pool; empty if the sender has no map.
         #[serde(with = "revisions_by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
-    /// Asks whether the monitor is alive. It answers with `Pong`, or relays this to the leader.
+    /// Asks whether the monitor is alive. The leader answers with `Pong`; another monitor relays
+    /// the message to the leader.
     Ping,
-    /// Says what process this is, for `status`. OSDs say so when they boot.
+    /// Identifies the sending process, for `status`. OSDs identify themselves when they boot.
     Introduce {
-        /// What runs: `nbd`, `bench`.
+        /// What runs in it: `nbd`, `bench`.
         role: String,
         /// Its process id.
         pid: u32,
         /// Name of its host.
         host: String,
-        /// Where it serves, if it does.
+        /// The address where it serves, if any.
         address: Option<String>,
     },
-    /// An OSD's process started and has opened its store.
+    /// An OSD's process has started and opened its store.
     OsdBoot {
-        /// Which OSD; written in its superblock.
+        /// The OSD's id, from its superblock.
         osd: OsdId,
-        /// Identity of the store, 32 hexadecimal digits: another store may not come as this OSD.
+        /// Identity of the store, 32 hexadecimal digits: a different store may not boot as this
+        /// OSD.
         store: String,
-        /// Where it listens.
+        /// Addresses where it listens.
         addresses: Vec<String>,
-        /// Where it listens for other OSDs besides, on a network of theirs.
+        /// More addresses where it listens for other OSDs only, on their own network.
         #[serde(default)]
         peer_addresses: Vec<String>,
         /// Its process id.
@@ -61,142 +63,145 @@ pub enum ToMonitor {
         path: String,
         /// Name of its host, for placement.
         host: String,
-        /// `ashlar up` started it, and starts it again.
+        /// Whether `ashlar up` started it, and restarts it.
         #[serde(default)]
         supervised: bool,
-        /// `Some`: the same run goes on over a new connection, no epoch ends. `None`: a new run.
+        /// `Some`: the same run continues over a new connection, so no epoch ends. `None`: a new
+        /// run.
         #[serde(default)]
         incarnation: Option<Incarnation>,
-        /// Recovery found damage that may have cost acknowledged writes: where it has not been
-        /// filled again since, it counts as absent.
+        /// Recovery found damage that may have cost acknowledged writes: in each PG the OSD counts
+        /// as absent until it has been filled again.
         #[serde(default)]
         suspect: bool,
-        /// As in its reports.
+        /// As in [`OsdReport::stalled`].
         #[serde(default)]
         stalled: bool,
-        /// What it has seen of the cluster: a state store that lacks it went back in time.
+        /// What it has seen of the cluster: a state store that lacks any of this went back in time.
         #[serde(default)]
         seen: Seen,
     },
-    /// A part of what the OSD knows of the cluster, as it was asked to tell.
+    /// A part of what the OSD knows about the cluster, in answer to [`FromMonitor::TellAll`].
     OsdTells {
-        /// The part; lists of several parts belong together.
+        /// This part; the lists of all parts are joined.
         part: KnownState,
-        /// Whether others follow.
+        /// Whether more parts follow.
         more: bool,
     },
     /// An OSD's state, sent about once a second.
     OsdReport(OsdReport),
-    /// What an OSD did since it told last, about every `stats_interval_ms` while it does something.
+    /// What an OSD did since its last such message; sent about every `stats_interval_ms` while it
+    /// does something.
     OsdStats(OsdStats),
-    /// PGs that this OSD leads need another entry. Said again until the entry's epoch is over.
+    /// PGs whose primary is this OSD need a new entry. Repeated until the entry's epoch is over.
     PgNeeds {
-        /// What each needs.
+        /// What each of these PGs needs.
         needs: Vec<PgNeed>,
     },
-    /// A peer does not answer this OSD. Said again, about once a second, while it is so.
+    /// A peer does not answer this OSD. Repeated about once a second while this lasts.
     OsdUnreachable {
-        /// Which.
+        /// The OSD.
         osd: OsdId,
-        /// The run that was talked to.
+        /// The run that this OSD was connected to.
         incarnation: Incarnation,
-        /// How it shows.
+        /// How the peer's absence shows.
         how: Unreachable,
     },
-    /// The first message of a connection on which a monitor relays a peer to the leader; the messages
-    /// after it are the peer's.
+    /// The first message of a connection over which a monitor relays a peer to the leader; all
+    /// later messages are the peer's.
     Relay {
         /// The role of the process whose connection is relayed.
         role: RelayedRole,
     },
-    /// A monitor that does not lead is there, and stays connected.
+    /// A monitor that does not lead announces itself; it stays connected.
     MonitorHere {
-        /// Which.
+        /// The monitor.
         monitor: MonitorId,
-        /// Where it listens.
+        /// Addresses where it listens.
         addresses: Vec<String>,
         /// Its process id.
         pid: u32,
         /// Name of its host.
         host: String,
     },
-    /// The OSD was asked to stop and serves nothing any more: its PGs need not wait to see whether it
+    /// The OSD was asked to stop and no longer serves: its PGs need not wait to see whether it
     /// comes back.
     OsdLeaves,
-    /// The answer to [`FromMonitor::Probe`], over the connection that it came over.
+    /// The answer to [`FromMonitor::Probe`], over the connection that the probe came over.
     Alive {
-        /// As asked.
+        /// Copied from the probe.
         nonce: u64,
     },
-    /// The OSD has applied these map revisions: older ones are refused by it from now on.
+    /// The OSD has applied these map revisions: from now on it refuses older ones.
     OsdSaw {
-        /// By pool.
+        /// The revisions, by pool.
         #[serde(with = "revisions_by_pool")]
         revisions: BTreeMap<PoolId, MapRevision>,
     },
     /// The OSD holds nothing of this removed pool, durably.
     PoolCleared {
-        /// Which it was.
+        /// The removed pool.
         pool: PoolId,
     },
     /// Attach an image.
     OpenSession {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: u64,
         /// The image's name.
         image: String,
-        /// Whether it will only read.
+        /// Whether the client will only read.
         read_only: bool,
-        /// Whether it wants the image's lock, if no other session has the image. A reader gets none.
+        /// Whether the client wants the image's lock, if no other session has the image. A reader
+        /// gets no lock.
         #[serde(default)]
         lock: bool,
-        /// What attaches, for people: `nbd`, `bench`.
+        /// What attaches the image, for people: `nbd`, `bench`.
         client: String,
     },
-    /// A session goes on over this new connection.
+    /// A session continues over this new connection.
     ResumeSession {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// As it was told with it; 0: it was not.
+        /// The reign that [`FromMonitor::SessionOpened`] sent; 0: it sent none.
         #[serde(default)]
         reign: u64,
-        /// Higher than over any earlier connection of this client: a monitor that the client has left
-        /// may deliver an older message late.
+        /// Higher than over any earlier connection of this client: an older message may arrive
+        /// late, through a monitor that the client has left.
         #[serde(default)]
         turn: u64,
     },
-    /// Acknowledged writes of a session that are not durable must be written again, and the pool has no
-    /// room for so many bytes of them. Sent again whenever the amount changes.
+    /// Acknowledged but not yet durable writes of a session must be written again, and the pool has
+    /// no room for this many bytes of them. Sent again whenever the amount changes.
     SessionWaits {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// 0: nothing any more.
+        /// Bytes that wait; 0: nothing waits any more.
         waiting_bytes: u64,
     },
     /// The image is detached.
     CloseSession {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// A change was given up without an answer: it may still be on its way, so the session
-        /// is fenced before the image is attached again, removed or made smaller.
+        /// A change was given up without an answer: it may still be in flight, so the session is
+        /// fenced before the image is attached again, removed or made smaller.
         #[serde(default)]
         unanswered: bool,
     },
-    /// Tell me every change of the state store from now on.
+    /// Requests every change of the state store from now on.
     WatchState {
-        /// Of keys that begin so.
+        /// Only keys with this prefix.
         prefix: String,
     },
     /// An operator's command.
     Command {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: u64,
-        /// What.
+        /// The command.
         command: Command,
     },
 }
 
-/// From a monitor.
+/// Messages from a monitor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromMonitor {
@@ -204,62 +209,64 @@ pub enum FromMonitor {
     Map(MapDelta),
     /// The answer to [`ToMonitor::Ping`].
     Pong,
-    /// The answer to [`ToMonitor::MonitorHere`] of one that was removed from the cluster.
+    /// The answer to [`ToMonitor::MonitorHere`] from a monitor that was removed from the cluster.
     MonitorRemoved,
-    /// Where monitors listen, those that are connected first. Sent to all that get the map.
+    /// Where monitors listen; connected monitors come first. Sent to all that get the map.
     Monitors {
-        /// Each may have several.
+        /// The addresses; a monitor may have several.
         addresses: Vec<String>,
     },
-    /// The OSD is in; its run has this number. It subscribes to the map next.
+    /// The OSD has joined; its run has this number. It subscribes to the map next.
     OsdBooted {
-        /// Never used before by this OSD.
+        /// The number of the run, never used before by this OSD.
         incarnation: Incarnation,
     },
-    /// The state store is older than what OSDs know: the OSD tells all it knows over this
+    /// The state store is older than what OSDs know: the OSD reports all it knows over this
     /// connection, and joins over a later one, when the state is recovered.
     TellAll,
-    /// A part of what OSDs keep of the state store: see [`crate::copy`]. Sent to OSDs that have
-    /// joined, whole, and then each change.
+    /// A part of the copy that OSDs keep of the state store: see [`crate::copy`]. OSDs that have
+    /// joined get the whole copy first, then each change.
     StateCopy(CopyPart),
     /// The OSD may not join; trying again will not help.
     OsdRefused {
         /// Why, and what to do.
         error: Failure,
     },
-    /// The operator accepts the loss of this incomplete PG (`pg give-up`): serve it with the data that
-    /// is left. A report tells the result. Applies only to the epoch and the run in which the operator
-    /// saw the loss: a late one accepts no other loss.
+    /// The operator accepts the loss of data of this incomplete PG (`pg give-up`): serve it with
+    /// the data that is left. A report shows the result. Applies only to the epoch and the run in
+    /// which the operator saw the loss, so that a late message accepts no other loss.
     GiveUp {
-        /// Which; this OSD is its primary.
+        /// The PG, whose primary is this OSD.
         pg: PgId,
         /// The epoch of its entry.
         epoch: Epoch,
         /// The OSD's run.
         incarnation: Incarnation,
     },
-    /// Answer at once: somebody's absence is being judged, or whether a boot is still meant.
+    /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
+    /// is still wanted.
     Probe {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this probe.
         nonce: u64,
     },
-    /// A pool is gone: nothing of it is served any more, and what the OSD holds of it goes. It
-    /// answers [`ToMonitor::PoolCleared`].
+    /// A pool was removed: the OSD no longer serves it, and deletes what it holds of it. It answers
+    /// with [`ToMonitor::PoolCleared`].
     ClearPool {
-        /// Which it was.
+        /// The removed pool.
         pool: PoolId,
         /// Number of its PGs.
         pg_count: u32,
     },
-    /// The sums with these periods of the OSD's run are in the state store: it may forget them.
+    /// The sums that include these periods of the OSD's run are in the state store: the OSD may
+    /// forget the periods.
     StatsSaved {
-        /// All up to this one.
+        /// The last of these periods; all earlier ones are saved, too.
         sequence: u64,
     },
-    /// Settings that OSDs use, where they differ from their defaults. Sent to OSDs that have
-    /// joined, then and with each change.
+    /// Settings that OSDs use, where they differ from their defaults. Sent to an OSD when it has
+    /// joined, and after each change.
     Settings {
-        /// All of them, by name.
+        /// All such settings, by name.
         changed: Changed,
     },
     /// Changes of the state store follow from here on.
@@ -268,52 +275,53 @@ pub enum FromMonitor {
     StateChanged {
         /// The store's revision with the change; several keys may change with one.
         revision: u64,
-        /// Which.
+        /// The key.
         key: String,
-        /// Its value, cut where it is longer than a message; `None`: it is gone.
+        /// Its value, cut if it is too long for a message; `None`: the key was deleted.
         value: Option<serde_json::Value>,
     },
-    /// Changes of the state store were missed, and none follow: read anew, watch anew.
+    /// Changes of the state store were missed, and no more are sent: read everything again and
+    /// start a new watch.
     StateWatchLost,
     /// An image is attached.
     SessionOpened {
-        /// As asked.
+        /// Copied from the request.
         request: u64,
         /// The new session.
         session: SessionId,
-        /// What it is attached to.
+        /// The image that it is attached to.
         image: ImageInfo,
-        /// It holds the image's lock.
+        /// Whether it holds the image's lock.
         #[serde(default)]
         locked: bool,
-        /// Its writes may be acknowledged before they are durable. Only with the lock.
+        /// Whether its writes may be acknowledged before they are durable. Only with the lock.
         #[serde(default)]
         lazy: bool,
-        /// Sent back when the session resumes: see `records::SessionRecord`.
+        /// The client returns this value when it resumes the session: see `records::SessionRecord`.
         #[serde(default)]
         reign: u64,
     },
     /// A session could not be opened.
     SessionRefused {
-        /// As asked.
+        /// Copied from the request.
         request: u64,
-        /// Why.
+        /// Why it was refused.
         error: Failure,
     },
-    /// The end of a session that its client gave back is recorded; its lock is free, unless the
-    /// session has to be fenced first.
+    /// The end of a session that its client closed is recorded; its lock is free, unless the
+    /// session must be fenced first.
     SessionClosed {
-        /// Which.
+        /// The session.
         session: SessionId,
     },
-    /// The session is over (gone for too long, or fenced): attach anew.
+    /// The session has ended (disconnected for too long, or fenced): the client must attach again.
     SessionEnded {
-        /// Which.
+        /// The session.
         session: SessionId,
     },
     /// The answer to a command.
     Answer {
-        /// As asked.
+        /// Copied from the request.
         request: u64,
         /// The command's JSON result.
         result: Result<serde_json::Value, Failure>,
@@ -323,7 +331,7 @@ pub enum FromMonitor {
 /// Why something was refused, for programs (`code`) and people.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Failure {
-    /// Stable name of the case: `not_found`, `exists`, `busy`, `invalid`, `cannot_place`, ...
+    /// Stable name of the error: `not_found`, `exists`, `busy`, `invalid`, `cannot_place`, ...
     pub code: String,
     /// What happened, and where.
     pub message: String,
@@ -334,7 +342,7 @@ pub struct Failure {
 /// State of an OSD as it reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdReport {
-    /// The maps that it tells of.
+    /// The map revisions that this report is based on, by pool.
     #[serde(with = "revisions_by_pool")]
     pub revisions: BTreeMap<PoolId, MapRevision>,
     /// Size of its data area in bytes.
@@ -343,42 +351,42 @@ pub struct OsdReport {
     pub used_bytes: u64,
     /// Bytes that writes may still use.
     pub free_bytes: u64,
-    /// Whether it refuses writes for want of space.
+    /// Whether it refuses writes because it has no free space.
     pub full: bool,
-    /// Whether recovery found damage that is not settled yet.
+    /// Whether recovery found damage that is not resolved yet.
     pub suspect: bool,
-    /// `fsync` or `immediate`.
+    /// How it commits: `fsync` or `immediate`.
     pub commit: String,
     /// Whether O_DIRECT was refused and the store is buffered.
     pub buffered: bool,
-    /// PGs it leads and serves.
+    /// PGs whose primary it is and that it serves.
     pub active: Vec<PgId>,
-    /// PGs it leads and cannot serve, with the reason.
+    /// PGs whose primary it is and that it cannot serve, with the reason.
     pub incomplete: Vec<(PgId, String)>,
-    /// PGs it leads whose members are agreeing on an epoch, with what it waits for.
+    /// PGs whose primary it is and that are peering, with what they wait for.
     #[serde(default)]
     pub peering: Vec<(PgId, String)>,
-    /// Units found damaged and not rewritten since.
+    /// Number of units found damaged and not rewritten since.
     pub damaged_units: u64,
-    /// For how long the oldest read, write or flush of its disk has been under way, in milliseconds.
+    /// Age of its disk's oldest pending read, write or flush, in milliseconds.
     #[serde(default)]
     pub oldest_operation_ms: u64,
-    /// Its disk hangs, or hung and has not shown yet that it answers.
+    /// Whether its disk hangs, or hung and has not completed an operation since.
     #[serde(default)]
     pub stalled: bool,
-    /// Learners of PGs it leads, being filled.
+    /// Learners being filled, of PGs whose primary it is.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,
 }
 
 impl OsdReport {
-    /// Whether it was made with this entry at hand, or with a newer one.
+    /// Whether the report was made by an OSD that had this entry, or a newer one.
     pub fn knows(&self, entry: &PgEntry) -> bool {
         self.revisions.get(&entry.pg.pool).is_some_and(|told| *told >= entry.revision)
     }
 }
 
-/// How far a learner's filling is.
+/// Progress of a learner's backfill.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FillingProgress {
     /// The PG.
@@ -387,21 +395,21 @@ pub struct FillingProgress {
     pub osd: OsdId,
     /// Bytes copied in this epoch.
     pub done_bytes: u64,
-    /// Bytes that are still to be compared or copied, about; `None`: nothing is known of that yet, it
-    /// waits for its turn.
+    /// Approximate bytes still to be compared or copied; `None`: not known yet, the backfill waits
+    /// for its turn.
     #[serde(default)]
     pub left_bytes: Option<u64>,
 }
 
-/// Why a PG's primary asks for another entry. Bound to the epoch it was seen in: one that comes
-/// late does nothing.
+/// Why a PG's primary asks for a new entry. Bound to the epoch in which the need was seen: a late
+/// message has no effect.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PgNeed {
     /// The PG.
     pub pg: PgId,
     /// The epoch of its entry.
     pub epoch: Epoch,
-    /// What.
+    /// What the PG needs.
     pub what: Need,
 }
 
@@ -409,11 +417,12 @@ pub struct PgNeed {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Need {
-    /// Another epoch with the same members: a connection broke, or an activation failed.
+    /// A new epoch with the same members: a connection broke, or an activation failed.
     NewEpoch,
-    /// This learner has everything. The primary acknowledges only with it until the epoch ends.
+    /// This learner has everything. Until the epoch ends, the primary acknowledges writes only when
+    /// the learner has them, too.
     Complete(Member),
-    /// This member cannot go on (full, or it does not follow); for people.
+    /// This member cannot continue (it is full, or does not keep up); the text is for people.
     Failed(Member, String),
 }
 
@@ -423,12 +432,12 @@ pub enum Need {
 pub enum RelayedRole {
     /// A client of volumes, or an operator's command.
     Client,
-    /// A storage daemon, as its handshake said.
+    /// An OSD, as identified in its handshake.
     Osd(OsdId, Incarnation),
 }
 
 impl RelayedRole {
-    /// The role of a relayed connection; `None`: a monitor's connection is never relayed.
+    /// Returns the role to relay; `None`: a monitor's connection is never relayed.
     pub fn of(role: Role) -> Option<RelayedRole> {
         match role {
             Role::Client => Some(RelayedRole::Client),
@@ -437,7 +446,7 @@ impl RelayedRole {
         }
     }
 
-    /// Its role.
+    /// Returns the role in the handshake.
     pub fn role(self) -> Role {
         match self {
             RelayedRole::Client => Role::Client,
@@ -454,7 +463,8 @@ pub enum Unreachable {
     Refused,
     /// It has been silent for a second.
     Silent,
-    /// It leads PGs of which the peer is a member, and has not asked for a lease for a second.
+    /// It is the primary of PGs of which this OSD is a member, and has not asked for a lease for a
+    /// second.
     Missed,
 }
 
@@ -462,19 +472,19 @@ pub enum Unreachable {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum Command {
-    /// Make a pool.
+    /// Create a pool.
     PoolCreate {
         /// Its name.
         pool: String,
         /// Number of copies, 1 to 8; `None`: 2, or 1 where there is only one OSD.
         replicas: Option<u32>,
-        /// Fewest members for a write; `None`: 2, or 1 of one or two copies.
+        /// Fewest members for a write; `None`: 2, or 1 in a pool with one or two copies.
         min_size: Option<u32>,
-        /// Number of PGs; `None`: by the number of OSDs and copies.
+        /// Number of PGs; `None`: derived from the number of OSDs and copies.
         pg_count: Option<u32>,
-        /// What copies must not share; `None`: host.
+        /// The failure domain: two copies must not share one; `None`: host.
         failure_domain: Option<FailureDomain>,
-        /// `None`: 128 KiB.
+        /// Block size; `None`: 128 KiB.
         block_size: Option<BlockSize>,
     },
     /// Change a pool.
@@ -485,7 +495,7 @@ pub enum Command {
         rename: Option<String>,
         /// Fewest members for a write.
         min_size: Option<u32>,
-        /// What copies must not share. Copies move to where it wants them.
+        /// The failure domain: two copies must not share one. Copies move to comply with it.
         failure_domain: Option<FailureDomain>,
     },
     /// Remove a pool without volumes.
@@ -493,20 +503,20 @@ pub enum Command {
         /// Its name.
         pool: String,
     },
-    /// All pools.
+    /// List all pools.
     PoolList,
-    /// Make a volume.
+    /// Create a volume.
     VolumeCreate {
         /// Its name.
         volume: String,
-        /// In bytes.
+        /// Size in bytes.
         size: u64,
-        /// `None`: the only pool.
+        /// Its pool; `None`: the only pool.
         pool: Option<String>,
     },
-    /// All volumes.
+    /// List all volumes.
     VolumeList,
-    /// One volume.
+    /// Describe one volume.
     VolumeInfo {
         /// Its name.
         volume: String,
@@ -517,7 +527,7 @@ pub enum Command {
         volume: String,
         /// New size in bytes.
         size: u64,
-        /// Must be said to make it smaller.
+        /// Required to make it smaller.
         shrink: bool,
     },
     /// Remove a volume.
@@ -529,112 +539,115 @@ pub enum Command {
     VolumeUnlock {
         /// Its name.
         volume: String,
-        /// Accepts the loss of the holder's writes that were not flushed. Without it the error names the
-        /// holder.
+        /// Accepts the loss of the holder's unflushed writes. Without this the command fails with
+        /// an error that identifies the holder.
         #[serde(default)]
         accepted: bool,
     },
-    /// Give a new OSD its id.
+    /// Assign an id to a new OSD.
     OsdCreate {
         /// Identity of its store, 32 hexadecimal digits.
         store: String,
     },
-    /// Plan no PGs for the OSD: what it has moves to others, while it serves.
+    /// Plan no PGs for the OSD: its data moves to other OSDs, while it keeps serving.
     OsdOut {
-        /// Which.
+        /// The OSD.
         osd: OsdId,
     },
     /// Plan PGs for the OSD again.
     OsdIn {
-        /// Which.
+        /// The OSD.
         osd: OsdId,
     },
-    /// Forget an OSD that is down and that no PG needs. Its id is not given again.
+    /// Remove an OSD that is down and that no PG needs. Its id is never reused.
     OsdRemove {
-        /// Which.
+        /// The OSD.
         osd: OsdId,
     },
-    /// Give a new monitor its id.
+    /// Assign an id to a new monitor.
     MonitorCreate,
-    /// All monitors.
+    /// List all monitors.
     MonitorList,
-    /// Forget a monitor that does not run. Its id is not given again.
+    /// Remove a monitor that does not run. Its id is never reused.
     MonitorRemove {
-        /// Which.
+        /// The monitor.
         monitor: MonitorId,
     },
-    /// The rows of `status.osds`.
+    /// List OSDs: the rows of `status.osds`.
     OsdList,
-    /// Rows of OSDs, pools or volumes with their statistics, by id, as many as an answer holds:
+    /// List OSDs, pools or volumes with their statistics, by id, as many as one answer holds:
     /// `{"rows": [...], "more": true}`.
     Table {
-        /// Of what.
+        /// The kind of row.
         table: Table,
-        /// Only ids above this one; 0: from the first on.
+        /// Only ids above this one; 0: from the first.
         after: u32,
     },
-    /// Hosts and their OSDs, as failure domains see them.
+    /// Show hosts and their OSDs, as failure domains see them.
     OsdTree,
-    /// All PGs.
+    /// List all PGs.
     PgList {
-        /// Only of this pool.
+        /// Only PGs of this pool.
         pool: Option<String>,
     },
-    /// One PG.
+    /// Describe one PG.
     PgDescribe {
-        /// Which.
+        /// The PG.
         pg: PgId,
     },
-    /// Accept the loss of what an incomplete PG had. Answered when its OSD serves it, or, with
-    /// `they_are_off`, when it goes on without the members that are down.
+    /// Accept the loss of data of an incomplete PG. Answered when its OSD serves it, or, with
+    /// `they_are_off`, when it continues without the members that are down.
     PgGiveUp {
-        /// Which.
+        /// The PG.
         pg: PgId,
-        /// Whether the loss is accepted; without it the error says what would be lost.
+        /// Whether the loss is accepted; without this the command fails with an error that
+        /// describes what would be lost.
         #[serde(default)]
         accepted: bool,
-        /// The members that are down are off and stay off, as long as it takes until they have
-        /// the new map: the PG goes on with those that are left.
+        /// The members that are down are switched off and stay off until they have the new map: the
+        /// PG continues with those that are left.
         #[serde(default)]
         they_are_off: bool,
     },
-    /// The whole state of the cluster, as `status --json`.
+    /// Show the whole state of the cluster, as in `status --json`.
     Status,
-    /// Keys and values of the state store.
+    /// List keys and values of the state store.
     StateList {
-        /// Only keys that begin so.
+        /// Only keys with this prefix.
         prefix: String,
     },
-    /// One key of the state store.
+    /// Read one key of the state store.
     StateGet {
-        /// Which.
+        /// The key.
         key: String,
     },
-    /// Write a key of the state store that people may write.
+    /// Write a key of the state store that people are allowed to write.
     StatePut {
-        /// Which.
+        /// The key.
         key: String,
         /// JSON text.
         value: String,
     },
-    /// Write back keys that only monitors write and that were edited by hand.
+    /// Restore keys that only monitors write and that were edited by hand.
     StateUndo {
-        /// Whether to do it; without it the error says what would be written.
+        /// Whether to do it; without this the command fails with an error that lists what would be
+        /// written.
         #[serde(default)]
         accepted: bool,
     },
-    /// Take what OSDs know into a state store that is older.
+    /// Restore a state store that is older than what OSDs know, from their knowledge.
     StateRecover {
-        /// OSDs that will not answer any more, and count as lost.
+        /// OSDs that will not answer any more and count as lost.
         #[serde(default)]
         they_are_lost: Vec<OsdId>,
-        /// Whether to do it; without it the error says what would be done.
+        /// Whether to do it; without this the command fails with an error that describes what would
+        /// be done.
         #[serde(default)]
         accepted: bool,
     },
-    /// All settings.
+    /// List all settings.
     ConfigList,
-    /// One setting.
+    /// Show one setting.
     ConfigGet {
         /// Its name.
         setting: String,
@@ -643,12 +656,12 @@ pub enum Command {
     ConfigSet {
         /// Its name.
         setting: String,
-        /// As `Setting::parse` reads it; `None`: its default.
+        /// Text that `Setting::parse` accepts; `None`: the default.
         value: Option<String>,
     },
-    /// Progress of the recorded tasks of an image (removal, shrink).
+    /// List recorded tasks of an image (removal, shrink) and their progress.
     TaskList {
-        /// Only of this image.
+        /// Only tasks of this image.
         image: Option<ImageId>,
     },
 }

@@ -101,9 +101,9 @@ pub use relay::is_not_done_yet;
 /// An event that a monitor handles.
 #[derive(Debug)]
 pub enum Event {
-    /// From the network.
+    /// An event of the network.
     Net(NetEvent),
-    /// From the state store.
+    /// An event of the state store.
     State(StateEvent),
     /// The time that [`Monitor::deadline`] returned has come.
     Tick,
@@ -119,7 +119,7 @@ pub enum Effect {
     /// The state is read and this monitor leads: commands are answered from now on. Emitted each time
     /// the monitor becomes the leader.
     Ready,
-    /// Something happened that is worth a line of the log.
+    /// Something happened that should be logged.
     Trace(TraceEvent),
     /// The log level that the cluster's settings ask for; `None`: the level that the process was started
     /// with.
@@ -144,9 +144,9 @@ pub enum StopReason {
 /// The identity that a monitor is created with.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The cluster.
+    /// The cluster it belongs to.
     pub cluster: ClusterId,
-    /// Which monitor.
+    /// Its monitor id.
     pub monitor: MonitorId,
     /// The process id, for people.
     pub pid: u32,
@@ -158,7 +158,7 @@ pub struct Identity {
     pub nonce: u64,
 }
 
-/// The monitor of a cluster: plans placement, hands out the map, keeps sessions and tasks.
+/// The monitor of a cluster: plans placement, publishes the map, keeps sessions and tasks.
 pub struct Monitor {
     identity: Identity,
     /// When the current event arrived.
@@ -291,7 +291,8 @@ impl Monitor {
         setting.span_in(self.committed.changed_settings())
     }
 
-    /// Notes which PGs are not served. OSDs report each second, so it needs no deadline of its own.
+    /// Notes which PGs are not served. OSDs report each second, so this check needs no deadline of
+    /// its own.
     fn look_at_unserved(&mut self, now: Time) {
         if !self.unserved.is_due(now) {
             return;
@@ -316,7 +317,8 @@ impl Monitor {
             }
             NetEvent::Closed { connection, .. } => self.forget_connection(now, connection),
             NetEvent::Connected { connection, .. } => {
-                // A leader makes no connections; this one was on its way when it began to lead.
+                // A leader makes no connections; this one was being made when this monitor became
+                // leader.
                 effects.push(Effect::Net(NetEffect::Close { connection }));
             }
         }

@@ -1,4 +1,4 @@
-//! The connection of an OSD or a client to a monitor: one at a time, and how far it has come.
+//! The connection of an OSD or a client to a monitor: one at a time, and its stage.
 //!
 //! ```text
 //!   Idle ── start ──▶ Down ── time ──▶ Connecting ── handshake ──▶ Open ── served ──▶ Open, nothing awaited
@@ -24,7 +24,7 @@ pub struct MonitorLink {
     heartbeat: Heartbeat,
 }
 
-/// How far the connection has come. Top to bottom is the order in time.
+/// The stage of the connection. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// No monitor is wanted.
@@ -33,16 +33,16 @@ enum Stage {
     Down { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId, until: Time },
-    /// Messages may be sent. An answer is awaited until then; `None`: the monitor serves.
+    /// Messages may be sent. An answer is awaited until `answer_by`; `None`: the monitor serves.
     Open { connection: ConnectionId, answer_by: Option<Time> },
 }
 
-/// What the owner is to do now.
+/// What the owner must do now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkStep {
-    /// Connect to this address, and say so by [`MonitorLink::connecting`].
+    /// Connect to this address, and then call [`MonitorLink::connecting`].
     Connect {
-        /// Of a monitor.
+        /// The address of a monitor.
         address: String,
         /// When the attempt times out.
         until: Time,
@@ -51,13 +51,13 @@ pub enum LinkStep {
     Ask,
     /// Close this connection: it timed out.
     HangUp {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
     },
 }
 
 impl MonitorLink {
-    /// A link that is idle. Requires: at least one address.
+    /// Returns an idle link. Requires: at least one address.
     pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> MonitorLink {
         MonitorLink {
             reconnect: Reconnect::new(addresses, delay_min, delay_max),
@@ -68,17 +68,18 @@ impl MonitorLink {
 
     // ---- addresses
 
-    /// Takes the addresses of all monitors, as one of them told.
+    /// Takes the addresses of all monitors, as a monitor sent them.
     pub fn learn(&mut self, told: Vec<String>) {
         self.reconnect.learn(told);
     }
 
-    /// What was told, if it differs from the list that was taken before.
+    /// Returns the addresses that a monitor sent last, if they differ from the list returned
+    /// before.
     pub fn take_told(&mut self) -> Option<Vec<String>> {
         self.reconnect.take_told()
     }
 
-    /// All addresses, in the order in which they are tried.
+    /// Returns all addresses, in the order in which they are tried.
     pub fn addresses(&self) -> &[String] {
         self.reconnect.addresses()
     }
@@ -95,7 +96,7 @@ impl MonitorLink {
         !matches!(self.stage, Stage::Idle | Stage::Open { answer_by: None, .. })
     }
 
-    /// The connection, if there is one or one is being made.
+    /// Returns the connection, if there is one or one is being made.
     pub fn connection(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Idle | Stage::Down { .. } => None,
@@ -105,7 +106,7 @@ impl MonitorLink {
         }
     }
 
-    /// The connection, if messages may be sent.
+    /// Returns the connection, if messages may be sent.
     pub fn open(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Open { connection, .. } => Some(connection),
@@ -113,7 +114,7 @@ impl MonitorLink {
         }
     }
 
-    /// The connection, if the monitor serves.
+    /// Returns the connection, if the monitor serves.
     pub fn serving(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Open { connection, answer_by: None } => Some(connection),
@@ -121,7 +122,7 @@ impl MonitorLink {
         }
     }
 
-    /// When [`MonitorLink::step`] is due. Messages of the monitor put it off.
+    /// Returns when [`MonitorLink::step`] is due. Messages from the monitor postpone it.
     pub fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::Idle => None,
@@ -135,18 +136,18 @@ impl MonitorLink {
 
     // ---- moves
 
-    /// A monitor is wanted: the first attempt is due now. Requires: the link is idle.
+    /// Starts the link: the first attempt is due now. Requires: the link is idle.
     pub fn start(&mut self, now: Time) {
         assert!(self.is_idle());
         self.stage = Stage::Down { until: now };
     }
 
-    /// No monitor is wanted any more.
+    /// Ends the link: no monitor is wanted any more.
     pub fn end(&mut self) {
         self.stage = Stage::Idle;
     }
 
-    /// What is to be done now, if anything is.
+    /// Returns what must be done now, if anything.
     pub fn step(&mut self, now: Time) -> Option<LinkStep> {
         match self.stage {
             Stage::Idle => None,
@@ -168,14 +169,14 @@ impl MonitorLink {
         }
     }
 
-    /// A connection is being made. Requires: none is there.
+    /// Notes that a connection is being made. Requires: there is none.
     pub fn connecting(&mut self, connection: ConnectionId, until: Time) {
         assert!(self.connection().is_none());
         self.stage = Stage::Connecting { connection, until };
     }
 
-    /// The handshake passed. `answer_by`: when the monitor must have answered what is asked next; `None`:
-    /// it serves at once. Requires: the connection is being made.
+    /// Notes that the handshake succeeded. `answer_by`: when the monitor must have answered the
+    /// next request; `None`: it serves at once. Requires: the connection is being made.
     pub fn on_connected(&mut self, now: Time, answer_by: Option<Time>) {
         let Stage::Connecting { connection, .. } = self.stage else {
             unreachable!("only a connection that is being made is opened");
@@ -184,25 +185,26 @@ impl MonitorLink {
         self.stage = Stage::Open { connection, answer_by };
     }
 
-    /// Another answer is awaited until then. Requires: the connection is open.
+    /// Waits for another answer until this time. Requires: the connection is open.
     pub fn await_answer(&mut self, until: Time) {
         let connection = self.open().expect("something was asked over it");
         self.stage = Stage::Open { connection, answer_by: Some(until) };
     }
 
-    /// A message of the monitor came.
+    /// Notes that a message of the monitor arrived.
     pub fn on_message(&mut self, now: Time) {
         self.heartbeat.word(now);
     }
 
-    /// The monitor serves: nothing more is awaited. Requires: the connection is open.
+    /// Notes that the monitor serves: no answer is awaited any more. Requires: the connection is
+    /// open.
     pub fn on_served(&mut self) {
         let connection = self.open().expect("it answered over it");
         self.reconnect.served();
         self.stage = Stage::Open { connection, answer_by: None };
     }
 
-    /// The connection is gone, or never came to be.
+    /// Notes that the connection was lost, or could not be made.
     pub fn on_lost(&mut self, now: Time) {
         self.stage = Stage::Down { until: self.reconnect.lost(now) };
     }

@@ -1,26 +1,28 @@
-//! How high numbers may be: ids, epochs, revisions, runs, transactions. They are counted up one by one, and a
-//! recovery passes over some of each; no cluster lives to see these limits. A number beyond one was
-//! never issued; rejected from any source: what follows from it would overflow.
+//! Upper limits of ids, epochs, revisions, runs and transactions. These are counted up one by one, and a
+//! recovery skips some of each; no cluster lives long enough to reach the limits. A number above its limit
+//! was never issued. It is rejected from any source, because calculations with it could overflow.
 
 use base::{Epoch, ImageId, MapRevision, MonitorId, OsdId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
 use crate::map::FenceRange;
 
-/// Transactions, runs, tasks, revisions of OSDs' entries, bytes of a disk.
+/// Limit of transactions, runs, tasks, revisions of OSDs' entries, and bytes of a disk.
 pub const NUMBER_MAX: u64 = 1 << 56;
-/// Revisions of a pool's map.
+/// Limit of revisions of a pool's map.
 pub const REVISION_MAX: MapRevision = MapRevision::new(1 << 48);
-/// Sessions.
+/// Limit of session ids.
 pub const SESSION_MAX: SessionId = SessionId::new(1 << 48);
-/// Epochs of a PG.
+/// Limit of epochs of a PG.
 pub const EPOCH_MAX: Epoch = Epoch::new(u32::MAX / 2);
-/// OSDs: all that were ever given are gone through, for those that are forgotten.
+/// Limit of OSD ids: it is low because all ids ever given out are iterated over to find removed
+/// OSDs.
 pub(crate) const OSD_MAX: u32 = 1 << 20;
-/// Images, pools and monitors.
+/// Limit of ids of images, pools and monitors.
 pub(crate) const ID_MAX: u32 = u32::MAX / 2;
 
-/// Whether there may ever have been such an entry of a PG. An error names the number that never was.
+/// Checks that all numbers in a PG entry may have been issued. An error names one that cannot have
+/// been.
 pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
     let of_pg = |why: String| format!("PG {}: {why}", entry.pg);
     check_pool(entry.pg.pool).map_err(of_pg)?;
@@ -33,7 +35,7 @@ pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
     entry.members().try_for_each(check_member).map_err(of_pg)
 }
 
-/// As [`check_entry`], of ranges of sessions: they are in order, too, and apart from each other.
+/// Like [`check_entry`], for ranges of sessions; the ranges must also be in order and not overlap.
 pub(crate) fn check_ranges(ranges: &[FenceRange]) -> Result<(), String> {
     let is_range = |(first, last): &FenceRange| first <= last;
     if !ranges.iter().all(is_range) || !ranges.is_sorted_by(|a, b| a.1 < b.0) {
@@ -70,7 +72,7 @@ pub(crate) fn check_monitor(monitor: MonitorId) -> Result<(), String> {
     number("id", u64::from(monitor.get()), u64::from(ID_MAX))
 }
 
-/// An error if `number` is above `max`; it names `what`.
+/// Returns an error that names `what` if `number` is above `max`.
 pub(crate) fn number(what: &str, number: u64, max: u64) -> Result<(), String> {
     if number <= max {
         return Ok(());

@@ -1,43 +1,44 @@
-//! How OSDs and clients connect to a monitor, and to the next one when it is lost.
+//! How OSDs and clients connect to a monitor, and to the next one when the connection is lost.
 //!
-//! One address after another is tried, each a moment after the one before failed. A connection that does
-//! not stand after a second is given up: a silent host costs that second, and since the time doubles after
-//! each round of all addresses, a slow monitor is reached nevertheless.
+//! One address after another is tried, each a moment after the previous attempt failed. A connection that
+//! is not open after one second is given up. So a silent host costs one second; and since this time doubles
+//! after each round of all addresses, a slow monitor is reached nevertheless.
 //!
 //! I/O goes on without a monitor.
 
 use base::{Duration, Time};
 
-/// Addresses of monitors that are remembered.
+/// Most addresses of monitors that are remembered.
 const ADDRESS_COUNT_MAX: usize = 800;
 /// How long the first connection to an address may take.
 const CONNECT_SPAN_MIN: Duration = Duration::from_secs(1);
-/// And the longest: it may have to look up a name, for which a second server of names is asked after 5 s.
+/// The longest time: the connection may need a name lookup, which asks a second name server after 5
+/// s.
 const CONNECT_SPAN_MAX: Duration = Duration::from_secs(8);
 
 /// Which address is tried next, when, and for how long.
 pub struct Reconnect {
-    /// Those this process was started with.
+    /// The addresses that this process was started with.
     known: Vec<String>,
-    /// All of them, in the order in which they are tried.
+    /// All addresses, in the order in which they are tried.
     addresses: Vec<String>,
-    /// Where monitors listen, as one of them said last.
+    /// The addresses of monitors that a monitor sent last.
     told: Vec<String>,
-    /// The addresses have changed, and that was not taken yet.
+    /// Whether `told` has changed since [`Reconnect::take_told`].
     is_news: bool,
-    /// Which address is tried, or was last.
+    /// Index of the address that is being tried, or was tried last.
     place: usize,
     delay_min: Duration,
     delay_max: Duration,
     delay: Duration,
-    /// Connections in a row that came to nothing.
+    /// Number of failed connections in a row.
     loss_count: usize,
-    /// A monitor serves over the present connection.
+    /// Whether a monitor serves over the present connection.
     is_served: bool,
 }
 
 impl Reconnect {
-    /// Requires: at least one address.
+    /// Returns a value that tries these addresses. Requires: at least one address.
     pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Reconnect {
         assert!(!addresses.is_empty());
         Reconnect {
@@ -54,8 +55,9 @@ impl Reconnect {
         }
     }
 
-    /// Where monitors listen, as one of them said, in an order in which each is followed by another
-    /// monitor's: they are tried before those that it did not name, the one after the present one first.
+    /// Takes the addresses that a monitor sent, ordered so that each is followed by one of another
+    /// monitor. They are tried before addresses that it did not send, beginning with the one after
+    /// the present address.
     pub fn learn(&mut self, mut told: Vec<String>) {
         told.truncate(ADDRESS_COUNT_MAX);
         self.is_news |= self.told != told;
@@ -67,17 +69,18 @@ impl Reconnect {
         self.place = place.unwrap_or(self.addresses.len() - 1);
     }
 
-    /// What was told, if that is another list than the one taken before: for those who start later.
+    /// Returns the addresses that a monitor sent, if they differ from the list returned before;
+    /// they are saved for processes that start later.
     pub fn take_told(&mut self) -> Option<Vec<String>> {
         std::mem::take(&mut self.is_news).then(|| self.told.clone())
     }
 
-    /// All addresses, in the order in which they are tried.
+    /// Returns all addresses, in the order in which they are tried.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// The address to connect to now, and when that has taken too long.
+    /// Returns the address to connect to now, and when the attempt times out.
     pub fn connect(&mut self, now: Time) -> (String, Time) {
         let rounds = 0..self.loss_count / self.addresses.len();
         let doubled = |span: Duration, _| span.doubled_up_to(CONNECT_SPAN_MAX);
@@ -85,14 +88,15 @@ impl Reconnect {
         (self.addresses[self.place].clone(), until)
     }
 
-    /// The monitor at the end of the connection serves.
+    /// Notes that the connected monitor serves.
     pub fn served(&mut self) {
         self.delay = self.delay_min;
         self.loss_count = 0;
         self.is_served = true;
     }
 
-    /// The connection is gone, or never came to be: when the next address is tried.
+    /// Notes that the connection was lost, or could not be made; returns when the next address is
+    /// tried.
     pub fn lost(&mut self, now: Time) -> Time {
         self.place = (self.place + 1) % self.addresses.len();
         if !std::mem::take(&mut self.is_served) {

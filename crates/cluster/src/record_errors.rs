@@ -1,5 +1,5 @@
-//! Errors in the text of a record, worded for people who edit one by hand: which field, its value, and
-//! what is expected. Type names from the sources mean nothing to them.
+//! Errors in the text of a record, worded for people who edit a record by hand: which field, its value, and
+//! what is expected. They do not contain names of Rust types.
 
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
@@ -24,7 +24,7 @@ fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String
     let told = |fields: Map<String, Value>| {
         serde_json::from_value::<T>(Value::Object(fields)).err().map(|error| error.to_string())
     };
-    // Reading it as an object has kept the last of each field.
+    // Parsing as an object kept only the last of equally named fields.
     let Some(what) = told(fields.clone()) else { return "a field is there twice".into() };
     if let Some(name) = missing_in(&what) {
         let mut more = fields.clone();
@@ -33,8 +33,8 @@ fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String
             return said(&what);
         }
     }
-    // A field matters if its removal changes the error. The one at fault has the value that the error is
-    // about, or may contain it.
+    // A field matters if its removal changes the error. The faulty field has the value that the
+    // error is about, or contains it.
     let matters = |name: &str| {
         let mut others = fields.clone();
         others.remove(name);
@@ -50,7 +50,7 @@ fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String
     }
 }
 
-/// How the library calls a value that it did not expect.
+/// Returns how the library (serde) describes an unexpected value.
 fn kind_of(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -75,7 +75,7 @@ fn missing_in(what: &str) -> Option<String> {
     what.strip_prefix("missing field ").map(|name| name.trim_matches('`').to_string())
 }
 
-/// What the library says, without names of types.
+/// Rewords the library's error without names of types.
 fn said(what: &str) -> String {
     if let Some(name) = missing_in(what) {
         return format!("the field \"{name}\" is missing");
@@ -86,7 +86,7 @@ fn said(what: &str) -> String {
     }
 }
 
-/// What is expected, from the name that the library has for it.
+/// Describes the expected value, from the library's name for it.
 fn in_words(expected: &str) -> String {
     let number = |bits: &str, least: u64| {
         let bits: u32 = bits.parse().ok().filter(|bits| (8..=64).contains(bits))?;

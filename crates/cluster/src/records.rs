@@ -1,10 +1,9 @@
-//! What the state store holds: its keys and the JSON values under them. See
-//! `docs/internals/state.md`.
+//! Contents of the state store: its keys and the JSON values under them. See `docs/internals/state.md`.
 //!
 //! Invariants
-//!   1. A record names its own key: the text under a key parses to a record of that key.
+//!   1. A record identifies its own key: the text under a key parses to a record of that key.
 //!   2. Fields that this program does not know are kept when it writes a record again.
-//!   3. A text with a number that was never given is no record.
+//!   3. A text with a number that cannot have been issued is not accepted as a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,10 +24,10 @@ use crate::stats::{NewestPeriods, Rows, Table};
 /// Format of the state store that this program writes and understands.
 pub const STATE_FORMAT: u32 = 1;
 
-/// PG entries under one key.
+/// Number of PG entries under one key.
 pub const PG_SHARD_SIZE: u32 = 256;
 
-/// Names a recorded task; never reused.
+/// Id of a recorded task; never reused.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]
@@ -41,7 +40,7 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// What counts ids, so that none is used twice.
+/// A counter of ids, so that none is used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CounterName {
@@ -57,7 +56,7 @@ pub enum CounterName {
     Task,
     /// Monitors.
     Monitor,
-    /// Revisions of OSDs' entries, of OSDs that were removed.
+    /// Revisions of the OSD table: the highest that an OSD removed since then had used.
     #[serde(rename = "osd_revision")]
     OsdRevision,
 }
@@ -73,7 +72,7 @@ impl CounterName {
         ("osd_revision", CounterName::OsdRevision),
     ];
 
-    /// The last id that this counter may give.
+    /// Returns the highest id that this counter may give out.
     pub(crate) fn last(self) -> u64 {
         match self {
             CounterName::Image | CounterName::Pool | CounterName::Monitor => {
@@ -86,7 +85,7 @@ impl CounterName {
     }
 }
 
-/// A key of the state store. The order of the variants is no order of the store.
+/// A key of the state store. The order of the variants is not the order of keys in the store.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Key {
     /// `cluster`
@@ -156,7 +155,7 @@ impl fmt::Display for Key {
 }
 
 impl Key {
-    /// The key of a text, or `None` where this program knows no such key.
+    /// Parses a key; `None`: this program knows no such key.
     pub fn parse(text: &str) -> Option<Key> {
         let key = match text {
             "cluster" => Key::Cluster,
@@ -194,7 +193,7 @@ impl Key {
                 }
             }
         };
-        // `osd/01` names what `osd/1` names; only one of them may.
+        // `osd/01` would mean the same as `osd/1`; only one spelling is allowed.
         (key.to_string() == text).then_some(key)
     }
 }
@@ -202,14 +201,14 @@ impl Key {
 /// Fields that a newer program wrote.
 pub type Rest = BTreeMap<String, Value>;
 
-/// `cluster`: what the store belongs to.
+/// `cluster`: the cluster that the store belongs to.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ClusterRecord {
     /// The cluster.
     pub id: ClusterId,
-    /// [`STATE_FORMAT`] of the program that made it.
+    /// [`STATE_FORMAT`] of the program that created the store.
     pub format: u32,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -219,13 +218,13 @@ pub struct ClusterRecord {
 pub struct LeaderRecord {
     /// The leading monitor.
     pub monitor: MonitorId,
-    /// One more each time that leadership is taken.
+    /// Incremented each time that leadership is taken.
     pub run: u64,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Where it listens.
+    /// Addresses where it listens.
     pub addresses: Vec<String>,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -235,23 +234,24 @@ pub struct LeaderRecord {
 pub struct MonitorRecord {
     /// Its id.
     pub id: MonitorId,
-    /// Where it listens; none: it never ran.
+    /// Addresses where it listens; empty if it never ran.
     pub addresses: Vec<String>,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
     /// Name of its host, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// It was removed: its record stays, so that a process that runs with its id is refused.
+    /// Whether it was removed: its record stays, so that a process that runs with its id is
+    /// refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
 impl MonitorRecord {
-    /// A monitor, as its process says where it is.
+    /// Returns the record of a running monitor, with what its process reported.
     pub fn of_run(id: MonitorId, addresses: Vec<String>, pid: u32, host: String) -> MonitorRecord {
         MonitorRecord { id, addresses, pid, host, removed: false, rest: Rest::new() }
     }
@@ -264,7 +264,7 @@ pub struct SettingRecord {
     pub name: String,
     /// Its value.
     pub value: u64,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -272,11 +272,11 @@ pub struct SettingRecord {
 /// `counter/NAME`: the last id given out.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CounterRecord {
-    /// Of what.
+    /// What is counted.
     pub name: CounterName,
-    /// The last one; 0: none yet.
+    /// The last id given out; 0: none yet.
     pub last: u64,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -284,43 +284,45 @@ pub struct CounterRecord {
 /// `osd/ID`: an OSD that belongs to the cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OsdRecord {
-    /// What everyone knows of it. Its incarnation is the counter of its runs; its revision is
-    /// above that of every other OSD's entry when it changes.
+    /// What everyone knows about it. Its incarnation counts its runs; when this entry changes, its
+    /// revision becomes higher than that of every other OSD's entry.
     #[serde(flatten)]
     pub info: OsdInfo,
     /// Identity of its store, 32 hexadecimal digits.
     pub store: String,
-    /// Its host; empty before its first boot.
+    /// Its host, as it reported; empty before its first boot.
     pub host: String,
     /// Its directory or device, for people.
     pub path: String,
-    /// `ashlar up` started it, and starts it again.
+    /// Whether `ashlar up` started it, and restarts it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervised: bool,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Size of its data area as it last reported; 0: not yet.
+    /// Size of its data area in bytes, as last reported; 0: not reported yet.
     pub size_bytes: u64,
-    /// The present run began with damage in its store that may have cost acknowledged writes.
+    /// Whether the present run began with damage in its store that may have cost acknowledged
+    /// writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspect: bool,
     /// Who took it out, if it is out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_by: Option<OutBy>,
-    /// Where people say that it is, if they do.
+    /// Where people say that it is located, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<TreePlace>>,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Where an OSD is among failure domains, written by people: it counts in place of what the OSD says.
+/// Where an OSD is located among failure domains, written by people: this replaces what the OSD
+/// reports.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TreePlace {
     /// Its host.
     pub host: String,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -331,7 +333,8 @@ pub struct TreePlace {
 pub enum OutBy {
     /// An operator: it stays out.
     Operator,
-    /// The monitor, for it was down for `osd_out_after_ms`: it is in again when it comes back.
+    /// The monitor, because the OSD was down for `osd_out_after_ms`: it is in again when it comes
+    /// back.
     Monitor,
 }
 
@@ -341,12 +344,13 @@ pub struct PoolRecord {
     /// Its rules.
     #[serde(flatten)]
     pub pool: Pool,
-    /// Of its map: PG entries and fences name the revision that brought them.
+    /// The revision of its map: PG entries and fences contain the revision at which they last
+    /// changed.
     pub revision: MapRevision,
     /// What its PGs were planned for: see `monitor/planning.rs`.
     #[serde(default)]
     pub planned_for: u64,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -356,15 +360,15 @@ pub struct PoolRecord {
 pub struct PgShardRecord {
     /// The pool.
     pub pool: PoolId,
-    /// PG numbers from `shard * PG_SHARD_SIZE` on.
+    /// Number of the shard: it holds the PGs from number `shard * PG_SHARD_SIZE` on.
     pub shard: u32,
-    /// In order of their numbers.
+    /// The entries, in order of PG number.
     pub pgs: Vec<PgEntry>,
-    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: where
-    /// each PG is.
+    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: each
+    /// PG is planned where it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Vec<OsdId>>,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -374,15 +378,16 @@ pub struct PgShardRecord {
 pub struct FenceRecord {
     /// The pool.
     pub pool: PoolId,
-    /// Each with the revision that brought it.
+    /// Single fenced sessions, each with the revision that added it.
     pub fences: Vec<Fence>,
-    /// All sessions from a first to a last one, in order: those of before that have no record.
+    /// Ranges of sessions from a first to a last one, in order: all earlier sessions that have no
+    /// record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<FenceRange>,
-    /// The revision that brought the ranges.
+    /// The revision at which the ranges last changed.
     #[serde(default, skip_serializing_if = "is_no_revision")]
     pub ranges_revision: MapRevision,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -390,19 +395,19 @@ pub struct FenceRecord {
 /// A session that is refused for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Fence {
-    /// Which.
+    /// The session.
     pub session: SessionId,
-    /// The revision of the pool's map that brought it.
+    /// The revision of the pool's map that added it.
     pub revision: MapRevision,
 }
 
 /// `image/ID`: a volume.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// What its clients know.
+    /// What its clients know about it.
     #[serde(flatten)]
     pub info: ImageInfo,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -414,22 +419,22 @@ pub struct ImageNameRecord {
     pub name: String,
     /// The image.
     pub image: ImageId,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `lock/IMAGE`: one session has the image to itself, as far as locks go. Removed with that session.
+/// `lock/IMAGE`: the one session that holds the image's lock. Removed with that session.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LockRecord {
-    /// Which image.
+    /// The image.
     pub image: ImageId,
-    /// Who holds it.
+    /// The session that holds the lock.
     pub session: SessionId,
-    /// Its holder's writes may be acknowledged before they are durable: no other session may have the
-    /// image, not even a reader.
+    /// Whether the holder's writes may be acknowledged before they are durable: then no other
+    /// session may have the image, not even a reader.
     pub lazy: bool,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -439,21 +444,21 @@ pub struct LockRecord {
 pub struct SessionRecord {
     /// Its id.
     pub id: SessionId,
-    /// What it is attached to.
+    /// The attached image.
     pub image: ImageId,
     /// What attached, for people.
     pub client: String,
     /// Whether it only reads.
     pub read_only: bool,
-    /// Its connection was gone for too long, or it was closed with a change that had no answer. It
-    /// may still have requests on their way. The next attach of the image fences it; until then its
-    /// client may come back.
+    /// Whether it has ended: it was without a connection for too long, or was closed with an
+    /// unanswered change. It may still have requests in flight. The next attach of the image fences
+    /// it; until then its client may come back.
     pub ended: bool,
-    /// The reign that opened it: see [`ChangeRecord`]. Two sessions of one id have different ones, if
-    /// a backup of the store was put back in between. 0: it is not known.
+    /// The reign that opened it: see [`ChangeRecord`]. If a backup of the store was restored in
+    /// between, two sessions can have the same id, but they have different reigns. 0: not known.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reign: u64,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -463,7 +468,7 @@ pub struct SessionRecord {
 pub struct TaskRecord {
     /// Its id.
     pub id: TaskId,
-    /// What it is for.
+    /// Why it deletes blocks.
     pub kind: TaskKind,
     /// The image whose blocks it deletes.
     pub image: ImageId,
@@ -471,78 +476,81 @@ pub struct TaskRecord {
     pub name: String,
     /// Seed of the hash of the image's stripes.
     pub seed: ImageId,
-    /// The pool they lie in.
+    /// The pool that holds the blocks.
     pub pool: PoolId,
     /// The pool's block size.
     pub block_size: BlockSize,
     /// The first stripe to delete.
     pub from: StripeIndex,
-    /// The end of the stripe before it, to be zeroed, where the new size cuts that.
+    /// If the new size cuts a stripe: the end of that stripe, to be zeroed.
     pub zero: Option<ZeroRange>,
-    /// No OSD may serve the image's fenced sessions any more: those that are up must have seen
-    /// this revision of the pool's map before the work starts.
+    /// No OSD may still serve the image's fenced sessions: before the work starts, all OSDs that
+    /// are up must have seen this revision of the pool's map.
     pub fence_revision: MapRevision,
     /// PGs with smaller numbers have nothing left to delete.
     pub pgs_done: u32,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `removed_pool/ID`: a pool that is gone, while OSDs still hold something of it.
+/// `removed_pool/ID`: a removed pool of which OSDs still hold data.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RemovedPoolRecord {
-    /// Which it was.
+    /// The removed pool.
     pub pool: PoolId,
-    /// Its name, for people; another pool may have it by now.
+    /// The name it had, for people; another pool may have that name now.
     pub name: String,
     /// Number of its PGs.
     pub pg_count: u32,
-    /// OSDs that have not said yet that they hold nothing of it.
+    /// OSDs that have not reported yet that they hold nothing of it.
     pub osds: BTreeSet<OsdId>,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `stats/TABLE/SHARD`: sums of what OSDs counted, of some rows of a table. Nothing depends on it.
+/// `stats/TABLE/SHARD`: sums of what OSDs counted, for some rows of a table. Nothing depends on
+/// them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StatsRecord {
-    /// Of what.
+    /// The table.
     pub table: Table,
-    /// Which part. A row stays in its shard.
+    /// Which part of the table. A row stays in its shard.
     pub shard: u32,
-    /// By id.
+    /// The rows, by id.
     pub rows: Rows,
-    /// What of each OSD is in these rows: all up to its newest period then.
+    /// For each OSD, the newest period that was known when the shard was written: all up to it are
+    /// in these rows.
     pub newest: NewestPeriods,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `change`: the number of the last transaction, and which reign made which. Two stores that went different
-/// ways from one state have different reigns for the same number.
+/// `change`: the number of the last transaction, and which reign made which transactions. If two
+/// stores diverged from one state, the same number belongs to different reigns.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ChangeRecord {
     /// The number of the last transaction.
     pub last: u64,
-    /// The last ones, oldest first: the first transaction of each reign, and its name.
+    /// The last reigns, oldest first: the first transaction of each reign, and the reign's name.
     #[serde(default)]
     pub reigns: Vec<(u64, u64)>,
-    /// The number that the last restore went on from: whatever OSDs saw up to it, it has judged.
+    /// The number that the last restore continued from: everything that OSDs had seen up to it was
+    /// taken into account.
     #[serde(default)]
     pub recovered: u64,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Reigns that are remembered.
+/// Most reigns that are remembered.
 const REIGN_COUNT_MAX: usize = 16;
 
 impl ChangeRecord {
-    /// The record with a transaction of this number by a reign.
+    /// Returns the record after a transaction with this number by this reign.
     pub fn with(&self, change: u64, reign: u64) -> ChangeRecord {
         let mut next = ChangeRecord { last: change, ..self.clone() };
         if next.reigns.last().is_none_or(|(_, last)| *last != reign) {
@@ -553,13 +561,13 @@ impl ChangeRecord {
         next
     }
 
-    /// The reign that made a transaction; `None`: that is too long ago.
+    /// Returns the reign that made a transaction; `None`: too long ago to be known.
     pub fn reign_of(&self, change: u64) -> Option<u64> {
         let mut newest_first = self.reigns.iter().rev();
         newest_first.find(|(first, _)| *first <= change).map(|(_, reign)| *reign)
     }
 
-    /// Whether this store has the transaction that somebody has seen, and everything before it.
+    /// Whether this store includes the transaction that an OSD has seen, and everything before it.
     pub fn has(&self, change: u64, reign: u64) -> bool {
         let is_ours = || self.reign_of(change).is_none_or(|ours| ours == reign);
         change <= self.recovered || (change <= self.last && is_ours())
@@ -570,18 +578,18 @@ impl ChangeRecord {
 /// that only monitors write was edited by hand.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RecoveryRecord {
-    /// The monitor that began it.
+    /// The monitor that wrote this record.
     pub monitor: MonitorId,
     /// Keys that were edited by hand while that monitor led: their values are not trusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edited: Vec<String>,
-    /// What this program does not know.
+    /// Fields that this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
 impl RecoveryRecord {
-    /// As this monitor writes it.
+    /// Returns the record that this monitor writes.
     pub fn of(monitor: MonitorId) -> RecoveryRecord {
         RecoveryRecord { monitor, edited: Vec::new(), rest: Rest::new() }
     }
@@ -600,11 +608,11 @@ pub enum TaskKind {
 /// A range of one stripe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ZeroRange {
-    /// Which stripe.
+    /// The stripe.
     pub stripe: StripeIndex,
-    /// In bytes within it.
+    /// Offset within the stripe, in bytes.
     pub offset: u32,
-    /// In bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
@@ -650,7 +658,7 @@ pub enum Record {
 }
 
 impl Record {
-    /// The key it belongs under.
+    /// Returns the key that the record belongs to.
     pub fn key(&self) -> Key {
         match self {
             Record::Cluster(_) => Key::Cluster,
@@ -674,7 +682,7 @@ impl Record {
         }
     }
 
-    /// The record as a JSON value.
+    /// Returns the record as a JSON value.
     pub fn to_json(&self) -> Value {
         let value = match self {
             Record::Cluster(record) => serde_json::to_value(record),
@@ -699,7 +707,7 @@ impl Record {
         value.expect("records have text keys and plain numbers")
     }
 
-    /// The record in a text found under `key`. An error says what is wrong with it.
+    /// Parses the record in a text found under `key`. An error says what is wrong with the text.
     pub fn parse(key: &Key, text: &str) -> Result<Record, String> {
         let record = match key {
             Key::Cluster => Record::Cluster(parse(text)?),
@@ -728,7 +736,8 @@ impl Record {
         Ok(record)
     }
 
-    /// Whether there may ever have been a record with such numbers. An error names the one that never was.
+    /// Checks that all numbers in the record may have been issued. An error names one that cannot
+    /// have been.
     pub(crate) fn check_numbers(&self) -> Result<(), String> {
         match self {
             Record::Monitor(record) => numbers::check_monitor(record.id),
@@ -781,7 +790,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl FenceRecord {
-    /// Fences, each range of them as one.
+    /// Returns the number of fences; each range counts as one.
     pub fn count(&self) -> usize {
         self.fences.len() + self.ranges.len()
     }
@@ -798,14 +807,15 @@ impl FenceRecord {
 }
 
 impl SessionRecord {
-    /// Whether it is the session that a client was told under this reign.
+    /// Whether this is the session that a client got under this reign; 0 (not known) matches any
+    /// reign.
     pub fn is_of(&self, reign: u64) -> bool {
         self.reign == 0 || reign == 0 || self.reign == reign
     }
 }
 
 impl OsdRecord {
-    /// An OSD that never ran.
+    /// Returns the record of an OSD that never ran.
     pub fn new(id: OsdId, store: String, revision: u64) -> OsdRecord {
         let info = OsdInfo {
             id,
@@ -833,7 +843,7 @@ impl OsdRecord {
 }
 
 impl PgShardRecord {
-    /// The OSDs planned for the entry at this index.
+    /// Returns the OSDs planned for the entry at this index.
     pub fn targets_of(&self, index: usize) -> Vec<OsdId> {
         match self.targets.get(index) {
             Some(targets) if !targets.is_empty() => targets.clone(),
@@ -843,12 +853,13 @@ impl PgShardRecord {
 }
 
 impl OsdRecord {
-    /// The host that it counts to, as a failure domain: as people say, else as it says itself.
+    /// Returns the host that counts as its failure domain: what people wrote, else what the OSD
+    /// reported.
     pub fn tree_host(&self) -> &str {
         self.tree.as_ref().map_or(&self.host, |place| &place.host)
     }
 
-    /// Whether the planner gives it PGs from now on, and if not, by whose will.
+    /// Sets whether the planner gives it PGs from now on, and if not, who took it out.
     pub fn set_in(&mut self, is_in: bool, by: OutBy) {
         if self.info.in_cluster != is_in {
             self.info.in_cluster = is_in;

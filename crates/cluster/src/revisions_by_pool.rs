@@ -1,5 +1,5 @@
-//! Revisions by pool in a message: a list of pairs. As an object its keys would be text, which a tagged
-//! enum does not read back as numbers.
+//! Revisions by pool in a message: a list of pairs. As a JSON object the keys would be text, which a tagged
+//! enum does not parse back into numbers.
 
 use std::collections::BTreeMap;
 

@@ -1,16 +1,16 @@
-//! Settings of a cluster: the one definition of each makes the parser, the help and the table in
-//! `docs/internals/state.md`.
+//! Settings of a cluster: the parser, the help and the table in `docs/internals/state.md` all derive from
+//! one definition of each setting.
 //!
-//! A setting that differs from its default lies under `config/NAME` in the state store. The leading
-//! monitor alone reads it there, and tells OSDs those that they use. What is out of range is never
-//! in force, whoever wrote it.
+//! A setting that differs from its default is stored under `config/NAME` in the state store. Only the
+//! leading monitor reads it there, and it sends OSDs the settings that they use. A value out of range never
+//! takes effect, whoever wrote it.
 
 use std::collections::BTreeMap;
 
 use base::Duration;
 use base::trace::Level;
 
-/// Longest span that a setting may name, in milliseconds: one day.
+/// Longest span that a setting may have, in milliseconds: one day.
 const SPAN_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// A setting of the cluster.
@@ -22,21 +22,21 @@ pub enum Setting {
     OsdReport,
     /// How long OSDs may take to come back after a monitor's start.
     OsdReturn,
-    /// How long the leases are by which a primary serves.
+    /// Length of the leases that allow a primary to serve.
     Lease,
     /// How long an OSD may be without a connection to the monitor before it is down.
     OsdGrace,
-    /// How long an OSD may say nothing before it is asked whether it is there.
+    /// How long an OSD may be silent before it is asked whether it is alive.
     OsdSilent,
     /// How long an OSD may be down before its PGs are planned elsewhere.
     OsdOutAfter,
-    /// How long an operation of a disk may take before that is said.
+    /// How long a disk operation may take before a warning.
     DiskSlow,
-    /// How much of an OSD may be in use before that is said.
+    /// How much of an OSD may be in use before a warning.
     NearlyFull,
-    /// How often statistics are told and kept.
+    /// How often statistics are reported and stored.
     StatsInterval,
-    /// What daemons log.
+    /// The log level of daemons.
     LogLevel,
 }
 
@@ -45,20 +45,20 @@ pub enum Setting {
 pub enum Unit {
     /// A span in milliseconds; may be written `10s`.
     Milliseconds,
-    /// A part of a whole; may be written `85%`.
+    /// A percentage; may be written `85%`.
     Percent,
-    /// A level of the log, by its place in [`Level::ALL`]; written and shown by its name.
+    /// A log level, by its index in [`Level::ALL`]; written and shown by its name.
     Level,
 }
 
 /// What defines a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Definition {
-    /// Its name; the unit is its last word.
+    /// Its name; the last word is the unit.
     pub name: &'static str,
     /// What its number means.
     pub unit: Unit,
-    /// In force unless another value is set.
+    /// The value unless another one is set.
     pub default: u64,
     /// The smallest value.
     pub min: u64,
@@ -66,7 +66,7 @@ pub struct Definition {
     pub max: u64,
     /// What it is, in one line.
     pub help: &'static str,
-    /// Whether OSDs are told of it.
+    /// Whether it is sent to OSDs.
     pub is_for_osds: bool,
 }
 
@@ -89,7 +89,7 @@ impl Setting {
         Setting::LogLevel,
     ];
 
-    /// The one place that says what the setting is.
+    /// Returns the definition of the setting, which is only here.
     pub const fn definition(self) -> Definition {
         match self {
             Setting::SessionTimeout => Definition {
@@ -194,17 +194,17 @@ impl Setting {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         self.definition().name
     }
 
-    /// The setting of a name.
+    /// Returns the setting with this name.
     pub fn named(name: &str) -> Option<Setting> {
         Setting::ALL.into_iter().find(|setting| setting.name() == name)
     }
 
-    /// Whether it may have this value; the error says which ones it may have.
+    /// Checks that the setting may have this value; an error lists the allowed values.
     pub fn check(self, value: u64) -> Result<u64, String> {
         let Definition { min, max, .. } = self.definition();
         if (min..=max).contains(&value) {
@@ -213,7 +213,7 @@ impl Setting {
         Err(format!("{} is {}, not {value}", self.name(), self.range_text()))
     }
 
-    /// The value of a text: a number, or one with its unit. The error says what is wrong.
+    /// Parses a value: a number, with or without its unit. An error says what is wrong.
     pub fn parse(self, text: &str) -> Result<u64, String> {
         let Definition { unit, name, .. } = self.definition();
         if unit == Unit::Level {
@@ -244,7 +244,7 @@ impl Setting {
         self.check(value)
     }
 
-    /// The values it may have, for people.
+    /// Describes the allowed values, for people.
     pub fn range_text(self) -> String {
         let Definition { unit, min, max, .. } = self.definition();
         match unit {
@@ -256,7 +256,7 @@ impl Setting {
         }
     }
 
-    /// A value as people and programs read it.
+    /// Formats a value for people and programs.
     pub fn text_of(self, value: u64) -> String {
         match self.definition().unit {
             Unit::Level => level(value).to_string(),
@@ -264,26 +264,26 @@ impl Setting {
         }
     }
 
-    /// The level that daemons log by, if it was set.
+    /// Returns the log level of daemons, if one was set.
     pub fn log_level_in(changed: &Changed) -> Option<Level> {
         let is_set = changed.contains_key(Setting::LogLevel.name());
         is_set.then(|| level(Setting::LogLevel.value_in(changed)))
     }
 
-    /// Its value where these differ from their defaults. One out of range is not taken: a monitor
-    /// of another version may have sent it.
+    /// Returns its value, given the settings that differ from their defaults. A value out of range
+    /// is ignored: a monitor of another version may have sent it.
     pub fn value_in(self, changed: &Changed) -> u64 {
         let value = changed.get(self.name()).copied();
         value.and_then(|value| self.check(value).ok()).unwrap_or(self.definition().default)
     }
 
-    /// The span that it is.
+    /// Returns its value as a span.
     pub fn span_in(self, changed: &Changed) -> Duration {
         Duration::from_millis(self.value_in(changed))
     }
 }
 
-/// The level of a value.
+/// Returns the log level with this value.
 fn level(value: u64) -> Level {
     let index = usize::try_from(value).unwrap_or(usize::MAX);
     Level::ALL.get(index).copied().unwrap_or(Level::Debug)

@@ -1,19 +1,19 @@
-//! The state store: where the cluster's state outlives every process. Readable JSON under keys.
+//! The state store: keeps the cluster's state when all processes have ended. Readable JSON under keys.
 //!
 //! ```text
 //!   Monitor ──StateEffect──▶ StateStore ──▶ etcd | one redb file | memory (simulator)
 //!           ◀──StateEvent───
 //! ```
 //!
-//! The semantics are those of etcd v3, as far as they are used here:
-//!   1. The store has one revision; each transaction that writes adds one, and every key it writes
-//!      carries that revision (0: the key does not exist).
-//!   2. A transaction happens whole, if all its comparisons hold, or not at all. Its outcome may
-//!      stay unknown: then it happened, or not, or will happen later, unless a comparison fails.
+//! The semantics are those of etcd v3, as far as Ashlar uses them:
+//!   1. The store has one revision; each transaction that writes increments it, and every key it writes
+//!      gets that revision (0: the key does not exist).
+//!   2. A transaction is atomic: it is applied if all its comparisons hold, else not at all. Its outcome
+//!      may be unknown: then it was applied, or not, or will be applied later, unless a comparison fails.
 //!   3. A range read sees one revision.
-//!   4. A watch tells all changes from a revision on, in order, whole revisions; one that asks for
-//!      what was compacted is told so.
-//!   5. A lease that is not renewed within its time ends, and takes its keys with it.
+//!   4. A watch delivers all changes from a revision on, in order, whole revisions at a time; a watch of
+//!      compacted revisions ends with an event that reports this.
+//!   5. A lease that is not renewed within its time ends, and its keys are deleted.
 
 pub mod conformance;
 pub mod memory;
@@ -29,7 +29,7 @@ pub const OPERATION_COUNT_MAX: usize = 128;
 /// framing needs some of that.
 pub const TRANSACTION_SIZE_MAX: usize = (3 << 19) - (16 << 10);
 
-/// What the framing of one comparison or write takes, at most, in bytes.
+/// Most bytes that the framing of one comparison or write takes.
 const FRAMING_SIZE_MAX: usize = 32;
 
 /// Longest key, in bytes.
@@ -46,17 +46,17 @@ impl StateRevision {
     /// Before the first transaction; of a key: it does not exist.
     pub const ZERO: StateRevision = StateRevision(0);
 
-    /// Any number is a valid value.
+    /// Returns the revision with this number; any number is valid.
     pub const fn new(number: u64) -> StateRevision {
         StateRevision(number)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The one after this.
+    /// Returns the next revision.
     pub const fn next(self) -> StateRevision {
         StateRevision(self.0.checked_add(1).expect("the counter outlives every cluster"))
     }
@@ -74,15 +74,15 @@ impl fmt::Debug for StateRevision {
     }
 }
 
-/// Names a request to the store; chosen by the asker, never reused while the process lives.
+/// Id of a request to the store; chosen by the requester, never reused while the process lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StateRequest(pub u64);
 
-/// Names a watch; chosen by the asker, never reused while the process lives.
+/// Id of a watch; chosen by the requester, never reused while the process lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WatchId(pub u64);
 
-/// Names a lease; given by the store, never reused.
+/// Id of a lease; assigned by the store, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LeaseId(pub u64);
 
@@ -95,16 +95,16 @@ pub struct KeyValue {
     pub value: String,
     /// The store's revision at the key's last change.
     pub revision: StateRevision,
-    /// The lease that the key ends with.
+    /// The lease with which the key is deleted, if any.
     pub lease: Option<LeaseId>,
 }
 
 /// One condition of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compare {
-    /// Of which key.
+    /// The key.
     pub key: String,
-    /// Its revision must be this; `ZERO`: it must not exist.
+    /// The revision that the key must have; `ZERO`: it must not exist.
     pub revision: StateRevision,
 }
 
@@ -117,7 +117,7 @@ pub enum Operation {
         key: String,
         /// JSON text.
         value: String,
-        /// The lease that it ends with, if any.
+        /// The lease with which the key is deleted, if any.
         lease: Option<LeaseId>,
     },
     /// Remove a key.
@@ -128,7 +128,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The key it writes.
+    /// Returns the key that this operation writes.
     pub fn key(&self) -> &str {
         match self {
             Operation::Put { key, .. } | Operation::Delete { key } => key,
@@ -144,7 +144,7 @@ impl Operation {
     }
 }
 
-/// Writes that happen together, if all comparisons hold. Every key it writes is compared.
+/// Writes that are applied together, if all comparisons hold. Every key it writes is also compared.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Transaction {
     compares: Vec<Compare>,
@@ -153,26 +153,26 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// One that compares nothing and writes nothing yet.
+    /// Returns a transaction that compares and writes nothing yet.
     pub fn new() -> Transaction {
         Transaction::default()
     }
 
-    /// Compares a key that is not written.
+    /// Adds a comparison of a key that is not written.
     pub fn compare(&mut self, key: impl Into<String>, revision: StateRevision) {
         let key = key.into();
         self.size += key.len() + FRAMING_SIZE_MAX;
         self.compares.push(Compare { key, revision });
     }
 
-    /// Writes a key whose revision must be `revision` until then.
+    /// Adds a write of a key, whose revision must still be `revision`.
     pub fn write(&mut self, operation: Operation, revision: StateRevision) {
         self.compare(operation.key(), revision);
         self.size += operation.size();
         self.operations.push(operation);
     }
 
-    /// Whether these writes, with their comparisons, keep the limits.
+    /// Whether the transaction stays within the limits with these writes and their comparisons.
     pub fn has_room_for(&self, operations: &[Operation]) -> bool {
         let more =
             |operation: &Operation| operation.size() + operation.key().len() + FRAMING_SIZE_MAX;
@@ -181,17 +181,17 @@ impl Transaction {
             && self.size + size <= TRANSACTION_SIZE_MAX
     }
 
-    /// What must hold.
+    /// Returns the comparisons.
     pub fn compares(&self) -> &[Compare] {
         &self.compares
     }
 
-    /// What is written.
+    /// Returns the writes.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
     }
 
-    /// The rule it breaks, if any: limits, a key written twice.
+    /// Returns the rule that the transaction breaks, if any: a limit, or a key written twice.
     pub fn broken_rule(&self) -> Option<&'static str> {
         let mut keys: Vec<&str> = self.operations.iter().map(Operation::key).collect();
         keys.sort_unstable();
@@ -211,161 +211,163 @@ impl Transaction {
     }
 }
 
-/// What logic asks of the state store. Every effect but `Unwatch` is answered once. Effects that
-/// wait for their answers at the same time may be done in any order.
+/// Requests of the logic to the state store. Every effect except `Unwatch` is answered once.
+/// Effects in flight at the same time may be carried out in any order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateEffect {
     /// Read keys in order.
     Range {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: StateRequest,
-        /// Keys that begin so.
+        /// The prefix of the keys.
         prefix: String,
         /// Only keys after this one.
         after: Option<String>,
-        /// At most so many; the store gives at most [`RANGE_COUNT_MAX`].
+        /// Most keys to return; the store returns at most [`RANGE_COUNT_MAX`].
         limit: usize,
     },
     /// Write, if the comparisons hold.
     Transact {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: StateRequest,
-        /// What.
+        /// The transaction.
         transaction: Transaction,
     },
-    /// Tell the changes of keys that begin with `prefix`, from a revision on.
+    /// Deliver the changes of keys that begin with `prefix`, from a revision on.
     Watch {
-        /// Names the events.
+        /// Copied into the events of this watch.
         watch: WatchId,
-        /// Keys that begin so.
+        /// The prefix of the keys.
         prefix: String,
-        /// The first revision to tell.
+        /// The first revision to deliver.
         from: StateRevision,
     },
     /// End a watch.
     Unwatch {
-        /// Which.
+        /// The watch.
         watch: WatchId,
     },
-    /// Make a lease.
+    /// Grant a lease.
     LeaseGrant {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: StateRequest,
-        /// It ends when it was not renewed for so long; whole seconds, at least one.
+        /// The lease ends if it is not renewed for this long; whole seconds, at least one.
         time_to_live: Duration,
     },
     /// Renew a lease for its whole time.
     LeaseRenew {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: StateRequest,
-        /// Which.
+        /// The lease.
         lease: LeaseId,
     },
     /// End a lease and remove its keys.
     LeaseRevoke {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: StateRequest,
-        /// Which.
+        /// The lease.
         lease: LeaseId,
     },
-    /// Forget changes up to a revision: watches from there or before are told so.
+    /// Discard changes up to a revision: watches from there or before are lost.
     Compact {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         request: StateRequest,
-        /// The last revision to forget.
+        /// The last revision to discard.
         revision: StateRevision,
     },
 }
 
-/// What the state store tells logic.
+/// Answers and events of the state store to the logic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateEvent {
     /// The answer to a range read.
     Range {
-        /// As asked.
+        /// Copied from the request.
         request: StateRequest,
-        /// The keys, or that the store could not be asked (try again).
+        /// The keys, or an error: the store could not be reached (try again).
         result: Result<RangeAnswer, Unavailable>,
     },
     /// The answer to a transaction.
     Transacted {
-        /// As asked.
+        /// Copied from the request.
         request: StateRequest,
-        /// What became of it.
+        /// Its outcome.
         outcome: TransactionOutcome,
     },
     /// Changes of one revision; later ones follow.
     Watched {
-        /// Which watch.
+        /// The watch.
         watch: WatchId,
-        /// Their revision.
+        /// The revision of the changes.
         revision: StateRevision,
         /// Changed keys; `None`: removed.
         changes: Vec<(String, Option<KeyValue>)>,
     },
-    /// The watch is over: what it asked for is compacted. Read anew.
+    /// The watch has ended: the revisions it asked for are compacted. Everything must be read
+    /// again.
     WatchLost {
-        /// Which.
+        /// The watch.
         watch: WatchId,
-        /// The last revision that was forgotten.
+        /// The last revision that was discarded.
         compacted: StateRevision,
     },
-    /// The answer to a lease's grant, renewal or end; `None`: there is no such lease (any more), or
-    /// none could be made.
+    /// The answer to the grant, renewal or revocation of a lease; `None`: there is no such lease
+    /// (any more), or none could be granted.
     Lease {
-        /// As asked.
+        /// Copied from the request.
         request: StateRequest,
-        /// Which.
+        /// The lease.
         lease: Option<LeaseId>,
     },
     /// The answer to a compaction.
     Compacted {
-        /// As asked.
+        /// Copied from the request.
         request: StateRequest,
     },
-    /// Whether the store can be asked. What is asked meanwhile is answered all the same: reads and
-    /// transactions soon, with what is known; the rest when it can be done.
+    /// Whether the store can be reached. Requests made meanwhile are still answered: reads and
+    /// transactions soon, with what is known; others when they can be carried out.
     Condition {
-        /// For people: why it cannot be asked, what to do. `None`: it can be asked (again).
+        /// For people: why the store cannot be reached, and what to do. `None`: it can be reached
+        /// (again).
         trouble: Option<String>,
     },
-    /// What is wrong at addresses of the store, while it can be asked at one of them; told whenever
-    /// that changes.
+    /// Problems at addresses of the store, while it can be reached at one of them; sent whenever
+    /// they change.
     Endpoints(Endpoints),
-    /// The store is lost to this process (its disk failed, its file is damaged): the process ends
-    /// and says why. No event follows.
+    /// The store is lost for this process (its disk failed, or its file is damaged): the process
+    /// ends and reports why. No event follows.
     Failed {
-        /// For people: what happened, where, what to do.
+        /// For people: what happened, where, and what to do.
         reason: String,
     },
 }
 
-/// What is wrong at addresses of the store; nothing, if both lists are empty.
+/// Problems at addresses of the store; both lists are empty if there are none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Endpoints {
-    /// It does not answer there.
+    /// Addresses where the store does not answer.
     pub down: Vec<EndpointDown>,
-    /// There is little room left there.
+    /// Addresses where the store is nearly full.
     pub nearly_full: Vec<EndpointRoom>,
 }
 
 /// How full the store is at an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EndpointRoom {
-    /// Where.
+    /// The address.
     pub endpoint: String,
     /// Percentage in use.
     pub used_percent: u64,
-    /// The most that it may use, in bytes.
+    /// The most bytes that the store may use.
     pub size_max: u64,
 }
 
 /// An address at which the store does not answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EndpointDown {
-    /// Where.
+    /// The address.
     pub endpoint: String,
-    /// For people.
+    /// Why, for people.
     pub why: String,
 }
 
@@ -374,43 +376,43 @@ pub struct EndpointDown {
 pub struct RangeAnswer {
     /// The store's revision.
     pub revision: StateRevision,
-    /// In order.
+    /// The keys with their values, in order.
     pub entries: Vec<KeyValue>,
-    /// Whether keys follow that were left out for the limit.
+    /// Whether the limit left out further keys.
     pub more: bool,
 }
 
-/// The store could not be asked; nothing happened.
+/// The store could not be reached; nothing happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unavailable;
 
-/// What became of a transaction.
+/// Outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransactionOutcome {
-    /// It happened, durably.
+    /// It was applied, durably.
     Committed {
-        /// The store's revision with it.
+        /// The store's revision with this transaction.
         revision: StateRevision,
     },
-    /// A comparison did not hold, or a lease that it names is over; nothing happened.
+    /// A comparison did not hold, or a lease that it uses has ended; nothing was applied.
     Conflict,
-    /// Not known: it happened, or did not, or may still.
+    /// Not known: it was applied, or not, or may still be.
     Unknown,
-    /// It breaks a rule of the store; nothing happened. Ours is the bug.
+    /// It breaks a rule of the store; nothing was applied. This is a bug of ours.
     Invalid {
-        /// Which rule.
+        /// The rule that it breaks.
         why: &'static str,
     },
 }
 
-/// A state store as its shell drives it. Answers may come with the effect or with a later `poll`.
+/// A state store as its shell drives it. Answers may be appended at once, or by a later `poll`.
 pub trait StateStore {
-    /// Starts an effect; appends answers that are there.
+    /// Starts an effect; appends the answers that are available.
     fn apply(&mut self, now: Time, effect: StateEffect, events: &mut Vec<StateEvent>);
 
-    /// Appends answers and changes that came since, and ends leases whose time is over.
+    /// Appends answers and changes that have arrived since, and ends leases whose time is over.
     fn poll(&mut self, now: Time, events: &mut Vec<StateEvent>);
 
-    /// When `poll` is to be called at the latest, if ever.
+    /// Returns when `poll` must be called at the latest, if ever.
     fn deadline(&self) -> Option<Time>;
 }

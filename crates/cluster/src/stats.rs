@@ -1,4 +1,4 @@
-//! Statistics: what OSDs count and tell, and what the leading monitor adds up.
+//! Statistics: what OSDs count and report, and what the leading monitor adds up.
 //!
 //! ```text
 //!   OSD: counts ──closes a period──▶ Period 7 ──OsdStats──▶ monitor: added once, at once
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. A period is what one run of an OSD counted since the period before; it never changes, and its
-//!      number is never given again in that run. So it can be told again and is added once.
-//!   2. All numbers only grow, by addition; those of a peer are added with saturation.
+//!   1. A period is what one run of an OSD counted since the previous period; it never changes, and its
+//!      number is never reused in that run. So it can be sent again and is still added only once.
+//!   2. All numbers only grow, by addition; numbers from a peer are added with saturation.
 
 use std::collections::BTreeMap;
 
@@ -17,33 +17,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::numbers::NUMBER_MAX;
 
-/// Steps of a power of two, as a number of bits.
+/// Number of latency steps per power of two, as a number of bits.
 const STEP_BITS: u32 = 2;
-/// Latencies are counted in steps of so many nanoseconds, as a number of bits: 4.1 us.
+/// Smallest latency step in nanoseconds, as a number of bits: 4.1 us.
 const UNIT_BITS: u32 = 12;
-/// Buckets of latencies; the last one takes all from two minutes on.
+/// Number of latency buckets; the last one holds everything from two minutes on.
 const BUCKET_COUNT: usize = 96;
-/// Rows of a period; what comes beyond them is counted by pool.
+/// Most rows of a period; operations on further images are counted by pool.
 pub const ROW_COUNT_MAX: usize = 8_192;
-/// Text of all periods that are told in one message, in bytes. With the space of images beside it
-/// a control message has room for it.
+/// Bytes of text of all periods in one message. Together with the space of images they fit a
+/// control message.
 pub const PERIODS_SIZE_MAX: usize = 3 << 20;
-/// Images of which an OSD tells the space in one message.
+/// Most images whose space an OSD reports in one message.
 pub const SPACE_COUNT_MAX: usize = 16_384;
 
 const _: () =
     assert!(PERIODS_SIZE_MAX + SPACE_COUNT_MAX * 56 < format::wire::CONTROL_SIZE_MAX as usize);
 
-/// Counts of latencies by size, four steps to a power of two: a value is off by a quarter at most.
+/// Counts of latencies by size, with four steps per power of two: a value is off by at most a
+/// quarter.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Latencies {
-    /// (bucket, count), by bucket; none is zero.
+    /// Pairs (bucket, count), sorted by bucket; no count is zero.
     counts: Vec<(u8, u64)>,
 }
 
 impl Latencies {
-    /// Counts one.
+    /// Counts one latency.
     pub fn record(&mut self, latency: Duration) {
         self.add_to(bucket_of(latency.as_nanos()), 1);
     }
@@ -62,7 +63,7 @@ impl Latencies {
         }
     }
 
-    /// The latency that `percent` of all are not above; `None` if none was counted.
+    /// Returns the latency that `percent` of all do not exceed; `None` if none was counted.
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let count: u128 = self.counts.iter().map(|(_, count)| u128::from(*count)).sum();
         let wanted = (count * u128::from(percent)).div_ceil(100).max(1);
@@ -78,7 +79,7 @@ impl Latencies {
         self.counts.is_empty()
     }
 
-    /// Whether a peer may have made it.
+    /// Whether these counts are valid: a correct peer could have sent them.
     fn is_sound(&self) -> bool {
         let is_bucket = |(bucket, _): &(u8, u64)| usize::from(*bucket) < BUCKET_COUNT;
         self.counts.is_sorted_by(|a, b| a.0 < b.0) && self.counts.iter().all(is_bucket)
@@ -97,7 +98,7 @@ fn bucket_of(nanos: u64) -> u8 {
     bucket.min(BUCKET_COUNT as u64 - 1) as u8
 }
 
-/// The largest number of nanoseconds that falls into `bucket`.
+/// Returns the largest number of nanoseconds that falls into `bucket`.
 fn bucket_end(bucket: u8) -> u64 {
     let steps = 1 << STEP_BITS;
     let value = if bucket < steps {
@@ -114,16 +115,16 @@ fn bucket_end(bucket: u8) -> u64 {
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Io {
-    /// How many.
+    /// Number of operations.
     #[serde(skip_serializing_if = "is_zero")]
     pub ops: u64,
-    /// Bytes that they read, wrote or gave back.
+    /// Bytes that they read, wrote or freed.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes: u64,
-    /// How long all of them took together, from their arrival to their reply.
+    /// Total time of all operations, each from its arrival to its reply, in nanoseconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub nanos: u64,
-    /// How long each took; empty where that is not measured, and in sums that are kept.
+    /// How long each operation took; empty if not measured, and in stored sums.
     #[serde(skip_serializing_if = "Latencies::is_empty")]
     pub latencies: Latencies,
 }
@@ -154,11 +155,11 @@ impl Io {
     }
 }
 
-/// What is counted of a volume, a pool or an OSD.
+/// What is counted for a volume, a pool or an OSD.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Reads that clients got an answer to, at the primary.
+    /// Reads that were answered to clients, at the primary.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub read: Io,
     /// Writes that were acknowledged, at the primary: each once, however many copies there are.
@@ -167,25 +168,25 @@ pub struct Counters {
     /// Discards and write-zeroes, at the primary.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub trim: Io,
-    /// Syncs, at the primary. They are of a pool, not of a volume.
+    /// Syncs, at the primary. They are counted for a pool, not for a volume.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub flush: Io,
-    /// Writes given to an OSD's store: each once for every copy.
+    /// Writes passed to an OSD's store: each counted once for every copy.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub stored: Io,
-    /// Blocks copied to an OSD's store to fill or mend it.
+    /// Blocks copied to an OSD's store by backfill or repair.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub recovered: Io,
     /// Operations answered with an I/O error: no copy could be read.
     #[serde(skip_serializing_if = "is_zero")]
     pub failed: u64,
-    /// Operations refused for want of space.
+    /// Operations refused because there was no free space.
     #[serde(skip_serializing_if = "is_zero")]
     pub refused_full: u64,
-    /// Pieces of 4 KiB that an OSD found damaged.
+    /// Units (4 KiB) that an OSD found damaged.
     #[serde(skip_serializing_if = "is_zero")]
     pub damaged_units: u64,
-    /// Of those, the ones written again from another copy.
+    /// Damaged units that were rewritten from another copy.
     #[serde(skip_serializing_if = "is_zero")]
     pub repaired_units: u64,
 }
@@ -210,7 +211,7 @@ impl Counters {
         [&self.read, &self.write, &self.trim, &self.flush, &self.stored, &self.recovered]
     }
 
-    /// Sums that are kept: how long single operations took is of the moment.
+    /// Returns the sums to store: without latencies, which matter only at the moment.
     #[must_use]
     pub fn without_latencies(mut self) -> Counters {
         for io in [
@@ -232,12 +233,12 @@ impl Counters {
     }
 }
 
-/// What an OSD counted of one image, or of a pool in what belongs to no image.
+/// What an OSD counted for one image, or for what belongs to a pool but to no image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageCounters {
     /// The pool.
     pub pool: PoolId,
-    /// The image.
+    /// The image; `None`: what belongs to no image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,
     /// What was counted.
@@ -247,9 +248,9 @@ pub struct ImageCounters {
 /// What an OSD counted between two moments.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Period {
-    /// Its number: one more each time, counted from 1 in each run.
+    /// Its number, counted from 1 in each run.
     pub sequence: u64,
-    /// By image; each once.
+    /// The rows, by image; each image once.
     pub rows: Vec<ImageCounters>,
     /// What belongs to the OSD alone.
     #[serde(default, skip_serializing_if = "Counters::is_zero")]
@@ -261,26 +262,27 @@ pub struct Period {
 pub struct ImageSpace {
     /// The image.
     pub image: ImageId,
-    /// Bytes of its blocks in the PGs that this OSD leads; whole blocks.
+    /// Bytes of its blocks in the PGs whose primary is this OSD; whole blocks.
     pub bytes: u64,
 }
 
-/// What an OSD tells of its work.
+/// The statistics that an OSD reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdStats {
-    /// Periods not told over this connection, in order; after it began all that are not saved, at once.
+    /// Periods not sent over this connection yet, in order; when a connection begins, all that are
+    /// not saved, at once.
     #[serde(default)]
     pub periods: Vec<Period>,
-    /// Space that has changed since it was told over this connection.
+    /// Space of images that has changed since it was last sent over this connection.
     #[serde(default)]
     pub space: Vec<ImageSpace>,
-    /// The space of all images was told over this connection: other images have none.
+    /// Whether the space of all images was sent over this connection: other images have none.
     #[serde(default)]
     pub space_is_whole: bool,
 }
 
 impl OsdStats {
-    /// Whether a peer of ours may have sent it.
+    /// Whether the message is valid: a correct peer could have sent it.
     pub fn is_sound(&self) -> bool {
         let rows = || self.periods.iter().flat_map(|period| &period.rows);
         let all = rows().map(|row| &row.counters).chain(self.periods.iter().map(|p| &p.own));
@@ -294,7 +296,7 @@ impl OsdStats {
     }
 }
 
-/// What statistics are kept of. The order is that of keys.
+/// What statistics are kept for. The order is that of the keys.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Table {
@@ -310,7 +312,7 @@ impl Table {
     /// Every table.
     pub const ALL: [Table; 3] = [Table::Osd, Table::Pool, Table::Volume];
 
-    /// As keys name it.
+    /// Returns its name in keys.
     pub const fn name(self) -> &'static str {
         match self {
             Table::Osd => "osd",
@@ -329,21 +331,22 @@ pub struct PeriodId {
     pub sequence: u64,
 }
 
-/// Sums of one row, as the state store keeps them.
+/// Sums of one row, as stored in the state store.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Sums {
     /// Its name, for people.
     #[serde(default)]
     pub name: String,
-    /// Bytes of blocks in use, once and not for each copy; of an OSD nothing: it tells it itself.
+    /// Bytes of blocks in use, counted once and not per copy; 0 for an OSD, which reports its own
+    /// usage.
     #[serde(default)]
     pub used_bytes: u64,
-    /// Sums since it was made.
+    /// Sums since it was created.
     #[serde(flatten)]
     pub counters: Counters,
 }
 
-/// By id.
+/// Rows by id.
 pub type Rows = BTreeMap<u32, Sums>;
 
 /// The newest period of each OSD that is in the rows beside it.

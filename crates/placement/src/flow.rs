@@ -1,4 +1,4 @@
-//! The OSDs of each PG, as a flow of least cost.
+//! Chooses the OSDs of each PG, as a minimum-cost flow.
 //!
 //! ```text
 //!            copies        1             1               capacity
@@ -6,28 +6,29 @@
 //!                        (PG and domain)  costs 0 where the copy is now, else 1
 //! ```
 //!
-//! The cheapest path for one more copy is sought until all are placed (successive shortest paths). A path may
-//! go back over what was placed before: a full OSD gives up a copy, whose PG finds another place. Arcs from a PG to
-//! all OSDs are not kept anywhere, they follow from the state: memory is that of the map.
+//! The cheapest path for one more copy is searched until all copies are placed (successive shortest paths).
+//! A path may undo earlier placements: a full OSD gives up a copy, whose PG finds another place. Arcs from
+//! a PG to all OSDs are not stored, they follow from the state: memory use is that of the map.
 //!
 //! Invariants
-//!   1. After every step no other placement of as many copies costs less, so no cycle of arcs has a
+//!   1. After every step no other placement of as many copies costs less. So no cycle of arcs has a
 //!      negative cost, and paths never get cheaper from step to step.
-//!   2. A PG has one copy in a domain at most, an OSD as many as its capacity at most.
+//!   2. A PG has at most one copy in a domain; an OSD has at most as many copies as its capacity.
 
 use std::collections::VecDeque;
 
-/// Arrangements of the domains by which free places are dealt out: an OSD has about so many neighbours for
-/// each further copy. More would spread the work after a failure wider, and cost connections.
+/// Number of arrangements of the domains in which free places are dealt out: for each further copy,
+/// an OSD has about this many neighbours. More arrangements would spread the work after a failure
+/// wider, but cost connections.
 const ARRANGEMENT_COUNT: usize = 8;
-/// No path is known to a node.
+/// Cost of a node to which no path is known.
 const FAR: i32 = i32::MAX;
-/// A path begins here.
+/// Parent of a node at which a path begins.
 const NO_PARENT: usize = usize::MAX;
 
-/// Places `copies` copies of each PG. `domains` and `capacities` are of each bin (OSD), `held` tells the
-/// bins that a PG has now. Capacities sum up to all copies, in no domain to more than one for each PG.
-/// The bins of a PG come in order.
+/// Places `copies` copies of each PG. `domains` and `capacities` are given for each bin (OSD);
+/// `held` lists the bins that each PG has now. The capacities sum up to the number of all copies,
+/// and within a domain at most to one for each PG. The returned bins of a PG are in order.
 pub(crate) fn assign(
     domains: &[usize],
     capacities: &[usize],
@@ -64,10 +65,10 @@ struct Flow<'a> {
     placed_in: Vec<Vec<usize>>,
     /// PGs of each bin.
     pgs: Vec<Vec<usize>>,
-    /// Copies that still fit, by bin and by domain.
+    /// Number of copies that still fit, by bin and by domain.
     room: Vec<usize>,
     room_of_domain: Vec<usize>,
-    /// Copies placed.
+    /// Number of copies placed.
     placed: usize,
 }
 
@@ -127,8 +128,8 @@ impl<'a> Flow<'a> {
         self.placed_in[pg].swap_remove(at);
     }
 
-    /// Leaves copies where they are, as far as bins may keep them. Those that have too many take turns: the
-    /// PG that has lost the fewest copies gives one up.
+    /// Leaves copies where they are, as far as bins may keep them. Bins that hold too many take
+    /// turns: the PG that has lost the fewest copies gives one up.
     fn keep(&mut self) {
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.domains.len()];
         for (pg, bins) in self.held.iter().enumerate() {
@@ -159,12 +160,14 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Deals free places out, as far as PGs may take them as they are: to the roomiest domain and
-    /// the roomiest bin in it. Each is a path that costs one move.
+    /// Deals out free places, as far as PGs may take them without other moves: each to the domain
+    /// with the most room and to the bin in it with the most room. Each placement is a path that
+    /// costs one move.
     fn deal(&mut self) {
         let domain_count = self.bins_of_domain.len();
         for pg in 0..self.held.len() {
-            // In each lap around the domains they are arranged anew, and after some laps their bins.
+            // In each round over the domains these are arranged anew, and after some rounds their
+            // bins, too.
             let lap = pg * self.copies / domain_count;
             let of_domains = lap % ARRANGEMENT_COUNT;
             let of_bins = lap / ARRANGEMENT_COUNT % ARRANGEMENT_COUNT;
@@ -184,7 +187,7 @@ impl<'a> Flow<'a> {
 
     /// Moves copies along a path of nodes from a PG that lacks one to a bin with room.
     fn apply(&mut self, path: &[Node]) {
-        // First what leaves, then what comes: a slot is free before it is filled again.
+        // First remove copies, then add them: a slot must be free before it is filled again.
         let mut comes = Vec::new();
         let mut at: Option<usize> = None;
         for node in path {
@@ -204,7 +207,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// A number that looks random, the same for the same input.
+/// Returns a pseudo-random number, the same for the same input.
 fn mixed(index: usize, arrangement: usize) -> u64 {
     let mut value = (index as u64 + 1) ^ ((arrangement as u64 + 1) << 32);
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -218,22 +221,22 @@ enum Node {
     Pg(usize),
     /// A copy that its bin gives up: it may go to another bin of its domain, or leave the domain.
     Slot { pg: usize, bin: usize },
-    /// A bin that gets a copy, and has room or gives one up.
+    /// A bin that gets a copy, and either has room or gives one up.
     Bin(usize),
 }
 
-/// A search for the cheapest path: labels are put right until none can be improved (costs may be negative:
-/// a copy that moved gives its move back).
+/// A search for the cheapest path: labels are corrected until none can be improved (costs may be
+/// negative: undoing the move of a copy gives its cost back).
 struct Search {
     pg_count: usize,
     bin_count: usize,
     copies: usize,
-    /// Of each node: cost of the best known path to it, and the node before.
+    /// For each node: cost of the best known path to it, and the previous node.
     costs: Vec<i32>,
     parents: Vec<usize>,
     queue: VecDeque<usize>,
     is_queued: Vec<bool>,
-    /// No bin's cost is above it.
+    /// An upper bound of all bins' costs.
     bin_cost_max: i32,
 }
 
@@ -253,7 +256,8 @@ impl Search {
         }
     }
 
-    /// Nodes are numbered: PGs, bins, slots by the place of the bin in its PG's list.
+    /// Returns the number of a slot's node. Nodes are numbered: first PGs, then bins, then slots by
+    /// the bin's index in its PG's list.
     fn slot_number(&self, flow: &Flow<'_>, pg: usize, bin: usize) -> usize {
         let at = flow.placed_in[pg].iter().position(|other| *other == bin);
         self.pg_count + self.bin_count + pg * self.copies + at.expect("the bin has this PG")
@@ -272,8 +276,8 @@ impl Search {
         Node::Slot { pg, bin: flow.placed_in[pg][slot % self.copies] }
     }
 
-    /// The cost of the cheapest path from a PG that lacks a copy to a bin with room, and that
-    /// bin's node. No path costs less than `cost_min`.
+    /// Returns the cost of the cheapest path from a PG that lacks a copy to a bin with room, and
+    /// that bin's node. No path costs less than `cost_min`.
     fn cheapest(&mut self, flow: &Flow<'_>, cost_min: i32) -> (i32, usize) {
         self.costs.fill(FAR);
         self.parents.fill(NO_PARENT);
@@ -362,7 +366,7 @@ impl Search {
         }
     }
 
-    /// The path that was found to this node, from its beginning.
+    /// Returns the path found to this node, from its beginning.
     fn path(&self, flow: &Flow<'_>, end: usize) -> Vec<Node> {
         let mut path = Vec::new();
         let mut number = end;

@@ -1,4 +1,4 @@
-//! Pools and failure domains to a PG map: pure functions.
+//! Placement: computes the PG map from pools and failure domains. Pure functions.
 //!
 //! ```text
 //!   candidates ── share ──▶ copies of each OSD ── flow ──▶ OSDs of each PG ── primary ──▶ the first of each
@@ -7,11 +7,11 @@
 //! Invariants
 //!   1. The plan is a function of its input: the same input gives the same plan.
 //!   2. No two copies of a PG share a failure domain.
-//!   3. Every OSD and every failure domain gets its share of the copies, by weight, rounded down or up. A
-//!      domain that is larger than what it may hold (one copy of each PG) is filled, and the rest shared
-//!      by the others.
-//!   4. No plan that gives every OSD as many copies leaves more of them where they are.
-//!   5. Every OSD leads its share of the PGs it is in, rounded down or up.
+//!   3. Every OSD and every failure domain gets its share of the copies, by weight, rounded down or up. If
+//!      a domain's share is larger than it may hold (one copy of each PG), it is filled, and the others
+//!      share the rest.
+//!   4. No other plan with the same number of copies on every OSD leaves more copies where they are.
+//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up.
 
 mod flow;
 mod primary;
@@ -27,13 +27,15 @@ use base::OsdId;
 /// An OSD that may get PGs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// Which; told once.
+    /// The OSD; each appears once.
     pub osd: OsdId,
-    /// What copies of a block must not share: the name of its host, or of itself.
+    /// Its failure domain, which copies of a block must not share: the name of its host, or its
+    /// own.
     pub domain: String,
-    /// Its capacity, in any unit; 0 gets nothing.
+    /// Its capacity, in any unit; an OSD with 0 gets nothing.
     pub weight: u64,
-    /// Copies of PGs of other pools on it: breaks ties, so that many small pools spread, too.
+    /// Number of PG copies of other pools on it: breaks ties, so that many small pools also spread
+    /// evenly.
     pub pgs_elsewhere: u32,
 }
 
@@ -42,9 +44,9 @@ pub struct Candidate {
 pub enum PlanError {
     /// Fewer failure domains than copies.
     TooFewDomains {
-        /// One for each copy.
+        /// Domains needed: one for each copy.
         needed: u32,
-        /// So many have weight.
+        /// Domains with a weight above 0.
         found: u32,
     },
 }
@@ -61,9 +63,10 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// Gives each PG, by number, an OSD for each of its `copies` (at least one): the preferred primary first,
-/// then the others by id. `current` tells where the copies are now, the primary first; an empty list: nowhere
-/// yet. Copies on OSDs that are no candidates, or that share a domain with an earlier copy, move.
+/// Returns for each PG, by number, an OSD for each of its `copies` (at least one): the preferred
+/// primary first, then the others by id. `current` lists where the copies are now, the primary
+/// first; an empty list: nowhere yet. Copies move if their OSD is not a candidate, or shares a
+/// domain with an earlier copy.
 pub fn plan(
     candidates: &[Candidate],
     copies: u32,

@@ -1,13 +1,14 @@
-//! Which of its OSDs leads each PG.
+//! Chooses the primary of each PG among its OSDs. "Leads" means here: is the primary.
 //!
 //! Invariants
-//!   1. An OSD leads the PGs it is in divided by the copies, rounded down or up.
-//!   2. A PG keeps its primary where that allows it.
+//!   1. The number of PGs that an OSD leads is the number it is in, divided by the number of copies,
+//!      rounded down or up.
+//!   2. A PG keeps its primary where invariant 1 allows it.
 
 use std::collections::VecDeque;
 
-/// Puts the primary of each PG first in its set; the others stay in order. `room` tells how many sets each
-/// bin is in, `now` the bin that leads each PG now.
+/// Puts the primary of each PG first in its set; the others stay in order. `room`: how many sets
+/// each bin is in; `now`: the bin that leads each PG now.
 pub(crate) fn elect(room: &[usize], copies: usize, now: &[Option<usize>], sets: &mut [Vec<usize>]) {
     let mut leads = Leads::new(room, copies, sets);
     for (pg, set) in sets.iter().enumerate() {
@@ -36,7 +37,7 @@ pub(crate) fn elect(room: &[usize], copies: usize, now: &[Option<usize>], sets: 
 }
 
 struct Leads {
-    /// Fewest and most PGs that each bin is to lead.
+    /// Fewest and most PGs that each bin should lead.
     least: Vec<usize>,
     most: Vec<usize>,
     primaries: Vec<Option<usize>>,
@@ -62,8 +63,9 @@ impl Leads {
         self.pgs[primary].push(pg);
     }
 
-    /// Evens out what the bins lead. A fraction 1/copies of each PG would be the exact share of each of
-    /// its bins, so whole numbers within the limits exist, and a way to them.
+    /// Evens out how many PGs the bins lead. If each bin led a fraction 1/copies of each of its
+    /// PGs, all shares would be exact; so a solution in whole numbers within the limits exists, and
+    /// a sequence of moves to it.
     fn level(&mut self, sets: &[Vec<usize>]) {
         for bin in 0..self.pgs.len() {
             while self.pgs[bin].len() > self.most[bin] {
@@ -79,7 +81,8 @@ impl Leads {
     }
 
     /// Moves the lead of one PG from a bin of `from` to a bin that `may_take` it, with the fewest
-    /// changes: the first bin hands a PG to a bin of its set, that bin hands on another PG, and so on.
+    /// changes: the first bin passes a PG to another bin of the PG's set, that bin passes on
+    /// another PG, and so on.
     fn hand_on(
         &mut self,
         sets: &[Vec<usize>],

@@ -1,28 +1,28 @@
-//! How many copies each OSD gets.
+//! Computes how many copies each OSD gets.
 //!
 //! Invariants
-//!   1. The capacities sum up to the number of copies, those of a domain to the number of PGs at most.
-//!   2. Each is the share rounded down or up, of an OSD and of a domain.
-//!   3. Of the ways to round, one is taken by which the most copies may stay. Among these, the OSDs that are
-//!      emptiest for their weight round up.
+//!   1. The capacities sum up to the number of copies; within a domain, at most to the number of PGs.
+//!   2. The capacity of each OSD and of each domain is its share, rounded down or up.
+//!   3. Of the ways to round, one is chosen that lets the most copies stay. Among these, the OSDs that are
+//!      emptiest for their weight are rounded up.
 
 use crate::Candidate;
 
-/// What is shared among several: OSDs of a domain, or domains.
+/// One of several that share a whole: the OSDs of a domain, or the domains.
 struct Part {
     weight: u128,
     /// Copies of other pools.
     elsewhere: u128,
-    /// What it gets at least.
+    /// The share rounded down: what it gets at least.
     whole: usize,
     /// What rounding cut off; only comparable among parts of one whole.
     rest: u128,
-    /// Copies it may get more than `whole` and would not have to fetch.
+    /// How many copies above `whole` it could get without having to fetch them.
     stays: usize,
 }
 
-/// Copies of each candidate. `domains` names the domain of each, by number; `held` the candidates
-/// that each PG has now. There are as many domains as copies, at least.
+/// Returns the number of copies of each candidate. `domains`: the domain number of each candidate;
+/// `held`: the candidates that each PG has now. Requires: at least as many domains as copies.
 pub(crate) fn capacities(
     candidates: &[&Candidate],
     domains: &[usize],
@@ -53,7 +53,7 @@ pub(crate) fn capacities(
         members[*domain].push((bin, Part { weight, elsewhere, whole, rest, stays }));
     }
 
-    // Domains first: how much of each OSD's rest comes together in them.
+    // Round domains first: the rests of a domain's OSDs add up to the rest of the domain.
     let mut parts = Vec::new();
     for (members, (weight, (amount, of))) in members.iter().zip(weights.iter().zip(&shares)) {
         let sum = |value: fn(&Part) -> usize| members.iter().map(|(_, part)| value(part)).sum();
@@ -80,8 +80,8 @@ pub(crate) fn capacities(
     capacities
 }
 
-/// The share of each domain, as (amount, of): it gets amount x its weight / of. None gets more than
-/// one copy of each PG.
+/// Returns the share of each domain, as (amount, of): it gets amount x its weight / of. None gets
+/// more than one copy of each PG.
 fn water_filled(weights: &[u128], pg_count: u128, copies: u128) -> Vec<(u128, u128)> {
     let mut largest_first: Vec<usize> = (0..weights.len()).collect();
     largest_first.sort_by_key(|domain| std::cmp::Reverse(weights[*domain]));
@@ -101,7 +101,7 @@ fn water_filled(weights: &[u128], pg_count: u128, copies: u128) -> Vec<(u128, u1
     shares
 }
 
-/// Rounds so many parts up that they sum up to `sum`.
+/// Rounds up as many parts as needed for the parts to sum up to `sum`.
 fn rounded(parts: &[Part], sum: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = parts.iter().map(|part| part.whole).collect();
     let extra = sum - counts.iter().sum::<usize>();

@@ -428,7 +428,8 @@ impl<'a> Draft<'a> {
         self.restore.known.values().map(|known| &known.boot)
     }
 
-    /// Returns the reports, each with the history of the state that its OSD has seen.
+    /// Returns the reports, each with a flag: whether the state that its OSD has seen belongs to
+    /// the history that is kept.
     fn tellers_by_way(&self) -> BTreeMap<OsdId, Teller<'a>> {
         let change = self.change_kept();
         let teller = |(osd, known)| {

@@ -1,7 +1,7 @@
-//! What every state store must do, as checks over the trait. Each store's tests run it.
+//! Checks of what every state store must do, written against the trait. Each store's tests run them.
 //!
-//! A check panics where a promise is broken. Stores that answer later are polled until they do,
-//! on a clock that moves on with each poll.
+//! A check panics if a promise is broken. Stores that answer later are polled until they answer, on a clock
+//! that advances with each poll.
 
 use base::{Duration, Time};
 
@@ -51,7 +51,7 @@ impl Driver {
         self.store.apply(self.now, effect, &mut self.events);
     }
 
-    /// Waits for the first event that `wanted` takes.
+    /// Waits for the first event that `wanted` accepts.
     fn wait<T>(&mut self, wanted: impl Fn(&StateEvent) -> Option<T>) -> T {
         for _ in 0..POLL_COUNT_MAX {
             let place = self.events.iter().position(|event| wanted(event).is_some());
@@ -253,7 +253,7 @@ fn a_lease_takes_its_keys_with_it(driver: &mut Driver) {
     let absent = StateRevision::ZERO;
     let revision = driver.commit(writes(&[(leased.clone(), absent), (kept, absent)]));
     assert_eq!(driver.get("l/a").and_then(|kv| kv.lease), Some(lease));
-    // A later value without the lease outlives it.
+    // A later value written without the lease outlives the lease.
     driver.put("l/b", "2", revision);
     driver.advance(Duration::from_secs(5));
     let watch = WatchId(1);

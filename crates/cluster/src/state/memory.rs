@@ -1,8 +1,8 @@
-//! The state store in memory: the simulated store, and the core of the one in a file.
+//! The state store in memory: the simulated store, and the core of the file-based store.
 //!
 //! Invariants
 //!   1. `revision` is the number of transactions that wrote something, ended leases included.
-//!   2. No key's revision is above `revision`; a leased key is named by its lease, and only there.
+//!   2. No key's revision is above `revision`; a leased key is listed by its lease, and only there.
 //!   3. `history` holds the changes of every revision in `compacted + 1 ..= revision`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,9 +15,9 @@ use super::{
     StateRevision, StateStore, Transaction, TransactionOutcome, WatchId,
 };
 
-/// Changes kept for watches that begin in the past; older ones are compacted.
+/// Most changes kept for watches that begin in the past; older ones are compacted.
 const HISTORY_COUNT_MAX: usize = 10_000;
-/// Keys and values kept for such watches, in bytes.
+/// Most bytes of keys and values kept for such watches.
 const HISTORY_SIZE_MAX: usize = 16 << 20;
 
 /// A state store that lives as long as its process.
@@ -59,22 +59,22 @@ impl RevisionChanges {
     }
 }
 
-/// What a durable copy of the store must do to follow it.
+/// A step that a durable copy of the store must take to follow it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateChange {
     /// The store is at this revision now.
     Revision(StateRevision),
     /// A key has this value.
     Put(KeyValue),
-    /// A key is gone.
+    /// A key was deleted.
     Delete(String),
-    /// A lease was made; no later one has a smaller id.
+    /// A lease was granted; no later lease has a smaller id.
     LeaseGranted(LeaseId, Duration),
-    /// A lease is gone.
+    /// A lease has ended.
     LeaseEnded(LeaseId),
 }
 
-/// All that a durable copy of the store holds.
+/// Everything that a durable copy of the store holds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StateImage {
     /// The store's revision.
@@ -83,13 +83,13 @@ pub struct StateImage {
     pub entries: Vec<KeyValue>,
     /// All leases, with their time to live.
     pub leases: Vec<(LeaseId, Duration)>,
-    /// The last lease ever made.
+    /// The id of the last lease ever granted.
     pub lease_last: u64,
 }
 
 impl MemoryState {
-    /// The store that a durable copy describes. All leases start again with their full span, since their
-    /// owners could not renew them meanwhile. Earlier changes count as compacted.
+    /// Returns the store that a durable copy describes. All leases start again with their full
+    /// span, since their owners could not renew them meanwhile. Earlier changes count as compacted.
     pub fn from_image(now: Time, image: StateImage) -> MemoryState {
         let mut state = MemoryState {
             revision: image.revision,
@@ -110,18 +110,18 @@ impl MemoryState {
         state
     }
 
-    /// The store's revision.
+    /// Returns the store's revision.
     pub fn revision(&self) -> StateRevision {
         self.revision
     }
 
-    /// All keys, in order.
+    /// Returns all keys with their values, in order.
     pub fn entries(&self) -> impl Iterator<Item = &KeyValue> {
         self.keys.values()
     }
 
-    /// Does an effect and appends its events; appends to `changes` what a durable copy must do
-    /// before the events may be told.
+    /// Carries out an effect and appends its events; appends to `changes` what a durable copy must
+    /// do before the events may be delivered.
     pub fn apply_recorded(
         &mut self,
         now: Time,
@@ -168,7 +168,7 @@ impl MemoryState {
         self.tell_watches(events);
     }
 
-    /// As [`StateStore::poll`]; records as `apply_recorded` does.
+    /// Like [`StateStore::poll`]; records changes like `apply_recorded`.
     pub fn poll_recorded(
         &mut self,
         now: Time,
@@ -223,7 +223,7 @@ impl MemoryState {
         revision == compare.revision
     }
 
-    /// Does the operations as one new revision.
+    /// Applies the operations as one new revision.
     fn write(&mut self, operations: &[Operation], changes: &mut Vec<StateChange>) {
         self.revision = self.revision.next();
         changes.push(StateChange::Revision(self.revision));
