@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(heart.beat(at(62_301)), Some(Beat::Silent));
     }
 
-    /// Lets the monitor be silent once; how long that takes to be noticed.
+    /// Lets the monitor be silent once; returns how many milliseconds pass until that is noticed.
     fn noticed_after(heart: &mut Heartbeat, from: u64) -> u64 {
         heart.begin(at(from));
         assert_eq!(heart.beat(heart.due()), Some(Beat::Ask));

@@ -463,8 +463,8 @@ pub enum Unreachable {
     Refused,
     /// It has been silent for a second.
     Silent,
-    /// It is the primary of PGs of which this OSD is a member, and has not asked for a lease for a
-    /// second.
+    /// It is the primary of PGs of which the reporting OSD is a member, and has not asked that OSD
+    /// for a lease for a second.
     Missed,
 }
 

@@ -6,7 +6,7 @@
 //!                      └───────────────────┴─────────────────────────┘
 //! ```
 //!
-//! I/O goes on while there is no connection.
+//! I/O continues while there is no connection.
 //!
 //! Invariants
 //!   1. At most one connection exists or is being made.
@@ -220,7 +220,7 @@ mod tests {
         Time::ZERO + Duration::from_millis(milliseconds)
     }
 
-    /// A link whose handshake has passed at this time.
+    /// Returns a link whose handshake succeeded at this time.
     fn connected(milliseconds: u64, answer_by: Option<Time>) -> MonitorLink {
         let delay = Duration::from_millis(50);
         let mut link = MonitorLink::new(vec!["a".into(), "b".into()], delay, delay);

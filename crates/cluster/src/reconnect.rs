@@ -4,7 +4,7 @@
 //! is not open after one second is given up. So a silent host costs one second; and since this time doubles
 //! after each round of all addresses, a slow monitor is reached nevertheless.
 //!
-//! I/O goes on without a monitor.
+//! I/O continues without a monitor.
 
 use base::{Duration, Time};
 
@@ -123,7 +123,7 @@ mod tests {
         addresses.iter().map(ToString::to_string).collect()
     }
 
-    /// Connects so often in vain; what was tried.
+    /// Makes this many failed connections; returns the addresses that were tried.
     fn tried(reconnect: &mut Reconnect, count: usize) -> Vec<String> {
         let tries = (0..count).map(|_| {
             let (address, _) = reconnect.connect(Time::ZERO);
@@ -138,7 +138,7 @@ mod tests {
         let mut reconnect = reconnect(&["a"]);
         reconnect.learn(list(&["b", "c"]));
         assert_eq!(tried(&mut reconnect, 4), ["a", "b", "c", "a"]);
-        // Taken once, and again when it changes.
+        // The list is returned once, and again when it changes.
         assert_eq!(reconnect.take_told(), Some(list(&["b", "c"])));
         assert_eq!(reconnect.take_told(), None);
         reconnect.learn(list(&["b", "c"]));
@@ -155,7 +155,7 @@ mod tests {
         reconnect.learn(list(&["a", "b", "c", "d"]));
         reconnect.lost(Time::ZERO);
         assert_eq!(tried(&mut reconnect, 3), ["d", "a", "b"]);
-        // After one that nobody knows any more: from the beginning.
+        // After an address that is in no list any more, it starts from the beginning.
         let mut reconnect = Reconnect::new(list(&["x", "y"]), MIN, MAX);
         reconnect.learn(list(&["a", "b"]));
         assert_eq!(tried(&mut reconnect, 2), ["x", "y"]);

@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// The first field that is missing, besides those known; values that fit all of them are not.
+    /// Returns the first missing field besides those in `known`, if any.
     fn missing_field(key: &str, known: &[String]) -> Option<String> {
         let fields: Vec<String> = known.iter().map(|name| format!("\"{name}\":null")).collect();
         let said = Record::parse(&Key::parse(key)?, &format!("{{{}}}", fields.join(","))).err()?;

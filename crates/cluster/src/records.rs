@@ -923,7 +923,7 @@ mod tests {
         assert!(store.has(2, 70) && store.has(3, 80) && store.has(0, 0));
         assert!(!store.has(4, 80), "it has not done that yet");
         assert!(!backup.has(2, 70) && !backup.has(3, 80));
-        // Two ways from one state: the same numbers, and not the same transactions.
+        // Two histories from one state: the same numbers, but different transactions.
         let other = backup.with(2, 90).with(3, 90);
         assert!(!other.has(2, 70) && !other.has(3, 80));
         let restored =

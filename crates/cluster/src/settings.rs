@@ -337,7 +337,7 @@ mod tests {
         let error = Setting::LogLevel.parse("7").unwrap_err();
         assert_eq!(error, "\"7\" is no value of log_level: write one of error, warn, info, debug");
         assert_eq!(Setting::log_level_in(&Changed::new()), None);
-        // One that is set counts, also where it is the default.
+        // A level that is set takes effect, even if it is the default.
         let changed = |value| Changed::from([("log_level".to_string(), value)]);
         assert_eq!(Setting::log_level_in(&changed(2)), Some(Level::Info));
         assert_eq!(Setting::log_level_in(&changed(9)), Some(Level::Info), "it is none");

@@ -34,7 +34,7 @@ fn leads(plan: &[Vec<OsdId>]) -> BTreeMap<OsdId, usize> {
     counts
 }
 
-/// Copies that are at OSDs where they were not.
+/// Counts copies on OSDs that did not have them before.
 fn moved(before: &[Vec<OsdId>], after: &[Vec<OsdId>]) -> usize {
     let new = |(before, after): (&Vec<OsdId>, &Vec<OsdId>)| {
         after.iter().filter(|osd| !before.contains(osd)).count()
@@ -42,7 +42,7 @@ fn moved(before: &[Vec<OsdId>], after: &[Vec<OsdId>]) -> usize {
     before.iter().zip(after).map(new).sum()
 }
 
-/// xorshift: enough to vary tests, the same each time.
+/// A xorshift generator: random enough to vary tests, and the same each time.
 struct Random(u64);
 
 impl Random {
@@ -54,7 +54,8 @@ impl Random {
     }
 }
 
-/// The share of each OSD as a fraction: water fills the domains up to one copy of each PG.
+/// Returns the share of each OSD as a fraction: domains are filled evenly, up to one copy of each
+/// PG.
 fn shares(candidates: &[Candidate], copies: u32, pg_count: usize) -> BTreeMap<OsdId, f64> {
     let mut weights: BTreeMap<&str, f64> = BTreeMap::new();
     for c in candidates {
@@ -75,7 +76,7 @@ fn shares(candidates: &[Candidate], copies: u32, pg_count: usize) -> BTreeMap<Os
     candidates.iter().map(|c| (c.osd, share(c))).collect()
 }
 
-/// Checks all that every plan promises.
+/// Checks every guarantee of a plan.
 fn check(candidates: &[Candidate], copies: u32, plan: &[Vec<OsdId>]) {
     let domain = |osd: &OsdId| &candidates.iter().find(|c| c.osd == *osd).unwrap().domain;
     for set in plan {
@@ -148,7 +149,7 @@ fn changes_keep_all_promises() {
                         random.below(1000) + 1,
                     ));
                 }
-                // A host was renamed: copies that are there may share a domain now.
+                // A host was renamed: existing copies may share a domain now.
                 _ => {
                     let at = random.below(candidates.len() as u64) as usize;
                     candidates[at].domain = format!("host{}", random.below(12));
@@ -162,7 +163,8 @@ fn changes_keep_all_promises() {
     }
 }
 
-/// The fewest moves of any valid placement, found by trying all, for each way to load the OSDs.
+/// Returns the fewest moves of any valid placement, found by trying all, for each way to load the
+/// OSDs.
 fn fewest_moves(
     candidates: &[Candidate],
     copies: u32,
@@ -212,7 +214,7 @@ fn nothing_moves_that_could_stay() {
         let candidates = random_candidates(&mut random, 4, 2);
         let copies = random.below(3) as u32 + 1;
         let pg_count = random.below(4) as usize + 1;
-        // Wherever they may be: at OSDs that are gone, twice in a domain, at too few OSDs.
+        // Copies may be anywhere: on removed OSDs, twice in a domain, on too few OSDs.
         let mut current = nowhere(pg_count);
         for set in &mut current {
             for _ in 0..random.below(u64::from(copies) + 2) {
@@ -237,7 +239,8 @@ fn nothing_moves_that_could_stay() {
         compared += 1;
     }
     assert!(compared > 250);
-    // Rounding looks at OSDs, not at what a PG may combine: that costs a move in few of these tiny pools.
+    // Rounding considers OSDs, not which sets a PG may have: in a few of these tiny pools that
+    // costs a move.
     println!("{all_moves} moves, with the best rounding {all_fewest}");
     assert!(all_moves * 100 <= all_fewest * 101);
 }
@@ -272,7 +275,7 @@ fn a_lost_osd_moves_only_what_it_had() {
     let second = plan(&candidates, 3, &first).unwrap();
     check(&candidates, 3, &second);
     let had = counts(&first)[&lost];
-    // Hosts are balanced as well: one that has one OSD left may get a copy more or less.
+    // Hosts are balanced as well: a host with one OSD left may get a copy more or less.
     let moves = moved(&first, &second);
     assert!(moves <= had + had / 100 + 2, "{moves} moves, it had {had}");
     let changed = first.iter().zip(&second).filter(|(old, new)| old[0] != new[0] && old[0] != lost);

@@ -47,8 +47,8 @@ pub(super) struct OsdLive {
     pub(super) fill_rate: u64,
     /// When it was registered.
     pub(super) since: Time,
-    /// Boots that the OSD has not confirmed yet, by connection, each with the number of the
-    /// question sent to it.
+    /// Boots that the OSD has not confirmed yet, by connection, each with the nonce of the probe
+    /// that asks for it.
     pub(super) boots: BTreeMap<ConnectionId, (u64, Boot)>,
     /// When the OSD started, and whether it rests (see `restarts.rs`).
     pub(super) starts: Starts,

@@ -253,7 +253,7 @@ impl Relay {
         }
     }
 
-    /// Does what is due.
+    /// Does the work whose time has come.
     pub(super) fn tick(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;

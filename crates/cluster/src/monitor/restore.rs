@@ -491,8 +491,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Removes sessions that some OSD already refuses, or whose id was given out twice, together
-    /// with their locks: after the restore every session id without a record is fenced.
+    /// Removes sessions that the store or an OSD already refuses, or whose id was given out twice,
+    /// together with their locks: after the restore every session id without a record is fenced.
     fn end_sessions(&mut self) {
         let mut fences: BTreeSet<(PoolId, SessionId)> = BTreeSet::new();
         let mut ranges: BTreeSet<(PoolId, Vec<FenceRange>)> = BTreeSet::new();
@@ -509,7 +509,7 @@ impl<'a> Draft<'a> {
             fences.contains(&(pool, session))
                 || of_pool.any(|(_, ranges)| is_in_ranges(ranges, session))
         };
-        // OSDs cannot tell the two clients apart, so neither of them may go on.
+        // OSDs cannot tell the two clients apart, so neither of them may continue.
         let is_given_twice = |record: &SessionRecord| {
             let here = self.committed.session(record.id);
             here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))

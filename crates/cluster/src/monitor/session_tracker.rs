@@ -2,7 +2,7 @@
 //! which attaches wait for one of them. Lost when this process ends.
 //!
 //! Invariants
-//!   1. A session is in `gone` exactly while it is known as [`Place::Gone`], until its end is queued.
+//!   1. A session is in `gone` exactly while its place is [`Place::Gone`], until its end is queued.
 //!   2. A waiting attach is tried again whenever a session comes back or ends.
 
 use std::collections::btree_map::Entry;

@@ -480,7 +480,8 @@ impl Monitor {
         }
     }
 
-    /// Checks for OSDs that cannot reach each other, though both are up.
+    /// Checks for OSDs that cannot reach each other though both are up, that restart repeatedly, or
+    /// that cannot serve some of their PGs.
     fn check_links(&self, now: Time, checks: &mut Vec<Check>) {
         for (from, to) in self.broken_links(now) {
             checks.push(Check {

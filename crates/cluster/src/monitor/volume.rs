@@ -29,8 +29,8 @@ const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
 pub(super) const FENCE_COUNT_MAX: usize = 25_000;
 /// Most ranges of fenced sessions of a pool.
 pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
-/// Most single fences of a pool, as long as the limit on ranges allows. Beyond this they are joined
-/// into ranges, and every receiver of the map gets all ranges.
+/// Most single fences of a pool, or as many as it has ranges, if that is more. Beyond this the
+/// fences are joined into ranges, and every receiver of the map gets all ranges.
 const FENCES_APART_MAX: usize = 16;
 /// Most sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
