@@ -1,7 +1,7 @@
 //! The agenda of a run: future events in the order of time.
 //!
 //! Invariants
-//!   1. Items of the same time come in the order in which they were added.
+//!   1. Items due at the same time are handled in the order in which they were added.
 //!   2. An item belongs to one run of its process: if that run is over, the item is dropped.
 
 use std::collections::BTreeMap;
@@ -14,18 +14,18 @@ use super::osd::DiskWork;
 use super::process::Process;
 use super::state::StateStep;
 
-/// Everything that is still to come.
+/// All future events of a run.
 #[derive(Default)]
 pub struct Agenda {
-    /// By time, then in order; each with the run of its process that it belongs to.
+    /// By time, then in the order of addition; each with the run of its process that it belongs to.
     items: BTreeMap<(Time, u64), (u64, Item)>,
     number_last: u64,
-    /// Items by which the state may change.
+    /// The number of items here that may change the state store.
     transaction_count: u64,
 }
 
 impl Agenda {
-    /// Puts an item down, for a run of its process.
+    /// Adds an item that belongs to run `life` of its process.
     pub fn push(&mut self, at: Time, life: u64, item: Item) {
         self.number_last += 1;
         self.transaction_count += u64::from(item.is_of_transaction());
@@ -37,12 +37,12 @@ impl Agenda {
         self.transaction_count > 0
     }
 
-    /// When the first item comes.
+    /// Returns the time of the first item.
     pub fn next_at(&self) -> Option<Time> {
         self.items.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes the first item: its time, the run that it belongs to, and the item.
+    /// Removes and returns the first item, with its time and the run that it belongs to.
     pub fn pop(&mut self) -> Option<(Time, u64, Item)> {
         let ((at, _), (life, item)) = self.items.pop_first()?;
         self.transaction_count -= u64::from(item.is_of_transaction());
@@ -52,51 +52,52 @@ impl Agenda {
 
 /// An event that comes at its time.
 pub enum Item {
-    /// An end of a connection has an event.
+    /// An event is due at one end of a connection.
     Net(EndId),
-    /// A connect reaches its target.
+    /// A connection attempt reaches its target.
     Arrive(EndId),
-    /// An operation of an OSD's disk ends.
+    /// A disk operation of an OSD completes.
     Disk(usize, DiskOp, DiskWork),
-    /// It ended while the process stood still.
+    /// A disk operation of an OSD completed while the OSD's process was paused.
     DiskEnded(usize, DiskOp, DiskWork),
-    /// The state store goes on.
+    /// The state store executes its next step.
     State(StateStep),
     /// The end of a turn of an OSD's loop.
     OsdTurn(usize),
-    /// A client's users ask something.
+    /// A client's users issue operations.
     ClientTurn(usize),
-    /// The operator looks what is to be done.
+    /// The operator decides on the next command.
     OperatorTurn,
     /// A process starts.
     Start(Process),
-    /// Two processes reach each other again.
+    /// A partition between two processes heals.
     Heal(Process, Process),
     /// An OSD's process ends.
     Crash(usize),
-    /// A monitor that was asked to stop ends.
+    /// A monitor that was told to stop exits.
     MonitorEnds(usize),
     /// A truce begins, and ends with the loss of data.
     Strike,
-    /// The drill goes on.
+    /// The next turn of the drill is due.
     Drill,
-    /// A client is cut off its monitor.
+    /// A client is cut off from its monitor.
     CutOffClient,
-    /// It may reach its monitor again.
+    /// The client can reach its monitor again.
     ReconnectClient,
-    /// The state store is copied.
+    /// A backup of the state store is taken.
     Backup,
-    /// The disk of an OSD ends nothing for so long.
+    /// The disk of an OSD completes no operation for this long.
     Hang(usize, Duration),
 }
 
 impl Item {
-    /// Whether the state store may change by it.
+    /// Returns whether this item may change the state store.
     fn is_of_transaction(&self) -> bool {
         matches!(self, Item::State(step) if step.is_of_transaction())
     }
 
-    /// The process that takes it: if that run of it ends before, so does the item.
+    /// Returns the process that handles this item. The item is dropped if that run of the process
+    /// ends first.
     pub fn owner(&self) -> Option<Process> {
         match self {
             Item::Disk(index, ..) | Item::DiskEnded(index, ..) | Item::OsdTurn(index) => {

@@ -1,13 +1,13 @@
 //! Requests that reach an OSD twice, late, or in another order than the client sent them.
 //!
-//! A connection keeps its order, so this happens only between connections: what a broken one still delivers, and what
-//! is sent again over the next. A client gives each sending a new sequence, so a write and its repetition are matched by
-//! their bytes: no value is written twice.
+//! A connection keeps its order, so this happens only between connections: a broken one may still deliver
+//! requests that the client sends again over the next. A client gives each transmission a new sequence, so a
+//! write and its repetition are matched by their bytes: no value is written twice.
 //!
-//! Invariants it judges
-//!   1. A request that reaches a run of an OSD after a newer one of its session is never done.
-//!   2. Once a run was shown a session that acts on a map which it was not told, it does nothing that an
-//!      older session of the same image asks from then on, until it was told that map.
+//! Invariants checked
+//!   1. A request that reaches a run of an OSD after a newer request of its session is never executed.
+//!   2. Once a run has seen a session that acts on a map which the run has not received, it executes no
+//!      request of an older session of the same image until it receives that map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,23 +19,24 @@ use crate::tally::Counts;
 /// One run of an OSD's process: which OSD, and which run.
 pub type OsdRun = (usize, u64);
 
-/// Everything that arrived so far.
+/// Everything that has arrived so far.
 #[derive(Default)]
 pub struct Arrivals {
     /// The highest sequence of each session.
     newest: BTreeMap<(OsdRun, SessionId), u64>,
     /// The highest sequence of each write that was not refused.
     writes: BTreeMap<(OsdRun, SessionId, WriteId), u64>,
-    /// Writes without an answer.
+    /// Writes that have not been answered.
     open: BTreeMap<(OsdRun, SessionId, u64), WriteId>,
-    /// Requests that came after a newer one.
+    /// Requests that arrived after a newer one of their session.
     late: BTreeSet<(OsdRun, SessionId, u64)>,
-    /// The lowest revision of the map that each session named.
+    /// The lowest map revision that each session stated in its requests.
     lowest: BTreeMap<(OsdRun, SessionId), MapRevision>,
-    /// The newest session that was shown of each image before the lowest revision that it named was
-    /// told.
+    /// For each image, the newest session that acted on a map revision which the run had not
+    /// received, and the lowest revision that this session stated.
     takeovers: BTreeMap<(OsdRun, ImageId), (SessionId, MapRevision)>,
-    /// Requests of older sessions, and the revision before which they are not done.
+    /// Requests of older sessions, with the map revision that the run must have before it executes
+    /// them.
     held: BTreeMap<(OsdRun, SessionId, u64), MapRevision>,
 }
 
@@ -43,7 +44,7 @@ pub struct Arrivals {
 type WriteId = (ImageId, StripeIndex, u32, u32);
 
 impl Arrivals {
-    /// A client's request arrives.
+    /// Records the arrival of a client's request.
     pub fn note(&mut self, run: OsdRun, request: &Request, faults: &mut Counts) {
         let (session, sequence) = (request.session, request.sequence);
         let newest = self.newest.entry((run, session)).or_default();
@@ -66,8 +67,9 @@ impl Arrivals {
         self.open.insert((run, session, sequence), write);
     }
 
-    /// A client's request arrives at a run that was told this revision of the map. Whether it must
-    /// wait for a later one, since a newer session of its image acts on that.
+    /// Records the arrival of a client's request at a run that has map revision `told`. Returns
+    /// whether the request must wait for a later revision, because a newer session of its image
+    /// acts on that.
     pub fn note_session(&mut self, run: OsdRun, request: &Request, told: MapRevision) -> bool {
         let (session, sequence) = (request.session, request.sequence);
         let lowest = self.lowest.entry((run, session)).or_insert(request.revision);
@@ -84,7 +86,8 @@ impl Arrivals {
         held.is_some()
     }
 
-    /// A run that was told this revision of the map answers. What it refuses is to be sent again.
+    /// Checks the reply of a run that has map revision `told`. Forgets a refused write: the client
+    /// sends it again.
     pub fn answered(
         &mut self,
         run: OsdRun,

@@ -1,5 +1,5 @@
-//! A backup of the state store, taken at any time, is put back at the end. OSDs know newer state: the store is refused
-//! until the operator recovers it, and then nothing that was acknowledged is missing.
+//! A backup of the state store, taken at any time, is restored at the end. OSDs know newer state, so the
+//! store is refused until the operator recovers it; after that, nothing that was acknowledged may be missing.
 
 use base::{Duration, Time};
 
@@ -9,14 +9,15 @@ use super::process::Process;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// When it is taken, in milliseconds from the start of the work.
+/// When the backup is taken, in milliseconds from the start of the work.
 const TAKEN_AFTER: std::ops::Range<u64> = 1..20_000;
 
-/// For how long the cluster must have been whole before it is put back: OSDs have stored their
-/// copies of the state by then.
+/// How long the cluster must have been whole before the backup is restored: by then, OSDs have
+/// stored their copies of the state.
 const WHOLE_FOR: Duration = Duration::from_secs(3);
 
-/// A store that no OSD has called older within this time lacks nothing that OSDs know.
+/// If no OSD has reported within this time that the store is too old, the store lacks nothing that
+/// OSDs know.
 const PROVEN_WITHIN: Duration = Duration::from_secs(15);
 
 impl World {
@@ -29,9 +30,9 @@ impl World {
         }
     }
 
-    /// Puts the backup back, if one was taken. Returns what lacks afterwards, if disks are too
-    /// full: a member that the placement no longer wants may leave for a moment, and its successor
-    /// may have no space. Requires: no fault happens.
+    /// Restores the backup, if one was taken. Returns what the cluster still lacks afterwards,
+    /// which happens if disks are too full: a member that the placement no longer wants may leave
+    /// briefly, and its successor may have no space. Requires: no fault happens.
     pub(super) fn restore_backup(&mut self) -> Result<Option<String>, String> {
         if !self.state.has_backup() || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(None);
@@ -39,7 +40,7 @@ impl World {
         self.fault("backup of the state put back");
         self.kill_all(self.monitor_processes())?;
         let count = self.osds.len();
-        // OSDs know only what they have stored.
+        // After a restart, OSDs know only what they have stored.
         let all = self.chaos.chance(Chance::percent(30));
         for process in (0..count).map(Process::Osd) {
             if self.is_running(process) && (all || self.chaos.chance(Chance::percent(20))) {
@@ -57,7 +58,7 @@ impl World {
         Ok(lack)
     }
 
-    /// Whether the store is proven not to be older.
+    /// Returns whether enough time has passed since `since` to prove that the store is not too old.
     pub(super) fn is_not_older(&self, since: Time) -> bool {
         self.now.since(since) > PROVEN_WITHIN
     }

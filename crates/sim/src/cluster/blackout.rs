@@ -1,4 +1,4 @@
-//! Outages of a whole minute while a client goes on. Leases, sessions and grace times run out meanwhile.
+//! Outages of a whole minute while a client continues. Leases, sessions and grace times run out meanwhile.
 //!   1. Blackout: everything but the clients dies at once. Clients only wait: each operation is answered, and
 //!      everything that was answered before is still there.
 //!   2. All monitors, or their state store, are down: OSDs go on serving, and nobody waits.
@@ -12,14 +12,15 @@ use crate::random::{Chance, Random};
 /// How long an outage lasts.
 const AWAY_FOR: Duration = Duration::from_secs(60);
 
-/// How many operations the client starts around the blackout, and the time between two of them.
+/// How many operations the client starts around the blackout, and the interval between them.
 const OPERATION_COUNT: usize = 40;
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// The time between two operations while monitors or their store are down; each is answered within it.
+/// The interval between operations while monitors or their store are down; each must be answered
+/// within this time.
 const ASK_SLOWLY_EVERY: Duration = Duration::from_millis(500);
 
-/// How long operations go on once they are back.
+/// How long operations continue after the outage.
 const BACK_FOR: Duration = Duration::from_secs(20);
 
 impl World {
@@ -30,7 +31,7 @@ impl World {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
-        // The member that comes back first may serve alone, with data that rotted.
+        // The member that comes back first may serve alone, and its data may have rotted.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let dies_at = random.index(OPERATION_COUNT);
         for operation in 0..OPERATION_COUNT {
@@ -52,15 +53,16 @@ impl World {
         self.read_everything()
     }
 
-    /// Takes monitors or their store down, if the seed draws it. Requires: the cluster is whole,
-    /// and no fault happens.
+    /// Takes the monitors or their store down for a minute, if the seed draws it. Requires: the
+    /// cluster is whole, and no fault happens.
     pub(super) fn run_without_monitors(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "headless");
         if random.chance(Chance::percent(90)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
-        // The session's map must have reached every OSD: one without it would wait for a monitor.
+        // The session's map must have reached every OSD: an OSD without it would wait for a
+        // monitor.
         self.pass(WHOLE_FOR)?;
         let back_at = self.now + AWAY_FOR;
         if self.plan.is_embedded || random.chance(Chance::percent(50)) {

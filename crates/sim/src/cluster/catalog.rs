@@ -28,7 +28,7 @@ pub const OPERATIONS: [&str; 20] = [
     "state undo",
 ];
 
-/// What happens to them.
+/// Faults that are injected, and events that follow from them.
 pub const FAULTS: [&str; 84] = [
     "OSD killed",
     "OSD power cut",
@@ -116,7 +116,7 @@ pub const FAULTS: [&str; 84] = [
     "member came back with writes that nobody adopted",
 ];
 
-/// Zero of everything.
+/// Returns a tally in which every count is zero.
 pub fn tally() -> Tally {
     Tally::new(&OPERATIONS, &FAULTS, &CONSEQUENCES)
 }

@@ -1,4 +1,4 @@
-//! One client: its process, what it has attached, and its operations without an answer.
+//! One client: its process, its attachments, and its operations that are not answered yet.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use crate::register::Moment;
 /// One client.
 #[derive(Default)]
 pub struct Client {
-    /// Its process, while it runs.
+    /// The core of its process, while the process runs.
     pub core: Option<ClientCore>,
-    /// What it has attached, or is attaching.
+    /// Its attachments, including those that are being opened or closed.
     pub attached: BTreeMap<VolumeHandle, Attachment>,
-    /// Operations without an answer.
+    /// Operations that have not been answered.
     pub open: BTreeMap<RequestId, Open>,
     name_last: u64,
 }
@@ -26,21 +26,21 @@ pub struct Client {
 /// One attachment.
 pub struct Attachment {
     pub(super) volume: usize,
-    /// Once it is open.
+    /// The session, once the attachment is open.
     pub(super) session: SessionId,
     pub(super) read_only: bool,
     pub(super) stage: Stage,
-    /// The volume was live, and nobody changed it, when the attach was asked.
+    /// The volume was live, and nobody was changing it, when the attach was requested.
     pub(super) sure: bool,
-    /// It has the lock.
+    /// The attachment holds the lock.
     pub(super) locked: bool,
-    /// It may be told that changes are done before they are durable.
+    /// Changes may be acknowledged to it before they are durable.
     pub(super) lazy: bool,
-    /// Somebody took, or may have taken, its lock: what it still asks lazily may be lost.
+    /// Its lock was taken over, or may have been: lazy writes that it still issues may be lost.
     pub(super) overruled: bool,
 }
 
-/// How far an attachment is.
+/// The stage that an attachment has reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
     Opening,
@@ -48,11 +48,11 @@ pub(super) enum Stage {
     Closing,
 }
 
-/// An operation without an answer.
+/// An operation that has not been answered.
 pub struct Open {
     pub(super) handle: VolumeHandle,
     pub(super) volume: usize,
-    /// Of the attachment: its session, when it was opened, and with how many units.
+    /// The attachment's session; when it was opened, and its size in units then.
     pub(super) session: SessionId,
     pub(super) opened: (Moment, u64),
     pub(super) work: Work,
@@ -61,7 +61,7 @@ pub struct Open {
     pub(super) asked_at: Time,
 }
 
-/// An attachment that is open: whose, which, of which volume, and its size in units.
+/// An open attachment: its client, handle, volume, and size in units.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
     pub(super) client: usize,
@@ -70,7 +70,7 @@ pub struct Handle {
     pub(super) units: u64,
 }
 
-/// What an operation asks.
+/// What an operation requests.
 pub(super) enum Work {
     Read { pieces: Range<u64> },
     Change { id: ChangeId },
@@ -79,7 +79,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// The range that it asks for.
+    /// Returns the range of pieces that the operation covers.
     pub(super) fn pieces(&self, volume: &Volume) -> Option<Range<u64>> {
         match self {
             Work::Read { pieces } => Some(pieces.clone()),
@@ -91,7 +91,7 @@ impl Work {
 }
 
 impl Client {
-    /// A new process of it.
+    /// Starts a new process of the client.
     pub fn start(&mut self, plan: &Plan, pool: BufferPool) {
         let settings = Settings {
             monitors: monitor_addresses(plan.monitor_count),
@@ -105,25 +105,26 @@ impl Client {
         self.core = Some(ClientCore::new(settings, pool));
     }
 
-    /// Its process is gone. What it had asked may still happen.
+    /// Ends the client's process. Operations that it had issued may still take effect.
     pub fn die(&mut self) {
         self.core = None;
         self.attached.clear();
         self.open.clear();
     }
 
-    /// Volumes that it believes to have attached.
+    /// Returns the volumes that the client believes it has attached.
     pub fn attached_volumes(&self) -> impl Iterator<Item = usize> + '_ {
         let open = |attachment: &&Attachment| matches!(attachment.stage, Stage::Open { .. });
         self.attached.values().filter(open).map(|attachment| attachment.volume)
     }
 
-    /// Volumes of which it believes to have the lock.
+    /// Returns the volumes whose lock the client believes it holds.
     pub fn locked_volumes(&self) -> impl Iterator<Item = usize> + '_ {
         self.attached.values().filter(|attachment| attachment.locked).map(|it| it.volume)
     }
 
-    /// Its attachments of a volume may be over without its knowledge: names them.
+    /// Marks the client's attachments of a volume as overruled: they may have ended without its
+    /// knowledge. Returns them.
     pub fn overrule(&mut self, volume: usize) -> Vec<VolumeHandle> {
         let of_it = self.attached.iter_mut().filter(|(_, attachment)| attachment.volume == volume);
         let overruled = of_it.map(|(handle, attachment)| {
@@ -133,7 +134,8 @@ impl Client {
         overruled.collect()
     }
 
-    /// Those that are lazy are over: another one was opened.
+    /// Marks the lazy attachments of a volume as overruled, except `but`: another attachment was
+    /// opened.
     pub fn overrule_lazy(&mut self, volume: usize, but: Option<VolumeHandle>) {
         for (handle, attachment) in &mut self.attached {
             let is_it = attachment.volume == volume && Some(*handle) != but;
@@ -141,7 +143,7 @@ impl Client {
         }
     }
 
-    /// Attachments that nobody has asked to end.
+    /// Returns the attachments for which no detach was requested.
     pub fn to_detach(&self) -> Vec<VolumeHandle> {
         self.attached
             .iter()
@@ -166,19 +168,19 @@ impl Client {
     }
 }
 
-/// A client that is cut off its monitors until its session has ended.
+/// A client that is cut off from its monitors until its session has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOff {
     /// Which client.
     pub client: usize,
-    /// A volume that it has attached, and that is to be removed meanwhile.
+    /// A volume that the client has attached, and that is removed meanwhile.
     pub volume: usize,
 }
 
-/// Attachments that something is due for after the present event: each with its client.
+/// Attachments that need an action after the present event, each with its client.
 #[derive(Default)]
 pub struct AttachmentsDue {
-    /// Those whose session is over.
+    /// Attachments whose session has ended.
     pub(super) to_close: Vec<(usize, VolumeHandle)>,
     /// Those whose volume is to be written whole.
     pub(super) to_fill: Vec<(usize, VolumeHandle)>,

@@ -1,7 +1,7 @@
 //! Clocks of hosts: each begins at a random time and runs a little fast or slow.
 //!
-//! Invariant: of a time `local` of a clock, [`Clock::world`] is the first time of the world at which
-//! the clock shows `local` or more.
+//! Invariant: for a time `local` of a clock, [`Clock::world`] is the first time of the world at which the
+//! clock shows `local` or more.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::random::{Chance, Random};
 
 const MILLION: u128 = 1_000_000;
 
-/// A host, which has a clock of its own.
+/// A host; each has its own clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Host {
     /// The host of a monitor, by its index.
@@ -28,9 +28,9 @@ const DRIFT_MAX: u64 = 80_000;
 /// One clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Clock {
-    /// What it shows at the world's time zero, in nanoseconds.
+    /// The local time at the world's time zero, in nanoseconds.
     offset: u64,
-    /// How fast it runs, in millionths of the world's time.
+    /// The clock's speed, in millionths of the world's.
     rate: u64,
 }
 
@@ -38,7 +38,7 @@ impl Clock {
     /// The clock that shows the world's time.
     pub const TRUE: Clock = Clock { offset: 0, rate: 1_000_000 };
 
-    /// Draws a clock. `drifts`: it may run fast or slow.
+    /// Draws a clock. With `drifts`, the clock may run fast or slow.
     pub fn draw(random: &mut Random, drifts: bool) -> Clock {
         let offset = random.scale(1..Duration::from_secs(1_000_000).as_nanos());
         let drift = if !drifts {
@@ -53,13 +53,13 @@ impl Clock {
         Clock { offset, rate }
     }
 
-    /// What it shows at a time of the world.
+    /// Returns the local time at a time of the world.
     pub fn local(self, world: Time) -> Time {
         let passed = u128::from(world.as_nanos()) * u128::from(self.rate) / MILLION;
         Time::from_nanos(self.offset + u64::try_from(passed).expect("runs are shorter"))
     }
 
-    /// When it first shows this time or a later one.
+    /// Returns the world's time at which the clock first shows `local` or later.
     pub fn world(self, local: Time) -> Time {
         let passed = u128::from(local.as_nanos().saturating_sub(self.offset)) * MILLION;
         let world = passed.div_ceil(u128::from(self.rate));
@@ -71,12 +71,12 @@ impl Clock {
 pub struct Clocks(BTreeMap<Host, Clock>);
 
 impl Clocks {
-    /// Draws one for each host, in order.
+    /// Draws one clock for each host, in order.
     pub fn draw(random: &mut Random, drift: bool, hosts: impl Iterator<Item = Host>) -> Clocks {
         Clocks(hosts.map(|host| (host, Clock::draw(random, drift))).collect())
     }
 
-    /// The clock of a host. Requires: it was drawn.
+    /// Returns the clock of a host. Requires: the clock was drawn.
     pub fn of(&self, host: Host) -> Clock {
         self.0[&host]
     }

@@ -16,7 +16,7 @@ use super::volume_model::{Life, Shape, Volume};
 use super::world::World;
 use crate::random::Chance;
 
-/// A request that a partition held back is done within this time, or never.
+/// A request that a partition held back is executed within this time, or never.
 const LATE_MAX: Duration = Duration::from_secs(15);
 
 impl World {
@@ -82,7 +82,7 @@ impl World {
         } else if self.chaos.chance(self.plan.unlocks)
             && let Some((client, volume)) = self.locked_by()
         {
-            // Mostly the lock's holder is cut off, and so is an OSD that goes on serving it.
+            // Usually the lock's holder is cut off, together with an OSD that goes on serving it.
             if self.chaos.chance(Chance::percent(60)) && self.may_isolate() {
                 self.isolate_from_monitors(Some(client));
             }
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// A client that believes that it has the lock of a live volume, and that volume.
+    /// Returns a client that believes it holds the lock of a live volume, and that volume.
     fn locked_by(&self) -> Option<(usize, usize)> {
         let clients = self.clients.iter().enumerate();
         let mut held = clients
@@ -124,12 +124,13 @@ impl World {
         held.find(|(_, volume)| self.volumes[*volume].life == Life::Live)
     }
 
-    /// Whether an unlock of the volume is under way.
+    /// Returns whether an unlock of the volume is under way.
     pub(super) fn is_being_unlocked(&self, volume: usize) -> bool {
         self.operator.is_unlocking(volume)
     }
 
-    /// PGs with fewer acting members left than the minimum, because others lost their disks.
+    /// Returns the PGs left with fewer acting members than the minimum because others lost their
+    /// disks.
     fn pgs_that_wait_for_lost_members(&self) -> Vec<PgId> {
         let is_lost = |member: &&Member| {
             self.index_of(member.osd).is_none_or(|index| self.osds[index].is_gone)
@@ -141,7 +142,7 @@ impl World {
         self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
-    /// Puts an OSD out, or one in again. Enough OSDs stay in for all copies.
+    /// Takes an OSD out, or one that is out in again. Enough OSDs stay in for all copies.
     fn plan_out(&mut self) {
         let is_there = |osd: &Osd| osd.id.is_some() && !osd.is_gone;
         let out = (0..self.osds.len()).find(|index| {
@@ -159,7 +160,7 @@ impl World {
         }
     }
 
-    /// Puts all OSDs in again.
+    /// Plans to take all OSDs in again.
     pub(super) fn plan_all_in(&mut self) {
         for index in 0..self.osds.len() {
             if self.osds[index].is_out && !self.osds[index].is_gone {
@@ -178,7 +179,7 @@ impl World {
         }
     }
 
-    /// The command of a job. `None`: there is nothing to do.
+    /// Returns the command for a job, or `None` if there is nothing to do.
     fn command_of(&mut self, job: &Job) -> Option<Command> {
         let command = match job {
             Job::CreateOsd(index) => {
@@ -312,7 +313,8 @@ impl World {
             (Job::Remove(volume), result) => match result {
                 Ok(_) => self.removed(volume),
                 Err(failure) if failure.code == "not_found" && !first_try => self.removed(volume),
-                // The session of a cut-off or dead client ends by itself.
+                // Give up only if a live client has the volume attached: the session of a client
+                // that is cut off or dead ends on its own.
                 Err(failure)
                     if failure.code == "busy"
                         && !self.operator.removes_all
@@ -325,7 +327,8 @@ impl World {
             },
             (Job::Resize(volume, units), result) => match result {
                 Ok(_) => self.resized(volume, units),
-                // An earlier attempt did not succeed: then this one would have had nothing to change.
+                // No earlier attempt succeeded: otherwise this one would have had nothing to
+                // change.
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
@@ -333,16 +336,16 @@ impl World {
                 self.note_unlocked(volume);
                 self.tally.operations.add("volume unlock", 1);
             }
-            // The holder has released it, or an earlier attempt has taken it.
+            // The holder has released the lock, or an earlier attempt has taken it.
             (Job::Unlock(volume), Err(failure)) if failure.code == "not_locked" => {
                 self.note_unlocked(volume);
             }
             (Job::GiveUpMembers(_), Ok(_)) => {
                 self.tally.faults.add("members lost below the minimum given up", 1);
             }
-            // An earlier attempt has done it; or the PG goes on with learners that the remaining
-            // member has filled; or the monitor has not noticed the loss yet: then the PG is found
-            // again.
+            // An earlier attempt succeeded; or the PG continues with learners that the remaining
+            // member has filled; or the monitor has not noticed the loss yet, and then the PG is
+            // found again.
             (Job::GiveUpMembers(_), Err(failure)) if failure.code == "invalid" => {}
             // The only remaining member is restarting.
             (Job::GiveUpMembers(_), Err(failure)) if failure.code == "unavailable" => return Ok(()),
@@ -377,24 +380,25 @@ impl World {
                 return Ok(());
             }
             (Job::GiveUp(_), Ok(_)) => self.tally.faults.add("suspect PG given up", 1),
-            // If the PG still waits, it is found again.
+            // If the PG still waits, a later search finds it again.
             (Job::GiveUp(_), Err(failure))
                 if matches!(failure.code.as_str(), "invalid" | "unavailable" | "unconfirmed") => {}
             (Job::Recover { .. }, Ok(_)) => self.tally.operations.add("state recover", 1),
             (Job::Recover { since, mut lost }, Err(failure)) => {
-                // In this state the OSD is removed, or not yet created.
+                // The restored state does not have this OSD: it was already removed there, or not
+                // yet created.
                 if failure.code == "not_found" {
                     lost.retain(|osd| !failure.message.contains(&osd.to_string()));
                     self.operator.jobs[0] = Job::Recover { since, lost };
                     return Ok(());
                 }
-                // An earlier attempt has done it, or the state lacks nothing.
+                // An earlier attempt succeeded, or the state lacks nothing.
                 if failure.code != "invalid" || !self.is_not_older(since) {
                     return Ok(());
                 }
             }
             (Job::Undo, Ok(_)) => self.tally.operations.add("state undo", 1),
-            // The monitor has not seen the edit yet, or something else has undone it.
+            // The monitor has not noticed the edit yet, or something else has undone it.
             (Job::Undo, Err(failure)) if failure.code == "invalid" => {
                 if self.state.edited().is_some() {
                     return Ok(());
@@ -402,7 +406,7 @@ impl World {
             }
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
-                    // Tasks may wait for PGs that lost members: these are given up first.
+                    // Tasks may wait for PGs that lost members: those PGs are given up first.
                     if self.operator.jobs.iter().any(|job| matches!(job, Job::FindLost)) {
                         self.operator.jobs.push_back(Job::AwaitTasks);
                         self.operator.finish_job();
@@ -427,7 +431,7 @@ impl World {
         Ok(())
     }
 
-    /// A command was refused. It is retried if that may help.
+    /// Handles a refused command: fails, unless a retry may help.
     fn refused(&self, failure: Failure) -> Result<(), String> {
         let code = failure.code.as_str();
         if matches!(code, "busy" | "cannot_place") || is_not_done_yet(code) {
@@ -436,14 +440,14 @@ impl World {
         Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))
     }
 
-    /// A removed volume that keeps the pool from being removed: a creation of it, whose answer was
-    /// lost, was done after its removal.
+    /// Returns a removed volume that keeps the pool from being removed: a create command for it,
+    /// whose answer was lost, was executed after the volume's removal.
     fn came_late(&self, failure: &Failure) -> Option<usize> {
         let names = failure.message.split_once("volumes: ")?.1;
         self.unsure_and_gone(|volume| names.split(", ").any(|name| name == volume.name))
     }
 
-    /// The same, for a volume whose name is needed for another one.
+    /// Returns a volume that was created late in the same way, and now blocks the name of `volume`.
     fn late_of_that_name(&self, volume: usize) -> Option<usize> {
         let name = &self.volumes[volume].name;
         self.unsure_and_gone(|volume| volume.name == *name)
@@ -492,7 +496,7 @@ impl World {
         volume.life = Life::Live;
     }
 
-    /// Plans the end: all volumes are removed, and nothing may be left of them.
+    /// Plans the end: all volumes are removed, and nothing of them may be left.
     pub(super) fn plan_removal_of_all(&mut self) {
         self.operator.removes_all = true;
         for volume in 0..self.volumes.len() {
@@ -501,7 +505,7 @@ impl World {
                 self.operator.jobs.push_back(Job::Remove(volume));
             }
         }
-        // Removing the pool removes everything in it. Otherwise a PG that was given up may have
+        // Removing the pool removes everything in it. Without that, a PG that was given up may have
         // lost a deletion, and blocks of removed volumes stay.
         let removes_pool = self.work.chance(Chance::percent(50));
         if removes_pool {

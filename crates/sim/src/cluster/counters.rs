@@ -1,4 +1,4 @@
-//! What a run counts for itself: events, operations, and the numbers that it gives out.
+//! Counters of a run: events, operations, and the unique numbers that the run hands out.
 
 use crate::register::{Moment, Value};
 
@@ -14,13 +14,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// A moment that is later than all before.
+    /// Returns a moment that is later than all before.
     pub fn next_moment(&mut self) -> Moment {
         self.moment_last += 1;
         self.moment_last
     }
 
-    /// A value that was never written.
+    /// Returns a value that was never written.
     pub fn next_value(&mut self) -> Value {
         self.value_last += 1;
         self.value_last

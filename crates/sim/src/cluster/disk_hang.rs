@@ -11,36 +11,37 @@ use crate::random::{Chance, Random};
 const SLOW_MAX: Duration = Duration::from_secs(4);
 /// An OSD reports a hang when an operation is older than five seconds, by a clock that may be fast.
 const STALL_MIN: Duration = Duration::from_millis(4500);
-/// It reports that the disk answers when it has done so for ten seconds, by such a clock.
+/// An OSD reports that its disk answers again after ten seconds of answers, by such a clock.
 const ANSWERED_MIN: Duration = Duration::from_millis(8500);
-/// A probe during a hang of this span took more than a second.
+/// During a hang of this length, a probe takes more than a second, so the OSD notices the hang.
 const SEEN_MIN: Duration = Duration::from_millis(2500);
 /// An operation on a hung disk is retried at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The most long hangs in a run: each one doubles the time for which the disk must answer.
+/// The maximum number of long hangs in a run: each one doubles the time for which the disk must
+/// answer.
 const LONG_COUNT_MAX: u32 = 3;
 
 /// How disks hang in a run.
 pub(super) struct Hangs {
     pub(super) random: Random,
-    /// Of events.
+    /// The chance, per event, that a hang begins.
     chance: Chance,
     long_count: u32,
 }
 
-/// How a disk hangs, and what its OSD says of that.
+/// How a disk hangs, and what its OSD reports about that.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Hang {
     since: Time,
     until: Time,
     /// The end of the last hang that every probe must have noticed.
     answers_since: Time,
-    /// Before the present hang the disk had answered for long enough: the OSD may have found that
-    /// before it could say so.
+    /// The disk had answered for long enough before the present hang: the OSD may have noticed
+    /// this, but had no time to report it.
     had_answered: bool,
-    /// Since when its OSD reports that it hangs.
+    /// Since when the OSD has been reporting that its disk hangs.
     said_since: Option<Time>,
-    /// The present run of the OSD began after a hang: the disk must show that it answers.
+    /// The present run of the OSD began after a hang: the disk must first prove that it answers.
     is_tried: bool,
 }
 
@@ -52,7 +53,8 @@ impl Hangs {
         Hangs { random, chance, long_count: 0 }
     }
 
-    /// One that is to begin now, of the `osd_count` disks: whose, and for how long.
+    /// Draws whether a hang begins now on one of `osd_count` disks. Returns the index of the disk,
+    /// and the length of the hang.
     pub(super) fn next(&mut self, osd_count: usize) -> Option<(usize, Duration)> {
         if !self.random.chance(self.chance) {
             return None;
@@ -66,26 +68,27 @@ impl Hangs {
         Some((index, Duration::from_millis(span)))
     }
 
-    /// A disk begins to hang. Whether for so long that its OSD may say so.
+    /// Counts a hang. Returns whether it is long enough for the OSD to report it.
     pub(super) fn note(&mut self, span: Duration) -> bool {
         self.long_count += u32::from(span > SLOW_MAX);
         span > SLOW_MAX
     }
 
-    /// Whether the member of the drill stays, and its disk hangs.
+    /// Draws whether the OSD of the drill stays up and its disk hangs instead.
     pub(super) fn takes_drill(&mut self) -> bool {
         self.random.chance(Chance::percent(50))
     }
 }
 
 impl Hang {
-    /// When an operation that would end now is looked at again.
+    /// Returns when an operation that would end now is checked again, if the disk hangs.
     pub(super) fn again_at(&self, now: Time) -> Option<Time> {
         (now < self.until).then(|| self.until.min(now + LOOK_EVERY))
     }
 
-    /// The disk hangs for `span` from now on; if it hangs already, until then at least. A hang that begins
-    /// just as the one before ends is the same one: what waited may not have ended between.
+    /// Makes the disk hang for `span` from now on; a hang under way lasts until then at least. A
+    /// hang that begins just as the previous one ends is the same hang: the waiting operations may
+    /// not have ended between them.
     pub(super) fn begin(&mut self, now: Time, span: Duration) {
         if self.until < now {
             if self.until.since(self.since) > SEEN_MIN {
@@ -97,23 +100,24 @@ impl Hang {
         self.until = self.until.max(now + span);
     }
 
-    /// The disk answers from now on.
+    /// Ends the hang: the disk answers from now on.
     pub(super) fn end(&mut self, now: Time) {
         self.until = self.until.min(now);
     }
 
-    /// A run of the OSD starts. `knows`: the one before it told it that the disk had hung.
+    /// Records the start of a run of the OSD. `knows`: the run has learned from the previous one
+    /// that the disk had hung.
     pub(super) fn run_starts(&mut self, knows: bool) {
         self.is_tried = knows;
         self.said_since = self.said_since.filter(|_| knows);
     }
 
-    /// Since when the OSD says that it is stalled.
+    /// Returns since when the OSD has been reporting that it is stalled.
     pub(super) fn said_since(&self) -> Option<Time> {
         self.said_since
     }
 
-    /// The OSD says whether it is stalled: is that true of its disk?
+    /// Checks the OSD's report of whether it is stalled against the state of its disk.
     pub(super) fn judge(&mut self, now: Time, is_stalled: bool) -> Result<(), String> {
         let span = self.until.since(self.since).min(now.since(self.since));
         match (self.said_since, is_stalled) {

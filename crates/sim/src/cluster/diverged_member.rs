@@ -12,19 +12,19 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How often a primary diverges.
+/// How many times a primary diverges.
 const ROUND_COUNT: usize = 2;
 
-/// The most times that its backfill is interrupted.
+/// The maximum number of times that its backfill is interrupted.
 const DEATH_COUNT_MAX: u64 = 4;
 
-/// The longest time that a learner is filled before it dies, in microseconds.
+/// The longest time for which a learner is filled before it dies, in microseconds.
 const FILLED_FOR_MAX: u64 = 400_000;
 
-/// Within this time a primary has journaled what it was sent.
+/// Within this time, a primary has journaled the writes that it was sent.
 const ASTRAY_FOR: Duration = Duration::from_millis(60);
 
-/// How long it is cut off in all: long enough for others to take over its PGs.
+/// How long the primary is cut off in total: long enough for others to take over its PGs.
 const CUT_OFF_FOR: Duration = Duration::from_secs(2);
 
 impl World {

@@ -1,20 +1,21 @@
-//! What a failover drill measures: how long operations take before and after a member goes.
+//! What a failover drill measures: how long operations take before and after a member leaves.
 
 use base::{Duration, Time};
 
 use super::client::Handle;
 use super::plan::Departure;
 
-/// How long operations run before answers are judged.
+/// How long operations run before their latency is checked.
 const WARM: Duration = Duration::from_millis(200);
 
-/// How long they run after that before the member goes.
+/// How long operations run after that before the member leaves.
 const CALM: Duration = Duration::from_millis(400);
 
-/// How much longer they run than one may take, so that late answers are noticed.
+/// How long the drill runs beyond the time that one operation may take, so that late answers are
+/// noticed.
 const SPAN: Duration = Duration::from_secs(3);
 
-/// How long an operation may take while nothing happens.
+/// The longest time that an operation may take while nothing happens.
 const CALM_MAX: Duration = Duration::from_millis(200);
 
 /// A drill under way.
@@ -22,20 +23,20 @@ pub struct Drill {
     pub(super) attached: Handle,
     /// When it ends.
     end: Time,
-    /// The OSD that goes, how and when.
+    /// The OSD that leaves, how it leaves, and when (`None` once it has left).
     pub(super) victim: usize,
     pub(super) departure: Departure,
     leaves_at: Option<Time>,
-    /// Operations asked before that are not judged.
+    /// Operations issued before this time are not checked.
     judged_from: Time,
-    /// How long the longest answer took before the member went.
+    /// The longest time to an answer before the member left.
     longest_calm: Duration,
-    /// How long the longest took since.
+    /// The longest time to an answer since then.
     longest: Duration,
 }
 
 impl Drill {
-    /// One that begins now, with the operations of an attachment.
+    /// Returns a drill that begins now and issues its operations through an attachment.
     pub(super) fn new(now: Time, attached: Handle, victim: usize, departure: Departure) -> Drill {
         Drill {
             attached,
@@ -49,27 +50,27 @@ impl Drill {
         }
     }
 
-    /// Whether nothing more is asked.
+    /// Returns whether the drill issues no more operations.
     pub(super) fn is_over(&self, now: Time) -> bool {
         now > self.end
     }
 
-    /// Whether the member goes now. True once.
+    /// Returns whether the member leaves now. True only once.
     pub(super) fn leaves_now(&mut self, now: Time) -> bool {
         self.leaves_at.take_if(|at| *at <= now).is_some()
     }
 
-    /// Until when whoever is silenced now stays so: to the end of the drill.
+    /// Returns until when a process that is silenced now stays silent: the end of the drill.
     pub(super) fn silent_until(&self, now: Time) -> Time {
         now + longest_of(self.departure) + SPAN
     }
 
-    /// The longest answers, before the member went and since.
+    /// Returns the longest times to an answer, before the member left and since.
     pub(super) fn longest(&self) -> (Duration, Duration) {
         (self.longest_calm, self.longest)
     }
 
-    /// Whether every operation was answered in time.
+    /// Checks that every operation was answered in time.
     pub(super) fn judge(&self) -> Result<(), String> {
         let Drill { victim, departure, longest_calm, longest, .. } = self;
         if *longest_calm > CALM_MAX {
@@ -87,7 +88,7 @@ impl Drill {
         Ok(())
     }
 
-    /// An operation is answered.
+    /// Records the answer to an operation.
     pub(super) fn note_answer(&mut self, now: Time, asked_at: Time) {
         if asked_at < self.judged_from {
             return;
@@ -98,7 +99,7 @@ impl Drill {
     }
 }
 
-/// How long an operation may take when a member goes so.
+/// Returns the longest time that an operation may take when a member leaves in this way.
 fn longest_of(departure: Departure) -> Duration {
     match departure {
         Departure::Killed => Duration::from_millis(500),

@@ -1,4 +1,4 @@
-//! The failover drill: a member goes while everything else works, and no operation may take longer than such a
+//! The failover drill: a member leaves while everything else works. No operation may take longer than such a
 //! failover takes by design.
 
 use base::Duration;
@@ -9,10 +9,10 @@ use super::plan::Departure;
 use super::process::Process;
 use super::world::World;
 
-/// Between two operations of the drill.
+/// The interval between operations of the drill.
 const ASK_EVERY: Duration = Duration::from_millis(4);
 
-/// Longer than usual: a process that left a silent monitor gives the next one more time.
+/// Longer than usual: a process that left a silent monitor allows the next one more time.
 const CALM_FOR: Duration = Duration::from_secs(6);
 
 /// How long the disk hangs: to the end of the drill.
@@ -48,7 +48,7 @@ impl World {
         self.net.calm_down(50_000);
         self.drill = Some(Drill::new(self.now, attached, victim, departure));
         self.schedule(ASK_EVERY, Item::Drill);
-        // Data that rotted at other members unnoticed has no good copy meanwhile.
+        // Data that rotted unnoticed at other members has no good copy meanwhile.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         self.wait("an operation of the drill is never answered", |world| {
             let is_over = world.drill.as_ref().is_none_or(|drill| drill.is_over(world.now));
@@ -73,7 +73,7 @@ impl World {
         Ok(())
     }
 
-    /// One turn of the drill: an operation, and at its time the departure of the member.
+    /// Runs one turn of the drill: issues an operation and, at its time, makes the member leave.
     pub(super) fn drill_turn(&mut self) -> Result<(), String> {
         let Some(drill) = &mut self.drill else { return Ok(()) };
         if drill.is_over(self.now) {
@@ -112,7 +112,8 @@ impl World {
         self.ask_for_drill(attached)
     }
 
-    /// A monitor that does not lead; the one that this process is connected with, if that does not lead.
+    /// Returns a monitor that does not lead: the one that this process is connected to, if
+    /// possible.
     fn follower_of(&self, process: Process) -> usize {
         let leader = self.agreed_leader().expect("all has been well");
         let followers = || (0..self.monitors.len()).filter(|index| *index != leader);
@@ -120,7 +121,7 @@ impl World {
         followers().find(is_of).or_else(|| followers().next()).expect("there are several monitors")
     }
 
-    /// Holds back everything between a process and all others; no connection breaks.
+    /// Holds back all messages between a process and all others, without breaking a connection.
     pub(super) fn silence(&mut self, process: Process) {
         self.silence_servers(process);
         for client in 0..self.clients.len() {
@@ -128,7 +129,7 @@ impl World {
         }
     }
 
-    /// The same, but for messages from and to clients.
+    /// Like `silence`, but lets messages from and to clients through.
     pub(super) fn silence_servers(&mut self, process: Process) {
         let osds = (0..self.osds.len()).map(Process::Osd);
         for other in osds.chain(self.monitor_processes()).filter(|other| *other != process) {

@@ -1,17 +1,16 @@
-//! How much the faults may take from the disks, and when: the limits within which no data may be lost.
+//! How much faults may take from the disks, and when: the limits within which no data may be lost.
 //!
-//! With one copy: `faults.rs` says what may rot. With more:
-//! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of
-//!   any PG; and only while the acting sets of all PGs concerned have another member, whose copy is
-//!   good. Nothing else is taken from disks in such a run: what rotted is found only when it is read.
-//! - A *deep strike* takes the disks of so many members that the minimum does not stay; of each PG one
-//!   stays, which has everything. The operator, who knows that the others never come back, lets the PGs go
-//!   on without them.
-//! - A *strike* takes so much that the member counts as lost: its whole disk, or what its store knows
-//!   of itself. It waits for a truce: faults rest until every PG has all of its copies and no
-//!   transaction is under way that might change this. It leaves each PG its minimum of members. Then
-//!   faults go on. If no disk can tell that something is lost (the journal's tail is), the truce goes
-//!   on until all copies are there again.
+//! With one copy, `faults.rs` decides what may rot. With more:
+//! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of any PG;
+//!   and only while the acting set of each PG concerned has another member, whose copy is good. Nothing else
+//!   is taken from disks in such a run, because rot is found only when the data is read.
+//! - A *deep strike* takes the disks of so many members that fewer than the minimum remain; in each PG, one
+//!   member that has everything remains. The operator, who knows that the others never come back, lets the
+//!   PGs continue without them.
+//! - A *strike* takes so much that the member counts as lost: its whole disk, or metadata of its store. The
+//!   strike waits for a truce: faults rest until every PG has all of its copies and no transaction is under
+//!   way that might change this. The strike leaves each PG its minimum of members. Then faults resume. If no
+//!   disk can detect the loss (of the journal's tail), the truce continues until all copies exist again.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +27,7 @@ use super::world::World;
 use crate::random::Chance;
 
 impl World {
-    /// A strike is due: faults rest until the cluster is whole.
+    /// Handles a strike that is due: faults rest until the cluster is whole.
     pub(super) fn strike_is_due(&mut self) {
         self.faults.strikes_open -= 1;
         if self.stage_is_work() {
@@ -45,7 +44,7 @@ impl World {
         self.faults.truce = Some(Truce::begin(self.now, strikes));
     }
 
-    /// After an event of a truce.
+    /// Checks after an event whether the truce is over.
     pub(super) fn keep_truce(&mut self, truce: Truce) -> Result<(), String> {
         if !truce.is_looked_at(self.now) {
             return Ok(());
@@ -53,7 +52,7 @@ impl World {
         let lack = self.what_members_lack();
         let is_late = truce.is_late(self.now);
         if is_late && lack.is_some() && self.has_full_member() {
-            // Some copies find no space: the strike must not take those that exist.
+            // Some copies find no space: the strike must not take the copies that exist.
             self.trace.line(format_args!("{:?} copies without room", self.now));
             self.faults.truce = None;
             self.faults.rates = self.plan.faults;
@@ -63,8 +62,8 @@ impl World {
             return Err(format!("without faults the cluster does not get whole: {lack}"));
         }
         let truce = truce.seen(self.now, lack.is_none());
-        // Statistics are recorded at any time. So transactions may be under way until the truce
-        // ends, but not then.
+        // Statistics are recorded at any time, so transactions may be under way during the truce,
+        // but not when it ends.
         if !truce.may_end(self.now) || !self.monitors_rest() {
             self.faults.truce = Some(truce);
             return Ok(());
@@ -75,19 +74,19 @@ impl World {
         if truce.strikes { self.strike() } else { Ok(()) }
     }
 
-    /// Why the cluster is not whole. `None`: every PG has all of its copies on running OSDs, its
-    /// primary reports that it serves, and nothing is under way that could change this.
+    /// Returns why the cluster is not whole. `None`: every PG has all of its copies on running
+    /// OSDs, its primary reports that it serves, and nothing is under way that could change this.
     pub(super) fn what_lacks(&self) -> Option<String> {
         let works = || (!self.monitors_rest()).then(|| "monitors have not ended their work".into());
         self.what_members_lack().or_else(works)
     }
 
-    /// Whether no transaction is under way, and the state store works.
+    /// Returns whether no transaction is under way, and the state store works.
     fn monitors_rest(&self) -> bool {
         self.state.is_reached(self.now) && !self.agenda.has_transactions()
     }
 
-    /// The same, regardless of transactions.
+    /// Returns why the cluster is not whole, regardless of transactions.
     fn what_members_lack(&self) -> Option<String> {
         if !self.net.is_whole() {
             return Some("processes are cut off each other".to_string());
@@ -123,12 +122,12 @@ impl World {
         lack.or_else(not_served).or_else(unsettled)
     }
 
-    /// The index of the process of an OSD.
+    /// Returns the index of the process of an OSD.
     pub(super) fn index_of(&self, id: OsdId) -> Option<usize> {
         self.osds.iter().position(|osd| osd.id == Some(id))
     }
 
-    /// The failure domain that an OSD lies in.
+    /// Returns the failure domain of an OSD.
     fn domain_of(&self, index: usize) -> usize {
         match self.plan.failure_domain {
             FailureDomain::Host => self.osds[index].tree_host,
@@ -136,12 +135,12 @@ impl World {
         }
     }
 
-    /// How many failure domains have an OSD that may get PGs.
+    /// Returns how many failure domains have an OSD that may get PGs.
     pub(super) fn domain_count_in(&self) -> usize {
         self.domain_count_without(&[])
     }
 
-    /// The same, if these OSDs were out.
+    /// Returns the same number, as if the OSDs in `lost` were out.
     pub(super) fn domain_count_without(&self, lost: &[usize]) -> usize {
         let is_in = |index: &usize| {
             let osd = &self.osds[*index];
@@ -181,8 +180,8 @@ impl World {
                 0 | 1 => self.lose_disks(&[index])?,
                 2 | 3 => self.rot_knowledge(index, false)?,
                 _ => {
-                    // Nobody can detect that the tail of a journal is lost: until the member has
-                    // everything again, no other may go.
+                    // Nobody can detect that the tail of a journal is lost: no other member may be
+                    // lost until this one has everything again.
                     self.rot_knowledge(index, true)?;
                     self.begin_truce(false);
                 }
@@ -200,7 +199,7 @@ impl World {
         self.lose_disks(&hit)
     }
 
-    /// Takes disks for good. The operator creates other OSDs on their hosts.
+    /// Takes disks for good. The operator creates new OSDs on their hosts.
     fn lose_disks(&mut self, hit: &[usize]) -> Result<(), String> {
         let mut next = Vec::new();
         for index in hit {
@@ -218,7 +217,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the disk of an OSD. Returns the OSD that is to take its place.
+    /// Takes the disk of an OSD. Returns the index of the OSD that is to take its place.
     fn lose_disk(&mut self, index: usize) -> Result<usize, String> {
         self.trace.line(format_args!("{:?} osd {index} loses its disk", self.now));
         self.kill(Process::Osd(index))?;
@@ -233,13 +232,13 @@ impl World {
         Ok(next)
     }
 
-    /// Kills an OSD and damages its metadata: old journal entries or pages of checkpoints; or the
-    /// `tail` of its journal.
+    /// Kills an OSD and damages the metadata of its store: old journal entries or pages of
+    /// checkpoints; or, with `tail`, the tail of its journal.
     fn rot_knowledge(&mut self, index: usize, tail: bool) -> Result<(), String> {
         let now = self.now;
         self.osds[index].note_idle(now);
         self.kill(Process::Osd(index))?;
-        // It counts as lost.
+        // The OSD counts as lost.
         self.note_power_loss(index);
         let osd = &mut self.osds[index];
         let (Some(layout), Some(disk)) = (&osd.layout, &mut osd.disk) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Which faults may happen now, and what those of before leave behind: the checkers accept an error only where it
-//! can follow from a fault.
+//! Which faults may happen now, and what earlier faults left behind: the checkers accept an error only where
+//! a fault can have caused it.
 
 use base::Time;
 
@@ -9,30 +9,30 @@ use super::truce::Truce;
 
 /// The faults of a run.
 pub struct FaultState {
-    /// How often faults happen now: those of the plan, or none.
+    /// The present rates of faults: those of the plan, or none.
     pub(super) rates: Faults,
-    /// Faults so far that may have made somebody send something again.
+    /// Faults so far that may have caused a retransmission.
     pub(super) count: u64,
-    /// While faults rest until the cluster is whole.
+    /// The truce under way, if any: faults rest until the cluster is whole.
     pub(super) truce: Option<Truce>,
-    /// Strikes that are still to come.
+    /// Strikes that have not happened yet.
     pub(super) strikes_open: u64,
-    /// A client that is cut off its monitors.
+    /// A client that is cut off from its monitors.
     pub(super) cut_off: Option<CutOff>,
-    /// Until then no process starts.
+    /// No process starts before this time.
     pub(super) power_off_until: Time,
     /// The failure domain where data may rot, if there is more than one copy.
     pub(super) rot_domain: usize,
-    /// Something rotted: reads may be answered as damaged.
+    /// Some data rotted: reads may report damage.
     pub(super) rot_happened: bool,
-    /// What a store knows of itself was damaged: PGs may be suspect.
+    /// The metadata of a store was damaged: PGs may be suspect.
     pub(super) knowledge_rotted: bool,
-    /// All copies are there, and no fault happens: nothing may be damaged.
+    /// All copies exist, and no fault happens: no data may be damaged.
     pub(super) must_be_whole: bool,
 }
 
 impl FaultState {
-    /// No faults yet.
+    /// Returns the state before the first fault.
     pub fn new(rot_domain: usize) -> FaultState {
         FaultState {
             rates: Faults::NONE,
@@ -48,7 +48,7 @@ impl FaultState {
         }
     }
 
-    /// Whether something is still to come that the run waits for.
+    /// Returns whether the run must still wait for a cut-off client, a strike or a truce.
     pub fn is_pending(&self) -> bool {
         self.cut_off.is_some() || self.strikes_open > 0 || self.truce.is_some()
     }

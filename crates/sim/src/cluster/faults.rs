@@ -69,7 +69,7 @@ impl World {
         Ok(())
     }
 
-    /// Cuts a client off its monitors until its session has ended.
+    /// Cuts a client off from its monitors until its session has ended.
     pub(super) fn cut_off_client(&mut self) {
         let client = self.chaos.index(self.clients.len());
         let Some(volume) = self.clients[client].attached_volumes().next() else {
@@ -93,8 +93,8 @@ impl World {
         }
     }
 
-    /// Cuts an OSD off from all but clients. Clients that are cut off from the monitor go on
-    /// sending it requests, so its successor must wait until it no longer serves.
+    /// Cuts an OSD off from all processes but clients. Clients that are cut off from the monitors
+    /// keep sending it requests, so its successor must wait until it no longer serves.
     fn isolate(&mut self) {
         self.fault("OSD cut off all but clients");
         let index = self.chaos.index(self.osds.len());
@@ -107,8 +107,8 @@ impl World {
     }
 
     /// Cuts an OSD off from the monitors only: it keeps its map while others get a newer one, and
-    /// asks them for leases. Some clients (or this one) are cut off too, and go on sending it
-    /// requests.
+    /// requests leases from them. `client`, or some random clients, are cut off too, and keep
+    /// sending requests to the OSD.
     pub(super) fn isolate_from_monitors(&mut self, client: Option<usize>) {
         self.fault("OSD cut off the monitors only");
         let index = self.chaos.index(self.osds.len());
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// Freezes a process: it takes no event for a while, and its host's clock goes on.
+    /// Freezes a process: it handles no event for a while, but its host's clock continues.
     pub(super) fn freeze(&mut self, process: Process, span: Duration) {
         if !self.is_running(process) || self.runs.frozen_until(process).is_some() {
             return;
@@ -167,7 +167,7 @@ impl World {
         };
         let all = count == running.len();
         self.fault(if all { "all OSDs killed at once" } else { "several OSDs killed at once" });
-        // They share a power supply: all of them lose power, or none does.
+        // The OSDs share a power supply: all of them lose power, or none does.
         let power = self.chaos.chance(Chance::percent(50));
         running
             .into_iter()
@@ -175,13 +175,13 @@ impl World {
             .try_for_each(|index| self.kill_by(Process::Osd(index), power.then_some(Crash::Power)))
     }
 
-    /// The operator stops an OSD.
+    /// Stops an OSD, as its operator does.
     pub(super) fn stop_osd(&mut self, index: usize) -> Result<(), String> {
         self.osds[index].is_stopping = true;
         self.apply_osd(index, node::Event::Shutdown)
     }
 
-    /// The process of an OSD has ended in order.
+    /// Handles the clean exit of an OSD's process.
     pub(super) fn osd_stopped(&mut self, index: usize) {
         let process = Process::Osd(index);
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
@@ -202,17 +202,17 @@ impl World {
         self.schedule(span, Item::Heal(one, other));
     }
 
-    /// The volume that the cut-off client holds.
+    /// Returns the volume that the cut-off client has attached.
     pub(super) fn stale_volume(&self) -> Option<usize> {
         self.faults.cut_off.map(|cut_off| cut_off.volume)
     }
 
-    /// Whether a client believes that it has the volume attached.
+    /// Returns whether a client believes that it has the volume attached.
     pub(super) fn is_attached_by_someone(&self, volume: usize) -> bool {
         self.clients.iter().any(|client| client.attached_volumes().any(|held| held == volume))
     }
 
-    /// Flips a bit, in any area, of bytes that were recorded as durable long ago; or makes a page
+    /// Flips a bit, in any area, in bytes that were recorded as durable long ago; or makes a page
     /// of the data area unreadable.
     fn rot(&mut self) {
         let index = self.chaos.index(self.osds.len());
@@ -250,7 +250,7 @@ impl World {
             return;
         }
         if !is_data {
-            // What is old there is needed no more, mostly.
+            // Old pages there are mostly no longer needed.
             pages.sort_by_key(|page| disk.written_last(*page));
             pages.drain(..pages.len() / 4 * 3);
         }
@@ -272,7 +272,7 @@ impl World {
         self.fault(kind);
         if !is_data {
             self.faults.knowledge_rotted = true;
-            // The store reads most of it only when it opens.
+            // The store reads most of its metadata only when it opens.
             let after = Duration::from_millis(self.chaos.scale(1..100));
             self.schedule(after, Item::Crash(index));
         }
@@ -284,7 +284,7 @@ impl World {
         if runs && self.stage_is_work() { self.kill(Process::Osd(index)) } else { Ok(()) }
     }
 
-    /// Kills a process, which cannot say anything more.
+    /// Kills a process without warning: it sends nothing more.
     pub(super) fn kill(&mut self, process: Process) -> Result<(), String> {
         self.kill_by(process, None)
     }
@@ -302,7 +302,7 @@ impl World {
         Ok(())
     }
 
-    /// Kills a process. `crash` is the kind of crash of an OSD; `None`: it is drawn.
+    /// Kills a process. `crash` is the kind of crash of an OSD; `None`: the kind is drawn.
     pub(super) fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let life = self.life(process);
@@ -326,7 +326,7 @@ impl World {
         Ok(())
     }
 
-    /// The run of a process is over, and with it everything that was scheduled for it.
+    /// Ends the run of a process, and drops everything that was scheduled for it.
     pub(super) fn end_run(&mut self, process: Process, wakes: Vec<Wake>) {
         self.runs.end(process);
         self.wake(wakes);
@@ -386,7 +386,7 @@ impl World {
         }
     }
 
-    /// An OSD has got its id: creates its store and starts its process.
+    /// Creates the store of an OSD that was given its id, and starts its process.
     pub(super) fn create_osd(&mut self, index: usize, id: OsdId) -> Result<(), String> {
         if self.osds[index].id.is_some() {
             return Err(format!("osd {index} gets a second id: {id}"));
@@ -401,18 +401,18 @@ impl World {
         self.osds.push(Osd::new(self.seed, index, host));
     }
 
-    /// Counts a fault that may cause something to be sent again.
+    /// Counts a fault that may cause a retransmission.
     pub(super) fn fault(&mut self, name: &'static str) {
         self.faults.count += 1;
         self.tally.faults.add(name, 1);
     }
 
-    /// A moment that is later than all before.
+    /// Returns a moment that is later than all before.
     pub(super) fn moment(&mut self) -> Moment {
         self.counts.next_moment()
     }
 
-    /// A value that was never written.
+    /// Returns a value that was never written.
     pub(super) fn next_value(&mut self) -> u64 {
         self.counts.next_value()
     }

@@ -1,5 +1,5 @@
-//! A foreign OSD: at the end another store starts in the place of an OSD, with its id and its address. It is refused
-//! before it takes part in anything, and nothing is missing once the right OSD is back.
+//! A foreign OSD: at the end, another store starts in the place of an OSD, with that OSD's id and address. It
+//! is refused before it takes part in anything, and nothing is missing once the right OSD is back.
 
 use base::{ClusterId, Duration};
 
@@ -9,7 +9,7 @@ use super::process::Process;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// For how long the cluster must have been whole before, so that it can spare the OSD.
+/// How long the cluster must have been whole first, so that it can spare the OSD.
 const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 impl World {
@@ -31,7 +31,7 @@ impl World {
         let mut foreign = Osd::new(self.seed, index, host);
         let mut cluster = self.cluster;
         if random.chance(Chance::percent(50)) {
-            // It is valid in itself, but not the store that the monitors know.
+            // The store is valid in itself, but is not the one that the monitors know.
             foreign.store = Osd::new(self.seed, index + 128, host).store;
         } else {
             cluster = ClusterId::new(u128::MAX - u128::from(self.seed));

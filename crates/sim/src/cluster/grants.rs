@@ -1,29 +1,29 @@
-//! Judges leases by the messages on the network: no member may take part in an epoch while an earlier primary of the
-//! PG may still serve because of its lease.
+//! Checks leases by the messages on the network: no member may take part in an epoch while an earlier primary
+//! of the PG may still serve because of its lease.
 //!
-//! The judge knows more than any process: what each was told, what its clock shows, and each grant that was sent, even
-//! if it never arrived.
+//! The checker knows more than any process: what each process was sent, what its clock shows, and each grant
+//! that was sent, even if it never arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, Epoch, MapRevision, PgId, Time};
 use format::wire::{LeaseMessage, Member, PgEntry};
 
-/// Grants of a pair that are remembered: more than run at a time.
+/// How many grants are kept for each holder and giver: more than are in use at a time.
 const GRANT_COUNT_MAX: usize = 16;
 
-/// Everything seen of leases.
+/// Everything seen about leases.
 #[derive(Default)]
 pub struct Grants {
     /// Entries of each PG, oldest first.
     entries: BTreeMap<PgId, Vec<PgEntry>>,
     /// Members that have begun their part in an epoch.
     activated: BTreeSet<(PgId, Epoch, usize)>,
-    /// By holder, giver and stamp: the holder's run, and when it asked, on its clock.
+    /// By holder, giver and stamp: the holder's run, and when it requested the lease, on its clock.
     asked: BTreeMap<(usize, usize, u64), (u64, Time)>,
-    /// By holder and giver, oldest first.
+    /// Grants by holder and giver, oldest first.
     given: BTreeMap<(usize, usize), Vec<Grant>>,
-    /// Runs that use no lease any more.
+    /// Runs that have surrendered their leases.
     surrendered: BTreeSet<(usize, u64)>,
 }
 
@@ -36,35 +36,35 @@ struct Grant {
 
 /// An OSD that may hold a lease.
 pub struct Holder {
-    /// Its process.
+    /// The index of its process.
     pub index: usize,
-    /// Its run.
+    /// The number of its run.
     pub run: u64,
-    /// As entries name it.
+    /// The member, as entries list it.
     pub member: Member,
-    /// The newest revision of the map that it was told.
+    /// The newest map revision that it was sent.
     pub told: MapRevision,
-    /// What its clock shows.
+    /// The time on its clock.
     pub now: Time,
 }
 
 impl Grants {
-    /// A newer entry is told for the first time.
+    /// Records an entry when it is first sent.
     pub fn entry_told(&mut self, entry: &PgEntry) {
         self.entries.entry(entry.pg).or_default().push(entry.clone());
     }
 
-    /// The entry of an epoch.
+    /// Returns the newest entry of an epoch.
     pub fn entry(&self, pg: PgId, epoch: Epoch) -> Option<&PgEntry> {
         self.entries.get(&pg)?.iter().rfind(|entry| entry.epoch == epoch)
     }
 
-    /// A member says that its part in an epoch has begun.
+    /// Records that a member reports that its part in an epoch has begun.
     pub fn activated(&mut self, pg: PgId, epoch: Epoch, member: usize) {
         self.activated.insert((pg, epoch, member));
     }
 
-    /// A run of an OSD says something about leases to another OSD, at a time of its clock.
+    /// Records a message about leases from a run of an OSD to another OSD, at a time of its clock.
     pub fn asked(&mut self, holder: (usize, u64), giver: usize, message: &LeaseMessage, now: Time) {
         let (holder, run) = holder;
         match message {
@@ -80,7 +80,7 @@ impl Grants {
         }
     }
 
-    /// An OSD grants a lease.
+    /// Records that an OSD grants a lease.
     pub fn granted(&mut self, giver: usize, holder: usize, message: &LeaseMessage) {
         let LeaseMessage::Granted { stamp, valid_ms, lost, .. } = message else { return };
         let Some((run, asked)) = self.asked.get(&(holder, giver, *stamp)) else { return };
@@ -92,7 +92,7 @@ impl Grants {
         given.push(Grant { run: *run, until, lost: lost.clone() });
     }
 
-    /// A member takes part in an epoch, as its primary or not.
+    /// Checks that a member may take part in an epoch, as its primary or not.
     pub fn judge(
         &self,
         member: usize,

@@ -19,7 +19,8 @@ impl World {
         }
     }
 
-    /// The disk of an OSD completes nothing for this span; if it hangs already, at least until its end.
+    /// Makes the disk of an OSD complete nothing for this span; a hang under way lasts at least
+    /// until then.
     pub(super) fn hang(&mut self, index: usize, span: Duration) {
         let now = self.now;
         self.osds[index].hang.begin(now, span);
@@ -28,14 +29,14 @@ impl World {
         self.fault(if is_long { "disk hung" } else { "disk took seconds" });
     }
 
-    /// No disk hangs any more.
+    /// Ends the hangs of all disks.
     pub(super) fn end_hangs(&mut self) {
         for osd in &mut self.osds {
             osd.hang.end(self.now);
         }
     }
 
-    /// An OSD stops in order to restart: its disk hung.
+    /// Handles an OSD that stops in order to restart, because its disk hung.
     pub(super) fn begins_anew(&mut self, index: usize) -> Result<(), String> {
         let osd = &mut self.osds[index];
         let node = osd.node.as_ref().expect("it says so");
@@ -48,7 +49,7 @@ impl World {
         }
         self.fault("OSD began anew after its disk hung");
         self.osd_stopped(index);
-        // The disk may hang again, so that a probe meets it.
+        // The disk may hang again, for long enough that a probe notices.
         if self.hangs.random.chance(Chance::percent(50)) {
             let after = Duration::from_millis(self.hangs.random.range(6_000..11_000));
             self.schedule(after, Item::Hang(index, Duration::from_millis(3_500)));
@@ -56,7 +57,7 @@ impl World {
         Ok(())
     }
 
-    /// An OSD reports to a monitor: is it true what it says about its disk?
+    /// Checks what an OSD reports to a monitor about its disk.
     pub(super) fn judge_stall(&mut self, index: usize, text: &str) -> Result<(), String> {
         if !text.contains("\"stalled\":") {
             return Ok(());
@@ -71,10 +72,10 @@ impl World {
         Ok(())
     }
 
-    /// All disks hang together, or one takes three seconds: no member may leave. Or a host freezes
-    /// for long: no OSD may report that its disk hangs. Returns what lacks afterwards, if disks are
-    /// too full: a member may have left its PGs for a moment, and they got others. Requires: the
-    /// cluster is whole, and no fault happens.
+    /// Makes all disks hang together, or one for three seconds: no member may leave its PGs. Or
+    /// freezes an OSD for long: it may not report that its disk hangs. Returns what the cluster
+    /// lacks afterwards, which happens if disks are too full: a member may have left its PGs
+    /// briefly, and they got others. Requires: the cluster is whole, and no fault happens.
     pub(super) fn hang_all_disks(&mut self) -> Result<Option<String>, String> {
         if self.hangs.random.chance(Chance::percent(75))
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()

@@ -1,8 +1,8 @@
 //! Requests that arrive after their session has ended or was forgotten.
-//!   1. A client detaches a volume while its writes are held in the network, so it cannot know what becomes of them.
-//!      Another client attaches the volume and writes there; then the first writes arrive.
-//!   2. A client freezes for so long that OSDs forget its session. Then an old connection delivers requests that the
-//!      client has since repeated over another one.
+//!   1. A client detaches a volume while its writes are held up in the network, so it cannot know their
+//!      outcome. Another client attaches the volume and writes to it; then the first writes arrive.
+//!   2. A client freezes for so long that OSDs forget its session. Then an old connection delivers requests
+//!      that the client has since repeated over a new one.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How many blocks are written.
+/// The maximum number of blocks that are written.
 const BLOCK_COUNT_MAX: usize = 16;
 
 /// Longer than OSDs remember a session (a minute, checked with each report).
@@ -68,7 +68,7 @@ impl World {
         let client = Process::Client(silent.client);
         self.write_all(silent, &blocks)?;
         self.overwrite(silent, &blocks)?;
-        // The client learns at once that its connections broke, and goes on over others.
+        // The client learns at once that its connections broke, and continues over new ones.
         let wakes = self.net.leave_behind(self.now, client, FORGOTTEN_AFTER);
         self.wake(wakes);
         self.write_all(silent, &blocks)?;
@@ -80,7 +80,7 @@ impl World {
         self.read_everything()
     }
 
-    /// Writes these blocks, and waits until that is done.
+    /// Writes these blocks, and waits until all writes are answered.
     pub(super) fn write_all(
         &mut self,
         to: Handle,
@@ -90,7 +90,7 @@ impl World {
         self.wait("a write is never answered", |world| world.clients[to.client].open.is_empty())
     }
 
-    /// Some of its blocks.
+    /// Returns the first blocks of the attached volume.
     pub(super) fn first_blocks(&self, of: Handle) -> BTreeSet<BlockKey> {
         let blocks = self.volumes[of.volume].blocks(PoolId::FIRST);
         blocks.map(|(_, _, key)| key).take(BLOCK_COUNT_MAX).collect()

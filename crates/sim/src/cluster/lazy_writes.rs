@@ -1,8 +1,10 @@
-//! Decides when writes that were answered before they were durable may be lost; `volume_model::lazy` judges by it.
+//! Decides when writes that were acknowledged before they were durable may be lost, for the checks in
+//! `volume_model::lazy`.
 //!
-//! A PG has *lost power* since a moment if every member that it has, or gets, lost power since: then it serves
-//! without what none of them had flushed. Its members are those of the newest entry that the monitor published. A
-//! member that was filled while others were lost, and out of the cluster, has what the one has that filled it.
+//! A PG has *lost power* since a moment if every member that it has, or gets, lost power since: it then
+//! serves without the writes that none of them had flushed. Its members are those of the newest entry that
+//! the monitor published. A member that was filled while others were lost, and out of the cluster, has what
+//! the member that filled it has.
 
 use base::OsdId;
 use format::wire::PgEntry;
@@ -15,13 +17,14 @@ use super::volume_model::Owner;
 use super::world::World;
 
 impl World {
-    /// An OSD lost what its disk had not flushed.
+    /// Records that an OSD lost what its disk had not flushed.
     pub(super) fn note_power_loss(&mut self, index: usize) {
         self.osds[index].power_lost_at = self.moment();
         self.judge_power_losses();
     }
 
-    /// An OSD lost power, or an entry changed: PGs may have lost power with all of their members.
+    /// Finds the PGs that have lost power with all of their members, after an OSD lost power or an
+    /// entry changed.
     pub(super) fn judge_power_losses(&mut self) {
         let power_lost_at = |osd: Option<OsdId>| {
             let index = osd.and_then(|osd| self.index_of(osd));
@@ -49,7 +52,7 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost);
     }
 
-    /// Attachments are gone, and with them the writes that they could have repeated.
+    /// Records that attachments have ended: they can no longer repeat their writes.
     pub(super) fn note_left(&mut self, is_gone: impl Fn(Owner) -> bool) {
         let now = self.two_moments();
         let volumes = self.volumes.iter_mut();
@@ -57,8 +60,8 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost as u64);
     }
 
-    /// The lock of a volume is taken from its holder, or is about to be: every attachment of it may
-    /// have ended, whether its client knows that or not.
+    /// Records that the lock of a volume is taken from its holder, or is about to be: every
+    /// attachment of the volume may have ended, whether its client knows that or not.
     pub(super) fn note_unlocked(&mut self, volume: usize) {
         let clients = self.clients.iter_mut().enumerate();
         let over: BTreeSet<Owner> = clients
@@ -69,7 +72,8 @@ impl World {
         self.note_left(|owner| over.contains(&owner));
     }
 
-    /// A volume is attached: its lazy attachments have ended, whether their clients know that or not.
+    /// Records that a volume is attached: its other lazy attachments have ended, whether their
+    /// clients know that or not.
     pub(super) fn note_opened(&mut self, volume: usize, by: Owner) {
         for (index, client) in self.clients.iter_mut().enumerate() {
             client.overrule_lazy(volume, (index == by.0).then_some(VolumeHandle(by.1)));
@@ -79,7 +83,7 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost.into());
     }
 
-    /// A moment such that nothing takes effect at it or at the next one.
+    /// Returns a moment such that nothing takes effect at it or at the next one.
     fn two_moments(&mut self) -> crate::register::Moment {
         let now = self.moment();
         self.moment();

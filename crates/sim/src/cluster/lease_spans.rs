@@ -1,12 +1,13 @@
-//! The span of leases changes while some are out: it is made shorter, or a member that gave long leases restarts. A
-//! primary that is cut off from monitors and members may serve until the long leases have run out.
+//! The span of leases changes while some are outstanding: it is shortened, or a member that granted long
+//! leases restarts. A primary that is cut off from monitors and members may serve until the long leases have
+//! expired.
 //!
 //! ```text
 //!   span long ─▶ leases given ─┬▶ span short ─▶ primary cut off ─┬▶ the next epoch of its PGs
 //!                              └▶ primary cut off ─▶ member dies ┘
 //! ```
 //!
-//! `grants.rs` judges when members take part in that epoch.
+//! `grants.rs` checks when members take part in that epoch.
 
 use base::{Duration, OsdId};
 use cluster::settings::Setting;
@@ -20,13 +21,14 @@ use crate::random::{Chance, Random};
 /// How many times a primary is cut off.
 const ROUND_COUNT: usize = 3;
 
-/// How long leases of the long span are given before: the store of each giver has recorded the span.
+/// How long leases of the long span are granted first: by then, the store of each giver has
+/// recorded the span.
 const LONG_FOR: Duration = Duration::from_secs(1);
 
-/// How long a primary is cut off: longer than it takes until others have its PGs.
+/// How long a primary is cut off: long enough for others to take over its PGs.
 const CUT_OFF_FOR: Duration = Duration::from_secs(3);
 
-/// The longest time between the change of the span and the cut, in milliseconds.
+/// The longest time between the change of the span and the cut-off, in milliseconds.
 const SHORT_FOR_MAX: u64 = 200;
 
 /// Within this time both ends learn that a connection broke.
@@ -75,7 +77,7 @@ impl World {
         self.wait("the span of leases cannot be set", |world| world.operator.jobs.is_empty())
     }
 
-    /// The primary of some PG and another member of it.
+    /// Draws a PG. Returns its primary and another member of it.
     pub(super) fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
         let pairs = self.watch.entries().filter_map(|entry| {
             let primary = entry.primary_osd()?;
@@ -90,7 +92,8 @@ impl World {
         Some((self.index_of(primary)?, self.index_of(member)?))
     }
 
-    /// Cuts an OSD off from all but clients. Monitors learn that at once, members do not.
+    /// Cuts an OSD off from all processes but clients. The monitors learn that at once, the members
+    /// do not.
     pub(super) fn cut_off_servers(&mut self, index: usize) {
         let osd = Process::Osd(index);
         for monitor in self.monitor_processes() {

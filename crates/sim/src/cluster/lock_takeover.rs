@@ -1,12 +1,12 @@
-//! A lock is taken while its holder's last writes exist only on members that are silent; another client reads the
-//! volume before these members are heard again.
+//! A lock is taken while its holder's last writes exist only on members that are silent; another client reads
+//! the volume before these members can be reached again.
 //!
 //! ```text
 //!   members reach clients only ─▶ holder writes ─▶ members silent
 //!     ─▶ lock taken ─▶ another client reads ─▶ members heard again
 //! ```
 //!
-//! The writes belong to a fenced session then: what was read must not change when the members are back.
+//! The writes then belong to a fenced session: data that was read must not change when the members are back.
 
 use std::collections::BTreeSet;
 
@@ -19,20 +19,21 @@ use super::osd_loss::TIME_OUT;
 use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 
-/// How many blocks are written and read.
+/// The maximum number of blocks that are written and read.
 const BLOCK_COUNT_MAX: usize = 16;
 
-/// How long members reach only clients: less than leases are valid.
+/// How long members can reach only clients: less than leases are valid.
 const HALF_HEARD_FOR: Duration = Duration::from_millis(50);
 
-/// How long the read of each block may wait: until the members are back, if their data must be known.
+/// How long to wait for the reads: one that needs data of the silent members waits until they are
+/// back.
 const READ_FOR: Duration = Duration::from_secs(4);
 
 impl World {
     /// Runs the scenario; `members` fall silent. Requires: the cluster is whole, and no fault happens.
     pub(super) fn take_over_from(&mut self, members: &[usize]) -> Result<(), String> {
         let Some(holder) = self.attach_one(Some(true))? else { return Ok(()) };
-        // Members must learn which sessions were fenced for that.
+        // Members must first learn which sessions were fenced for the attach.
         if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return self.detach_all();
         }
@@ -52,7 +53,8 @@ impl World {
         self.wait("a lock cannot be taken", |world| world.operator.jobs.is_empty())?;
         self.attach_volume(1, holder.volume, true, false)?;
         self.wait("an attach is never done", |world| world.clients[1].is_settled())?;
-        // The first answer ends the fenced session on that PG; what is read then must stay.
+        // The first answer of a PG ends the fenced session there; what is read then must not
+        // change.
         for _ in 0..2 {
             self.read_blocks(1, |_, _, key| blocks.contains(key))?;
             let end = self.now + READ_FOR;
@@ -69,7 +71,7 @@ impl World {
         self.read_everything()
     }
 
-    /// Blocks of a volume, of PGs that one of these leads.
+    /// Returns blocks of the holder's volume, in PGs that one of these members leads.
     fn blocks_led_by(&self, members: &[usize], holder: Handle) -> BTreeSet<BlockKey> {
         let ids: Vec<Option<OsdId>> = members.iter().map(|index| self.osds[*index].id).collect();
         let led = self.watch.entries().filter(|entry| ids.contains(&entry.primary_osd()));

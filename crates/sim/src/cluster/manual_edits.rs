@@ -1,6 +1,6 @@
-//! Manual edits: at the end somebody edits keys of the state store without the monitors, while one of them leads and a
-//! client attaches volumes. The operator has edits undone that endanger data, so they change nothing; a new host of
-//! an OSD takes effect at once.
+//! Manual edits: at the end, somebody edits keys of the state store directly, while a monitor leads and a
+//! client attaches volumes. The operator undoes the edits that endanger data, so they change nothing; a new
+//! host of an OSD takes effect at once.
 
 use base::Duration;
 use cluster::state::Operation;
@@ -13,10 +13,10 @@ use crate::random::{Chance, Random};
 /// How many edits a run makes.
 const EDIT_COUNT: usize = 8;
 
-/// For how long the cluster must have been whole before: no monitor is about to write.
+/// How long the cluster must have been whole first: then no monitor is about to write.
 const WHOLE_FOR: Duration = Duration::from_secs(1);
 
-/// How long after a client's request the edit comes, in nanoseconds.
+/// The delay between a client's request and the edit, in nanoseconds.
 const PAUSE: std::ops::Range<u64> = 1_000..20_000_000;
 
 /// Keys of things that do not exist.
@@ -57,7 +57,7 @@ impl World {
         let ends_leading = operation.key() == "leader";
         let steps = self.state.edit(self.now, operation);
         self.schedule_state(steps);
-        // A new leader believes every key that it can read, and cannot restore the others.
+        // A new leader trusts every key that it can read, and cannot restore the others.
         if ends_leading {
             self.wait_until_whole_for(WHOLE_FOR)?;
         }
@@ -71,7 +71,7 @@ impl World {
         .map_err(|error| format!("{error}: {:?}", self.state.edited()))
     }
 
-    /// Draws an edit that must not stay.
+    /// Draws an edit that must be undone.
     fn draw_edit(&self, random: &mut Random) -> Operation {
         let mut kinds: Vec<String> =
             self.state.entries().map(|entry| kind_of(&entry.key).to_string()).collect();
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-/// The first part of a key.
+/// Returns the first part of a key.
 fn kind_of(key: &str) -> &str {
     key.split('/').next().unwrap_or(key)
 }

@@ -1,7 +1,8 @@
-//! The comparison of members at the end: all members of a PG hold the same, and no other OSD holds anything of it.
+//! The comparison of members at the end: all members of a PG hold the same, and no other OSD holds data of
+//! that PG.
 //!
-//! All OSDs stop in order. Then each store is opened by itself, and its data of each PG is compared, block by block
-//! and unit by unit.
+//! All OSDs stop cleanly. Then each store is opened on its own, and its data of each PG is compared, block by
+//! block and unit by unit.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -20,7 +21,7 @@ use crate::random::Random;
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Block {
     version: Version,
-    /// Checksums of its written units by their number; `None`: it is deleted.
+    /// Checksums of the written units, by unit number; `None`: the block is deleted.
     units: Option<BTreeMap<usize, u32>>,
     /// Units that cannot be read.
     damaged: BTreeSet<usize>,
@@ -51,7 +52,7 @@ struct Holding {
 }
 
 impl World {
-    /// Compares what all members hold; then all OSDs run again.
+    /// Compares what all members hold, then starts all OSDs again.
     pub(super) fn compare_members(&mut self) -> Result<(), String> {
         self.stop_all_osds()?;
         let mut holdings = BTreeMap::new();
@@ -91,7 +92,7 @@ impl World {
         Ok(())
     }
 
-    /// What an OSD's store holds, by PG.
+    /// Returns what an OSD's store holds, by PG number.
     fn read_store(&mut self, index: usize) -> Result<BTreeMap<u32, Holding>, String> {
         let pg_count = self.plan.pg_count;
         let settings = Osd::store_settings(&self.plan);
@@ -120,7 +121,7 @@ impl World {
     }
 }
 
-/// Compares what the members of a PG hold, and takes it from the holdings.
+/// Compares what the members of a PG hold, and removes that from the holdings.
 fn compare(
     entry: &PgEntry,
     holdings: &mut BTreeMap<base::OsdId, BTreeMap<u32, Holding>>,
@@ -158,7 +159,7 @@ fn compare(
     Ok(())
 }
 
-/// A store that is read by itself, its disk being infinitely fast.
+/// A store that is read on its own, with an infinitely fast disk.
 struct Reader<'a> {
     disk: &'a mut SimDisk,
     store: Store,
@@ -187,7 +188,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next effect that does not concern the disk.
+    /// Returns the next effect that does not concern the disk.
     fn next_effect(&mut self) -> Result<Effect, String> {
         loop {
             match self.effects.pop_front() {
@@ -226,7 +227,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The numbers of the bits that are set.
+/// Returns the numbers of the bits that are set.
 fn bits(words: &[u64]) -> impl Iterator<Item = usize> + '_ {
     (0..words.len() * 64).filter(|bit| words[bit / 64] >> (bit % 64) & 1 == 1)
 }

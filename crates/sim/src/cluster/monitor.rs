@@ -8,15 +8,15 @@ use super::process::{monitor_address, monitor_id};
 /// One monitor.
 #[derive(Default)]
 pub struct MonitorProcess {
-    /// Its logic, while it runs.
+    /// The monitor's logic, while its process runs.
     pub election: Option<Election>,
-    /// Its operator asked it to stop.
+    /// Its operator told it to stop.
     pub(super) is_stopping: bool,
 }
 
 impl MonitorProcess {
-    /// One that starts: the `index`-th of `count`. Without others (`is_embedded`) it leads without
-    /// a lease.
+    /// Starts the `index`-th of `count` monitors. A monitor without others (`is_embedded`) leads
+    /// without a lease.
     pub fn start(
         index: usize,
         count: usize,
@@ -30,7 +30,7 @@ impl MonitorProcess {
             pid: 1 + index as u32,
             host: format!("mon{index}"),
             addresses: vec![monitor_address(index)],
-            // Unique for each start, and for each time of leading, which adds one.
+            // Unique for each start, and for each reign, which adds one.
             nonce: (now.as_nanos() * count as u64 + index as u64) << 16,
         };
         let election = match is_embedded {
@@ -40,13 +40,13 @@ impl MonitorProcess {
         MonitorProcess { election: Some(election), is_stopping: false }
     }
 
-    /// Whether it runs and believes that the `index`-th monitor leads.
+    /// Returns whether it runs and believes that the `index`-th monitor leads.
     pub fn follows(&self, index: usize) -> bool {
         let election = self.election.as_ref();
         election.is_some_and(|election| election.leader() == Some(monitor_id(index)))
     }
 
-    /// Whether it was asked to stop and has given its lease back.
+    /// Returns whether it was told to stop and has released its lease.
     pub fn has_retired(&self) -> bool {
         self.is_stopping && self.election.as_ref().is_some_and(Election::is_retired)
     }
