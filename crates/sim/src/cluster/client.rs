@@ -182,6 +182,6 @@ pub struct CutOff {
 pub struct AttachmentsDue {
     /// Attachments whose session has ended.
     pub(super) to_close: Vec<(usize, VolumeHandle)>,
-    /// Those whose volume is to be written whole.
+    /// Attachments whose volume is to be written completely.
     pub(super) to_fill: Vec<(usize, VolumeHandle)>,
 }

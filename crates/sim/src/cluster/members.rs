@@ -28,7 +28,7 @@ struct Block {
 }
 
 impl Block {
-    /// Whether another member's is the same, as far as both can be read.
+    /// Returns whether another member's copy is the same, as far as both can be read.
     fn is_like(&self, other: &Block) -> bool {
         let damaged: BTreeSet<usize> = self.damaged.union(&other.damaged).copied().collect();
         let whole = |units: &BTreeMap<usize, u32>| -> Vec<(usize, u32)> {

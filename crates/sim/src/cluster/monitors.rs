@@ -11,11 +11,11 @@ use super::state::{MonitorRun, StateStep, Step};
 use super::world::World;
 use crate::random::Chance;
 
-/// How long a monitor that is told to end tries to give its lease back.
+/// How long a monitor that is told to stop tries to release its lease.
 const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
 
 impl World {
-    /// All monitors.
+    /// Returns all monitors.
     pub(super) fn monitor_processes(&self) -> impl Iterator<Item = Process> + use<> {
         (0..self.monitors.len()).map(Process::Monitor)
     }
@@ -26,13 +26,13 @@ impl World {
             MonitorProcess::start(index, count, self.cluster, self.now, is_embedded);
     }
 
-    /// Monitors that believe that they lead.
+    /// Returns the monitors that believe that they lead.
     fn leaders(&self) -> Vec<usize> {
         let leads = |index: &usize| self.monitors[*index].follows(*index);
         (0..self.monitors.len()).filter(leads).collect()
     }
 
-    /// The monitor that leads, if all run and agree on it.
+    /// Returns the monitor that leads, if all run and agree on it.
     pub(super) fn agreed_leader(&self) -> Option<usize> {
         let [leader] = self.leaders()[..] else { return None };
         self.monitors.iter().all(|monitor| monitor.follows(leader)).then_some(leader)
@@ -92,7 +92,7 @@ impl World {
 
     pub(super) fn schedule_state(&mut self, steps: Vec<Step>) {
         for Step { at, what } in steps {
-            // Nobody hears what was asked by a run that is over.
+            // A run that is over receives no answers.
             if let StateStep::Tell((index, life), _) = &what
                 && self.life(Process::Monitor(*index)) != *life
             {
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// A step of the state store.
+    /// Executes a step of the state store.
     pub(super) fn take_state(&mut self, step: StateStep) -> Result<(), String> {
         let steps = match step {
             StateStep::Tell((index, _), event) => {
@@ -118,13 +118,13 @@ impl World {
         Ok(())
     }
 
-    /// A monitor's process is gone.
+    /// Handles the end of a monitor's process.
     pub(super) fn monitor_died(&mut self, index: usize, run: MonitorRun) {
         self.monitors[index] = MonitorProcess::default();
         self.state.run_ended(self.now, run);
     }
 
-    /// Its operator stops a monitor.
+    /// Stops a monitor, as its operator does.
     fn stop_monitor(&mut self, index: usize) -> Result<(), String> {
         let monitor = &mut self.monitors[index];
         let Some(election) = &mut monitor.election else { return Ok(()) };
@@ -135,7 +135,7 @@ impl World {
         self.carry_out_monitor(index, effects)
     }
 
-    /// A monitor that was asked to stop ends, with its lease given back or not.
+    /// Ends a monitor that was told to stop, whether it has released its lease or not.
     pub(super) fn monitor_stopped(&mut self, index: usize) {
         let process = Process::Monitor(index);
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
@@ -146,7 +146,7 @@ impl World {
         self.schedule_start(process);
     }
 
-    /// Something happens to whoever leads, or believes that he does.
+    /// Disturbs a monitor that leads, or believes that it does.
     pub(super) fn disturb_leader(&mut self) -> Result<(), String> {
         let leaders = self.leaders();
         if leaders.is_empty() {
@@ -187,7 +187,8 @@ impl World {
         Ok(())
     }
 
-    /// A monitor does not reach the state store for a while, and is told so in the end.
+    /// Cuts a monitor off from the state store for a span. If the span is long enough, the monitor
+    /// notices.
     pub(super) fn cut_off_state(&mut self, index: usize, span: Duration) {
         let until = self.now + span;
         self.trace.line(format_args!("{:?} monitor {index} cut off the store", self.now));

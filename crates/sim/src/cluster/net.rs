@@ -1,12 +1,12 @@
 //! The simulated network: connections that keep the promises of the net door.
 //!
-//! Messages of a connection arrive in order, each at most once, until it breaks, at any byte; then
-//! both ends learn it, each at its own time. What was sent before that byte still arrives, at once
-//! or long after its sender has gone on over another connection. Messages are encoded to the bytes
-//! of the wire and decoded again.
+//! Messages of a connection arrive in order, each at most once, until the connection breaks, which may happen
+//! at any byte; then each end learns of it at its own time. What was sent before that byte still arrives, at
+//! once or long after its sender has continued over another connection. Messages are encoded to the bytes of
+//! the wire and decoded again.
 //!
 //! Invariants
-//!   1. Events of one end come in the order of its queue, at times that never go back.
+//!   1. Events of one end arrive in the order of its queue, at times that never go back.
 //!   2. `Closed` is the last event of an end; an end that was closed by its owner gets none.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,11 +18,11 @@ use format::wire::{self, Message};
 use super::process::Process;
 use crate::random::{Chance, Random};
 
-/// Longest wait for a handshake, in milliseconds: what the reactor waits for an address that is not
-/// a name.
+/// The longest wait for a handshake, in milliseconds: how long the reactor waits if the address is
+/// not a host name.
 const CONNECT_TIME_MAX: u64 = 2000;
 
-/// Names one end of a connection: its number, and which side.
+/// Identifies one end of a connection: the connection's number, and the side.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EndId {
     connection: usize,
@@ -40,16 +40,16 @@ impl EndId {
 pub struct Weather {
     /// The mean latency of a message, in nanoseconds.
     pub latency: u64,
-    /// A message takes up to a thousand times as long.
+    /// The chance that a message takes up to a thousand times as long.
     pub delay: Chance,
-    /// A bit of a message's data flips on its way.
+    /// The chance that a bit of a message's data flips in transit.
     pub corrupt_payload: Chance,
-    /// A bit of a message's header or body flips on its way.
+    /// The chance that a bit of a message's header or body flips in transit.
     pub corrupt_frame: Chance,
 }
 
 impl Weather {
-    /// The same network without its faults.
+    /// Returns the same network without its faults.
     pub fn calm(self) -> Weather {
         Weather {
             delay: Chance::NEVER,
@@ -69,7 +69,7 @@ enum Parcel {
 }
 
 impl Parcel {
-    /// How many bytes it takes on the connection.
+    /// Returns how many bytes it occupies on the connection.
     fn length(&self) -> u64 {
         match self {
             Parcel::Frame { bytes, payload, .. } => {
@@ -80,7 +80,7 @@ impl Parcel {
     }
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Request,
@@ -113,26 +113,26 @@ pub struct FaultCounts {
     pub delayed: u64,
     /// Requests lost when their connection broke.
     pub lost_requests: u64,
-    /// Replies lost so.
+    /// Replies lost in this way.
     pub lost_replies: u64,
-    /// Messages to and from the monitor lost so.
+    /// Messages to and from the monitor lost in this way.
     pub lost_controls: u64,
-    /// Messages between members of a PG lost so.
+    /// Messages between members of a PG lost in this way.
     pub lost_peers: u64,
-    /// Messages about leases lost so.
+    /// Messages about leases lost in this way.
     pub lost_leases: u64,
     /// Connections that broke within a frame.
     pub torn_frames: u64,
-    /// Connections whose bytes kept arriving after the sender had been told of the end.
+    /// Connections whose bytes kept arriving after the sender had learned that they broke.
     pub lingering: u64,
 }
 
 struct End {
     process: Process,
     id: ConnectionId,
-    /// Its process still gets events.
+    /// The process still receives events of this end.
     open: bool,
-    /// What it sends is dropped, because the connection is broken.
+    /// Messages sent from this end are dropped, because the connection is broken.
     mute: bool,
     queue: VecDeque<(Time, Parcel)>,
 }
@@ -144,18 +144,18 @@ pub struct Net {
     weather: Weather,
     ends: Vec<[End; 2]>,
     by_id: BTreeMap<(Process, ConnectionId), EndId>,
-    /// Pairs of processes: nothing passes from the first to the second.
+    /// Pairs of processes: no message passes from the first to the second.
     cuts: BTreeSet<(Process, Process)>,
     accepted_last: u64,
     /// The faults so far.
     pub counts: FaultCounts,
 }
 
-/// When an end has something to be delivered.
+/// An end that has something to deliver, and when.
 pub type Wake = (Time, EndId);
 
 impl Net {
-    /// A network without connections.
+    /// Returns a network without connections.
     pub fn new(random: Random, pool: BufferPool, weather: Weather) -> Net {
         Net {
             random,
@@ -179,13 +179,13 @@ impl Net {
         self.weather.latency = self.weather.latency.min(latency);
     }
 
-    /// The process of an end, and the one at the other end.
+    /// Returns the process of an end, and the process at the other end.
     pub fn processes(&self, id: EndId) -> (Process, Process) {
         let ends = &self.ends[id.connection];
         (ends[id.side].process, ends[1 - id.side].process)
     }
 
-    /// The process at the other end of a connection.
+    /// Returns the process at the other end of a connection.
     pub fn peer_of(&self, process: Process, id: ConnectionId) -> Option<Process> {
         let end = self.by_id.get(&(process, id))?;
         Some(self.processes(*end).1)
@@ -212,7 +212,7 @@ impl Net {
         (at, end)
     }
 
-    /// A process connects. [`Net::arrive`] is due at the returned time.
+    /// Starts a connection from a process. [`Net::arrive`] is due at the returned time.
     pub fn connect(
         &mut self,
         now: Time,
@@ -232,8 +232,8 @@ impl Net {
         (now + self.latency(), asker)
     }
 
-    /// A connect reaches its target. `peers` is what the target and the caller learn about each
-    /// other. `None`: nobody listens.
+    /// Handles a connection attempt that reaches its target. `peers` is what the target and the
+    /// caller learn about each other. `None`: nobody listens.
     pub fn arrive(&mut self, now: Time, asker: EndId, peers: Option<(Peer, Peer)>) -> Vec<Wake> {
         let (from, to) = (self.end(asker).process, self.end(asker.other()).process);
         if !self.end(asker).open {
@@ -259,7 +259,7 @@ impl Net {
         ]
     }
 
-    /// A process sends a message.
+    /// Sends a message from a process.
     pub fn send(
         &mut self,
         now: Time,
@@ -293,7 +293,7 @@ impl Net {
         Some(self.push(at, end.other(), Parcel::Frame { kind, bytes, payload }))
     }
 
-    /// A process closes its end. The other end learns it after everything that was sent before.
+    /// Closes a process's end. The other end learns of it after everything that was sent before.
     pub fn close(&mut self, now: Time, from: Process, id: ConnectionId) -> Option<Wake> {
         let end = self.by_id.remove(&(from, id))?;
         self.end(end).open = false;
@@ -302,7 +302,8 @@ impl Net {
         self.lose(at, end.other(), CloseReason::Reset, false)
     }
 
-    /// Tells an end that its connection is gone. Only a first part of what is on its way arrives.
+    /// Informs an end that its connection is gone. With `cut`, only a first part of what is in
+    /// transit to the end arrives.
     fn lose(&mut self, at: Time, end: EndId, reason: CloseReason, cut: bool) -> Option<Wake> {
         self.end(end.other()).mute = true;
         self.end(end).mute = true;
@@ -316,7 +317,7 @@ impl Net {
         Some(self.push(at, end, Parcel::Closed(reason)))
     }
 
-    /// Loses what is on its way to an end from some byte on.
+    /// Loses what is in transit to an end, from a random byte on.
     fn cut_short(&mut self, end: EndId) {
         let total: u64 = self.end(end).queue.iter().map(|(_, parcel)| parcel.length()).sum();
         let all_sent = self.random.chance(Chance::percent(30));
@@ -324,7 +325,7 @@ impl Net {
         let mut lost = Vec::new();
         let mut is_torn = false;
         self.end(end).queue.retain(|(_, parcel)| match parcel {
-            // An end that was never told about the connection is not told that it ended.
+            // These stay: an end must learn of the connection before it can learn of its end.
             Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => true,
             Parcel::Frame { kind, .. } if parcel.length() > left => {
                 is_torn |= left > 0;
@@ -341,11 +342,11 @@ impl Net {
         lost.into_iter().for_each(|kind| self.count_lost(kind));
     }
 
-    /// Loses everything that is on its way to an end.
+    /// Loses everything that is in transit to an end.
     fn lose_frames(&mut self, end: EndId) {
         let mut lost = Vec::new();
         self.end(end).queue.retain(|(_, parcel)| match parcel {
-            // Nobody hears of the end of what he never heard of.
+            // Stays: an end must learn of the connection before it can learn of its end.
             Parcel::Accepted(_) => true,
             Parcel::Connected(_) | Parcel::Closed(_) => false,
             Parcel::Frame { kind, .. } => {
@@ -366,8 +367,8 @@ impl Net {
         }
     }
 
-    /// Breaks a connection. Each end learns it at its own time. `lingers`: bytes to the end that
-    /// accepted it are still in kernels and switches, and arrive late.
+    /// Breaks a connection. Each end learns of it at its own time. `lingers`: bytes to the end that
+    /// accepted the connection are still in kernels and switches, and arrive late.
     fn break_connection(
         &mut self,
         now: Time,
@@ -389,17 +390,17 @@ impl Net {
         wakes
     }
 
-    /// Messages on their way to an end.
+    /// Returns the number of messages in transit to an end.
     fn frame_count(&self, end: EndId) -> usize {
         let queue = &self.ends[end.connection][end.side].queue;
         queue.iter().filter(|(_, parcel)| matches!(parcel, Parcel::Frame { .. })).count()
     }
 
-    /// Delays what is on its way to an end, from some message on.
+    /// Delays what is in transit to an end, from a random message on.
     fn put_off(&mut self, end: EndId) -> Option<Wake> {
         let late = Duration::from_millis(self.random.scale(1..8000));
         let frame_count = self.frame_count(end);
-        // All parcels but the last, which says that the connection is gone, may be in time.
+        // All parcels may be in time except the last, which reports that the connection is gone.
         let first = self.random.index(frame_count.max(1));
         let comes_late = frame_count > 0;
         let queue = &mut self.end(end).queue;
@@ -438,8 +439,8 @@ impl Net {
         self.ends[connection].iter().all(|end| end.open && !end.mute)
     }
 
-    /// A process has died: its ends get nothing more, and its peers learn it. `silent`: they learn
-    /// it after a while, as when its host lost power.
+    /// Handles the death of a process: its ends receive nothing more, and its peers learn of it.
+    /// `silent`: the peers learn of it after a while, as when its host lost power.
     pub fn process_died(&mut self, now: Time, process: Process, silent: bool) -> Vec<Wake> {
         let mut wakes = Vec::new();
         for id in self.connections_of(process) {
@@ -457,7 +458,8 @@ impl Net {
         wakes
     }
 
-    /// A process neither sends nor receives anything: its connections time out within a span.
+    /// Lets the connections of a process that neither sends nor receives anything time out within a
+    /// span.
     pub fn time_out(&mut self, now: Time, process: Process, within: Duration) -> Vec<Wake> {
         let ends: Vec<EndId> =
             self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
@@ -467,7 +469,7 @@ impl Net {
         ends.into_iter().flat_map(break_off).collect()
     }
 
-    /// The same, for the connections between two processes.
+    /// Lets the connections between two processes time out within a span.
     pub fn time_out_between(
         &mut self,
         now: Time,
@@ -482,8 +484,8 @@ impl Net {
         wakes.collect()
     }
 
-    /// Breaks the connections that a process made, for it at once. What it has sent over them
-    /// arrives late, and only then the other ends learn it.
+    /// Breaks the connections that a process made. The process learns of it at once. What it has
+    /// sent over them arrives late, and only then do the other ends learn that they broke.
     pub fn leave_behind(&mut self, now: Time, process: Process, late: Duration) -> Vec<Wake> {
         let ends: Vec<EndId> =
             self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
@@ -498,7 +500,8 @@ impl Net {
         wakes
     }
 
-    /// A process has ended in order: its peers get everything that it sent before they learn it.
+    /// Handles the clean exit of a process: its peers receive everything that it sent before they
+    /// learn of it.
     pub fn process_left(&mut self, now: Time, process: Process) -> Vec<Wake> {
         let mine = self.connections_of(process);
         mine.into_iter().filter_map(|id| self.close(now, process, id)).collect()
@@ -522,13 +525,13 @@ impl Net {
         self.cuts.is_empty()
     }
 
-    /// Whether every process knows about every connection that broke.
+    /// Whether every process has learned of every connection that broke.
     pub fn is_settled(&self) -> bool {
         self.ends.iter().flatten().all(|end| !end.open || !end.mute)
     }
 
-    /// Holds back everything from one process to another, and also back if `both`, until they are
-    /// healed. No connection breaks.
+    /// Holds back everything from one process to another, and in the other direction too if `both`,
+    /// until the cut is healed. No connection breaks.
     pub fn hold_back(&mut self, from: Process, to: Process, both: bool) {
         self.cuts.insert((from, to));
         if both {
@@ -536,7 +539,7 @@ impl Net {
         }
     }
 
-    /// The same, but some of their connections break; others only stall.
+    /// Like [`Net::hold_back`], but some of their connections break; others only stall.
     pub fn cut(&mut self, now: Time, from: Process, to: Process, both: bool) -> Vec<Wake> {
         self.hold_back(from, to, both);
         let mut wakes = Vec::new();
@@ -544,8 +547,8 @@ impl Net {
             if self.random.chance(Chance::percent(70)) {
                 let longest = Duration::from_millis(self.random.scale(10..4000));
                 let reason = CloseReason::TimedOut;
-                // What was sent to the end that connected is lost. What was sent to the other end may
-                // wait in kernels until the two reach each other again.
+                // What was sent to the end that made the connection is lost. What was sent to the
+                // other end may wait in kernels until the two processes reach each other again.
                 let waits = self.random.chance(Chance::percent(50));
                 for side in 0..if waits { 1 } else { 2 } {
                     let end = EndId { connection, side };
@@ -560,7 +563,7 @@ impl Net {
         wakes
     }
 
-    /// Whether a connection between the two stands or is being made.
+    /// Returns whether a connection between the two processes exists or is being made.
     pub fn has_connection(&self, one: Process, other: Process) -> bool {
         !self.between(one, other).is_empty()
     }
@@ -580,7 +583,8 @@ impl Net {
     pub fn heal(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
         self.cuts.remove(&(one, other));
         self.cuts.remove(&(other, one));
-        // Also for connections that broke meanwhile: the news is queued after what was held back.
+        // Also for connections that broke meanwhile: the news of the break is queued after what was
+        // held back.
         (0..self.ends.len())
             .filter(|index| self.is_between(*index, one, other))
             .flat_map(|connection| (0..2).map(move |side| EndId { connection, side }))
@@ -595,7 +599,7 @@ impl Net {
         cuts.into_iter().flat_map(|(from, to)| self.heal(now, from, to)).collect()
     }
 
-    /// Takes the next event of an end, if it is due. Also returns when to call again.
+    /// Removes and returns the next event of an end, if it is due. Also returns when to call again.
     pub fn deliver(&mut self, now: Time, id: EndId) -> (Option<(Process, NetEvent)>, Option<Wake>) {
         let other = self.end(id.other()).process;
         let process = self.end(id).process;
@@ -644,7 +648,7 @@ impl Net {
         wire::decode(&header, body, payload, &self.pool)
     }
 
-    /// An end closes its connection after a protocol violation.
+    /// Closes an end that has received a protocol violation.
     fn protocol_error(&mut self, id: EndId, why: wire::DecodeError) -> (Process, NetEvent) {
         base::mark!(nonsense_closes_the_connection);
         let (process, connection) = (self.end(id).process, self.end(id).id);
@@ -654,7 +658,7 @@ impl Net {
         (process, NetEvent::Closed { connection, reason: CloseReason::Protocol(why.0) })
     }
 
-    /// Tells the other end of a connection that was closed after a protocol violation.
+    /// Informs the other end of a connection that was closed after a protocol violation.
     pub fn reset_other(&mut self, now: Time, id: EndId) -> Option<Wake> {
         if self.end(id).open || self.end(id).mute {
             return None;

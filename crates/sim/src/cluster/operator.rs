@@ -1,4 +1,4 @@
-//! The operator: what is to be done, in order, and the command that is under way.
+//! The operator: the jobs to do, in order, and the command that is under way.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -16,34 +16,34 @@ pub enum Job {
     Create(usize),
     /// Removes a volume.
     Remove(usize),
-    /// Resizes a volume to so many units.
+    /// Resizes a volume to this many units.
     Resize(usize, u64),
     /// Takes the lock of a volume from its holder.
     Unlock(usize),
-    /// Sets a setting to so many milliseconds.
+    /// Sets a setting to this many milliseconds.
     Set(Setting, u64),
     /// Removes the pool.
     RemovePool,
-    /// Looks for suspect PGs, which wait for the operator.
+    /// Searches for suspect PGs, which wait for the operator.
     FindSuspect,
     /// Accepts the loss of a suspect PG.
     GiveUp(u32),
-    /// Looks for PGs that wait for members whose disks are lost.
+    /// Searches for PGs that wait for members whose disks are lost.
     FindLost,
-    /// Lets such a PG go on without these members.
+    /// Lets a PG continue without members whose disks are lost.
     GiveUpMembers(PgId),
-    /// Puts an OSD out of the cluster, or back in.
+    /// Takes an OSD out of the cluster, or back in.
     SetOut(usize, bool),
     /// Removes an OSD whose disk is lost.
     RemoveOsd(usize),
     /// Recovers a state store that was restored from a backup, from what OSDs know.
     Recover {
-        /// When the backup was put back.
+        /// When the backup was restored.
         since: Time,
         /// OSDs that never come back.
         lost: Vec<OsdId>,
     },
-    /// Has manual edits of keys undone.
+    /// Undoes manual edits of keys.
     Undo,
     /// Waits until no task is left.
     AwaitTasks,
@@ -60,36 +60,37 @@ pub struct Operator {
     pub(super) request_last: u64,
     /// The jobs, in order.
     pub jobs: VecDeque<Job>,
-    /// The command of the first job that is under way.
+    /// The request number of the first job's command, while it is under way.
     pub(super) waiting: Option<u64>,
     pub(super) tries: u64,
-    /// A try of it was cut off then, and may still be done.
+    /// When an attempt at the first job was interrupted; it may still be executed.
     pub(super) cut_off: Option<Time>,
-    /// It is the end: everything goes.
+    /// The run is at its end: everything is removed.
     pub(super) removes_all: bool,
-    /// What was last answered, for people.
+    /// The last answer, as text for people.
     pub last: String,
-    /// A loss was accepted.
+    /// The loss of a suspect PG was accepted.
     pub(super) gave_up: bool,
-    /// Volumes of which a creation was interrupted: it may be done late, even after a removal.
+    /// Volumes whose creation was interrupted: it may be executed late, even after a removal.
     pub(super) unsure: BTreeSet<usize>,
 }
 
 impl Operator {
-    /// The first job is over.
+    /// Ends the first job.
     pub(super) fn finish_job(&mut self) {
         self.jobs.pop_front();
         self.tries = 0;
         self.cut_off = None;
     }
 
-    /// A job that comes before all others.
+    /// Adds a job before all others.
     pub(super) fn do_first(&mut self, job: Job) {
         self.jobs.push_front(job);
         self.tries = 0;
     }
 
-    /// Its connection is gone. Whether a command was under way, which may still be done.
+    /// Handles the loss of the connection. Returns whether a command was under way, which may still
+    /// be executed.
     pub(super) fn disconnected(&mut self, now: Time) -> bool {
         self.connection = None;
         self.is_connected = false;

@@ -22,67 +22,68 @@ pub struct Osd {
     pub id: Option<OsdId>,
     /// The host it runs on.
     pub host: usize,
-    /// The host that it counts to.
+    /// The host that it belongs to in the cluster's tree.
     pub tree_host: usize,
     /// Its disk is lost: it never runs again.
     pub is_gone: bool,
-    /// It is another one than that which the cluster knows by its id: it must be refused.
+    /// It is not the OSD that the cluster knows by its id: it must be refused.
     pub is_foreign: bool,
-    /// Its operator asked it to stop.
+    /// Its operator told it to stop.
     pub is_stopping: bool,
     /// Its operator does not start it again for now.
     pub stays_down: bool,
-    /// No PG is to be planned for it.
+    /// It is out: no PG may be placed on it.
     pub is_out: bool,
-    /// Of its store.
+    /// The id of its store.
     pub store: StoreId,
     /// Its disk, once it is created.
     pub disk: Option<SimDisk>,
     /// Its process, while it runs.
     pub node: Option<Node>,
-    /// Of its run, once the monitor has given it.
+    /// The incarnation of its run, once a monitor has assigned one.
     pub incarnation: Incarnation,
-    /// Where its areas are, once it is created.
+    /// Where the areas of its disk are, once its store is created.
     pub layout: Option<Superblock>,
-    /// What the disk had completed by then is recorded as durable, and so is that.
+    /// Everything that the disk had completed up to this count is recorded as durable, and so is
+    /// that record.
     pub settled: u64,
-    /// Likewise after the next idle time.
+    /// The value of `settled` after the next idle time.
     settling: u64,
     /// Bits that flipped outside of the data area.
     pub flips: Vec<Flip>,
     /// Pages of the data area that cannot be read until they are written.
     pub unreadable: BTreeSet<u64>,
-    /// Since when no operation of the disk is in flight, while its process runs.
+    /// Since when no disk operation is in flight, while its process runs.
     pub idle_since: Option<Time>,
     /// Operations in flight.
     pub in_flight: u64,
     /// How its disk hangs.
     pub(super) hang: Hang,
-    /// What its last run knew about its disk, if that run ended in order to restart.
+    /// What its last run had learned about its disk, if that run ended in order to restart.
     pub stalls: Option<node::Stalls>,
-    /// The end of a turn is due.
+    /// The end of a turn of its loop is scheduled.
     pub turn_due: bool,
     /// A write or flush failed: the node must stop.
     pub must_stop: bool,
-    /// When it last lost power, and with it what was not flushed.
+    /// When it last lost power, and so lost what was not flushed.
     pub power_lost_at: Moment,
 }
 
 /// A bit that flipped.
 #[derive(Clone, Copy, Debug)]
 pub struct Flip {
-    /// Where on the disk.
+    /// The offset of the byte on the disk.
     pub offset: u64,
-    /// Which bit of the byte.
+    /// Which bit of the byte, as a mask.
     pub mask: u8,
-    /// When its page was last written, as the disk counts.
+    /// When its page was last written, by the disk's count.
     pub age: u64,
 }
 
-/// What is known of an operation of a disk.
+/// What is recorded of a disk operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskWork {
-    /// A read of so many bytes from there on.
+    /// A read of `length` bytes at `offset`.
     Read { offset: u64, length: u64 },
     /// A write or flush.
     Change,
@@ -91,7 +92,7 @@ pub enum DiskWork {
 }
 
 impl DiskWork {
-    /// Of an effect.
+    /// Returns what is recorded of an effect.
     pub fn of(effect: &DiskEffect) -> DiskWork {
         match effect {
             DiskEffect::Read { offset, buffer, .. } => {
@@ -104,7 +105,7 @@ impl DiskWork {
 }
 
 impl Osd {
-    /// One that has no id yet.
+    /// Returns an OSD that has no id yet.
     pub fn new(seed: u64, index: usize, host: usize) -> Osd {
         Osd {
             id: None,
@@ -134,7 +135,7 @@ impl Osd {
         }
     }
 
-    /// Makes its store on a new disk.
+    /// Creates its store on a new disk.
     pub fn create(&mut self, id: OsdId, cluster: ClusterId, plan: &Plan) {
         let options = CreateOptions {
             cluster,
@@ -151,7 +152,7 @@ impl Osd {
         self.disk = Some(disk);
     }
 
-    /// Settings of its store's process.
+    /// Returns the settings of its store.
     pub fn store_settings(plan: &Plan) -> blockstore::Settings {
         blockstore::Settings {
             memory_bytes: 8 << 20,
@@ -161,7 +162,7 @@ impl Osd {
         }
     }
 
-    /// Starts a run, `now` being the time of its host's clock.
+    /// Starts a run. `now` is the time of its host's clock.
     pub fn start(
         &mut self,
         now: Time,
@@ -199,13 +200,14 @@ impl Osd {
         self.node = Some(Node::new(identity, settings, pool, size, now, effects));
     }
 
-    /// Its process is gone. A store that does not run records nothing, however long it is quiet.
+    /// Handles the end of its process. A store that does not run records nothing, however long it
+    /// is idle.
     pub fn ends(&mut self) {
         self.node = None;
         self.idle_since = None;
     }
 
-    /// An operation is given to the disk.
+    /// Submits an operation to the disk.
     pub fn submit(&mut self, now: Time, effect: DiskEffect) -> DiskOp {
         self.note_idle(now);
         self.in_flight += 1;
@@ -217,7 +219,7 @@ impl Osd {
         self.disk.as_mut().expect("created before it starts").submit(effect)
     }
 
-    /// An operation has ended.
+    /// Records that an operation has ended.
     pub fn ended(&mut self, now: Time) {
         self.in_flight -= 1;
         if self.in_flight == 0 {
@@ -225,8 +227,9 @@ impl Osd {
         }
     }
 
-    /// After so long without work an empty journal entry has recorded all as durable. Damage of
-    /// that entry itself could not be told from a torn write, so the next one is waited for.
+    /// Updates what is settled. After this long without work, an empty journal entry has recorded
+    /// everything as durable. Damage of that entry itself could not be distinguished from a torn
+    /// write, so the data counts as settled only after the next such entry.
     pub fn note_idle(&mut self, now: Time) {
         let long = base::Duration::from_millis(300);
         let completed = self.disk.as_ref().map_or(0, SimDisk::completed_count);
@@ -237,27 +240,27 @@ impl Osd {
         }
     }
 
-    /// Whether a read meets a page that cannot be read.
+    /// Returns whether a read covers a page that cannot be read.
     pub fn is_unreadable(&self, offset: u64, length: u64) -> bool {
         self.unreadable.range(offset..offset + length).next().is_some()
     }
 
-    /// Forgets flips where something was written since.
+    /// Forgets flips in pages that were written since.
     pub fn forget_written_flips(&mut self) {
         let Some(disk) = &self.disk else { return };
         self.flips.retain(|flip| disk.written_last(flip.offset) == flip.age);
     }
 
-    /// The store is open: it has settled what damage of its journal cost. That of a checkpoint it
-    /// does not use lies there still.
+    /// Forgets the flips that a store has dealt with when it opened: those in its journal. Damage
+    /// of a checkpoint that the store does not use is still on the disk.
     pub fn settle_damage(&mut self) {
         let Some(layout) = &self.layout else { return };
         let checkpoints = layout.checkpoints.offset..layout.checkpoints.end();
         self.flips.retain(|flip| checkpoints.contains(&flip.offset));
     }
 
-    /// Flips back what flipped outside of the data area and was not written since; whether there
-    /// was anything.
+    /// Reverts the flips outside of the data area that were not overwritten since. Returns whether
+    /// there were any.
     pub fn heal(&mut self) -> bool {
         self.forget_written_flips();
         let flips = std::mem::take(&mut self.flips);

@@ -1,7 +1,7 @@
-//! The loss: so many OSDs go for long that PGs are left with fewer members than they need, and spare
-//! ones take their place. What all members are known to have is read while they wait. Every PG is served
-//! again by the others, and holds all that was acknowledged, before the lost ones come back. Or they are
-//! silent only, and are heard again when spare ones begin to be filled.
+//! The loss: so many OSDs fail for a long time that PGs are left with fewer members than they need, and spare
+//! OSDs take their place. What all members are known to have can be read while the PGs wait. Every PG is
+//! served again by the others, and holds everything that was acknowledged, before the lost OSDs come back. Or
+//! the OSDs are only silent, and can be reached again when spare ones begin to be filled.
 
 use base::Duration;
 use cluster::settings::Setting;
@@ -12,16 +12,16 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::Chance;
 
-/// How long an OSD is down before it goes out automatically, if the operator does not put it out.
+/// How long an OSD is down before it goes out automatically, if the operator does not take it out.
 const OUT_AFTER_MS: u64 = 3_000;
 
-/// When connections of silent OSDs break.
+/// Within this time, connections of silent OSDs break.
 pub(super) const TIME_OUT: Duration = Duration::from_secs(4);
 
 /// The longest time that OSDs are silent.
 const MISSED_FOR: Duration = Duration::from_secs(20);
 
-/// How often OSDs are drawn in search of a set that leaves enough failure domains.
+/// How many times OSDs are drawn in search of a set that leaves enough failure domains.
 const DRAW_COUNT: usize = 8;
 
 impl World {
@@ -41,7 +41,7 @@ impl World {
             return self.miss(&lost);
         }
         self.attach_all_to_read()?;
-        // Members must learn which sessions were fenced for that.
+        // Members must first learn which sessions were fenced for the attaches.
         if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return self.detach_all();
         }

@@ -19,9 +19,9 @@ pub struct Plan {
     pub osd_size: u64,
     /// The sector size of the devices: 512 or 4096 bytes.
     pub sector_size: u32,
-    /// The size of an OSD's journal: smaller than a user's, so that it wraps often.
+    /// The size of an OSD's journal: smaller than in real use, so that it wraps often.
     pub journal_size: u64,
-    /// A checkpoint begins when the journal holds so many bytes.
+    /// A checkpoint begins when the journal holds this many bytes.
     pub checkpoint_after_bytes: u64,
     /// When a write is durable.
     pub commit: CommitMode,
@@ -37,19 +37,20 @@ pub struct Plan {
     pub failure_domain: FailureDomain,
     /// Clocks run fast or slow.
     pub clocks_drift: bool,
-    /// The most volumes that exist at a time.
+    /// The maximum number of volumes at a time.
     pub volume_count: usize,
     /// The largest size of a volume, in units.
     pub volume_units: u64,
-    /// A volume is written whole when it is attached for the first time.
+    /// A volume is written completely when it is attached for the first time.
     pub prefills: bool,
     /// How many operations clients start before faults end.
     pub operation_count: u64,
-    /// The most open operations of a client.
+    /// The maximum number of open operations of a client.
     pub depth_max: usize,
     /// The mean pause between two operations of a client, in nanoseconds.
     pub think: u64,
-    /// How often each operation is drawn: read, write, unaligned write, discard, flush, extents.
+    /// The weights by which operations are drawn: read, write, unaligned write, discard, flush,
+    /// extents.
     pub weights: [u32; 6],
     /// How long clients retry, in milliseconds. `None`: for ever.
     pub patience: Option<u64>,
@@ -61,31 +62,34 @@ pub struct Plan {
     pub weather: Weather,
     /// How often faults happen.
     pub faults: Faults,
-    /// The strikes, in which members lose data: the time of each after the one before, in milliseconds.
+    /// The strikes, in which members lose data: the delay of each after the previous one, in
+    /// milliseconds.
     pub strikes: Vec<u64>,
-    /// A strike takes so many members that fewer than the minimum are left.
+    /// A strike takes so many members that fewer than the minimum remain.
     pub strikes_deep: bool,
     /// How often the operator's job is to take a lock from its holder.
     pub unlocks: Chance,
-    /// Run the failover drill at the end, and how the member goes.
+    /// The failover drill at the end, by how the member leaves. `None`: no drill.
     pub drill: Option<Departure>,
-    /// Run the scenario at the end in which more members go for long than PGs can spare.
+    /// At the end, run the scenario in which more members than PGs can spare are lost for a long
+    /// time.
     pub loses_osds: bool,
     /// The stores are sparse files.
     pub is_sparse: bool,
     /// How often an attach requests the volume's lock.
     pub locks: Chance,
-    /// The most bytes that a lazy client keeps without a sync.
+    /// The maximum number of bytes that a lazy client keeps without a sync.
     pub unsynced_size_max: u64,
-    /// The limits of PGs are small: lists have many pages, and histories and change lists end soon.
+    /// The limits of PGs are small: lists have many pages, and histories and change lists soon
+    /// reach their ends.
     pub has_small_limits: bool,
     /// How many monitors there are.
     pub monitor_count: usize,
-    /// The state store is the only monitor's own file: it leads without a lease.
+    /// The state store is a file of the only monitor, which leads without a lease.
     pub is_embedded: bool,
 }
 
-/// How a member goes in the drill.
+/// How a member leaves in the drill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Departure {
     /// Its process dies, and its host closes the connections.
@@ -121,9 +125,9 @@ pub struct Faults {
     pub connection_breaks: Chance,
     /// Per event: two processes cannot reach each other for a while, or one cannot reach the other.
     pub partition: Chance,
-    /// Per event: for a while an OSD reaches only clients, and some of these do not reach the monitor.
+    /// Per event: for a while an OSD reaches only clients, some of which do not reach the monitor.
     pub isolation: Chance,
-    /// Per event: for a while an OSD and some clients do not reach the monitors, but everybody else.
+    /// Per event: for a while an OSD and some clients reach everybody except the monitors.
     pub monitor_isolation: Chance,
     /// Per event: the leading monitor is killed, stopped, frozen or cut off.
     pub leader: Chance,
@@ -138,7 +142,7 @@ pub struct Faults {
     pub read_error: Chance,
     /// Per effect on the state store: the store does not answer, or the outcome is unknown.
     pub state: Chance,
-    /// Per job of the operator: it puts an OSD out, or in again.
+    /// Per job of the operator: it takes an OSD out, or in again.
     pub out: Chance,
 }
 
@@ -148,12 +152,12 @@ impl Plan {
         self.volume_units * 4096 > self.osd_size
     }
 
-    /// The host of the OSD with an index.
+    /// Returns the host of an OSD, by the OSD's index.
     pub fn host_of(&self, osd: usize) -> usize {
         osd % self.host_count
     }
 
-    /// Failure domains of OSDs 0 to `osd_count - 1`.
+    /// Returns the number of failure domains of OSDs 0 to `osd_count - 1`.
     pub fn domain_count(&self) -> usize {
         match self.failure_domain {
             FailureDomain::Host => self.host_count,
@@ -161,7 +165,7 @@ impl Plan {
         }
     }
 
-    /// Draws one.
+    /// Draws a plan.
     pub fn draw(random: &mut Random) -> Plan {
         let fill = random.chance(Chance::percent(15));
         let mut shape = Shape::draw(random, fill);
@@ -265,7 +269,7 @@ impl Plan {
             let departures = [Departure::SilentWithLeader, Departure::SilentWithFollower];
             self.drill = Some(*random.pick(&departures));
         }
-        // Rot is found only when it is read: no member may go for good.
+        // Rot is found only when the data is read: no member may leave for good.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
         let may_go = self.min_size > 1 && !rots && !self.may_fill();
         self.loses_osds = may_go && random.chance(Chance::percent(90));
@@ -276,7 +280,7 @@ impl Plan {
     }
 }
 
-/// OSDs and how the pool lies on them.
+/// The OSDs, and how the pool is spread over them.
 struct Shape {
     osd_count: usize,
     host_count: usize,
@@ -336,7 +340,7 @@ impl Faults {
         let is_copied = shape.copies > 1;
         let rot = some(random, 30, 8_000);
         let read_error = some(random, 20, 4_000);
-        // A member that goes for good would take data that only it can still read.
+        // A member that leaves for good would take data that only it can still read.
         let may_go = is_copied && rot == Chance::NEVER && read_error == Chance::NEVER;
         let out = if may_go && random.chance(Chance::percent(40)) { 30 } else { 0 };
         // There are many messages between OSDs: the same number of faults needs a smaller chance.
@@ -363,7 +367,7 @@ impl Faults {
     }
 }
 
-/// In `percent` of seeds a chance of up to `most` millionths; otherwise never.
+/// Returns a chance of up to `most` millionths in `percent` of seeds, and never otherwise.
 fn some(random: &mut Random, percent: u32, most: u64) -> Chance {
     if random.chance(Chance::percent(percent)) {
         Chance(random.scale((most / 20).max(1)..most) as u32)

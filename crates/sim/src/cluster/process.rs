@@ -1,4 +1,4 @@
-//! The processes of a simulated cluster: how they are named, and where they listen.
+//! The processes of a simulated cluster: their ids and addresses.
 
 use base::MonitorId;
 
@@ -11,26 +11,26 @@ pub enum Process {
     Osd(usize),
     /// A client, by its index.
     Client(usize),
-    /// Who gives commands.
+    /// The operator, who gives commands.
     Operator,
 }
 
-/// Where an OSD listens.
+/// Returns the address that an OSD listens at.
 pub fn osd_address(index: usize) -> String {
     format!("tcp:osd{index}:1")
 }
 
-/// Where a monitor listens.
+/// Returns the address that a monitor listens at.
 pub fn monitor_address(index: usize) -> String {
     format!("tcp:mon{index}:1")
 }
 
-/// Where all of them do.
+/// Returns the addresses of all monitors.
 pub fn monitor_addresses(count: usize) -> Vec<String> {
     (0..count).map(monitor_address).collect()
 }
 
-/// Its id.
+/// Returns the id of a monitor.
 pub fn monitor_id(index: usize) -> MonitorId {
     MonitorId::new(index as u32 + 1).expect("counted from 1")
 }

@@ -1,9 +1,9 @@
-//! What passes by of requests and replies: which epoch and revision each request names, which map each run of an
-//! OSD was told, and which volume each session belongs to.
+//! A record of requests and replies: which epoch and revision each request states, which map each run of an
+//! OSD was sent, and which volume each session belongs to.
 //!
-//! Invariants it judges
-//!   1. Nothing is done in a newer epoch than its request names.
-//!   2. An OSD does nothing that names a newer revision of the pool's map than it was told.
+//! Invariants checked
+//!   1. No request is executed in a newer epoch than it states.
+//!   2. An OSD executes no request that states a newer revision of the pool's map than the OSD was sent.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::arrivals::{Arrivals, OsdRun};
 use super::syncs::Syncs;
 use crate::tally::Counts;
 
-/// What a request names.
+/// What a request states.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
     /// The PG that it is for.
@@ -30,41 +30,42 @@ pub struct Named {
 pub struct RequestWatch {
     /// What each request without an answer names.
     named: BTreeMap<(SessionId, u64), Named>,
-    /// The revision of the pool's map that each run of an OSD was last told.
+    /// The newest revision of the pool's map that each run of an OSD was sent.
     told: BTreeMap<OsdRun, MapRevision>,
     /// The volume that each session was opened for.
     volumes: BTreeMap<SessionId, usize>,
     arrivals: Arrivals,
-    /// Syncs, and what was answered before it was durable.
+    /// Syncs, and changes that were answered before they were durable.
     pub(super) syncs: Syncs,
 }
 
 impl RequestWatch {
-    /// A client sends a request.
+    /// Records a request that a client sends.
     pub fn on_sent(&mut self, request: &Request) {
         let named = Named { pg: request.pg, epoch: request.epoch, revision: request.revision };
         self.named.insert((request.session, request.sequence), named);
     }
 
-    /// A request reaches a run of an OSD. Whether it waits there for a newer map.
+    /// Records a request that reaches a run of an OSD. Returns whether it waits there for a newer
+    /// map.
     pub fn on_arrived(&mut self, run: OsdRun, request: &Request, faults: &mut Counts) -> bool {
         self.arrivals.note(run, request, faults);
         let told = self.told(run);
         self.arrivals.note_session(run, request, told)
     }
 
-    /// A run of an OSD answers: judged by the order in which requests arrived.
+    /// Checks the reply of a run of an OSD against the order in which requests arrived.
     pub fn on_answered(&mut self, run: OsdRun, reply: &Reply) -> Result<(), String> {
         let told = self.told(run);
         self.arrivals.answered(run, reply, told)
     }
 
-    /// What the request of a reply named. It has its answer.
+    /// Returns what the request of a reply stated, and forgets the request.
     pub fn take_named(&mut self, reply: &Reply) -> Option<Named> {
         self.named.remove(&(reply.session, reply.sequence))
     }
 
-    /// Judges what a run of an OSD did for a request.
+    /// Checks what a run of an OSD did for a request.
     pub fn judge(
         &self,
         run: OsdRun,
@@ -74,7 +75,7 @@ impl RequestWatch {
     ) -> Result<(), String> {
         let (session, sequence) = (reply.session, reply.sequence);
         let Named { epoch, revision, .. } = named;
-        // What finds nothing to change answers with an old version.
+        // A request that finds nothing to change is answered with an old version.
         if let Outcome::Written { version, .. } = outcome
             && version.epoch > epoch
         {
@@ -94,23 +95,23 @@ impl RequestWatch {
         Ok(())
     }
 
-    /// The revision of the map that a run of an OSD was last told.
+    /// Returns the newest revision of the map that a run of an OSD was sent.
     pub fn told(&self, run: OsdRun) -> MapRevision {
         self.told.get(&run).copied().unwrap_or_default()
     }
 
-    /// A run of an OSD is told a revision of the map.
+    /// Records that a run of an OSD is sent a revision of the map.
     pub fn on_map(&mut self, run: OsdRun, revision: MapRevision) {
         let known = self.told.entry(run).or_default();
         *known = revision.max(*known);
     }
 
-    /// A session is opened for a volume.
+    /// Records that a session is opened for a volume.
     pub fn on_opened(&mut self, session: SessionId, volume: usize) {
         self.volumes.insert(session, volume);
     }
 
-    /// The volume that a session was opened for.
+    /// Returns the volume that a session was opened for.
     pub fn volume_of(&self, session: SessionId) -> Option<usize> {
         self.volumes.get(&session).copied()
     }

@@ -10,7 +10,7 @@ use super::process::Process;
 use super::world::World;
 
 impl World {
-    /// A message is sent.
+    /// Passes a message to the checkers when it is sent.
     pub(super) fn watch_sending(
         &mut self,
         from: Process,
@@ -20,7 +20,7 @@ impl World {
         let to = self.net.peer_of(from, connection);
         match (from, message) {
             (Process::Monitor(_), Message::Control(text)) => {
-                // Operations of the epoch before are sent again, and may take effect twice.
+                // Operations of the previous epoch are sent again, and may take effect twice.
                 let ends_epoch = self.watch.monitor_says(text, self.now)?;
                 self.faults.count += u64::from(ends_epoch);
                 if ends_epoch {
@@ -46,7 +46,7 @@ impl World {
                     let (now, run) = (self.local(from), self.life(from));
                     self.watch.lease_asked(holder, giver, message, now);
                     self.watch.grants.asked((holder, run), giver, message, now);
-                    // A grant goes the other way.
+                    // A grant goes in the opposite direction: its sender is the giver.
                     self.watch.grants.granted(holder, giver, message);
                 }
             }
@@ -55,7 +55,7 @@ impl World {
         Ok(())
     }
 
-    /// A message reaches an OSD.
+    /// Passes a message to the checkers when it reaches an OSD.
     pub(super) fn watch_arrival(&mut self, index: usize, end: EndId, message: &Message) {
         let process = Process::Osd(index);
         let now = self.local(process);
@@ -83,7 +83,8 @@ impl World {
         }
     }
 
-    /// A member that takes part in an epoch must have no valid lease out to an earlier primary.
+    /// Checks that a member takes part in an epoch only if no lease that it granted to an earlier
+    /// primary is still valid.
     fn judge_part(&mut self, from: usize, message: &PeerMessage) -> Result<(), String> {
         let (pg, epoch) = (message.pg, message.epoch);
         match message.body {
@@ -102,7 +103,7 @@ impl World {
         Ok(())
     }
 
-    /// What an OSD knows and what its clock shows, while it runs.
+    /// Returns what an OSD knows and what its clock shows, if it runs.
     fn holder(&self, index: usize) -> Option<Holder> {
         let process = Process::Osd(index);
         let run = self.life(process);
@@ -117,8 +118,8 @@ impl World {
         })
     }
 
-    /// Nothing is done in another epoch than its request names, nor by an OSD whose map is older
-    /// than the request's.
+    /// Checks that no request is executed in another epoch than it states, or by an OSD whose map
+    /// is older than the request's.
     pub(super) fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
         let reply = match message {
             Message::Request(request) => {
@@ -148,7 +149,7 @@ impl World {
         self.requests.judge((index, self.life(from)), reply, named, outcome)
     }
 
-    /// A volume is attached.
+    /// Records that a volume is attached.
     pub(super) fn session_opened(&mut self, volume: usize, session: SessionId) {
         self.requests.on_opened(session, volume);
         let state = &self.state;
@@ -157,7 +158,8 @@ impl World {
         });
     }
 
-    /// A PG serves a session: from now on it must refuse those that were fenced before.
+    /// Records that a PG serves a session: from now on, it must refuse the sessions that were
+    /// fenced before.
     fn session_served(&mut self, pg: PgId, session: SessionId) {
         let Some(volume) = self.requests.volume_of(session) else { return };
         let now = self.moment();
@@ -165,7 +167,7 @@ impl World {
         self.tally.consequences.add("fenced change without an answer is over", closed);
     }
 
-    /// An OSD is sent the map.
+    /// Records that an OSD is sent the map.
     fn note_map(&mut self, index: usize, text: &str) {
         let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
         let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };
