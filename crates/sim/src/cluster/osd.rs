@@ -18,7 +18,7 @@ use crate::store::install_store;
 
 /// One OSD.
 pub struct Osd {
-    /// Its id, once the monitor has given it.
+    /// Its id, once a monitor has assigned one.
     pub id: Option<OsdId>,
     /// The host it runs on.
     pub host: usize,

@@ -25,10 +25,10 @@ pub struct Named {
     pub revision: MapRevision,
 }
 
-/// Everything seen of requests so far.
+/// Everything seen about requests so far.
 #[derive(Default)]
 pub struct RequestWatch {
-    /// What each request without an answer names.
+    /// What each request that is not answered yet states.
     named: BTreeMap<(SessionId, u64), Named>,
     /// The newest revision of the pool's map that each run of an OSD was sent.
     told: BTreeMap<OsdRun, MapRevision>,

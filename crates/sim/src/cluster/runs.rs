@@ -1,4 +1,4 @@
-//! The runs of processes: which run of each is the present one, and which stand still.
+//! The runs of processes: the number of the present run of each, and which processes are frozen.
 
 use std::collections::BTreeMap;
 
@@ -9,40 +9,40 @@ use super::process::Process;
 /// The runs of all processes.
 #[derive(Default)]
 pub struct Runs {
-    /// How many runs of each are over.
+    /// How many runs of each process have ended.
     ended: BTreeMap<Process, u64>,
-    /// Processes that stand still, and until when.
+    /// Frozen processes, and until when.
     frozen: BTreeMap<Process, Time>,
 }
 
 impl Runs {
-    /// The number of the present run of a process, or of its next one.
+    /// Returns the number of the present run of a process, or of its next one if it does not run.
     pub fn number(&self, process: Process) -> u64 {
         self.ended.get(&process).copied().unwrap_or(0)
     }
 
-    /// The run of a process is over.
+    /// Ends the run of a process.
     pub fn end(&mut self, process: Process) {
         *self.ended.entry(process).or_default() += 1;
         self.frozen.remove(&process);
     }
 
-    /// A process takes no event before `until`.
+    /// Freezes a process: it handles no event before `until`.
     pub fn freeze(&mut self, process: Process, until: Time) {
         self.frozen.insert(process, until);
     }
 
-    /// Those that stood still until now go on.
+    /// Resumes the processes that were frozen until now.
     pub fn thaw(&mut self, now: Time) {
         self.frozen.retain(|_, until| *until > now);
     }
 
-    /// Until when a process stands still, if it does.
+    /// Returns until when a process is frozen, if it is.
     pub fn frozen_until(&self, process: Process) -> Option<Time> {
         self.frozen.get(&process).copied()
     }
 
-    /// One of those that stand still.
+    /// Returns one of the frozen processes.
     pub fn any_frozen(&self) -> Option<Process> {
         self.frozen.keys().next().copied()
     }

@@ -1,15 +1,15 @@
-//! The simulated state store: the cluster's in-memory store behind a door that delays and refuses, and sometimes
-//! cannot say what became of a transaction. All monitors share it.
+//! The simulated state store: the cluster's in-memory store behind a door that delays and refuses operations,
+//! and sometimes cannot report the outcome of a transaction. All monitors share it.
 //!
-//! Invariants it judges
-//!   1. Only the run of a monitor that wrote the leader's key changes the state, and only while that
-//!      key stands.
-//!   2. Nobody takes the leader's key while it stands under another one's lease.
-//!   3. Epochs of a PG only rise, and each names one entry.
-//!   4. While a session holds an image's lock and need not write durably, no other session that has
-//!      not ended has the image.
+//! Invariants checked
+//!   1. Only the run of a monitor that wrote the leader's key changes the state, and only while that key
+//!      exists.
+//!   2. No monitor takes the leader's key while it exists under another monitor's lease.
+//!   3. Epochs of a PG only rise, and each belongs to one entry.
+//!   4. While a session holds an image's lock and may write lazily, no other session that has not ended has
+//!      the image.
 //!
-//! Answers and watches come in any order; what one watch tells comes in the order of the store.
+//! Answers and watches arrive in any order; the events of one watch arrive in the order of the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,17 +28,17 @@ use crate::tally::Tally;
 /// A run of a monitor's process: which monitor, and which run of it.
 pub type MonitorRun = (usize, u64);
 
-/// The key that names the leader.
+/// The key that identifies the leader.
 const LEADER_KEY: &str = "leader";
 
 /// How long an answer takes, in nanoseconds.
 const LATENCY: std::ops::Range<u64> = 10_000..5_000_000;
 
-/// How late a transaction may still happen, in nanoseconds: when another monitor leads and has read
-/// everything.
+/// How late a transaction may still take effect, in nanoseconds: even when another monitor leads
+/// and has read everything.
 const LATE: std::ops::Range<u64> = 10_000..6_000_000_000;
 
-/// How long an effect may be on its way that is answered in the end, in nanoseconds.
+/// How long an effect that is answered in the end may be in transit, in nanoseconds.
 const SLOW: std::ops::Range<u64> = 1_000_000..1_400_000_000;
 
 /// The store, which outlives monitors, and its faults.
@@ -46,51 +46,51 @@ pub struct StateDoor {
     store: MemoryState,
     backup: Option<MemoryState>,
     random: Random,
-    /// By their names in the store; each monitor has names of its own.
+    /// By their ids in the store; each monitor uses ids of its own.
     watches: BTreeMap<WatchId, Watch>,
     watch_last: u64,
     leases: BTreeMap<LeaseId, MonitorRun>,
-    /// The run that wrote the leader's key last.
+    /// The run that last wrote the leader's key.
     leader: Option<MonitorRun>,
     /// Monitors that cannot reach the store, and until when.
     cuts: BTreeMap<usize, Time>,
     entries: BTreeMap<PgId, PgEntry>,
     /// Sessions that are marked as ended.
     ended: BTreeSet<SessionId>,
-    /// The fences that stood when each session was opened.
+    /// The fences that existed when each session was opened.
     fences: BTreeMap<SessionId, FenceRecord>,
-    /// What monitors wrote, by key, once manual edits may happen.
+    /// What monitors wrote, by key; recorded once manual edits may happen.
     written: Option<BTreeMap<String, String>>,
 }
 
 struct Watch {
     run: MonitorRun,
-    /// The name that its owner uses.
+    /// The id that its owner uses.
     name: WatchId,
     told_until: Time,
 }
 
 /// What follows from an effect, and when.
 pub struct Step {
-    /// When.
+    /// When it happens.
     pub at: Time,
-    /// What.
+    /// What happens.
     pub what: StateStep,
 }
 
 /// A step of the store.
 #[derive(Clone)]
 pub enum StateStep {
-    /// A monitor gets an event.
+    /// A monitor receives an event.
     Tell(MonitorRun, StateEvent),
-    /// An effect reaches the store late. `is_told`: the monitor gets the answer.
+    /// An effect reaches the store late. `is_told`: the monitor receives the answer.
     Reach { run: MonitorRun, effect: StateEffect, is_told: bool },
-    /// Leases whose time is over end.
+    /// Expired leases end.
     EndLeases,
 }
 
 impl StateStep {
-    /// Whether it belongs to a transaction, which may change the state.
+    /// Returns whether it belongs to a transaction, which may change the state.
     pub fn is_of_transaction(&self) -> bool {
         match self {
             StateStep::Tell(_, event) => matches!(event, StateEvent::Transacted { .. }),
@@ -101,7 +101,7 @@ impl StateStep {
 }
 
 impl StateDoor {
-    /// An empty one.
+    /// Returns an empty store.
     pub fn new(random: Random) -> StateDoor {
         StateDoor {
             store: MemoryState::default(),
@@ -124,23 +124,24 @@ impl StateDoor {
         self.backup = Some(self.store.clone());
     }
 
-    /// Whether one was taken.
+    /// Returns whether a backup was taken.
     pub fn has_backup(&self) -> bool {
         self.backup.is_some()
     }
 
-    /// Puts it back. Requires: no monitor runs.
+    /// Restores the backup. Requires: no monitor runs.
     pub fn restore(&mut self) {
         self.store = self.backup.take().expect("it was taken");
         // Ids of leases are reused.
         self.leases.clear();
         self.leader = None;
         self.written = None;
-        // So are ids of sessions that no OSD has heard of.
+        // So are ids of sessions that no OSD knows.
         self.fences.clear();
     }
 
-    /// Whether the older one of two sessions of an image was fenced when the other one was opened.
+    /// Returns whether the older one of two sessions of an image was fenced when the newer one was
+    /// opened.
     pub fn is_fenced_for(&self, newer: SessionId, older: SessionId) -> bool {
         self.fences.get(&newer).is_some_and(|record| {
             let is_within =
@@ -150,14 +151,14 @@ impl StateDoor {
         })
     }
 
-    /// Whether a session stands in the store. One that does not was fenced, or its client said that
-    /// nothing of it is on its way.
+    /// Returns whether a session exists in the store. One that does not was fenced, or its client
+    /// reported that nothing of it is in transit.
     pub fn has_session(&self, session: SessionId) -> bool {
         let key = Key::Session(session).to_string();
         self.store.entries().any(|entry| entry.key == key)
     }
 
-    /// A session was written: if it is a new one, the fences are noted that stand.
+    /// Handles the write of a session: if the session is new, records the fences that exist.
     fn note_fences(&mut self, session: SessionId) {
         if self.fences.contains_key(&session) {
             return;
@@ -171,18 +172,18 @@ impl StateDoor {
         }
     }
 
-    /// From now on manual edits may happen: notes what monitors write.
+    /// Starts to record what monitors write: from now on, manual edits may happen.
     pub fn expect_edits(&mut self) {
         let entries = self.store.entries();
         self.written = Some(entries.map(|it| (it.key.clone(), it.value.clone())).collect());
     }
 
-    /// Every key and its value.
+    /// Returns every key and its value.
     pub fn entries(&self) -> impl Iterator<Item = &KeyValue> {
         self.store.entries()
     }
 
-    /// A manual edit. Returns what follows for the monitors.
+    /// Makes a manual edit. Returns what follows for the monitors.
     pub fn edit(&mut self, now: Time, operation: Operation) -> Vec<Step> {
         let key = operation.key();
         let revision = self.store.entries().find(|entry| entry.key == key);
@@ -195,13 +196,13 @@ impl StateDoor {
         events.into_iter().filter_map(|event| self.tell_watch(now, event)).collect()
     }
 
-    /// What monitors wrote under a key, if it was noted.
+    /// Returns what monitors wrote under a key, if that was recorded.
     pub fn written(&self, key: &str) -> Option<&str> {
         self.written.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// A key that does not hold what monitors wrote there last. When a lease ends, the store itself
-    /// removes the leader's key.
+    /// Returns a key that does not hold what monitors last wrote there. The leader's key does not
+    /// count: when a lease ends, the store itself removes that key.
     pub fn edited(&self) -> Option<&str> {
         let written = self.written.as_ref()?;
         let present: BTreeMap<&str, &str> =
@@ -222,23 +223,23 @@ impl StateDoor {
         }
     }
 
-    /// A monitor cannot reach the store until then.
+    /// Cuts a monitor off from the store until then.
     pub fn cut_off(&mut self, monitor: usize, until: Time) {
         let cut = self.cuts.entry(monitor).or_insert(until);
         *cut = until.max(*cut);
     }
 
-    /// Whether all monitors reach the store.
+    /// Returns whether all monitors can reach the store.
     pub fn is_reached(&self, now: Time) -> bool {
         self.cuts.values().all(|until| *until <= now)
     }
 
-    /// All monitors reach the store.
+    /// Lets all monitors reach the store again.
     pub fn heal(&mut self) {
         self.cuts.clear();
     }
 
-    /// The run of a monitor is over, and with it its watches.
+    /// Ends the run of a monitor, and with it the run's watches.
     pub fn run_ended(&mut self, now: Time, run: MonitorRun) {
         let own = self.watches.iter().filter(|(_, watch)| watch.run == run);
         for watch in own.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -247,7 +248,8 @@ impl StateDoor {
         }
     }
 
-    /// A monitor has an effect on the store. The error says which invariant is violated.
+    /// Applies an effect that a monitor has on the store. The error states which invariant is
+    /// violated.
     pub fn apply(
         &mut self,
         now: Time,
@@ -290,7 +292,7 @@ impl StateDoor {
         }
     }
 
-    /// A transaction whose outcome the monitor never learns.
+    /// Handles a transaction whose outcome the monitor never learns.
     fn lose(
         &mut self,
         now: Time,
@@ -322,14 +324,14 @@ impl StateDoor {
         Step { at: now + Duration::from_nanos(self.random.scale(LATENCY)), what }
     }
 
-    /// Leases end whose time is over.
+    /// Ends expired leases.
     pub fn end_leases(&mut self, now: Time) -> Vec<Step> {
         let mut events = Vec::new();
         self.store.poll(now, &mut events);
         events.into_iter().filter_map(|event| self.tell_watch(now, event)).collect()
     }
 
-    /// An effect reaches the store.
+    /// Applies an effect that reaches the store.
     pub fn reach(
         &mut self,
         now: Time,
@@ -361,7 +363,7 @@ impl StateDoor {
         let (transaction, span) = match &effect {
             StateEffect::Transact { transaction, .. } => (Some(transaction.clone()), None),
             StateEffect::LeaseGrant { time_to_live, .. } => (None, Some(*time_to_live)),
-            // The lease may have another span than this; looking too often does no counts.
+            // The lease may have another span than this; checking too often does no harm.
             StateEffect::LeaseRenew { .. } => (None, Some(Duration::from_secs(2))),
             _ => (None, None),
         };
@@ -392,7 +394,7 @@ impl StateDoor {
         Ok(steps)
     }
 
-    /// Schedules the events of a watch, in order.
+    /// Schedules an event of a watch, after the watch's earlier events.
     fn tell_watch(&mut self, now: Time, event: StateEvent) -> Option<Step> {
         let (StateEvent::Watched { watch: id, .. } | StateEvent::WatchLost { watch: id, .. }) =
             &event
@@ -425,7 +427,8 @@ impl StateDoor {
         Step { at: step.at.max(cut), ..step }
     }
 
-    /// A transaction reached the store; `before` is what stood under the leader's key.
+    /// Checks a transaction that reached the store; `before` is the previous entry of the leader's
+    /// key.
     fn judge(
         &mut self,
         run: MonitorRun,
@@ -470,7 +473,7 @@ impl StateDoor {
         broken_lock(own).map_or(Ok(()), Err)
     }
 
-    /// Whether a session's mark of having ended is taken away.
+    /// Notes whether a write marks a session as ended. Returns whether it removes such a mark.
     fn session_goes_on(&mut self, operation: &Operation) -> bool {
         let Operation::Put { key, value, .. } = operation else { return false };
         let parsed = Key::parse(key).map(|key| Record::parse(&key, value));
@@ -508,7 +511,7 @@ impl StateDoor {
 
 fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String> {
     let mut locks: Vec<LockRecord> = Vec::new();
-    // In the order of their keys locks come before sessions.
+    // In the order of their keys, locks come before sessions.
     for entry in entries.filter(|entry| is_judged(&entry.key)) {
         let key = Key::parse(&entry.key).expect("the monitor wrote it");
         match Record::parse(&key, &entry.value).expect("the monitor wrote it") {

@@ -1,34 +1,35 @@
-//! Judges answered syncs by the messages on the network: if something was answered before it was durable, a sync in that
-//! epoch may be answered only after each acting member has been asked to flush.
+//! Checks answers to syncs by the messages on the network: if a write was answered before it was durable, a
+//! sync in that epoch may be answered only after each acting member has been asked to flush.
 //!
-//! Whether members did flush shows only after they lose power, which takes a rare coincidence.
+//! Whether members really flushed shows only after they lose power, which takes a rare coincidence.
 
 use std::collections::BTreeSet;
 
 use base::{Epoch, OsdId, PgId};
 use format::wire::PgEntry;
 
-/// What was seen of each epoch.
+/// What was seen in each epoch.
 #[derive(Default)]
 pub struct Syncs {
-    /// Epochs in which something was answered before it was durable.
+    /// Epochs in which a write was answered before it was durable.
     lazy: BTreeSet<(PgId, Epoch)>,
-    /// Members, by their processes, that were asked to flush.
+    /// Members, by the indexes of their processes, that were asked to flush.
     asked: BTreeSet<(PgId, Epoch, usize)>,
 }
 
 impl Syncs {
-    /// A client was answered before its write was durable.
+    /// Records that a client's write was answered before it was durable.
     pub fn answered_lazily(&mut self, pg: PgId, epoch: Epoch) {
         self.lazy.insert((pg, epoch));
     }
 
-    /// A primary asks a member.
+    /// Records that a primary asks a member to flush.
     pub fn asked(&mut self, pg: PgId, epoch: Epoch, member: usize) {
         self.asked.insert((pg, epoch, member));
     }
 
-    /// The primary with the process `index` tells a client that everything is durable.
+    /// Checks the answer to a sync, by which the primary with the process `index` reports that
+    /// everything is durable.
     pub fn judge(
         &self,
         index: usize,

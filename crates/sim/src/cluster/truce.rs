@@ -2,50 +2,51 @@
 
 use base::{Duration, Time};
 
-/// How long the cluster may take to be whole again once faults rest.
+/// How long the cluster may take to become whole again once faults rest.
 const TRUCE_MAX: Duration = Duration::from_secs(90);
 
-/// For how long it must have been whole: whoever was suspected before has been heard again.
+/// How long the cluster must have been whole: by then, every suspected process has been heard
+/// again.
 const WHOLE_FOR: Duration = Duration::from_secs(3);
 
-/// How often it is looked at meanwhile.
+/// How often the cluster is checked meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Faults rest.
+/// A truce that is under way: faults rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Truce {
     since: Time,
-    /// When the cluster is looked at next.
+    /// When the cluster is checked next.
     look_at: Time,
-    /// Since when it is whole.
+    /// Since when the cluster has been whole.
     whole_since: Option<Time>,
-    /// A strike ends it; else it ends by itself.
+    /// A strike follows the truce.
     pub(super) strikes: bool,
 }
 
 impl Truce {
-    /// One that begins now.
+    /// Returns a truce that begins now.
     pub(super) fn begin(now: Time, strikes: bool) -> Truce {
         Truce { since: now, look_at: now, whole_since: None, strikes }
     }
 
-    /// Whether it is time to look at the cluster.
+    /// Returns whether it is time to check the cluster.
     pub(super) fn is_looked_at(&self, now: Time) -> bool {
         now >= self.look_at
     }
 
-    /// Whether the cluster should have been whole by now.
+    /// Returns whether the cluster should have become whole by now.
     pub(super) fn is_late(&self, now: Time) -> bool {
         now.since(self.since) > TRUCE_MAX
     }
 
-    /// The cluster is whole now, or it is not.
+    /// Records whether the cluster is whole now.
     pub(super) fn seen(self, now: Time, is_whole: bool) -> Truce {
         let whole_since = is_whole.then(|| self.whole_since.unwrap_or(now));
         Truce { look_at: now + LOOK_EVERY, whole_since, ..self }
     }
 
-    /// Whether it has been whole for long enough.
+    /// Returns whether the cluster has been whole for long enough.
     pub(super) fn may_end(&self, now: Time) -> bool {
         self.whole_since.is_some_and(|since| now.since(since) >= WHOLE_FOR)
     }

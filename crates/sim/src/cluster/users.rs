@@ -1,4 +1,5 @@
-//! The users of clients: they attach, read, write, discard, flush and detach. Answers are compared with the model.
+//! The users of clients: they attach, read, write, discard, flush and detach. Answers are checked against the
+//! model.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use crate::random::Chance;
 use crate::register::Moment;
 
 impl World {
-    /// A user's turn.
+    /// Runs a user's turn: attaches, detaches, or issues an operation.
     pub(super) fn client_turn(&mut self, index: usize) -> Result<(), String> {
         let client = &self.clients[index];
         if client.core.is_none() {
@@ -41,7 +42,8 @@ impl World {
         if client.open.len() < self.plan.depth_max { self.ask(index, handle) } else { Ok(()) }
     }
 
-    /// Whether the volume is to be removed while a cut-off client has it: the other clients detach it.
+    /// Returns whether a client must detach the volume, because the volume is to be removed while a
+    /// cut-off client has it.
     fn must_detach(&self, index: usize, handle: VolumeHandle) -> bool {
         let volume = self.clients[index].attached[&handle].volume;
         self.stale_volume() == Some(volume) && !self.is_cut_off(index)
@@ -91,7 +93,8 @@ impl World {
         self.apply_client(index, Event::Close { volume: handle, patient: false })
     }
 
-    /// Writes a whole volume that was just attached, so that backfills of its PGs have much to copy.
+    /// Writes all of a volume that was just attached, so that backfills of its PGs have much to
+    /// copy.
     pub(super) fn fill_volume(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
         let Some(attachment) = self.clients[index].attached.get(&handle) else { return Ok(()) };
         let Stage::Open { units, .. } = attachment.stage else { return Ok(()) };
@@ -106,15 +109,15 @@ impl World {
         Ok(())
     }
 
-    /// The first client attaches a volume, if there is one. `lock`: with or without the lock;
-    /// `None`: drawn.
+    /// Attaches a volume to the first client, if there is a volume. `lock`: with or without the
+    /// lock; `None`: drawn.
     pub(super) fn attach_one(&mut self, lock: Option<bool>) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
         self.attach_for(0, volume, lock)
     }
 
-    /// The same, for any client and volume.
+    /// Attaches a volume to a client. `lock`: with or without the lock; `None`: drawn.
     pub(super) fn attach_for(
         &mut self,
         client: usize,
@@ -154,12 +157,12 @@ impl World {
         self.request(of.client, of.handle, of.volume, Work::Flush, Operation::Flush)
     }
 
-    /// Whether its client waits for a flush.
+    /// Returns whether the client of an attachment waits for a flush.
     pub(super) fn is_flushing(&self, of: Handle) -> bool {
         self.clients[of.client].open.values().any(|open| matches!(open.work, Work::Flush))
     }
 
-    /// Whether its writes may be answered before they are durable.
+    /// Returns whether writes of an attachment may be answered before they are durable.
     pub(super) fn is_lazy(&self, of: Handle) -> bool {
         self.clients[of.client].attached.get(&of.handle).is_some_and(|attached| attached.lazy)
     }
@@ -275,7 +278,7 @@ impl World {
         self.request(index, handle, volume, Work::Change { id }, operation)
     }
 
-    /// Users of full OSDs free space: each discards all blocks of the volumes that it may write.
+    /// Frees space on full OSDs: each client discards all blocks of the volumes that it may write.
     pub(super) fn make_room(&mut self) -> Result<(), String> {
         let mut blocks: Vec<(Handle, Range<u64>)> = Vec::new();
         for (index, client) in self.clients.iter().enumerate() {
@@ -297,7 +300,7 @@ impl World {
     }
 
     /// Draws whether a change must be durable when it is answered. A lazy client's change that need
-    /// not be may be lost until a flush covers it.
+    /// not be durable may be lost until a flush covers it.
     fn must_be_durable(
         &mut self,
         index: usize,
@@ -319,7 +322,7 @@ impl World {
         durable
     }
 
-    /// Reads a whole attached volume in pieces of at most a mebibyte.
+    /// Reads the attached volumes of a client completely, in pieces of at most a mebibyte.
     pub(super) fn read_all(&mut self, index: usize) -> Result<(), String> {
         let attached: Vec<(VolumeHandle, usize, u64)> = self.clients[index]
             .attached
@@ -341,7 +344,8 @@ impl World {
         Ok(())
     }
 
-    /// Reads those blocks of the attached volumes that are `wanted`. Returns how many.
+    /// Reads the blocks of the attached volumes for which `wanted` returns true. Returns how many
+    /// these are.
     pub(super) fn read_blocks(
         &mut self,
         index: usize,
@@ -544,7 +548,7 @@ impl World {
             VolumeError::Full if self.plan.may_fill() => {
                 self.tally.faults.add("pool full", 1);
             }
-            // With several copies another one is good, once all of them are there.
+            // With several copies, another copy is good, once all of them exist.
             VolumeError::Damaged
                 if self.faults.rot_happened && (!self.faults.must_be_whole || is_lost) =>
             {
@@ -554,7 +558,7 @@ impl World {
                 self.tally.faults.add("session ended", 1);
                 let attachment = self.clients[index].attached.get_mut(&handle);
                 if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
-                    // Its user closes it, but not while this answer is handled.
+                    // The attachment is closed later, not while this answer is handled.
                     attachment.stage = Stage::Closing;
                     self.due.to_close.push((index, handle));
                 }
@@ -565,7 +569,7 @@ impl World {
             _ => return Err(format!("an operation failed: {error}")),
         }
         if let Work::Change { id } = work {
-            // Parts of an operation that timed out may still be on their way.
+            // Parts of an operation that timed out may still be in transit.
             if !matches!(error, VolumeError::Ended | VolumeError::TimedOut) {
                 self.volumes[volume].failed(*id, to);
             }

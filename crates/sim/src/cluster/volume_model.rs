@@ -1,7 +1,7 @@
 //! The model of a volume: the history of each of its registers.
 //!
-//! A register is a unit. In the first units of a volume, where unaligned writes go, it is a piece of 512 bytes, so that a
-//! write of a part of a unit is judged by what it changes.
+//! A register is a unit. In the first units of a volume, where unaligned writes go, a register is a piece of
+//! 512 bytes, so that a write of part of a unit is checked by exactly what it changes.
 
 mod change;
 mod fences;
@@ -25,63 +25,64 @@ pub const PIECE_SIZE: u64 = 512;
 /// Pieces in a unit.
 const PIECE_COUNT: u64 = UNIT_SIZE / PIECE_SIZE;
 
-/// Units at a volume's start whose registers are pieces.
+/// The number of units at a volume's start whose registers are pieces.
 const FINE_UNIT_COUNT: u64 = 3;
 
-/// One volume, under one name, from its creation to its end.
+/// One volume, under one name, from its creation to its removal.
 pub struct Volume {
-    /// Of the volume.
+    /// Its name.
     pub name: String,
-    /// Of its image, once anybody heard of it.
+    /// The id of its image, once that is known.
     pub image: Option<ImageId>,
-    /// Its size in units, as the operator last heard of it.
+    /// Its size in units, as last reported to the operator.
     pub units: u64,
-    /// How far it is.
+    /// The stage of its life.
     pub life: Life,
-    /// It was written whole once, or is not to be.
+    /// It was written completely once, or need not be.
     pub is_filled: bool,
     number: u64,
     registers: BTreeMap<u64, History>,
     open: BTreeMap<ChangeId, Change>,
-    /// The unit at which the volume was cut off, while it has not grown again.
+    /// The unit at which a shrink cut the volume off, until the volume grows again.
     cut: Option<u64>,
     seals: Vec<Seal>,
-    /// From which moment on the registers from a piece on are new.
+    /// By piece: the moment at which all registers from that piece on began anew.
     began: BTreeMap<u64, Moment>,
-    /// Histories of registers that began anew since.
+    /// Former histories of registers that have begun anew since.
     ended: Vec<(u64, History)>,
     shape: Shape,
-    /// PGs whose loss was accepted, and when last.
+    /// PGs whose loss was accepted, with the moment when this last happened.
     given_up: BTreeMap<u32, Moment>,
-    /// What was told done and may still be lost.
+    /// Changes that were answered as done and may still be lost.
     unsynced: Unsynced,
-    /// Registers of which something of that may have been lost, and when last.
+    /// Registers that may have lost such a change, with the moment when this last happened.
     lost_since: BTreeMap<u64, Moment>,
-    /// Sessions that had it, and where those that are fenced are over.
+    /// Sessions that had the volume attached, and the PGs in which fenced sessions are over.
     fences: Fences,
 }
 
-/// What tells the PG of a place.
+/// What determines the PG of a place.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// PGs of the pool.
+    /// The number of PGs in the pool.
     pub pg_count: u32,
-    /// Units of a block.
+    /// The number of units in a block.
     pub block_units: u64,
 }
 
 /// The life of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
-    /// A command that makes, changes or removes it is under way.
+    /// A command that creates, changes or removes the volume is under way.
     Changing,
-    /// It is there.
+    /// The volume exists.
     Live,
-    /// It is removed.
+    /// The volume is removed.
     Gone,
 }
 
-/// From when on sessions from before a cut, or of a removed volume, are refused everywhere.
+/// The moment from which sessions from before a cut, or of a removed volume, are refused
+/// everywhere.
 struct Seal {
     first_unit: u64,
     opened_before: Moment,
@@ -89,7 +90,7 @@ struct Seal {
 }
 
 impl Volume {
-    /// One that does not exist yet. `number` is its own.
+    /// Returns a volume that does not exist yet. `number` is unique to it.
     pub fn new(name: String, number: u64, units: u64, shape: Shape) -> Volume {
         Volume {
             name,
@@ -112,14 +113,14 @@ impl Volume {
         }
     }
 
-    /// The PG that a register lies in.
+    /// Returns the PG that a register lies in.
     fn pg_of(&self, register: u64) -> Option<u32> {
         let stripe = register / PIECE_COUNT / self.shape.block_units;
         let stripe = StripeIndex::new(u32::try_from(stripe).ok()?);
         Some(pg_of_hash(stripe_hash(self.image?, stripe), self.shape.pg_count))
     }
 
-    /// Its blocks: the units of each, its PG's number, and its key in a pool.
+    /// Returns its blocks: the units of each, the number of its PG, and its key in a pool.
     pub fn blocks(&self, pool: PoolId) -> impl Iterator<Item = (Range<u64>, u32, BlockKey)> + '_ {
         let size = self.shape.block_units;
         let firsts = (0..self.units).step_by(size as usize);
@@ -136,14 +137,14 @@ impl Volume {
         (self.number << 40) | piece
     }
 
-    /// The bytes of a write: each piece names the value.
+    /// Fills in the bytes of a write: each piece encodes the value.
     pub fn fill(&self, first_piece: u64, value: Value, bytes: &mut [u8]) {
         for (index, piece) in bytes.chunks_exact_mut(PIECE_SIZE as usize).enumerate() {
             pattern::fill(piece, value, self.place(first_piece + index as u64));
         }
     }
 
-    /// The first piece of each register in a range that covers whole registers.
+    /// Returns the first piece of each register in a range that covers whole registers.
     fn registers_in(pieces: &Range<u64>) -> impl Iterator<Item = u64> {
         let fine_end = FINE_UNIT_COUNT * PIECE_COUNT;
         let fine = pieces.start..pieces.end.min(fine_end).max(pieces.start);
@@ -152,12 +153,12 @@ impl Volume {
         fine.chain(coarse.step_by(PIECE_COUNT as usize))
     }
 
-    /// Whether a range may be written in pieces.
+    /// Returns the range that may be written in pieces.
     pub fn fine_pieces(&self) -> Range<u64> {
         0..FINE_UNIT_COUNT.min(self.units) * PIECE_COUNT
     }
 
-    /// A session asks a write or discard (value 0).
+    /// Records that a session requests a write or discard (value 0).
     pub fn ask(
         &mut self,
         id: ChangeId,
@@ -169,12 +170,12 @@ impl Volume {
         self.open.insert(id, Change { by, value, from, pieces });
     }
 
-    /// What a change without an answer is to change.
+    /// Returns the range of a change that has not been answered.
     pub fn pieces_of(&self, id: ChangeId) -> Option<Range<u64>> {
         self.open.get(&id).map(|change| change.pieces.clone())
     }
 
-    /// It is done.
+    /// Records that a change is done.
     pub fn done(&mut self, id: ChangeId, to: Moment, repeated: bool) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
@@ -189,8 +190,9 @@ impl Volume {
         }
     }
 
-    /// It failed: it may have happened in part, and does not later. One that is neither done nor
-    /// failed may still happen at any time, until its session is fenced and its PG serves a later one.
+    /// Records that a change failed: it may have happened in part, and will not happen later. A
+    /// change that is neither done nor failed may still happen at any time, until its session is
+    /// fenced and its PG serves a later one.
     pub fn failed(&mut self, id: ChangeId, to: Moment) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
@@ -202,14 +204,14 @@ impl Volume {
         }
     }
 
-    /// The volume ends at `first_unit` from now on: what lies behind counts no more.
+    /// Shrinks the volume to `first_unit` units: what lies behind no longer counts.
     pub fn shrunk(&mut self, first_unit: u64) {
         self.cut = Some(self.cut.map_or(first_unit, |cut| cut.min(first_unit)));
         self.units = first_unit;
     }
 
-    /// The volume is asked to grow: what was cut off must be gone by now, and every session from
-    /// before the cut fenced. What lies behind it begins anew, with zeros.
+    /// Handles a request that the volume grow: what was cut off must be gone by now, and every
+    /// session from before the cut fenced. The part behind the cut begins anew, with zeros.
     pub fn grows(&mut self, now: Moment) {
         let Some(first_unit) = self.cut.take() else { return };
         let first_piece = first_unit * PIECE_COUNT;
@@ -220,7 +222,7 @@ impl Volume {
         }
         let cut = self.registers.split_off(&first_piece);
         for (register, history) in &cut {
-            // Where losses were accepted, deletions may be among them.
+            // Where losses were accepted, deletions may be among what was lost.
             if self.pg_of(*register).is_some_and(|pg| self.given_up.contains_key(&pg)) {
                 self.registers.insert(*register, History::after_loss(history.values(), now));
             }
@@ -230,8 +232,8 @@ impl Volume {
         self.began.insert(first_piece, now);
     }
 
-    /// What a PG lost is about to be accepted, at `now` and the moment behind it: from then on each
-    /// of its registers holds one value that it ever had.
+    /// Records that the losses of a PG are about to be accepted, at `now` and the moment after:
+    /// from then on, each of its registers holds one of the values that it ever had.
     pub fn give_up(&mut self, pg: u32, now: Moment) {
         let mut former: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
         for (register, history) in
@@ -250,20 +252,20 @@ impl Volume {
         self.given_up.insert(pg, now);
     }
 
-    /// The volume is removed and nothing is left to be done for that: its sessions are fenced.
+    /// Records that the volume is removed and no task is left for it: its sessions are fenced.
     pub fn removed(&mut self, now: Moment) {
         self.seals.push(Seal { first_unit: 0, opened_before: NEVER, from: now });
     }
 
-    /// Whether an operation that was asked at `from` over an attachment that was opened at
-    /// `opened` with so many units must have been refused.
+    /// Returns whether an operation that was issued at `from`, over an attachment that was opened
+    /// at `opened` with this many units, must have been refused.
     pub fn is_fenced(&self, opened: Moment, units: u64, from: Moment) -> bool {
         self.seals
             .iter()
             .any(|seal| opened < seal.opened_before && units > seal.first_unit && from > seal.from)
     }
 
-    /// A register's history ends, and all that is open may still happen.
+    /// Closes the history of a register in which all open changes may still happen.
     fn leave_open(&self, register: u64, history: &mut History) {
         for change in self.open.values() {
             let mut registers = Volume::registers_in(&change.pieces);
@@ -273,7 +275,7 @@ impl Volume {
         }
     }
 
-    /// A read is answered with these bytes.
+    /// Records a read that is answered with these bytes.
     pub fn read(
         &mut self,
         first_piece: u64,
@@ -310,7 +312,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Whether a read that was asked then tells anything: not of what is cut off.
+    /// Returns whether a read issued at `from` counts for a register: not if the register is cut
+    /// off, or has begun anew or may have lost data since.
     fn counts(&self, register: u64, from: Moment) -> bool {
         let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
         let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
@@ -320,7 +323,7 @@ impl Volume {
         !is_cut && !is_old && !may_be_lost && lost.is_none_or(|lost| from > *lost)
     }
 
-    /// Looks for an order of all operations of every register.
+    /// Checks that all operations of every register have a valid order.
     pub fn check(&self) -> Result<(), String> {
         let mut registers = self.registers.clone();
         for change in self.open.values() {

@@ -1,5 +1,5 @@
-//! Changes of a volume that its model keeps: those without an answer, those that no flush covers, and those of fenced
-//! sessions.
+//! Changes of a volume that its model keeps: those that are not answered yet, those that no flush covers, and
+//! those of fenced sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,10 +8,11 @@ use base::SessionId;
 
 use crate::register::{Moment, Value};
 
-/// Names an operation that changes a volume; its value, but for discards.
+/// Identifies an operation that changes a volume. Also the value that it writes, except for
+/// discards.
 pub type ChangeId = u64;
 
-/// A change that was asked and has no answer.
+/// A change that was requested and has not been answered.
 #[derive(Clone)]
 pub(super) struct Change {
     pub(super) by: SessionId,
@@ -20,15 +21,15 @@ pub(super) struct Change {
     pub(super) pieces: Range<u64>,
 }
 
-/// What was asked of a volume lazily, and no flush covers.
+/// Lazy changes of a volume that no flush covers.
 #[derive(Default)]
 pub(super) struct Unsynced {
     pub(super) changes: BTreeMap<ChangeId, Unsafe>,
-    /// By PG: every member of it lost power after that moment.
+    /// By PG: the moment after which every member of the PG lost power.
     pub(super) power_lost: BTreeMap<u32, Moment>,
 }
 
-/// A change that is lost if its client and the power of its PG go.
+/// A change that is lost if its client goes away and its PG loses power.
 pub(super) struct Unsafe {
     pub(super) owner: Owner,
     pub(super) pieces: Range<u64>,
@@ -39,16 +40,16 @@ pub(super) struct Unsafe {
     pub(super) left: Option<Moment>,
 }
 
-/// Names an attachment: its client, and its number there.
+/// Identifies an attachment: its client, and its number at that client.
 pub type Owner = (usize, u64);
 
 /// The sessions of a volume.
 #[derive(Default)]
 pub(super) struct Fences {
-    /// Each with those that were fenced when it was opened, until a PG has answered it.
+    /// Each session, with the sessions that were fenced when it was opened.
     pub(super) sessions: BTreeMap<SessionId, BTreeSet<SessionId>>,
     /// PGs that have answered a session.
     pub(super) served: BTreeSet<(SessionId, u32)>,
-    /// Since when a PG does nothing of a session any more.
+    /// Since when a PG executes nothing for a session any more.
     pub(super) over: BTreeMap<(SessionId, u32), Moment>,
 }

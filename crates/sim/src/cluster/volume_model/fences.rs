@@ -1,8 +1,9 @@
-//! Judges fenced sessions: once a PG has served a session that was opened after the fence, it carries
-//! out nothing for the fenced one.
+//! Checks fenced sessions: once a PG has served a session that was opened after the fence, it executes
+//! nothing for the fenced session.
 //!
-//! Unanswered writes of a fenced session have happened by then, or never do. That a PG has served the later session says
-//! nothing about other PGs, and a session that was opened before the fence says nothing at all.
+//! Unanswered writes of a fenced session have happened by then, or never will. That a PG has served the later
+//! session says nothing about other PGs, and a session that was opened before the fence proves nothing at
+//! all.
 //!
 //! ```text
 //!   asked ──▶ fenced ──▶ later session opened ──▶ PG answers it: closed there
@@ -19,14 +20,15 @@ use super::change::Change;
 use crate::register::Moment;
 
 impl Volume {
-    /// A session was opened when those for which `is_fenced` says so were fenced.
+    /// Records that a session was opened while those for which `is_fenced` returns true were
+    /// fenced.
     pub fn opened(&mut self, session: SessionId, is_fenced: impl Fn(SessionId) -> bool) {
         let known = self.fences.sessions.keys().copied();
         let fenced = known.filter(|known| is_fenced(*known)).collect();
         self.fences.sessions.insert(session, fenced);
     }
 
-    /// A PG does what a session asks. How many changes can happen there no more.
+    /// Records that a PG serves a session. Returns how many changes can no longer happen there.
     pub fn served(&mut self, pg: u32, session: SessionId, now: Moment) -> u64 {
         if !self.fences.served.insert((session, pg)) {
             return 0;
@@ -50,13 +52,14 @@ impl Volume {
         closed
     }
 
-    /// Whether a session that asked at `from` must have been refused by a PG of these pieces.
+    /// Returns whether a request that a session issued at `from` must have been refused by a PG of
+    /// these pieces.
     pub fn is_over(&self, session: SessionId, pieces: &Range<u64>, from: Moment) -> bool {
         let since = |register| self.over_at(session, register);
         Volume::registers_in(pieces).filter_map(since).any(|since| since < from)
     }
 
-    /// Whether a change without an answer may still happen in a register.
+    /// Returns whether an unanswered change may still happen in a register.
     pub(super) fn is_open_at(&self, change: &Change, register: u64) -> bool {
         self.over_at(change.by, register).is_none()
     }

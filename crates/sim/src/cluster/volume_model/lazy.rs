@@ -1,8 +1,10 @@
-//! Judges writes that were answered before they were durable: exactly the promise of a disk with a write cache.
+//! Checks writes that were answered before they were durable: the promise is exactly that of a disk with a
+//! write cache.
 //!
-//! What a flush covered stays. A living holder of the lock never sees any of its answered writes missing: this needs no
-//! rule here, since its volume's registers are judged like all others. The rest may be lost only if its client is gone,
-//! too, and all members of its PG have lost power since the write was requested.
+//! What a flush covered stays. A living holder of the lock never sees one of its answered writes missing:
+//! this needs no rule here, since its volume's registers are checked like all others. Other writes may be
+//! lost only if their client is gone and all members of their PG have lost power since the write was
+//! requested.
 //!
 //! ```text
 //!   asked ──▶ told ──▶ covered by a flush: stays
@@ -17,7 +19,7 @@ use super::change::{ChangeId, Owner, Unsafe};
 use crate::register::{Moment, NEVER};
 
 impl Volume {
-    /// The change that was just asked may be told done before it is durable.
+    /// Marks the change that was just requested as lazy: it may be answered before it is durable.
     pub fn asked_lazily(&mut self, id: ChangeId, owner: Owner) {
         let change = &self.open[&id];
         let (pieces, from) = (change.pieces.clone(), change.from);
@@ -31,15 +33,16 @@ impl Volume {
         }
     }
 
-    /// A flush is done that was asked at `from`: it covers what was told done by then, and all of
-    /// those others who were gone by then.
+    /// Records that a flush requested at `from` is done: it covers all changes that were answered
+    /// by then, and all changes of other attachments that were gone by then.
     pub fn flushed(&mut self, from: Moment, by: Owner) {
         let is_gone =
             |change: &Unsafe| change.owner != by && change.left.is_some_and(|left| left < from);
         self.unsynced.changes.retain(|_, change| change.to > from && !is_gone(change));
     }
 
-    /// All members of a PG have lost power since `since`. Whether anything may be lost by that.
+    /// Records that all members of a PG have lost power since `since`. Returns whether any change
+    /// may be lost.
     pub fn lost_power(&mut self, pg: u32, since: Moment, now: Moment) -> bool {
         let power_lost = self.unsynced.power_lost.entry(pg).or_default();
         if *power_lost >= since {
@@ -52,7 +55,8 @@ impl Volume {
         self.lose(registers, now)
     }
 
-    /// These attachments are gone, and with them what they kept. Whether anything may be lost.
+    /// Records that these attachments are gone, and with them the changes that they kept. Returns
+    /// whether any change may be lost.
     pub fn left_by(&mut self, is_gone: impl Fn(Owner) -> bool, now: Moment) -> bool {
         let mut registers = BTreeSet::new();
         for change in self.unsynced.changes.values_mut() {
@@ -76,7 +80,8 @@ impl Volume {
         lost
     }
 
-    /// From now on the register holds one of the values that no safe write replaced.
+    /// From now on, lets the register hold any of the values that no safe write replaced. Returns
+    /// whether a change may be lost.
     fn lose_of(&mut self, register: u64, now: Moment) -> bool {
         let began = self.began.range(..=register).map(|(_, began)| *began).max().unwrap_or(0);
         let power_lost = |pg: &u32| self.is_of(register, *pg);
