@@ -38,7 +38,7 @@ pub struct Volume {
     pub units: u64,
     /// The stage of its life.
     pub life: Life,
-    /// It was written completely once, or need not be.
+    /// The complete write after its first attach (see `Plan::prefills`) was already scheduled.
     pub is_filled: bool,
     number: u64,
     registers: BTreeMap<u64, History>,

@@ -1,20 +1,21 @@
-//! Watches the messages on the network: the entries that monitors publish, and what members say to each other. It counts
-//! what follows from faults, and finds messages that must never be sent.
+//! Watches the messages on the network: the entries that monitors publish, and what members send to each
+//! other. It counts what follows from faults, and finds messages that must never be sent.
 //!
-//! Invariants it judges
-//!   1. A version names one write, in the epoch it is of; every member is told the same.
+//! Invariants checked
+//!   1. A version belongs to one write, in the version's own epoch; every member is sent the same write.
 //!   2. An epoch of a PG adopts one version.
-//!   3. Members leave the acting set only if the pool's minimum stays, or if the operator gives them up.
-//!   4. A member that took part in an epoch states, whatever its disk lost since, that it has everything
-//!      up to the marks of that epoch; unless it is damaged, or its journal's tail is, which it cannot tell.
-//!   5. Tombstones go only in an epoch with all copies of the pool and without learners.
-//!   6. An epoch in which learners are filled though acting members are lost is never activated, and
+//!   3. Members leave the acting set only if the pool's minimum remains, or if the operator gives them up.
+//!   4. A member that took part in an epoch reports, whatever its disk has lost since, that it has everything
+//!      up to the marks of that epoch; unless it is damaged, or the tail of its journal is, which it cannot
+//!      detect.
+//!   5. Tombstones are dropped only in an epoch with all copies of the pool and without learners.
+//!   6. An epoch in which learners are filled although acting members are lost is never activated, and
 //!      nothing is written in it.
-//!   7. In an epoch nobody is told how a block was before a write that was sent to members.
+//!   7. Once a write was sent to members in an epoch, nobody is sent the block's older content in that epoch.
 //!   8. Who answers a read has leases of all other acting members; or one of a monitor, and as long as
 //!      that one runs nobody is told that another OSD leads the PG.
 //!
-//! `grants.rs` judges leases.
+//! `grants.rs` checks leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,8 +29,8 @@ use format::wire::{
 use super::grants::Grants;
 use crate::tally::Counts;
 
-/// What an OSD says of its disk has reached whoever leads, and every entry of before is told, after
-/// so long.
+/// After this time, what an OSD reports about its disk has reached the leading monitor, and every
+/// earlier entry has been sent.
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
 /// The consequences of faults that are counted.
@@ -64,7 +65,8 @@ pub const CONSEQUENCES: [&str; 28] = [
     "change that no flush covered may be lost",
 ];
 
-/// A write that has a version fits on every acting member: nothing takes the version back.
+/// Checks the reason of a refusal: a write that has a version must fit on every acting member,
+/// because nothing takes the version back.
 pub fn judge_refusal(text: &str) -> Result<(), String> {
     match text.contains("no room for a write") {
         true => Err("a member had no space for a write that had its version".into()),
@@ -75,71 +77,72 @@ pub fn judge_refusal(text: &str) -> Result<(), String> {
 /// Everything that was seen so far.
 #[derive(Default)]
 pub struct Watch {
-    /// The newest entry of each PG that was published.
+    /// The newest published entry of each PG.
     entries: BTreeMap<PgId, PgEntry>,
     /// OSDs that report that their disks hang, and since when.
     stalled: BTreeMap<OsdId, Time>,
-    /// Before that a monitor stood still: what was said to it may have waited.
+    /// A monitor was frozen until this time: messages to it may have waited.
     monitors_run_from: Time,
-    /// When one of them was told first.
+    /// When the newest of these entries was first sent.
     changed_at: Time,
-    /// Of the pool.
+    /// The number of copies that the pool keeps.
     copies: u32,
-    /// Epochs in which tombstones may not go, and up to where they have gone before.
+    /// Epochs in which tombstones may not be dropped, with the floor before each of them.
     floors: BTreeMap<(PgId, Epoch), Version>,
-    /// All entries, and who granted what.
+    /// All entries, and all grants of leases.
     pub(super) grants: Grants,
-    /// The last report of each OSD, and when it was sent: PGs that it leads and serves.
+    /// The last report of each OSD: when it was sent, and the PGs that the OSD leads and serves.
     reports: BTreeMap<usize, (Time, Vec<PgId>)>,
-    /// The newest write of each block that members were told.
+    /// The newest write of each block that was sent to members.
     newest: BTreeMap<(PgId, BlockKey), Version>,
-    /// What each version is.
+    /// A digest of the write that each version belongs to.
     writes: BTreeMap<(PgId, Version), u32>,
     adopted: BTreeMap<(PgId, Epoch), Version>,
-    /// Epochs in which learners are filled though acting members are lost.
+    /// Epochs in which learners are filled although acting members are lost.
     bereft: BTreeSet<(PgId, Epoch)>,
-    /// Learners that were filled in such an epoch, until the PG is active.
+    /// Learners that were filled completely in such an epoch, until the PG is active.
     filled: BTreeMap<(PgId, usize), Epoch>,
     /// OSDs that were out of the cluster at some time.
     were_out: BTreeSet<OsdId>,
-    /// The highest mark that each epoch's primary told of that epoch.
+    /// The highest mark of each epoch that the epoch's primary has sent.
     marks: BTreeMap<(PgId, Epoch), Version>,
-    /// Learners that are being filled: holder, learner, and the epoch in which that began.
+    /// Learners that are being filled: the PG, the learner, and the epoch in which that began.
     fillings: BTreeMap<(PgId, usize), Epoch>,
-    /// OSDs whose journal lost its tail, and the epoch of each PG then.
+    /// OSDs whose journals lost their tails, and the epoch of each PG at that time.
     tails: BTreeMap<(usize, PgId), Epoch>,
-    /// PGs of which the operator gave up members.
+    /// PGs whose lost members the operator gave up.
     given_up: BTreeSet<PgId>,
-    /// Images of which a learner was given units as damaged.
+    /// Images of which a learner was sent units as damaged.
     damage_given: BTreeSet<ImageId>,
     /// A member had no room for its part in a PG.
     pub has_refused_room: bool,
     /// Epochs that began with fewer members than the PG had.
     pub withdrawal_count: u64,
-    /// When the holder asked, on its clock.
+    /// By holder, giver and stamp: when the holder requested the lease, on its clock.
     renewals: BTreeMap<(usize, usize, u64), Time>,
-    /// Until when the holder has a lease from the giver, on its clock.
+    /// By holder and giver: until when the holder has the lease, on its clock.
     leases: BTreeMap<(usize, usize), Time>,
 }
 
 impl Watch {
-    /// The newest entries.
+    /// Returns the newest entries.
     pub fn entries(&self) -> impl Iterator<Item = &PgEntry> {
         self.entries.values()
     }
 
-    /// Whether a learner was given units of an image as damaged: no acting member could read them.
+    /// Returns whether a learner was sent units of an image as damaged, because no acting member
+    /// could read them.
     pub fn is_damage_given(&self, image: ImageId) -> bool {
         self.damage_given.contains(&image)
     }
 
-    /// The operator says that members of a PG are off for good: it may go on with fewer than the
-    /// minimum.
+    /// Records that the operator declares members of a PG off for good: the PG may continue with
+    /// fewer than the minimum.
     pub fn members_given_up(&mut self, pg: PgId) {
         self.given_up.insert(pg);
     }
 
-    /// An OSD reports since when its disk hangs, or that it does not.
+    /// Records an OSD's report: since when its disk hangs, or that the disk does not hang.
     pub fn says_it_is_stalled(&mut self, osd: OsdId, since: Option<Time>) {
         match since {
             Some(since) => self.stalled.insert(osd, since),
@@ -147,12 +150,12 @@ impl Watch {
         };
     }
 
-    /// A monitor stands still until then.
+    /// Records that a monitor is frozen until then.
     pub fn monitor_stands_still(&mut self, until: Time) {
         self.monitors_run_from = self.monitors_run_from.max(until);
     }
 
-    /// A monitor sends a message. Whether an epoch ends by that.
+    /// Checks a message that a monitor sends. Returns whether it ends an epoch.
     pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
             return Ok(false);
@@ -207,7 +210,7 @@ impl Watch {
         Ok(ends_epoch)
     }
 
-    /// An OSD sends a message to a monitor.
+    /// Records a message that an OSD sends to a monitor.
     pub fn osd_reports(&mut self, index: usize, text: &str, now: Time) {
         if text.contains("\"osd_report\"")
             && let Ok(ToMonitor::OsdReport(report)) = serde_json::from_str(text)
@@ -216,8 +219,8 @@ impl Watch {
         }
     }
 
-    /// A PG that its primary has not reported to serve since the entries changed. `index_of` names
-    /// the process of an OSD.
+    /// Returns a PG whose primary has not reported that it serves since the entries last changed.
+    /// `index_of` returns the process of an OSD.
     pub fn what_is_not_served(&self, index_of: impl Fn(OsdId) -> Option<usize>) -> Option<String> {
         let is_served = |entry: &PgEntry| {
             let report =
@@ -228,7 +231,7 @@ impl Watch {
         Some(format!("its primary does not report to serve {entry:?}"))
     }
 
-    /// An OSD sends another one a message about a PG.
+    /// Checks a message about a PG that an OSD sends to another one.
     pub fn peer_says(
         &mut self,
         to: usize,
@@ -254,7 +257,7 @@ impl Watch {
                     self.floors.insert((*pg, *epoch), *floor);
                 }
                 let known = self.adopted.get(&(*pg, *epoch));
-                // The other acting members are told first, if there are any.
+                // The other acting members are sent this first, if there are any.
                 let entry = self.grants.entry(*pg, *epoch);
                 let has_others = entry.is_some_and(|entry| entry.acting_count() > 1);
                 let is_bereft = self.bereft.contains(&(*pg, *epoch));
@@ -327,8 +330,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Who filled a member of an entry while members were lost, if the PG was not active since, and
-    /// those that are lost were out: what they alone had was given up.
+    /// Returns the OSD that filled a member of an entry while other members were lost, if the PG
+    /// was not active since and all of those lost members were out of the cluster: data that only
+    /// they had was given up.
     pub fn filled_by(&self, entry: &PgEntry, index: usize) -> Option<OsdId> {
         let epoch = self.filled.get(&(entry.pg, index))?;
         let before = self.grants.entry(entry.pg, *epoch)?;
@@ -337,7 +341,8 @@ impl Watch {
         before.primary_osd().filter(|_| left.all(|osd| self.were_out.contains(&osd)))
     }
 
-    /// Whether a learner entered the acting set while members were lost, after the PG was last active.
+    /// Returns whether a learner entered the acting set while members were lost, after the PG was
+    /// last active.
     fn goes_on_with_learner(&self, pg: PgId, epoch: Epoch) -> bool {
         let last = self.bereft.range((pg, Epoch::ZERO)..(pg, epoch)).next_back();
         let Some((_, last)) = last else { return false };
@@ -351,15 +356,16 @@ impl Watch {
         !was_active && !acting(epoch).is_subset(&acting(*last))
     }
 
-    /// Whether members lack, or are being filled, in an epoch of the PG that is the newest.
+    /// Returns whether members are missing or being filled in an epoch, if that is the newest of
+    /// the PG.
     fn is_short(&self, pg: PgId, epoch: Epoch) -> bool {
         let entry = self.entries.get(&pg).filter(|entry| entry.epoch == epoch);
         let copies = self.copies as usize;
         entry.is_some_and(|entry| entry.acting_count() < copies || !entry.learners.is_empty())
     }
 
-    /// An OSD states itself. Was it an acting member in the epoch of its record, and tombstones might
-    /// not go in that one, then none went.
+    /// Checks the floor that an OSD reports. If the OSD was an acting member in the epoch of its
+    /// record, and tombstones could not be dropped in that epoch, then none may have been dropped.
     pub fn judge_floor(&self, osd: OsdId, pg: PgId, state: &MemberState) -> Result<(), String> {
         let epoch = state.record_epoch;
         let Some(floor) = self.floors.get(&(pg, epoch)) else { return Ok(()) };
@@ -367,7 +373,7 @@ impl Watch {
         if entry.is_none_or(|entry| entry.acting().all(|member| member.osd != osd)) {
             return Ok(());
         }
-        // The floor of a later epoch may be durable where its record is not.
+        // The floor of a later epoch may be durable although the record of that epoch is not.
         let is_last = self.adopted.range((pg, epoch)..).nth(1).is_none_or(|((it, _), _)| *it != pg);
         if is_last && state.floor > *floor {
             return Err(format!(
@@ -425,14 +431,16 @@ impl Watch {
         }
     }
 
-    /// The journal of an OSD lost its tail: it may state less than it had in the epochs up to now.
+    /// Records that the journal of an OSD lost its tail: the OSD may report less than it had in the
+    /// epochs up to now.
     pub fn tail_lost(&mut self, index: usize) {
         let epochs = self.entries.values().map(|entry| ((index, entry.pg), entry.epoch));
         self.tails.extend(epochs);
     }
 
-    /// An OSD states itself: it has what the marks of the epoch of its record promised. One that was
-    /// filled in that epoch may have some of it without stating it (docs/internals/pg.md, rule 20).
+    /// Checks that an OSD reports everything that the marks of the epoch of its record promised. A
+    /// member that was filled in that epoch may have some of this without reporting it
+    /// (docs/internals/pg.md, rule 20).
     pub fn judge_state(
         &self,
         from: usize,
@@ -476,14 +484,14 @@ impl Watch {
         consequences.add("learner interrupted", u64::from(interrupted));
     }
 
-    /// An OSD asks another one for a lease, at a time of its clock.
+    /// Records that an OSD requests a lease from another one, at a time of its clock.
     pub fn lease_asked(&mut self, holder: usize, giver: usize, message: &LeaseMessage, now: Time) {
         if let LeaseMessage::Renew { stamp, .. } = message {
             self.renewals.insert((holder, giver, *stamp), now);
         }
     }
 
-    /// The answer reaches the holder, at a time of its clock.
+    /// Records that the answer reaches the holder, at a time of its clock.
     pub fn lease_answered(
         &mut self,
         holder: usize,
@@ -501,8 +509,8 @@ impl Watch {
         consequences.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
     }
 
-    /// An OSD answers a read in an epoch, at a time of its clock: every other acting member grants.
-    /// `index_of` names the process of an OSD.
+    /// Checks a read that an OSD answers in an epoch, at a time of its clock: the OSD must have
+    /// leases of all other acting members. `index_of` returns the process of an OSD.
     pub fn judge_read(
         &self,
         holder: usize,
@@ -514,7 +522,7 @@ impl Watch {
         let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(()) };
         for giver in entry.acting().filter_map(|member| index_of(member.osd)) {
             let until = self.leases.get(&(holder, giver)).copied().unwrap_or_default();
-            // What is decided in a turn is sent at its end.
+            // What is decided in a turn is sent at the end of the turn.
             if giver != holder && until + Duration::from_millis(1) < now {
                 return Err(format!(
                     "osd {holder} answers a read of {pg} in epoch {epoch} without a lease of osd \
@@ -525,8 +533,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether a client's request reaches an OSD, at a time of its clock, with a lease from every
-    /// other acting member; or it is not the primary. `index_of` names the process of an OSD.
+    /// Returns whether the OSD that a client's request reaches has, at a time of its clock, a lease
+    /// from every other acting member, or is not the primary. `index_of` returns the process of an
+    /// OSD.
     pub fn request_arrives(
         &self,
         holder: usize,

@@ -28,12 +28,12 @@ use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// A run that has not ended after so many events fails.
+/// A run that has not ended after this many events fails.
 const STEP_COUNT_MAX: u64 = 3_000_000;
-/// No more faults begin after so many events: they may leave little time for anything else.
+/// After this many events, no more faults begin: they may leave little time for anything else.
 const FAULTY_STEP_COUNT_MAX: u64 = STEP_COUNT_MAX / 2;
 
-/// For how long the cluster must have been whole: longer than any process waits before it reconnects.
+/// How long the cluster must have been whole: longer than any process waits before it reconnects.
 pub const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 /// How long a cluster without faults may take to answer everything.
@@ -93,7 +93,7 @@ enum Stage {
 }
 
 impl World {
-    /// A cluster of which only the processes exist yet.
+    /// Returns a cluster before its processes start.
     pub fn new(run: Run) -> World {
         let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"));
         let pool = BufferPool::default();
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// Hash of the trace, and totals.
+    /// Returns the hash of the trace, and the totals.
     pub fn into_parts(mut self) -> (u64, Tally) {
         let counts = self.net.counts;
         let faults = &mut self.tally.faults;
@@ -156,7 +156,7 @@ impl World {
         (self.trace.hash(), self.tally)
     }
 
-    /// The whole run.
+    /// Performs the whole run.
     pub fn run(&mut self) -> Result<(), String> {
         self.build()?;
         self.stage = Stage::Work;
@@ -215,7 +215,7 @@ impl World {
             let end = self.now + ROOM_AFTER;
             self.wait("time stands still", |world| is_answered(world) || world.now > end)?;
             if !is_answered(self) {
-                // Writes that a client repeats after a loss of power may wait for space.
+                // Writes that a client repeats after a power loss may wait for space.
                 self.trace.line(format_args!("{:?} users make room", self.now));
                 self.make_room()?;
             }
@@ -253,14 +253,15 @@ impl World {
         if lack.is_none() {
             return Ok(());
         }
-        // The removals have freed space for the copies that lack.
+        // The removals have freed space for the missing copies.
         self.get_whole(Duration::ZERO)?;
         self.rest_and_compare()
     }
 
     fn rest_and_compare(&mut self) -> Result<(), String> {
         self.pass(REST)?;
-        // If a member is too full, others are tried now and then, and drop what they got.
+        // If a member is too full, other OSDs are tried from time to time, and drop what they
+        // received.
         let (mut epochs, mut since) = (0, self.now);
         self.wait("PGs change again and again", |world| {
             let present: u64 =
@@ -273,13 +274,14 @@ impl World {
         self.compare_members()
     }
 
-    /// Waits until every PG has all of its copies. Returns what lacks if disks are too full: each
-    /// member of a PG may have taken writes while others were away.
+    /// Waits until every PG has all of its copies. Returns what the cluster lacks if disks are too
+    /// full: each member of a PG may have accepted writes while others were away.
     pub(super) fn wait_until_whole(&mut self) -> Result<Option<String>, String> {
         self.wait_until_whole_for(Duration::ZERO)
     }
 
-    /// Waits until this has held for a while.
+    /// Waits until the cluster has been whole for a span. Returns what it lacks if disks are too
+    /// full.
     pub(super) fn wait_until_whole_for(
         &mut self,
         span: Duration,
@@ -304,7 +306,7 @@ impl World {
         }
     }
 
-    /// The same, but fails if something lacks.
+    /// Waits until the cluster has been whole for a span. Fails if it lacks anything.
     pub(super) fn get_whole(&mut self, span: Duration) -> Result<(), String> {
         match self.wait_until_whole_for(span)? {
             Some(lack) => Err(format!("the cluster does not get whole: {lack}")),
@@ -328,7 +330,7 @@ impl World {
         })
     }
 
-    /// The first client attaches every volume read-only.
+    /// Attaches every volume read-only to the first client.
     pub(super) fn attach_all_to_read(&mut self) -> Result<(), String> {
         for volume in 0..self.volumes.len() {
             if self.volumes[volume].life == Life::Live {
@@ -338,7 +340,7 @@ impl World {
         self.wait("an attach is never done", |world| world.clients[0].is_settled())
     }
 
-    /// The first client reads every byte of every volume.
+    /// Reads every byte of every volume through the first client.
     pub(super) fn read_everything(&mut self) -> Result<(), String> {
         self.attach_all_to_read()?;
         self.read_all(0)?;
@@ -346,7 +348,8 @@ impl World {
         self.detach_all()
     }
 
-    /// Runs until a condition holds; fails after as long as a cluster without faults may take.
+    /// Runs until a condition holds. Fails after the longest time that a cluster without faults may
+    /// take.
     pub(super) fn wait(
         &mut self,
         what: &str,
@@ -391,7 +394,7 @@ impl World {
         }
     }
 
-    /// The time on the clock of a process's host.
+    /// Returns the time on the clock of a process's host.
     pub(super) fn local(&self, process: Process) -> Time {
         self.clock(process).local(self.now)
     }
@@ -406,8 +409,8 @@ impl World {
         self.clocks.of(host)
     }
 
-    /// The next timer of any process, in the world's time. A frozen process's timer waits until it
-    /// thaws.
+    /// Returns the next timer of any process, in the world's time. A frozen process's timer waits
+    /// until the process thaws.
     fn next_deadline(&self) -> Option<(Time, Process)> {
         let due = |(at, process)| {
             let due = self.clock(process).world(at);
@@ -428,7 +431,7 @@ impl World {
         monitors.chain(osds).chain(clients).map(due).min()
     }
 
-    /// Takes the next event in time.
+    /// Handles the next event in time.
     fn step(&mut self) -> Result<(), String> {
         self.counts.steps += 1;
         if self.counts.steps > STEP_COUNT_MAX {
@@ -467,7 +470,7 @@ impl World {
         self.inject_faults()
     }
 
-    /// When the frozen process that the item is for can take it.
+    /// Returns when the process that handles an item thaws, if that process is frozen.
     fn thaws_at(&mut self, item: &Item) -> Option<Time> {
         self.runs.thaw(self.now);
         let process = match item {
@@ -478,8 +481,8 @@ impl World {
         self.runs.frozen_until(process)
     }
 
-    /// Postpones an item whose process is frozen. The disk goes on meanwhile: an operation that
-    /// ends then is not affected by what the disk does later.
+    /// Postpones an item whose process is frozen. The disk continues meanwhile: an operation that
+    /// has ended is not affected by what the disk does later.
     fn put_off(&self, item: Item, thaws: Time) -> (Time, Item) {
         let Item::Disk(index, op, work) = item else { return (thaws, item) };
         match self.osds[index].hang.again_at(self.now) {
@@ -546,7 +549,7 @@ impl World {
                 self.operator_turn()
             }
             Item::Start(process) => self.start(process),
-            // All earlier cuts are over. Processes that the drill silenced stay silent.
+            // All earlier cuts have healed. Processes that the drill silenced stay silent.
             Item::Heal(..) if self.stage == Stage::End => Ok(()),
             Item::Heal(one, other) => {
                 let wakes = self.net.heal(self.now, one, other);
@@ -674,7 +677,8 @@ impl World {
         if self.chaos.chance(chance) { (self.chaos.index(count + 1), true) } else { (count, false) }
     }
 
-    /// Removes log lines from the effects of a process: it cannot die between them.
+    /// Logs the log lines among the effects of a process and removes them: the process cannot die
+    /// between them.
     pub(super) fn take_lines<E>(
         &self,
         process: Process,
@@ -781,7 +785,7 @@ impl World {
         self.apply_osd(index, node::Event::Disk(event))
     }
 
-    /// Whether a read fails, once or until the place is written.
+    /// Returns whether a read fails, once or until the place is written.
     fn read_fails(&mut self, index: usize, work: DiskWork) -> bool {
         let DiskWork::Read { offset, length } = work else { return false };
         let osd = &self.osds[index];
