@@ -1,4 +1,4 @@
-//! The agenda of a run: future events in the order of time.
+//! The agenda of a run: future events in chronological order.
 //!
 //! Invariants
 //!   1. Items due at the same time are handled in the order in which they were added.
@@ -32,7 +32,7 @@ impl Agenda {
         self.items.insert((at, self.number_last), (life, item));
     }
 
-    /// Whether a transaction of the state store is under way.
+    /// Returns whether a transaction of the state store is under way.
     pub fn has_transactions(&self) -> bool {
         self.transaction_count > 0
     }
@@ -58,11 +58,11 @@ pub enum Item {
     Arrive(EndId),
     /// A disk operation of an OSD completes.
     Disk(usize, DiskOp, DiskWork),
-    /// A disk operation of an OSD completed while the OSD's process was paused.
+    /// A disk operation of an OSD completed while the OSD's process was frozen.
     DiskEnded(usize, DiskOp, DiskWork),
     /// The state store executes its next step.
     State(StateStep),
-    /// The end of a turn of an OSD's loop.
+    /// A turn of an OSD's loop ends.
     OsdTurn(usize),
     /// A client's users issue operations.
     ClientTurn(usize),
@@ -72,11 +72,11 @@ pub enum Item {
     Start(Process),
     /// A partition between two processes heals.
     Heal(Process, Process),
-    /// An OSD's process ends.
+    /// An OSD's process crashes.
     Crash(usize),
     /// A monitor that was told to stop exits.
     MonitorEnds(usize),
-    /// A truce begins, and ends with the loss of data.
+    /// A truce begins; at its end, a strike damages members.
     Strike,
     /// The next turn of the drill is due.
     Drill,

@@ -22,7 +22,7 @@ pub type OsdRun = (usize, u64);
 /// Everything that has arrived so far.
 #[derive(Default)]
 pub struct Arrivals {
-    /// The highest sequence of each session.
+    /// The highest sequence that has arrived of each session.
     newest: BTreeMap<(OsdRun, SessionId), u64>,
     /// The highest sequence of each write that was not refused.
     writes: BTreeMap<(OsdRun, SessionId, WriteId), u64>,
@@ -40,7 +40,7 @@ pub struct Arrivals {
     held: BTreeMap<(OsdRun, SessionId, u64), MapRevision>,
 }
 
-/// Image, stripe, offset, and the first unit's checksum.
+/// Identifies a write by image, stripe, offset, and the first unit's checksum.
 type WriteId = (ImageId, StripeIndex, u32, u32);
 
 impl Arrivals {
@@ -194,7 +194,7 @@ mod tests {
         seen.note(run, &write(1, 1), &mut Counts::new(&NAMES));
         assert_eq!(seen.answered(run, &done(2), told), Ok(()));
         assert!(seen.answered(run, &done(1), told).is_err());
-        // What another run had received is gone with it.
+        // A new run has not received what an earlier run received.
         assert_eq!(counts(&[(run, 2, 1), ((0, 2), 1, 1)]), [0, 0, 0]);
     }
 
@@ -222,7 +222,7 @@ mod tests {
         assert!(seen.answered(run, &done(7, 2), revision(3)).is_err());
         assert_eq!(seen.answered(run, &done(7, 3), revision(4)), Ok(()));
         assert!(!seen.note_session(run, &of(7, 4, 3), revision(4)));
-        // What was fenced before the newest session began is in the first map that it named.
+        // The first map that the newest session stated contains all fences from before it began.
         assert!(!seen.note_session(run, &of(9, 2, 6), revision(5)));
         assert!(!seen.note_session(run, &of(7, 5, 3), revision(5)));
     }

@@ -52,7 +52,7 @@ impl World {
         let lost = gone.filter_map(|osd| osd.id).collect();
         self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
-        // An OSD that is down in the backup may leave its PGs when the first OSD is back.
+        // An OSD that is down in the backup may leave its PGs as soon as the first OSD is back.
         let lack = self.wait_until_whole_for(WHOLE_FOR)?;
         self.faults.must_be_whole &= lack.is_none();
         Ok(lack)

@@ -1,7 +1,7 @@
 //! Outages of a whole minute while a client continues. Leases, sessions and grace times run out meanwhile.
 //!   1. Blackout: everything but the clients dies at once. Clients only wait: each operation is answered, and
 //!      everything that was answered before is still there.
-//!   2. All monitors, or their state store, are down: OSDs go on serving, and nobody waits.
+//!   2. All monitors, or their state store, are down: OSDs continue to serve, and no client waits.
 
 use base::Duration;
 

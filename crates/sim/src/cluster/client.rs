@@ -152,12 +152,12 @@ impl Client {
             .collect()
     }
 
-    /// Whether no attach is under way.
+    /// Returns whether no attach is under way.
     pub fn is_settled(&self) -> bool {
         self.attached.values().all(|attachment| attachment.stage != Stage::Opening)
     }
 
-    /// Whether no detach is under way.
+    /// Returns whether no detach is under way.
     pub fn has_let_go(&self) -> bool {
         self.attached.values().all(|attachment| attachment.stage != Stage::Closing)
     }

@@ -20,7 +20,7 @@ use crate::random::Chance;
 const LATE_MAX: Duration = Duration::from_secs(15);
 
 impl World {
-    /// The operator's turn: sends the next command.
+    /// Runs the operator's turn: sends the next command.
     pub(super) fn operator_turn(&mut self) -> Result<(), String> {
         if self.operator.jobs.is_empty() {
             if self.stage_is_work() {
@@ -82,7 +82,7 @@ impl World {
         } else if self.chaos.chance(self.plan.unlocks)
             && let Some((client, volume)) = self.locked_by()
         {
-            // Usually the lock's holder is cut off, together with an OSD that goes on serving it.
+            // Usually the lock's holder is cut off, together with an OSD that keeps serving it.
             if self.chaos.chance(Chance::percent(60)) && self.may_isolate() {
                 self.isolate_from_monitors(Some(client));
             }
@@ -142,7 +142,8 @@ impl World {
         self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
-    /// Takes an OSD out, or one that is out in again. Enough OSDs stay in for all copies.
+    /// Plans to take an OSD out; or, if one is out, to take it in again. Enough OSDs stay in for all
+    /// copies.
     fn plan_out(&mut self) {
         let is_there = |osd: &Osd| osd.id.is_some() && !osd.is_gone;
         let out = (0..self.osds.len()).find(|index| {
@@ -461,7 +462,7 @@ impl World {
         })
     }
 
-    /// Gives the job up: the volume stays as it is.
+    /// Gives up the current job: the volume stays as it is.
     fn give_up_job(&mut self, volume: usize) {
         self.volumes[volume].life = Life::Live;
     }

@@ -7,7 +7,7 @@ use crate::register::{Moment, Value};
 pub struct Counters {
     /// Events so far.
     pub(super) steps: u64,
-    /// Operations that clients asked by themselves.
+    /// Operations that users have issued as random work, not for a drill or another scenario.
     pub(super) asked: u64,
     moment_last: Moment,
     value_last: Value,

@@ -87,8 +87,8 @@ impl Hang {
     }
 
     /// Makes the disk hang for `span` from now on; a hang under way lasts until then at least. A
-    /// hang that begins just as the previous one ends is the same hang: the waiting operations may
-    /// not have ended between them.
+    /// hang that begins just as the previous one ends is the same hang: operations that waited may
+    /// not have ended in between.
     pub(super) fn begin(&mut self, now: Time, span: Duration) {
         if self.until < now {
             if self.until.since(self.since) > SEEN_MIN {

@@ -150,7 +150,7 @@ impl World {
         domains.collect::<BTreeSet<usize>>().len()
     }
 
-    /// Whether data on an OSD's disk may rot now.
+    /// Returns whether data on an OSD's disk may rot now.
     pub(super) fn may_rot(&self, index: usize) -> bool {
         if self.plan.copies == 1 {
             return true;

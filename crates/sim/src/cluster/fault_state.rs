@@ -7,7 +7,7 @@ use super::client::CutOff;
 use super::plan::Faults;
 use super::truce::Truce;
 
-/// The faults of a run.
+/// The state of a run's faults.
 pub struct FaultState {
     /// The present rates of faults: those of the plan, or none.
     pub(super) rates: Faults,

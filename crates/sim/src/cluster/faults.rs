@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// Whether faults may happen and no process is cut off from another.
+    /// Returns whether faults may happen and no process is cut off from another.
     pub(super) fn may_isolate(&self) -> bool {
         self.faults.truce.is_none() && self.net.is_whole()
     }
@@ -289,7 +289,7 @@ impl World {
         self.kill_by(process, None)
     }
 
-    /// Kills those of the processes that run.
+    /// Kills the given processes, as far as they run.
     pub(super) fn kill_all(
         &mut self,
         processes: impl IntoIterator<Item = Process>,

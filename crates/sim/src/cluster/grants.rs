@@ -155,7 +155,7 @@ mod tests {
         Time::ZERO + Duration::from_millis(milliseconds)
     }
 
-    /// OSD 0 leads epoch 1 by a lease of OSD 1, which it asked for at 100 ms; then OSD 2 leads.
+    /// OSD 0 leads epoch 1 by a lease of OSD 1, which it requested at 100 ms; then OSD 2 leads.
     fn granted(lost: Vec<(PgId, Epoch)>) -> Grants {
         let mut grants = Grants::default();
         grants.entry_told(&entry(1, 0));

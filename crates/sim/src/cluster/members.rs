@@ -17,7 +17,7 @@ use super::world::World;
 use crate::disk::{Crash, SimDisk};
 use crate::random::Random;
 
-/// What a store holds of a block.
+/// A block as a store holds it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Block {
     version: Version,

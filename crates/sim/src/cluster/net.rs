@@ -520,12 +520,12 @@ impl Net {
         self.cuts.contains(&(from, to))
     }
 
-    /// Whether nothing is held back anywhere.
+    /// Returns whether nothing is held back between any processes.
     pub fn is_whole(&self) -> bool {
         self.cuts.is_empty()
     }
 
-    /// Whether every process has learned of every connection that broke.
+    /// Returns whether every process has learned of every connection that broke.
     pub fn is_settled(&self) -> bool {
         self.ends.iter().flatten().all(|end| !end.open || !end.mute)
     }
@@ -679,7 +679,7 @@ mod tests {
     const TWO: Process = Process::Osd(0);
     const ID: ConnectionId = ConnectionId::new(2);
 
-    /// A net whose time is driven by the test.
+    /// A network whose time the test controls.
     struct Bench {
         net: Net,
         due: BTreeSet<Wake>,

@@ -104,7 +104,7 @@ impl Operator {
         true
     }
 
-    /// Whether the volume's lock is being taken from its holder.
+    /// Returns whether the volume's lock is being taken from its holder.
     pub(super) fn is_unlocking(&self, volume: usize) -> bool {
         matches!(self.jobs.front(), Some(Job::Unlock(other)) if *other == volume)
     }

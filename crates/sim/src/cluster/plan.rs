@@ -9,7 +9,7 @@ use crate::random::{Chance, Random};
 
 /// The plan of a run.
 pub struct Plan {
-    /// OSDs at the beginning.
+    /// The number of OSDs at the beginning.
     pub osd_count: usize,
     /// How many hosts the OSDs are spread over, in turn.
     pub host_count: usize,
@@ -147,7 +147,7 @@ pub struct Faults {
 }
 
 impl Plan {
-    /// Whether the volumes are larger than the disks.
+    /// Returns whether the volumes are larger than the disks.
     pub fn may_fill(&self) -> bool {
         self.volume_units * 4096 > self.osd_size
     }
@@ -196,7 +196,7 @@ impl Plan {
         } else {
             0
         };
-        // Rot hits one disk, so nothing else may damage copies.
+        // Rot may already have damaged one copy, so nothing else may damage another.
         let may_strike = faults.rot == Chance::NEVER && faults.read_error == Chance::NEVER;
         let strikes = (0..if may_strike { strike_count } else { 0 })
             .map(|_| random.scale(50..3000))

@@ -575,7 +575,7 @@ mod tests {
             lease.unwrap()
         }
 
-        /// Writes a key that is of revision `before`, without a word on who leads.
+        /// Writes a key whose present revision is `before`, without a condition on the leader's key.
         fn write(
             &mut self,
             run: MonitorRun,
@@ -619,7 +619,7 @@ mod tests {
         assert!(bench.lead(ONE, lease, 0).is_ok());
         assert!(bench.write(ONE, "a", "1", None, 0).is_ok());
         assert!(bench.write(OTHER, "b", "1", None, 0).is_err());
-        // One that is refused changes nothing.
+        // A refused transaction changes nothing.
         assert!(bench.write(OTHER, "a", "1", None, 0).is_ok());
         assert_eq!(bench.tally.consequences.get("transaction of a former leader refused"), 1);
         bench.now = bench.now + Duration::from_secs(3);

@@ -12,8 +12,7 @@
 //!   6. An epoch in which learners are filled although acting members are lost is never activated, and
 //!      nothing is written in it.
 //!   7. Once a write was sent to members in an epoch, nobody is sent the block's older content in that epoch.
-//!   8. Who answers a read has leases of all other acting members; or one of a monitor, and as long as
-//!      that one runs nobody is told that another OSD leads the PG.
+//!   8. An OSD that answers a read has leases of all other acting members.
 //!
 //! `grants.rs` checks leases.
 
@@ -593,7 +592,7 @@ mod tests {
         assert!(states(&watch, 0, 2, 6, false).is_err());
         assert_eq!(states(&watch, 0, 2, 6, true), Ok(()));
         assert_eq!(states(&watch, 0, 3, 6, false), Ok(()));
-        // Only who lost its journal's tail may say less, of the epochs until then.
+        // Only an OSD that lost its journal's tail may report less, for the epochs until then.
         watch.monitor_says(&map(2, 3), Time::ZERO).expect("an entry");
         watch.tail_lost(0);
         assert_eq!(states(&watch, 0, 2, 6, false), Ok(()));
@@ -604,7 +603,7 @@ mod tests {
         }
         assert_eq!(watch.peer_says(1, &told, &mut consequences), Ok(()));
         assert!(states(&watch, 0, 3, 6, false).is_err());
-        // One that was filled in that epoch need not state it.
+        // A member that was filled in that epoch need not report it.
         let learner = r#",null],"learners":[{"member":{"osd":3,"incarnation":1},"position":2}]"#;
         let filled = map(4, 2).replace(r#"],"learners":[]"#, learner);
         assert_eq!(watch.monitor_says(&filled, Time::ZERO), Ok(true));
@@ -721,11 +720,11 @@ mod tests {
         assert_eq!(watch.monitor_says(&map(2, 2), Time::ZERO), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 2), Time::ZERO), Ok(false));
         assert!(watch.monitor_says(&map(3, 1), Time::ZERO).is_err());
-        // A pool may begin with fewer.
+        // A pool may begin with fewer members than the minimum.
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 1), Time::ZERO), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 1), Time::ZERO), Ok(true));
-        // The operator may say that they will never come back.
+        // The operator may declare that members will never come back.
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 3), Time::ZERO), Ok(true));
         watch.members_given_up(pg());
@@ -738,7 +737,7 @@ mod tests {
         let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let version = |counter| Version { epoch: Epoch::new(1), counter };
-        // Two of three copies, then all.
+        // First two of three copies, then all three.
         for (epoch, member_count) in [(2, 2), (3, 3)] {
             assert_eq!(watch.monitor_says(&map(epoch, member_count), Time::ZERO), Ok(true));
             let (history, filling) = (Vec::new(), None);

@@ -81,7 +81,7 @@ pub struct World {
     pub(super) trace: Trace,
 }
 
-/// The stages of a run, in the order of time.
+/// The stages of a run, in chronological order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// The cluster is created.
@@ -314,7 +314,7 @@ impl World {
         }
     }
 
-    /// Whether a member recently had no space for its copies.
+    /// Returns whether a member recently had no space for its copies.
     pub(super) fn has_full_member(&self) -> bool {
         self.plan.may_fill() && self.watch.has_refused_room
     }

@@ -48,7 +48,7 @@ pub type Owner = (usize, u64);
 pub(super) struct Fences {
     /// Each session, with the sessions that were fenced when it was opened.
     pub(super) sessions: BTreeMap<SessionId, BTreeSet<SessionId>>,
-    /// PGs that have answered a session.
+    /// Sessions, each with a PG that has answered it.
     pub(super) served: BTreeSet<(SessionId, u32)>,
     /// Since when a PG executes nothing for a session any more.
     pub(super) over: BTreeMap<(SessionId, u32), Moment>,

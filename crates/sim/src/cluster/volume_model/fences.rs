@@ -20,8 +20,8 @@ use super::change::Change;
 use crate::register::Moment;
 
 impl Volume {
-    /// Records that a session was opened while those for which `is_fenced` returns true were
-    /// fenced.
+    /// Records that a session was opened, and that the sessions for which `is_fenced` returns true
+    /// had been fenced by then.
     pub fn opened(&mut self, session: SessionId, is_fenced: impl Fn(SessionId) -> bool) {
         let known = self.fences.sessions.keys().copied();
         let fenced = known.filter(|known| is_fenced(*known)).collect();
@@ -84,8 +84,8 @@ mod tests {
     const NEXT: SessionId = SessionId::new(9);
     const PIECES: Range<u64> = 64..72;
 
-    /// The old session was told that 5 is written, and nothing of 6. The next one may be opened
-    /// after its fence.
+    /// The old session received an answer to write 5, but none to write 6. The next session may be
+    /// opened after the old one was fenced.
     fn volume(is_fenced: bool) -> Volume {
         let mut volume = Volume::new("v".into(), 1, 256, Shape { pg_count: 4, block_units: 4 });
         volume.image = ImageId::new(1);

@@ -151,7 +151,7 @@ mod tests {
         volume.check().is_ok()
     }
 
-    /// 5 is safe, 6 and 7 are not.
+    /// Returns a volume on which write 5 is safe, and writes 6 and 7 are lazy.
     fn written() -> Volume {
         let mut volume = volume();
         write(&mut volume, 5, 1, false);
