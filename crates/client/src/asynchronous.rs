@@ -5,8 +5,8 @@
 //!              ◀──answer── Slot ◀────────────────┘
 //! ```
 //!
-//! Data is copied once on each side of the channel, because buffers of the core belong to its thread.
-//! A program that cannot afford that runs a client core on its own reactor.
+//! Data is copied once on each side of the channel, because buffers of the core belong to its thread. A
+//! program that cannot afford the copies can run a client core on its own reactor.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -27,7 +27,8 @@ use volume::{
 use crate::config::{Config, failure};
 use crate::shell::Shell;
 
-/// A thread that serves volumes of one cluster. It ends once the client and all its volumes are dropped.
+/// A handle of a thread that serves volumes of one cluster. The thread ends once all clones of the client
+/// and all its volumes are dropped.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -58,7 +59,7 @@ struct Hold {
     handle: VolumeHandle,
 }
 
-/// The channel to the thread, which ends after the last of these is dropped.
+/// The channel to the thread. The thread ends after the last reference to the channel is dropped.
 struct Door {
     jobs: Mutex<Option<Sender<Job>>>,
     waker: Waker,
@@ -83,7 +84,7 @@ struct How {
 type Opened = Result<Attached, Failure>;
 type Reached = Result<Found, VolumeError>;
 
-/// An operation whose data may cross threads.
+/// An operation, with data that can be sent between threads.
 enum Wish {
     Read { offset: u64, length: u64 },
     Write { offset: u64, data: Vec<u8> },
@@ -92,7 +93,7 @@ enum Wish {
     Extents { offset: u64, length: u64 },
 }
 
-/// An answer whose data may cross threads.
+/// An answer, with data that can be sent between threads.
 enum Found {
     Data(Vec<u8>),
     Done,
@@ -102,7 +103,7 @@ enum Found {
 impl Client {
     /// Starts the thread. It connects when the first volume is opened.
     ///
-    /// Errors: `io_uring` (it does not work on this system).
+    /// Errors: `io_uring` (io_uring does not work on this system).
     pub fn start(config: &Config) -> Result<Client, Failure> {
         let (jobs, inbox) = mpsc::channel();
         let (ready, started) = mpsc::channel();
@@ -126,18 +127,18 @@ impl Client {
         Ok(Client { door: Arc::new(Door { jobs, waker, thread, last_volume: AtomicU64::new(0) }) })
     }
 
-    /// Attaches a volume without its lock: other clients may have it attached too, and each write is
-    /// durable once it returns. Waits as long as no monitor answers.
+    /// Attaches a volume without its lock: other clients may have the volume attached too, and each write
+    /// is durable once it returns. Waits as long as no monitor answers.
     ///
     /// Errors: the monitor's, such as `not_found` and `locked`; `untrusted`.
     pub async fn open(&self, name: &str, read_only: bool) -> Result<Volume, Failure> {
         self.open_as(name, How { read_only, lock: false }).await
     }
 
-    /// Attaches a volume with its lock, or without if another client has it attached; see
-    /// [`Volume::attached`]. If the disks need flushes, writes under a lock return before they are
-    /// durable, and no other client can attach the volume. Waits while the last holder of the lock is
-    /// disconnected and may come back.
+    /// Attaches a volume with its lock, or without the lock if another client has the volume attached; see
+    /// [`Volume::attached`]. If the disks need flushes, writes under a lock return before they are durable,
+    /// and no other client can attach the volume. Waits while the last holder of the lock is disconnected
+    /// and may still reconnect.
     ///
     /// Errors: as [`Client::open`].
     pub async fn open_locked(&self, name: &str) -> Result<Volume, Failure> {
@@ -161,17 +162,17 @@ impl Client {
 }
 
 impl Volume {
-    /// Size in bytes when it was opened.
+    /// Returns the size of the volume in bytes, as of when it was opened.
     pub fn size(&self) -> u64 {
         self.attached.image.size
     }
 
-    /// Its session and image.
+    /// Returns the session and the image of the volume.
     pub fn attached(&self) -> &Attached {
         &self.attached
     }
 
-    /// Reads a range; bytes never written are zeros.
+    /// Reads a range; bytes that were never written read as zeros.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, VolumeError> {
         match self.request(Wish::Read { offset, length }).await? {
             Found::Data(data) => Ok(data),
@@ -189,12 +190,12 @@ impl Volume {
         self.request(Wish::Zero { offset, length }).await.map(|_| ())
     }
 
-    /// When this returns, every write acknowledged before it is durable.
+    /// Makes all writes durable that were acknowledged before this call.
     pub async fn flush(&self) -> Result<(), VolumeError> {
         self.request(Wish::Flush).await.map(|_| ())
     }
 
-    /// Which parts of a range hold data, in order.
+    /// Returns which parts of a range hold data, in order.
     pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>, VolumeError> {
         match self.request(Wish::Extents { offset, length }).await? {
             Found::Extents(extents) => Ok(extents),
@@ -218,7 +219,7 @@ impl Drop for Hold {
 impl Door {
     fn send(&self, job: Job) {
         let jobs = lock(&self.jobs);
-        // If the thread has ended, the job is dropped with its slot, which wakes the task that waits.
+        // If the thread has ended, the job and its slot are dropped, which wakes the waiting task.
         if let Some(jobs) = jobs.as_ref() {
             let _ = jobs.send(job);
         }
@@ -236,7 +237,7 @@ impl Drop for Door {
     }
 }
 
-/// No holder panics, and the value is consistent at any time.
+/// Locks a mutex and ignores poisoning: no holder panics, and the value is consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -245,15 +246,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Shared<T> {
     value: Option<T>,
-    /// No further value will come.
+    /// The slot is done: the value was set, or none will come.
     filled: bool,
     task: Option<TaskWaker>,
 }
 
-/// The thread's side: fills the slot once. Dropping it unfilled says that no value will come.
+/// The thread's side: fills the slot once. Dropping the filler without filling the slot means that no value
+/// will come.
 struct Filler<T>(Arc<Mutex<Shared<T>>>);
 
-/// The task's side.
+/// The task's side: a future that waits for the value.
 struct Slot<T>(Arc<Mutex<Shared<T>>>);
 
 fn slot<T>() -> (Filler<T>, Slot<T>) {
@@ -296,7 +298,7 @@ impl<T> Future for Slot<T> {
 struct Worker {
     shell: Shell,
     inbox: Receiver<Job>,
-    /// Volumes that are not detached, each with the task that waits for the attach.
+    /// Volumes that are not detached yet, each with the slot of the task that waits for the attach, if any.
     volumes: BTreeMap<VolumeHandle, Option<Filler<Opened>>>,
     running: Slab<Filler<Reached>>,
 }
@@ -306,8 +308,8 @@ impl Worker {
         Worker { shell, inbox, volumes: BTreeMap::new(), running: Slab::new() }
     }
 
-    /// Serves until no client or volume is left. After an error of the ring it ends; dropping the slots
-    /// wakes every task that waits.
+    /// Serves until no client or volume is left, or until io_uring fails. Dropping the slots then wakes
+    /// every waiting task.
     fn serve(mut self) {
         let mut answers = Vec::new();
         let mut is_over = false;
@@ -320,7 +322,7 @@ impl Worker {
                 }
             }
             if is_over && self.volumes.is_empty() {
-                // Nothing works after an error of the ring.
+                // Ignore a failure of io_uring: the thread ends anyway.
                 let _ = self.shell.part();
                 return;
             }

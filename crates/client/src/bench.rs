@@ -14,18 +14,18 @@ use crate::shell::Shell;
 /// A kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
-    /// Writes at random places.
+    /// Writes at random offsets.
     RandomWrite,
-    /// Reads at random places.
+    /// Reads at random offsets.
     RandomRead,
-    /// Writes one after another.
+    /// Sequential writes.
     Write,
-    /// Reads one after another.
+    /// Sequential reads.
     Read,
 }
 
 impl OpKind {
-    /// Whether it only reads.
+    /// Whether the operations only read.
     pub fn is_read(self) -> bool {
         matches!(self, OpKind::RandomRead | OpKind::Read)
     }
@@ -41,11 +41,11 @@ impl OpKind {
 pub struct Load {
     /// Kind of operation.
     pub kind: OpKind,
-    /// Bytes of one operation; its places are multiples of it. At least 1.
+    /// Bytes of one operation; its offset is a multiple of this. At least 1.
     pub block_size: u64,
     /// Operations in flight; at least 1.
     pub depth: usize,
-    /// Duration.
+    /// How long to run.
     pub time: StdDuration,
 }
 
@@ -62,7 +62,8 @@ pub struct Measured {
 
 const VOLUME: VolumeHandle = VolumeHandle(1);
 
-/// Attaches the volume, runs the load and detaches it. Write loads overwrite its data.
+/// Attaches the volume, runs the load and detaches the volume. A write load overwrites the data of the
+/// volume.
 ///
 /// Errors: the monitor's; `invalid` (the load does not fit the volume), `failed` (an operation).
 pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure> {
@@ -107,7 +108,7 @@ fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Fa
     }
 }
 
-/// Afterwards all writes are durable and others can attach the volume.
+/// Detaches the volume. Afterwards all writes are durable and other clients can attach it.
 fn detach(shell: &mut Shell) -> Result<(), Failure> {
     let mut answers = Vec::new();
     shell.tell(Event::Close { volume: VOLUME, patient: false }, &mut answers);
@@ -117,7 +118,7 @@ fn detach(shell: &mut Shell) -> Result<(), Failure> {
     shell.part()
 }
 
-/// Data that no layer below can compress.
+/// Returns data that no layer below can compress.
 fn pattern(shell: &Shell, size: usize) -> Buffer {
     let mut data = shell.reactor.pool().take(size);
     let mut random = Random::new();
@@ -132,7 +133,7 @@ struct Run {
     load: Load,
     data: Buffer,
     places: Places,
-    /// Start of each operation in flight.
+    /// Start time of each operation in flight.
     started: Vec<Time>,
     start: Time,
     end: Time,
@@ -193,9 +194,9 @@ pub struct Places {
 }
 
 impl Places {
-    /// Places of `block_size` bytes side by side within `size` bytes.
+    /// Divides `size` bytes into adjacent places of `block_size` bytes.
     ///
-    /// Requires: at least one fits.
+    /// Requires: at least one place fits.
     pub fn new(size: u64, block_size: u64) -> Places {
         assert!(block_size > 0);
         let count = size / block_size;
@@ -203,12 +204,13 @@ impl Places {
         Places { block_size, count, next: 0, random: Random::new() }
     }
 
-    /// Bytes that all places cover.
+    /// Returns the number of bytes that all places cover.
     pub fn size(&self) -> u64 {
         self.count * self.block_size
     }
 
-    /// The next offset: after the last one, or random. Random offsets are the same in each run.
+    /// Returns the next offset: the one after the last, or a random one. Random offsets are the same in
+    /// each run.
     pub fn next(&mut self, is_linear: bool) -> u64 {
         let place = if is_linear {
             let place = self.next;

@@ -1,4 +1,4 @@
-//! The smallest runtime, for tests: one future on this thread, which sleeps while it waits.
+//! A minimal async runtime, for tests: runs one future on this thread, which sleeps while the future waits.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The future's value.
+/// Runs a future to its end and returns its value.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));

@@ -12,10 +12,10 @@ use crate::commands::{CONNECT_SPAN, Commands};
 use crate::config::{Config, failure, no_monitor_answers};
 use crate::keeper::{addresses_of, is_news, keep};
 
-/// A command needs only a few operations at a time.
+/// Size of the submission queue. Small, because a command needs only a few operations at a time.
 const RING_ENTRIES: u32 = 16;
 
-/// A reactor that presents itself as a client of the cluster.
+/// Creates a reactor that identifies itself to its peers as a client of the cluster.
 pub(crate) fn client_reactor(config: &Config, entries: u32) -> Result<Reactor, Failure> {
     let options = Options { entries, ..Options::default() };
     let mut reactor = Reactor::new(options).map_err(|error| no_reactor(&error))?;
@@ -29,16 +29,16 @@ pub(crate) fn no_reactor(error: &std::io::Error) -> Failure {
     failure("io_uring", format!("io_uring does not work: {error}"), hint)
 }
 
-/// The addresses of all monitors, from whichever monitor answers.
+/// Returns the addresses of all monitors, as reported by whichever monitor answers.
 ///
 /// Errors: as [`call`].
 pub fn monitors(config: &Config, timeout: std::time::Duration) -> Result<Vec<String>, Failure> {
     call(config, Command::MonitorList, timeout).map(|rows| addresses_of(&rows))
 }
 
-/// Sends one command to whichever monitor answers, and waits up to `timeout` for the answer; at most a
-/// sixth of that for a first connection. The monitor's list of monitors is written to cluster.toml, if
-/// that is writable.
+/// Sends one command to whichever monitor answers, and waits up to `timeout` for the answer. Waits for the
+/// first connection only about a sixth of `timeout`, but long enough to try each address. Also writes the
+/// monitor's list of monitors to cluster.toml, if that file is writable.
 ///
 /// Errors: the monitor's; `unreachable` (no monitor answers), `no_leader` and `state_unavailable` (retried
 /// until the timeout; nothing was done), `timed_out` and `unknown` (the command may have been carried
@@ -51,7 +51,7 @@ pub fn call(
     call_reporting(config, command, timeout, |_| {})
 }
 
-/// Like [`call`], and calls `report` once for each reason for which the command has to be retried.
+/// Like [`call`], but also calls `report` once for each distinct reason for which the command is retried.
 ///
 /// Errors: as [`call`].
 pub fn call_reporting(
@@ -67,13 +67,13 @@ pub fn call_reporting(
     let timeout = Duration::from_nanos(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
     let start = reactor.now();
     let end = start + timeout;
-    // Leave each address time to answer.
+    // Give each address enough time to answer.
     let addresses = config.file.monitors.len() as u64 + 1;
     let connect_max = Duration::from_nanos(timeout.as_nanos() / 6);
     let connect_max = connect_max.max(Duration::from_nanos(CONNECT_SPAN.as_nanos() * addresses));
     let connect_end = end.min(start + connect_max);
     let mut was_connected = false;
-    // Sent first, so answered first.
+    // The list is requested first, so it is answered first.
     let list = commands.ask(Command::MonitorList, &mut effects);
     let ask = commands.ask(command, &mut effects);
     loop {
@@ -114,7 +114,8 @@ pub fn call_reporting(
     }
 }
 
-/// Keeps the list of monitors. If this fails the command still succeeds; daemons log such errors.
+/// Writes the list of monitors to cluster.toml. The command succeeds even if this fails; daemons log such
+/// errors.
 fn learn(config: &Config, list: Result<Value, Failure>) {
     let Ok(rows) = list else { return };
     let told = addresses_of(&rows);

@@ -1,10 +1,11 @@
-//! Commands to the monitors, as a value: requests go in, answers come out, whichever monitor answers.
+//! Commands to the monitors. A pure state machine: requests go in, answers come out, from whichever monitor
+//! answers.
 //!
 //! Invariants
 //!   1. Every request is answered once, provided that a monitor becomes reachable.
-//!   2. A command that changes something is sent at most once: if the connection is lost before its
-//!      answer, the answer is `unknown`. If a monitor refuses it because there is no leader or no state
-//!      store, it was not carried out and is sent to the next monitor.
+//!   2. A command that changes something is carried out at most once: if the connection is lost before the
+//!      answer arrives, the answer is `unknown`. If a monitor refuses the command because there is no
+//!      leader or no state store, it was not carried out, so it is sent to the next monitor.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +21,16 @@ use crate::config::failure;
 const CONNECT_DELAY_MIN: Duration = Duration::from_millis(10);
 const CONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// How long an address has to answer before the next one is tried: a monitor has several, and some may
-/// be in a network that is down.
+/// How long to wait for an answer from an address before the next one is tried: a monitor has several
+/// addresses, and some may be in a network that is down.
 pub(crate) const CONNECT_SPAN: Duration = Duration::from_secs(1);
-/// Delay after a temporary refusal before the next monitor is asked.
+/// Delay after a temporary refusal before the command is sent to the next monitor.
 const ASK_AGAIN_SPAN: Duration = Duration::from_millis(500);
 
-/// Requests that are not answered yet, and the connection they use.
+/// The requests that are not answered yet, and the connection they use.
 pub struct Commands {
     monitors: Vec<String>,
-    /// Index of the monitor that is tried next, modulo their number.
+    /// Index of the address that is tried next, modulo the number of addresses.
     address: usize,
     state: State,
     delay: Duration,
@@ -42,12 +43,12 @@ pub struct Commands {
 struct Asked {
     command: Command,
     sent: bool,
-    /// Why a monitor has not carried it out: no monitor leads, or the state store is unavailable. It is
-    /// sent again.
+    /// Why a monitor has not carried out this command yet: there is no leader, or the state store is
+    /// unavailable. The command is sent again.
     refused: Option<Failure>,
 }
 
-/// Top to bottom is the order in time.
+/// The states of the connection, in the order in time.
 enum State {
     /// No request is open, or it is time to connect.
     Idle,
@@ -70,8 +71,8 @@ enum State {
 pub type Answered = (u64, Result<Value, Failure>);
 
 impl Commands {
-    /// For the monitors at these addresses. Connections get even ids after `last_connection`,
-    /// which must be even and leave room for others on the same reactor.
+    /// Creates an empty set of requests for the monitors at these addresses. Connections get the even ids
+    /// after `last_connection`, which must be even and must leave room for other users of the same reactor.
     pub fn new(monitors: Vec<String>, last_connection: ConnectionId) -> Commands {
         assert!(!monitors.is_empty());
         assert!(last_connection.get().is_multiple_of(2));
@@ -87,7 +88,7 @@ impl Commands {
         }
     }
 
-    /// Whether this connection is one of ours.
+    /// Whether this connection belongs to this value.
     pub fn is(&self, id: ConnectionId) -> bool {
         match self.state {
             State::Idle | State::Waiting { .. } => false,
@@ -102,7 +103,7 @@ impl Commands {
         matches!(self.state, State::Open { .. })
     }
 
-    /// When `tick` must be called at the latest.
+    /// Returns the latest time at which `tick` must be called.
     pub fn deadline(&self) -> Option<Time> {
         match self.state {
             State::Waiting { until } => Some(until),
@@ -112,14 +113,14 @@ impl Commands {
         }
     }
 
-    /// To be called at the time of `deadline`.
+    /// Handles a deadline that has passed. Call this at the time of `deadline`.
     pub fn tick(&mut self, now: Time, effects: &mut Vec<NetEffect>) {
         let is_due = self.deadline().is_some_and(|deadline| deadline <= now);
         match &mut self.state {
             State::Waiting { .. } if is_due => self.connect(effects),
             State::Connecting { connection, .. } if is_due => {
                 effects.push(NetEffect::Close { connection: *connection });
-                // Nothing was sent over it, so no answer is lost.
+                // Nothing was sent over this connection, so no answer is lost.
                 self.lost(now, CloseReason::TimedOut, &mut Vec::new());
             }
             State::Connecting { until, .. } => {
@@ -128,7 +129,7 @@ impl Commands {
             State::Open { connection, .. } if is_due => {
                 let connection = *connection;
                 if self.asked.values().any(|asked| asked.sent) {
-                    // An answer is on its way over this connection.
+                    // Keep this connection: an answer is still expected on it.
                     self.send(connection, effects);
                 } else {
                     effects.push(NetEffect::Close { connection });
@@ -139,7 +140,7 @@ impl Commands {
         }
     }
 
-    /// Sends a command. The number identifies its answer.
+    /// Sends a command. The returned number identifies its answer.
     pub fn ask(&mut self, command: Command, effects: &mut Vec<NetEffect>) -> u64 {
         self.last_ask += 1;
         self.asked.insert(self.last_ask, Asked { command, sent: false, refused: None });
@@ -151,17 +152,18 @@ impl Commands {
         self.last_ask
     }
 
-    /// Why a request has to be retried, if a monitor said so; nothing was carried out then.
+    /// Returns why a request has to be retried, if a monitor refused it; the refused request was not
+    /// carried out.
     pub fn refusal(&self, ask: u64) -> Option<&Failure> {
         self.asked.get(&ask).filter(|asked| !asked.sent)?.refused.as_ref()
     }
 
-    /// Drops a request: there will be no answer. A change that was sent may still be carried out.
+    /// Drops a request: it will get no answer. A change that was already sent may still be carried out.
     pub fn forget(&mut self, ask: u64) {
         self.asked.remove(&ask);
     }
 
-    /// Takes an event of one of our connections.
+    /// Handles an event of one of our connections.
     pub fn apply(
         &mut self,
         now: Time,
@@ -193,7 +195,7 @@ impl Commands {
         effects.push(NetEffect::Connect { connection, address });
     }
 
-    /// Sends what has not been sent yet.
+    /// Sends all requests that have not been sent yet.
     fn send(&mut self, connection: ConnectionId, effects: &mut Vec<NetEffect>) {
         self.state = State::Open { connection, again: None };
         for (request, asked) in self.asked.iter_mut().filter(|(_, asked)| !asked.sent) {

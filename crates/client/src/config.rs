@@ -1,5 +1,5 @@
-//! How to reach a cluster: a directory with `cluster.toml` (its id and its monitors' addresses) and
-//! `key` (mode 0600).
+//! How to reach a cluster: a directory with `cluster.toml` (the cluster's id and the addresses of its
+//! monitors) and `key` (mode 0600).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,26 +8,26 @@ use cluster::map::ClusterFile;
 use cluster::message::Failure;
 use io::ClusterKey;
 
-/// Environment variable with the directory or file, used without `--cluster`.
+/// Environment variable with the path of the directory or file, used if `--cluster` is not given.
 const ENVIRONMENT: &str = "ASHLAR_CLUSTER";
-/// The directory that is searched for, in the current directory and above.
+/// Name of the directory that is searched for in the current directory and its parents.
 const DIRECTORY: &str = ".ashlar";
 const FILE: &str = "cluster.toml";
 const KEY: &str = "key";
-/// Longest name of a host, in bytes.
+/// Longest host name, in bytes.
 const HOST_NAME_MAX: usize = 63;
-/// The contents of the file, for people.
+/// Describes the contents of the file, in error messages.
 const HOLDS: &str = "the file must have `cluster` (32 digits) and `monitors` (addresses); `state`, \
                      `networks`, `osd_networks` and `host` are optional";
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The directory it was read from.
+    /// The directory that the configuration was read from.
     pub dir: PathBuf,
-    /// The file itself.
+    /// The path of `cluster.toml`.
     pub path: PathBuf,
-    /// The contents of the file: which cluster it is, and where its monitors are.
+    /// The contents of the file: the cluster's id, and the addresses of its monitors.
     pub file: ClusterFile,
     /// The cluster's secret key.
     pub key: ClusterKey,
@@ -52,7 +52,7 @@ impl Config {
         Config::find_above(&here)
     }
 
-    /// The name of this host in the tree of OSDs and in `status`.
+    /// Returns the name of this host in the tree of OSDs and in `status`.
     pub fn host(&self) -> String {
         self.file.host.clone().unwrap_or_else(io::host_name)
     }
@@ -119,14 +119,14 @@ impl Config {
     }
 }
 
-/// Whether it is a valid name of a host in the tree of OSDs.
+/// Whether `name` is valid as the name of a host in the tree of OSDs.
 fn is_host_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     (1..=HOST_NAME_MAX).contains(&name.len()) && name.chars().all(fits)
 }
 
-/// Whether the cluster spans several hosts, so that no `ashlar up` runs its daemons: those of `up` listen
-/// only on loopback.
+/// Whether the cluster spans several hosts, that is, a monitor has an address other than loopback. The
+/// daemons of `ashlar up` listen only on loopback, so such a cluster was not started by `ashlar up`.
 pub fn is_of_several_hosts(file: &ClusterFile) -> bool {
     let is_away = |address: &String| {
         let place = address.strip_prefix("tcp:").unwrap_or("localhost");
@@ -137,7 +137,7 @@ pub fn is_of_several_hosts(file: &ClusterFile) -> bool {
     has_networks || file.monitors.len() > 1 || file.monitors.iter().any(is_away)
 }
 
-/// The failure of a command if no monitor answers.
+/// Returns the failure of a command that no monitor answered.
 pub(crate) fn no_monitor_answers(config: &Config) -> Failure {
     let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
     let hint = match is_of_several_hosts(&config.file) {

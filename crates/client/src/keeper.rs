@@ -1,12 +1,12 @@
-//! Keeps the list of monitors in `cluster.toml` up to date, so that programs that start later find the
-//! monitors that exist then.
+//! Keeps the list of monitors in `cluster.toml` up to date, so that programs started later find the current
+//! monitors.
 //!
 //! Invariants
 //!   1. Only the value of `monitors` changes; the rest of the file stays, including comments.
-//!   2. A list is written only if it is not empty and has a monitor in common with the file. So a monitor
-//!      that has not recorded its new address yet cannot undo a change made on purpose (`up` on another
-//!      port), and addresses of a detour set up by hand stay.
-//!   3. Host names in the list were written by people: they stay.
+//!   2. A list is written only if it is not empty and shares an address with the file. So a monitor that
+//!      has not recorded its new address yet cannot undo a deliberate change (`up` on another port), and
+//!      manually configured addresses (for example of a proxy or port forwarding) stay.
+//!   3. Host names in the file were written by people, so they stay.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,14 +18,14 @@ use serde_json::Value;
 
 use crate::config::Config;
 
-/// Most addresses in the list: as many as the monitors of a cluster may have.
+/// Most addresses in the list: the most that all monitors of a cluster together may have.
 const ADDRESS_COUNT_MAX: usize = 800;
 
-/// Writes the newest list of monitors on a thread of its own, so that the caller never waits for a disk.
+/// Writes the newest list of monitors on a separate thread, so that the caller never waits for a disk.
 #[derive(Clone)]
 pub struct Keeper {
     config: Config,
-    /// Writes a line of the log.
+    /// Logs an event.
     log: fn(&TraceEvent),
     slot: Arc<Mutex<Slot>>,
 }
@@ -34,17 +34,17 @@ pub struct Keeper {
 struct Slot {
     /// The list to write next.
     next: Option<Vec<String>>,
-    /// A thread is writing, and will look for the next list when it has finished.
+    /// A thread is writing; when it has finished, it checks `next` again.
     is_writing: bool,
 }
 
 impl Keeper {
-    /// For the file that `config` was read from.
+    /// Creates a keeper for the file that `config` was read from.
     pub fn new(config: &Config, log: fn(&TraceEvent)) -> Keeper {
         Keeper { config: config.clone(), log, slot: Arc::default() }
     }
 
-    /// Takes a new list from a monitor.
+    /// Schedules a new list from a monitor to be written.
     pub fn update(&self, addresses: Vec<String>) {
         let mut slot = self.slot();
         slot.next = Some(addresses);
@@ -92,24 +92,24 @@ impl Keeper {
     }
 }
 
-/// The addresses in a monitor's list of monitors.
+/// Returns the addresses in a monitor's list of monitors.
 pub(crate) fn addresses_of(rows: &Value) -> Vec<String> {
     let rows = rows.as_array().into_iter().flatten();
     let addresses = rows.flat_map(|row| row["addresses"].as_array().into_iter().flatten());
     addresses.filter_map(|address| address.as_str().map(str::to_string)).collect()
 }
 
-/// Whether the list of a monitor would change the file.
+/// Whether the list that a monitor reported would change the file.
 pub(crate) fn is_news(config: &Config, told: &[String]) -> bool {
     matches!(merged(&config.file, told), Ok(Some(_)))
 }
 
-/// Writes the list of a monitor to the file. Returns whether the file changed.
+/// Writes the list that a monitor reported to the file. Returns whether the file changed.
 pub(crate) fn keep(config: &Config, told: &[String]) -> Result<bool, io::Error> {
     edit(config, |file| merged(file, told).map_err(io::Error))
 }
 
-/// Adds addresses of a monitor to the file.
+/// Adds the addresses of a monitor to the file. Returns whether the file changed.
 pub fn add_monitor(config: &Config, listen: &[String]) -> Result<bool, io::Error> {
     edit(config, |file| {
         let mut list = file.monitors.clone();
@@ -140,8 +140,8 @@ fn parse(text: &str, cluster: ClusterId) -> Result<ClusterFile, io::Error> {
     Err(io::Error(format!("cluster.toml now belongs to another cluster, {}", file.cluster)))
 }
 
-/// The new list for the file; `None` if it would be the same. It has the order of the monitor's list,
-/// which begins with the monitors that are up.
+/// Returns the new list for the file; `None` if the list would not change. The new list has the order of
+/// the monitor's list, which begins with the monitors that are up.
 fn merged(file: &ClusterFile, told: &[String]) -> Result<Option<Vec<String>>, String> {
     let told: Vec<&String> = told
         .iter()
@@ -169,18 +169,18 @@ fn merged(file: &ClusterFile, told: &[String]) -> Result<Option<Vec<String>>, St
     Err(format!("not changing cluster.toml: it names none of the monitors ({})", list.join(", ")))
 }
 
-/// Whether others can connect to an address that a monitor reports.
+/// Whether other programs can connect to an address that a monitor reports.
 fn is_reachable(address: &str) -> bool {
     let place: Option<SocketAddr> = address.strip_prefix("tcp:").and_then(|text| text.parse().ok());
     place.is_some_and(|place| !place.ip().is_unspecified() && place.port() != 0)
 }
 
-/// Whether it names a host, not its IP address.
+/// Whether the address contains a host name instead of an IP address.
 fn is_name(address: &str) -> bool {
     address.strip_prefix("tcp:").is_some_and(|place| place.parse::<SocketAddr>().is_err())
 }
 
-/// The text of the file with another list of monitors.
+/// Returns the text of the file with the list of monitors replaced.
 fn with_monitors(text: &str, file: &ClusterFile, list: Vec<String>) -> Result<String, io::Error> {
     let wrong = |error: &dyn std::fmt::Display| io::Error::new("cluster.toml", error);
     let table = toml::de::DeTable::parse(text).map_err(|error| wrong(&error))?;

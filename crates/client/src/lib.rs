@@ -9,7 +9,7 @@
 //!          ──▶ bench         a load on a volume, on the caller's thread
 //! ```
 
-// This crate is at the edge: it reads configuration files and runs a thread.
+// This crate may do I/O: it reads configuration files and runs threads.
 #![allow(clippy::disallowed_methods)]
 
 mod asynchronous;

@@ -1,4 +1,4 @@
-//! A client core with its own reactor: the loop that the library and the benchmark share.
+//! A client core with its own reactor: the loop shared by the library and the benchmark.
 
 use base::{Duration, Time};
 use cluster::message::Failure;
@@ -9,11 +9,11 @@ use crate::call::{client_reactor, no_reactor};
 use crate::config::Config;
 use crate::keeper::Keeper;
 
-/// Operations that one turn can start without an extra system call.
+/// Size of the submission queue: operations that one turn can start without an extra system call.
 const RING_ENTRIES: u32 = 256;
 
-/// How long to wait until a monitor has recorded the end of the sessions. Without a monitor the client
-/// exits all the same.
+/// How long to wait until a monitor has recorded the end of the sessions. After that time the client exits
+/// anyway.
 const PARTING_SPAN: Duration = Duration::from_secs(2);
 
 /// The reactor and the core on it.
@@ -26,7 +26,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// `client`: the name of the program, for people.
+    /// Creates the reactor and the core. `client`: the name of the program, for display.
     pub(crate) fn new(config: &Config, client: &str) -> Result<Shell, Failure> {
         let reactor = client_reactor(config, RING_ENTRIES)?;
         let settings = Settings {
@@ -44,7 +44,8 @@ impl Shell {
         Ok(Shell { reactor, core, keeper, events: Vec::new(), effects: Vec::new() })
     }
 
-    /// Passes an event to the core. Its effects go to `answers`, except those of the network.
+    /// Passes an event to the core. Carries out its network effects; appends its other effects to
+    /// `answers`.
     pub(crate) fn tell(&mut self, event: Event, answers: &mut Vec<Effect>) {
         let now = self.reactor.now();
         self.apply(now, event, answers);
@@ -76,7 +77,7 @@ impl Shell {
         Ok(())
     }
 
-    /// Waits until a monitor has recorded that the sessions are over, so that the next client does not
+    /// Waits until a monitor has recorded that the sessions have ended, so that the next client does not
     /// find their volumes in use.
     pub(crate) fn part(&mut self) -> Result<(), Failure> {
         let deadline = self.reactor.now() + PARTING_SPAN;
@@ -91,7 +92,7 @@ impl Shell {
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Net(effect) => self.reactor.net(effect),
-                // A library has no log; its user gets answers.
+                // A library has no log; its caller gets errors in the answers.
                 Effect::Trace(_) => {}
                 answer => answers.push(answer),
             }

@@ -1,4 +1,4 @@
-//! Follows the changes of the state store.
+//! Watches changes of the state store.
 
 use base::{ConnectionId, Duration, Time};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
@@ -11,7 +11,7 @@ use crate::call::{client_reactor, no_reactor};
 use crate::config::{Config, failure, no_monitor_answers};
 
 const RING_ENTRIES: u32 = 16;
-/// How long to look for a monitor.
+/// How long to try to connect to a monitor.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long an address has to answer before the next one is tried.
 const CONNECT_DELAY: Duration = Duration::from_millis(100);
@@ -19,11 +19,11 @@ const CONNECT_DELAY: Duration = Duration::from_millis(100);
 /// A change of the state store.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StateChange {
-    /// The revision of the store that has this change.
+    /// The revision of the store that contains this change.
     pub revision: u64,
     /// The key.
     pub key: String,
-    /// Its new value; `None`: it was deleted.
+    /// The new value; `None` if the key was deleted.
     pub value: Option<Value>,
 }
 
@@ -106,7 +106,7 @@ fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failu
     Err(no_monitor_answers(config))
 }
 
-/// The outcome of a connection attempt; `None`: nothing until `end`.
+/// Waits for the outcome of a connection attempt; returns `None` if there is none until `end`.
 fn answer_of(
     reactor: &mut Reactor,
     connection: ConnectionId,

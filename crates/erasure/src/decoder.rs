@@ -1,8 +1,9 @@
-//! Makes parts of others.
+//! Computes missing parts from other parts.
 //!
 //! Invariants
-//!   1. Exactly `k` sources are read, data parts before parity: data that is there needs no arithmetic.
-//!   2. What is made of any `k` parts of one stripe is the same.
+//!   1. Exactly `k` sources are read, data parts before parity: a wanted data part that is present needs no
+//!      arithmetic.
+//!   2. The result does not depend on which `k` parts of a stripe are the sources.
 
 use std::error::Error;
 use std::fmt;
@@ -11,7 +12,7 @@ use rusty_erasure::{DecodePlan, RecoverError};
 
 use crate::{Code, Kind, PART_COUNT_MAX, xor};
 
-/// Makes some parts of `k` others; made once for a set of lost parts.
+/// Computes wanted parts from `k` others. Create one decoder for each set of lost parts, and reuse it.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     sources: Vec<usize>,
@@ -22,7 +23,7 @@ pub struct Decoder {
 
 #[derive(Clone, Debug)]
 enum Plan {
-    /// The sum of all others.
+    /// The missing part is the sum of all others.
     Xor,
     ReedSolomon {
         code: Box<rusty_erasure::Coder>,
@@ -30,12 +31,12 @@ enum Plan {
     },
 }
 
-/// Fewer than `k` parts are there: nothing can be made of them.
+/// Fewer than `k` parts are present, so no other part can be computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooFewParts {
-    /// How many there are.
+    /// Number of parts that are present.
     pub present: usize,
-    /// How many it takes.
+    /// Number of parts that are required: `k`.
     pub required: usize,
 }
 
@@ -79,13 +80,14 @@ impl Decoder {
         Ok(Decoder { sources, wanted: wanted.to_vec(), part_count, plan })
     }
 
-    /// The parts to read, in the order in which [`Decoder::decode`] takes them: `k` of those that were there.
+    /// Returns the parts to read, in the order in which [`Decoder::decode`] expects them: `k` of the
+    /// present parts.
     pub fn sources(&self) -> &[usize] {
         &self.sources
     }
 
-    /// Makes the wanted parts, in the order in which they were named. Requires: the bytes of each source, and
-    /// as many buffers as parts are wanted, all of one length.
+    /// Computes the wanted parts, in the order of `wanted` at the creation of the decoder. Requires: the
+    /// bytes of each source, and one buffer for each wanted part, all of the same length.
     pub fn decode(&self, sources: &[&[u8]], wanted: &mut [&mut [u8]]) {
         assert!(sources.len() == self.sources.len());
         assert!(wanted.len() == self.wanted.len());

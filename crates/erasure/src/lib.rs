@@ -1,5 +1,5 @@
-//! Erasure codes of a stripe: `k` data parts of equal size, and `m` parity parts made of them. Any `k`
-//! of the `k + m` parts make the others.
+//! Erasure codes of a stripe: `k` data parts of equal size, and `m` parity parts computed from them. Any
+//! `k` of the `k + m` parts suffice to compute the others.
 //!
 //! ```text
 //!   part       0     1    ...  k-1  |  k        ...  k+m-1
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Sums are XOR. With one parity part of [`Code::xor`] all coefficients are 1. [`Code::reed_solomon`] takes
-//! them from a Cauchy matrix over GF(2^8) with the polynomial 0x11d: coefficient(i, j) = 1 / ((k + i) XOR j),
-//! as Intel's ISA-L generates it (`gf_gen_cauchy1_matrix`). Every square part of it can be inverted.
+//! them from a Cauchy matrix over GF(2^8) with the polynomial 0x11d: coefficient(i, j) = 1 / ((k + i) XOR
+//! j), as Intel's ISA-L generates it (`gf_gen_cauchy1_matrix`). Every square submatrix of it is invertible.
 //!
 //! Invariants
-//!   1. The bytes of parity are frozen: what one version wrote every later one reads. Tests compare them
-//!      with ISA-L and with recorded checksums.
-//!   2. Nothing here allocates by the size of a part, except where it says so.
+//!   1. The bytes of parity never change between versions: every later version reads the parity that an
+//!      earlier one wrote. Tests compare parity with ISA-L and with recorded checksums.
+//!   2. No function allocates memory in proportion to the size of a part, unless its documentation says so.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub use decoder::{Decoder, TooFewParts};
 pub use shape::{DATA_COUNT_MAX, PARITY_COUNT_MAX, PART_COUNT_MAX, Shape, ShapeError};
 pub use xor::{delta, xor_into};
 
-/// A code with its tables; made once for a pool.
+/// A code with its tables. Create one for each pool, and reuse it.
 #[derive(Clone, Debug)]
 pub struct Code {
     shape: Shape,
@@ -43,44 +43,45 @@ enum Kind {
     /// Parity from the Cauchy matrix.
     ReedSolomon {
         coder: Coder,
-        /// A table for each coefficient, in the kernels' own format; row by row.
+        /// One table for each coefficient, row by row, in the format of `rusty_erasure`'s kernels.
         tables: Vec<Vec<u8>>,
     },
 }
 
-/// What [`Code::find_wrong`] found out about a stripe.
+/// The result of [`Code::find_wrong`] for a stripe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Parity is that of the data.
+    /// Parity matches the data.
     Consistent,
-    /// It would be if this part were different.
+    /// Parity does not match, and exactly this part alone explains it.
     Wrong {
-        /// Its number, data parts first.
+        /// Number of the wrong part, data parts first.
         part: usize,
     },
-    /// It is not, and no single part explains it, or any would.
+    /// Parity does not match, and no single part explains it, or any part could (with one parity part).
     Undecided,
 }
 
 impl Code {
-    /// One parity part, the XOR of `data_count` parts.
+    /// Creates a code with one parity part: the XOR of `data_count` data parts.
     pub fn xor(data_count: usize) -> Result<Code, ShapeError> {
         Ok(Code { shape: Shape::new(data_count, 1)?, kind: Kind::Xor })
     }
 
-    /// Reed-Solomon.
+    /// Creates a Reed-Solomon code.
     pub fn reed_solomon(data_count: usize, parity_count: usize) -> Result<Code, ShapeError> {
         let shape = Shape::new(data_count, parity_count)?;
         let kernels = rusty_erasure::best_kernels();
         Ok(Code { shape, kind: Kind::reed_solomon(shape, kernels) })
     }
 
-    /// How many parts of each kind there are.
+    /// Returns the number of parts of each kind.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The factor of a data part in a parity part. Requires: both exist; parity parts count from 0.
+    /// Returns the coefficient of a data part in a parity part. Requires: both exist; parity parts are
+    /// numbered from 0.
     pub fn coefficient(&self, parity: usize, part: usize) -> u8 {
         assert!(parity < self.shape.parity_count());
         assert!(part < self.shape.data_count());
@@ -93,8 +94,8 @@ impl Code {
         }
     }
 
-    /// Makes all parity parts of all data parts. Requires: as many of each as the shape has, all of one
-    /// length.
+    /// Computes all parity parts from all data parts. Requires: as many of each as the shape has, all of
+    /// the same length.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(parity.len() == self.shape.parity_count());
         self.check_data(data, parity[0].len());
@@ -106,9 +107,9 @@ impl Code {
         }
     }
 
-    /// Brings one parity part up to date with a data part that changed by `change` (its old bytes XOR its
-    /// new ones, [`delta`]). The order of changes makes no difference; one that comes twice undoes itself.
-    /// Requires: the parts exist, parity parts count from 0; both lengths are equal.
+    /// Updates one parity part, `bytes`, after a data part changed by `change` (its old bytes XOR its new
+    /// bytes, see [`delta`]). Changes may be applied in any order; a change applied twice cancels itself.
+    /// Requires: the parts exist, parity parts are numbered from 0; both lengths are equal.
     pub fn update(&self, parity: usize, part: usize, change: &[u8], bytes: &mut [u8]) {
         assert!(parity < self.shape.parity_count());
         assert!(part < self.shape.data_count());
@@ -122,14 +123,15 @@ impl Code {
         }
     }
 
-    /// Prepares to make the parts `wanted` of those that are there. A part may be both.
+    /// Prepares to compute the parts `wanted` from the parts `present`. A part may be in both lists.
     pub fn decoder(&self, present: &[usize], wanted: &[usize]) -> Result<Decoder, TooFewParts> {
         Decoder::new(self, present, wanted)
     }
 
-    /// Whether all parts fit together and, with two parity parts and more, which one alone is wrong, if one
-    /// is. Parts of a block may be wrong at different places: ask unit by unit. Allocates as much as parity.
-    /// Requires: all parts of the shape, of one length.
+    /// Checks whether parity matches the data and, with two or more parity parts, which single part is
+    /// wrong, if exactly one is. Different units of a block may have different wrong parts, so call this
+    /// unit by unit. Allocates as much memory as all parity parts. Requires: all parts of the shape, of the
+    /// same length.
     pub fn find_wrong(&self, parts: &[&[u8]]) -> Verdict {
         assert!(parts.len() == self.shape.part_count());
         let (data, parity) = parts.split_at(self.shape.data_count());
@@ -145,9 +147,10 @@ impl Code {
             (0..parity.len()).filter(|row| !is_zero(&syndromes[*row])).collect();
         match wrong[..] {
             [] => Verdict::Consistent,
-            // With one parity part any part may be the wrong one.
+            // With a single parity part, any part may be the wrong one.
             _ if parity.len() == 1 => Verdict::Undecided,
-            // No coefficient is zero: a wrong data part shows in all of them.
+            // No coefficient is zero, so a wrong data part would show in all syndromes: this parity part
+            // itself is wrong.
             [row] => Verdict::Wrong { part: self.shape.data_count() + row },
             _ if wrong.len() < parity.len() => Verdict::Undecided,
             _ => {
@@ -160,8 +163,8 @@ impl Code {
         }
     }
 
-    /// Whether an error in this data part alone makes these syndromes: they are its coefficients times
-    /// the error.
+    /// Whether an error in this data part alone explains these syndromes, that is, whether each syndrome is
+    /// the part's coefficient times the same error.
     fn explains(&self, part: usize, syndromes: &[Vec<u8>]) -> bool {
         let first = gf::inv(self.coefficient(0, part));
         let (reference, others) = syndromes.split_first().expect("there is parity");

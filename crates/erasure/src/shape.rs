@@ -1,28 +1,28 @@
-//! How many parts a stripe has.
+//! The number of parts of a stripe.
 
 use std::error::Error;
 use std::fmt;
 
 /// Most data parts of a stripe.
 pub const DATA_COUNT_MAX: usize = 16;
-/// Most parity parts.
+/// Most parity parts of a stripe.
 pub const PARITY_COUNT_MAX: usize = 4;
-/// Most parts of both kinds.
+/// Most parts of a stripe, of both kinds together.
 pub const PART_COUNT_MAX: usize = DATA_COUNT_MAX + PARITY_COUNT_MAX;
 
-/// How many parts of each kind a stripe has.
+/// The number of parts of each kind in a stripe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     data_count: usize,
     parity_count: usize,
 }
 
-/// Why there is no such shape; for people.
+/// Why a shape is not supported; displayed as a human-readable message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ShapeError {
-    /// Of this many data parts.
+    /// This number of data parts is out of range.
     Data(usize),
-    /// Of this many parity parts.
+    /// This number of parity parts is out of range.
     Parity(usize),
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for ShapeError {
 impl Error for ShapeError {}
 
 impl Shape {
-    /// Two data parts at least: of one all parity is a copy.
+    /// Creates a shape. Requires at least two data parts: with one, all parity would be a copy of it.
     pub fn new(data_count: usize, parity_count: usize) -> Result<Shape, ShapeError> {
         if !(2..=DATA_COUNT_MAX).contains(&data_count) {
             return Err(ShapeError::Data(data_count));
@@ -53,17 +53,17 @@ impl Shape {
         Ok(Shape { data_count, parity_count })
     }
 
-    /// Data parts, `k`.
+    /// Returns the number of data parts, `k`.
     pub fn data_count(self) -> usize {
         self.data_count
     }
 
-    /// Parity parts, `m`.
+    /// Returns the number of parity parts, `m`.
     pub fn parity_count(self) -> usize {
         self.parity_count
     }
 
-    /// All parts.
+    /// Returns the number of all parts, `k + m`.
     pub fn part_count(self) -> usize {
         self.data_count + self.parity_count
     }

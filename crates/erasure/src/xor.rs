@@ -1,9 +1,9 @@
-//! Sums of parts. The loops run over words of eight bytes, which the compiler turns into vector
-//! instructions of whatever processor it builds for.
+//! Sums (XOR) of parts. The loops run over words of eight bytes, which the compiler turns into vector
+//! instructions of the target processor.
 
 const WORD_SIZE: usize = 8;
 
-/// Adds `source` to `target`. Requires: equal lengths.
+/// Adds (XORs) `source` to `target`. Requires: equal lengths.
 pub fn xor_into(source: &[u8], target: &mut [u8]) {
     assert!(source.len() == target.len());
     let (source_words, source_rest) = source.as_chunks::<WORD_SIZE>();
@@ -17,12 +17,12 @@ pub fn xor_into(source: &[u8], target: &mut [u8]) {
     }
 }
 
-/// What a part changes by: its old bytes XOR its new ones, in `change`. Requires: equal lengths.
+/// Computes into `change` the old bytes of a part XOR its new bytes. Requires: equal lengths.
 pub fn delta(old: &[u8], new: &[u8], change: &mut [u8]) {
     sum(&[old, new], change);
 }
 
-/// The sum of all sources. Requires: one at least; equal lengths.
+/// Computes into `target` the sum of all sources. Requires: at least one source; equal lengths.
 pub(crate) fn sum(sources: &[&[u8]], target: &mut [u8]) {
     let (first, others) = sources.split_first().expect("a sum has a part");
     target.copy_from_slice(first);

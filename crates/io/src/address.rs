@@ -1,4 +1,4 @@
-//! Addresses as people write them: `tcp:HOST:PORT`, `tcp:[IPv6]:PORT`, `unix:PATH`.
+//! Addresses in text form: `tcp:HOST:PORT`, `tcp:[IPv6]:PORT`, `unix:PATH`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
@@ -11,14 +11,14 @@ use crate::Error;
 pub(crate) enum Address {
     /// An IP address and port.
     Tcp(SocketAddr),
-    /// A host name and port; the name is not looked up yet.
+    /// A host name and port, `HOST:PORT`; the name is not resolved yet.
     Name(String),
     /// A path in the file system.
     Unix(String),
 }
 
 impl Address {
-    /// Parses the text form without looking names up.
+    /// Parses the text form without resolving host names.
     pub(crate) fn parse(text: &str) -> Result<Address, Error> {
         let wrong =
             || Error(format!("{text:?} is not an address: write tcp:HOST:PORT or unix:PATH"));
@@ -44,7 +44,7 @@ impl Address {
         }
     }
 
-    /// Looks a name up; this may take seconds.
+    /// Resolves a host name; this blocks, possibly for seconds.
     pub(crate) fn resolve(self) -> Result<Address, Error> {
         let Address::Name(name) = self else { return Ok(self) };
         let mut found = name.to_socket_addrs().map_err(|error| Error::new(&name, error))?;
@@ -52,7 +52,8 @@ impl Address {
         Ok(Address::Tcp(first))
     }
 
-    /// The family and address for the kernel. Requires: it is not a name.
+    /// Returns the address family and socket address for the kernel. Requires: `self` is not
+    /// [`Address::Name`].
     pub(crate) fn to_socket(&self) -> Result<(AddressFamily, SocketAddrAny), Error> {
         match self {
             Address::Tcp(SocketAddr::V4(v4)) => Ok((AddressFamily::INET, (*v4).into())),

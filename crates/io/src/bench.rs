@@ -1,6 +1,6 @@
-//! Limits to compare with: plain io_uring on a file, and an echo over loopback TCP.
+//! Baselines to compare with: plain io_uring on a file, and an echo over loopback TCP.
 //!
-//! Nothing of ours is in between: what these cost, any program on this machine pays.
+//! None of our storage code is involved: any program on this machine pays at least this cost.
 
 mod echo;
 mod journaled;

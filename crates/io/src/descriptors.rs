@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit on open descriptors as far as the process may, and returns it. Programs with many
-/// connections call it when they start; libraries must not.
+/// Raises the limit on open file descriptors to the hard limit, and returns the new limit. Programs with
+/// many connections call this at startup; libraries must not.
 pub fn raise_descriptor_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -15,7 +15,7 @@ pub fn raise_descriptor_limit() -> u64 {
     limit.current.unwrap_or(u64::MAX)
 }
 
-/// The name of this host.
+/// Returns the name of this host, or `localhost` if it has none.
 pub fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if name.is_empty() { "localhost".into() } else { name }

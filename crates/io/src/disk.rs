@@ -1,9 +1,9 @@
-//! The disk of one OSD: a file or block device, opened exclusively and if possible without the page
-//! cache; and the jobs that the ring carries out on it.
+//! The disk of one OSD: a file or block device, opened exclusively and, if possible, with O_DIRECT; and the
+//! jobs that io_uring executes on it.
 //!
 //! Invariants
-//!   1. Only one process has a disk open: a second one is refused with a clear error.
-//!   2. A job is reported done only when all its bytes are read or written; if the kernel did a part,
+//!   1. Only one process can have a disk open for writing: a second one gets a clear error.
+//!   2. A job is reported as done only when all its bytes are read or written; after a short read or write
 //!      the job continues with the rest.
 
 use std::fs::{File, OpenOptions};
@@ -21,11 +21,11 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// The kernel keeps the lock of a killed process until its last operations are over: how long to retry,
-/// in milliseconds.
+/// How long to retry locking, in milliseconds: the kernel holds the lock of a killed process until its last
+/// operations end.
 const LOCK_WAIT_MS: u64 = 5_000;
 const LOCK_RETRY_MS: u64 = 20;
-/// Most pieces of one vectored write (UIO_MAXIOV).
+/// Most buffers in one vectored write (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
 /// An opened file or block device.
@@ -40,7 +40,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens it for reading and writing, for this process alone.
+    /// Opens a disk for reading and writing, exclusively for this process.
     pub fn open(path: &Path) -> Result<Disk, Error> {
         for _ in 0..LOCK_WAIT_MS / LOCK_RETRY_MS {
             if let Some(disk) = Disk::open_with(path, true)?
@@ -53,12 +53,12 @@ impl Disk {
         Err(in_use(path))
     }
 
-    /// Opens it for inspection, without a lock; the caller must not write.
+    /// Opens a disk for inspection, without a lock; the caller must not write.
     pub fn open_read_only(path: &Path) -> Result<Disk, Error> {
         Disk::open_with(path, false)?.ok_or_else(|| in_use(path))
     }
 
-    /// `None` if it is a device that another process has for itself.
+    /// Opens a disk. Returns `None` if it is a device that another process has opened exclusively.
     fn open_with(path: &Path, write: bool) -> Result<Option<Disk>, Error> {
         let failed = |error| Error::new(format!("cannot open {}", path.display()), error);
         let kind = std::fs::metadata(path).map_err(failed)?.file_type();
@@ -96,32 +96,32 @@ impl Disk {
         }
     }
 
-    /// Its path.
+    /// Returns the path of the disk.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Its logical block in bytes: 512 or 4096.
+    /// Returns the size of a logical block in bytes: 512 or 4096.
     pub fn sector_size(&self) -> u32 {
         self.sector_size
     }
 
-    /// Whether it goes through the page cache because O_DIRECT does not work.
+    /// Whether I/O goes through the page cache because O_DIRECT does not work here.
     pub fn buffered(&self) -> bool {
         self.buffered
     }
 
-    /// Whether it is a block device.
+    /// Whether the disk is a block device.
     pub fn is_device(&self) -> bool {
         self.is_device
     }
 
-    /// Reads `buffer.len()` bytes at `offset` and blocks meanwhile. For commands, not for the loop.
+    /// Reads `buffer.len()` bytes at `offset`, blocking. For commands, not for the reactor's loop.
     pub fn read_blocking(&self, offset: u64, buffer: &mut BufferMut) -> Result<(), Error> {
         std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset).map_err(|error| {
             let length = buffer.len();
@@ -136,7 +136,7 @@ impl Disk {
         &self.file
     }
 
-    /// The job of an effect.
+    /// Builds the job that carries out an effect.
     pub(crate) fn job(&self, effect: DiskEffect) -> Box<DiskJob> {
         let (op, offset, length, work) = match effect {
             DiskEffect::Read { op, offset, buffer } => {
@@ -162,8 +162,8 @@ fn in_use(path: &Path) -> Error {
     ))
 }
 
-/// The logical block of a file opened with O_DIRECT: 512 or 4096. `None` if direct I/O does not work
-/// after all, or only in larger blocks.
+/// Returns the logical block size of a file opened with O_DIRECT: 512 or 4096. `None` if direct I/O does
+/// not work after all, or works only with larger blocks.
 fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
     let size = if is_device {
         ioctl_blksszget(file).ok()?
@@ -171,7 +171,7 @@ fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
         let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
         let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::DIOALIGN);
         match found.stx_dio_offset_align {
-            // The file system does not say: 4 KiB works on every disk.
+            // The file system does not report its alignment: 4 KiB works on every disk.
             _ if !told => 4096,
             0 => return None,
             size => size.max(found.stx_dio_mem_align),
@@ -184,7 +184,7 @@ fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
     }
 }
 
-/// An operation in flight; it owns its memory.
+/// An operation in flight; it owns the memory that the kernel reads or writes.
 pub(crate) struct DiskJob {
     op: DiskOp,
     fd: RawFd,
@@ -192,7 +192,7 @@ pub(crate) struct DiskJob {
     length: u64,
     done: u64,
     work: Work,
-    /// What the kernel reads addresses from, for writes of several buffers.
+    /// The iovec array that the kernel reads, for writes of several buffers.
     pieces: Vec<libc::iovec>,
 }
 
@@ -206,14 +206,15 @@ enum Work {
 
 /// The state of a job after a completion.
 pub(crate) enum Progress {
-    /// A part is done: submit it again for the rest.
+    /// Only a part is done: submit the job again for the rest.
     More(Box<DiskJob>),
-    /// It is over.
+    /// The job has ended, with or without an error.
     Done(DiskEvent),
 }
 
 impl DiskJob {
-    /// The ring entry for the part that is not done yet. It points to memory that `self` owns.
+    /// Returns the io_uring entry for the part that is not done yet. The entry points to memory that `self`
+    /// owns.
     pub(crate) fn entry(&mut self) -> squeue::Entry {
         assert!(self.done <= self.length);
         let fd = types::Fd(self.fd);
@@ -249,7 +250,7 @@ impl DiskJob {
         }
     }
 
-    /// Continues after a completion with `result` (bytes, or a negative error number).
+    /// Handles a completion with `result`: a number of bytes, or a negative errno.
     pub(crate) fn advance(mut self: Box<Self>, result: i32) -> Progress {
         let again = [-libc::EINTR, -libc::EAGAIN];
         if again.contains(&result) {
@@ -275,13 +276,14 @@ impl DiskJob {
     }
 
     fn end_with_error(self, errno: i32) -> DiskEvent {
-        // A block device has all its space and refuses to reserve it (some with ENODEV).
+        // A block device has no space to reserve and refuses the call (some with ENODEV): that is no error.
         let unsupported = [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENOTTY, libc::ENODEV];
         let is_about_space = matches!(self.work, Work::Reserve | Work::Discard);
         if is_about_space && unsupported.contains(&errno) {
             return self.end(Ok(()));
         }
-        // A flush that finds no space has lost data: worse than a full disk.
+        // A flush that fails with ENOSPC has lost written data, so it is reported as an I/O error, not as a
+        // full disk.
         let is_flush = matches!(self.work, Work::Flush);
         let result = match errno {
             libc::ENOSPC | libc::EDQUOT if !is_flush => Err(DiskError::NoSpace),
@@ -312,7 +314,8 @@ impl DiskJob {
     }
 }
 
-/// The pieces of `buffers` behind their first `done` bytes, as many as one call takes.
+/// Fills `pieces` with the rest of `buffers` after their first `done` bytes, at most as many as one call
+/// accepts.
 fn gather(buffers: &[Buffer], mut done: u64, pieces: &mut Vec<libc::iovec>) {
     pieces.clear();
     for buffer in buffers {

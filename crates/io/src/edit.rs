@@ -1,9 +1,9 @@
-//! Edits a settings file that people wrote, while other processes may do the same.
+//! Edits a settings file that people maintain by hand, while other processes may edit it too.
 //!
 //! Invariants
 //!   1. A reader sees either the old or the new file, complete, even after a crash.
-//!   2. Only one process at a time edits files of a directory.
-//!   3. Mode and owner stay, so everybody who could read the file still can.
+//!   2. Only one process at a time edits files in a directory.
+//!   3. The file keeps its mode and owner, so everybody who could read it still can.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
@@ -15,22 +15,22 @@ use rustix::fs::{FlockOperation, flock};
 use crate::Error;
 use crate::prepare::put_in_place;
 
-/// How long to wait while other processes edit it.
+/// How long to wait for the lock while other processes edit the file.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(1);
 const LOCK_DELAY: Duration = Duration::from_millis(10);
-/// Larger files are not ours.
+/// Largest settings file that is edited, in bytes; a larger file is refused.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// Replaces the text of the file at `path` with what `edit` returns; leaves it alone on `None`. Returns
-/// whether the file changed.
+/// Replaces the text of the file at `path` with the result of `edit`; if `edit` returns `None`, leaves the
+/// file unchanged. Returns whether the file changed.
 ///
-/// Errors: the file or its directory cannot be read, locked or written, or `edit` refuses.
+/// Errors: the file or its directory cannot be read, locked or written, or `edit` fails.
 pub fn edit_file(
     path: &Path,
     edit: impl FnOnce(&str) -> Result<Option<String>, Error>,
 ) -> Result<bool, Error> {
     let failed = |error| Error::new(format!("cannot change {}", path.display()), error);
-    // Edit the file that a link points to, not the link.
+    // Edit the target of a symbolic link, not the link.
     let path = &std::fs::canonicalize(path).map_err(failed)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let _lock = lock(folder)?;
@@ -48,14 +48,14 @@ pub fn edit_file(
         file.set_permissions(std::fs::Permissions::from_mode(old.mode() & 0o7777))
     };
     put_in_place(path, text.as_bytes(), 0o600, keep_owner_and_mode).map_err(|error| {
-        // Remove the temporary file; it may be gone already.
+        // Remove the temporary file; it may not exist any more.
         let _ = std::fs::remove_file(path.with_extension("new"));
         failed(error)
     })?;
     Ok(true)
 }
 
-/// The lock of a directory; closing the file releases it.
+/// Locks a directory; closing the returned file releases the lock.
 fn lock(folder: &Path) -> Result<File, Error> {
     let failed =
         |why: &dyn std::fmt::Display| Error::new(format!("cannot lock {}", folder.display()), why);

@@ -1,16 +1,17 @@
-//! The state store of a cluster on one machine: the store in memory, with a durable copy in one
+//! The state store of a cluster with a single monitor: the store in memory, with a durable copy in one
 //! `redb` file.
 //!
 //! ```text
 //!   effect ─▶ MemoryState ─▶ changes ─▶ thread: one redb transaction, durable ─▶ events
 //! ```
 //!
-//! Because of the thread a disk that hangs does not stop the owner's loop: the owner is told
-//! (`Condition`), and requests are answered once the disk answers.
+//! A separate thread writes the file, so a hanging disk does not block the owner's loop: the owner gets a
+//! `Condition` event, and its requests are answered once the disk responds.
 //!
 //! Invariants
-//!   1. An event is reported only once the changes it contains, and all before them, are durable.
-//!   2. After a failed write nothing is known: the store reports `Failed`, and nothing after it.
+//!   1. An event is reported only once the changes it contains, and all earlier changes, are durable.
+//!   2. After a failed write the content of the file is unknown: the store reports `Failed`, and no event
+//!      after it.
 //!   3. Only one process has the file open.
 //!
 //! `docs/internals/state.md` describes the tables of the file.
@@ -32,20 +33,21 @@ use crate::Error;
 
 /// The file format that this version writes and reads.
 const FORMAT: u64 = 1;
-/// Memory for the file's pages; the store itself is in memory.
+/// Cache for the pages of the file, in bytes. Small, because the store itself is in memory.
 const CACHE_SIZE: usize = 4 << 20;
 
 /// `format`, `revision`, `lease_last`.
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-/// Key: its revision, its lease (0: none), its value.
+/// Key -> revision, lease (0: none), value.
 const KEYS: TableDefinition<&str, (u64, u64, &str)> = TableDefinition::new("keys");
-/// Lease: its time to live in nanoseconds.
+/// Lease -> time to live in nanoseconds.
 const LEASES: TableDefinition<u64, u64> = TableDefinition::new("leases");
 
-/// A write that takes longer is reported, and again after each further span of this length.
+/// A write that takes longer than this is reported, and reported again after each further interval of this
+/// length.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
-/// How often writes in flight are checked. A longer gap between two checks counts as this: if the process
-/// was stopped, that does not mean that its disk is slow.
+/// How often writes in flight are checked. A longer gap between two checks counts only as this interval: if
+/// the process was stopped in between, its disk is not slow for that.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A state store in a file.
@@ -53,33 +55,34 @@ pub struct EmbeddedState {
     path: PathBuf,
     core: MemoryState,
     has_failed: bool,
-    /// Jobs for the thread, which ends when this is dropped.
+    /// Changes for the thread to write. The thread ends when this sender is dropped.
     writes: Option<Sender<Vec<StateChange>>>,
-    /// One for each of those, in their order.
+    /// One result for each item sent to `writes`, in the same order.
     written: Receiver<Result<(), redb::Error>>,
     thread: Option<JoinHandle<()>>,
-    /// What was asked and is not told yet, in its order.
+    /// Events that are not reported yet, in the order of their requests.
     pending: VecDeque<Pending>,
-    /// How long the owner's loop has been running, and when that was last updated.
+    /// How long the owner's loop has been running (`ran`), and when `ran` was last updated (`looked_at`).
     ran: Time,
     looked_at: Time,
     /// Age in seconds of the oldest write in flight, as last reported.
     trouble: Option<u64>,
 }
 
-/// Events that wait.
+/// Events that wait until changes are durable.
 struct Pending {
     told: Vec<StateEvent>,
-    /// When it was asked, as the loop ran.
+    /// Value of `ran` when the request arrived.
     since: Time,
-    /// For a write of their own, not only for those before.
+    /// Whether the events wait for a write of their own, not only for earlier writes.
     is_write: bool,
 }
 
 impl EmbeddedState {
     /// Creates an empty store. Fails if the file exists.
     ///
-    /// The file gets its name only when it is complete, so a crash leaves either a store or none.
+    /// The file is renamed to `path` only when it is complete, so a crash leaves either a complete store or
+    /// none.
     pub fn create(path: &Path) -> Result<(), Error> {
         if path.exists() {
             return Err(Error::new(path.display(), "a state store already exists there"));
@@ -99,13 +102,13 @@ impl EmbeddedState {
         renamed.map_err(|error| Error::new(path.display(), error))
     }
 
-    /// Opens a store; its leases start again with their full time. Errors say what to do: another process
-    /// has it open, a newer version wrote it, it is damaged, it does not exist.
+    /// Opens a store; its leases start again with their full time to live. Errors say what to do: another
+    /// process has the store open, a newer version wrote it, it is damaged, or it does not exist.
     ///
     /// This never creates a missing store: an empty store in place of a lost one would assign ids again
-    /// whose data is still on the OSDs.
+    /// that data on the OSDs still uses.
     ///
-    /// `wake` is called on another thread whenever there is something to poll.
+    /// `wake` is called on another thread whenever `poll` may have events.
     pub fn open(path: &Path, wake: impl Fn() + Send + 'static) -> Result<EmbeddedState, Error> {
         EmbeddedState::open_at(path, crate::now(), wake)
     }
@@ -152,7 +155,8 @@ impl EmbeddedState {
         })
     }
 
-    /// Has `changes` made durable, and tells `told` when they and all before them are.
+    /// Makes `changes` durable, and reports the events `told` once these changes and all earlier ones are
+    /// durable.
     fn persist_and_tell(
         &mut self,
         changes: Vec<StateChange>,
@@ -172,7 +176,7 @@ impl EmbeddedState {
         self.pending.push_back(Pending { told, since: self.ran, is_write });
     }
 
-    /// Reports what has become durable.
+    /// Reports the events whose changes have become durable.
     fn take_written(&mut self, events: &mut Vec<StateEvent>) {
         loop {
             let error = match self.written.try_recv() {
@@ -203,7 +207,7 @@ impl EmbeddedState {
         }
     }
 
-    /// Reports a write that takes long, and when it is over.
+    /// Reports a slow write, and its end.
     fn look(&mut self, now: Time, events: &mut Vec<StateEvent>) {
         self.ran = self.ran + now.since(self.looked_at).min(LOOK_EVERY);
         self.looked_at = now;
@@ -219,7 +223,7 @@ impl EmbeddedState {
         }
     }
 
-    /// A watch is over: what was seen and not told yet is not told any more.
+    /// Drops events of a cancelled watch that are not reported yet.
     fn forget(&mut self, watch: WatchId) {
         let is_of_it = |event: &StateEvent| match event {
             StateEvent::Watched { watch: of, .. } | StateEvent::WatchLost { watch: of, .. } => {
@@ -270,11 +274,11 @@ impl StateStore for EmbeddedState {
 }
 
 impl Drop for EmbeddedState {
-    /// What was asked is written first.
+    /// Blocks until all requested changes are written.
     fn drop(&mut self) {
         self.writes = None;
         if let Some(thread) = self.thread.take() {
-            // A panic is in the log already.
+            // A panic of the thread is in the log already.
             let _ = thread.join();
         }
     }
@@ -305,7 +309,7 @@ fn write_all(
         }
         let failed = persist(database, &changes).err();
         let is_over = failed.is_some();
-        // The owner may be gone; then this thread is about to end.
+        // Sending fails only if the owner is gone; then this thread is about to end.
         match failed {
             Some(error) => drop(tell.send(Err(error))),
             None => (0..count).for_each(|_| drop(tell.send(Ok(())))),
@@ -334,7 +338,7 @@ fn open_error(path: &Path, error: DatabaseError) -> Error {
     Error::new(path.display(), why)
 }
 
-/// Writes the changes as one durable transaction; an empty store's tables, if there are none.
+/// Writes the changes as one durable transaction. Without changes, creates the tables of an empty store.
 fn persist(database: &Database, changes: &[StateChange]) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     {
@@ -421,7 +425,7 @@ fn read_tables(
     Ok(())
 }
 
-/// Makes the name of a file durable.
+/// Makes the directory entry of a file durable.
 fn sync_parent(path: &Path) -> std::io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

@@ -1,4 +1,4 @@
-//! The state store in etcd v3, for several monitors: one connection, on a thread of its own.
+//! The state store in etcd v3, for clusters with several monitors: one connection, on its own thread.
 //!
 //! ```text
 //!   reactor's thread                     thread "etcd"
@@ -8,10 +8,10 @@
 //!
 //! Invariants
 //!   1. A transaction is sent at most once. If its answer is lost, its outcome is `Unknown`.
-//!   2. A watch reports complete revisions, each once: a stream that broke is opened again after the last
-//!      reported revision.
-//!   3. All endpoints in use belong to one etcd cluster and have a leader. The others are checked from
-//!      time to time, and reported if they do not answer.
+//!   2. A watch reports complete revisions, each once: a broken stream is reopened after the last reported
+//!      revision.
+//!   3. Every endpoint in use belongs to the same etcd cluster and has a leader. The other endpoints are
+//!      checked periodically, and reported if they do not answer.
 //!
 //! `docs/internals/state.md` says how etcd must be set up and how keys are stored in it.
 
@@ -54,12 +54,12 @@ pub struct EtcdState {
 }
 
 impl EtcdState {
-    /// Starts to connect. `wake` is called on another thread whenever `poll` has events.
+    /// Starts to connect. `wake` is called on another thread whenever `poll` may have events.
     ///
-    /// If etcd does not answer, this retries until it does; `Condition` says why it does not.
+    /// If etcd does not answer, the thread retries until it does; a `Condition` event gives the reason.
     pub fn connect(place: EtcdPlace, wake: impl Fn() + Send + 'static) -> Result<EtcdState, Error> {
         let cannot = |error: std::io::Error| Error::new("cannot start the thread for etcd", error);
-        // The one blocking thread looks up host names.
+        // The single blocking thread resolves host names.
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
         let runtime = runtime.map_err(cannot)?;
         let (effects, to_do) = tokio::sync::mpsc::unbounded_channel();
@@ -134,7 +134,7 @@ impl Drop for EtcdState {
     fn drop(&mut self) {
         self.effects = None;
         if let Some(thread) = self.thread.take() {
-            // A panic is in the log already.
+            // A panic of the thread is in the log already.
             let _ = thread.join();
         }
     }
@@ -149,7 +149,7 @@ fn run(
 ) {
     let events = Rc::new(EventSender::new(sender, wake));
     LocalSet::new().block_on(&runtime, serve(place, effects, events));
-    // Do not wait for a host name that is being looked up.
+    // Do not wait for a name lookup that is still running.
     runtime.shutdown_background();
 }
 

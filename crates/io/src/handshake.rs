@@ -1,4 +1,4 @@
-//! Proof of the cluster key on every connection, as a value: bytes in, bytes out.
+//! Proof of the cluster key on every connection. A pure state machine: bytes in, bytes out, no I/O.
 //!
 //! ```text
 //!   initiator                                            responder
@@ -9,13 +9,13 @@
 //!     frames                                         ◀─▶   frames
 //! ```
 //!
-//! The pattern is `Noise_NNpsk0_25519_ChaChaPoly_SHA256`; the pre-shared key is the cluster key
-//! and the prologue the initiator's preamble, so that nothing in it can be changed on the way.
+//! The pattern is `Noise_NNpsk0_25519_ChaChaPoly_SHA256`. The pre-shared key is the cluster key. The
+//! prologue is the initiator's preamble, so a change of the preamble on the way makes the handshake fail.
 //!
 //! Invariants
-//!   1. A peer gets `Established` only after it has proven the key in this exchange.
+//!   1. `Established` is returned only after the peer has proven in this exchange that it has the key.
 //!   2. No byte after the handshake is consumed.
-//!   3. At most the expected message is buffered.
+//!   3. At most one message, the expected one, is buffered.
 
 use base::{ClusterId, Incarnation, MonitorId, OsdId};
 use format::door::{Peer, Role};
@@ -42,12 +42,12 @@ const REFUSAL_SIZE_MAX: usize = 512;
 const STATUS_GO_ON: u8 = 0;
 const STATUS_REFUSED: u8 = 1;
 
-/// What a process proves to its peers, and its identity.
+/// The key that a process proves to its peers, and its identity.
 #[derive(Clone, Debug)]
 pub struct Trust {
     /// The cluster's key.
     pub key: ClusterKey,
-    /// Its cluster and role.
+    /// The cluster and role of this process.
     pub peer: Peer,
 }
 
@@ -63,9 +63,9 @@ pub struct Established {
 /// The result of [`Handshake::receive`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HandshakeStep {
-    /// All input was consumed; more is needed.
+    /// All input was consumed; more input is needed.
     Wait,
-    /// The handshake is complete; the input from `consumed` on is frames.
+    /// The handshake is complete; the input after the first `consumed` bytes consists of frames.
     Done {
         /// How much of this input belonged to the handshake, in bytes.
         consumed: usize,
@@ -81,7 +81,7 @@ pub struct Handshake {
     input: Vec<u8>,
 }
 
-/// Top to bottom is the order in time.
+/// The stages of both sides, in the order in time.
 enum Stage {
     /// The responder waits for the hello.
     Hello,
@@ -89,7 +89,7 @@ enum Stage {
     AnswerHead(Box<HandshakeState>),
     /// The initiator waits for the rest of the answer.
     Answer(Box<HandshakeState>),
-    /// The initiator waits for the sentence of a refusal.
+    /// The initiator waits for the text of a refusal.
     Refusal { length: usize },
     /// The responder waits for the proof that the hello was no replay.
     Confirm(Box<TransportState>, Established),
@@ -98,7 +98,7 @@ enum Stage {
 }
 
 impl Handshake {
-    /// Starts as the side that connected; appends the hello to `output`.
+    /// Starts the initiator's side (which connected); appends the hello to `output`.
     pub fn initiate(trust: &Trust, output: &mut Vec<u8>) -> Handshake {
         let preamble = encode_preamble(&trust.peer, PROTOCOL_VERSIONS);
         let mut noise = builder(&trust.key, &preamble)
@@ -113,13 +113,14 @@ impl Handshake {
         Handshake { trust: trust.clone(), stage, input: Vec::new() }
     }
 
-    /// Starts as the side that was connected to.
+    /// Starts the responder's side (which accepted the connection).
     pub fn respond(trust: &Trust) -> Handshake {
         Handshake { trust: trust.clone(), stage: Stage::Hello, input: Vec::new() }
     }
 
-    /// Continues with bytes from the peer, and appends to `output` what must be sent; after an error too,
-    /// to tell the peer the reason. An error is a sentence for people and ends the connection.
+    /// Handles bytes from the peer, and appends the bytes to send to `output`. After an error `output` must
+    /// be sent too: it gives the peer the reason. An error is a human-readable sentence and ends the
+    /// connection.
     pub fn receive(
         &mut self,
         mut bytes: &[u8],
@@ -143,7 +144,7 @@ impl Handshake {
         }
     }
 
-    /// Refuses another protocol at its first wrong byte, without waiting for a whole hello.
+    /// Refuses a foreign protocol at the first wrong byte, without waiting for a complete hello.
     fn check_early(&mut self, output: &mut Vec<u8>) -> Result<(), String> {
         let length = self.input.len().min(MAGIC.len());
         if matches!(self.stage, Stage::Hello) && self.input[..length] != MAGIC[..length] {
@@ -174,7 +175,7 @@ impl Handshake {
         }
     }
 
-    /// Ends with an error, which is sent to the peer too.
+    /// Ends the handshake with an error, and appends a refusal with the reason to `output`.
     fn refuse<T>(&mut self, output: &mut Vec<u8>, sentence: String) -> Result<T, String> {
         self.stage = Stage::Ended;
         let text = &sentence[..sentence.floor_char_boundary(REFUSAL_SIZE_MAX)];
@@ -268,7 +269,7 @@ impl Handshake {
 }
 
 impl Stage {
-    /// Number of bytes that it waits for; never 0.
+    /// Returns the number of bytes that this stage waits for; never 0.
     fn length(&self) -> usize {
         match self {
             Stage::Hello => HELLO_SIZE,

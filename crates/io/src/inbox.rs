@@ -1,4 +1,5 @@
-//! Splits a byte stream into frames, as a value: memory to receive into goes out, messages come back.
+//! Splits a byte stream into frames. No I/O here: the inbox lends memory to receive into, and delivers
+//! messages when it gets the filled memory back.
 //!
 //! ```text
 //!   buffer: | frame | frame | part of a frame | room |      small payloads are slices of it
@@ -6,24 +7,25 @@
 //! ```
 //!
 //! Invariants
-//!   1. The first `filled` bytes of `buffer` are received and belong to no delivered frame.
+//!   1. The first `filled` bytes of `buffer` were received, and belong to a frame that is not delivered
+//!      yet.
 //!   2. There is always room for the next bytes.
 //!   3. Memory is allocated only for lengths that `decode_header` has checked.
 
 use base::{Buffer, BufferMut, BufferPool};
 use format::wire::{DecodeError, FRAME_HEADER_SIZE, FrameHeader, Message, decode, decode_header};
 
-/// Buffer of an idle connection, in bytes: a daemon has thousands of them.
+/// Buffer of an idle connection, in bytes; small, because a daemon has thousands of idle connections.
 const RECEIVE_SIZE_MIN: usize = 16 << 10;
 /// Buffer of a busy connection, in bytes.
 const RECEIVE_SIZE_MAX: usize = 256 << 10;
-/// Payloads of this size or more get a buffer of their own, in bytes.
+/// Payloads of at least this size, in bytes, get their own buffer.
 const LARGE_PAYLOAD_SIZE: usize = 64 << 10;
 
 pub(crate) struct Inbox {
     pool: BufferPool,
-    /// Size of the next buffer: grows while buffers come back full of small frames, and shrinks again
-    /// otherwise.
+    /// Size of the next buffer: grows while buffers come back full, and shrinks when they come back nearly
+    /// empty.
     receive_size: usize,
     stage: Stage,
 }
@@ -33,7 +35,7 @@ enum Stage {
     Frames { buffer: BufferMut, filled: usize },
     /// Waits for the rest of a large payload, whose header and body have arrived.
     Payload { header: FrameHeader, body: Vec<u8>, payload: BufferMut, filled: usize },
-    /// The memory is lent to receive into.
+    /// The memory is lent to the reactor to receive into.
     Lent(Lent),
 }
 
@@ -49,7 +51,8 @@ impl Inbox {
         Inbox { pool: pool.clone(), receive_size: RECEIVE_SIZE_MIN, stage }
     }
 
-    /// Lends the memory for the next bytes, and where in it they go. Requires: `put_back` follows.
+    /// Lends the memory for the next bytes, and returns the offset to receive them at. Requires: `put_back`
+    /// follows.
     pub(crate) fn lend(&mut self) -> (BufferMut, usize) {
         let lent = Stage::Lent(Lent::Frames);
         match std::mem::replace(&mut self.stage, lent) {
@@ -62,13 +65,13 @@ impl Inbox {
         }
     }
 
-    /// Whether the lent memory is that of a payload, to be filled to its end.
+    /// Whether the lent memory is the buffer of a large payload, which should be filled completely.
     pub(crate) fn lent_payload(&self) -> bool {
         matches!(self.stage, Stage::Lent(Lent::Payload { .. }))
     }
 
-    /// Takes back the memory with `filled` bytes in it; complete messages go to `deliver`. After an error
-    /// the stream is unusable.
+    /// Takes back the memory, whose first `filled` bytes are received, and passes complete messages to
+    /// `deliver`. After an error the stream is unusable.
     pub(crate) fn put_back(
         &mut self,
         buffer: BufferMut,
@@ -97,7 +100,7 @@ impl Inbox {
         }
     }
 
-    /// Takes bytes that arrived before the first `lend` (after a handshake).
+    /// Handles bytes that arrived before the first `lend` (together with the end of the handshake).
     pub(crate) fn put_bytes(
         &mut self,
         mut bytes: &[u8],
@@ -151,15 +154,15 @@ impl Inbox {
         }
     }
 
-    /// Continues with `bytes`: the body and the beginning of a large payload. (If the buffer was enlarged
-    /// for a long body, also its end and further frames.)
+    /// Starts a large payload. `bytes` holds the body and the beginning of the payload. (If the buffer was
+    /// enlarged for a long body, `bytes` may also hold the end of the payload and further frames.)
     fn begin_payload(
         &mut self,
         header: FrameHeader,
         bytes: &[u8],
         deliver: &mut impl FnMut(Message),
     ) -> Result<(), DecodeError> {
-        // With one large payload after another, little of the next one should be copied here.
+        // A small buffer, so that in a series of large payloads little of the next one must be copied here.
         self.receive_size = RECEIVE_SIZE_MIN;
         let (body, rest) = bytes.split_at(header.body_length as usize);
         let mut payload = self.pool.take(header.payload_length as usize);
@@ -170,7 +173,8 @@ impl Inbox {
         self.put_bytes(later, deliver)
     }
 
-    /// Chooses the size of the next buffer from how full this one came back.
+    /// Chooses the size of the next buffer: larger if this one came back full, the minimum if less than a
+    /// quarter.
     fn adapt(&mut self, filled: usize, size: usize) {
         if filled == size {
             self.receive_size = (self.receive_size * 4).min(RECEIVE_SIZE_MAX);
@@ -179,7 +183,8 @@ impl Inbox {
         }
     }
 
-    /// Keeps the bytes of `range`, a part of a frame of `wanted` bytes, with room for the rest.
+    /// Keeps the bytes in `range`, the beginning of a frame of `wanted` bytes, in a buffer with room for
+    /// the rest.
     fn keep(&mut self, memory: Memory, range: std::ops::Range<usize>, wanted: usize) {
         let filled = range.len();
         assert!(filled < wanted);
@@ -201,7 +206,7 @@ impl Inbox {
     }
 }
 
-/// A receive buffer, which becomes shared when the first payload is sliced from it.
+/// A receive buffer; it becomes shared when the first payload is sliced from it.
 enum Memory {
     Own(BufferMut),
     Shared(Buffer),
@@ -222,7 +227,7 @@ impl Memory {
         }
     }
 
-    /// A payload; `None` if it is empty.
+    /// Slices a payload from the buffer; `None` if the range is empty.
     fn slice(&self, range: std::ops::Range<usize>) -> Option<Buffer> {
         match self {
             Memory::Shared(buffer) if !range.is_empty() => Some(buffer.slice(range)),
@@ -230,7 +235,7 @@ impl Memory {
         }
     }
 
-    /// Makes it writable again, unless payloads sliced from it are still in use.
+    /// Makes the buffer writable again, unless payloads sliced from it are still in use.
     fn own(self) -> Result<BufferMut, Buffer> {
         match self {
             Memory::Own(buffer) => Ok(buffer),

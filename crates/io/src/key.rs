@@ -22,12 +22,12 @@ impl fmt::Debug for ClusterKey {
 }
 
 impl ClusterKey {
-    /// A new random key.
+    /// Creates a random key.
     pub fn random() -> ClusterKey {
         ClusterKey(random_bytes())
     }
 
-    /// A key from its bytes.
+    /// Creates a key from its bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> ClusterKey {
         ClusterKey(bytes)
     }
@@ -36,7 +36,7 @@ impl ClusterKey {
         &self.0
     }
 
-    /// The key as text, for its file and for tokens. This is the secret itself.
+    /// Returns the key as text, for its file and for tokens. The text is the secret: do not log it.
     pub fn to_text(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -46,15 +46,15 @@ impl ClusterKey {
         parse(text)
     }
 
-    /// Creates a random key and writes it to a new file that only its owner can read. The file gets its
-    /// name only when it is complete. Requires: no other process creates the same file.
+    /// Creates a random key and writes it to a new file that only its owner can read. The file appears at
+    /// `path` only when it is complete. Requires: no other process creates the same file.
     pub fn create(path: &Path) -> Result<ClusterKey, Error> {
         let key = ClusterKey::random();
         key.save(path)?;
         Ok(key)
     }
 
-    /// Writes the key to a new file that only its owner can read. The file gets its name only when it
+    /// Writes the key to a new file that only its owner can read. The file appears at `path` only when it
     /// is complete. Requires: no other process creates the same file.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         if path.exists() {
@@ -63,7 +63,7 @@ impl ClusterKey {
         replace_file(path, format!("{}\n", self.to_text()).as_bytes(), 0o600)
     }
 
-    /// Reads a key. Refuses a file that anybody but its owner can read.
+    /// Reads a key from its file. Refuses a file that anybody except its owner can read.
     pub fn load(path: &Path) -> Result<ClusterKey, Error> {
         let failed = |error| Error::new(format!("cannot read the key {}", path.display()), error);
         let file = File::open(path).map_err(failed)?;
@@ -97,7 +97,7 @@ fn parse(text: &str) -> Option<ClusterKey> {
     Some(ClusterKey(key))
 }
 
-/// Random bytes from the kernel, good enough for keys.
+/// Returns random bytes from the kernel, suitable for keys.
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;

@@ -7,7 +7,7 @@
 //!                  for each effect: reactor.net(..) | reactor.disk(..)
 //! ```
 //!
-//! Logic crates never see this crate: they see the doors of `format::door`.
+//! Logic crates do not depend on this crate; they use only the interfaces in `format::door`.
 
 // Files, clocks and threads belong in this crate, and it lends memory to the kernel; each `unsafe` block
 // says why it is sound.
@@ -48,12 +48,12 @@ pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
 pub use ring::FeatureMask;
 pub use signals::end_on_closed_pipe;
 
-/// An error of the system or a peer: a sentence for people that says what failed and where.
+/// An error from the system or a peer: a human-readable sentence that says what failed and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error(pub String);
 
 impl Error {
-    /// `what` failed because of `why`.
+    /// Builds the message `what: why`: what failed, and the cause.
     pub fn new(what: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error(format!("{what}: {why}"))
     }

@@ -1,13 +1,13 @@
-//! The log of a daemon: one line on standard error for each event, with time, level and daemon; for
-//! people or as JSON.
+//! The log of a daemon: one line on standard error for each event, with time, level and daemon name; as
+//! plain text or as JSON.
 //!
 //! ```text
 //! 2026-11-23T18:12:00.123Z INFO  osd.3  PG is active  pg=1.4 epoch=12 members=osd.3,osd.1
 //! {"time":"2026-11-23T18:12:00.123Z","level":"info","who":"osd.3","what":"PG is active","pg":"1.4",...}
 //! ```
 //!
-//! A process has one log. Each line is one write, so that lines of several threads, or of processes that
-//! share a file, do not mix.
+//! A process has one log. Each line is written with one system call, so that lines of several threads, or
+//! of processes that share a file, do not interleave.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
@@ -23,7 +23,7 @@ use crate::clock::wall_clock_ms;
 /// Format of lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// For people.
+    /// Plain text.
     Human,
     /// One JSON object per line.
     Json,
@@ -40,8 +40,8 @@ static LOG: OnceLock<Log> = OnceLock::new();
 /// Lines up to this level are written.
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Info.index());
 
-/// Starts the log of the daemon `who`; to be called once, before its first line. Without it, lines are from
-/// `ashlar`. From then on a panic is a log line too.
+/// Starts the log of the daemon `who`. Call it once, before the first log line; without this call, the name
+/// in log lines is `ashlar`. After this call a panic is written as a log line too.
 pub fn start(who: impl Into<String>, format: Format, level: Level) {
     let is_first = LOG.set(Log { who: who.into(), format, level }).is_ok();
     assert!(is_first, "a process has one name");
@@ -49,7 +49,7 @@ pub fn start(who: impl Into<String>, format: Format, level: Level) {
     std::panic::set_hook(Box::new(|info| put(&event_of(info))));
 }
 
-/// Logs a panic, which is a bug of ours; with a backtrace if RUST_BACKTRACE is set.
+/// Builds the log event of a panic (always a bug); with a backtrace if RUST_BACKTRACE is set.
 fn event_of(info: &PanicHookInfo<'_>) -> TraceEvent {
     let payload = info.payload();
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
@@ -72,7 +72,7 @@ pub fn is_started() -> bool {
     LOG.get().is_some()
 }
 
-/// Changes the level; `None`: back to the level that the process started with.
+/// Changes the log level; `None` restores the level that the process started with.
 pub fn set_level(level: Option<Level>) {
     let started = LOG.get().map_or(Level::Info, |log| log.level);
     let level = level.unwrap_or(started).index();
@@ -106,7 +106,7 @@ fn line_of(time: &str, who: &str, format: Format, event: &TraceEvent) -> String 
             format!("{time} {level:<5} {who}  {event}\n")
         }
         Format::Json => {
-            // Written by hand, to keep the important fields first.
+            // Formatted by hand, to keep the important fields first.
             let quoted = |text: &str| serde_json::Value::from(text).to_string();
             let head = [("time", time), ("level", level.name()), ("who", who), ("what", what)];
             let head = head.map(|(name, text)| format!("{}:{}", quoted(name), quoted(text)));
@@ -129,8 +129,8 @@ fn time_text(milliseconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z")
 }
 
-/// Year, month and day of a day since 1970-01-01. Internally a year starts in March, so that the leap day
-/// is its last day.
+/// Returns year, month and day of day number `day` since 1970-01-01. Internally a year starts in March, so
+/// that the leap day is its last day.
 fn date_of(day: u64) -> (u64, u64, u64) {
     const DAYS_TO_1970: u64 = 719_468;
     const DAYS_IN_400_YEARS: u64 = 146_097;

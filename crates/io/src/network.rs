@@ -1,4 +1,4 @@
-//! Networks as people write them (`10.0.0.0/8`, `fd00::/8`), and this host's addresses in them.
+//! Networks in CIDR notation (`10.0.0.0/8`, `fd00::/8`), and the addresses of this host in them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,12 +8,12 @@ use crate::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Network {
     address: IpAddr,
-    /// Number of leading bits that its addresses share.
+    /// Number of leading bits that all addresses of the network share.
     bits: u32,
 }
 
 impl Network {
-    /// Parses `ADDRESS/BITS`. An error is a sentence for people.
+    /// Parses `ADDRESS/BITS`. An error is a human-readable sentence.
     pub fn parse(text: &str) -> Result<Network, Error> {
         let wrong = || {
             Error(format!(
@@ -45,10 +45,10 @@ impl Network {
         }
     }
 
-    /// The addresses that are in one of the networks, in the order of the networks.
+    /// Returns the addresses that are in one of the networks, in the order of the networks.
     ///
-    /// Addresses that other hosts cannot connect to (loopback, link-local) count only in a network with
-    /// more than one bit: `0.0.0.0/0` means every address that others can reach.
+    /// Addresses that other hosts cannot connect to (loopback, link-local) are included only for a network
+    /// with at least one bit: `0.0.0.0/0` means every address that other hosts can reach.
     pub fn choose(networks: &[Network], addresses: &[IpAddr]) -> Vec<IpAddr> {
         let mut chosen = Vec::new();
         for network in networks {
@@ -73,7 +73,7 @@ fn is_reached(address: IpAddr) -> bool {
     }
 }
 
-/// Every address of this host's network devices that are up, in the kernel's order.
+/// Returns all addresses of this host's network interfaces that are up, in the kernel's order.
 pub fn local_addresses() -> Result<Vec<IpAddr>, Error> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the kernel's answer is written to `first`, which is freed below and not used after.
@@ -97,10 +97,10 @@ pub fn local_addresses() -> Result<Vec<IpAddr>, Error> {
     Ok(addresses)
 }
 
-/// The IP address behind a socket's address.
+/// Returns the IP address in a socket address; `None` for other families.
 ///
-/// # Safety
-/// It is null, or points to an address of the family that it names.
+/// # Safety `address` is null, or points to a complete socket address of the family in its `sa_family`
+/// field.
 unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     // SAFETY: as the caller promises.
     let family = i32::from(unsafe { address.as_ref() }?.sa_family);

@@ -1,4 +1,4 @@
-//! Prepares the disk of a new OSD: measures it and writes the first bytes.
+//! Prepares the disk of a new OSD: measures the disk and writes the initial contents of the store.
 
 use std::fs::{File, OpenOptions};
 use std::io::IoSlice;
@@ -12,31 +12,31 @@ use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use crate::disk::Disk;
 use crate::{Error, clock};
 
-/// Bytes per call when areas are filled with zeros.
+/// Bytes per write when ranges are filled with zeros.
 const FILL_SIZE: usize = 4 << 20;
-/// Bytes after which a flush makes the reported progress real.
+/// Bytes after which the data is flushed, so that reported progress is really on the disk.
 const FLUSH_DISTANCE: u64 = 64 << 20;
-/// Number of durable writes that are timed.
+/// Number and size (in bytes) of the durable writes that are timed.
 const TRIAL_COUNT: usize = 32;
 const TRIAL_SIZE: usize = 4096;
 
-/// Properties of a place for an OSD.
+/// Measured properties of a directory or block device for an OSD.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probe {
     /// Size of a block device in bytes; `None` for a directory.
     pub size: Option<u64>,
-    /// Logical block in bytes: 512 or 4096.
+    /// Size of a logical block in bytes: 512 or 4096.
     pub sector_size: u32,
     /// Whether O_DIRECT works.
     pub direct: bool,
-    /// Whether the disk has a volatile write cache; `None`: it does not say.
+    /// Whether the disk has a volatile write cache; `None` if the kernel does not report it.
     pub write_cache: Option<bool>,
     /// Median time of a durable 4 KiB write in microseconds.
     pub durable_write_us: u64,
 }
 
-/// Measures a directory or block device. Changes nothing: for timing it writes to a temporary file, or
-/// writes what the device already holds.
+/// Measures a directory or block device without changing data: for timing it writes to a temporary file, or
+/// writes back the data that the device already holds.
 pub fn probe(path: &Path) -> Result<Probe, Error> {
     let failed = |error| Error::new(format!("cannot examine {}", path.display()), error);
     let metadata = std::fs::metadata(path).map_err(failed)?;
@@ -56,7 +56,7 @@ pub fn probe(path: &Path) -> Result<Probe, Error> {
     file.write_all_at(&[0; TRIAL_SIZE], 0).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let disk = Disk::open(&trial.0)?;
-    // An open file needs no name: nothing is left if this process is killed.
+    // Remove the name now; the file stays open. So no file is left behind if this process is killed.
     drop(trial);
     let durable_write_us = time_durable_writes(&disk, 0)?;
     Ok(found(&disk, None, write_cache_of(metadata.dev()), durable_write_us))
@@ -81,7 +81,7 @@ impl Drop for Trial {
     }
 }
 
-/// Times durable writes of what is at `offset` already; returns the median in microseconds.
+/// Times durable writes of the data that is already at `offset`; returns the median in microseconds.
 fn time_durable_writes(disk: &Disk, offset: u64) -> Result<u64, Error> {
     let mut buffer = BufferPool::default().take(TRIAL_SIZE);
     disk.read_blocking(offset, &mut buffer)?;
@@ -103,7 +103,8 @@ fn time_durable_writes(disk: &Disk, offset: u64) -> Result<u64, Error> {
     Ok(times[TRIAL_COUNT / 2])
 }
 
-/// What the kernel knows about the disk with a device number, or about the disk of a partition.
+/// Returns whether the kernel reports a volatile write cache for a device number; for a partition, that of
+/// its disk.
 fn write_cache_of(device: u64) -> Option<bool> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let folder = format!("/sys/dev/block/{major}:{minor}");
@@ -121,21 +122,22 @@ fn create_new(path: &Path) -> std::io::Result<File> {
 pub struct NewStore<'a> {
     /// Ranges to fill with zeros.
     pub zero: &'a [(u64, u64)],
-    /// Ranges that must have space and read as zeros, whether or not zeros are written.
+    /// Ranges that must be allocated and read as zeros; zeros need not actually be written.
     pub clear: &'a [(u64, u64)],
-    /// (offset, bytes) to write after that; whole sectors.
+    /// (offset, bytes) to write after the ranges are zeroed; whole sectors.
     pub images: &'a [(u64, Vec<u8>)],
 }
 
 /// Creates a store at `path`: a new file of `size` bytes, or a block device of at least that size. Zeroes
 /// and clears the ranges, flushes, then writes the images and flushes. `progress` is called with (bytes
-/// done, bytes in all).
+/// done, total bytes).
 ///
-/// If it is killed at any point, it leaves no incomplete store under the name of a store. A file is written
-/// as `path` with the extension `new` and renamed at the end; leftovers of an earlier call are overwritten.
-/// A device has only one name: it holds no store until the images, with its superblocks, are written last.
+/// If the process is killed at any point, no incomplete store remains at `path`. A file is written with the
+/// extension `new` and renamed to `path` at the end; leftovers of an earlier call are overwritten. A device
+/// cannot be renamed, but it holds no valid store until the images, which include the superblocks, are
+/// written last.
 ///
-/// A file that cannot be completed is removed.
+/// After an error the incomplete file is removed.
 pub fn prepare(
     path: &Path,
     size: u64,
@@ -164,8 +166,8 @@ pub fn prepare(
     result.and_then(|()| sync_names_of(path)).map_err(failed)
 }
 
-/// Opens `new` exclusively and empties it. Fails if another process is creating the same store, or if the
-/// store already has its name `path`.
+/// Opens `new` exclusively and empties it. Fails if another process is creating the same store, or if
+/// `path` already exists.
 fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     let failed = |error| Error::new(format!("cannot write {}", new.display()), error);
     let mut options = OpenOptions::new();
@@ -174,7 +176,8 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Err(Error(format!("another process is creating {}", path.display())));
     }
-    // Check under the lock: the file just opened may have been renamed to `path` meanwhile.
+    // Check this under the lock: another process may have renamed the file to `path` after it was opened
+    // here.
     if path.exists() {
         if let Ok(ours) = file.metadata()
             && std::fs::metadata(new).is_ok_and(|found| found.ino() == ours.ino())
@@ -187,7 +190,7 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Reserves the space before it is written, so that it is contiguous and a full disk is noticed early.
+/// Fills a new file. Reserves the space first, so that it is contiguous and a full disk is noticed early.
 fn fill_new(
     file: &File,
     size: u64,
@@ -240,8 +243,8 @@ fn fill(
     Ok(())
 }
 
-/// Lets the file system or device zero a range, if possible without writing. Returns `false` if it does
-/// not support that.
+/// Lets the file system or device zero a range, if possible without writing. Returns `false` if this is not
+/// supported.
 fn clear(file: &File, offset: u64, length: u64) -> std::io::Result<bool> {
     match fallocate(file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, offset, length) {
         Ok(()) => Ok(true),
@@ -259,7 +262,7 @@ fn write_zeros(file: &File, offset: u64, length: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes the name of a new file durable, and that of its directory, which may be new too.
+/// Makes the directory entry of a new file durable, and the entry of its directory, which may be new too.
 fn sync_names_of(path: &Path) -> std::io::Result<()> {
     sync_folder_of(path)?;
     match path.parent().filter(|folder| folder.file_name().is_some()) {
@@ -268,20 +271,21 @@ fn sync_names_of(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Makes the creation or removal of a name durable.
+/// Makes the creation or removal of a directory entry durable.
 pub(crate) fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Replaces the file at `path`, or creates it, with these bytes and this mode. A crash leaves either the
-/// old file or the complete new one. Requires: no other process replaces it at the same time.
+/// old file or the complete new one. Requires: no other process replaces the file at the same time.
 pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     put_in_place(path, bytes, mode, |_| Ok(()))
         .map_err(|error| Error::new(format!("cannot write {}", path.display()), error))
 }
 
-/// Like [`replace_file`]; `prepare` gets the new file before it takes the place of the old one.
+/// Like [`replace_file`], but calls `prepare` with the new, still empty file before it replaces the old
+/// one.
 pub(crate) fn put_in_place(
     path: &Path,
     bytes: &[u8],

@@ -1,4 +1,5 @@
-//! One thread, one ring: sockets, the disk, signals and wake-ups of other threads as events.
+//! One thread with one io_uring: turns sockets, the disk, signals and wake-ups from other threads into
+//! events.
 //!
 //! ```text
 //!   turn:  deliver to raw readers, send queued data, start receives
@@ -7,10 +8,10 @@
 //! ```
 //!
 //! Invariants
-//!   1. Every connection id is used once: the program chooses even ids, the reactor odd ones.
+//!   1. Every connection id is used only once. The program chooses even ids, the reactor odd ones.
 //!   2. No event of a connection is delivered after its `Closed` event or `Close` effect.
-//!   3. A closed connection leaves the table at once; its operations keep their memory and socket until
-//!      the kernel no longer uses them.
+//!   3. A closed connection is removed from the table at once; its operations keep their memory and socket
+//!      until the kernel no longer uses them.
 
 mod turn;
 
@@ -38,19 +39,19 @@ use crate::{Error, clock, socket};
 
 /// Timeout for incoming handshakes.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
-/// Timeout for outgoing connects and handshakes; another address may work.
+/// Timeout for outgoing connects and handshakes. Short, because another address may work.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
-/// The same if a host name must be looked up first.
+/// The same timeout if a host name must be resolved first.
 const NAMED_CONNECT_TIME_MAX: Duration = Duration::from_secs(7);
-/// How long a closed connection may take to send its queue.
+/// Time limit for a closed connection to send the rest of its queue.
 const LINGER_TIME_MAX: Duration = Duration::from_secs(5);
-/// Most incoming connections in their handshake; one more closes the oldest.
+/// Most incoming connections that have not finished their handshake; one more closes the oldest of them.
 const UNPROVEN_COUNT_MAX: usize = 256;
-/// Most bytes in a send queue; with more the connection is closed, because its peer does not read.
+/// Most bytes in a send queue; beyond this limit the connection is closed, because its peer does not read.
 const SEND_QUEUE_SIZE_MAX: usize = 256 << 20;
-/// Pause in accepting after the process ran out of descriptors.
+/// Pause in accepting after an accept failed, for example for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Most messages about refused connections that are kept for the log.
+/// Most messages about refused connections that are kept until [`Reactor::take_rejected`] is called.
 const REJECTED_COUNT_MAX: usize = 64;
 /// Receive size during a handshake; its messages are smaller, but frames may follow at once.
 pub(super) const HANDSHAKE_BUFFER_SIZE: usize = 4096;
@@ -58,7 +59,8 @@ pub(super) const HANDSHAKE_BUFFER_SIZE: usize = 4096;
 /// Options of a reactor.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Size of the submission queue: operations that one turn can start without an extra system call.
+    /// Size of the submission queue: the number of operations that one turn can start without an extra
+    /// system call.
     pub entries: u32,
     /// Kernel features that may be used.
     pub mask: FeatureMask,
@@ -81,26 +83,26 @@ pub enum Event {
     Net(NetEvent),
     /// An event of the disk.
     Disk(DiskEvent),
-    /// A byte stream was accepted.
+    /// A raw connection (a byte stream without frames) was accepted.
     RawAccepted {
-        /// Its listener.
+        /// The listener that accepted it.
         listener: ListenerId,
-        /// Its id from now on; odd.
+        /// The id of the new connection; odd.
         connection: ConnectionId,
     },
-    /// Received bytes: those that `raw_expect` asked for, or as they arrived.
+    /// Received bytes: the number that `raw_expect` requested, or as many as arrived.
     RawReceived {
         /// The connection.
         connection: ConnectionId,
         /// The bytes; never empty.
         data: Buffer,
     },
-    /// A byte stream was closed; the last event of its id.
+    /// A byte stream was closed; this is the last event with its id.
     RawClosed {
         /// The connection.
         connection: ConnectionId,
     },
-    /// A [`Waker`] was used since the last `Woken`.
+    /// A [`Waker`] was used since the last `Woken` event.
     Woken,
     /// The process got SIGTERM or SIGINT.
     Terminate,
@@ -118,12 +120,12 @@ impl Waker {
     }
 }
 
-/// The part that other threads use.
+/// The part of a reactor that other threads use.
 #[derive(Debug)]
 struct Shared {
     bell: OwnedFd,
     woken: AtomicBool,
-    /// Results of host name lookups, for connects.
+    /// Results of host name lookups, for pending connects.
     resolved: Mutex<Vec<(ConnectionId, Result<Address, CloseReason>)>>,
 }
 
@@ -132,7 +134,7 @@ impl Shared {
         // An eventfd has the byte order of the machine.
         #[allow(clippy::host_endian_bytes)]
         let one = 1u64.to_ne_bytes();
-        // It can fail only by overflow, and then the reactor wakes anyway.
+        // This can fail only if the counter overflows, and then the reactor wakes anyway.
         let _ = rustix::io::write(&self.bell, &one);
     }
 }
@@ -141,13 +143,14 @@ struct Listener {
     socket: OwnedFd,
     raw: bool,
     tcp: bool,
-    /// When to accept again.
+    /// When to accept again after an error.
     retry_at: Option<Time>,
 }
 
-/// The reactor: see the text of the module.
+/// The reactor: see the module documentation.
 pub struct Reactor {
-    // Dropped first: waits until the kernel no longer uses anything below.
+    // First field, so dropped first: its drop waits until the kernel no longer uses anything in the fields
+    // below.
     ring: Ring,
     pool: BufferPool,
     trust: Option<Trust>,
@@ -155,7 +158,7 @@ pub struct Reactor {
     indexes: BTreeMap<ConnectionId, usize>,
     /// Deadlines of streams.
     deadlines: BTreeSet<(Time, ConnectionId)>,
-    /// Streams with something to send, deliver or receive.
+    /// Indexes of streams that have something to send, deliver or receive.
     dirty: Vec<usize>,
     accepted_count: u64,
     unproven_count: usize,
@@ -169,7 +172,7 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// Creates the reactor of the calling thread.
+    /// Creates a reactor for the calling thread.
     pub fn new(options: Options) -> io::Result<Reactor> {
         let mut ring = Ring::new(options.entries, options.mask)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -198,45 +201,46 @@ impl Reactor {
         })
     }
 
-    /// The pool of this thread's payloads.
+    /// Returns the buffer pool for the payloads of this thread.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
-    /// The time now: CLOCK_BOOTTIME.
+    /// Returns the current time of CLOCK_BOOTTIME.
     pub fn now(&self) -> Time {
         clock::now()
     }
 
-    /// How the ring was set up, for the log.
+    /// Returns the io_uring features in use, for the log.
     pub fn features(&self) -> &'static str {
         self.ring.features
     }
 
-    /// Sets our identity for handshakes. Must be set before `listen` and connects.
+    /// Sets the key and identity of this process for handshakes. Call it before `listen` and before
+    /// connects.
     pub fn set_trust(&mut self, trust: Trust) {
         self.trust = Some(trust);
     }
 
-    /// Messages about connections refused since the last call, for the log.
+    /// Returns the messages about connections refused since the last call, for the log.
     pub fn take_rejected(&mut self) -> Vec<String> {
         std::mem::take(&mut self.rejected)
     }
 
-    /// Accepts peers at `address` (`tcp:HOST:PORT`, port 0 for any; `unix:PATH`). Returns the
-    /// address it got.
+    /// Accepts peers at `address` (`tcp:HOST:PORT`, port 0 for any; `unix:PATH`). Returns the bound
+    /// address.
     pub fn listen(&mut self, address: &str) -> Result<String, Error> {
         assert!(self.trust.is_some(), "set_trust comes first");
         Ok(self.open_listener(address, false)?.1)
     }
 
-    /// Limits the byte streams at a time: further ones are closed at once, with a message for
-    /// [`Reactor::take_rejected`]. A closed stream counts until its queue is sent.
+    /// Limits the number of simultaneous byte streams: further ones are closed at once, with a message for
+    /// [`Reactor::take_rejected`]. A closed stream still counts until its queue is sent.
     pub fn set_raw_max(&mut self, count: usize) {
         self.raw_max = count;
     }
 
-    /// Accepts byte streams at `address`. Returns the listener and the address it got.
+    /// Accepts byte streams at `address`. Returns the listener and the bound address.
     pub fn listen_raw(&mut self, address: &str) -> Result<(ListenerId, String), Error> {
         self.open_listener(address, true)
     }
@@ -259,13 +263,13 @@ impl Reactor {
         }
     }
 
-    /// Gives the reactor its disk.
+    /// Gives the reactor its disk. Requires: it has none yet.
     pub fn attach_disk(&mut self, disk: Disk) {
         assert!(self.disk.is_none(), "one disk for each reactor");
         self.disk = Some(disk);
     }
 
-    /// The attached disk.
+    /// Returns the attached disk.
     pub fn attached_disk(&self) -> Option<&Disk> {
         self.disk.as_ref()
     }
@@ -276,8 +280,8 @@ impl Reactor {
         self.ring.disk(disk.job(effect));
     }
 
-    /// Turns SIGTERM and SIGINT into [`Event::Terminate`]. Call it before other threads start, so that
-    /// they block these signals too.
+    /// Turns SIGTERM and SIGINT into [`Event::Terminate`]. Call this before other threads start, so that
+    /// they inherit the blocked signals.
     pub fn watch_signals(&mut self) -> io::Result<()> {
         assert!(self.signals.is_none());
         let signals = crate::signals::open()?;
@@ -286,14 +290,14 @@ impl Reactor {
         Ok(())
     }
 
-    /// A handle that wakes this reactor from any thread.
+    /// Returns a handle that wakes this reactor from any thread.
     pub fn waker(&self) -> Waker {
         Waker(self.shared.clone())
     }
 
     // ---- byte streams -----------------------------------------------------------------------
 
-    /// Sends the buffers in order. Drops them if the connection is closed.
+    /// Queues the buffers to be sent in order. Drops them if the connection is closed.
     pub fn raw_send(&mut self, connection: ConnectionId, buffers: Vec<Buffer>) {
         let Some(index) = self.raw_index(connection) else { return };
         for buffer in buffers {
@@ -302,7 +306,7 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Delivers the next `length` bytes as one aligned buffer; after that, bytes as they arrive.
+    /// Delivers the next `length` bytes as one aligned buffer; later bytes are delivered as they arrive.
     pub fn raw_expect(&mut self, connection: ConnectionId, length: usize) {
         let buffer = self.pool.take(length);
         self.raw_expect_into(connection, buffer, 0);
@@ -325,7 +329,7 @@ impl Reactor {
         }
     }
 
-    /// Continues receiving.
+    /// Resumes receiving after `raw_pause`.
     pub fn raw_resume(&mut self, connection: ConnectionId) {
         let Some(index) = self.raw_index(connection) else { return };
         if let Stage::Raw(inbox) = &mut self.streams[index].stage {
@@ -334,12 +338,12 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Closes it once its queue is sent. No further event of it is delivered.
+    /// Closes the connection once its queue is sent. No further event of the connection is delivered.
     pub fn raw_close(&mut self, connection: ConnectionId) {
         self.close(connection);
     }
 
-    /// Bytes that wait to be sent; 0 if it is closed.
+    /// Returns the number of bytes that wait to be sent; 0 if the connection is closed.
     pub fn raw_queued_bytes(&self, connection: ConnectionId) -> usize {
         self.raw_index(connection).map_or(0, |index| self.streams[index].queue.length())
     }
@@ -369,7 +373,7 @@ impl Reactor {
             self.resolved(connection, address);
             return;
         };
-        // Looking up a host name waits for other machines, so it needs another thread.
+        // A name lookup blocks while it waits for other machines, so it runs on its own thread.
         let shared = self.shared.clone();
         std::thread::spawn(move || {
             let found = name.resolve().map_err(|_| CloseReason::TimedOut);
@@ -431,7 +435,8 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Sends queued data as far as the sockets take it: a program may exit right after its last message.
+    /// Sends as much queued data as the sockets accept without blocking: a program may exit right after its
+    /// last message.
     fn drop(&mut self) {
         let mut unseen = Vec::new();
         let _ = self.ring.enter(None);

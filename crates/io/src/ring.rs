@@ -1,15 +1,17 @@
-//! One io_uring: its setup, operations that own their memory, and completions.
+//! One io_uring: its setup, its operations (which own their memory), and its completions.
 //!
 //! Invariants
-//!   1. Memory that the kernel reads or writes belongs to an [`Op`] in the table from its start to its
-//!      last completion, even after its connection is gone.
-//!   2. A completion names its operation by index and generation; one that names none is a bug.
-//!   3. The alarm ends a wait. It is one timeout in the kernel, which stays while later times are asked
-//!      for: setting and cancelling a timer for each wait would cost much of the call. An alarm that rings
-//!      too early, or is replaced for an earlier time, costs one turn.
-//!   4. A send ends during its submission. It has a completion only if its end matters: it did not send
-//!      everything, more is queued than it could name, or the connection ends with it. Any other send does
-//!      not end a wait: it succeeded if it was submitted and all completions were taken without one for it.
+//!   1. Memory that the kernel reads or writes belongs to an [`Op`] in the table from the start of the
+//!      operation to its last completion, even after the connection is gone.
+//!   2. A completion identifies its operation by index and generation; a completion without a known
+//!      operation is a bug.
+//!   3. The alarm ends a wait. It is a single timeout in the kernel, which is kept when a later time is
+//!      requested: setting and cancelling a timer for each wait would be a large part of the cost of the
+//!      call. An alarm that fires too early, or is replaced by an earlier one, costs one extra turn.
+//!   4. A send ends during its submission. It posts a completion only if its end matters: it did not send
+//!      everything, more is queued than one entry can describe, or the connection closes after it. Any
+//!      other send posts none and does not end a wait: it succeeded if it was submitted and all completions
+//!      were taken without one for it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,27 +31,27 @@ use crate::send_queue::SendQueue;
 pub struct FeatureMask(u32);
 
 impl FeatureMask {
-    /// Use whatever the kernel has.
+    /// Masks nothing: every feature of the kernel may be used.
     pub const NONE: FeatureMask = FeatureMask(0);
     /// Linux 6.6: no indirection array in the submission queue.
     pub const NO_SQARRAY: FeatureMask = FeatureMask(1);
-    /// Linux 6.1: the kernel processes completions only when we ask for them.
+    /// Linux 6.1: the kernel processes completions only when the thread asks for them.
     pub const DEFER_TASKRUN: FeatureMask = FeatureMask(2);
     /// Linux 5.19: completions do not interrupt the thread.
     pub const COOP_TASKRUN: FeatureMask = FeatureMask(4);
     /// Linux 5.19: one accept operation for many connections.
     pub const MULTISHOT_ACCEPT: FeatureMask = FeatureMask(8);
-    /// Linux 5.19: a receive does not try to read first if no data is expected yet.
+    /// Linux 5.19: a receive polls first instead of trying to read, if no data is expected yet.
     pub const POLL_FIRST: FeatureMask = FeatureMask(16);
-    /// All of these and later ones.
+    /// Masks all of these features, and any added later.
     pub const ALL: FeatureMask = FeatureMask(u32::MAX);
 
-    /// Both masks.
+    /// Returns the union of both masks.
     pub const fn and(self, other: FeatureMask) -> FeatureMask {
         FeatureMask(self.0 | other.0)
     }
 
-    /// Whether `feature` may be used.
+    /// Whether `feature` may be used, that is, is not masked.
     pub const fn allows(self, feature: FeatureMask) -> bool {
         self.0 & feature.0 == 0
     }
@@ -59,9 +61,9 @@ impl FeatureMask {
 pub(crate) enum Op {
     /// Waits for connections to a listener.
     Accept { listener: usize },
-    /// Waits until a socket is writable: it is connected, or has room in its buffer.
+    /// Waits until a socket is writable: the connect has finished, or the send buffer has room.
     Writable { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd> },
-    /// Waits for bytes from a socket; they go to `buffer[from..]`.
+    /// Waits for bytes from a socket, and receives them into `buffer[from..]`.
     Receive {
         connection: ConnectionId,
         index: usize,
@@ -69,13 +71,13 @@ pub(crate) enum Op {
         buffer: BufferMut,
         from: usize,
     },
-    /// Sends as much as a socket has room for; ends during its submission.
+    /// Sends as much as the socket has room for; ends during its submission.
     Send { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd>, queue: Box<SendQueue> },
     /// Waits for another thread's wake-up.
     Wake,
     /// Waits for a signal.
     Signal,
-    /// Waits for the disk.
+    /// Waits for a job of the disk.
     Disk(Box<DiskJob>),
     /// Waits for a time.
     Alarm { _span: Box<types::Timespec> },
@@ -83,7 +85,7 @@ pub(crate) enum Op {
     Cancel,
 }
 
-/// Identifies an operation; the `user_data` of its entries.
+/// Identifies an operation; used as the `user_data` of its entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OpKey(u64);
 
@@ -91,9 +93,9 @@ pub(crate) struct OpKey(u64);
 pub(crate) struct Completion {
     /// The operation, if this was its last completion.
     pub(crate) op: Option<Op>,
-    /// The listener of an accept that continues.
+    /// The listener, if this is a completion of an accept.
     pub(crate) accepting: Option<usize>,
-    /// Bytes or descriptor; negative: an error number.
+    /// A number of bytes or a descriptor; if negative, an errno.
     pub(crate) result: i32,
     /// Whether the socket had more bytes.
     pub(crate) socket_nonempty: bool,
@@ -104,13 +106,14 @@ pub(crate) struct Ring {
     ops: Slab<(u32, Op)>,
     /// Entries that wait for room in the submission queue, in order.
     backlog: VecDeque<squeue::Entry>,
-    /// The timeout that ends a wait, and when.
+    /// The timeout that ends a wait, and its time.
     alarm: Option<(OpKey, Time)>,
     /// Sends in the order in which they were started.
     sends: VecDeque<OpKey>,
-    /// How many of them are submitted, with their completions, if any, available.
+    /// How many of `sends` have ended: they were submitted, and their completions, if any, are in the
+    /// queue.
     sends_ended: usize,
-    /// The last call left the outcome of some sends open.
+    /// After the last call the outcome of some sends is still unknown.
     is_behind: bool,
     generation: u32,
     pub(crate) mask: FeatureMask,
@@ -119,8 +122,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring with the newest setup that the kernel accepts. `entries`: operations that can be started
-    /// between two submissions without an extra system call.
+    /// Creates a ring with the newest setup that the kernel accepts. `entries`: the number of operations
+    /// that can be started between two submissions without an extra system call.
     pub(crate) fn new(entries: u32, mask: FeatureMask) -> io::Result<Ring> {
         let defer = FeatureMask::DEFER_TASKRUN;
         let setups = [
@@ -212,8 +215,8 @@ impl Ring {
         )
     }
 
-    /// Sends as much of `queue` as the socket has room for, during the submission. `is_last`: wait for its
-    /// end even if it sends everything.
+    /// Sends as much of `queue` as the socket has room for, during the submission. `is_last`: the send
+    /// posts a completion even if it sends everything.
     pub(crate) fn send(
         &mut self,
         socket: Rc<OwnedFd>,
@@ -235,7 +238,7 @@ impl Ring {
         self.start(entry, Op::Disk(job))
     }
 
-    /// Asks the kernel to cancel an operation; its completion still comes.
+    /// Asks the kernel to cancel an operation. Its completion still arrives.
     pub(crate) fn cancel(&mut self, key: OpKey) {
         self.start(opcode::AsyncCancel::new(key.0).build(), Op::Cancel);
     }
@@ -265,7 +268,7 @@ impl Ring {
         }
     }
 
-    /// A wait ends at this time, or earlier.
+    /// Makes a wait end at this time or earlier.
     fn set_alarm(&mut self, time: Time) {
         if let Some((earlier, at)) = self.alarm {
             if at <= time {
@@ -273,7 +276,8 @@ impl Ring {
             }
             self.cancel(earlier);
         }
-        // Relative: in a time namespace the kernel would take an absolute time for that of the machine.
+        // A relative time: in a time namespace the kernel would interpret an absolute time by the host's
+        // clock.
         let span = time.since(clock::now()).as_nanos();
         let (seconds, rest) = (span / 1_000_000_000, span % 1_000_000_000);
         let span = Box::new(types::Timespec::new().sec(seconds).nsec(rest as u32));
@@ -282,17 +286,17 @@ impl Ring {
         self.alarm = Some((self.start(entry, Op::Alarm { _span: span }), time));
     }
 
-    /// Submits what was started. With `until` (a time of [`clock::now`]) waits for a completion until then.
-    /// Returns early on a signal, and sometimes for no visible reason.
+    /// Submits the started operations. With `until` (a time of [`clock::now`]), waits for a completion, at
+    /// most until then. May return early, on a signal or spuriously.
     pub(crate) fn enter(&mut self, until: Option<Time>) -> io::Result<()> {
-        // Learn first how the sends ended that the last call left open, then wait.
+        // If sends of the last call are still open, do not wait: first learn how they ended.
         let until = until.filter(|_| !self.is_behind);
         if let Some(until) = until {
             self.set_alarm(until);
         }
         let result = self.submit_and_wait(usize::from(until.is_some()));
         let all_submitted = self.backlog.is_empty() && self.uring.submission().is_empty();
-        // Completions that did not fit into the queue come with the next call.
+        // Completions that did not fit into the completion queue arrive with the next call.
         if all_submitted && !self.uring.submission().cq_overflow() {
             self.sends_ended = self.sends.len();
         }
@@ -305,7 +309,7 @@ impl Ring {
         while !self.backlog.is_empty() {
             ignore_passing(self.uring.submit())?;
             if self.uring.submission().is_full() {
-                // Completions must be handled first: the caller does that next, so do not wait.
+                // Completions must be handled first. The caller does that next, so do not wait.
                 return Ok(());
             }
             self.move_backlog();
@@ -313,7 +317,7 @@ impl Ring {
         ignore_passing(self.uring.submit_and_wait(completions))
     }
 
-    /// The next completion; handles those of the alarm itself.
+    /// Returns the next completion. Completions of the alarm are handled here.
     pub(crate) fn next(&mut self) -> Option<Completion> {
         loop {
             let Some(entry) = self.uring.completion().next() else { return self.next_sent() };
@@ -338,7 +342,8 @@ impl Ring {
 }
 
 impl Ring {
-    /// The next send that sent everything. Requires: all completions were taken.
+    /// Returns the next send that sent everything and so posted no completion. Requires: all completions
+    /// were taken.
     fn next_sent(&mut self) -> Option<Completion> {
         while self.sends_ended > 0 {
             self.sends_ended -= 1;
@@ -361,7 +366,7 @@ impl Ring {
     }
 }
 
-/// Results of a call that mean: handle the completions and call again.
+/// Ignores errors that only mean: handle the completions and call again.
 fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Ok(_) => Ok(()),
@@ -373,7 +378,8 @@ fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
 }
 
 impl Ring {
-    /// Whether the kernel uses none of our memory. (It reads the span of an alarm during the submission.)
+    /// Whether the kernel uses none of our memory. (The kernel reads the span of an alarm only during
+    /// submission.)
     fn is_quiet(&self) -> bool {
         self.ops.iter().all(|(_, (_, op))| matches!(op, Op::Alarm { .. }))
     }
@@ -404,13 +410,13 @@ impl Drop for Ring {
             }
         }
         if !self.is_quiet() {
-            // A disk does not answer: leak its memory rather than reuse it.
+            // The disk does not respond: leak the memory rather than reuse it.
             std::mem::forget(std::mem::take(&mut self.ops));
         }
     }
 }
 
-/// Rounds of 100 ms that a ring waits for its last completions.
+/// Most rounds of 100 ms that the drop of a ring waits for its last completions.
 const DROP_ROUNDS_MAX: u32 = 300;
 
 /// From `linux/io_uring.h`; the crate io_uring does not export it.
@@ -439,7 +445,7 @@ fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
             "the io_uring of this kernel is too old: Linux 6.1 or newer is needed",
         ));
     }
-    // Saves a lookup of the ring in each call; older kernels cannot.
+    // Saves a file lookup in each system call; older kernels do not support it.
     let _ = uring.submitter().register_ring_fd();
     Ok(uring)
 }

@@ -1,9 +1,10 @@
-//! The bytes that wait to be sent on one socket: small pieces in one vector, payloads as handles.
+//! The bytes that wait to be sent on one socket: small pieces are copied into one vector, payloads are kept
+//! as handles.
 //!
-//! A queue is lent to the ring, which sends it in the same system call that waits for the next event: so
-//! sending and then waiting takes one call, and the scheduler does not run the receiver in between. Such
-//! a send never blocks: it nearly always takes everything at once and then needs no completion. The rest
-//! stays in the queue until the ring reports that the socket has room.
+//! A queue is lent to the ring, which sends it in the same system call that waits for the next event. So
+//! sending and waiting takes one call, and the scheduler does not run the receiver in between. Such a send
+//! never blocks: it nearly always sends everything at once, and then needs no completion. Otherwise the
+//! rest stays in the queue until the ring reports that the socket has room.
 //!
 //! Invariant: bytes are sent in the order in which they were queued, including those queued while the
 //! queue is lent.
@@ -22,17 +23,17 @@ const PIECES_MAX: usize = 64;
 /// An empty queue keeps at most this much memory for small pieces, in bytes.
 const KEPT_SIZE_MAX: usize = 64 << 10;
 
-/// The queue of one socket, here or lent.
+/// The queue of one socket, which may be lent to the ring.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    /// Bytes behind those that are lent; `None` if there are none.
+    /// The queue if it is not lent; otherwise bytes queued since it was lent. `None` if there are none.
     here: Option<Box<SendQueue>>,
-    /// Length of the lent queue in bytes.
+    /// Length of the lent queue in bytes; `None` if it is not lent.
     lent: Option<usize>,
 }
 
 impl Outbox {
-    /// Bytes that wait, here and in the lent queue.
+    /// Returns the number of waiting bytes, including the lent queue.
     pub(crate) fn length(&self) -> usize {
         self.here.as_ref().map_or(0, |queue| queue.length) + self.lent.unwrap_or(0)
     }
@@ -57,7 +58,7 @@ impl Outbox {
         Some(queue)
     }
 
-    /// Takes the queue back, and appends what was queued meanwhile.
+    /// Takes the lent queue back, and appends the bytes queued meanwhile.
     pub(crate) fn put_back(&mut self, mut queue: Box<SendQueue>) {
         let lent = self.lent.take().expect("it was lent");
         assert!(queue.length <= lent, "a send only takes bytes away");
@@ -70,14 +71,14 @@ impl Outbox {
 
 #[derive(Default)]
 pub(crate) struct SendQueue {
-    /// The bytes of all small pieces, one after another; those before `small_sent` are sent.
+    /// The bytes of all small pieces, one after another. The first `small_sent` bytes are already sent.
     small: Vec<u8>,
     small_sent: usize,
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent already (payloads only).
+    /// Bytes of the first piece that are already sent (only if it is a payload).
     front_sent: usize,
     length: usize,
-    /// Addresses that the kernel reads while the queue is lent.
+    /// The iovec array that the kernel reads while the queue is lent.
     slices: Vec<libc::iovec>,
     header: Option<libc::msghdr>,
 }
@@ -111,7 +112,7 @@ impl SendQueue {
         }
     }
 
-    /// Appends all of another queue, of which nothing is sent yet.
+    /// Appends all of another queue. Requires: nothing of that queue is sent yet.
     fn append(&mut self, later: SendQueue) {
         assert!(later.small_sent == 0);
         assert!(later.front_sent == 0);
@@ -130,8 +131,9 @@ impl SendQueue {
         assert!(self.length == length, "every byte is queued once");
     }
 
-    /// The ring entry of a send that takes as much as the socket has room for, and ends during its
-    /// submission. It points to memory that `self` owns: that must not move or change until then.
+    /// Returns the io_uring entry of a send that sends as much as the socket has room for, and ends during
+    /// its submission. The entry points to memory that `self` owns, which must not move or change until
+    /// then.
     pub(crate) fn entry(self: &mut Box<Self>, socket: RawFd) -> squeue::Entry {
         let mut slices = std::mem::take(&mut self.slices);
         slices.clear();
@@ -140,7 +142,7 @@ impl SendQueue {
             iov_len: piece.len(),
         }));
         self.slices = slices;
-        // MSG_WAITALL: a partial send counts as a failure and gets a completion.
+        // With MSG_WAITALL a partial send counts as a failure and so posts a completion.
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let fd = types::Fd(socket);
         if let [slice] = self.slices.as_slice() {
@@ -154,18 +156,18 @@ impl SendQueue {
         opcode::SendMsg::new(fd, self.header.insert(header)).flags(flags as u32).build()
     }
 
-    /// Bytes that the entry offered.
+    /// Returns the number of bytes that the entry described.
     pub(crate) fn offered_size(&self) -> usize {
         self.slices.iter().map(|slice| slice.iov_len).sum()
     }
 
-    /// Whether the entry offered the whole queue.
+    /// Whether the entry described the whole queue.
     pub(crate) fn offers_all(&self) -> bool {
         self.offered_size() == self.length
     }
 
-    /// Handles the result of a send (bytes, or a negative error number). Returns whether the socket may
-    /// have more room, or the socket's error.
+    /// Handles the result of a send (a number of bytes, or a negative errno). Returns whether the socket
+    /// may have more room, or the socket's error.
     pub(crate) fn sent(&mut self, result: i32) -> Result<bool, Errno> {
         const PASSING: i32 = -libc::EINTR;
         const FULL: i32 = -libc::EAGAIN;
@@ -181,8 +183,8 @@ impl SendQueue {
         }
     }
 
-    /// Sends without a ring as much as the socket takes now. Ends with an empty queue, with
-    /// `Errno::AGAIN` if the socket has no room, or with the socket's error.
+    /// Sends without a ring as much as the socket accepts now. Returns `Ok` when the queue is empty,
+    /// `Errno::AGAIN` if the socket has no more room, or the socket's error.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         while self.length > 0 {
             let slices: Vec<IoSlice<'_>> = self.front().map(IoSlice::new).collect();
@@ -197,7 +199,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// The first pieces, as many as one call takes.
+    /// Returns the unsent bytes of the first pieces, as many as one system call accepts.
     fn front(&self) -> impl Iterator<Item = &[u8]> {
         let mut small = &self.small[self.small_sent..];
         self.pieces.iter().take(PIECES_MAX).enumerate().map(move |(index, piece)| match piece {
@@ -239,7 +241,7 @@ impl SendQueue {
         self.trim();
     }
 
-    /// Gives back the memory of small bytes that are gone.
+    /// Releases the memory of small bytes that are sent.
     fn trim(&mut self) {
         if self.small_sent == self.small.len() {
             self.small.clear();

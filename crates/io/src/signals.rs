@@ -1,17 +1,18 @@
-//! SIGTERM and SIGINT as bytes to read, instead of interrupts of the thread.
+//! SIGTERM and SIGINT are read from a descriptor instead of interrupting the thread.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Makes the process exit quietly when it prints to a pipe that nobody reads, as in `ashlar pg ls | head`.
-/// Only for commands that print and exit: a server must survive the loss of its log.
+/// Makes the process exit quietly when it prints to a closed pipe, as in `ashlar pg ls | head`. Only for
+/// commands that print and exit: a server must survive the loss of its log.
 pub fn end_on_closed_pipe() {
     // SAFETY: it sets a standard disposition; no handler of ours runs.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Blocks both signals in this thread and its children, and opens a descriptor that reports them.
+/// Blocks both signals in this thread and in threads it starts later, and opens a descriptor that reports
+/// them.
 pub(crate) fn open() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` fills the set before anything reads it; the calls take pointers to

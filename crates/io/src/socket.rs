@@ -1,5 +1,5 @@
-//! Sockets for the reactor: blocking (the ring waits, never the thread), without Nagle's delay, and with
-//! the kernel detecting a silent peer.
+//! Sockets for the reactor: in blocking mode (io_uring waits, never the thread), without Nagle's delay, and
+//! with kernel timeouts that detect a silent peer.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,15 +13,15 @@ use rustix::net::{
 use crate::Error;
 use crate::address::Address;
 
-/// Most connections that wait to be accepted.
+/// Most connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 1024;
 /// How long a peer may be silent before its connection ends, in seconds.
 const SILENCE_SECONDS_MAX: u64 = 5;
 
-/// The same for connections with a monitor.
+/// The same limit for connections with a monitor.
 const MONITOR_SILENCE_SECONDS_MAX: u32 = 2;
 
-/// Listens. Returns the socket and the address it got.
+/// Opens a listening socket. Returns it with the bound address.
 pub(crate) fn listen(text: &str) -> Result<(OwnedFd, String), Error> {
     let address = Address::parse(text)?.resolve()?;
     let failed = |error: Errno| Error::new(format!("cannot listen on {text}"), error);
@@ -46,12 +46,12 @@ pub(crate) fn listen(text: &str) -> Result<(OwnedFd, String), Error> {
     Ok((socket, format!("tcp:{bound}")))
 }
 
-/// Whether the path of a socket belongs to a process that is gone.
+/// Whether a Unix socket was left over by a process that has ended (connects to it are refused).
 fn is_left_over(address: &Address) -> bool {
     matches!(connect(address), Err(Errno::CONNREFUSED))
 }
 
-/// Starts to connect; the flag says whether that has finished already.
+/// Starts to connect. The flag in the result says whether the connect has already finished.
 pub(crate) fn connect(address: &Address) -> Result<(OwnedFd, bool), Errno> {
     let (family, place) = address.to_socket().map_err(|_| Errno::INVAL)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -68,7 +68,7 @@ pub(crate) fn connect(address: &Address) -> Result<(OwnedFd, bool), Errno> {
     Ok((socket, finished))
 }
 
-/// Sets the options of every TCP connection. Ignores those that the kernel refuses.
+/// Sets the options that every TCP connection gets. Ignores options that the kernel refuses.
 pub(crate) fn tune_tcp(socket: impl AsFd) {
     let second = std::time::Duration::from_secs(1);
     let _ = sockopt::set_tcp_nodelay(&socket, true);
@@ -79,9 +79,9 @@ pub(crate) fn tune_tcp(socket: impl AsFd) {
     let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE_SECONDS_MAX as u32 * 1000);
 }
 
-/// For connections with a monitor: programs that wait to hear which OSDs are down must soon notice if the
-/// host of the monitor itself is down. These connections carry little and are always read, so a second of
-/// packet loss is rare on them.
+/// Shortens the silence timeouts, for connections with a monitor: a program that waits for the monitor to
+/// report which OSDs are down must quickly notice if the host of the monitor itself is down. These
+/// connections carry little data and are always read, so a second of packet loss is rare on them.
 pub(crate) fn notice_silence_soon(socket: impl AsFd) {
     let second = std::time::Duration::from_secs(1);
     let _ = sockopt::set_tcp_keepidle(&socket, second);
@@ -89,7 +89,7 @@ pub(crate) fn notice_silence_soon(socket: impl AsFd) {
     let _ = sockopt::set_tcp_user_timeout(&socket, MONITOR_SILENCE_SECONDS_MAX * 1000);
 }
 
-/// What an error of a socket says about the peer.
+/// Converts a socket error to the reason for closing the connection.
 pub(crate) fn close_reason(error: Errno) -> CloseReason {
     match error {
         Errno::CONNREFUSED | Errno::NOENT => CloseReason::Refused,

@@ -13,33 +13,33 @@ use crate::inbox::Inbox;
 use crate::ring::OpKey;
 use crate::send_queue::Outbox;
 
-/// Receive size of a byte stream without expected bytes.
+/// Receive size of a byte stream whose reader expects no particular number of bytes, in bytes.
 const RAW_RECEIVE_SIZE: usize = 64 << 10;
 
 pub(crate) struct Stream {
     pub(crate) id: ConnectionId,
-    /// `None` until its address is known. Operations hold it too, so that the descriptor is not closed and
-    /// its number not reused while one names it.
+    /// `None` until the address of the peer is resolved. Operations hold a reference too, so that the
+    /// descriptor is not closed, and its number not reused, while an operation uses it.
     pub(crate) socket: Option<Rc<OwnedFd>>,
     pub(crate) stage: Stage,
     pub(crate) queue: Outbox,
     /// The receive in flight.
     pub(crate) receiving: Option<OpKey>,
-    /// The wait for room to send, or for the end of the connect.
+    /// The operation that waits for room to send, or for the end of the connect.
     pub(crate) waiting: Option<OpKey>,
     /// Whether the socket had more bytes at the last receive.
     pub(crate) more_expected: bool,
-    /// Whether it is in the list of streams that need attention before the next wait.
+    /// Whether the stream is in the reactor's list of streams to handle before the next wait.
     pub(crate) dirty: bool,
-    /// Deadline of its stage: of connects, handshakes and lingering.
+    /// Deadline of the current stage (connects, handshakes and lingering have one).
     pub(crate) deadline: Option<Time>,
-    /// Its address, for messages; empty for incoming connections.
+    /// The peer's address, for messages; empty for incoming connections.
     pub(crate) address: String,
-    /// Whether it is an incoming byte stream; these are counted.
+    /// Whether this is an incoming byte stream, which counts towards `raw_max`.
     pub(crate) counted: bool,
 }
 
-/// Top to bottom is the order in time.
+/// The stages of a connection, in the order in time.
 pub(crate) enum Stage {
     /// Waits for the lookup of a host name.
     Resolve,
@@ -75,14 +75,14 @@ impl Stream {
     }
 }
 
-/// Received bytes of a byte stream, and in which portions its reader wants them.
+/// Received bytes of a byte stream, and the portions in which its reader wants them.
 ///
 /// Invariant: one portion is delivered at a time, so that the reader can say what it wants next.
 pub(crate) struct RawInbox {
     pool: BufferPool,
-    /// The reader waits for this buffer; `filled` bytes of it have arrived.
+    /// The buffer that the reader waits for, if any.
     expected: Option<Expected>,
-    /// Received but not wanted yet.
+    /// Bytes that were received but not delivered yet.
     pending: VecDeque<Buffer>,
     /// The lent memory belongs to `expected`.
     lent_expected: bool,
@@ -94,7 +94,7 @@ enum Expected {
         buffer: BufferMut,
         filled: usize,
     },
-    /// Its memory is lent to receive into.
+    /// The buffer is lent to the reactor to receive into.
     Lent,
 }
 
@@ -121,7 +121,7 @@ impl RawInbox {
         !self.paused && self.pending.is_empty()
     }
 
-    /// Lends the memory for the next bytes, and where in it they go.
+    /// Lends the memory for the next bytes, and returns the offset to receive them at.
     pub(crate) fn lend(&mut self) -> (BufferMut, usize) {
         match self.expected.take() {
             Some(Expected::Here { buffer, filled }) => {
@@ -134,12 +134,12 @@ impl RawInbox {
         }
     }
 
-    /// Whether the lent memory was expected, to be filled to its end.
+    /// Whether the lent memory is the reader's expected buffer, which should be filled completely.
     pub(crate) fn lent_expected(&self) -> bool {
         self.lent_expected
     }
 
-    /// Takes the memory back with `filled` bytes in it.
+    /// Takes back the lent memory, whose first `filled` bytes are received.
     pub(crate) fn put_back(&mut self, mut buffer: BufferMut, filled: usize) {
         if std::mem::take(&mut self.lent_expected) {
             self.expected = Some(Expected::Here { buffer, filled });
@@ -149,7 +149,7 @@ impl RawInbox {
         }
     }
 
-    /// The next portion for the reader, if there is one that it wants.
+    /// Returns the next portion for the reader, if one is complete and the reader is not paused.
     pub(crate) fn deliver(&mut self) -> Option<Buffer> {
         if self.paused {
             return None;

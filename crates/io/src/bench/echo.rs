@@ -1,13 +1,13 @@
-//! An echo over loopback TCP with the shape of a load: a fixed number of requests in flight over one
-//! connection, all of one size, and answers of another size.
+//! An echo over loopback TCP that imitates a load: a fixed number of requests in flight on one connection;
+//! all requests have one size, all answers another.
 //!
 //! ```text
 //!   near end: owes `depth` requests ──▶ far end: owes an answer for each complete request
 //!        ▲ complete answer: owes one more request, until the time is over ────┘
 //! ```
 //!
-//! Both ends are threads. Each call sends as much as possible of what is owed, or receives all that has
-//! arrived: no program moves the same bytes over one connection with fewer calls.
+//! Each end is a thread. Each system call sends as many owed bytes as possible, or receives all bytes that
+//! have arrived: no program can move the same bytes over one connection with fewer calls.
 
 use std::collections::VecDeque;
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
-/// Most bytes of small messages that one call sends or receives.
+/// Most bytes of small messages that one system call sends or receives.
 const BATCH_SIZE_MAX: usize = 256 << 10;
 
 /// The shape of the load.
@@ -33,11 +33,11 @@ pub struct EchoLoad {
     pub answer_size: usize,
     /// Requests in flight; at least 1.
     pub depth: usize,
-    /// Duration.
+    /// How long to run.
     pub time: Duration,
 }
 
-/// Measures requests and answers over loopback TCP between two threads.
+/// Measures the latency of requests and answers over loopback TCP between two threads.
 pub fn echo(load: &EchoLoad) -> Result<Measured, Error> {
     assert!(load.request_size > 0 && load.answer_size > 0 && load.depth > 0);
     let failed = |error: std::io::Error| Error::new("loopback echo", error);
@@ -90,7 +90,7 @@ struct End {
     socket: TcpStream,
     incoming: Vec<u8>,
     incoming_size: usize,
-    /// Bytes of an incomplete message.
+    /// Bytes received of the message that is still incomplete.
     received: usize,
     outgoing: Vec<u8>,
     outgoing_size: usize,
@@ -106,7 +106,7 @@ impl End {
         depth: usize,
     ) -> std::io::Result<End> {
         socket.set_nodelay(true)?;
-        // One message, or a batch of them.
+        // Room for one message, or for a batch of small ones.
         let buffer = |size: usize| vec![0; size.max(BATCH_SIZE_MAX.min(depth * size))];
         Ok(End {
             socket,
@@ -123,13 +123,15 @@ impl End {
         self.owed += count * self.outgoing_size;
     }
 
-    /// Sends what it can, then waits for bytes, or for room if more is owed. Returns how many messages were
-    /// completed, or `None` if the other end is gone.
+    /// Sends as much as the socket accepts, then waits for incoming bytes (or, if bytes are still owed,
+    /// also for room to send). Returns the number of messages that became complete, or `None` if the other
+    /// end closed the connection.
     fn turn(&mut self) -> std::io::Result<Option<usize>> {
         while self.owed > 0 && self.send()? {}
         let mut flags = RecvFlags::empty();
         if self.owed > 0 {
-            // Both ends may owe more than fits: neither may only send.
+            // Both ends may owe more bytes than the socket buffers hold. If both only sent, both would
+            // block.
             poll(&mut [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)], None)?;
             flags = RecvFlags::DONTWAIT;
         }
@@ -145,7 +147,7 @@ impl End {
         Ok(Some(count))
     }
 
-    /// Sends a part of what is owed. Returns whether there was room.
+    /// Sends some of the owed bytes. Returns whether the socket had room.
     fn send(&mut self) -> std::io::Result<bool> {
         // Continue in the middle of the current message.
         let at = (self.outgoing_size - self.owed % self.outgoing_size) % self.outgoing_size;

@@ -1,13 +1,14 @@
-//! The minimum cost of a store with a journal: the data of each turn is copied into one contiguous write,
-//! and each block is written once more, to its place, when half of the ring is full.
+//! The minimum cost of a store with a journal: the data of each turn is copied into one contiguous write to
+//! a ring (the journal), and each block is written a second time, to its place, when half of the ring is
+//! full.
 //!
 //! ```text
 //!   turn:  [header|data][header|data]... ──one write──▶ ring of the journal ... the whole turn is done
 //!   later: data, from the memory of the ring ──one write each──▶ its place
 //! ```
 //!
-//! It has no checksums, index, checkpoints, requests or answers: what a store costs more than this is the
-//! cost of the store itself; what this costs more than plain writes is the cost of a journal.
+//! It has no checksums, index, checkpoints, requests or answers. The cost of a store above this baseline is
+//! the cost of the store itself; the cost of this baseline above plain writes is the cost of a journal.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -20,15 +21,16 @@ use super::load::{Places, RawLoad, open_filled, range_of, ring};
 use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
-/// Most bytes of the ring, which takes a quarter of the file.
+/// Largest size of the ring, in bytes; the ring uses a quarter of the file.
 const RING_SIZE_MAX: u64 = 64 << 20;
-/// Most writes to places in flight.
+/// Most write-backs (writes of blocks to their places) in flight.
 const WRITE_BACKS_MAX: usize = 64;
-/// `user_data` of a write to the journal, and of one to a place.
+/// `user_data` of a write to the journal (`GROUP`), and of a write to a place (`WRITE_BACK`).
 const GROUP: u64 = 0;
 const WRITE_BACK: u64 = 1;
 
-/// Measures random writes through a ring on a file. Requires: `load` is one of small random writes.
+/// Measures random writes through a journal ring on a file. Requires: `load` consists of small random
+/// writes.
 pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
     let failed = |error: std::io::Error| Error::new("io_uring", error);
     assert!(!load.is_read);
@@ -56,7 +58,7 @@ pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
     };
     let measured = run.measure(&mut uring);
     if measured.is_err() {
-        // The kernel may still use the memory: it is given up.
+        // The kernel may still read this memory, so leak it.
         std::mem::forget(std::mem::replace(&mut run.ring, pool.take(0)));
     }
     measured.map_err(failed)
@@ -71,21 +73,22 @@ struct Run<'a> {
     /// The data that every operation writes.
     source: BufferMut,
     ring: BufferMut,
-    /// Bytes ever written to the ring.
+    /// Bytes written to the ring since the start; the position of the next write.
     tail: u64,
-    /// Bytes of the ring whose data has been written to its places.
+    /// Position in the ring up to which all data has also been written to its places.
     head: u64,
-    /// Data that still has to be written to its place: position in the ring, and place.
+    /// Blocks that still have to be written to their places: (offset in the ring, offset in the file).
     todo: VecDeque<(u64, u64)>,
-    /// While data is written back: the end of that part of the ring.
+    /// During a write-back: the value of `tail` when it began.
     until: Option<u64>,
-    /// Number of entries of `todo` that belong to that part.
+    /// Number of entries of `todo` that are still to be submitted in this write-back.
     todo_count: usize,
     write_backs: usize,
 }
 
 impl Run<'_> {
-    /// One turn after the other: `depth` operations begin and end together.
+    /// Runs turn after turn until the time is over. The `depth` operations of a turn begin and end
+    /// together.
     fn measure(&mut self, uring: &mut IoUring) -> std::io::Result<Measured> {
         let mut histogram = Histogram::default();
         let (begin, cpu_begin) = (clock::now(), cpu_time());
@@ -145,7 +148,7 @@ impl Run<'_> {
     fn write_back(&mut self, uring: &mut IoUring) {
         if self.until.is_none() && self.tail - self.head > self.ring.len() as u64 / 2 {
             self.until = Some(self.tail);
-            // The group in flight must wait.
+            // The group whose journal write is in flight must not be written back yet.
             self.todo_count = self.todo.len() - self.load.depth;
         }
         let Some(until) = self.until else { return };
@@ -161,7 +164,7 @@ impl Run<'_> {
         }
     }
 
-    /// Writes `size` bytes from `from` in the ring to `place` of the file.
+    /// Writes `size` bytes from offset `from` in the ring to offset `place` in the file.
     fn write(
         &self,
         uring: &mut IoUring,

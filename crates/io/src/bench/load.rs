@@ -1,4 +1,4 @@
-//! A load on a file: its shape, its places, and the file and ring it runs on.
+//! A load on a file: its parameters, the offsets of its operations, and the file and io_uring it runs on.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use io_uring::IoUring;
 use crate::Error;
 use crate::disk::Disk;
 
-/// Most bytes of the file that are used. They are filled before the measurement, so that no write has to
-/// allocate space.
+/// Most bytes of the file that a load uses. They are filled before the measurement, so that no measured
+/// write has to allocate space.
 pub const RANGE_SIZE_MAX: u64 = 256 << 20;
 
 const FILL_SIZE: u64 = 4 << 20;
@@ -19,23 +19,23 @@ const FILL_SIZE: u64 = 4 << 20;
 pub struct RawLoad {
     /// The file, which is overwritten.
     pub path: PathBuf,
-    /// Its size in bytes, or the part of it to use.
+    /// Size of the file in bytes, or of the part to use.
     pub size: u64,
     /// Read instead of write.
     pub is_read: bool,
-    /// One place after another instead of random ones.
+    /// Sequential offsets instead of random ones.
     pub is_linear: bool,
     /// Bytes of one operation; a multiple of 4 KiB.
     pub block_size: u64,
     /// Operations in flight.
     pub depth: usize,
-    /// Duration.
+    /// How long to run.
     pub time: Duration,
     /// Write with RWF_DSYNC.
     pub durable: bool,
 }
 
-/// The part of the file that a load uses, in bytes.
+/// Returns the number of bytes of the file that a load uses: a multiple of the block size.
 pub(super) fn range_of(load: &RawLoad) -> u64 {
     load.size.min(RANGE_SIZE_MAX) / load.block_size * load.block_size
 }
@@ -56,13 +56,13 @@ impl Places {
         Places { block_size, count, is_linear: load.is_linear, next: 0, random: 1 }
     }
 
-    /// The offset of the next operation, in bytes.
+    /// Returns the offset of the next operation, in bytes.
     pub(super) fn next(&mut self) -> u64 {
         let index = if self.is_linear {
             self.next += 1;
             self.next % self.count
         } else {
-            // xorshift64: scattered, and the same places in each run.
+            // xorshift64: scattered offsets, the same in each run.
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;

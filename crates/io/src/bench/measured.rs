@@ -7,9 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 /// The result of a load.
 #[derive(Clone)]
 pub struct Measured {
-    /// Latencies; their count is that of the operations.
+    /// Latencies: one entry for each operation.
     pub histogram: Histogram,
-    /// Duration.
+    /// Duration of the run.
     pub elapsed: Duration,
     /// Processor time of this process during the load.
     pub cpu: Duration,
@@ -22,7 +22,7 @@ impl Measured {
     }
 }
 
-/// Processor time of this process, its kernel workers included.
+/// Returns the processor time of this process, including its io_uring worker threads.
 pub fn cpu_time() -> Time {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)

@@ -53,7 +53,7 @@ impl Run<'_> {
         let mut result = Ok(());
         while in_flight > 0 {
             if let Err(error) = uring.submit_and_wait(1) {
-                // The kernel may still use the buffers: they are given up.
+                // The kernel may still use the buffers, so leak them.
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return Err(error);
             }

@@ -1,4 +1,4 @@
-//! What every task needs: key names, the link in use, and the way to the owner.
+//! Shared by all tasks: the key names, the link in use, and the sender of events to the owner.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! How tasks reach the owner of the store: events in a channel, and a call that wakes it.
+//! How tasks reach the owner of the store: events in a channel, and a call that wakes the owner.
 
 use std::cell::RefCell;
 use std::sync::mpsc::Sender;
@@ -9,7 +9,7 @@ use cluster::state::StateEvent;
 pub(super) struct EventSender {
     sender: Sender<StateEvent>,
     wake: Box<dyn Fn()>,
-    /// Why etcd cannot be asked, as last reported.
+    /// Why etcd cannot be used, as last reported; `None` if it can.
     trouble: RefCell<Option<String>>,
 }
 
@@ -20,12 +20,13 @@ impl EventSender {
     }
 
     pub(super) fn send(&self, event: StateEvent) {
-        // The owner may be gone; then this thread is about to end.
+        // Sending fails only if the owner is gone; then this thread is about to end.
         let _ = self.sender.send(event);
         (self.wake)();
     }
 
-    /// Reports why etcd cannot be asked, or that it can; only when that has changed.
+    /// Reports why etcd cannot be used (`None`: it can), but only if that has changed since the last
+    /// report.
     pub(super) fn report_condition(&self, trouble: Option<String>) {
         if *self.trouble.borrow() != trouble {
             *self.trouble.borrow_mut() = trouble.clone();
@@ -36,7 +37,7 @@ impl EventSender {
 
 impl Drop for EventSender {
     fn drop(&mut self) {
-        // After a panic the owner polls, and sees that the thread has ended.
+        // After a panic this makes the owner poll and notice that the thread has ended.
         (self.wake)();
     }
 }

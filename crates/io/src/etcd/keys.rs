@@ -1,20 +1,21 @@
-//! Keys and values as etcd has them: bytes, below a prefix.
+//! Keys and values as etcd stores them: bytes, with a prefix before each key.
 
 use cluster::state::{KeyValue, LeaseId, OPERATION_COUNT_MAX, StateRevision, TRANSACTION_SIZE_MAX};
 
 /// Longest prefix, in bytes.
 pub const PREFIX_SIZE_MAX: usize = 47;
 
-/// Largest request that etcd takes with its own settings, in bytes.
+/// Largest request that etcd accepts with its default settings, in bytes.
 const REQUEST_SIZE_MAX: usize = 3 << 19;
 
-// The prefix stands before the key of each comparison and each write.
+// The largest transaction fits into a request, with the prefix before the key of each comparison and each
+// write.
 const _: () = assert!(
     TRANSACTION_SIZE_MAX + 2 * OPERATION_COUNT_MAX * (PREFIX_SIZE_MAX + 1) + 1024
         <= REQUEST_SIZE_MAX
 );
 
-/// Where the keys of a store lie.
+/// Maps the keys of a store to keys in etcd and back.
 #[derive(Clone)]
 pub(super) struct Keys {
     /// Ends with `/`.
@@ -26,12 +27,13 @@ impl Keys {
         Keys { prefix: format!("{prefix}/") }
     }
 
-    /// A key as etcd has it.
+    /// Returns the key in etcd.
     pub(super) fn outer(&self, key: &str) -> Vec<u8> {
         [self.prefix.as_bytes(), key.as_bytes()].concat()
     }
 
-    /// All keys that begin with `prefix`: the first, and the first that is beyond them.
+    /// Returns the range in etcd of all keys that begin with `prefix`: the first key, and the first key
+    /// after the range.
     pub(super) fn range(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
         let begin = self.outer(prefix);
         let mut end = begin.clone();
@@ -42,7 +44,7 @@ impl Keys {
         (begin, end)
     }
 
-    /// One of ours; keys that are no text are nobody's.
+    /// Returns our key for a key in etcd. `None` if it lacks our prefix or is not valid UTF-8.
     pub(super) fn inner(&self, key: &[u8]) -> Option<String> {
         let key = key.strip_prefix(self.prefix.as_bytes())?;
         String::from_utf8(key.to_vec()).ok()
@@ -51,7 +53,8 @@ impl Keys {
     pub(super) fn entry(&self, found: &etcd_client::KeyValue) -> Option<KeyValue> {
         Some(KeyValue {
             key: self.inner(found.key())?,
-            // A value that is no text is no JSON either: whoever reads it says so.
+            // A value that is not valid UTF-8 is not valid JSON either: the reader of the value reports
+            // that.
             value: String::from_utf8_lossy(found.value()).into_owned(),
             revision: revision(found.mod_revision()),
             lease: (found.lease() != 0).then_some(LeaseId(found.lease().cast_unsigned())),
@@ -60,7 +63,7 @@ impl Keys {
 }
 
 pub(super) fn revision(number: i64) -> StateRevision {
-    // etcd counts from 1.
+    // etcd counts from 1: a number below 0 does not occur.
     StateRevision::new(u64::try_from(number).unwrap_or(0))
 }
 

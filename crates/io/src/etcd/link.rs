@@ -1,4 +1,5 @@
-//! The connection to etcd: one endpoint at a time; if it fails or falls silent, the next one.
+//! The connection to etcd: one endpoint at a time. If an endpoint fails or stops answering, the next one is
+//! used.
 //!
 //! ```text
 //!   keep:  open ─▶ there ──probe every 500 ms──▶ left ─▶ the next endpoint
@@ -7,7 +8,7 @@
 //! ```
 //!
 //! The probe is a read through etcd's consensus, so it also fails on a member that is cut off from the
-//! others. HTTP/2 pings would not do: etcd closes connections that ping more often than every 5 s
+//! others. HTTP/2 pings are no alternative: etcd closes connections that ping more often than every 5 s
 //! (`--grpc-keepalive-min-time`).
 
 use std::cell::Cell;
@@ -29,8 +30,8 @@ const PROBE_TIME_MAX: Duration = Duration::from_millis(1_400);
 const PROBE_SPAN: Duration = Duration::from_millis(500);
 /// A silent endpoint is abandoned within 2 s.
 const _: () = assert!(PROBE_TIME_MAX.as_millis() + PROBE_SPAN.as_millis() < 2_000);
-/// Requests may take longer on a slow disk or network while probes are still answered: etcd itself gives
-/// up after 7 s.
+/// How long a request may take. Longer than a probe, because requests may be slow on a slow disk or network
+/// while probes are still answered; etcd itself gives up after 7 s.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(8);
 /// Pause after all endpoints have been tried.
 const REST_SPAN: Duration = Duration::from_millis(200);
@@ -40,24 +41,25 @@ pub(super) const ANSWER_SIZE_MAX: usize = 16 << 20;
 /// Why etcd did not carry out a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// The link was abandoned: the request may or may not have been carried out, or may still be.
+    /// The link was abandoned: the request may or may not have been carried out, or may be carried out
+    /// later.
     Gone,
-    /// There is no such lease.
+    /// The lease does not exist.
     LeaseNotFound,
     /// The revision is compacted.
     Compacted,
-    /// There is no such revision yet.
+    /// The revision does not exist yet.
     FutureRevision,
     /// The answer is longer than [`ANSWER_SIZE_MAX`].
     AnswerTooLong,
-    /// etcd takes no writes; its message.
+    /// etcd accepts no writes; holds etcd's message.
     NoSpace(String),
-    /// The request is larger than etcd's settings allow; its message.
+    /// The request is larger than etcd's settings allow; holds etcd's message.
     TooLarge(String),
 }
 
 impl Refusal {
-    /// Classifies an error. `None`: it is a failure of the endpoint, not an answer.
+    /// Classifies an error. Returns `None` if it is a failure of the endpoint, not an answer from etcd.
     fn of(error: &Error) -> Option<Refusal> {
         let status = match error {
             Error::GRpcStatus(status) => status,
@@ -89,7 +91,7 @@ impl Refusal {
 /// A connection to one endpoint.
 pub(super) struct Link {
     client: Client,
-    /// Why it was abandoned, once it is.
+    /// Why the link was abandoned; `None` until then.
     left: watch::Sender<Option<String>>,
 }
 
@@ -159,7 +161,8 @@ impl Link {
         Err(Refusal::Gone)
     }
 
-    /// Reads through etcd's consensus. Returns the id of the etcd cluster, or `None` if it is not etcd.
+    /// Reads through etcd's consensus. Returns the id of the etcd cluster, or `None` if the peer is not
+    /// etcd.
     async fn probe(&self, keys: &Keys) -> Result<Option<u64>, Refusal> {
         let key = keys.outer("");
         let answer = self.ask_within(PROBE_TIME_MAX, self.kv().get(key, None)).await?;
@@ -167,7 +170,7 @@ impl Link {
     }
 }
 
-/// The innermost message of an error.
+/// Returns the innermost message of an error.
 pub(super) fn text_of(error: &Error) -> String {
     let Error::GRpcStatus(status) = error else { return error.to_string() };
     let mut source = std::error::Error::source(status);
@@ -181,17 +184,17 @@ pub(super) fn text_of(error: &Error) -> String {
 
 type Publish = watch::Sender<Option<Rc<Link>>>;
 
-/// Gives tasks the link that is in use.
+/// Gives tasks access to the link in use.
 pub(super) struct Links(watch::Receiver<Option<Rc<Link>>>);
 
-/// Both ends of the channel that publishes the link.
+/// Creates both ends of the channel that publishes the link.
 pub(super) fn links() -> (Publish, Links) {
     let (publish, links) = watch::channel(None);
     (publish, Links(links))
 }
 
 impl Links {
-    /// Waits for a link.
+    /// Waits until a link is in use.
     pub(super) async fn next(&self) -> Rc<Link> {
         let is_there = |link: &Option<Rc<Link>>| link.as_ref().is_some_and(|link| !link.has_left());
         let mut links = self.0.clone();
@@ -199,16 +202,16 @@ impl Links {
         found.clone().expect("just seen")
     }
 
-    /// Waits a short time for a link.
+    /// Waits for a link, at most [`PROBE_TIME_MAX`].
     pub(super) async fn soon(&self) -> Option<Rc<Link>> {
         timeout(PROBE_TIME_MAX, self.next()).await.ok()
     }
 }
 
-/// The id of the etcd cluster that answered first.
+/// The id of the etcd cluster that answered first; `None` until then.
 pub(super) type FirstCluster = Rc<Cell<Option<u64>>>;
 
-/// Connects to an endpoint and probes it. An error is for people.
+/// Connects to an endpoint and probes it. An error is a human-readable message.
 pub(super) async fn meet(
     endpoint: &str,
     keys: &Keys,
@@ -233,7 +236,7 @@ pub(super) async fn meet(
     }
 }
 
-/// Publishes a link, and the next one whenever it is abandoned. Never returns.
+/// Publishes a link, and a new one whenever the current link is abandoned. Never returns.
 pub(super) async fn keep(
     place: Rc<EtcdPlace>,
     keys: Keys,
@@ -259,12 +262,12 @@ struct Keeper {
     publish: Publish,
     events: Rc<EventSender>,
     cluster: FirstCluster,
-    /// The failure of each endpoint since the last link.
+    /// The latest failure of each endpoint that was tried since the last working link.
     failures: BTreeMap<String, String>,
 }
 
 impl Keeper {
-    /// Uses an endpoint as long as it answers; returns why it does not, or no longer does.
+    /// Uses an endpoint as long as it answers; returns why it did not answer, or stopped answering.
     async fn use_endpoint(&mut self, endpoint: &str) -> String {
         let link = match meet(endpoint, &self.keys, &self.cluster).await {
             Ok(link) => Rc::new(link),
@@ -274,7 +277,7 @@ impl Keeper {
         self.events.report_condition(None);
         self.publish.send_replace(Some(link.clone()));
         while timeout(PROBE_SPAN, link.left()).await.is_err() {
-            // A failure abandons the link.
+            // A failed probe abandons the link.
             let _ = link.probe(&self.keys).await;
         }
         self.publish.send_replace(None);

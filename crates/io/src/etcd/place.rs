@@ -1,4 +1,4 @@
-//! Where in etcd the state is: the endpoints, and the prefix of the keys.
+//! Where in etcd the state is stored: the endpoints, and the prefix of the keys.
 
 use super::keys::PREFIX_SIZE_MAX;
 use crate::Error;
@@ -11,8 +11,8 @@ pub struct EtcdPlace {
 }
 
 impl EtcdPlace {
-    /// Parses `http://HOST:PORT[,http://HOST:PORT]...[/PREFIX]`; `prefix` is the default prefix.
-    /// An error is a sentence for people.
+    /// Parses `http://HOST:PORT[,http://HOST:PORT]...[/PREFIX]`; `prefix` is the default prefix. An error
+    /// is a human-readable sentence.
     pub fn parse(text: &str, prefix: &str) -> Result<EtcdPlace, Error> {
         let wrong = |why: &str| {
             Error::new(
@@ -50,12 +50,12 @@ impl EtcdPlace {
         Ok(EtcdPlace { endpoints, prefix: prefix.to_string() })
     }
 
-    /// URLs of members of one etcd cluster.
+    /// Returns the URLs of members of one etcd cluster.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
 
-    /// Every key begins with `PREFIX/`.
+    /// Returns `PREFIX`: every key begins with `PREFIX/`.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }

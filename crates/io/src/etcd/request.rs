@@ -1,7 +1,7 @@
-//! One request: sent to etcd, answered once.
+//! One request: sent to etcd, and answered once to the owner.
 //!
-//! Reads and transactions are sent once and answered soon. Requests that may be carried out twice (leases,
-//! compactions) are repeated until they are answered; a lease whose grant was lost expires by itself.
+//! Reads and transactions are sent at most once and fail fast. Idempotent requests (leases, compactions)
+//! are repeated until they are answered; if the answer to a grant is lost, that lease expires unused.
 
 use std::rc::Rc;
 
@@ -68,7 +68,8 @@ impl Context {
                         answer.kvs().iter().filter_map(|found| self.keys.entry(found)).collect();
                     let last = answer.kvs().last().map(|last| last.key().to_vec());
                     match last {
-                        // Only foreign keys: the caller needs one of ours to continue from.
+                        // The answer has only foreign keys, but the caller needs one of our keys to
+                        // continue from.
                         Some(last) if entries.is_empty() && answer.more() => {
                             begin = just_after(last);
                         }
@@ -159,7 +160,7 @@ impl Context {
         revoked.ok().map(|()| lease)
     }
 
-    /// Compacts up to `revision`, or up to the newest one if that is older.
+    /// Compacts up to `revision`, or up to the newest revision if that is older.
     async fn compact(&self, revision: StateRevision) {
         let mut wanted = number(revision);
         loop {
@@ -181,7 +182,7 @@ impl Context {
         }
     }
 
-    /// Repeats a request that may be carried out twice until it is answered.
+    /// Repeats an idempotent request until it is answered.
     async fn until_answered<T>(
         &self,
         attempt: impl AsyncFn(&Link) -> Result<T, Refusal>,
@@ -196,7 +197,7 @@ impl Context {
     }
 }
 
-/// The first key that is greater.
+/// Returns the smallest key that is greater than `key`.
 fn just_after(mut key: Vec<u8>) -> Vec<u8> {
     key.push(0);
     key

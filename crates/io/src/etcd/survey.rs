@@ -1,10 +1,10 @@
-//! Checks every endpoint, also those that the link does not use now. Otherwise the loss of another endpoint
-//! would be noticed only when that of the link is lost too, and a full etcd only when it takes no more
-//! writes.
+//! Checks every endpoint, including those that the link does not use now. Otherwise the loss of an unused
+//! endpoint would be noticed only when the endpoint of the link is lost too, and a full etcd only when it
+//! rejects writes.
 //!
-//! If there are several endpoints, each is connected to and probed in turn, as the link is. One that does
-//! not answer is asked twice before it is reported. How much space it uses, and may use, is on the metrics
-//! page of each etcd; if that page does not say so, nothing is reported.
+//! If there are several endpoints, each is connected to and probed in turn, in the same way as the link. An
+//! endpoint that does not answer is probed a second time before it is reported. The metrics page of each
+//! etcd gives its used space and its quota; if the page lacks them, no space is reported.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,15 +22,15 @@ use super::place::EtcdPlace;
 
 /// Pause between two rounds while all endpoints answer.
 const REST_SPAN: Duration = Duration::from_secs(5);
-/// Delay before an endpoint that did not answer is asked again.
+/// Delay before an endpoint that did not answer is probed again.
 const AGAIN_SPAN: Duration = Duration::from_secs(1);
 /// Interval between two checks of the free space.
 const ROOM_SPAN: Duration = Duration::from_secs(60);
-/// How long the metrics page may take.
+/// Time limit for reading the metrics page.
 const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
-/// Longest metrics page that is read, in bytes; that of etcd has about 100 KiB.
+/// Most bytes of a metrics page that are read; the page of etcd has about 100 KiB.
 const PAGE_SIZE_MAX: u64 = 4 << 20;
-/// An endpoint is reported from this part of its space on, in percent.
+/// An endpoint is reported as nearly full if it uses at least this percentage of its quota.
 const NEARLY_FULL_PERCENT: u64 = 80;
 
 /// Reports problems of endpoints whenever they change. Never returns.
@@ -46,7 +46,7 @@ pub(super) async fn survey(
     loop {
         sleep(if down.is_empty() { REST_SPAN } else { AGAIN_SPAN }).await;
         let mut found = BTreeMap::new();
-        // One alone is the link's.
+        // A single endpoint is already probed by the link.
         let several = place.endpoints().iter().filter(|_| place.endpoints().len() > 1);
         for endpoint in several {
             let mut answer = meet(endpoint, &keys, &cluster).await;
@@ -58,7 +58,7 @@ pub(super) async fn survey(
                 found.insert(endpoint.clone(), why);
             }
         }
-        // Where none answers it is the link that tells so.
+        // If no endpoint answers, the link reports that.
         if found.len() == place.endpoints().len() {
             continue;
         }
@@ -86,7 +86,7 @@ fn is_nearly_full(room: &EndpointRoom) -> bool {
     room.used_percent >= NEARLY_FULL_PERCENT
 }
 
-/// How much of its room an endpoint uses, if it says that.
+/// Returns how much of its quota an endpoint uses, if its metrics page says so.
 async fn room_of(endpoint: &str) -> Option<EndpointRoom> {
     let address = endpoint.strip_prefix("http://")?;
     let page = timeout(PAGE_TIME_MAX, metrics_of(address)).await.ok()?.ok()?;
@@ -104,11 +104,12 @@ async fn metrics_of(address: &str) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Bytes in use, and the most there may be. `None`: the page does not say so, or there is no limit.
+/// Returns the bytes in use and the quota in bytes. `None` if the page does not give them, or there is no
+/// quota.
 fn room_in(page: &str) -> Option<(u64, u64)> {
     let number = |name: &str| {
         let mut values = page.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        // Prometheus has floating numbers; a whole one in bytes is exact up to 8 PiB.
+        // Prometheus uses floating-point numbers; a whole number of bytes is exact up to 8 PiB.
         let value: f64 = values.next()?.trim().parse().ok()?;
         (value >= 0.0).then_some(value as u64)
     };

@@ -1,8 +1,8 @@
-//! One watch: a stream from etcd, opened again after it breaks.
+//! One watch: a stream from etcd that is reopened after it breaks.
 //!
 //! Invariants
-//!   1. Every revision before `next` is reported, none from `next` on.
-//!   2. A revision is reported once it is complete: etcd sends a large one in fragments.
+//!   1. Every revision before `next` has been reported; none from `next` on has.
+//!   2. A revision is reported only once it is complete: etcd sends a large revision in fragments.
 
 use std::rc::Rc;
 
@@ -83,8 +83,8 @@ impl Follower {
         }
     }
 
-    /// Opens the stream one revision early: etcd accepts a watch that starts at the last compacted
-    /// revision, although it has dropped some of its changes.
+    /// Opens the stream one revision early. Reason: etcd accepts a watch that starts at the last compacted
+    /// revision, although it has dropped some changes of that revision.
     async fn open(&self, link: &Link) -> Result<WatchStream, Refusal> {
         let start = number(self.next).saturating_sub(1).max(1);
         let (begin, end) = self.context.keys.range(&self.prefix);
@@ -95,7 +95,7 @@ impl Follower {
         link.ask(client.watch(begin, Some(options))).await
     }
 
-    /// Returns `false` if the changes are out of order.
+    /// Collects the changes of a message. Returns `false` if they are out of order.
     fn gather(&mut self, message: &WatchResponse) -> bool {
         for event in message.events() {
             let Some(found) = event.kv() else { continue };

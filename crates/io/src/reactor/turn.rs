@@ -7,12 +7,12 @@ use format::door::Role;
 
 use super::*;
 
-/// Longest wait in one call, if there is no deadline.
+/// Longest wait in one system call, if there is no deadline.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 impl Reactor {
-    /// Submits the operations, and waits for at least one event or until `deadline` (`None`: no deadline).
-    /// Events are appended.
+    /// Submits the started operations, then waits for at least one event or until `deadline` (`None`: no
+    /// deadline). Appends the events to `events`.
     pub fn turn(&mut self, deadline: Option<Time>, events: &mut Vec<Event>) -> io::Result<()> {
         let before = events.len();
         loop {
@@ -37,7 +37,7 @@ impl Reactor {
         first.unwrap_or_else(|| clock::now() + WAIT_MAX)
     }
 
-    /// Closes connections whose time is over, and accepts again after a pause.
+    /// Closes connections whose deadline has passed, and restarts accepts that were paused.
     fn expire(&mut self, events: &mut Vec<Event>) {
         let retry = self.listeners.iter().any(|listener| listener.retry_at.is_some());
         if self.deadlines.is_empty() && !retry {
@@ -64,7 +64,7 @@ impl Reactor {
     fn attend_dirty(&mut self, events: &mut Vec<Event>) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
-            // Another connection may have its place by now; attending to that one does no harm.
+            // Another connection may use this index by now; handling that one is harmless.
             let Some(stream) = self.streams.get_mut(index) else { continue };
             stream.dirty = false;
             let connection = stream.id;
@@ -74,12 +74,12 @@ impl Reactor {
             self.flush(index, connection, events);
             self.receive(index, connection, events);
         }
-        // Reuse the memory; marks set meanwhile are for the next turn.
+        // Reuse the memory of the list; entries added in the loop above are for the next turn.
         dirty.append(&mut self.dirty);
         self.dirty = dirty;
     }
 
-    /// Whether the connection still has its place in the table.
+    /// Whether the table still holds this connection at `index`.
     fn is_at(&self, index: usize, connection: ConnectionId) -> bool {
         self.streams.get(index).is_some_and(|stream| stream.id == connection)
     }
@@ -116,7 +116,7 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Starts sending the queue.
+    /// Starts sending the queue of a connection.
     fn flush(&mut self, index: usize, connection: ConnectionId, events: &mut Vec<Event>) {
         if !self.is_at(index, connection) {
             return;
@@ -136,14 +136,15 @@ impl Reactor {
             return;
         }
         let Some(socket) = stream.socket.clone() else { return };
-        // A lingering connection ends with its last bytes.
+        // A lingering connection is removed once its last bytes are sent, so its send must complete
+        // visibly.
         let is_last = matches!(stream.stage, Stage::Linger);
         if let Some(queue) = stream.queue.lend() {
             self.ring.send(socket, (connection, index), queue, is_last);
         }
     }
 
-    /// Delivers data to a raw reader, and receives if it wants more.
+    /// Delivers data to a raw reader, or starts a receive if more bytes are wanted.
     fn receive(&mut self, index: usize, connection: ConnectionId, events: &mut Vec<Event>) {
         if !self.is_at(index, connection) {
             return;
@@ -211,7 +212,8 @@ impl Reactor {
         }
     }
 
-    /// A listener got a connection, or accepting failed. `ended`: the accept must be started again.
+    /// Handles a new connection to a listener, or an accept error. `ended`: the accept must be started
+    /// again.
     fn accepted(&mut self, index: usize, result: i32, ended: bool, events: &mut Vec<Event>) {
         let listener = &mut self.listeners[index];
         if ended && result < 0 {
@@ -417,7 +419,7 @@ impl Reactor {
         }
     }
 
-    /// Ends a connection, with an event if the program knows it.
+    /// Ends a connection, with an event if the program knows the connection.
     fn end(&mut self, index: usize, reason: CloseReason, events: &mut Vec<Event>) {
         let connection = self.streams[index].id;
         match &self.streams[index].stage {
@@ -428,7 +430,7 @@ impl Reactor {
         self.remove(index);
     }
 
-    /// Sends the queue, then ends the connection without an event.
+    /// Sends the rest of the queue, then ends the connection without an event.
     pub(super) fn linger(&mut self, index: usize) {
         let stream = &mut self.streams[index];
         if stream.queue.length() == 0 || stream.socket.is_none() {
@@ -449,7 +451,7 @@ impl Reactor {
         }
     }
 
-    /// Removes a connection from the table; its operations end by themselves.
+    /// Removes a connection from the table and cancels its operations, which end later.
     fn remove(&mut self, index: usize) {
         self.leave_stage(index, Stage::Linger);
         self.set_deadline(index, None);
