@@ -1,4 +1,4 @@
-//! Operator commands that a monitor carries out: send, then print the answer.
+//! Operator commands that a monitor carries out: each sends a command, then prints the answer.
 
 use std::io::Write;
 
@@ -61,7 +61,7 @@ const POOL: &[Column] = &[
     size_column("BLOCK", "block_size"),
 ];
 
-/// Further columns of `pool ls`.
+/// The usage columns of `pool ls`.
 const POOL_USE: &[Column] = &[
     size_column("USED", "used_bytes"),
     size_column("AVAILABLE", "available_bytes"),
@@ -156,7 +156,7 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
     Ok(())
 }
 
-/// Who holds the lock of a volume and what that means, for people.
+/// Describes in text who holds the lock of a volume and what that means.
 fn lock_text(info: &Value) -> String {
     let lock = &info["lock"];
     if lock.is_null() {
@@ -173,7 +173,7 @@ fn lock_text(info: &Value) -> String {
     format!("session {}: {meaning}", lock["session"])
 }
 
-/// The clients that have a volume attached, for people.
+/// Describes in text the clients that have a volume attached, one line each.
 fn session_texts(info: &Value) -> Vec<String> {
     let text = |session: &Value| {
         let mut text = session["id"].to_string();
@@ -343,12 +343,12 @@ pub fn osd_tree(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A row of the tree for people, indented below the row it belongs to.
+/// Returns a row of the tree for text output, indented below its parent row.
 fn indented(row: &Value) -> Value {
     let mut row = row.clone();
     let depth = row["depth"].as_u64().unwrap_or(0) as usize;
     let name = row["name"].as_str().unwrap_or_default();
-    // The table strips leading spaces.
+    // Use dashes: the table strips leading spaces.
     row["name"] = Value::String(match depth {
         0 => name.to_string(),
         _ => format!("{}{name}", "- ".repeat(depth)),
@@ -450,7 +450,7 @@ fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Fail
             (Format::Text, Some(value)) => format!("{revision} {key} {value}"),
             (Format::Text, None) => format!("{revision} {key} deleted"),
         };
-        // Stop when nobody reads the output.
+        // Stop when the reader has closed the output.
         writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
     })
 }

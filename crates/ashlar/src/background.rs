@@ -1,7 +1,7 @@
 //! Daemons in the background: with `--detach`, `osd run` and `mon run` start the same command again,
-//! detached from the terminal, and return once that process serves.
+//! detached from the terminal, and return once the new process is ready.
 //!
-//! The daemon writes one line to its standard output when it serves; everything else goes to its log.
+//! The daemon writes one line to its standard output when it is ready; all other output goes to its log.
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -16,19 +16,20 @@ use serde_json::json;
 
 use crate::output::{Format, failure, print_json};
 
-/// Set for a daemon that must report when it serves.
+/// Environment variable that is set for a daemon that must report when it is ready.
 const VARIABLE: &str = "ASHLAR_SAY_WHEN_READY";
-/// Set for the `up` that `--detach` leaves in the background.
+/// Environment variable that is set for the `up` process that `--detach` leaves in the background.
 pub const UP_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
 /// Lines at the end of the log that are shown when a daemon exits early.
 const SHOWN_LINES: usize = 3;
 
-/// Whether this process is the `up` that `--detach` leaves in the background.
+/// Whether this process is the `up` process that `--detach` leaves in the background.
 pub fn is_background_up() -> bool {
     std::env::var_os(UP_VARIABLE).is_some()
 }
 
-/// Starts this command again in the background, without `--detach`. `what`: for people, "OSD".
+/// Starts this command again in the background, without `--detach`. `what`: kind of daemon, for messages,
+/// such as "OSD".
 pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     let cannot = |error: std::io::Error| {
         let message = format!("cannot start the {what} in the background: {error}");
@@ -41,7 +42,7 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     let arguments = std::env::args_os().skip(1).filter(|it| it != OsStr::new("--detach"));
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
     command.args(arguments).env(VARIABLE, "1");
-    // A group of its own: the terminal's signals do not reach it.
+    // In its own process group, so that the terminal's signals do not reach it.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open);
     let mut child = command.spawn().map_err(cannot)?;
     let stdout = child.stdout.take().expect("it is piped");
@@ -65,11 +66,12 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells the command that started this process with `--detach` that it serves. Later calls do nothing.
+/// Reports to the `--detach` command that started this process that the daemon is ready. Further calls do
+/// nothing.
 pub fn report_ready() {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) && std::env::var_os(VARIABLE).is_some() {
-        // It may be gone already; the daemon serves all the same.
+        // That command may have exited already; the daemon serves anyway.
         let _ = writeln!(std::io::stdout(), "ready");
     }
 }

@@ -1,5 +1,5 @@
-//! `ashlar bench`: measures the whole path of a volume, or the store alone and for comparison raw io_uring
-//! and an echo over loopback.
+//! `ashlar bench`: measures the whole path of a volume, or the store alone with raw io_uring and a loopback
+//! echo for comparison.
 
 mod disk;
 mod measured;
@@ -58,7 +58,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The store, raw io_uring on the same file, and a loopback echo, one after the other.
+/// Measures the store, then raw io_uring on the same file, then a loopback echo.
 fn disk_beside_raw(
     directory: &Path,
     size: u64,
@@ -94,7 +94,7 @@ fn disk_beside_raw(
         durable: commit == blockstore::CommitMode::Immediate,
     };
     let raw = limit(io::bench::raw(&raw_load).map_err(cannot)?, &load);
-    // The minimum cost of a journal; reads and whole blocks do not use one.
+    // The minimum cost of a journal. Reads and writes of whole blocks do not use the journal.
     let journaled = (load.kind == OpKind::RandomWrite && load.block_size < 64 << 10)
         .then(|| io::bench::journaled(&raw_load))
         .transpose()
@@ -109,7 +109,7 @@ fn disk_beside_raw(
     Ok(value)
 }
 
-/// The network part of a load: blocks in the direction of the load, small messages in the other.
+/// Returns the network part of a load: blocks in the direction of the data, small messages in the other.
 fn echo_of(load: &Load) -> io::bench::EchoLoad {
     let block = load.block_size as usize;
     let small = block.min(UNIT_SIZE as usize);
@@ -119,7 +119,7 @@ fn echo_of(load: &Load) -> io::bench::EchoLoad {
     io::bench::EchoLoad { request_size, answer_size, depth: load.depth, time }
 }
 
-/// A limit of the machine, in the form of the output.
+/// Returns a measured baseline of the machine as JSON, in the output's form.
 fn limit(measured: io::bench::Measured, load: &Load) -> Value {
     let io::bench::Measured { histogram, elapsed, cpu } = measured;
     let block_size = load.block_size;

@@ -9,10 +9,11 @@ use serde_json::Value;
 
 use crate::output::Format;
 
-/// How long a command may take, including the start of a monitor.
+/// Time limit for a command, long enough for a monitor to start.
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Sends a command to a monitor. People see at once when it has to wait for the state store.
+/// Sends a command to a monitor. With text output, prints a line as soon as the command has to wait for the
+/// state store.
 pub fn call(config: &Config, format: Format, command: Command) -> Result<Value, Failure> {
     client::call_reporting(config, command, COMMAND_TIME_MAX, |failure| {
         if format == Format::Text && failure.code == "state_unavailable" {
@@ -22,7 +23,7 @@ pub fn call(config: &Config, format: Format, command: Command) -> Result<Value, 
     })
 }
 
-/// All rows of a table with their statistics; asks as often as needed.
+/// Returns all rows of a table with their statistics; sends as many requests as needed.
 pub fn table(config: &Config, format: Format, table: Table) -> Result<Value, Failure> {
     let mut rows: Vec<Value> = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! What all daemons do: report a reactor that does not work, and listen.
+//! Shared by all daemons: reporting a reactor that does not work, and listening.
 
 use base::TraceEvent;
 use cluster::map::ADDRESS_COUNT_MAX;
@@ -7,13 +7,13 @@ use io::{Network, Reactor};
 
 use crate::output::failure;
 
-/// The failure of a daemon whose reactor does not work.
+/// Returns the failure of a daemon whose reactor does not work.
 pub fn no_reactor(error: std::io::Error) -> Failure {
     let hint = "use Linux 6.1 or newer and allow io_uring: sysctl kernel.io_uring_disabled=0";
     failure("io_uring", format!("io_uring does not work: {error}"), hint)
 }
 
-/// The addresses of this host in the networks of its cluster.
+/// Returns the addresses of this host in the given networks, with `port`.
 pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Failure> {
     let hint = "correct `networks` and `osd_networks` in cluster.toml";
     let parsed: Result<Vec<Network>, io::Error> =

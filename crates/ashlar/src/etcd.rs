@@ -1,4 +1,4 @@
-//! The etcd that `ashlar up --state etcd` runs: Debian's, one member, on loopback.
+//! The etcd that `ashlar up --state etcd` runs: the installed one, with a single member, on loopback.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
@@ -9,10 +9,10 @@ use cluster::message::Failure;
 
 use crate::output::failure;
 
-/// Revisions that etcd keeps for watches; the embedded store keeps as many.
+/// Number of revisions that etcd keeps for watches; the embedded store keeps the same number.
 const HISTORY_COUNT: &str = "10000";
 
-/// The path of the installed program.
+/// Returns the path of the installed etcd.
 pub fn find() -> Result<PathBuf, Failure> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let mut programs = std::env::split_paths(&folders).map(|folder| folder.join("etcd"));
@@ -24,7 +24,7 @@ pub fn find() -> Result<PathBuf, Failure> {
 
 /// Creates the data directory of a new etcd.
 pub fn create(path: &Path) -> Result<(), Failure> {
-    // etcd refuses a directory that others can read.
+    // etcd refuses a directory that other users can read.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| {
         failure("io", format!("cannot create {}: {error}", path.display()), "check its permissions")
@@ -38,7 +38,7 @@ pub fn become_etcd(path: &Path, listen: &str) -> Failure {
         Err(error) => return error,
     };
     let url = format!("http://{listen}");
-    // The only member talks to no peer, so any port will do.
+    // A single member has no peers, so any port will do.
     let peer = "http://127.0.0.1:0";
     let mut command = Command::new(&program);
     for (name, _) in std::env::vars_os() {

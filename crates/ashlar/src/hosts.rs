@@ -1,5 +1,5 @@
-//! Clusters of several hosts: `init` creates one, `token` prints what another host needs, `join`
-//! writes it there, and `mon create` adds monitors.
+//! Clusters of several hosts: `init` creates a cluster, `token` prints what another host needs, `join`
+//! writes that on the other host, and `mon create` adds monitors.
 
 use std::fs;
 use std::io::Read;
@@ -29,18 +29,18 @@ use crate::output::{Format, failure, print_json};
 
 /// Default port of monitors.
 const MONITOR_PORT: u16 = 4130;
-/// Start of a token; the digit is its format.
+/// Start of every token; the digit is the version of its format.
 const TOKEN_PREFIX: &str = "ashlar1-";
-/// How long etcd may take to store the first key of a cluster.
+/// Time limit for etcd to store the first key of a cluster.
 const STORE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Delay before etcd is asked again.
+/// Longest delay before the state store is polled again.
 const ASK_AGAIN_DELAY: Duration = Duration::from_millis(100);
-/// How long the monitors may take to report their addresses.
+/// Time limit for the monitors to report their addresses.
 const ASK_TIME_MAX: Duration = Duration::from_secs(3);
 /// Networks that contain every address.
 const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
-/// What a host needs to belong to a cluster. Secret: it holds the key.
+/// What a host needs to join a cluster. Secret, because it contains the key.
 #[derive(Serialize, Deserialize)]
 struct Token {
     key: String,
@@ -48,7 +48,8 @@ struct Token {
 }
 
 impl Token {
-    /// One line of text: JSON in hexadecimal digits with a checksum, because people copy and paste it.
+    /// Returns the token as one line of text: JSON in hexadecimal digits, with a checksum because people
+    /// copy and paste it.
     fn to_text(&self) -> String {
         let json = serde_json::to_string(self).expect("plain data has a JSON form");
         let sum = crc32c(json.as_bytes()).get().to_le_bytes();
@@ -105,7 +106,8 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes cluster.toml last: only with it the directory belongs to a cluster.
+/// Creates the files of a cluster. cluster.toml is written last, because it marks the directory as
+/// complete.
 fn make_cluster(
     dir: &Path,
     mon: &Path,
@@ -126,9 +128,9 @@ fn make_cluster(
 
 /// `ashlar token`
 pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
-    // The other host has a name of its own.
+    // Leave out `host`: the other host has its own name.
     let mut file = ClusterFile { host: None, ..config.file.clone() };
-    // The present addresses of the monitors, or what this host knows if none answers.
+    // The current addresses of the monitors, or those that this host knows if no monitor answers.
     if let Ok(mut told) = client::monitors(config, ASK_TIME_MAX) {
         told.retain(|address| address.starts_with("tcp:"));
         if !told.is_empty() {
@@ -179,7 +181,7 @@ fn refuse_existing(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the key first: a directory with `cluster.toml` is complete.
+/// Writes the key, then `cluster.toml`, because a directory with `cluster.toml` counts as complete.
 fn write_cluster(dir: &Path, key: &ClusterKey, file: &ClusterFile) -> Result<(), Failure> {
     fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
     key.save(&dir.join("key")).map_err(|error| cannot_write(dir, &error))?;
@@ -204,7 +206,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
     let place = place.map_err(|error| failure("invalid", error.to_string(), hint))?;
     let (bell, rings) = std::sync::mpsc::channel();
     let wake = move || {
-        // The receiver may have returned already.
+        // The function that waits for this may have returned already.
         let _ = bell.send(());
     };
     let state = EtcdState::connect(place, wake);
@@ -263,7 +265,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
         if left.is_zero() {
             return Err(failure("state", trouble, hint));
         }
-        // News or timeout: both are handled at the top of the loop.
+        // An event or a timeout: both are handled at the top of the loop.
         let _ = rings.recv_timeout(left.min(ASK_AGAIN_DELAY));
     }
 }
@@ -296,7 +298,7 @@ pub fn create_monitor(
     })?;
     crate::etcd::create(path)?;
     MonitorFile { id, listen: listen.clone() }.save(path)?;
-    // Commands on this host can now ask its own monitor.
+    // From now on commands on this host can use its own monitor.
     client::add_monitor(config, &listen).map_err(|error| cannot_write(&config.dir, &error))?;
     if format == Format::Json {
         print_json(&json!({ "id": id, "path": path, "listen": listen }));

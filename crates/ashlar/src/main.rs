@@ -1,8 +1,8 @@
-//! The `ashlar` program: arguments and wiring only. Each daemon is a loop that moves events from
-//! the reactor into its logic and effects back; see `osd/run.rs`, `mon.rs` and the crate `attach`.
+//! The `ashlar` program: arguments and wiring only. Each daemon is a loop that passes events from the
+//! reactor to its logic, and effects back to the reactor; see `osd/run.rs`, `mon.rs` and the crate
+//! `attach`.
 //!
-//! Exit codes: 0 success, 1 failure, 2 wrong usage, 3 an OSD or monitor that was removed from
-//! the cluster.
+//! Exit codes: 0 success; 1 failure; 2 wrong usage; 3 the OSD or monitor was removed from the cluster.
 
 #![allow(clippy::disallowed_methods)] // A program: it has a clock, threads and files.
 
@@ -32,7 +32,7 @@ use cluster::message::Failure;
 use crate::cli::{Cli, Command, LogArgs, MonCommand, OsdCommand, TaskCommand};
 use crate::output::Format;
 
-/// Exit code of an OSD or monitor that was removed from the cluster: there is no point in restarting it.
+/// Exit code of an OSD or monitor that was removed from the cluster, so that it is not restarted.
 pub const REMOVED_CODE: u8 = 3;
 
 fn main() -> ExitCode {
@@ -62,8 +62,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs why a daemon exits. Before its log is started, the person who typed the command gets the
-/// message on the terminal, as with any command.
+/// Logs why a daemon exits. If its log is not started yet, the message is printed to the terminal instead,
+/// as with any command.
 fn log_failure((log, who, is_child): (LogArgs, &str, bool), format: Format, failure: &Failure) {
     if is_child && !io::log::is_started() {
         log.start(who);
@@ -74,7 +74,7 @@ fn log_failure((log, who, is_child): (LogArgs, &str, bool), format: Format, fail
     }
 }
 
-/// Prints help, the version, or what is wrong with the arguments; the latter as JSON with `--json`.
+/// Prints help, the version, or an error in the arguments; with `--json` the error is printed as JSON.
 fn wrong_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os().any(|argument| argument == "--json");
     if error.exit_code() == 0 || !wants_json {
@@ -163,7 +163,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
     }
 }
 
-/// The settings of the cluster that the user means.
+/// Returns the configuration of the cluster that the user selected.
 fn config(cluster: Option<&Path>) -> Result<Config, Failure> {
     Config::find(cluster)
 }

@@ -21,14 +21,14 @@ use crate::output::failure;
 /// File of the embedded state store in a monitor's directory.
 const STATE_FILE: &str = "state.redb";
 
-/// How long a monitor that is shutting down tries to give its lease back.
+/// How long a monitor that is shutting down tries to revoke its lease.
 const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How often a monitor asks for the addresses of all monitors, and how long it waits for the answer.
+/// How often a monitor requests the addresses of all monitors, and the time limit for the answer.
 const LIST_SPAN: std::time::Duration = std::time::Duration::from_secs(10);
 const LIST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(12);
 
-/// Creates the directory and the empty state store of a new cluster's monitor, if it is missing.
+/// Creates the directory and the empty state store of a new cluster's monitor, unless they exist.
 pub fn create(path: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(path).map_err(|error| {
         failure("io", format!("cannot create {}: {error}", path.display()), "check its permissions")
@@ -44,19 +44,19 @@ pub fn create(path: &Path) -> Result<(), Failure> {
 /// `monitor.toml` in a monitor's directory: its id and its addresses.
 #[derive(Serialize, Deserialize)]
 pub struct MonitorFile {
-    /// Its id, which no other monitor ever had.
+    /// The id of the monitor; ids are never reused.
     pub id: MonitorId,
-    /// Its addresses, as `tcp:HOST:PORT`.
+    /// The addresses to listen on, as `tcp:HOST:PORT`.
     pub listen: Vec<String>,
 }
 
 impl MonitorFile {
-    /// Its path in a monitor's directory.
+    /// Returns the path of the file in a monitor's directory.
     pub fn path(directory: &Path) -> PathBuf {
         directory.join("monitor.toml")
     }
 
-    /// Writes it. Requires: the directory exists.
+    /// Writes the file. Requires: the directory exists.
     pub fn save(&self, directory: &Path) -> Result<(), Failure> {
         let path = MonitorFile::path(directory);
         let text = toml::to_string(self).expect("plain data has a TOML form");
@@ -66,7 +66,8 @@ impl MonitorFile {
         })
     }
 
-    /// Reads it. The only monitor of `up` has none: it listens where cluster.toml says.
+    /// Reads the file. The single monitor of `up` has no such file: it listens at the addresses in
+    /// cluster.toml.
     fn load(directory: &Path, config: &Config) -> Result<MonitorFile, Failure> {
         let path = MonitorFile::path(directory);
         let text = match std::fs::read_to_string(&path) {
@@ -99,7 +100,7 @@ impl MonitorFile {
     }
 }
 
-/// Runs a monitor until it is told to stop. `state` overrides the place in cluster.toml. An empty
+/// Runs a monitor until it receives a signal to stop. `state` overrides `state` in cluster.toml. An empty
 /// state store is accepted only with `may_create`, for a new cluster.
 pub fn run(
     config: &Config,
@@ -143,15 +144,15 @@ pub fn run(
     shell.serve()
 }
 
-/// Keeps the list of monitors in this host's cluster.toml up to date, in case no OSD runs here that
-/// does so. `own`: the addresses of this monitor. Runs until the process exits.
+/// Keeps the list of monitors in this host's cluster.toml up to date, because possibly no OSD runs here to
+/// do that. `own`: the addresses of this monitor. Runs on a thread until the process exits.
 fn follow_others(config: Config, own: Vec<String>) {
     std::thread::spawn(move || {
         let keeper = Keeper::new(&config, io::log::write);
         let mut last = Vec::new();
         loop {
             std::thread::sleep(LIST_SPAN);
-            // The file changes, and may not name this monitor yet.
+            // Read the file each time, because it changes. It may not list this monitor yet.
             let Ok(mut config) = Config::load(&config.path) else { continue };
             config.file.monitors.extend(own.iter().cloned());
             let Ok(addresses) = client::monitors(&config, LIST_TIME_MAX) else { continue };
@@ -163,7 +164,7 @@ fn follow_others(config: Config, own: Vec<String>) {
     });
 }
 
-/// The place of the state according to cluster.toml.
+/// Returns where cluster.toml says that the state is kept.
 pub fn place_of(config: &Config) -> Result<StatePlace, Failure> {
     let Some(text) = &config.file.state else { return Ok(StatePlace::Embedded) };
     parse_state(text).map_err(|error| failure("invalid", error, "correct `state` in cluster.toml"))
@@ -201,7 +202,8 @@ struct Shell {
 impl Shell {
     fn serve(mut self) -> Result<(), Failure> {
         let mut events = Vec::new();
-        // Set by a shutdown request: first give the lease back, so that no other monitor waits for it.
+        // Time to exit at the latest; set by a shutdown request. First the lease is revoked, so that no
+        // other monitor waits for it to expire.
         let mut ends: Option<Time> = None;
         loop {
             let deadline = earlier(self.election.deadline(), self.state.deadline());
@@ -237,7 +239,7 @@ impl Shell {
         self.carry_out(now)
     }
 
-    /// Carries out effects and passes on the store's answers until there are none left.
+    /// Carries out effects and passes on the store's answers, until none are left.
     fn carry_out(&mut self, now: Time) -> Result<(), Failure> {
         loop {
             for effect in std::mem::take(&mut self.effects) {

@@ -10,12 +10,12 @@ use cluster::message::{Command, Failure};
 use crate::cli::NbdArgs;
 use crate::output::failure;
 
-/// How long the check of the cluster before serving may take; a sixth of it is for finding a monitor.
+/// Time limit for the check of the volumes before serving; a sixth of it is for connecting to a monitor.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(12);
 
-/// Runs an NBD server until it is told to stop.
+/// Runs an NBD server until it receives a signal to stop.
 ///
-/// Errors: `not_found` (a named volume does not exist), `untrusted` (the key of another cluster),
+/// Errors: `not_found` (a listed volume does not exist), `untrusted` (the key belongs to another cluster),
 /// `nbd`.
 pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
     let warning = check_volumes(config, &args.volumes)?;
@@ -37,8 +37,8 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
         .map_err(|error| failure("nbd", error.to_string(), "see `ashlar nbd --help`"))
 }
 
-/// Refuses volumes that do not exist. If the cluster is down the server starts all the same and its
-/// clients wait; then there is a warning to log.
+/// Refuses volumes that do not exist. If the cluster is down, the server starts anyway and its clients
+/// wait; then returns a warning to log.
 fn check_volumes(config: &Config, names: &[String]) -> Result<Option<TraceEvent>, Failure> {
     let volumes = match client::call(config, Command::VolumeList, LOOK_TIME_MAX) {
         Ok(volumes) => volumes,

@@ -1,4 +1,4 @@
-//! How commands print results and errors: as JSON, or as tables and lines for people.
+//! How commands print results and errors: as JSON, or as human-readable tables and lines.
 
 use std::io::IsTerminal;
 
@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 /// How results are printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// For programs.
+    /// JSON, for programs.
     Json,
 }
 
-/// A failure: its code for programs, its message and hint for people.
+/// Creates a failure: the code is for programs, the message and the hint are for people.
 pub fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
     Failure { code: code.into(), message: message.into(), hint: hint.into() }
 }
@@ -37,14 +37,14 @@ pub fn print_failure(format: Format, failure: &Failure) {
 /// The message of the last log line of a daemon that fails.
 const FAILURE_WORDS: &str = "exiting";
 
-/// The last log line of a daemon that fails.
+/// Returns the last log line of a daemon that fails.
 pub fn failure_line(failure: &Failure) -> TraceEvent {
     let event = TraceEvent::error(FAILURE_WORDS).with("code", &failure.code);
     let event = event.with("why", &failure.message);
     if failure.hint.is_empty() { event } else { event.with("hint", &failure.hint) }
 }
 
-/// Why a daemon exited, from the last lines of its log.
+/// Extracts why a daemon exited from the last lines of its log.
 pub fn exit_reason(log: &str) -> String {
     let lines: Vec<&str> = log.lines().rev().take(2).collect();
     let why = lines.first().and_then(|line| match serde_json::from_str::<Value>(line) {
@@ -52,7 +52,7 @@ pub fn exit_reason(log: &str) -> String {
         Err(_) => {
             let (_, fields) = line.split_once(FAILURE_WORDS)?;
             let (_, why) = fields.split_once(" why=")?;
-            // A value with blanks is quoted as in JSON; other values may follow.
+            // A value with spaces is quoted as in JSON; other values may follow.
             let quoted = serde_json::Deserializer::from_str(why).into_iter::<String>().next();
             quoted.and_then(Result::ok).or_else(|| why.split(' ').next().map(str::to_owned))
         }
@@ -66,14 +66,14 @@ pub fn print_json(value: &Value) {
     println!("{value:#}");
 }
 
-/// A column of a table: its title, the key of the row's field, how to show it.
+/// A column of a table: its title, the key of the field in the row, and how to show the field.
 #[derive(Clone, Copy)]
 pub struct Column {
     /// Its title.
     pub title: &'static str,
-    /// The row's field; nested ones as `a.b`.
+    /// The key of the field in the row; a nested field is written `a.b`.
     pub key: &'static str,
-    /// How it is shown.
+    /// How the field is shown.
     pub show: Show,
 }
 
@@ -92,22 +92,22 @@ pub enum Show {
     Work,
 }
 
-/// A column shown unchanged.
+/// Returns a column shown unchanged.
 pub const fn column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Plain }
 }
 
-/// A column of sizes.
+/// Returns a column of sizes.
 pub const fn size_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Size }
 }
 
-/// A column of rates.
+/// Returns a column of rates.
 pub const fn rate_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Rate }
 }
 
-/// A load, for people: `120/s 480 KiB/s`.
+/// Returns a load as text: `120/s 480 KiB/s`.
 pub fn rate_text(io: &Value) -> String {
     let number = |key: &str| io[key].as_u64().unwrap_or(0);
     match (number("ops_per_second"), number("bytes_per_second")) {
@@ -116,7 +116,7 @@ pub fn rate_text(io: &Value) -> String {
     }
 }
 
-/// The same with latencies: `120/s 480 KiB/s, 300 us, 99 % within 900 us`.
+/// Returns a load with latencies as text: `120/s 480 KiB/s, 300 us, 99 % within 900 us`.
 pub fn work_text(io: &Value) -> String {
     let mut text = rate_text(io);
     if let (Some(mean), Some(p99)) = (io["latency_mean_us"].as_u64(), io["latency_p99_us"].as_u64())
@@ -126,7 +126,8 @@ pub fn work_text(io: &Value) -> String {
     text
 }
 
-/// Prints rows as JSON or as a table. `empty` is printed if there are none, and says what to do.
+/// Prints rows as JSON or as a table. `empty` is printed instead of an empty table, and should say what to
+/// do.
 pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str) {
     if format == Format::Json {
         return print_json(rows);
@@ -140,14 +141,14 @@ pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str)
     }
 }
 
-/// The width of a line in characters; `None` if standard output is not a terminal.
+/// Returns the width of the terminal in characters; `None` if standard output is not a terminal.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// The lines of a table. Columns that do not fit follow below in another table, which repeats the first
-/// column, so that no line wraps.
+/// Returns the lines of a table. Columns that do not fit the width follow below in another table, which
+/// repeats the first column, so that no line wraps.
 fn table_lines(rows: &[Value], columns: &[Column], width: Option<usize>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut rest = columns;
@@ -211,7 +212,7 @@ fn cell(row: &Value, column: &Column) -> String {
     }
 }
 
-/// A size for people.
+/// Returns a size as human-readable text.
 pub fn size_text(bytes: u64) -> String {
     base::size::Size(bytes).to_string()
 }
@@ -225,7 +226,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `total` is in bytes. Prints nothing with JSON output.
+    /// Starts at 0; `total` is in bytes. Prints nothing with JSON output.
     pub fn new(format: Format, title: impl Into<String>, total: u64) -> Progress {
         let title = title.into();
         let bar = (format == Format::Text && std::io::stderr().is_terminal()).then(|| {
@@ -239,7 +240,7 @@ impl Progress {
         Progress { bar, title, total, next_tenth }
     }
 
-    /// So many bytes are done.
+    /// Updates the progress: `done` bytes of the total are done.
     pub fn set(&mut self, done: u64) {
         if let Some(bar) = &self.bar {
             return bar.set_position(done);

@@ -1,4 +1,4 @@
-//! A child of `up` exits when `up` does, even if `up` is killed.
+//! Makes a child of `up` exit when `up` exits, even if `up` is killed.
 
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -13,7 +13,7 @@ pub fn follow(parent: Option<u32>) -> Result<(), Failure> {
         failure("died", "the parent process has exited", hint)
     };
     set_parent_process_death_signal(Some(Signal::TERM)).map_err(|_| gone())?;
-    // It may have exited before the call above.
+    // The parent may have exited before the call above.
     let now = getppid().map(Pid::as_raw_nonzero).map(i32::from);
     if now == i32::try_from(parent).ok() { Ok(()) } else { Err(gone()) }
 }

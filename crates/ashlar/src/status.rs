@@ -1,5 +1,5 @@
-//! `ashlar status`: one screen that answers three questions: is my data safe, what is happening, and
-//! when will it be done.
+//! `ashlar status`: one screen that answers three questions: is my data safe, what is happening, and when
+//! will that be finished.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -25,18 +25,20 @@ pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the monitor reports, and the daemons that exited where `ashlar up` runs the cluster.
+/// Returns the status that the monitor reports, and, if `ashlar up` runs the cluster, the daemons that
+/// exited.
 fn whole_status(config: &Config) -> Result<Value, Failure> {
     let mut status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
     status["ended"] = json!(ended_children(&config.dir));
     Ok(status)
 }
 
-/// Interval between two requests of `status --watch`.
+/// Interval between two status requests of `status --watch`.
 const WATCH_SPAN: Duration = Duration::from_secs(1);
 
-/// `ashlar status --watch`: prints the status whenever it changes, with `--json` one line per second,
-/// until the process is stopped or nobody reads the output. Says so when no monitor answers, and retries.
+/// `ashlar status --watch`: prints the status whenever it changes (with `--json` one line per second),
+/// until the process is stopped or the output is closed. Prints an error when no monitor answers, and
+/// retries.
 pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
     let mut shown = String::new();
     loop {
@@ -54,13 +56,13 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
         if text != shown || format == Format::Json {
             let mut out = std::io::stdout();
             let is_screen = format == Format::Text && out.is_terminal();
-            // On a terminal each status replaces the one before.
+            // On a terminal each status replaces the previous one.
             let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
             let gap =
                 if format == Format::Text && !is_screen && !shown.is_empty() { "\n" } else { "" };
             let written = write!(out, "{clear}{gap}{text}").and_then(|()| out.flush());
             if written.is_err() {
-                // Nobody reads the output any more.
+                // The reader has closed the output.
                 return Ok(());
             }
             shown = text;
@@ -69,13 +71,13 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Whether a retry may help.
+/// Whether the failure is temporary, so that a retry may help.
 pub fn is_passing(failure: &Failure) -> bool {
     let code = failure.code.as_str();
     matches!(code, "unreachable" | "timed_out" | "busy") || is_not_done_yet(code)
 }
 
-/// `ashlar check`: fails if a check is an error.
+/// `ashlar check`: prints the checks; fails if one of them is an error.
 pub fn check(config: &Config, format: Format) -> Result<(), Failure> {
     let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
     match format {
@@ -112,7 +114,7 @@ pub fn task_list(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tasks of a status; backfill is one of them, also while it waits for an OSD.
+/// Returns the tasks of a status. Backfill is listed as a task too, even while it waits for an OSD.
 fn background_tasks(status: &Value) -> Vec<Value> {
     let (recovery, pgs) = (&status["recovery"], &status["pgs"]);
     let mut tasks = status["tasks"].as_array().cloned().unwrap_or_default();
@@ -134,7 +136,7 @@ fn background_tasks(status: &Value) -> Vec<Value> {
     tasks
 }
 
-/// The screen of a status.
+/// Returns the text of `ashlar status`.
 fn render(status: &Value) -> String {
     let mut text = String::new();
     let mut line = |line: String| {
@@ -204,7 +206,7 @@ fn render(status: &Value) -> String {
     for child in status["ended"].as_array().into_iter().flatten() {
         let word = |key: &str| child[key].as_str().unwrap_or_default();
         let again = match child["again_in_ms"].as_u64() {
-            // Rounded up, or a watched status would change every second.
+            // Round up to 10 s: otherwise a watched status would change every second.
             Some(time) => format!("restarts within {} s", time.div_ceil(10_000) * 10),
             None => "will not be restarted".to_owned(),
         };
@@ -237,14 +239,14 @@ fn render_checks(status: &Value) -> String {
     text
 }
 
-/// The used part of an OSD, in percent.
+/// Returns how much of an OSD is used, in percent.
 pub fn used_percent(osd: &Value) -> Option<u64> {
     let (used, size) = (osd["used_bytes"].as_u64()?, osd["size_bytes"].as_u64()?);
     used.saturating_mul(100).checked_div(size)
 }
 
-/// How full the OSDs are on average, and which is the least and the most full; counts those that are
-/// up and in.
+/// Describes how full the OSDs are on average, and which is the least and the most full. Counts only OSDs
+/// that are up and in.
 pub fn fullness_text(osds: &[Value]) -> Option<String> {
     let counts = |osd: &&Value| osd["up"] == true && osd["in"] == true;
     let osds: Vec<&Value> = osds.iter().filter(counts).collect();
@@ -261,7 +263,7 @@ pub fn fullness_text(osds: &[Value]) -> Option<String> {
     })
 }
 
-/// ` (17 %)`: a part of a whole; empty if the whole is 0.
+/// Returns a part of a whole as ` (17 %)`; empty if the whole is 0.
 fn percent_text(part: u64, whole: u64) -> String {
     match (u128::from(part) * 100).checked_div(u128::from(whole)) {
         Some(percent) => format!(" ({percent} %)"),
@@ -269,7 +271,7 @@ fn percent_text(part: u64, whole: u64) -> String {
     }
 }
 
-/// A duration for people.
+/// Returns a duration as human-readable text.
 fn span_text(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -278,7 +280,7 @@ fn span_text(seconds: u64) -> String {
     }
 }
 
-/// One line on a background task: what it does, its progress, and what it waits for.
+/// Describes a background task in one line: what it does, its progress, and what it waits for.
 fn task_sentence(task: &Value) -> String {
     let word = |key: &str| task[key].as_str().unwrap_or_default();
     let mut text = format!("{} {}: {}", word("kind"), word("name"), word("state"));
@@ -292,21 +294,21 @@ fn task_sentence(task: &Value) -> String {
     text
 }
 
-/// The time left, for people.
+/// Returns the time left as text.
 fn eta_text(work: &Value) -> String {
     work["eta_seconds"].as_u64().map_or_else(|| "unknown".into(), span_text)
 }
 
-/// Progress of a task, in percent.
+/// Returns the progress of a task, in percent.
 fn task_percent(task: &Value) -> Option<u64> {
     let (done, total) = (task["pgs_done"].as_u64()?, task["pgs_total"].as_u64()?);
     done.saturating_mul(100).checked_div(total)
 }
 
-/// OSDs that one sentence names at most.
+/// Most OSDs that one sentence lists by name.
 const NAMED_COUNT_MAX: usize = 5;
 
-/// The OSDs that recovery waits for.
+/// Lists the OSDs that recovery waits for.
 fn awaited_text(recovery: &Value) -> Option<String> {
     let osds = recovery["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
     let mut names: Vec<String> =

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Invariants
-//!   1. One `up` per directory: it holds an exclusive lock on DIR/up.lock while it lives.
-//!   2. Only the main thread spawns children: they die with it (parent-death signal).
-//!   3. A child that exited is restarted after `--restart-after`, unless it was stopped by hand.
+//!   1. Only one `up` runs per directory: it holds an exclusive lock on DIR/up.lock until it exits.
+//!   2. Only the main thread spawns children, because they are killed when the thread that spawned them
+//!      exits (parent-death signal).
+//!   3. A child that exits is restarted after `--restart-after`, unless it was stopped by hand.
 
 mod control;
 mod directory;

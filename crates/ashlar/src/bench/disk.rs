@@ -1,7 +1,7 @@
 //! `ashlar bench disk`: the store on a scratch file, driven by the reactor as in an OSD.
 //!
-//! The load is that of one PG: versions grow without gaps, data has checksums as if from a client, and
-//! reads verify them. This measures the store and the ring without the network.
+//! The load resembles that of one PG: versions grow without gaps, data has checksums as if from a client,
+//! and reads verify the checksums. This measures the store and io_uring without the network.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ use crate::output::{failure, size_text};
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 
-/// The result for a store.
+/// The result of the measurement of a store.
 pub struct StoreMeasured {
     /// The load.
     pub load: Measured,
@@ -35,7 +35,7 @@ pub struct StoreMeasured {
     pub device_bytes: u64,
     /// How long the store took to reopen right after the load.
     pub recovery: Duration,
-    /// What recovery read then.
+    /// What recovery read during that reopen.
     pub recovered: RecoveryReport,
 }
 
@@ -64,7 +64,8 @@ pub fn run(
         io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
     io::prepare(path, size, &store, &mut |_, _| {}).map_err(cannot)?;
     let mut bench = Bench::open(path, size)?;
-    // As many places as the raw load has, all written once, so that no operation has to allocate space.
+    // Use as many places as the raw load has. All are written once first, so that no operation has to
+    // allocate space.
     let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
     if range < load.block_size {
         let message = format!("--size {} is too small for --block-size", size_text(size));
@@ -87,7 +88,7 @@ struct Bench {
     store: Store,
     effects: Vec<Effect>,
     events: Vec<IoEvent>,
-    /// For each operation in flight: its open parts, and when it began.
+    /// The operations in flight: for each, the parts that are not done yet, and its start time.
     flights: Vec<Flight>,
     counter: u64,
     data: Buffer,
@@ -143,7 +144,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// One turn of the ring, unless operations ended without one; calls `done` for each that ended.
+    /// Submits to the store, then runs one turn of the reactor unless operations already ended. Calls
+    /// `done` for each operation that ended.
     fn turn(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<(), Failure> {
         self.store.submit(&mut self.effects);
         if self.carry_out(done)? {
@@ -211,7 +213,7 @@ impl Bench {
         }
     }
 
-    /// Starts an operation on bytes [offset, offset + length) of one image.
+    /// Starts an operation on bytes [offset, offset + length) of the image.
     fn start(&mut self, slot: usize, is_read: bool, offset: u64, length: u64) {
         let now = self.reactor.now();
         let block = BLOCK_SIZE.bytes();
@@ -229,7 +231,7 @@ impl Bench {
             } else {
                 self.counter += 1;
                 let units = (to - from) as usize / base::UNIT_SIZE as usize;
-                // As a client and a primary do: compute checksums, and verify them on arrival.
+                // Do what a client and a primary do: compute checksums, and verify them on arrival.
                 let data = self.data.slice(0..(to - from) as usize);
                 let checksums = self.checksums[..units].to_vec();
                 assert!(checksum::first_mismatch(&data, &checksums).is_none());

@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 pub struct Measured {
     /// Latencies.
     pub histogram: Histogram,
-    /// Duration.
+    /// Duration of the load.
     pub elapsed: Duration,
-    /// Processor time of the OSDs (of this process, where it is the store), in nanoseconds.
+    /// Processor time of the OSDs; of this process if the load runs on the store alone.
     pub cpu: Option<Duration>,
     /// Bytes of one operation.
     pub block_size: u64,
 }
 
 impl Measured {
-    /// Its JSON form.
+    /// Returns the result as JSON.
     pub fn value(&self) -> Value {
         let seconds = self.elapsed.as_secs_f64();
         let count = self.histogram.count();
@@ -36,7 +36,7 @@ impl Measured {
     }
 }
 
-/// The duration of a load.
+/// Returns the requested duration of a load.
 pub fn span_of(load: &Load) -> Duration {
     Duration::from_nanos(u64::try_from(load.time.as_nanos()).expect("at most a day"))
 }

@@ -32,14 +32,15 @@ fn osd_pids(config: &Config) -> Result<Vec<u64>, Failure> {
     Ok(rows.filter(|row| row["up"] == true).filter_map(|row| row["pid"].as_u64()).collect())
 }
 
-/// Processor time of these processes in nanoseconds, including kernel workers; `None` if one of them is not
-/// on this host.
+/// Returns the total processor time of these processes in nanoseconds, including io_uring worker threads;
+/// `None` if one of the processes is not on this host.
 fn cpu_times(pids: &[u64]) -> Option<u64> {
     let ticks_per_second = rustix::param::clock_ticks_per_second();
     let mut ticks = 0;
     for pid in pids {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, in parentheses, may hold spaces; utime and stime are the 14th and 15th field.
+        // The process name, in parentheses, may contain spaces; utime and stime are the 14th and 15th
+        // fields.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         ticks += fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     }

@@ -1,9 +1,10 @@
 //! Addresses that daemons listen on.
 
-/// The form of such an address.
+/// The syntax of such an address, for help texts.
 pub const LISTEN: &str = "unix:PATH|tcp:[HOST]:PORT";
 
-/// Parses such an address. Without a host it is on loopback, where no other machine can connect.
+/// Parses such an address. Without a host, the loopback address is used, so that no other machine can
+/// connect.
 pub fn parse_listen(text: &str) -> Result<String, String> {
     let wrong =
         || format!("{text:?} is not an address to listen on: write tcp:[HOST]:PORT or unix:PATH");

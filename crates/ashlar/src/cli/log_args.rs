@@ -1,4 +1,4 @@
-//! The options of every daemon that say what it logs.
+//! The logging options that every daemon has.
 
 use base::trace::Level;
 use clap::{Args, ValueEnum};
@@ -19,7 +19,7 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// Starts the log: from now on this process is the daemon `who`.
+    /// Starts the log with the daemon name `who`.
     pub fn start(self, who: impl Into<String>) {
         let format = match self.log_format {
             LogFormat::Human => io::log::Format::Human,
@@ -28,7 +28,7 @@ impl LogArgs {
         io::log::start(who, format, self.log_level);
     }
 
-    /// Environment variables that give a child process the same options.
+    /// Returns the environment variables that give a child process the same options.
     pub fn variables(self) -> [(&'static str, &'static str); 2] {
         let format = match self.log_format {
             LogFormat::Human => "human",

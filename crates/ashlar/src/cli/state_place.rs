@@ -1,14 +1,14 @@
 //! Where monitors keep the cluster's state.
 
-/// The form of a state place on the command line.
+/// The syntax of a state place on the command line, for help texts.
 pub const STATE: &str = "embedded|etcd:URL,...[/PREFIX]";
 
 /// Where a monitor's state is kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StatePlace {
-    /// In a file of the monitor.
+    /// In a file in the monitor's directory.
     Embedded,
-    /// In etcd: what `EtcdPlace::parse` reads.
+    /// In etcd; holds the text that `EtcdPlace::parse` accepts.
     Etcd(String),
 }
 

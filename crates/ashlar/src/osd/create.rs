@@ -1,4 +1,4 @@
-//! `ashlar osd create`: measures the disk, asks a monitor for an id, writes an empty store.
+//! `ashlar osd create`: measures the disk, requests an id from a monitor, writes an empty store.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,31 +16,31 @@ use crate::call::COMMAND_TIME_MAX;
 use crate::cli::CommitArg;
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
-/// If a durable 4 KiB write is faster than this, the disk's cache is protected (or the file is in
-/// memory), and writing through the cache each time costs next to nothing.
+/// If a durable 4 KiB write takes at most this many microseconds, the disk's cache is protected against
+/// power loss (or the file is in memory), and making each write durable at once costs almost nothing.
 const FAST_WRITE_US_MAX: u64 = 100;
 
-/// What to create an OSD from.
+/// What OSD to create.
 pub struct CreateRequest<'a> {
     /// Where to create it.
     pub place: Place<'a>,
     /// Size in bytes; required for a directory.
     pub size: Option<u64>,
-    /// Chosen by measuring the disk if not given.
+    /// Commit mode; if `None`, chosen by measuring the disk.
     pub commit: Option<CommitArg>,
 }
 
 /// Where to create an OSD.
 #[derive(Clone, Copy)]
 pub enum Place<'a> {
-    /// In this directory, created if missing, or on this block device.
+    /// In this directory, which is created if missing, or on this block device.
     At(&'a Path),
     /// In a new directory `osd.ID` inside this one.
     Within(&'a Path),
 }
 
 impl Place<'_> {
-    /// The directory or device of the OSD that gets this id here.
+    /// Returns the directory or device for the OSD with this id.
     fn of(self, osd: OsdId) -> PathBuf {
         match self {
             Place::At(path) => path.to_owned(),
@@ -51,9 +51,9 @@ impl Place<'_> {
 
 /// An OSD that was created.
 pub struct CreatedOsd {
-    /// What was measured and chosen, for people.
+    /// What was measured and chosen, as text.
     pub summary: String,
-    /// The same for programs.
+    /// The same as JSON.
     pub value: Value,
 }
 
@@ -83,14 +83,14 @@ pub fn create(
     Ok(())
 }
 
-/// Creates an OSD: measures the disk, asks a monitor for an id, writes an empty store.
-/// `progress` is called with (bytes done, bytes in all).
+/// Creates an OSD: measures the disk, requests an id from a monitor, writes an empty store. `progress` is
+/// called with (bytes done, total bytes).
 pub fn create_osd(
     config: &Config,
     request: &CreateRequest,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CreatedOsd, Failure> {
-    // Whatever can be refused is refused before a monitor assigns an id.
+    // Make all checks that can fail before a monitor assigns an id.
     let device = match request.place {
         Place::At(path) => {
             refuse_existing(path)?;
@@ -131,9 +131,9 @@ pub fn create_osd(
     Ok(created)
 }
 
-/// The claim file: holds the identity of a store from before its id is requested until the store is
-/// complete, so that a later attempt gets the same id even if this process is killed. A device has no
-/// room for one: an interrupted attempt there leaves an id unused.
+/// Returns the path of the claim file. It holds the identity of a store from before the OSD's id is
+/// requested until the store is complete, so that a later attempt gets the same id even if this process is
+/// killed. A device has no room for a claim file: there an interrupted attempt leaves an id unused.
 fn claim_of(place: Place<'_>) -> Option<PathBuf> {
     let (Place::At(path) | Place::Within(path)) = place;
     device_at(path).is_none().then(|| path.join("unfinished-osd"))
@@ -146,7 +146,7 @@ fn remove_claim(claim: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The OSD whose creation at this place was interrupted, if there is one.
+/// Returns the OSD whose creation at this place was interrupted, if any.
 pub fn unfinished_osd(
     config: &Config,
     place: Place<'_>,
@@ -154,7 +154,7 @@ pub fn unfinished_osd(
     let Some(claim) = claim_of(place) else { return Ok(None) };
     let Ok(text) = fs::read_to_string(&claim) else { return Ok(None) };
     let Ok(number) = u128::from_str_radix(text.trim_end(), 16) else {
-        // Not ours: ours are replaced atomically.
+        // Not a claim file of ours: we replace ours atomically, so they are always complete.
         remove_claim(&claim)?;
         return Ok(None);
     };
@@ -168,7 +168,7 @@ pub fn unfinished_osd(
     Ok(Some((store, osd)))
 }
 
-/// The id of the OSD with this store: a new one, or the one it already has.
+/// Returns the id of the OSD with this store: a new id, or the id that the store already has.
 fn register(config: &Config, store: StoreId) -> Result<OsdId, Failure> {
     let command = Command::OsdCreate { store: store.to_string() };
     let answer = client::call(config, command, COMMAND_TIME_MAX)?;
@@ -208,7 +208,7 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
             Err(error) => exists(&format!("cannot be read: {error}")),
         };
     }
-    // Check the path as written, and also with links and `..` resolved if its parent exists.
+    // Check the path as given, and also with links and `..` resolved if its parent exists.
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let parent = absolute.parent().and_then(|parent| fs::canonicalize(parent).ok());
     if absolute.starts_with("/dev") || parent.is_some_and(|parent| parent.starts_with("/dev")) {
@@ -225,8 +225,8 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether both ends of a device are zero: that is where file systems and partition tables put their
-/// signatures.
+/// Whether the first and last MiB of a device are zero: file systems and partition tables put their
+/// signatures there.
 fn is_empty(device: &Path) -> std::io::Result<bool> {
     use std::io::Seek;
     let mut file = File::open(device)?;

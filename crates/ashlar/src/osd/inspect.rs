@@ -94,7 +94,7 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     for path in paths {
         let blocks = blocks_of(path);
         inspect_file(&blocks, true)?;
-        // Keep the lock until the end, so that the OSD cannot start meanwhile.
+        // Hold the lock until the end, so that the OSD cannot start meanwhile.
         files.push(open_blocks(&blocks, true)?);
     }
     let mut readers: Vec<_> = files.iter().map(|(file, _)| reader_of(file)).collect();

@@ -1,5 +1,5 @@
-//! `ashlar osd run`, the loop of an OSD: the completions of one turn of the ring go into the node, and
-//! the node's requests go back to the ring. Nothing is decided here.
+//! `ashlar osd run`, the loop of an OSD: passes the completions of one turn of the reactor to the node, and
+//! the node's requests back to the reactor. All decisions are made in the node.
 
 use std::path::{Path, PathBuf};
 
@@ -18,11 +18,12 @@ use crate::cli::LogArgs;
 use crate::daemon::{listen_at, listen_places, no_reactor};
 use crate::output::failure;
 
-/// How long no monitor answers before that is logged, and how often it is logged from then on.
+/// How long no monitor must answer before that is logged (`ABSENCE_QUIET`), and how often it is logged
+/// after that (`ABSENCE_SPAN`).
 const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
 const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
 
-/// The log of an OSD that runs in the background.
+/// Returns the path of the log of an OSD that runs in the background.
 pub fn log_of(config: &Config, path: &Path) -> PathBuf {
     match device_at(path).and_then(Path::file_name) {
         Some(name) => config.dir.join(format!("osd-{}.log", name.to_string_lossy())),
@@ -30,12 +31,12 @@ pub fn log_of(config: &Config, path: &Path) -> PathBuf {
     }
 }
 
-/// Which OSD to run, and where it listens if that is given.
+/// Which OSD to run, and optionally its address.
 #[derive(Clone, Copy)]
 pub struct RunPlace<'a> {
-    /// Its directory or device.
+    /// The directory or device of the OSD.
     pub path: &'a Path,
-    /// The only address to listen on.
+    /// The only address to listen on; if `None`, all addresses in the cluster's networks.
     pub listen: Option<&'a str>,
 }
 
@@ -51,7 +52,8 @@ pub fn run(
     settings.store.memory_bytes = memory;
     // `osd ls` shows this path, so it must not depend on the current directory.
     let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    // `Disk::open` below takes the lock for good; this gives a better message if another OSD has it.
+    // `Disk::open` below takes the lock permanently; this check only gives a better message if another OSD
+    // holds it.
     drop(open_blocks(&blocks_of(path), true)?);
     log.start(superblock_of(&blocks_of(path))?.osd.to_string());
     while let Some(stalls) = run_once(config, path, listen, supervised, &settings)? {
@@ -61,7 +63,7 @@ pub fn run(
     Ok(())
 }
 
-/// One run. Returns what the next run must know, if there is to be one.
+/// Runs the OSD once. Returns what the next run must know, or `None` if the OSD should exit.
 fn run_once(
     config: &Config,
     path: &Path,
@@ -112,8 +114,8 @@ fn run_once(
     serve(reactor, identity, settings, device_size, &trust, &keeper)
 }
 
-/// Listens, and returns two lists: the addresses for everybody, and those in the networks that are only
-/// for OSDs. With `listen` that is the only address.
+/// Listens, and returns two lists: the addresses for all peers, and the addresses in the networks that are
+/// only for OSDs. If `listen` is given, it is the only address.
 fn listen_in_networks(
     reactor: &mut Reactor,
     file: &ClusterFile,
@@ -151,7 +153,7 @@ fn serve(
     let mut events = Vec::new();
     let now = reactor.now();
     let pool = reactor.pool().clone();
-    // Until it has joined, the OSD exits if every monitor refuses its key: retrying would not help.
+    // Before it has joined, the OSD exits if every monitor refuses its key: retrying would not help.
     let mut refusals_left = identity.monitors.len();
     let mut node = Node::new(identity, settings, pool, device_size, now, &mut effects);
     loop {
@@ -187,7 +189,7 @@ fn serve(
             }
             tell(&mut node, now, event, &mut effects);
         }
-        // A deadline that the events have just set and that has passed ends the next turn at once.
+        // If the events have just set a deadline that has already passed, the next turn returns at once.
         if deadline.is_some_and(|deadline| deadline <= now) {
             node.apply(now, Event::Tick, &mut effects);
         }
@@ -199,17 +201,17 @@ fn serve(
     }
 }
 
-/// Logs now and then that no monitor answers. I/O goes on meanwhile, but an OSD that has just started
-/// serves nothing without a monitor.
+/// Logs periodically that no monitor answers. A running OSD continues to serve I/O meanwhile, but an OSD
+/// that has just started serves nothing without a monitor.
 #[derive(Default)]
 struct Absence {
     since: Option<Time>,
-    /// When it was last logged.
+    /// When this was last logged.
     logged: Option<Time>,
 }
 
 impl Absence {
-    /// `sought`: where the OSD looks for a monitor.
+    /// `sought`: the addresses at which the OSD looks for a monitor; `None` if a monitor answers.
     fn update(&mut self, now: Time, sought: Option<&[String]>) {
         let Some(addresses) = sought else {
             if let (Some(since), Some(_)) = (self.since, self.logged) {
@@ -231,7 +233,7 @@ impl Absence {
     }
 }
 
-/// Why a monitor does not trust us, if that is what the event says. Until it has joined, an OSD
+/// Returns why a monitor does not trust this OSD, if the event reports that. Before it has joined, an OSD
 /// connects only to monitors.
 fn distrust(event: &IoEvent) -> Option<&str> {
     match event {
@@ -240,7 +242,7 @@ fn distrust(event: &IoEvent) -> Option<&str> {
     }
 }
 
-/// What recovery found, as one log line.
+/// Returns a log line that says what recovery found.
 fn recovery_line(report: &RecoveryReport) -> TraceEvent {
     let event = TraceEvent::info("the store is recovered").number("blocks", report.blocks);
     let event = event.number("journal_bytes", report.journal_bytes);

@@ -12,21 +12,21 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::output::failure;
 
-/// How long the disk of a killed OSD may stay locked.
+/// How long to wait for the lock: the disk of a killed OSD may stay locked for a while.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
 const LOCK_DELAY: Duration = Duration::from_millis(10);
 
-/// The block device at `path`, if it is one.
+/// Returns `path` if it is a block device.
 pub fn device_at(path: &Path) -> Option<&Path> {
     fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()).then_some(path)
 }
 
-/// The file or device that holds the blocks of the OSD at `path`.
+/// Returns the file or device that holds the blocks of the OSD at `path`.
 pub fn blocks_of(path: &Path) -> PathBuf {
     if device_at(path).is_some() { path.to_owned() } else { path.join("blocks") }
 }
 
-/// The name of a commit mode.
+/// Returns the name of a commit mode.
 pub fn commit_name(commit: CommitMode) -> &'static str {
     match commit {
         CommitMode::Fsync => "fsync",
@@ -34,20 +34,21 @@ pub fn commit_name(commit: CommitMode) -> &'static str {
     }
 }
 
-/// Either copy of a store's superblock: enough to know which OSD it is. The node checks the rest.
+/// Reads either copy of a store's superblock: that is enough to identify the OSD. The node checks the rest.
 pub fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
     let (file, _) = open_blocks(blocks, false)?;
     let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
     if let Some(superblock) = copies.find_map(Result::ok) {
         return Ok(superblock);
     }
-    // Both copies are damaged: the inspection says how.
+    // Both copies are damaged: the inspection returns an error with the details.
     inspect_file(blocks, false).map(|_| ())?;
     let hint = "use the path given to `ashlar osd create`";
     Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), hint))
 }
 
-/// Opens the file or device of an OSD for reading. `lock`: refuse it if the OSD is running.
+/// Opens the file or device of an OSD for reading, and returns it with its size. `lock`: lock it, and fail
+/// if the OSD is running.
 pub fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
     use std::io::Seek;
     let cannot = |error: std::io::Error| {
@@ -64,8 +65,8 @@ pub fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
     Ok((file, size))
 }
 
-/// Whether no OSD runs on it. Waits for one that was just killed: the kernel keeps its lock until the
-/// I/O that it had in flight is over.
+/// Locks the file. Returns `false` if a running OSD holds the lock. Waits for an OSD that was just killed:
+/// the kernel holds its lock until its I/O in flight has ended.
 fn can_lock(file: &File) -> bool {
     let end = std::time::Instant::now() + LOCK_TIME_MAX;
     while flock(file, FlockOperation::NonBlockingLockShared).is_err() {
@@ -103,7 +104,7 @@ pub fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection,
     })
 }
 
-/// One copy of a store's superblock.
+/// Reads one copy of a store's superblock.
 fn superblock_at(file: &File, offset: u64) -> Result<Superblock, SuperblockError> {
     let mut bytes = [0; SUPERBLOCK_SIZE];
     file.read_exact_at(&mut bytes, offset).map_err(|_| SuperblockError::Damaged)?;

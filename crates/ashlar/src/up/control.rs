@@ -1,4 +1,4 @@
-//! Commands that talk to a running `up`.
+//! Commands that send requests to a running `up`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -20,7 +20,7 @@ use crate::background;
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, exit_reason, failure, print_json};
 
-/// How long `up` may take to answer `Ended`.
+/// Time limit for the answer of `up` to `Ended`.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Locks a directory; `None` if another `up` holds the lock.
@@ -110,11 +110,11 @@ fn died_early(dir: &Path, status: &str) -> Failure {
     )
 }
 
-/// Waits until the running `up` of `dir` is ready, asks it to create the OSDs that are missing, and
-/// prints what to type next.
+/// Waits until the running `up` of `dir` is ready, requests the creation of missing OSDs, and prints what
+/// to type next.
 pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     let mut next = ask(dir, Request::Wait, format)?;
-    // Also if none is missing: one that a failed attempt created may not be running.
+    // Send this even if no OSD is missing: an OSD that a failed attempt created may not be running.
     if args.osds.is_some() {
         next = ask(dir, Request::AddOsds(WantedOsds::of(args)), format)?;
     }
@@ -127,7 +127,7 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
     let running = dir.is_dir() && take_lock(dir)?.is_none();
     if running {
         ask(dir, Request::Down, format)?;
-        // The answer comes before the process exits, which releases the lock.
+        // `up` answers before it exits. Only its exit releases the lock, so wait for the lock.
         let path = dir.join("up.lock");
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
             let message = format!("cannot {what} {}: {error}", path.display());
@@ -149,7 +149,7 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `ashlar osd stop`: stops an OSD of a cluster that `up` runs, until `osd start`.
+/// `ashlar osd stop`: stops an OSD of a cluster that `up` runs; it stays stopped until `osd start`.
 pub fn stop_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     refuse_elsewhere(config, osd, "stop its process or service on its host")?;
     ask(&config.dir, Request::StopOsd { osd }, format)?;
@@ -194,8 +194,8 @@ fn connect(dir: &Path) -> Result<UnixStream, Failure> {
     })
 }
 
-/// Children that exited by themselves, of the `up` that runs in this directory. Empty if none runs, or
-/// if it does not answer in time.
+/// Returns the children that exited although they should run, from the `up` of this directory. Empty if no
+/// `up` runs there, or if it does not answer in time.
 pub fn ended_children(dir: &Path) -> Vec<EndedChild> {
     let answer = || -> Option<Answer> {
         let mut connection = connect(dir).ok()?;

@@ -9,8 +9,8 @@ use cluster::message::Failure;
 use super::event::Role;
 use crate::output::failure;
 
-/// The path of the socket of `up`, short enough for the kernel's limit. Requires: the caller keeps the
-/// directory open while it uses the path.
+/// Returns the path of the socket of `up`, short enough for the kernel's limit, and the open directory.
+/// Requires: the caller keeps the directory open while it uses the path.
 pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
     use std::os::fd::AsRawFd;
     let open = fs::File::open(dir).map_err(|error| {
@@ -24,8 +24,8 @@ pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
     Ok((open, path))
 }
 
-/// OSDs that are complete. A directory without `blocks` belongs to an OSD whose creation was
-/// interrupted: the file gets this name only when it is complete.
+/// Returns the OSDs that are complete. A directory without `blocks` belongs to an OSD whose creation was
+/// interrupted: the file gets that name only when it is complete.
 pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut osds: Vec<OsdId> = entries
@@ -36,17 +36,18 @@ pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
     osds
 }
 
-/// The log of a child.
+/// Returns the path of the log of a child.
 pub fn log_of(dir: &Path, role: &Role) -> PathBuf {
     dir.join("log").join(format!("{}.log", role.log_name()))
 }
 
-/// The file that marks an OSD as stopped by hand; the next `up` does not start it either.
+/// Returns the path of the file that marks an OSD as stopped by hand; a later `up` does not start such an
+/// OSD either.
 pub fn stop_mark(dir: &Path, osd: OsdId) -> PathBuf {
     dir.join(osd.to_string()).join("stopped")
 }
 
-/// Whether an OSD was stopped by hand and not started since then.
+/// Whether an OSD was stopped by hand and has not been started since.
 pub fn is_stopped(dir: &Path, osd: OsdId) -> bool {
     stop_mark(dir, osd).exists()
 }

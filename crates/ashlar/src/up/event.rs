@@ -1,4 +1,4 @@
-//! Events for the main loop of `up`, from its setup, its children and other commands.
+//! Events for the main loop of `up`, from the setup, the children and other commands.
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
@@ -10,10 +10,10 @@ use cluster::message::Failure;
 
 use super::protocol::{Request, Work};
 
-/// OSDs that do not start, so that the setup no longer waits for them.
+/// OSDs that fail to start; the setup does not wait for them.
 pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
 
-/// Which child it is.
+/// Which child of `up`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// The etcd that holds the state.
@@ -27,7 +27,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Its name; its log is `NAME.log`.
+    /// Returns the name of the child; its log is `NAME.log`.
     pub fn log_name(&self) -> String {
         match self {
             Role::Etcd => "etcd".into(),
@@ -40,22 +40,22 @@ impl Role {
 
 /// An event for the main loop.
 pub enum Event {
-    /// The setup wants this child to run, with these arguments.
+    /// The setup requests that this child runs, with these arguments.
     Spawn(Role, Vec<String>),
-    /// A run of a child exited; carries the number of the run.
+    /// A child exited; the number says which run of the child.
     Exited(Role, u64, std::io::Result<ExitStatus>),
-    /// This run of an OSD has joined the cluster, or (false) has not done so in time.
+    /// This run of an OSD has joined the cluster (`true`), or has not joined in time (`false`).
     Started(OsdId, u64, bool),
-    /// A request of another command.
+    /// A request from another command.
     Asked(Request, UnixStream),
-    /// What the setup is doing, for people.
+    /// A message that says what the setup is doing.
     Progress(String),
     /// Progress of a long task of the setup.
     Work(Work),
-    /// Volumes can be written, or OSDs were added; carries what to type next.
+    /// Volumes can be written, or OSDs were added. Contains what to type next.
     Ready(Vec<String>),
     /// The setup failed, or adding OSDs failed.
     Failed(Failure),
-    /// SIGTERM or SIGINT.
+    /// SIGTERM or SIGINT was received.
     Terminate,
 }

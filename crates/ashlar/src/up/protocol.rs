@@ -1,4 +1,4 @@
-//! Requests of other commands to a running `up`, and its answers: JSON lines over DIR/up.sock.
+//! Requests from other commands to a running `up`, and its answers: JSON lines over DIR/up.sock.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ pub enum Request {
     Down,
     /// Create the OSDs that are missing, and answer once they are up.
     AddOsds(WantedOsds),
-    /// Stop an OSD until a `StartOsd`.
+    /// Stop an OSD; it stays stopped until a `StartOsd` request.
     StopOsd {
         /// Which.
         osd: OsdId,
@@ -32,11 +32,11 @@ pub enum Request {
     },
 }
 
-/// An answer of `up`: any number of `Progress` and `Work`, then one of the others.
+/// An answer from `up`: any number of `Progress` and `Work`, then exactly one of the others.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    /// What `up` is doing, for people.
+    /// A message that says what `up` is doing.
     Progress {
         /// One line.
         line: String,
@@ -45,7 +45,7 @@ pub enum Answer {
     Work(Work),
     /// Children that exited although they should run.
     Ended {
-        /// Ordered by name.
+        /// The children, sorted by name.
         children: Vec<EndedChild>,
     },
     /// The request was carried out.
@@ -53,45 +53,45 @@ pub enum Answer {
         /// What to type next; may be empty.
         #[serde(default)]
         next: Vec<String>,
-        /// OSDs that do not start; the cluster is ready without them.
+        /// OSDs that fail to start; the cluster is ready without them.
         #[serde(default)]
         osds_failed: Vec<OsdId>,
     },
     /// The request failed.
     Failed {
-        /// Why.
+        /// The reason.
         error: Failure,
     },
 }
 
-/// A child that exited by itself.
+/// A child that exited although it should run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EndedChild {
-    /// Its name, like `osd.2`.
+    /// Name of the child, such as `osd.2`.
     pub child: String,
-    /// Its exit status, for people.
+    /// Exit status of the child, as text.
     pub status: String,
-    /// Time until it is restarted; `None`: it is not restarted.
+    /// Time until the child is restarted, in milliseconds; `None` if it is not restarted.
     pub again_in_ms: Option<u64>,
-    /// Its log.
+    /// Path of the child's log.
     pub log: PathBuf,
 }
 
 /// Progress of a long task.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Work {
-    /// What is being done, for people.
+    /// What is being done, as text.
     pub title: String,
     /// Bytes done so far.
     pub done_bytes: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub total_bytes: u64,
 }
 
 /// The OSDs that the user wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct WantedOsds {
-    /// How many; `None`: the existing ones, or the default of a new cluster.
+    /// Number of OSDs; `None`: the existing ones, or the default number for a new cluster.
     pub count: Option<u32>,
     /// Size of each new OSD, in bytes.
     pub size: u64,
@@ -100,7 +100,7 @@ pub struct WantedOsds {
 }
 
 impl WantedOsds {
-    /// What the command line says.
+    /// Returns the OSDs that the command line requests.
     pub fn of(args: &UpArgs) -> WantedOsds {
         WantedOsds { count: args.osds, size: args.osd_size.0, commit: args.commit }
     }

@@ -1,8 +1,8 @@
 //! The setup of `up`: creates what is missing and starts the daemons in order, until volumes can be
 //! written.
 //!
-//! It runs on a thread beside the main loop and can be repeated: if it is killed at any point, the next
-//! `up` continues from there.
+//! The setup runs on its own thread beside the main loop, and can be repeated: if it is killed at any
+//! point, the next `up` continues from there.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,30 +26,30 @@ use crate::mon::MonitorFile;
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
 
-/// How long the monitor and the OSDs may take to start.
+/// Time limit for the monitor and the OSDs to start.
 const START_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// A problem is reported only if it lasts this long: a new etcd must elect a leader first, and PGs wait
-/// for leases.
+/// A problem is reported only if it lasts this long: a new etcd must first elect a leader, and PGs wait for
+/// leases.
 const QUIET_TIME: Duration = Duration::from_secs(5);
 
 /// Longest path of a socket, in bytes; the kernel's limit is a little higher.
 const SOCKET_NAME_MAX: usize = 100;
 
-/// Start of `state` in cluster.toml for the etcd that `up` runs; its address follows.
+/// Prefix of `state` in cluster.toml for the etcd that `up` runs; the address follows.
 const OWN_ETCD: &str = "etcd:http://";
-/// Start of the address of that etcd; its port follows.
+/// Prefix of the address of that etcd; the port follows.
 const LOOPBACK: &str = "127.0.0.1:";
-/// Its data directory, in the cluster's directory.
+/// Name of the data directory of that etcd, in the cluster's directory.
 const ETCD_DIRECTORY: &str = "etcd";
 
-/// OSDs of a new cluster.
+/// Number of OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
 
-/// Refuses the directory of a cluster of several hosts before it changes anything there: `up` would give
-/// the monitor a loopback address and tell it to everybody.
+/// Refuses the directory of a cluster of several hosts before anything in it is changed: `up` would give
+/// the monitor a loopback address and publish that address to all hosts.
 pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
-    // A file that cannot be read is reported later, with the reason.
+    // An unreadable file is reported later, with the reason.
     let text = fs::read_to_string(dir.join("cluster.toml")).unwrap_or_default();
     let file = toml::from_str::<ClusterFile>(&text);
     let has_monitor = MonitorFile::path(&dir.join("mon.1")).exists();
@@ -72,7 +72,7 @@ pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: Fail
     setup.begin(Setup::run);
 }
 
-/// Creates the OSDs that are missing in a running cluster and starts those that are not `running` yet.
+/// Creates the OSDs that are missing in a running cluster, and starts the OSDs that are not in `running`.
 /// Reports through `events`, as the setup does.
 pub fn add_osds(
     dir: &Path,
@@ -85,11 +85,11 @@ pub fn add_osds(
     setup.begin(move |setup| setup.add_osds(&running));
 }
 
-/// Ports below the kernel's default `ip_local_port_range`: it assigns none of them by itself, so that none
-/// is taken by chance until the monitor or etcd listens there.
+/// Ports below the kernel's default `ip_local_port_range`. The kernel does not assign these ports to
+/// outgoing connections, so the chosen port stays free until the monitor or etcd listens on it.
 const PORTS: std::ops::Range<u16> = 20_000..32_768;
 
-/// Listens on a free loopback port.
+/// Listens on a free loopback port, from `PORTS` if possible.
 fn free_listener() -> std::io::Result<TcpListener> {
     let mut drawn = (0..64).map(|_| {
         let draw = u16::from_le_bytes(io::random_bytes());
@@ -99,7 +99,7 @@ fn free_listener() -> std::io::Result<TcpListener> {
     free.map_or_else(|| TcpListener::bind("127.0.0.1:0"), Ok)
 }
 
-/// Waits until this process of an OSD has joined the cluster; `false` if `time` runs out first.
+/// Waits until this process of an OSD has joined the cluster; returns `false` if `time` runs out first.
 pub fn wait_joined(dir: &Path, osd: OsdId, pid: rustix::process::Pid, time: Duration) -> bool {
     let Ok(config) = Config::load(&dir.join("cluster.toml")) else { return false };
     let pid = i32::from(pid.as_raw_nonzero());
@@ -125,7 +125,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Does the work on a thread and reports how it ended.
+    /// Runs `work` on a thread and reports the result as an event.
     fn begin(self, work: impl FnOnce(&Setup) -> Result<Vec<String>, Failure> + Send + 'static) {
         std::thread::spawn(move || {
             let event = match work(&self) {
@@ -148,7 +148,8 @@ impl Setup {
         Ok(self.next_steps())
     }
 
-    /// Also starts OSDs that an earlier, failed attempt created.
+    /// Creates missing OSDs and starts all that are not running, including OSDs that an earlier, failed
+    /// attempt created.
     fn add_osds(&self, running: &BTreeSet<OsdId>) -> Result<Vec<String>, Failure> {
         let config = Config::load(&self.dir)?;
         self.make_osds(&config)?;
@@ -170,8 +171,8 @@ impl Setup {
         self.dir.join(name).display().to_string()
     }
 
-    /// The key and cluster.toml, which the first start creates. If another process has taken the port
-    /// of the monitor or of etcd since the last start, it gets a new one.
+    /// Loads the key and cluster.toml, which the first start creates. If another process has taken the port
+    /// of the monitor or of etcd since the last start, a new port is chosen.
     fn cluster_files(&self) -> Result<Config, Failure> {
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
             let message = format!("cannot write {} in {}: {error}", what, self.dir.display());
@@ -218,7 +219,7 @@ impl Setup {
         Config::load(&self.dir)
     }
 
-    /// Creates the state store and the contents of cluster.toml; done once, at the first start.
+    /// Creates the state store and the contents of cluster.toml; called once, at the first start.
     fn new_cluster_file(&self) -> Result<ClusterFile, Failure> {
         let state = match self.state.unwrap_or(StoreArg::Embedded) {
             StoreArg::Embedded => {
@@ -241,14 +242,14 @@ impl Setup {
         })
     }
 
-    /// Whether the state is in the etcd that `up` runs.
+    /// Whether the state is kept in the etcd that `up` runs.
     fn owns_etcd(&self, file: &ClusterFile) -> bool {
         let address = file.state.as_deref().and_then(|state| state.strip_prefix(OWN_ETCD));
         address.is_some_and(|address| address.starts_with(LOOPBACK) && !address.contains(','))
             && self.dir.join(ETCD_DIRECTORY).is_dir()
     }
 
-    /// Refuses a `--state` that differs from where the state is.
+    /// Refuses a `--state` that differs from where the state is kept.
     fn check_store(&self, file: &ClusterFile) -> Result<(), Failure> {
         let is_embedded = file.state.as_deref().is_none_or(|state| state == "embedded");
         let there = if is_embedded { StoreArg::Embedded } else { StoreArg::Etcd };
@@ -266,7 +267,7 @@ impl Setup {
         Err(failure("exists", message, hint))
     }
 
-    /// Starts the etcd of this directory if the state is in it; returns once it listens.
+    /// Starts the etcd of this directory if the state is kept there; returns once etcd listens.
     fn start_etcd(&self, config: &Config) -> Result<(), Failure> {
         if !self.owns_etcd(&config.file) {
             return Ok(());
@@ -351,7 +352,7 @@ impl Setup {
         Ok(())
     }
 
-    /// Starts OSDs; returns once each is up, was stopped by hand, or has failed to start.
+    /// Starts OSDs; returns once each OSD is up, was stopped by hand, or has failed to start.
     fn start_osds(&self, config: &Config, osds: &[OsdId]) -> Result<(), Failure> {
         self.say(format!("starting {} OSDs", osds.len()));
         for osd in osds {
@@ -386,7 +387,7 @@ impl Setup {
         }
     }
 
-    /// Whether the setup does not wait for this OSD: it was stopped by hand, or does not start.
+    /// Whether the setup does not wait for this OSD, because it was stopped by hand or fails to start.
     fn goes_without(&self, osd: OsdId) -> bool {
         let failed = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner);
         failed.contains(&osd) || is_stopped(&self.dir, osd)
@@ -407,7 +408,7 @@ impl Setup {
         }
         let create = Command::PoolCreate {
             pool: "default".into(),
-            // Two copies, or one where there is only one OSD.
+            // The default: two copies, or one if there is only one OSD.
             replicas: None,
             min_size: None,
             pg_count: None,
@@ -415,7 +416,7 @@ impl Setup {
             block_size: None,
         };
         match client::call(config, create, START_TIME_MAX) {
-            // The pool was created, but the answer was lost on the way.
+            // The pool was created by an earlier attempt whose answer was lost.
             Err(error) if error.code == "exists" => Ok(()),
             result => result.map(|_| ()),
         }
@@ -435,8 +436,8 @@ impl Setup {
         Ok(())
     }
 
-    /// Waits until NBD clients can connect and every PG is served, needs the operator, or waits for an
-    /// OSD that the setup does not wait for.
+    /// Waits until NBD clients can connect, and until every PG is served, needs the operator, or waits for
+    /// an OSD that the setup does not wait for.
     fn wait_active(&self, config: &Config) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
         let long = socket.as_os_str().len() > SOCKET_NAME_MAX;
@@ -489,7 +490,8 @@ impl Setup {
         rows.iter().all(|row| stands(row) || waits(row))
     }
 
-    /// Polls the status until it is `wanted`. `what`: for people, what did not start in time.
+    /// Polls the status until `wanted` returns `true` for it. `what`: what did not start in time, for the
+    /// message.
     fn wait(
         &self,
         config: &Config,

@@ -12,18 +12,18 @@ use crate::output::{Format, Progress, print_json};
 pub struct Ready {
     /// What to type next.
     pub next: Vec<String>,
-    /// OSDs that do not start.
+    /// OSDs that fail to start.
     pub osds_failed: Vec<OsdId>,
 }
 
-/// Shows one long task after the other.
+/// Shows the progress of long tasks, one at a time.
 pub struct WorkShow {
     format: Format,
     shown: Option<(String, Progress)>,
 }
 
 impl WorkShow {
-    /// Shows nothing until the first call.
+    /// Creates a display that shows nothing until the first call of `work`.
     pub fn new(format: Format) -> WorkShow {
         WorkShow { format, shown: None }
     }
@@ -39,7 +39,7 @@ impl WorkShow {
         }
     }
 
-    /// Prints a line for people; it replaces the progress bar.
+    /// Prints a line (text output only); it replaces the progress bar.
     pub fn line(&mut self, line: &str) {
         self.shown = None;
         if self.format == Format::Text {

@@ -25,20 +25,20 @@ use crate::background;
 use crate::cli::{LogArgs, RestartAfter, UpArgs};
 use crate::output::{Format, exit_reason, failure};
 
-/// How long a child may take to exit after SIGTERM before it is killed.
+/// Time limit for a child to exit after SIGTERM; then it is killed.
 const STOP_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// A log larger than this, in bytes, is renamed to `.log.old` when its child starts.
 const LOG_SIZE_MAX: u64 = 16 << 20;
 
-/// Failed starts before the setup gives up on a child: it continues without an OSD, and fails without any
-/// other daemon.
+/// Failed starts before the setup gives up on a child: without an OSD the setup continues, without any
+/// other child it fails.
 const STARTS_BEFORE_READY_MAX: u64 = 3;
 
-/// A child that exits by itself sooner than this has failed to start.
+/// A child that exits within this time (and was not killed by a signal) has failed to start.
 const START_SPAN: Duration = Duration::from_secs(10);
 
-/// Longest delay before a child that fails to start is restarted.
+/// Longest delay before a child that failed to start is restarted (unless `--restart-after` is longer).
 const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 
 /// One child.
@@ -49,13 +49,13 @@ struct Child {
     started: Instant,
     /// Consecutive failures to start.
     failures: u32,
-    /// Exit status of its last run, for people; empty if it was removed from the cluster.
+    /// Exit status of the last run, as text; empty if the child was removed from the cluster.
     ended: String,
-    /// Whether the setup waits for it.
+    /// Whether the setup waits for this child.
     is_awaited: bool,
-    /// Commands that wait until it has exited.
+    /// Connections of commands that wait until this child has exited.
     waiting: Vec<UnixStream>,
-    /// Commands that started it and wait until it has joined.
+    /// Connections of commands that started this OSD and wait until it has joined.
     starting: Vec<UnixStream>,
 }
 
@@ -63,9 +63,9 @@ struct Child {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Running(Pid),
-    /// Asked to exit; killed at this time.
+    /// SIGTERM was sent; the child is killed at this time.
     Stopping(Pid, Instant),
-    /// Exited; restarted at this time, if at all.
+    /// Exited; restarted at this time, or never if `None`.
     Dead(Option<Instant>),
     /// Stopped by hand.
     Stopped,
@@ -78,23 +78,23 @@ struct Supervisor<'a> {
     program: PathBuf,
     children: BTreeMap<Role, Child>,
     events: Sender<Event>,
-    /// What to type next; `Some` once volumes can be written.
+    /// What to type next; `None` until volumes can be written.
     ready: Option<Vec<String>>,
-    /// Commands that wait for the setup, or later for OSDs that are being added.
+    /// Connections of commands that wait for the setup, or later for OSDs that are being added.
     waiting: Vec<UnixStream>,
     failed_osds: FailedOsds,
-    /// What the setup reported; repeated to commands that connect later.
+    /// Messages that the setup has reported; they are repeated to commands that connect later.
     reports: Vec<String>,
     format: Format,
     show: WorkShow,
 }
 
-/// Runs the cluster until it is told to stop.
+/// Runs the cluster until a request or signal to stop arrives, or the setup fails.
 pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), Failure> {
     let background = background::is_background_up();
     args.log.start("up");
     if background {
-        // A session of its own, so that it survives when the terminal closes.
+        // Start a new session, so that this process survives when the terminal closes.
         let _ = rustix::process::setsid();
     }
     let cannot = |error: std::io::Error| {
@@ -170,7 +170,7 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
 
 fn answer(mut connection: &UnixStream, answer: &Answer) {
     let line = serde_json::to_string(answer).expect("plain data has a JSON form");
-    // The command that asked may be gone; nobody else needs the answer.
+    // The command that sent the request may have exited; nobody else needs the answer.
     let _ = writeln!(connection, "{line}");
 }
 
@@ -219,7 +219,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// OSDs that should run but do not start.
+    /// Returns the OSDs that should run but fail to start.
     fn osds_failed(&self) -> Vec<OsdId> {
         let failed = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner);
         let runs = |osd: &OsdId| {
@@ -236,7 +236,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The next event, or `None` when it is time to restart or kill a child.
+    /// Waits for the next event. Returns `None` when it is time to restart or kill a child.
     fn next_event(&self, inbox: &Receiver<Event>) -> Option<Event> {
         let due = self.children.values().filter_map(|child| match child.state {
             State::Stopping(_, at) | State::Dead(Some(at)) => Some(at),
@@ -301,7 +301,7 @@ impl Supervisor<'_> {
         };
         let code = status.as_ref().ok().and_then(ExitStatus::code);
         let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        // A child killed by a signal did not fail by itself.
+        // A child that was killed by a signal did not fail to start.
         let has_failed = code.is_some() && child.started.elapsed() < START_SPAN;
         child.failures = if has_failed { child.failures + 1 } else { 0 };
         child.ended.clone_from(&status);
@@ -358,7 +358,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// A child does not start. The cluster can do without an OSD, but not without any other child.
+    /// Handles a child that repeatedly fails to start. The cluster can run without an OSD, but not without
+    /// any other child.
     fn on_hopeless(&mut self, role: &Role, status: &str) {
         let error = never_started(self.dir, role, status);
         let Role::Osd(osd) = role else {
@@ -439,7 +440,7 @@ impl Supervisor<'_> {
         Answer::Ended { children: children.collect() }
     }
 
-    /// Creates OSDs in a running cluster. Forgets OSDs whose disk is gone: they are not restarted.
+    /// Creates OSDs in a running cluster. Drops OSDs whose disk is gone, so that they are not restarted.
     fn add_osds(&mut self, wanted: WantedOsds, connection: UnixStream) {
         if self.ready.is_none() || !self.waiting.is_empty() {
             let hint = "try again once they are up";
@@ -550,9 +551,10 @@ impl Supervisor<'_> {
         self.ready = Some(next);
     }
 
-    /// Stops all children, then answers the commands that asked for it. The order: first the NBD server,
-    /// so that no request is in flight; then the monitor, or it would take each OSD that exits out of
-    /// its PGs and the next start would have to undo that; then the OSDs; last the state store.
+    /// Stops all children, then answers the commands that requested the shutdown. Order: first the NBD
+    /// server, so that no request is in flight; then the monitor, because otherwise it would remove each
+    /// exiting OSD from its PGs and the next start would have to undo that; then the OSDs; last the state
+    /// store.
     fn stop_all(&mut self, inbox: &Receiver<Event>) {
         let order: [fn(&Role) -> bool; 4] = [
             |role| *role == Role::Nbd,
@@ -593,7 +595,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// The failure of a child that does not start, with the reason from its log.
+/// Returns the failure of a child that fails to start, with the reason from its log.
 fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let log = log_of(dir, role);
     let text = fs::read_to_string(&log).unwrap_or_default();
@@ -611,15 +613,15 @@ fn no_such_osd(osd: OsdId) -> Answer {
     failed("not_found", &format!("`ashlar up` runs no {osd} here"), "see `ashlar osd ls`")
 }
 
-/// The delay before a child that failed to start so often in a row is restarted; it doubles with each
-/// failure after the second.
+/// Returns the delay before a child is restarted after this number of consecutive failed starts. The delay
+/// doubles with each failure after the second. `None`: never restart.
 fn restart_delay(restart_after: RestartAfter, failures: u32) -> Option<Duration> {
     let RestartAfter::Time(time) = restart_after else { return None };
     let doublings = failures.saturating_sub(2).min(16);
     Some(time.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(time)))
 }
 
-/// Starts a child with its output in its log.
+/// Starts a child whose standard output and standard error go to its log.
 fn start_process(
     program: &Path,
     dir: &Path,
