@@ -38,7 +38,8 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
     Ok(chosen.into_iter().map(place).collect())
 }
 
-/// Listens on those of the addresses that this host has. Fails if it can listen on none.
+/// Listens on each of the addresses that this host has, and returns the bound addresses. Fails if it can
+/// listen on none.
 pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>, Failure> {
     let mut addresses = Vec::new();
     let mut refused = None;

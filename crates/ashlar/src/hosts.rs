@@ -90,7 +90,7 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
     let file = ClusterFile { cluster, monitors, state, networks, osd_networks, host: None };
     let made = [&dir, &mon, &dir.join("key")].map(|path| (path.clone(), path.exists()));
     if let Err(error) = make_cluster(&dir, &mon, &args.state, &file) {
-        // Remove what this call created, and nothing else.
+        // Remove only the files that this call created.
         for (path, _) in made.iter().filter(|(_, was_there)| !was_there) {
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }

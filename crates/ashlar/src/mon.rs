@@ -1,4 +1,5 @@
-//! `ashlar mon run`: moves events between the reactor, the state store and the monitor's logic.
+//! `ashlar mon run`: passes events and effects between the reactor, the state store and the monitor's
+//! logic.
 
 use std::path::{Path, PathBuf};
 

@@ -88,7 +88,7 @@ pub enum Show {
     YesNo,
     /// Operations and bytes per second.
     Rate,
-    /// Operations and bytes per second, and their latency.
+    /// Operations and bytes per second, and the latency of the operations.
     Work,
 }
 
@@ -217,7 +217,7 @@ pub fn size_text(bytes: u64) -> String {
     base::size::Size(bytes).to_string()
 }
 
-/// Progress of a long task: a bar on a terminal, otherwise a line for each tenth.
+/// Shows the progress of a long task: a bar on a terminal, otherwise one line for each 10 %.
 pub struct Progress {
     bar: Option<indicatif::ProgressBar>,
     title: String,

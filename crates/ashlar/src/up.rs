@@ -8,8 +8,8 @@
 //!
 //! Invariants
 //!   1. Only one `up` runs per directory: it holds an exclusive lock on DIR/up.lock until it exits.
-//!   2. Only the main thread spawns children, because they are killed when the thread that spawned them
-//!      exits (parent-death signal).
+//!   2. Only the main thread spawns children: the kernel sends a child SIGTERM when the thread that spawned
+//!      it exits (parent-death signal).
 //!   3. A child that exits is restarted after `--restart-after`, unless it was stopped by hand.
 
 mod control;

@@ -36,7 +36,7 @@ const FORMAT: u64 = 1;
 /// Cache for the pages of the file, in bytes. Small, because the store itself is in memory.
 const CACHE_SIZE: usize = 4 << 20;
 
-/// `format`, `revision`, `lease_last`.
+/// Name -> number, for `format`, `revision` and `lease_last` (the last assigned lease).
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// Key -> revision, lease (0: none), value.
 const KEYS: TableDefinition<&str, (u64, u64, &str)> = TableDefinition::new("keys");
@@ -170,7 +170,7 @@ impl EmbeddedState {
         let is_write = !changes.is_empty();
         if is_write {
             let writes = self.writes.as_ref().expect("the thread is told to end by drop alone");
-            // If the thread has died, `poll` notices.
+            // If the thread has died, sending fails, and `poll` reports that.
             let _ = writes.send(changes);
         }
         self.pending.push_back(Pending { told, since: self.ran, is_write });
@@ -284,7 +284,7 @@ impl Drop for EmbeddedState {
     }
 }
 
-/// Wakes the owner even if the thread panics.
+/// Wakes the owner when the thread ends, even by a panic.
 struct WakeAtEnd<'a>(&'a dyn Fn());
 
 impl Drop for WakeAtEnd<'_> {
@@ -293,7 +293,7 @@ impl Drop for WakeAtEnd<'_> {
     }
 }
 
-/// Writes all waiting jobs as one transaction, again and again, until the owner is gone.
+/// Repeatedly writes all waiting changes as one transaction, until the owner is gone or a write fails.
 fn write_all(
     database: &Database,
     writes: &Receiver<Vec<StateChange>>,

@@ -104,7 +104,7 @@ impl StateStore for EtcdState {
             _ => {}
         }
         let effects = self.effects.as_ref().expect("only drop ends the thread");
-        // If the thread has died, `poll` notices.
+        // If the thread has died, sending fails, and `poll` reports that.
         let _ = effects.send(effect);
     }
 

@@ -27,14 +27,14 @@ use crate::key::ClusterKey;
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 const MAGIC: [u8; 8] = *b"ashlar\r\n";
 const PREAMBLE_SIZE: usize = 48;
-/// Ephemeral key and tag.
+/// Sizes: ephemeral key (32), tag (16).
 const NOISE_HELLO_SIZE: usize = 48;
 const HELLO_SIZE: usize = PREAMBLE_SIZE + NOISE_HELLO_SIZE;
 /// Status (1), zeros (3), length (4).
 const ANSWER_HEAD_SIZE: usize = 8;
-/// Ephemeral key, preamble, tag.
+/// Ephemeral key (32), preamble, tag (16).
 const NOISE_ANSWER_SIZE: usize = 32 + PREAMBLE_SIZE + 16;
-/// A tag.
+/// A tag (16), without payload.
 const CONFIRM_SIZE: usize = 16;
 /// Longest message of a refusal, in bytes.
 const REFUSAL_SIZE_MAX: usize = 512;

@@ -9,7 +9,7 @@
 //! Invariants
 //!   1. The first `filled` bytes of `buffer` were received, and belong to a frame that is not delivered
 //!      yet.
-//!   2. There is always room for the next bytes.
+//!   2. The lent memory always has room for at least one more byte.
 //!   3. Memory is allocated only for lengths that `decode_header` has checked.
 
 use base::{Buffer, BufferMut, BufferPool};

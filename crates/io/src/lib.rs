@@ -1,5 +1,5 @@
-//! Linux: the io_uring reactor with its sockets, disks, handshake and aligned buffers, the
-//! cluster key, the clock, the log, and state stores.
+//! I/O on Linux: the io_uring reactor with its sockets, disk, handshake and signals; the cluster key, the
+//! clock, the log, and the state stores.
 //!
 //! ```text
 //!   program loop:  reactor.turn(deadline, &mut events)
@@ -9,8 +9,8 @@
 //!
 //! Logic crates do not depend on this crate; they use only the interfaces in `format::door`.
 
-// Files, clocks and threads belong in this crate, and it lends memory to the kernel; each `unsafe` block
-// says why it is sound.
+// This crate may use files, clocks and threads, and it lends memory to the kernel; each `unsafe` block says
+// why it is sound.
 #![allow(clippy::disallowed_methods, unsafe_code)]
 
 mod address;

@@ -99,8 +99,8 @@ pub fn local_addresses() -> Result<Vec<IpAddr>, Error> {
 
 /// Returns the IP address in a socket address; `None` for other families.
 ///
-/// # Safety `address` is null, or points to a complete socket address of the family in its `sa_family`
-/// field.
+/// # Safety
+/// `address` is null, or points to a complete socket address of the family in its `sa_family` field.
 unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     // SAFETY: as the caller promises.
     let family = i32::from(unsafe { address.as_ref() }?.sa_family);

@@ -37,7 +37,7 @@ impl FeatureMask {
     pub const NO_SQARRAY: FeatureMask = FeatureMask(1);
     /// Linux 6.1: the kernel processes completions only when the thread asks for them.
     pub const DEFER_TASKRUN: FeatureMask = FeatureMask(2);
-    /// Linux 5.19: completions do not interrupt the thread.
+    /// Linux 5.19: the kernel does not interrupt the thread to process completions.
     pub const COOP_TASKRUN: FeatureMask = FeatureMask(4);
     /// Linux 5.19: one accept operation for many connections.
     pub const MULTISHOT_ACCEPT: FeatureMask = FeatureMask(8);
@@ -79,7 +79,7 @@ pub(crate) enum Op {
     Signal,
     /// Waits for a job of the disk.
     Disk(Box<DiskJob>),
-    /// Waits for a time.
+    /// Ends a wait at a given time.
     Alarm { _span: Box<types::Timespec> },
     /// Waits for the answer to a cancellation, which carries no information.
     Cancel,
@@ -91,13 +91,13 @@ pub(crate) struct OpKey(u64);
 
 /// A completion.
 pub(crate) struct Completion {
-    /// The operation, if this was its last completion.
+    /// The operation, if this was its last completion; `None` if more will follow.
     pub(crate) op: Option<Op>,
     /// The listener, if this is a completion of an accept.
     pub(crate) accepting: Option<usize>,
     /// A number of bytes or a descriptor; if negative, an errno.
     pub(crate) result: i32,
-    /// Whether the socket had more bytes.
+    /// Whether the socket had more bytes to read.
     pub(crate) socket_nonempty: bool,
 }
 

@@ -47,7 +47,7 @@ pub(crate) enum Stage {
     Resolved { address: Result<Address, CloseReason> },
     /// Waits for the connect to end.
     Connect,
-    /// Waits for the peer's part of the handshake.
+    /// Waits for the peer's messages of the handshake.
     Handshake { handshake: Box<Handshake>, incoming: bool },
     /// Frames in both directions.
     Frames(Inbox),
@@ -77,7 +77,7 @@ impl Stream {
 
 /// Received bytes of a byte stream, and the portions in which its reader wants them.
 ///
-/// Invariant: one portion is delivered at a time, so that the reader can say what it wants next.
+/// Invariant: one portion is delivered at a time, so that the reader can request the next one in between.
 pub(crate) struct RawInbox {
     pool: BufferPool,
     /// The buffer that the reader waits for, if any.

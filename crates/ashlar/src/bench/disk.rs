@@ -251,7 +251,7 @@ impl Bench {
         }
     }
 
-    /// Writes every place once.
+    /// Writes every block of the range once.
     fn fill(&mut self, places: &Places, block_size: u64) -> Result<(), Failure> {
         self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; 1];
         let step = BLOCK_SIZE.bytes().max(block_size);

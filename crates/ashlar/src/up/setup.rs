@@ -195,7 +195,7 @@ impl Setup {
         let monitor = file.monitors.first().and_then(|address| address.strip_prefix("tcp:"));
         let etcd = file.state.as_deref().and_then(|state| state.strip_prefix(OWN_ETCD));
         let (monitor, etcd) = (monitor.map(str::to_owned), etcd.map(str::to_owned));
-        // Hold both ports at the same time, so that they differ.
+        // Keep both listeners open at the same time, so that the ports differ.
         let mut taken = Vec::new();
         let mut free_address = |old: Option<String>| -> std::io::Result<String> {
             let kept = old.and_then(|address| TcpListener::bind(address).ok());
@@ -329,7 +329,7 @@ impl Setup {
         let is_cut_short = crate::osd::unfinished_osd(config, Place::Within(&self.dir))?.is_some();
         let wanted = match self.wanted.count {
             Some(count) => count as usize,
-            // Without a pool, the first start did not finish.
+            // If there is no pool, the first start did not finish.
             None if self.pools(config)?.is_empty() => OSDS_DEFAULT,
             None => there,
         };

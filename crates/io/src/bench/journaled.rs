@@ -144,7 +144,7 @@ impl Run<'_> {
         self.write(uring, (at, at, size), self.load.durable, GROUP);
     }
 
-    /// Writes data to its places while the ring is more than half full.
+    /// Starts a write-back if the ring is more than half full, and continues one that has started.
     fn write_back(&mut self, uring: &mut IoUring) {
         if self.until.is_none() && self.tail - self.head > self.ring.len() as u64 / 2 {
             self.until = Some(self.tail);

@@ -21,7 +21,7 @@ pub struct RawLoad {
     pub path: PathBuf,
     /// Size of the file in bytes, or of the part to use.
     pub size: u64,
-    /// Read instead of write.
+    /// Whether to read instead of write.
     pub is_read: bool,
     /// Sequential offsets instead of random ones.
     pub is_linear: bool,
@@ -31,7 +31,7 @@ pub struct RawLoad {
     pub depth: usize,
     /// How long to run.
     pub time: Duration,
-    /// Write with RWF_DSYNC.
+    /// Whether to write with RWF_DSYNC.
     pub durable: bool,
 }
 

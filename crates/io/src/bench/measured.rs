@@ -16,7 +16,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Operations per second.
+    /// Returns the operations per second.
     pub fn ops_per_second(&self) -> f64 {
         self.histogram.count() as f64 / self.elapsed.as_secs_f64()
     }

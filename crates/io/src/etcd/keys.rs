@@ -2,7 +2,7 @@
 
 use cluster::state::{KeyValue, LeaseId, OPERATION_COUNT_MAX, StateRevision, TRANSACTION_SIZE_MAX};
 
-/// Longest prefix, in bytes.
+/// Longest prefix that [`EtcdPlace`](super::EtcdPlace) accepts, in bytes.
 pub const PREFIX_SIZE_MAX: usize = 47;
 
 /// Largest request that etcd accepts with its default settings, in bytes.

@@ -136,8 +136,8 @@ impl Reactor {
             return;
         }
         let Some(socket) = stream.socket.clone() else { return };
-        // A lingering connection is removed once its last bytes are sent, so its send must complete
-        // visibly.
+        // A lingering connection is removed once its last bytes are sent, so its last send must post a
+        // completion.
         let is_last = matches!(stream.stage, Stage::Linger);
         if let Some(queue) = stream.queue.lend() {
             self.ring.send(socket, (connection, index), queue, is_last);
