@@ -219,7 +219,7 @@ mod tests {
         assert!(visit(&Cli::command(), &[]) > 30);
     }
 
-    /// Every command and option, as `docs/commands.md` has them.
+    /// Returns the reference of all commands and options, in the form of `docs/commands.md`.
     fn reference() -> String {
         use clap::CommandFactory;
         fn value(argument: &clap::Arg) -> String {

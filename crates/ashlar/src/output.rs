@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(lines.len(), 5, "{lines:#?}");
         assert!(lines[1].contains(path) && lines[4].contains(note), "{lines:#?}");
         assert!(lines[3].trim_start().starts_with("ID"), "{lines:#?}");
-        // A value wider than the terminal gets a table of its own and is not cut.
+        // A value wider than the terminal gets its own table and is not cut.
         let narrow = table_lines(&rows, COLUMNS, Some(20));
         assert!(narrow.iter().any(|line| line.contains(path)), "{narrow:#?}");
     }

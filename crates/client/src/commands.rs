@@ -426,7 +426,7 @@ mod tests {
         for request in [list, change] {
             answer(&mut world, connection, request, Err("state_unavailable"));
         }
-        // While an answer is awaited it is asked over this connection.
+        // While an answer is expected on this connection, refused requests are sent again over it too.
         world.wait();
         assert_eq!(sent(&mut world).len(), 2);
         assert!(world.commands.is(connection));

@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(code(&folder.0.join(DIRECTORY)), "key");
         let folder = Folder::with_cluster("rubbish", "cluster = 3");
         assert_eq!(code(&folder.0.join(DIRECTORY)), "invalid");
-        // A misspelt name must not be ignored: the setting may be one that keeps others out.
+        // A misspelt name must not be ignored: the setting may be one that restricts access.
         let wrong = format!("{GOOD}netwerks = [\"10.0.0.0/8\"]\n");
         let folder = Folder::with_cluster("misspelt", &wrong);
         let error = Config::load(&folder.0.join(DIRECTORY)).expect_err("wrong");

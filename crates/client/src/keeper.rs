@@ -220,9 +220,9 @@ mod tests {
         assert_eq!(list(&[a], &[]), None);
         assert_eq!(list(&[a], &["tcp:0.0.0.0:1", "unix:/x", "", "tcp:10.0.0.9:0"]), None);
         assert_eq!(list(&["unix:/x"], &["unix:/x", b]), Some(texts(&["unix:/x", b])));
-        // Names stay.
+        // Host names stay.
         assert_eq!(list(&["tcp:mon:1", a], &[b]), Some(texts(&["tcp:mon:1", b])));
-        // An address that was changed on purpose stays, and so does a detour.
+        // A deliberately changed or manually configured address stays.
         merged(&file(&[a]), &texts(&[b, c])).expect_err("none of them is known");
     }
 

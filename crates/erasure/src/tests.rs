@@ -1,11 +1,12 @@
-//! Every shape that a pool may have, over every set of lost parts; and the frozen bytes of parity.
+//! Tests every shape that a pool may have with every set of lost parts, and that the bytes of parity never
+//! change.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// Bytes that differ from part to part, the same in each run.
+/// Returns bytes that differ for each seed and are the same in each run.
 fn bytes(seed: usize, length: usize) -> Vec<u8> {
     let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
@@ -35,7 +36,7 @@ fn encode(code: &Code, data: &[Vec<u8>], parity: &mut [Vec<u8>]) {
     code.encode(&slices(data), &mut rows);
 }
 
-/// Every code that a pool may have.
+/// Returns every code that a pool may have.
 fn codes() -> Vec<Code> {
     let data = 2..=DATA_COUNT_MAX;
     let xor = data.clone().map(|data| Code::xor(data).unwrap());
@@ -44,7 +45,7 @@ fn codes() -> Vec<Code> {
     xor.chain(reed_solomon).collect()
 }
 
-/// All subsets of `count` things that have `size` members.
+/// Returns all subsets with `size` members of the numbers below `count`.
 fn subsets(count: usize, size: usize) -> impl Iterator<Item = Vec<usize>> {
     let all = (0u32..1 << count).filter(move |set| set.count_ones() as usize == size);
     all.map(move |set| (0..count).filter(|at| set & (1 << at) != 0).collect())
@@ -161,9 +162,9 @@ fn digest(parts: &[Vec<u8>]) -> u64 {
     })
 }
 
-/// Of parity of [`bytes`]; never to be changed.
+/// Digest of the parity of [`bytes`]; must never change.
 const XOR_2_1: u64 = 6_420_447_012_797_505_950;
-/// Likewise of 2+1, 4+2, 8+3 and 16+4.
+/// The same for Reed-Solomon 2+1, 4+2, 8+3 and 16+4; must never change.
 const REED_SOLOMON: [u64; 4] = [
     13_239_442_841_490_489_775,
     2_110_954_402_721_356_275,

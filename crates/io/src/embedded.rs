@@ -438,7 +438,7 @@ mod tests {
     use super::*;
     use cluster::state::{Operation, StateRequest, Transaction, TransactionOutcome, conformance};
 
-    /// A directory that goes with the test.
+    /// A directory that is removed when it is dropped.
     struct Directory(PathBuf);
 
     impl Directory {
@@ -464,7 +464,7 @@ mod tests {
         EmbeddedState::open_at(path, Time::ZERO, || ())
     }
 
-    /// One that waits for the disk when it is polled.
+    /// A state store that waits for the disk when it is polled.
     struct Patient(EmbeddedState);
 
     impl StateStore for Patient {
@@ -484,7 +484,7 @@ mod tests {
         }
     }
 
-    /// What is told of this effect.
+    /// Applies an effect and returns the events that it causes.
     fn answer(state: &mut EmbeddedState, effect: StateEffect) -> Vec<StateEvent> {
         let mut events = Vec::new();
         state.apply(Time::ZERO, effect, &mut events);
@@ -584,7 +584,7 @@ mod tests {
             now = now + Duration::from_millis(millis);
             state.poll(now, events);
         };
-        // The process stood still: little of that counts.
+        // The process was stopped: only 250 ms of this gap count.
         pass(&mut state, &mut events, 60_000);
         (0..3).for_each(|_| pass(&mut state, &mut events, 249));
         assert_eq!(events, []);
@@ -642,7 +642,7 @@ mod tests {
         assert_eq!(state.core.entries().cloned().collect::<Vec<_>>(), entries);
         assert_eq!(state.core.revision(), revision);
         assert_eq!(state.deadline(), Some(later + time_to_live));
-        // What was before is compacted; the lease ends, and stays ended.
+        // Revisions from before the reopening are compacted; the lease expires, and stays expired.
         let mut events = Vec::new();
         let (watch, prefix) = (WatchId(1), String::new());
         let from = StateRevision::new(1);

@@ -218,7 +218,7 @@ mod tests {
             state.poll(Time::ZERO, &mut events);
         }
         assert!(matches!(events.last(), Some(StateEvent::Failed { .. })), "{events:?}");
-        // And nothing after it.
+        // No event follows after `Failed`.
         events.clear();
         let request = cluster::state::StateRequest(1);
         let time_to_live = base::Duration::from_secs(1);

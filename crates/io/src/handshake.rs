@@ -493,7 +493,7 @@ mod tests {
         let (client, osd) = (trust(1, 9, Role::Client), trust(1, 9, osd()));
         let mut hello = Vec::new();
         Handshake::initiate(&client, &mut hello);
-        // One bit in each byte or so: the cryptography is slow without optimisation.
+        // Flip only every 13th bit: the cryptography is slow without optimisation.
         for bit in (0..hello.len() * 8).step_by(13) {
             let mut changed = hello.clone();
             changed[bit / 8] ^= 1 << (bit % 8);

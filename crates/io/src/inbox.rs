@@ -295,7 +295,7 @@ mod tests {
         bytes
     }
 
-    /// Receives `bytes`, at most `portion` at a time; `keep` holds on to every message.
+    /// Receives `bytes`, at most `portion` at a time. `keep`: keep every message alive until the end.
     fn receive(bytes: &[u8], portion: usize, keep: bool) -> Result<Vec<Message>, DecodeError> {
         let pool = BufferPool::default();
         let mut inbox = Inbox::new(&pool);

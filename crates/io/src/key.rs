@@ -137,7 +137,7 @@ mod tests {
     fn a_key_file_gets_its_name_only_when_complete() {
         let folder = folder("wholekey");
         let path = folder.join("key");
-        // Left by a process that was killed, and readable by all.
+        // A leftover of a killed process, readable by everybody.
         std::fs::write(folder.join("key.new"), "12").expect("writable");
         let key = ClusterKey::create(&path).expect("nothing has the name");
         assert_eq!(ClusterKey::load(&path), Ok(key));

@@ -310,7 +310,7 @@ pub(crate) fn put_in_place(
 pub(crate) mod tests {
     use super::*;
 
-    /// A folder that goes with its owner.
+    /// A directory that is removed when it is dropped.
     pub(crate) struct Folder(pub(crate) PathBuf);
 
     impl Folder {
@@ -358,7 +358,7 @@ pub(crate) mod tests {
     fn a_store_gets_its_name_only_when_complete() {
         let folder = Folder::new("prepare-name");
         let (path, new) = (folder.0.join("blocks"), folder.0.join("blocks.new"));
-        // What a killed process left: longer, and full of other bytes.
+        // A leftover of a killed process: longer, and full of other bytes.
         std::fs::write(&new, vec![0x55; 3 << 20]).expect("ours");
         let (zero, images) = ([(4096, 1 << 20)], [(0, vec![9; 4096])]);
         let store = NewStore { zero: &zero, clear: &[], images: &images };

@@ -481,7 +481,7 @@ mod tests {
             self.ring.send(self.near.clone(), (ConnectionId::new(2), 0), queue, false);
         }
 
-        /// What the sends that ended came to.
+        /// Returns the results of the sends that have ended.
         fn ended(&mut self) -> Vec<i32> {
             let mut results = Vec::new();
             while let Some(completion) = self.ring.next() {
@@ -496,7 +496,7 @@ mod tests {
     fn a_complete_send_does_not_end_the_wait() {
         for mask in [FeatureMask::NONE, FeatureMask::ALL] {
             let mut pair = Pair::new(mask);
-            // More than the submission queue has entries.
+            // More sends than the submission queue has entries.
             (1..=20).for_each(|number| pair.send(100 + number));
             assert_eq!(pair.ended(), [0; 0], "nothing is submitted yet");
             let begin = std::time::Instant::now();
@@ -566,7 +566,7 @@ mod tests {
                 while let Some(completion) = pair.ring.next() {
                     assert!(matches!(completion.op, Some(Op::Cancel)));
                 }
-                // What was taken back is not taken for the one that is under way.
+                // A cancelled alarm is not mistaken for the current one.
                 assert!(
                     clock::now() >= until || pair.ring.alarm.is_some_and(|(_, at)| at == until)
                 );

@@ -174,7 +174,7 @@ mod tests {
         for (request_size, answer_size, depth) in [
             (4096, 4096, 1),
             (4096, 4096, 32),
-            // More than the buffers of the connection hold, there and back.
+            // More data in both directions than the buffers of the connection hold.
             (64 << 10, 64 << 10, 1024),
             (4 << 20, 4096, 16),
             (4096, 4 << 20, 16),
