@@ -1,16 +1,15 @@
 //! Allocator of the data area: segments of 1 MiB, each holding blocks of one size while in use.
 //!
-//! None of this is on the disk: a start rebuilds it from the index.
-//! Under a sparse file a free place may have no space of the file system behind it; only a
-//! *reserved* one has, and only that is given to a block. `data_area.rs` reserves ahead of use.
+//! None of this is on the disk: a start rebuilds it from the index. In a sparse file, the file system may
+//! have no space allocated for a free place. Only a *reserved* place has space, and only reserved places
+//! are given to blocks. `data_area.rs` reserves places ahead of use.
 //!
 //! Invariants
 //!   1. A location is allocated at most once, and only where it is reserved.
-//!   2. `ready` holds exactly the segments with a free slot that is reserved, `bare` those with a
-//!      free slot that is not, by their class; a segment that is not in use is one slot, with the
-//!      shift 0.
+//!   2. `ready` holds exactly the segments with a free reserved slot, `bare` those with a free slot that is
+//!      not reserved, both ordered by class. A segment that is not in use counts as one slot, with shift 0.
 //!   3. Blocks in a segment that is *leaving* are being moved elsewhere (`moves.rs`). Its slots are
-//!      allocated last, and once one is, the segment stays.
+//!      allocated last; once one is allocated, the segment is no longer leaving.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,17 +20,17 @@ use format::disk::LOCATION_STEP;
 /// Size of a segment, in bytes.
 pub const SEGMENT_SIZE: u64 = MIB;
 const STEPS_PER_SEGMENT: u32 = (SEGMENT_SIZE / LOCATION_STEP) as u32;
-/// While at least one segment in so many is not in use, whole segments are reserved: it takes fewer
+/// While at least 1/n of all segments are not in use, whole segments are reserved: this takes fewer
 /// operations.
 const EMPTY_SHARE: usize = 8;
 
 const _: () = assert!(STEPS_PER_SEGMENT == u64::BITS);
 const _: () = assert!(BlockSize::MAX.bytes() == SEGMENT_SIZE);
 
-/// One value for each block size, by its shift; index 0 is for segments that are not in use.
+/// One value for each block size, indexed by its shift; index 0 is for segments that are not in use.
 pub type BySize<T> = [T; BlockSize::MAX.shift() as usize + 1];
 
-/// A place of the data area: where a block of this size lies, or may lie.
+/// A place in the data area: where a block of this size is stored, or could be.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Place {
     pub location: u32,
@@ -41,7 +40,7 @@ pub struct Place {
 /// A set of block sizes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct SizeSet {
-    /// A bit for each size, by its shift.
+    /// One bit for each size, at the position of its shift.
     shifts: u32,
 }
 
@@ -81,7 +80,7 @@ impl FromIterator<BlockSize> for SizeSet {
     }
 }
 
-/// The class of a segment is its shift, with this bit while it is leaving.
+/// Set in the class of a segment while the segment is leaving. The other bits are its shift.
 const LEAVING: u8 = 0x80;
 
 /// One segment: a bit for each step of 16 KiB.
@@ -89,14 +88,14 @@ const LEAVING: u8 = 0x80;
 struct Segment {
     used: u64,
     reserved: u64,
-    /// log2 of the block size; 0 while not in use.
+    /// log2 of the block size; 0 while the segment is not in use.
     shift: u8,
     /// Its blocks are being moved elsewhere.
     is_leaving: bool,
 }
 
 impl Segment {
-    /// Steps of one slot. A segment that is not in use is one slot.
+    /// Returns the number of steps in one slot. A segment that is not in use is one slot.
     fn slot_steps(&self) -> u32 {
         match self.shift {
             0 => STEPS_PER_SEGMENT,
@@ -112,7 +111,7 @@ impl Segment {
         u64::from(self.used.count_ones()) * LOCATION_STEP
     }
 
-    /// The first step of each slot whose steps are all among these.
+    /// Returns the first step of each slot whose steps are all in `steps`.
     fn slots_within(&self, mut steps: u64) -> u64 {
         let count = self.slot_steps();
         let mut width = 1;
@@ -137,10 +136,10 @@ impl Segment {
     }
 }
 
-/// Which places are taken, and which have space behind them.
+/// Tracks which places are allocated, and which have space reserved.
 pub struct Allocator {
     segments: Vec<Segment>,
-    /// Whether free places may have no space behind them.
+    /// Whether free places may have no space allocated in the file system.
     is_sparse: bool,
     ready: BTreeSet<(u8, u32)>,
     bare: BTreeSet<(u8, u32)>,
@@ -158,18 +157,19 @@ fn mask(block_size: BlockSize, first_step: u32) -> u64 {
     (u64::MAX >> (u64::BITS - count)) << first_step
 }
 
-/// The segment in which a location lies.
+/// Returns the segment of a location.
 pub fn segment_of(location: u32) -> u32 {
     location / STEPS_PER_SEGMENT
 }
 
-/// The first segment of this class in a set.
+/// Returns the first segment of this class in a set.
 fn first_of(set: &BTreeSet<(u8, u32)>, class: u8) -> Option<u32> {
     set.range((class, 0)..=(class, u32::MAX)).next().map(|(_, segment)| *segment)
 }
 
 impl Allocator {
-    /// `is_sparse`: nothing is reserved yet. Requires: whole segments, at most 64 TiB.
+    /// Creates an allocator with no place allocated. `is_sparse`: no place is reserved yet either.
+    /// Requires: `size` is a multiple of the segment size, and at most 64 TiB.
     pub fn new(size: u64, is_sparse: bool) -> Allocator {
         assert!(size.is_multiple_of(SEGMENT_SIZE));
         let count = (size / SEGMENT_SIZE) as usize;
@@ -202,12 +202,13 @@ impl Allocator {
         self.ready_bytes_of(block_size) > 0
     }
 
-    /// Free bytes that are reserved and that blocks of this size can use.
+    /// Returns the free reserved bytes that blocks of this size can use.
     pub fn ready_bytes_of(&self, block_size: BlockSize) -> u64 {
         self.ready_bytes[0] + self.ready_bytes[block_size.shift() as usize]
     }
 
-    /// Allocates a block, at the lowest place there is.
+    /// Allocates a place for a block: the lowest one, preferably in a segment of its size, in a leaving
+    /// segment only as a last resort.
     pub fn allocate(&mut self, block_size: BlockSize) -> Option<u32> {
         let shift = block_size.shift();
         let classes = [shift, 0, shift | LEAVING];
@@ -218,18 +219,18 @@ impl Allocator {
         Some(self.allocate_in(index, block_size))
     }
 
-    /// Allocates a block between others of its size, in no segment that is leaving.
+    /// Allocates a place between other blocks of this size, but not in a leaving segment.
     pub fn allocate_gap(&mut self, block_size: BlockSize) -> Option<u32> {
         let index = first_of(&self.ready, block_size.shift())?;
         Some(self.allocate_in(index, block_size))
     }
 
-    /// Whether there is such a gap that only lacks a reservation.
+    /// Whether there is a gap for a block of this size that only lacks a reservation.
     pub fn has_bare_gap(&self, block_size: BlockSize) -> bool {
         first_of(&self.bare, block_size.shift()).is_some()
     }
 
-    /// Requires: the segment has a free slot that is reserved.
+    /// Allocates a place in this segment. Requires: the segment has a free reserved slot.
     fn allocate_in(&mut self, index: u32, block_size: BlockSize) -> u32 {
         let mut segment = self.segments[index as usize];
         segment.shift = block_size.shift();
@@ -238,8 +239,8 @@ impl Allocator {
         location
     }
 
-    /// Marks segments as leaving, of a range of all segments: those of sizes of which some are
-    /// wanted, that are no fuller than the average of their size. Returns them.
+    /// Marks segments in a range as leaving, and returns them. Chooses segments of the sizes in `wanted`,
+    /// if they are no fuller than the average for their size.
     pub fn choose_leaving(&mut self, range: Range<u32>, wanted: &mut BySize<u64>) -> Vec<u32> {
         let mut chosen = Vec::new();
         for index in range.start..range.end.min(self.segments.len() as u32) {
@@ -257,7 +258,7 @@ impl Allocator {
         chosen
     }
 
-    /// The segment is not leaving any more.
+    /// Ends the leaving of a segment: its blocks stay.
     pub fn stay(&mut self, index: u32) {
         self.change(index, |segment| segment.is_leaving = false);
     }
@@ -272,7 +273,8 @@ impl Allocator {
         self.is_segment_leaving(segment_of(location))
     }
 
-    /// The segment and the step of a block; `None` where no block of this size can lie.
+    /// Returns the segment and the step of a block; `None` if no block of this size can be at this
+    /// location.
     fn slot(&self, location: u32, block_size: BlockSize) -> Option<(u32, u32)> {
         let segment = location / STEPS_PER_SEGMENT;
         let steps = (block_size.bytes() / LOCATION_STEP) as u32;
@@ -281,7 +283,7 @@ impl Allocator {
         fits.then_some((segment, step))
     }
 
-    /// Changes a segment, and keeps the sets and sums in step.
+    /// Changes a segment, and updates the sets and sums accordingly.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
         let old = self.segments[index as usize];
         let mut new = old;
@@ -310,8 +312,9 @@ impl Allocator {
         self.bare_empty_count += usize::from(is_bare && new.shift == 0);
     }
 
-    /// Marks a place as allocated and reserved: what the index names has its space. False: it lies
-    /// outside the area, is allocated already, or its segment holds another block size.
+    /// Marks a place as allocated, and as reserved, because a place that the index refers to has its space.
+    /// Returns false if the place is outside the area or already allocated, or if its segment holds another
+    /// block size.
     pub fn take(&mut self, location: u32, block_size: BlockSize) -> bool {
         let Some((index, step)) = self.slot(location, block_size) else { return false };
         let segment = self.segments[index as usize];
@@ -327,8 +330,8 @@ impl Allocator {
         true
     }
 
-    /// Frees a place; `is_punched`: its space went back to the file system before.
-    /// Requires: it is allocated.
+    /// Frees a place. `is_punched`: its space was given back to the file system. Requires: the place is
+    /// allocated.
     pub fn release(&mut self, location: u32, block_size: BlockSize, is_punched: bool) {
         let (index, step) = self.slot(location, block_size).expect("it was allocated here");
         let segment = self.segments[index as usize];
@@ -346,8 +349,8 @@ impl Allocator {
         });
     }
 
-    /// Free slots of a segment, whose space can be given back. Under a sparse file only those that are
-    /// not reserved: the others will be used soon. A segment that is not in use is one slot.
+    /// Returns the free slots of a segment whose space can be given back. In a sparse file, only slots that
+    /// are not reserved: the others will be used soon. A segment that is not in use is one slot.
     pub fn idle_slots(&self, index: u32) -> Vec<Place> {
         let Some(segment) = self.segments.get(index as usize) else { return Vec::new() };
         let slots = match self.is_sparse {
@@ -360,8 +363,8 @@ impl Allocator {
         idle.map(place).collect()
     }
 
-    /// Locations to be reserved next for blocks of this size, at most `bytes_max` of them:
-    /// segments that are not in use, or free slots between blocks.
+    /// Returns the locations to reserve next for blocks of this size, at most `bytes_max` bytes: segments
+    /// that are not in use, or free slots between blocks.
     pub fn to_reserve(&self, block_size: BlockSize, bytes_max: u64) -> Option<Range<u32>> {
         let are_many = self.bare_empty_count * EMPTY_SHARE >= self.segments.len();
         let whole = (bytes_max >= SEGMENT_SIZE).then(|| self.empty_run(bytes_max)).flatten();
@@ -380,7 +383,7 @@ impl Allocator {
         Some(first * STEPS_PER_SEGMENT..(first + 1 + more) * STEPS_PER_SEGMENT)
     }
 
-    /// Neighbouring free slots of one segment.
+    /// Returns adjacent free slots of one segment that are not reserved.
     fn slot_run(&self, block_size: BlockSize, bytes_max: u64) -> Option<Range<u32>> {
         let index = first_of(&self.bare, block_size.shift())?;
         let slots = self.segments[index as usize].bare_slots();
@@ -396,7 +399,8 @@ impl Allocator {
         Some(start..start + count * steps)
     }
 
-    /// These locations have space of the file system now. Requires: no block lies there.
+    /// Records that these locations now have space in the file system. Requires: no block is allocated
+    /// there.
     pub fn reserved(&mut self, locations: Range<u32>) {
         let mut at = locations.start;
         while at < locations.end {
@@ -409,7 +413,7 @@ impl Allocator {
         }
     }
 
-    /// Whether free places may have no space behind them.
+    /// Whether free places may have no space allocated in the file system.
     pub fn is_sparse(&self) -> bool {
         self.is_sparse
     }
@@ -419,17 +423,17 @@ impl Allocator {
         self.segments.len() as u64 * SEGMENT_SIZE
     }
 
-    /// How many segments there are.
+    /// Returns the number of segments.
     pub fn segment_count(&self) -> u32 {
         self.segments.len() as u32
     }
 
-    /// How many segments blocks of this size have.
+    /// Returns the number of segments in use for blocks of this size.
     pub fn segment_count_of(&self, shift: u8) -> u64 {
         self.segment_counts[shift as usize]
     }
 
-    /// How many segments are not in use.
+    /// Returns the number of segments that are not in use.
     pub fn empty_count(&self) -> u64 {
         self.segment_counts[0]
     }

@@ -1,4 +1,4 @@
-//! The blocks of a store, as all accepted entries left them. Here meet
+//! The blocks of a store, in the state after all accepted entries. This module combines
 //!
 //! ```text
 //!   index      what a block is: version, size, place            (always in memory)
@@ -8,12 +8,12 @@
 //! ```
 //!
 //! One entry of the journal is one [`Change`]; [`Blocks::apply`] is the only way in which requests and
-//! recovery change a block. A kind of entry that is added gets an arm there.
+//! recovery change a block. A new kind of entry gets an arm there.
 //!
 //! Invariants
-//!   1. The place that the index names of a block is allocated to it, and to no other block.
-//!   2. An overlay is fresh when the block got its place since the leaf was written.
-//!   3. What the index said of a frozen block when the checkpoint began is kept until the checkpoint
+//!   1. The place that the index records for a block is allocated to this block, and to no other.
+//!   2. An overlay is fresh if the block got its place after the leaf was written.
+//!   3. The index entry that a frozen block had when the checkpoint began is kept until the checkpoint
 //!      ends.
 
 use std::collections::BTreeSet;
@@ -33,12 +33,12 @@ use crate::overlay::{Overlay, Overlays, UnitState};
 /// An entry that changes a block.
 pub struct Change<'a> {
     pub header: &'a EntryHeader,
-    /// What the index says of its block.
+    /// The block's current entry in the index.
     pub old: Option<BlockInfo>,
     pub lsn: Lsn,
-    /// Where its inline data begins.
+    /// The lsn where the entry's inline data begins.
     pub data_lsn: Lsn,
-    /// Units of the entry, counted from its first, whose data is lost.
+    /// Units whose data is lost, counted from the first unit of the entry.
     pub bad: UnitSet,
 }
 
@@ -48,12 +48,13 @@ pub struct Blocks {
     overlays: Overlays,
     pub area: DataArea,
     pub damage: Damage,
-    /// Something was deleted or zeroed since the last checkpoint began: the next one gives space back.
+    /// Whether something was deleted or zeroed since the last checkpoint began, so that the next one gives
+    /// space back.
     gives_back: bool,
 }
 
 impl Blocks {
-    /// No blocks. `is_sparse`: places get space before they are used.
+    /// Creates an empty set of blocks. `is_sparse`: places must be reserved before they are used.
     pub fn new(superblock: &Superblock, is_sparse: bool) -> Blocks {
         Blocks {
             index: Index::new(),
@@ -72,7 +73,7 @@ impl Blocks {
         &self.overlays
     }
 
-    /// What is known of the block without reading.
+    /// Returns what is known about the block without reading the disk.
     pub fn get(&self, key: &BlockKey) -> Option<BlockInfo> {
         self.index.get(key)
     }
@@ -82,12 +83,12 @@ impl Blocks {
         self.gives_back
     }
 
-    /// Images whose space has changed since this was last called.
+    /// Returns the images whose space has changed since the last call.
     pub fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
         self.index.take_used_changed()
     }
 
-    /// Applies an entry of the block `key`: the same for a request and for recovery.
+    /// Applies an entry of the block `key`, in the same way for a request and for recovery.
     pub fn apply(&mut self, change: &Change<'_>, key: BlockKey) {
         debug_assert!(self.index.get(&key) == change.old);
         match change.header.kind {
@@ -167,7 +168,7 @@ impl Blocks {
         self.put(change, key, LOCATION_NONE, true);
     }
 
-    /// The units that a repair names become so; others stay.
+    /// Applies a repair: the units in the repair get its content, others stay.
     fn repair(&mut self, change: &Change<'_>, key: BlockKey) {
         let header = change.header;
         let block_size = header.block_size.expect("the format demands it");
@@ -191,13 +192,13 @@ impl Blocks {
                 overlay.set(unit, state);
             }
         });
-        // Where units became zeros the block may hold nothing any more.
+        // If units became zeros, the block may now be empty.
         let has_zeros = header.units.count() > header.written.count() + header.damaged.count();
         self.gives_back |= has_zeros && location_of(change.old) != LOCATION_NONE;
         self.put(change, key, header.location, header.location == LOCATION_NONE);
     }
 
-    /// The block leaves the index without a tombstone, and the next checkpoint.
+    /// Removes the block from the index without a tombstone, and so from the next checkpoint.
     fn remove(&mut self, change: &Change<'_>, key: BlockKey) {
         self.overlays.change(key, |overlay| {
             overlay.reset();
@@ -213,8 +214,8 @@ impl Blocks {
         self.damage.forget(&key);
     }
 
-    /// Writes into the index what the entry says of its block, which lies at `location` now, and frees
-    /// the old place. `takes_away`: the change takes data away, so its space is given back.
+    /// Updates the index from the entry, with the block now at `location`, and frees the old place.
+    /// `takes_away`: the change removes data, so its space is given back.
     fn put(&mut self, change: &Change<'_>, key: BlockKey, location: u32, takes_away: bool) {
         let Change { header, old, .. } = *change;
         let (old_location, old_size) = (location_of(old), old.map(|info| info.block_size));
@@ -233,7 +234,7 @@ impl Blocks {
         self.forget_damage(header, location, &key);
     }
 
-    /// What the entry wrote is not damaged any more.
+    /// Forgets the damage of units that the entry wrote.
     fn forget_damage(&mut self, header: &EntryHeader, location: u32, key: &BlockKey) {
         let first = header.offset / UNIT_SIZE as u32;
         match header.kind {
@@ -247,23 +248,23 @@ impl Blocks {
         }
     }
 
-    /// Changes the index, and keeps what it said for the running checkpoint.
+    /// Changes the index, and keeps the old entry for the running checkpoint.
     fn set_info(&mut self, key: BlockKey, old: Option<BlockInfo>, info: Option<BlockInfo>) {
         self.overlays.keep_info(&key, old);
         self.index.set(key, info);
     }
 
-    /// Tombstones of the PG up to `floor` are not needed. A full store takes no write that would start
-    /// the checkpoint which drops them, so they do.
+    /// Records that tombstones of the PG up to `floor` are not needed. The checkpoint that drops them is
+    /// requested here, because a full store accepts no writes that would start it.
     pub fn on_floor(&mut self, pg: PgId, floor: Version) {
         self.gives_back |= self.index.tombstones_up_to(pg, floor).next().is_some();
     }
 }
 
-/// What a checkpoint asks of the blocks.
+/// Methods for a checkpoint.
 impl Blocks {
-    /// Freezes what changed so far, without the tombstones up to the floor of their PG. Returns the
-    /// blocks that the checkpoint no longer names.
+    /// Freezes the changes so far, and drops the tombstones up to the floor of their PG. Returns the places
+    /// that the checkpoint no longer refers to.
     pub fn freeze(&mut self, floors: impl Iterator<Item = (PgId, Version)>) -> Vec<Freed> {
         self.gives_back = false;
         self.overlays.freeze();
@@ -277,7 +278,7 @@ impl Blocks {
         self.area.take_freed()
     }
 
-    /// What the index said of a frozen block when the checkpoint began.
+    /// Returns the index entry that a frozen block had when the checkpoint began.
     pub fn frozen_info(&self, key: &BlockKey) -> Option<BlockInfo> {
         match self.overlays.frozen(key).and_then(|overlay| overlay.info) {
             Some(info) => info,
@@ -285,14 +286,14 @@ impl Blocks {
         }
     }
 
-    /// Data of a frozen block that was to be written back is lost: its units become damaged.
+    /// Marks units of a frozen block as damaged, because their data, which was to be written back, is lost.
     pub fn lose_frozen(&mut self, key: BlockKey, lost: UnitSet) {
         self.overlays.lose_frozen(&key, &lost);
         self.damage.found(key, lost);
     }
 
-    /// All of a frozen block was zeroed piece by piece: its place goes with this checkpoint. Requires:
-    /// it has a place, and has not changed since.
+    /// Frees the place of a frozen block that was zeroed completely, piece by piece, with this checkpoint.
+    /// Requires: the block has a place, and has not changed since.
     pub fn free_emptied(&mut self, key: BlockKey, info: BlockInfo) -> (BlockInfo, Freed) {
         assert!(info.location != LOCATION_NONE);
         self.area.count_freed(info.block_size, true);
@@ -303,16 +304,16 @@ impl Blocks {
         (info, freed)
     }
 
-    /// The checkpoint is durable, and no longer names these blocks.
+    /// Ends a checkpoint that is durable, and frees the places that it no longer refers to.
     pub fn on_checkpoint(&mut self, freed: Vec<Freed>) {
         self.overlays.drop_frozen();
         self.area.on_checkpoint(freed);
     }
 }
 
-/// What recovery asks of the blocks.
+/// Methods for recovery.
 impl Blocks {
-    /// Puts a leaf's blocks into the index. The error is for people.
+    /// Adds a leaf's blocks to the index. The error is for the operator.
     pub fn load(&mut self, leaf: &LeafPage) -> Result<(), String> {
         for record in leaf.records() {
             let info = BlockInfo {
@@ -328,8 +329,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Marks a place as allocated. What stands in its way goes, if it is freed, or if it was emptied:
-    /// `is_emptied` tells of a block whose place a checkpoint took away. The error is for people.
+    /// Marks a place as allocated. Blocks in the way are removed if they are freed, or if a checkpoint took
+    /// their place away because they were emptied, which `is_emptied` tells. The error is for the operator.
     pub fn occupy(
         &mut self,
         location: u32,
@@ -339,8 +340,8 @@ impl Blocks {
         if location == LOCATION_NONE || self.area.allocator.take(location, size) {
             return Ok(());
         }
-        // A root that is not the newest names places that later checkpoints freed; a segment may
-        // have gone to another block size since.
+        // A root that is not the newest refers to places that later checkpoints freed; a segment may since
+        // be in use for another block size.
         let is_in_the_way = |at: u32, of: BlockSize| match of == size {
             true => at == location,
             false => segment_of(at) == segment_of(location),
@@ -377,12 +378,12 @@ impl Blocks {
     }
 }
 
-/// Whether the block has nothing but these units after a repair that names them.
+/// Whether the block holds nothing but these units after a repair of them.
 pub fn replaces_all(old: Option<BlockInfo>, block_size: BlockSize, units: &UnitSet) -> bool {
     units.count() == block_size.unit_count() || location_of(old) == LOCATION_NONE
 }
 
-/// Whether data read from the disk is what was written.
+/// Whether data read from the disk matches its checksum.
 pub fn matches(data: &[u8], checksum: Checksum) -> bool {
     planted::on(Bug::ChecksumNotCompared) || base::crc32c(data) == checksum
 }

@@ -1,4 +1,4 @@
-//! Looking at a store that is not running: `inspect` describes it, `check` verifies it. Both only read.
+//! Examines a store that is not running: `inspect` describes it, `check` verifies it. Both only read.
 
 use base::UNIT_SIZE;
 use format::disk::LOCATION_NONE;
@@ -7,21 +7,21 @@ use crate::index::KEY_FIRST;
 use crate::stopped::{ReadDevice, StoppedStore};
 use crate::{BlockKey, CommitMode, Identity, RecoveryReport, Space, StoreError};
 
-/// How deep to look.
+/// How thorough a check is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckOptions {
-    /// Compare every written unit with its checksum.
+    /// Verify every written unit against its checksum.
     pub data: bool,
 }
 
 /// What a check found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckReport {
-    /// Empty: the store is clean.
+    /// What is wrong. Empty: the store is clean.
     pub findings: Vec<Finding>,
-    /// What a start would do now.
+    /// What recovery would do if the store were started now.
     pub recovery: RecoveryReport,
-    /// Units of 4 KiB compared.
+    /// Units of 4 KiB verified.
     pub units_checked: u64,
 }
 
@@ -30,7 +30,7 @@ pub struct CheckReport {
 pub struct Finding {
     /// How bad.
     pub severity: Severity,
-    /// For people: what, where, what to do.
+    /// For the operator: what is wrong, where, and what to do.
     pub text: String,
 }
 
@@ -43,10 +43,10 @@ pub enum Severity {
     Error,
 }
 
-/// Facts about a store, as it lies on the disk.
+/// Facts about a store on the disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inspection {
-    /// Who it is.
+    /// The ids of the store, its cluster and its OSD.
     pub identity: Identity,
     /// How its writes become durable.
     pub commit: CommitMode,
@@ -60,32 +60,32 @@ pub struct Inspection {
     pub checkpoints: (u64, u64),
     /// Data area: (offset, length) in bytes.
     pub data: (u64, u64),
-    /// The journal is replayed from here.
+    /// The lsn from which the journal is replayed.
     pub journal_head: u64,
-    /// The journal ends here.
+    /// The lsn at which the journal ends.
     pub journal_tail: u64,
-    /// Checkpoints since the store was made.
+    /// Number of checkpoints since the store was created.
     pub checkpoint_sequence: u64,
-    /// Blocks that hold or held data, without tombstones.
+    /// Number of blocks, without tombstones.
     pub blocks: u64,
-    /// Tombstones.
+    /// Number of tombstones.
     pub tombstones: u64,
-    /// Notes.
+    /// Number of notes.
     pub notes: u64,
     /// Space for data.
     pub space: Space,
-    /// Whether recovery found damage that is not settled.
+    /// Whether recovery found damage that the operator has not yet accepted.
     pub suspect: bool,
-    /// What a start would do now.
+    /// What recovery would do if the store were started now.
     pub recovery: RecoveryReport,
 }
 
 /// Most findings that a report lists.
 const FINDINGS_MAX: usize = 1000;
 
-/// Verifies a store. `read` fills the buffer from the device; its error says that the place cannot be
-/// read, which is a finding and does not end the check. A journal that a start would just replay is
-/// clean.
+/// Verifies a store. `read` fills the buffer from the device. An error from it means that the device cannot
+/// be read there, which is a finding and does not end the check. A journal that a start would simply replay
+/// is clean.
 pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> CheckReport {
     let mut report =
         CheckReport { findings: Vec::new(), recovery: RecoveryReport::default(), units_checked: 0 };
@@ -113,7 +113,7 @@ pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> Check
     report
 }
 
-/// The meaning of rows that are not part of an ordinary start.
+/// Returns the finding for a row of the recovery table; `None` for rows of an ordinary start.
 fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
     let found = match row {
         'C' => (Severity::Error, "data of an acknowledged write is damaged in the journal"),
@@ -171,7 +171,7 @@ impl CheckReport {
     }
 }
 
-/// Describes a store. The error says why there is none, or why it cannot be opened.
+/// Describes a store. The error says why there is no store, or why it cannot be opened.
 pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String> {
     let stopped = StoppedStore::open(read, device_size)?;
     let store = stopped.store();

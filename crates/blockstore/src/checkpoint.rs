@@ -1,5 +1,5 @@
-//! Checkpoints: the state that all entries before an lsn left, written so that the journal before
-//! it may go.
+//! Checkpoints: the state after all entries before an lsn, written so that the journal before that lsn can
+//! be freed.
 //!
 //! ```text
 //!   begin: live overlays become frozen; new changes go to new overlays
@@ -8,12 +8,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. Before everything up to its lsn is durable, and recorded as such, a checkpoint writes
-//!      nothing.
-//!   2. Data in places is flushed before a page names it; pages before the root names them; the
-//!      root before the journal is trimmed and anything is used again.
-//!   3. Write-back overwrites only units whose new data is still in the journal: a crash at any moment
-//!      replays it.
+//!   1. A checkpoint writes nothing before everything up to its lsn is durable and recorded as durable.
+//!   2. Data in places is flushed before a page that refers to it is written; pages are flushed before the
+//!      root; the root is flushed before the journal is trimmed and freed space is reused.
+//!   3. Write-back overwrites only units whose new data is still in the journal, so after a crash at any
+//!      moment it is replayed.
 
 mod leaf_groups;
 mod write_back;
@@ -40,20 +39,20 @@ use crate::pg_records::PgRecordMap;
 /// Page writes in flight at once.
 const PAGE_WRITES_MAX: usize = 64;
 
-/// How a step ends; the error says why the store stops, for people.
+/// The result of a step. The error tells the operator why the store stops.
 pub type Progress = Result<(), String>;
 
 /// A checkpoint being made.
 pub struct Checkpoint {
-    /// Everything before this lsn is in it.
+    /// The checkpoint contains everything before this lsn.
     until: Lsn,
-    /// Checksum of the entry before that.
+    /// Checksum of the last entry before `until`.
     previous: Checksum,
     sequence: u64,
     pgs: PgRecordMap,
     notes: NoteMap,
     unnamed: Unnamed,
-    /// Pages of its streams.
+    /// Pages of the checkpoint's streams.
     stream_pages: Vec<u32>,
     stage: Stage,
     page_queue: VecDeque<PageWrite>,
@@ -67,12 +66,12 @@ struct PageWrite {
     bytes: Buffer,
 }
 
-/// In the order of time; each says what it waits for.
+/// The stages of a checkpoint, in order, each with what it waits for.
 enum Stage {
     /// Waits until everything before `until` is durable.
     Durable,
-    /// Waits until an entry that records this is durable itself. Write-back changes the places of
-    /// large writes; recovery must not compare them with what those writes wrote.
+    /// Waits until an entry that records this is itself durable. Write-back then changes places that large
+    /// writes wrote; recovery must no longer verify these places against those writes.
     Recorded(Lsn),
     /// Waits for write-back of journal data into the blocks' places.
     WriteBack(WriteBack),
@@ -92,19 +91,19 @@ enum Stage {
     Finished(Root),
 }
 
-/// The streams being written. The directory may be long: it is written from its end, since each page
-/// names the next, a bounded number of pages at once.
+/// The streams being written. The directory may be long: it is written a bounded number of pages at a time,
+/// and from its end, because each page refers to the next.
 struct Streams {
-    /// Names the part of the directory that is written so far.
+    /// Refers to the part of the directory that is written so far.
     root: Root,
-    /// Bytes of the directory that are still to be written: those before.
+    /// Bytes at the front of the directory that are still to be written.
     rest: u64,
-    /// The last leaf in them.
+    /// The upper bound of the leaves in these bytes.
     until: Bound<BlockKey>,
 }
 
 impl Checkpoint {
-    /// Freezes what changed so far. Requires: no other checkpoint runs.
+    /// Begins a checkpoint, and freezes the changes so far. Requires: no other checkpoint is running.
     pub fn begin(parts: &mut Parts) -> Checkpoint {
         parts.wants_checkpoint = false;
         let freed = parts.blocks.freeze(parts.pgs.floors());
@@ -123,7 +122,7 @@ impl Checkpoint {
         }
     }
 
-    /// Moves on as far as it can without an event.
+    /// Advances the checkpoint as far as possible without waiting for an event.
     pub fn advance(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Progress {
         loop {
             let has_moved = self.step(parts, io)?;
@@ -134,7 +133,8 @@ impl Checkpoint {
         }
     }
 
-    /// Moves on if what the stage waits for has come. True: it may move on again at once.
+    /// Advances to the next stage if this one is complete. Returns whether another step may be possible at
+    /// once.
     fn step(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
         match &mut self.stage {
             Stage::Durable => {
@@ -165,7 +165,7 @@ impl Checkpoint {
             }
             Stage::Leaves(_) => self.step_leaves(parts, io),
             Stage::Streams(_) => self.step_streams(parts, io),
-            // These move when their one operation ends.
+            // These stages end in `on_done`, when their single operation ends.
             Stage::FlushData | Stage::FlushPages(_) | Stage::Root(_) | Stage::FlushRoot(_) => {
                 Ok(false)
             }
@@ -173,7 +173,7 @@ impl Checkpoint {
         }
     }
 
-    /// An operation of the checkpoint ended well.
+    /// Handles the successful end of one of the checkpoint's operations.
     pub fn on_done(&mut self, purpose: Purpose, parts: &mut Parts, io: &mut Io<'_>) {
         match (&mut self.stage, purpose) {
             (Stage::WriteBack(work), Purpose::WriteBack) => work.on_written(),
@@ -205,7 +205,7 @@ impl Checkpoint {
         }
     }
 
-    /// Journal data of a block to be written back was read: from this unit on.
+    /// Handles journal data that was read for the write-back of a block, starting at this unit.
     pub fn on_write_back_read(
         &mut self,
         key: BlockKey,
@@ -220,7 +220,7 @@ impl Checkpoint {
         work.on_read(key, unit, buffer, parts, io);
     }
 
-    /// A leaf that a group waits for was read; `None`: it is damaged.
+    /// Handles a leaf that was read for a group; `None`: the leaf is damaged.
     pub fn on_leaf_read(&mut self, group: LeafGroupId, page: u32, leaf: Option<Rc<LeafPage>>) {
         let Stage::Leaves(groups) = &mut self.stage else {
             unreachable!("the stage waits for its reads")
@@ -228,7 +228,7 @@ impl Checkpoint {
         groups.on_leaf_read(group, page, leaf);
     }
 
-    /// Loads, builds and writes groups of leaves; when all are done, begins the streams.
+    /// Loads, builds and writes groups of leaves. When all are done, begins the streams.
     fn step_leaves(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
         let Stage::Leaves(groups) = &mut self.stage else { unreachable!("asked for leaves") };
         let pages = groups.advance(self.sequence, &mut self.unnamed, parts, io);
@@ -278,7 +278,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Makes pages of the directory, a bounded number at once; flushes when all are written.
+    /// Builds pages of the directory, a bounded number at a time. Starts the flush when all are written.
     fn step_streams(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
         let Stage::Streams(streams) = &mut self.stage else { unreachable!("asked for streams") };
         let tag = parts.superblock.store.tag();
@@ -300,7 +300,7 @@ impl Checkpoint {
         Ok(false)
     }
 
-    /// Writes queued pages, up to the limit in flight.
+    /// Writes queued pages, up to the limit of writes in flight.
     fn write_pages(&mut self, parts: &Parts, io: &mut Io<'_>) {
         while self.page_writes < PAGE_WRITES_MAX {
             let Some(PageWrite { purpose, page, bytes }) = self.page_queue.pop_front() else {
@@ -315,7 +315,8 @@ impl Checkpoint {
         matches!(self.stage, Stage::Finished(_))
     }
 
-    /// The root is durable: frees everything that only older roots named. Requires: it is finished.
+    /// Ends the checkpoint: frees everything that only older roots referred to. Requires: the root is
+    /// durable ([`Checkpoint::is_finished`]).
     pub fn finish(self, parts: &mut Parts) {
         let Stage::Finished(root) = self.stage else { unreachable!("its root is durable") };
         parts.journal.trim(self.until);

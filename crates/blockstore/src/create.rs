@@ -1,4 +1,5 @@
-//! Making a store: its layout, its superblocks, and what must be zeros. Pure: the caller writes.
+//! Computes a new store: its layout, its superblocks, and the ranges to be zeroed. Pure: the caller does
+//! the writes.
 
 use base::{Checksum, ClusterId, GIB, Lsn, MIB, OsdId, TIB};
 use format::disk::{Area, PAGE_SIZE, Root, SUPERBLOCK_OFFSETS, StreamRef, Superblock};
@@ -12,11 +13,11 @@ pub const STORE_SIZE_MIN: u64 = 128 * MIB;
 /// The options that are fixed when a store is created.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
-    /// The cluster it belongs to.
+    /// The cluster that the store belongs to.
     pub cluster: ClusterId,
-    /// The OSD it belongs to.
+    /// The OSD that the store belongs to.
     pub osd: OsdId,
-    /// Its own identity, drawn at random.
+    /// The id of the store, chosen at random.
     pub store: StoreId,
     /// Size of the device, slice or file in bytes.
     pub size: u64,
@@ -29,27 +30,27 @@ pub struct CreateOptions {
 /// What the caller does, in this order: zero the ranges, flush, write the images, flush.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Created {
-    /// Ranges (offset, length) in bytes to be overwritten with zeros from end to end. Small writes there
-    /// are flushed one by one, and should leave the file system nothing to allocate.
+    /// Ranges (offset, length) in bytes to be overwritten completely with zeros. Small writes there are
+    /// flushed one by one later, and the file system should not have to allocate space for them.
     pub zero: Vec<(u64, u64)>,
-    /// Ranges that must have space and read as zeros; writing zeros is not needed if the file system can
-    /// do it otherwise.
+    /// Ranges that must have space allocated and read as zeros; zeros need not be written if the file
+    /// system can do this in another way.
     pub clear: Vec<(u64, u64)>,
-    /// Images (offset, bytes) to be written after that, in whole sectors.
+    /// Images (offset, bytes) to be written after the zeroing, in whole sectors.
     pub images: Vec<(u64, Vec<u8>)>,
 }
 
-/// Why no store can be made so.
+/// Why no store can be created with these options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CreateError {
     /// Smaller than [`STORE_SIZE_MIN`].
     TooSmall {
-        /// As given, in bytes.
+        /// The size that was given, in bytes.
         size: u64,
     },
     /// Larger than the format can address.
     TooLarge {
-        /// As given, in bytes.
+        /// The size that was given, in bytes.
         size: u64,
     },
     /// Neither 512 nor 4096.
@@ -74,19 +75,19 @@ impl std::fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// Stands for the checksum of the entry before the first one.
+/// The chain checksum of the first entry, in place of the checksum of an entry before it.
 pub(crate) const CHAIN_START: Checksum = Checksum::new(0);
 
 const JOURNAL_SIZE_MIN: u64 = 16 * MIB;
 const JOURNAL_SIZE_MAX: u64 = GIB;
-/// The checkpoint area has room for the records of a data area full of the smallest blocks, which
-/// takes about a 50th of it (a test computes it), and beside them for notes and tombstones.
+/// The checkpoint area takes this fraction (1/n) of the store. It holds the records of a data area full of
+/// the smallest blocks, which take about 1/50 (a test computes it), and also notes and tombstones.
 const CHECKPOINTS_SHARE: u64 = 48;
 const CHECKPOINTS_SIZE_MIN: u64 = 4 * MIB;
-/// Locations are 32 bits of 16 KiB steps.
+/// A location is a 32-bit number of 16 KiB steps.
 const STORE_SIZE_MAX: u64 = 63 * TIB;
 
-/// The areas of a store of this size: journal, checkpoints, data.
+/// Returns the areas of a store of this size: journal, checkpoints, data.
 fn areas(size: u64) -> (Area, Area, Area) {
     let whole = |size: u64| size / MIB * MIB;
     let journal_size = whole((size / 64).clamp(JOURNAL_SIZE_MIN, JOURNAL_SIZE_MAX));
@@ -97,7 +98,7 @@ fn areas(size: u64) -> (Area, Area, Area) {
     (journal, checkpoints, data)
 }
 
-/// What makes a new store.
+/// Returns what the caller has to write to create a new store.
 pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
     if options.size < STORE_SIZE_MIN {
         return Err(CreateError::TooSmall { size: options.size });

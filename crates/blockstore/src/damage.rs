@@ -14,12 +14,13 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Damaged units found since the start; one that is written and damaged again counts twice.
+    /// Returns the number of damaged units found since the start. A unit that is rewritten and damaged
+    /// again counts twice.
     pub fn found_count(&self) -> u64 {
         self.found_count
     }
 
-    /// The damaged units of a block.
+    /// Returns the damaged units of a block.
     pub fn of(&self, key: &BlockKey) -> UnitSet {
         self.units.get(key).copied().unwrap_or_default()
     }
@@ -34,12 +35,12 @@ impl Damage {
         }
     }
 
-    /// The block has other content: nothing of it is damaged.
+    /// Forgets the damage of a block whose content was replaced.
     pub fn forget(&mut self, key: &BlockKey) {
         self.units.remove(key);
     }
 
-    /// These units have other content.
+    /// Forgets the damage of units whose content was replaced.
     pub fn forget_units(&mut self, key: &BlockKey, units: impl Iterator<Item = u32>) {
         let Some(damaged) = self.units.get_mut(key) else { return };
         units.for_each(|unit| damaged.remove(unit));

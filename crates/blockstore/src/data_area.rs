@@ -1,12 +1,12 @@
-//! The data area: which places are in use, which come back, and what may be promised to writes.
+//! The data area: which places are in use, which will become free, and how much space writes can rely on.
 //!
-//! A store says that it is full while there is a reserve left, of blocks in the data area and of
-//! records in the checkpoint area: its users give no more versions to writes then. What has a
-//! version already, deletions and repairs use the reserve; a request is refused, before anything
-//! changes, only where that is gone too.
+//! A store reports that it is full while it still has a reserve, of blocks in the data area and of records
+//! in the checkpoint area. Its users then give no more versions to writes. Writes that already have a
+//! version, deletions and repairs use the reserve; a request is refused, before anything changes, only when
+//! the reserve is used up too.
 //!
-//! Under a sparse file, space of the file system is reserved in the background, ahead of use: a
-//! write takes a place that has space, so it is never refused once it has a version.
+//! In a sparse file, space in the file system is reserved in the background, ahead of use: a write gets a
+//! place that has space, so it is never refused once it has a version.
 //!
 //! ```text
 //!   bare ──reserve──▶ ready ──a write──▶ in use ──replaced, checkpoint──▶ ready
@@ -15,9 +15,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. A place that the index or the newest durable checkpoint names is allocated.
-//!   2. `freed_bytes` counts the freed blocks that are still allocated: those in `freed`, those that
-//!      the running checkpoint has taken, and those being discarded.
+//!   1. A place that the index or the newest durable checkpoint refers to is allocated.
+//!   2. `freed_bytes` counts the freed blocks that are still allocated: those in `freed`, those that the
+//!      running checkpoint took over, and those being discarded.
 
 use std::ops::Range;
 
@@ -31,23 +31,23 @@ use crate::discards::{Discard, Discards};
 use crate::disk::{Io, NO_SPACE_RETRY, Purpose};
 use crate::record_room::RecordRoom;
 
-/// Space is reserved in pieces of an eighth of the data area, within these limits, whenever less than
-/// two pieces are ready: more than the layers above promise ahead of writes.
+/// Space is reserved in pieces of an eighth of the data area, within these limits, whenever less than two
+/// pieces are ready: this is more than the layers above promise to writes in advance.
 const RESERVE_SHARE: u64 = 8;
 const RESERVE_SIZE_MIN: u64 = 4 * MIB;
 const RESERVE_SIZE_MAX: u64 = 64 * MIB;
 
-/// Space of the file system that is reserved ahead of its use.
+/// Reservation of space in the file system, ahead of its use.
 struct Reserving {
-    /// One piece, in bytes.
+    /// Size of a piece, in bytes.
     size: u64,
-    /// The next piece, in bytes; smaller where there was no space for a larger one.
+    /// Size of the next piece, in bytes; smaller than `size` after there was no space for a larger one.
     next_size: u64,
-    /// A reservation is under way.
+    /// Whether a reservation is in flight.
     is_asked: bool,
     /// Block sizes for which places are needed.
     wanted: SizeSet,
-    /// There was no space for the smallest piece.
+    /// Whether there was no space for the smallest piece.
     is_refused: bool,
     /// When the next attempt is due.
     retry_at: Option<Time>,
@@ -67,7 +67,8 @@ impl Reserving {
         }
     }
 
-    /// There is nothing to reserve now; `has_refused`: because the file system has no space.
+    /// Pauses reservations, because nothing more can be reserved now. `has_refused`: because the file
+    /// system has no space.
     fn pause(&mut self, has_refused: bool, now: Time) {
         self.is_refused = has_refused;
         if has_refused {
@@ -77,49 +78,49 @@ impl Reserving {
     }
 }
 
-/// Segments whose discards are repeated in one event after a start.
+/// Most segments whose discards are repeated in one event after a start.
 const SEGMENTS_AGAIN_MAX: usize = 64;
 
-/// A freed place: only the newest durable checkpoint may still name it.
+/// A freed place: only the newest durable checkpoint may still refer to it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Freed {
-    /// Where it lies.
+    /// Where the place is.
     pub location: u32,
-    /// Its size.
+    /// The size of the place.
     pub block_size: BlockSize,
-    /// Whether its space is given back to the device: it was deleted, not replaced.
+    /// Whether the space is given back to the device, because the block was deleted and not replaced.
     pub discard: bool,
 }
 
 /// The data area of a store.
 pub struct DataArea {
-    /// Where it begins on the device, in bytes.
+    /// Where the data area begins on the device, in bytes.
     offset: u64,
-    /// Public, for it guards its own invariants. A place that a checkpoint may name is released only
-    /// through [`DataArea::free`].
+    /// Public, because it guards its own invariants. A place that a checkpoint may refer to is released
+    /// only through [`DataArea::free`].
     pub allocator: Allocator,
     reserving: Reserving,
-    /// Freed since the last checkpoint began.
+    /// Places freed since the last checkpoint began.
     freed: Vec<Freed>,
     freed_bytes: BySize<u64>,
-    /// The part of them that can be used again after a checkpoint alone; index 0 counts what comes
-    /// back without space.
+    /// The part of `freed_bytes` that can be reused right after a checkpoint. Index 0 counts what comes
+    /// back without space and must be reserved again.
     returning_bytes: BySize<u64>,
-    /// Bytes of all blocks freed since the start.
+    /// The bytes of all blocks freed since the start.
     freed_bytes_ever: u64,
     discards: Discards,
-    /// Sizes of the blocks of pools that have a part here.
+    /// Block sizes of the pools that use this store.
     expected: SizeSet,
-    /// Sizes that found no place since the last pass of moves.
+    /// Block sizes for which there was no place at some time since the last pass of moves.
     unplaced: SizeSet,
-    /// A page that the newest durable root names could not be read at the start, and may be readable at
-    /// the next one. The places it names look free. Until a checkpoint of this run is durable, no place
-    /// is allocated or given back.
+    /// Set if a page that the newest durable root refers to could not be read at the start. The next start
+    /// may be able to read it. The places recorded in this page look free, so no place is allocated or
+    /// given back until a checkpoint of this run is durable.
     holds_places: bool,
 }
 
 impl DataArea {
-    /// An area without blocks. `is_sparse`: its places get space before they are used.
+    /// Creates an area without blocks. `is_sparse`: places must be reserved before they are used.
     pub fn new(area: Area, is_sparse: bool) -> DataArea {
         DataArea {
             offset: area.offset,
@@ -136,12 +137,13 @@ impl DataArea {
         }
     }
 
-    /// Position of a place on the device, in bytes.
+    /// Returns the position of a place on the device, in bytes.
     pub fn place(&self, location: u32) -> u64 {
         self.offset + location as u64 * LOCATION_STEP
     }
 
-    /// An unreadable page may name places that look free: none is allocated for now.
+    /// Stops the allocation of places for now, because an unreadable page may refer to places that look
+    /// free.
     pub fn hold_places(&mut self) {
         self.holds_places = true;
     }
@@ -151,15 +153,15 @@ impl DataArea {
         self.holds_places
     }
 
-    /// From now on, blocks of exactly these sizes will be written.
+    /// Sets the block sizes that will be written from now on.
     pub fn expect(&mut self, sizes: SizeSet) {
         self.expected = sizes;
-        // A sparse file makes some of them ready ahead.
+        // In a sparse file, some places of each size are reserved in advance.
         self.reserving.wanted = self.reserving.wanted.union(sizes);
     }
 
-    /// A block of this size may want a place: reserves space for more of them. False: there is no place
-    /// now.
+    /// Notes that blocks of this size need places, so that space is reserved for them. Returns whether
+    /// there is a place now.
     pub fn want_place(&mut self, size: BlockSize) -> bool {
         self.reserving.wanted.insert(size);
         let has_place = self.allocator.can_allocate(size);
@@ -169,22 +171,22 @@ impl DataArea {
         has_place
     }
 
-    /// A pass of moves ended: only sizes that find no place from now on count.
+    /// Forgets, after a pass of moves, which block sizes found no place.
     pub fn forget_unplaced(&mut self) {
         self.unplaced = SizeSet::default();
     }
 
-    /// Bytes of all blocks freed since the start.
+    /// The bytes of all blocks freed since the start.
     pub fn freed_bytes_ever(&self) -> u64 {
         self.freed_bytes_ever
     }
 
-    /// Whether blocks of this size have been freed but are not to be allocated yet.
+    /// Whether freed blocks of this size exist that cannot be allocated yet.
     pub fn has_freed_of(&self, size: BlockSize) -> bool {
         self.freed_bytes[size.shift() as usize] > 0
     }
 
-    /// When the next attempt to reserve space is due.
+    /// When the next attempt to reserve space is due; `None`: no attempt is scheduled.
     pub fn deadline(&self) -> Option<Time> {
         self.reserving.retry_at.filter(|_| !self.reserving.is_asked)
     }
@@ -194,12 +196,12 @@ impl DataArea {
         self.reserving.is_asked
     }
 
-    /// Kept free of data.
+    /// Returns the bytes that are kept free for writes that already have a version.
     fn reserve_bytes(&self) -> u64 {
         (self.allocator.size_bytes() / 64).clamp(2 * MIB, GIB)
     }
 
-    /// Bytes that writes can certainly use, whichever of the expected block sizes they have.
+    /// Returns the bytes that writes can certainly use, whichever of the expected block sizes they have.
     fn sure_bytes(&self, room: RecordRoom) -> u64 {
         let kept = self.kept_bytes();
         let of_size = |size: BlockSize| {
@@ -210,7 +212,7 @@ impl DataArea {
         self.expected.iter().map(of_size).min().unwrap_or(u64::MAX)
     }
 
-    /// Bytes of what is ready that are kept for writes that have a version already.
+    /// Returns how many of the ready bytes are kept for writes that already have a version.
     fn kept_bytes(&self) -> u64 {
         match self.allocator.is_sparse() {
             true => self.last_bytes(),
@@ -218,13 +220,13 @@ impl DataArea {
         }
     }
 
-    /// Bytes of blocks of this size that the index names.
+    /// Returns the bytes of blocks of this size in the index.
     fn used_bytes_of(&self, shift: u8) -> u64 {
         self.allocator.used_bytes_of(shift) - self.freed_bytes[shift as usize]
     }
 
-    /// Bytes of places for blocks of this size: in their segments, and in segments that are not in use.
-    /// Freed places count.
+    /// Returns the bytes of free places for blocks of this size, in segments of this size and in segments
+    /// not in use. Freed places count as free.
     fn place_bytes(&self, size: BlockSize) -> u64 {
         if self.reserving.is_refused {
             let returning = self.returning_bytes[size.shift() as usize];
@@ -235,14 +237,14 @@ impl DataArea {
         segments * SEGMENT_SIZE - self.used_bytes_of(size.shift())
     }
 
-    /// How many segments of blocks of this size would become empty if the blocks were packed.
+    /// Returns how many segments of this block size would become empty if the blocks were packed.
     pub fn spare_segments_of(&self, shift: u8) -> u64 {
         let needed = self.allocator.used_bytes_of(shift).div_ceil(SEGMENT_SIZE);
         self.allocator.segment_count_of(shift) - needed
     }
 
-    /// Bytes that blocks of this size would get if all other blocks were packed. Freed places count as
-    /// free.
+    /// Returns the bytes that blocks of this size would gain if all other blocks were packed. Freed places
+    /// count as free.
     fn movable_bytes(&self, size: BlockSize) -> u64 {
         let spare_of = |other: BlockSize| {
             let needed = self.used_bytes_of(other.shift()).div_ceil(SEGMENT_SIZE);
@@ -252,7 +254,7 @@ impl DataArea {
         others.map(spare_of).sum::<u64>() * SEGMENT_SIZE
     }
 
-    /// Sizes of blocks that have few places, and would get more if others were moved.
+    /// Returns the block sizes that have few places, and would get more if other blocks were moved.
     pub fn short_sizes(&self) -> SizeSet {
         let few = (self.allocator.size_bytes() / 8).clamp(8 * MIB, GIB) + self.reserve_bytes();
         if self.allocator.empty_count() * SEGMENT_SIZE >= few && !self.reserving.is_refused {
@@ -270,20 +272,20 @@ impl DataArea {
         (self.reserving.size / 4).max(SEGMENT_SIZE)
     }
 
-    /// Whether a reservation is under way, or soon will be.
+    /// Whether a reservation is in flight, or soon will be.
     fn may_reserve(&self) -> bool {
         let is_open = |size| self.allocator.to_reserve(size, SEGMENT_SIZE).is_some();
         let is_lacking = !self.reserving.is_refused && self.lacking().any(is_open);
         self.reserving.is_asked || is_lacking
     }
 
-    /// Whether a checkpoint is needed to bring places back: there are few, and some are freed.
+    /// Whether a checkpoint is needed to make freed places usable, because few places are left.
     pub fn lacks_places(&self, room: RecordRoom) -> bool {
         !self.freed.is_empty() && self.sure_bytes(room) < 2 * BlockSize::MAX.bytes()
     }
 
-    /// Space for data. `has_no_space`: a write waits for space of the file system; `can_move`: moving
-    /// blocks may make places; `is_moving`: blocks are being moved, or soon will be.
+    /// Returns the space for data. `has_no_space`: a write waits for space in the file system. `can_move`:
+    /// moving blocks may create places. `is_moving`: blocks are being moved, or soon will be.
     pub fn space(
         &self,
         room: RecordRoom,
@@ -303,7 +305,7 @@ impl DataArea {
             };
             places.min(room.free_count(size) * size.bytes())
         };
-        // Until sizes are expected, assume those wanted so far.
+        // Until the expected sizes are known, assume the sizes wanted so far.
         let sizes = if self.expected.is_empty() { self.reserving.wanted } else { self.expected };
         let free_bytes = sizes.iter().map(free_of).fold(free_bytes, u64::min);
         let sure_bytes = if has_no_space { 0 } else { free_bytes.min(self.sure_bytes(room)) };
@@ -315,7 +317,8 @@ impl DataArea {
         Space { size_bytes, used_bytes, free_bytes, sure_bytes, is_growing, reserve_bytes, full }
     }
 
-    /// The index no longer names the place: it can be allocated again after the next checkpoint.
+    /// Frees a place that the index no longer refers to. It can be allocated again after the next
+    /// checkpoint.
     pub fn free(&mut self, location: u32, block_size: BlockSize, discard: bool) {
         assert!(location != LOCATION_NONE);
         if planted::on(Bug::FreedBlockReusedEarly) {
@@ -325,30 +328,30 @@ impl DataArea {
         self.freed.push(Freed { location, block_size, discard });
     }
 
-    /// Bytes of freed blocks that cannot be allocated yet.
+    /// Returns the bytes of freed blocks that cannot be allocated again yet.
     pub fn freed_bytes(&self) -> u64 {
         self.freed_bytes.iter().sum()
     }
 
-    /// A block was freed.
+    /// Counts a freed block.
     pub fn count_freed(&mut self, block_size: BlockSize, discard: bool) {
         self.freed_bytes[block_size.shift() as usize] += block_size.bytes();
         *self.returning(block_size, discard) += block_size.bytes();
         self.freed_bytes_ever += block_size.bytes();
     }
 
-    /// A freed block can be allocated, or is in use again.
+    /// Counts a freed block as no longer freed: it can be allocated, or is in use again.
     fn count_returned(&mut self, block_size: BlockSize, discard: bool) {
         self.freed_bytes[block_size.shift() as usize] -= block_size.bytes();
         *self.returning(block_size, discard) -= block_size.bytes();
     }
 
-    /// A checkpoint begins: takes what was freed so far. It comes back when the checkpoint is durable.
+    /// Hands the places freed so far to a checkpoint that begins. They become free when it is durable.
     pub fn take_freed(&mut self) -> Vec<Freed> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Recovery found that these places are in use again: freed blocks there are returned at once.
+    /// Returns freed places at once if recovery found that they are in use again.
     pub fn return_freed_if(&mut self, is_in_the_way: impl Fn(u32, BlockSize) -> bool) {
         let freed: Vec<Freed> = self
             .freed
@@ -367,13 +370,13 @@ impl DataArea {
         self.allocator.release(freed.location, freed.block_size, false);
     }
 
-    /// A durable checkpoint no longer names these blocks.
+    /// Frees blocks that the now durable checkpoint no longer refers to.
     pub fn on_checkpoint(&mut self, freed: Vec<Freed>) {
         self.holds_places = false;
         self.release_freed(freed);
     }
 
-    /// Nothing durable names these blocks: returns them, or discards them first.
+    /// Frees the places of blocks that no durable state refers to, some after a discard.
     fn release_freed(&mut self, mut freed: Vec<Freed>) {
         freed.sort_unstable();
         for Freed { location, block_size, discard } in freed {
@@ -386,20 +389,20 @@ impl DataArea {
         }
     }
 
-    /// Segments in which space is to be given back once a checkpoint is durable that frees these
-    /// blocks: a start does it again.
+    /// Returns the segments in which space is still to be given back once the checkpoint that frees these
+    /// blocks is durable. A start repeats these discards.
     pub fn segments_to_discard(&self, freed: &[Freed]) -> Vec<Range<u32>> {
         let freed = freed.iter().filter(|block| block.discard);
         self.discards.segments(freed.map(|block| segment_of(block.location)))
     }
 
-    /// A start found that the space of these segments may not have been given back.
+    /// Sets the segments whose space may not have been given back before the start.
     pub fn repeat_discards(&mut self, segments: Vec<Range<u32>>) {
         self.discards.repeat(segments);
     }
 
     /// Discards free places in the next segments whose discards a crash may have prevented. Waits while
-    /// space is being reserved: those places are about to be used.
+    /// space is being reserved: these places are about to be used.
     fn discard_again(&mut self) {
         if self.holds_places || self.allocator.is_sparse() && self.may_reserve() {
             return;
@@ -416,7 +419,7 @@ impl DataArea {
         self.release_freed(freed);
     }
 
-    /// Starts discards, up to the limit in flight.
+    /// Starts discards, up to the limit of discards in flight.
     pub fn discard(&mut self, io: &mut Io<'_>) {
         if self.discards.is_idle() {
             self.discard_again();
@@ -426,7 +429,8 @@ impl DataArea {
         }
     }
 
-    /// A discard ended: its places are free; under a sparse file they need space first.
+    /// Handles the end of a discard: its places are free. In a sparse file they must be reserved again
+    /// first.
     pub fn on_discarded(&mut self, places: Vec<Place>) {
         self.discards.end(&places);
         for Place { location, block_size } in places {
@@ -439,7 +443,7 @@ impl DataArea {
         }
     }
 
-    /// Reserves space ahead of its use: one piece at a time, in the background.
+    /// Reserves space ahead of its use, one piece at a time, in the background.
     pub fn reserve(&mut self, now: Time, io: &mut Io<'_>) {
         let is_waiting = self.reserving.retry_at.is_some_and(|at| now < at);
         if self.reserving.is_asked || is_waiting {
@@ -450,7 +454,7 @@ impl DataArea {
         let next = |size| self.allocator.to_reserve(size, next_size);
         let Some(locations) = self.lacking().find_map(next) else {
             let larger = |size| self.allocator.to_reserve(size, SEGMENT_SIZE);
-            // Only larger pieces remain, and there was no space for those.
+            // Only pieces larger than `next_size` remain, and there was no space for larger pieces.
             let has_refused = self.lacking().any(|size| larger(size).is_some());
             return self.reserving.pause(has_refused, now);
         };
@@ -460,7 +464,7 @@ impl DataArea {
         io.reserve(Purpose::Reserve(locations), offset, length);
     }
 
-    /// There was no space for these locations: a smaller piece may fit.
+    /// Handles a reservation for which there was no space: a smaller piece is tried next.
     pub fn on_refused(&mut self, locations: &Range<u32>) {
         let reserving = &mut self.reserving;
         reserving.is_asked = false;
@@ -468,7 +472,7 @@ impl DataArea {
         reserving.next_size = asked.min(reserving.next_size) / 2;
     }
 
-    /// Space was reserved.
+    /// Handles a successful reservation.
     pub fn on_reserved(&mut self, locations: Range<u32>) {
         self.allocator.reserved(locations);
         let reserving = &mut self.reserving;
@@ -477,20 +481,20 @@ impl DataArea {
         reserving.next_size = (reserving.next_size * 2).min(reserving.size);
     }
 
-    /// A move found no gap between blocks of this size. True: gaps are being reserved, or will be.
+    /// Requests gaps for moves of blocks of this size. Returns whether gaps are being reserved, or will be.
     pub fn wait_for_gap(&mut self, size: BlockSize) -> bool {
         self.reserving.wanted.insert(size);
         let may_reserve = !self.reserving.is_refused && self.lacking().any(|other| other == size);
         self.reserving.is_asked || (may_reserve && self.allocator.has_bare_gap(size))
     }
 
-    /// Sizes of blocks that have too little space ready.
+    /// Returns the block sizes that have too little space ready.
     fn lacking(&self) -> impl Iterator<Item = BlockSize> {
         let wanted = self.reserving.wanted.iter();
         wanted.filter(|size| self.allocator.ready_bytes_of(*size) < 2 * self.reserving.size)
     }
 
-    /// The count to which a freed block belongs: punched blocks come back without space.
+    /// Returns the counter for a freed block. Punched blocks come back without space.
     fn returning(&mut self, block_size: BlockSize, is_punched: bool) -> &mut u64 {
         let comes_bare = is_punched && self.allocator.is_sparse();
         let slot = if comes_bare { 0 } else { block_size.shift() as usize };

@@ -1,4 +1,4 @@
-//! The recovery table: what recovery does at each place of the journal, by what it sees there.
+//! The recovery table: what recovery does at each place of the journal, depending on what it finds there.
 //!
 //! ```text
 //!      header     body   data  acked  decision   meaning (acked: an entry records a flush past this lsn)
@@ -25,7 +25,7 @@
 //! @P   next       _      _     _      Drop       a later entry of a block with a dropped one
 //! ```
 //!
-//! Around the journal, each counted once where it applies:
+//! Rows for things outside the journal, each counted every time it applies:
 //!
 //! ```text
 //! @Q   one copy of the superblock is damaged: the other is used and the damaged one is rewritten
@@ -37,21 +37,21 @@
 /// The header at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Header {
-    /// It cannot be read.
+    /// The header cannot be read.
     Unreadable,
     /// No valid header.
     Bad,
     /// Of an earlier lap.
     Old,
-    /// Of a later lap: it does not belong here.
+    /// Of a later lap: the entry does not belong here.
     Newer,
-    /// It belongs here but does not follow the entry before.
+    /// The entry belongs here, but its checksum chain does not continue from the preceding entry.
     Unchained,
     /// The next entry.
     Next,
 }
 
-/// Data that an entry names.
+/// The state of an entry's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// All of it matches its checksums.
@@ -62,16 +62,16 @@ pub enum Content {
     Bad,
 }
 
-/// What is seen at a place of the journal.
+/// What recovery finds at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// The header.
     pub header: Header,
-    /// Inline data.
+    /// The inline data.
     pub body: Content,
-    /// Whether inline data is a block's.
+    /// Whether the inline data belongs to a block.
     pub is_block_data: bool,
-    /// Out-of-line data. It is read only if the entry is not acked.
+    /// The out-of-line data. It is read only if the entry is not acked.
     pub data: Content,
     /// Whether an entry records that everything up to the end of this place was durable.
     pub is_acked: bool,
@@ -79,24 +79,24 @@ pub struct Seen {
     pub follows_dropped: bool,
 }
 
-/// What recovery does.
+/// What recovery does with an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Apply it.
+    /// Apply the entry.
     Replay,
-    /// Apply it; units whose data is lost become damaged.
+    /// Apply the entry; units whose data is lost become damaged.
     Damaged,
     /// The journal ends here.
     Stop,
-    /// Acknowledged entries are lost: search for the next whole one.
+    /// Acknowledged entries are lost: search for the next intact one.
     Hole,
-    /// Skip it as if it had never been written.
+    /// Skip the entry as if it had never been written.
     Drop,
-    /// Skip it: what it said is lost.
+    /// Skip the entry: its content is lost.
     Lost,
 }
 
-/// The row of the table that applies, and what it says.
+/// Returns the row of the table that applies, and its verdict.
 pub fn decide(seen: Seen) -> (char, Verdict) {
     use Header::*;
     match (seen.header, seen.is_acked) {

@@ -15,37 +15,37 @@ use crate::allocator::{Place, segment_of};
 
 /// Discards in flight at once.
 const IN_FLIGHT_MAX: usize = 16;
-/// Ranges of segments that a checkpoint names at most.
+/// Most ranges of segments that a checkpoint lists.
 const RANGES_MAX: usize = 4096;
 
-/// Neighbouring freed blocks whose space is given back together.
+/// Adjacent freed blocks whose space is given back with one discard.
 #[derive(Debug)]
 pub struct Discard {
     /// Position on the device in bytes.
     pub offset: u64,
-    /// In bytes.
+    /// Length in bytes.
     pub length: u64,
     pub places: Vec<Place>,
 }
 
-/// What is discarded, and what is to be.
+/// Discards in flight, and discards still to do.
 #[derive(Default)]
 pub struct Discards {
     queue: VecDeque<Discard>,
     in_flight_count: usize,
     /// Blocks whose space is being given back, by segment.
     by_segment: BTreeMap<u32, u32>,
-    /// Segments in which a crash may have come before space was given back.
+    /// Segments in which a crash may have prevented discards.
     again: VecDeque<Range<u32>>,
 }
 
 impl Discards {
-    /// A start found that the space of these segments may not have been given back.
+    /// Sets the segments whose space may not have been given back before the start.
     pub fn repeat(&mut self, segments: Vec<Range<u32>>) {
         self.again = segments.into();
     }
 
-    /// The next segment of those.
+    /// Returns the next of these segments.
     pub fn next_repeated(&mut self) -> Option<u32> {
         let range = self.again.front_mut()?;
         let index = range.start;
@@ -56,12 +56,13 @@ impl Discards {
         Some(index)
     }
 
-    /// Whether nothing waits and nothing is in flight.
+    /// Whether no discard waits or is in flight.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.in_flight_count == 0
     }
 
-    /// Queues a place that lies at `offset` on the device, joined with the one before it.
+    /// Queues the place at `offset` on the device. Joins it with the last queued place if they are
+    /// adjacent.
     pub fn push(&mut self, offset: u64, place: Place) {
         let size = place.block_size.bytes();
         *self.by_segment.entry(segment_of(place.location)).or_default() += 1;
@@ -74,7 +75,7 @@ impl Discards {
         }
     }
 
-    /// The next discard to ask the device for, while few are in flight.
+    /// Returns the next discard to start; `None` if none waits or the limit is reached.
     pub fn begin_next(&mut self) -> Option<Discard> {
         if self.in_flight_count >= IN_FLIGHT_MAX {
             return None;
@@ -84,7 +85,7 @@ impl Discards {
         Some(discard)
     }
 
-    /// A discard of these places ended.
+    /// Ends a discard of these places.
     pub fn end(&mut self, places: &[Place]) {
         assert!(self.in_flight_count > 0);
         self.in_flight_count -= 1;
@@ -100,9 +101,9 @@ impl Discards {
         }
     }
 
-    /// Segments in which space is to be given back once a checkpoint is durable that frees blocks in
-    /// the segments `freed`: a start does it again. Where there are many, segments between are named,
-    /// too.
+    /// Returns the segments in which space is still to be given back once the checkpoint that frees blocks
+    /// in the segments `freed` is durable. A start repeats these discards. If there are too many ranges,
+    /// segments between them are included too.
     pub fn segments(&self, freed: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
         let single = self.by_segment.keys().copied().chain(freed).map(|index| index..index + 1);
         let mut segments: Vec<Range<u32>> = single.chain(self.again.iter().cloned()).collect();

@@ -1,8 +1,8 @@
-//! The store's side of the disk door: gives each operation a name, remembers what it is for, and
+//! The store's side of the interface to the disk: gives each operation an id, remembers its purpose, and
 //! retries writes for which the file system had no space.
 //!
-//! A read that fails is repeated in smaller and smaller pieces. So a passing error costs nothing, and a
-//! lasting one costs only the pieces that stay unreadable.
+//! A read that fails is repeated in smaller and smaller pieces. A transient error then loses nothing, and a
+//! permanent one loses only the pieces that stay unreadable.
 //!
 //! `Disk` knows the age of its oldest read, write or flush. Age counts only while the owner's loop runs:
 //! a host that paused does not look like a disk that hangs.
@@ -21,21 +21,22 @@ use crate::allocator::Place;
 use crate::pages::LeafGroupId;
 use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
 
-/// A piece counts as unreadable after so many failed reads.
+/// A piece counts as unreadable after this many failed reads.
 const READ_ATTEMPTS_MAX: u32 = 4;
-/// A failed read is repeated in pieces of this size, in bytes; a piece that fails, in small ones.
+/// A failed read is repeated in pieces of this size, in bytes; a piece that fails is repeated in smaller
+/// pieces.
 const LONG_PIECE_SIZE: usize = 64 << 10;
 /// How long a write or reservation that found no space waits before it is retried.
 pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
-/// Longest time between two turns of the owner's loop that counts as running.
+/// Of the time between two turns of the owner's loop, at most this much counts as running.
 const GAP_MAX: Duration = Duration::from_millis(250);
 
-/// Which part of a request to read an operation fetches.
+/// Which part of a read request an operation reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadPart {
-    /// The span in the block's place.
+    /// Data in the block's place.
     Place,
-    /// Journal data, from this unit of the range on.
+    /// Data in the journal, starting at this unit of the range.
     Journal(u32),
 }
 
@@ -44,15 +45,15 @@ pub enum ReadPart {
 pub enum Purpose {
     /// The group of journal entries that begins here is written.
     Group(Lsn),
-    /// The out-of-line data of this entry is written.
+    /// The out-of-line data of the journal entry at this lsn is written.
     Large(Lsn),
     /// Entries and their data are flushed.
     Flush,
-    /// A part of a request to read.
+    /// A part of a read request is read.
     Read(RequestId, ReadPart),
-    /// A leaf is fetched.
+    /// A leaf is read.
     Leaf { page: u32, checksum: Checksum },
-    /// Journal data of a block is read, to be written back: from which unit on.
+    /// Journal data of a block is read to be written back, starting at this unit.
     WriteBackRead { key: BlockKey, unit: u32 },
     /// A block is written back.
     WriteBack,
@@ -72,17 +73,17 @@ pub enum Purpose {
     Reserve(Range<u32>),
     /// Freed places are discarded before they are allocated again.
     Discard(Vec<Place>),
-    /// Recovery reads; its stage knows what.
+    /// Recovery reads; its stage tells what.
     RecoveryRead,
-    /// A leaf is read at start: its position in the directory.
+    /// Recovery reads a leaf; `index` is its position in the directory.
     RecoveryLeaf { index: usize },
-    /// Recovery writes; its stage knows what.
+    /// Recovery writes; its stage tells what.
     RecoveryWrite,
     /// Recovery flushes.
     RecoveryFlush,
 }
 
-/// An operation as it was asked, to repeat it.
+/// The parameters of an operation, to repeat it.
 #[derive(Debug)]
 enum Again {
     Write { offset: u64, buffers: Vec<Buffer>, durable: bool },
@@ -95,12 +96,12 @@ enum Again {
 #[derive(Debug)]
 struct Pieces {
     offset: u64,
-    /// Unreadable pieces stay zeros.
+    /// What was read so far. Unreadable pieces stay zeros.
     whole: BufferMut,
     piece_size: usize,
-    /// The piece being read.
+    /// Where the piece being read begins.
     at: usize,
-    /// A long piece that failed ends here: up to here pieces are small.
+    /// The end of the last long piece that failed. Pieces before this are small.
     small_until: usize,
     attempts: u32,
     lost: Vec<Range<usize>>,
@@ -112,7 +113,8 @@ impl Pieces {
         self.at..(self.at + size.max(self.piece_size)).min(self.whole.len())
     }
 
-    /// The current piece was read, or failed (`None`). True: there is more to read.
+    /// Handles the end of a read of the current piece; `None`: it failed. Returns whether there is more to
+    /// read.
     fn on_piece(&mut self, bytes: Option<&[u8]>) -> bool {
         let piece = self.piece();
         self.attempts += 1;
@@ -132,27 +134,27 @@ impl Pieces {
     }
 }
 
-/// What was read for a purpose.
+/// A finished read.
 pub struct ReadDone {
     pub purpose: Purpose,
     pub bytes: Buffer,
-    /// Ranges that the medium could not read. They are zeros in `bytes`, so no checksum but that of
-    /// zeros matches.
+    /// Ranges that the disk could not read. They are zeros in `bytes`, so only the checksum of zeros
+    /// matches them.
     pub lost: Vec<Range<usize>>,
 }
 
-/// An operation under way, and what it is for.
+/// An operation in flight, and its purpose.
 #[derive(Debug)]
 struct InFlight {
     purpose: Purpose,
     again: Option<Again>,
-    /// It found no space before.
+    /// Whether this is a retry after the file system had no space.
     is_retry: bool,
-    /// When it began, on the clock of [`Disk::ran`].
+    /// When the operation began, on the clock of [`Disk::ran`].
     begun: Time,
 }
 
-/// What a step of the store works with besides its own state.
+/// What a step of the store uses to start I/O and to answer requests.
 pub struct Io<'a> {
     pub disk: &'a mut Disk,
     pub pool: &'a BufferPool,
@@ -172,18 +174,18 @@ impl Io<'_> {
         self.disk.write(purpose, offset, buffers, durable, self.effects);
     }
 
-    /// Makes durable what was written before.
+    /// Makes all earlier writes durable.
     pub fn flush(&mut self, purpose: Purpose) {
         let op = self.disk.begin(purpose, None);
         self.effects.push(Effect::Disk(DiskEffect::Flush { op }));
     }
 
-    /// Has the file system allocate space for a range. Only those of recovery are retried here.
+    /// Reserves space in the file system for a range. Only reservations of recovery are retried here.
     pub fn reserve(&mut self, purpose: Purpose, offset: u64, length: u64) {
         self.disk.reserve(purpose, offset, length, self.effects);
     }
 
-    /// Gives space back.
+    /// Gives the space of a range back.
     pub fn discard(&mut self, purpose: Purpose, offset: u64, length: u64) {
         let op = self.disk.begin(purpose, None);
         self.effects.push(Effect::Disk(DiskEffect::Discard { op, offset, length }));
@@ -197,15 +199,15 @@ impl Io<'_> {
 
 /// Operations of one store on its disk.
 pub struct Disk {
-    /// Number of operations so far. It is the upper half of a name, so that no name is reused.
+    /// Number of operations so far. Forms the upper half of each id, so that no id is reused.
     count: u32,
-    /// Operations with the upper half of their names; the lower half is the index.
+    /// Operations, each with the upper half of its id; the lower half is the index.
     in_flight: Slab<(u32, InFlight)>,
     refused: Vec<InFlight>,
     retry_at: Option<Time>,
     /// Retries in flight: the file system counts as full until one of them succeeds.
     retries: usize,
-    /// How long the owner's loop ran, and when it last turned.
+    /// How long the owner's loop has run.
     ran: Time,
     turn: Option<Time>,
 }
@@ -223,7 +225,7 @@ impl Disk {
         }
     }
 
-    /// The owner's loop turns.
+    /// Counts the time since the last turn of the owner's loop, up to the limit.
     pub fn runs(&mut self, now: Time) {
         let gap = self.turn.map_or(Duration::ZERO, |turn| now.since(turn));
         let counts = if planted::on(Bug::PauseCountedAsAge) { gap } else { gap.min(GAP_MAX) };
@@ -231,7 +233,7 @@ impl Disk {
         self.turn = Some(now);
     }
 
-    /// How long the oldest read, write or flush has been under way.
+    /// Returns how long the oldest read, write or flush has been in flight.
     pub fn oldest(&self) -> Duration {
         let is_of_space =
             |purpose: &Purpose| matches!(purpose, Purpose::Reserve(_) | Purpose::Discard(_));
@@ -240,12 +242,12 @@ impl Disk {
         begun.map_or(Duration::ZERO, |begun| self.ran.since(begun))
     }
 
-    /// How long the owner's loop ran.
+    /// Returns how long the owner's loop has run.
     pub fn ran(&self) -> Time {
         self.ran
     }
 
-    /// Whether every operation that was asked has ended.
+    /// Whether no operation is in flight.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
@@ -285,7 +287,7 @@ impl Disk {
         op
     }
 
-    /// Has the file system allocate space for a range. Only those of recovery are retried here.
+    /// Reserves space in the file system for a range. Only reservations of recovery are retried here.
     fn reserve(
         &mut self,
         purpose: Purpose,
@@ -300,14 +302,15 @@ impl Disk {
         op
     }
 
-    /// The operation ended. Returns what it was for.
+    /// Ends an operation, and returns its purpose.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
         let ended = self.remove(op);
         self.retries -= usize::from(ended.is_retry);
         ended.purpose
     }
 
-    /// A read ended. `None`: it failed, and is repeated in pieces down to `piece_size` bytes.
+    /// Handles the end of a read. `None`: the read failed, and is repeated in pieces down to `piece_size`
+    /// bytes.
     pub fn on_read(
         &mut self,
         (op, mut buffer, is_read): (DiskOp, BufferMut, bool),
@@ -352,8 +355,8 @@ impl Disk {
         None
     }
 
-    /// The file system had no space. True: the operation will be retried, with the same bytes at the
-    /// same place, so a part that was done already does no harm.
+    /// Handles an operation for which the file system had no space. Returns whether it will be retried. A
+    /// retry writes the same bytes at the same place, so a part that was already written does no harm.
     pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
         if self.get(op).again.is_none() {
             return false;
@@ -370,12 +373,12 @@ impl Disk {
         !self.refused.is_empty() || self.retries > 0
     }
 
-    /// When refused operations are retried.
+    /// Returns when refused operations are retried.
     pub fn deadline(&self) -> Option<Time> {
         self.retry_at
     }
 
-    /// Retries refused operations when it is time.
+    /// Retries refused operations once the retry time has come.
     pub fn retry(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.retry_at.is_none_or(|at| now < at) {
             return;

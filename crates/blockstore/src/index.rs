@@ -1,12 +1,13 @@
 //! The resident index: for each block its version, its place and its size, ordered by key.
 //!
-//! Records lie packed in sorted runs of at most [`RUN_COUNT_MAX`]; a map finds the run. This takes
-//! about 40 bytes a block (a test counts), where a map of single records would take 60.
+//! Records are packed in sorted runs of at most [`RUN_COUNT_MAX`]; a map finds the run. This takes about 40
+//! bytes per block (checked by a test); a map of single records would take 60.
 //!
 //! Invariants
 //!   1. Runs are sorted, do not overlap, and none is empty but the first.
-//!   2. A run's bound is at or below its first key and above all keys of the run before.
-//!   3. `tombstones` holds exactly the tombstones of the records, `used` exactly the places they name.
+//!   2. A run's bound is at or below its first key, and above all keys of the preceding run.
+//!   3. `tombstones` holds exactly the tombstones among the records, and `used` counts exactly the places
+//!      in the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -14,15 +15,16 @@ use std::ops::Bound;
 use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
 use format::disk::{BlockKey, LOCATION_NONE, record_size};
 
-/// Longest run of records.
+/// Most records in a run.
 const RUN_COUNT_MAX: usize = 128;
-/// Runs grow by so many records at a time, and keep room for so many more as they shrink.
+/// The capacity of a run grows by this many records at a time; a shrinking run keeps at most this many
+/// unused.
 const RUN_GROWTH: usize = 8;
 /// A shorter run is joined with a neighbour if both together fill at most half a run, so that the next
-/// change does not split them again.
+/// change does not split the joined run again.
 const RUN_COUNT_MIN: usize = 32;
 
-/// What is known of a block without reading.
+/// What is known about a block without reading the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
     /// Its version.
@@ -31,30 +33,30 @@ pub struct BlockInfo {
     pub pg: u16,
     /// Its size.
     pub block_size: BlockSize,
-    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    /// Where its data is; `LOCATION_NONE`: the block is all zeros.
     pub location: u32,
     /// Whether it is deleted.
     pub tombstone: bool,
 }
 
 impl BlockInfo {
-    /// Bytes its record takes in a checkpoint.
+    /// Returns the size of the block's record in a checkpoint, in bytes.
     pub fn record_size(&self) -> u64 {
         record_size(self.block_size, self.location != LOCATION_NONE) as u64
     }
 
-    /// The number of its PG and the bytes of its place, if it has one.
+    /// Returns the number of the block's PG and the bytes of its place; `None` if it has no place.
     fn used(self) -> Option<(u16, u64)> {
         (self.location != LOCATION_NONE).then(|| (self.pg, self.block_size.bytes()))
     }
 }
 
-/// Where the block lies; `LOCATION_NONE`: nowhere.
+/// Returns the location of the block; `LOCATION_NONE` if it has no place.
 pub fn location_of(info: Option<BlockInfo>) -> u32 {
     info.map_or(LOCATION_NONE, |info| info.location)
 }
 
-/// A record without padding: plain 32-bit words keep the alignment at 4.
+/// A block's record, without padding: 32-bit words keep the alignment at 4.
 #[derive(Clone, Copy)]
 struct Record {
     pool: u32,
@@ -98,7 +100,7 @@ impl Record {
         }
     }
 
-    /// Compares keys as one number: a lookup compares often.
+    /// Compares keys as two 64-bit numbers, which is fast: a lookup does many comparisons.
     fn order(&self, key: &BlockKey) -> std::cmp::Ordering {
         let packed = |pool: u32, hash: u32, image: u32, stripe: u32| {
             (u64::from(pool) << 32 | u64::from(hash), u64::from(image) << 32 | u64::from(stripe))
@@ -129,13 +131,13 @@ pub struct Index {
     tombstones: BTreeSet<(PgId, Version, BlockKey)>,
     count: u64,
     record_bytes: u64,
-    /// Bytes of the places that blocks of an image have in a PG; none of them is zero.
+    /// Bytes of the places that an image's blocks have in a PG. No value is zero.
     used: BTreeMap<(ImageId, PgId), u64>,
-    /// Images whose numbers in `used` have changed since [`Index::take_used_changed`].
+    /// Images whose values in `used` have changed since the last [`Index::take_used_changed`].
     used_changed: BTreeSet<ImageId>,
 }
 
-/// Below or at every key.
+/// The lowest possible key.
 pub const KEY_FIRST: BlockKey =
     BlockKey { pool: PoolId::FIRST, hash: 0, image: ImageId::FIRST, stripe: StripeIndex::ZERO };
 
@@ -155,14 +157,14 @@ impl Index {
         self.runs.range(..=*key).next_back().expect("the first run is at or below every key").1
     }
 
-    /// What is known of the block.
+    /// Returns what is known about the block.
     pub fn get(&self, key: &BlockKey) -> Option<BlockInfo> {
         let run = self.run(key);
         let at = run.binary_search_by(|record| record.order(key)).ok()?;
         Some(run[at].info())
     }
 
-    /// Adds, changes or removes (`None`) a block.
+    /// Adds, changes or (`None`) removes a block.
     pub fn set(&mut self, key: BlockKey, info: Option<BlockInfo>) {
         let (bound, run) = self
             .runs
@@ -222,7 +224,7 @@ impl Index {
         }
     }
 
-    /// The block has another place, or none: (number of the PG, bytes) before and after.
+    /// Accounts for a change of the block's place: (number of the PG, bytes) before and after.
     fn account_used(&mut self, key: BlockKey, old: Option<(u16, u64)>, new: Option<(u16, u64)>) {
         let place = |pg: u16| (key.image, PgId { pool: key.pool, number: u32::from(pg) });
         if let Some((pg, bytes)) = old {
@@ -238,33 +240,33 @@ impl Index {
         self.used_changed.insert(key.image);
     }
 
-    /// PGs in which the image has blocks with a place, and the bytes of those.
+    /// Returns the PGs in which the image has blocks with a place, and the bytes of these places.
     pub fn used_by(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {
         let first = PgId { pool: PoolId::FIRST, number: 0 };
         let of_image = self.used.range((image, first)..);
         of_image.take_while(move |((of, _), _)| *of == image).map(|((_, pg), used)| (*pg, *used))
     }
 
-    /// Images that have blocks with a place, in order; one may come several times.
+    /// Returns the images that have blocks with a place, in order. An image may appear several times.
     pub fn images(&self) -> impl Iterator<Item = ImageId> + '_ {
         self.used.keys().map(|(image, _)| *image)
     }
 
-    /// Images whose [`Index::used_by`] may have changed since this was last called.
+    /// Returns the images whose [`Index::used_by`] may have changed since the last call.
     pub fn take_used_changed(&mut self) -> BTreeSet<ImageId> {
         std::mem::take(&mut self.used_changed)
     }
 
     fn split(&mut self, bound: BlockKey) {
         let run = self.runs.get_mut(&bound).expect("it was just changed");
-        // Keys often grow: the front stays full then, and the new run takes what comes.
+        // Keys often arrive in ascending order: then the new run takes the next ones.
         let upper = run[run.len() / 2..].to_vec();
         run.truncate(run.len() / 2);
         run.shrink_to_fit();
         self.runs.insert(upper[0].key(), upper);
     }
 
-    /// Joins a short run with the one before it, or the one behind it.
+    /// Joins a short run with the run before or after it.
     fn join(&mut self, bound: BlockKey) {
         let before = self.runs.range(..bound).next_back().map(|(before, _)| (*before, bound));
         let behind = (Bound::Excluded(bound), Bound::Unbounded);
@@ -281,7 +283,7 @@ impl Index {
         lower.extend(upper);
     }
 
-    /// Blocks from `first` on, in order.
+    /// Returns the blocks from `first` on, in order.
     pub fn iter_from(&self, first: BlockKey) -> impl Iterator<Item = (BlockKey, BlockInfo)> + '_ {
         let bound = self.runs.range(..=first).next_back().map_or(KEY_FIRST, |(bound, _)| *bound);
         self.runs
@@ -291,7 +293,7 @@ impl Index {
             .skip_while(move |(key, _)| *key < first)
     }
 
-    /// The last block before `key`.
+    /// Returns the last block before `key`.
     pub fn last_before(&self, key: BlockKey) -> Option<(BlockKey, BlockInfo)> {
         self.runs.range(..key).rev().find_map(|(_, run)| {
             let behind = run.partition_point(|record| record.key() < key);
@@ -299,7 +301,7 @@ impl Index {
         })
     }
 
-    /// Tombstones of the PG up to `floor`, in version order.
+    /// Returns the tombstones of the PG up to `floor`, in version order.
     pub fn tombstones_up_to(
         &self,
         pg: PgId,
@@ -311,17 +313,17 @@ impl Index {
             .map(|(_, _, key)| *key)
     }
 
-    /// Blocks, tombstones included.
+    /// Returns the number of blocks, tombstones included.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Tombstones.
+    /// Returns the number of tombstones.
     pub fn tombstone_count(&self) -> u64 {
         self.tombstones.len() as u64
     }
 
-    /// Bytes that all records take in a checkpoint.
+    /// Returns the bytes that all records take in a checkpoint.
     pub fn record_bytes(&self) -> u64 {
         self.record_bytes
     }

@@ -1,4 +1,4 @@
-//! Journal of one disk: a ring of sectors holding changes that no checkpoint has yet.
+//! Journal of one disk: a ring of sectors with the changes that are not yet in a checkpoint.
 //!
 //! ```text
 //!          head                                 tail
@@ -11,10 +11,11 @@
 //!   1. head <= flushed <= written <= tail <= head + size.
 //!   2. A request is answered only after its entry, all earlier entries, and all earlier
 //!      out-of-line data of its own block are durable.
-//!   3. An entry is contiguous: where it does not fit before the end of the ring, a pad fills it.
-//!   4. A flush is started only if a request waits for it. A lazy request is answered once its entry,
-//!      all earlier entries, and earlier data of its block are written.
-//!   5. The head moves only when a durable checkpoint no longer needs what is before it.
+//!   3. An entry is contiguous: if it does not fit before the end of the ring, a pad fills the rest of the
+//!      ring.
+//!   4. A flush is started only if a request, or the store itself, waits for it. A lazy request is answered
+//!      once its entry, all earlier entries, and earlier data of its block are written.
+//!   5. The head moves forward only over entries that a durable checkpoint has made unnecessary.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,11 +29,11 @@ use crate::{BlockKey, RequestId};
 
 /// Journal writes in flight at once.
 const GROUPS_IN_FLIGHT_MAX: usize = 8;
-/// A group of this size is closed, in bytes.
+/// A group is closed when it reaches this size, in bytes.
 const GROUP_SIZE_MAX: u64 = 1 << 20;
 /// Data of at least this size is not copied into the group's buffer, in bytes.
 const COPY_SIZE_MAX: usize = 64 << 10;
-/// Journal that only idle entries may use, in bytes. A checkpoint needs an idle entry, and only a
+/// Journal space that only idle entries may use, in bytes. A checkpoint needs an idle entry, and only a
 /// checkpoint trims the journal.
 pub const IDLE_RESERVE: u64 = 64 << 10;
 /// Out-of-line writes in flight at once.
@@ -41,12 +42,13 @@ pub const LARGE_IN_FLIGHT_MAX: usize = 64;
 /// An entry that waits for its group to be written.
 struct OpenEntry {
     data_lsn: Lsn,
-    /// Bytes of its header, the next ones in `open_headers`.
+    /// Size of its header in bytes. The headers in `open_headers` follow each other in the order of the
+    /// entries.
     header_size: usize,
     data: Option<Buffer>,
 }
 
-/// Entries written with one device write.
+/// Entries that are written with one device write.
 struct Group {
     start: Lsn,
     end: Lsn,
@@ -66,12 +68,12 @@ enum GroupStage {
 struct Large {
     key: BlockKey,
     location: u32,
-    /// Where it begins in the block, in bytes.
+    /// Where the data begins in the block, in bytes.
     offset: u32,
     stage: LargeStage,
-    /// Requests that wait for it to be durable, with the lsn of their entries.
+    /// Requests that wait for this data to be durable, with the lsns of their entries.
     waiters: Vec<(Lsn, RequestId)>,
-    /// Requests that wait for it to be written.
+    /// Requests that wait for this data to be written.
     lazy_waiters: Vec<(Lsn, RequestId)>,
 }
 
@@ -85,11 +87,11 @@ enum LargeStage {
     Flushing,
 }
 
-/// Which request waits for an entry.
+/// The request that waits for an entry.
 #[derive(Clone, Copy)]
 pub struct Asker {
     pub id: RequestId,
-    /// Acknowledged once the entry is written, before the flush.
+    /// Whether the request is answered once the entry is written, before the flush.
     pub is_lazy: bool,
 }
 
@@ -105,7 +107,7 @@ impl Asker {
 pub struct Answers {
     /// Durable.
     pub durable: Vec<RequestId>,
-    /// Written, and lazy.
+    /// Lazy requests whose entries are written.
     pub written: Vec<RequestId>,
 }
 
@@ -126,10 +128,10 @@ pub struct Journal {
     commit: CommitMode,
     head: Lsn,
     tail: Lsn,
-    /// Checksum of the last entry.
+    /// Checksum of the last entry, for the chain.
     previous: Checksum,
     open: VecDeque<OpenEntry>,
-    /// Headers of the open entries, one after the other.
+    /// Headers of the open entries, one after another.
     open_headers: Vec<u8>,
     open_start: Lsn,
     groups: VecDeque<Group>,
@@ -140,21 +142,21 @@ pub struct Journal {
     large: BTreeMap<Lsn, Large>,
     waiters: VecDeque<Waiter>,
     lazy_waiters: VecDeque<Waiter>,
-    /// A request waits until everything before this is durable.
+    /// Everything before this lsn is to be made durable.
     wanted: Lsn,
-    /// Requests that wait until everything before an lsn is durable.
+    /// Requests, each waiting until everything before an lsn is durable.
     syncs: VecDeque<(Lsn, RequestId)>,
     cache: JournalCache,
-    /// The tail behind the last idle entry.
+    /// The tail right after the last idle entry.
     idle: Lsn,
-    /// Until recovery's decisions are durable, entries record no higher durable lsn than this. If the
-    /// entry with the decisions is torn, the next recovery then decides from the same facts.
+    /// Until recovery's decisions are durable, entries record no higher durable lsn than this. So if the
+    /// entry with the decisions is torn, the next recovery decides from the same facts.
     recorded_max: Option<Lsn>,
 }
 
 impl Journal {
-    /// A journal that continues at `tail`. Everything before it is durable; an entry says so of
-    /// everything before `recorded`.
+    /// Creates a journal that continues at `tail`. Everything before `tail` is durable; an entry records
+    /// this for everything before `recorded`.
     pub fn new(
         superblock: &Superblock,
         (head, recorded, tail): (Lsn, Lsn, Lsn),
@@ -196,7 +198,7 @@ impl Journal {
         self.tail
     }
 
-    /// Checksum of the last entry.
+    /// Checksum of the last entry, for the chain.
     pub fn previous(&self) -> Checksum {
         self.previous
     }
@@ -209,17 +211,17 @@ impl Journal {
         self.tail.since(self.head)
     }
 
-    /// Place of an lsn on the device.
+    /// Returns the position of an lsn on the device, in bytes.
     pub fn place(&self, lsn: Lsn) -> u64 {
         self.area.offset + lsn.get() % self.area.size
     }
 
-    /// Bytes from the tail to the end of the ring.
+    /// Returns the bytes from the tail to the end of the ring.
     fn rest_of_ring(&self) -> u64 {
         self.area.size - self.tail.get() % self.area.size
     }
 
-    /// Whether an entry of this kind fits and leaves `reserve` bytes free.
+    /// Whether an entry of this kind fits and still leaves `reserve` bytes free.
     pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
         let size = EntryHeader::size_of(kind, checksum_count, self.sector_size) as u64;
         let rest = self.rest_of_ring();
@@ -227,7 +229,7 @@ impl Journal {
         self.used() + pad + size + reserve <= self.area.size
     }
 
-    /// Everything before this is durable: entries and their out-of-line data.
+    /// Returns the lsn before which everything is durable: entries and their out-of-line data.
     pub fn durable(&self) -> Lsn {
         match self.large.first_key_value() {
             Some((lsn, _)) => (*lsn).min(self.durable_entries()),
@@ -250,7 +252,7 @@ impl Journal {
         self.large.len()
     }
 
-    /// Appends an entry and returns its lsn and where its data begins. Fills in the header's lsn,
+    /// Appends an entry, and returns its lsn and the lsn where its data begins. Fills in the header's lsn,
     /// size and chain. Requires: there is room.
     pub fn append(&mut self, header: &mut EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
         let count = header.checksums.len();
@@ -330,7 +332,7 @@ impl Journal {
         }
     }
 
-    /// Gathers the bytes of closed groups; small data is copied here, once.
+    /// Gathers the bytes of closed groups. Small data is copied here, and only here.
     fn build_groups(&mut self, pool: &BufferPool) {
         let first = self
             .groups
@@ -347,12 +349,14 @@ impl Journal {
         }
     }
 
-    /// The bytes of the first `count` open entries, which begin at `start`.
+    /// Returns the bytes of the first `count` open entries, which begin at `start`, and closes these
+    /// entries.
     fn gather(&mut self, start: Lsn, count: usize, pool: &BufferPool) -> Vec<Buffer> {
         let mut pieces = Vec::new();
         let (mut at, mut next, mut header_at) = (start, 0, 0);
         while next < count {
-            // A run of small entries; it ends with the header of an entry whose data is its own piece.
+            // A run of small entries. It ends after the header of an entry whose data becomes a separate
+            // piece.
             let mut run: Vec<(&[u8], &[u8])> = Vec::with_capacity(count - next);
             let mut piece = None;
             for entry in self.open.range(next..count) {
@@ -381,7 +385,7 @@ impl Journal {
         pieces
     }
 
-    /// Data of an entry, if it is still in memory. Requires: the range lies in one entry.
+    /// Returns data of an entry, if it is still in memory. Requires: the range is within one entry.
     pub fn data(&self, lsn: Lsn, size: usize) -> Option<Buffer> {
         let at = self.open.partition_point(|entry| entry.data_lsn <= lsn);
         match at.checked_sub(1).map(|at| &self.open[at]) {
@@ -390,7 +394,7 @@ impl Journal {
         }
     }
 
-    /// The out-of-line data of an entry is being written to its place.
+    /// Records that the out-of-line data of an entry is being written to its place.
     pub fn begin_large(
         &mut self,
         lsn: Lsn,
@@ -407,7 +411,7 @@ impl Journal {
         assert!(before.is_none(), "an entry has its data written once");
     }
 
-    /// Data that is being written to this place, and where in the block it begins, in bytes.
+    /// Returns data that is being written to this place, and its offset in the block in bytes.
     pub fn large_data(&self, key: &BlockKey, location: u32) -> Option<(u32, &Buffer)> {
         let mut same = self.large.values().filter(|large| large.key == *key);
         let large = same.find(|large| large.location == location)?;
@@ -417,7 +421,7 @@ impl Journal {
         }
     }
 
-    /// The request waits for its entry at `lsn`, which is the last one: until it is durable, or, if
+    /// Makes the request wait for its entry at `lsn`, which is the last entry: until it is durable or, if
     /// the request is lazy and flushes are needed, until it is written.
     pub fn wait(&mut self, asker: Asker, lsn: Lsn, key: Option<BlockKey>) {
         let waiter = Waiter { id: asker.id, lsn, end: self.tail, key };
@@ -428,23 +432,23 @@ impl Journal {
         self.want_all();
     }
 
-    /// The request waits until everything so far is durable.
+    /// Makes the request wait until everything so far is durable.
     pub fn wait_all(&mut self, id: RequestId) {
         self.syncs.push_back((self.tail, id));
         self.want_all();
     }
 
-    /// Makes everything so far durable, as soon as it is written.
+    /// Requests that everything so far is made durable as soon as it is written.
     pub fn want_all(&mut self) {
         self.wanted = self.tail;
     }
 
-    /// Whether there are entries that no request waits to be durable for.
+    /// Whether there are entries for which no flush has been requested.
     pub fn has_unwanted(&self) -> bool {
         self.wanted < self.tail
     }
 
-    /// A group was written.
+    /// Handles the end of the write of a group.
     pub fn on_group_written(&mut self, start: Lsn) {
         let at = self.groups.partition_point(|group| group.start < start);
         let group = &mut self.groups[at];
@@ -460,7 +464,7 @@ impl Journal {
         self.cache.shrink(self.written);
     }
 
-    /// The data of an entry was written.
+    /// Handles the end of the write of an entry's out-of-line data.
     pub fn on_large_written(&mut self, lsn: Lsn, answers: &mut Answers) {
         match self.commit {
             CommitMode::Immediate => self.large_durable(lsn, answers),
@@ -476,7 +480,8 @@ impl Journal {
         }
     }
 
-    /// Answers a lazy request whose entry is written, unless data of its block is being written.
+    /// Answers a lazy request whose entry is written. If earlier data of its block is still being written,
+    /// makes the request wait for that.
     fn answer_lazy_or_wait(
         &mut self,
         lsn: Lsn,
@@ -501,7 +506,8 @@ impl Journal {
         }
     }
 
-    /// Answers a request whose entry is durable, unless earlier data of its block is not.
+    /// Answers a request whose entry is durable. If earlier data of its block is not durable, makes the
+    /// request wait for that.
     fn answer_or_wait(
         &mut self,
         lsn: Lsn,
@@ -521,7 +527,7 @@ impl Journal {
         }
     }
 
-    /// Starts a flush, if a request waits for one and none is in flight.
+    /// Starts a flush, if one was requested and none is in flight.
     pub fn flush(&mut self, io: &mut Io<'_>) {
         let is_wanted = self.durable() < self.wanted;
         if self.commit == CommitMode::Immediate || self.flushing.is_some() || !is_wanted {
@@ -540,7 +546,7 @@ impl Journal {
         }
     }
 
-    /// The flush ended.
+    /// Handles the end of the flush.
     pub fn on_flushed(&mut self, answers: &mut Answers) {
         let flushed = self.flushing.take().expect("one flush at a time");
         assert!(flushed >= self.flushed);
@@ -557,7 +563,7 @@ impl Journal {
         }
     }
 
-    /// Requests that may be answered now.
+    /// Collects the requests that may be answered now.
     pub fn answer(&mut self, answers: &mut Answers) {
         let durable = match planted::on(Bug::AckBeforeFlush) {
             true => self.tail,
@@ -581,19 +587,20 @@ impl Journal {
         }
     }
 
-    /// Whether everything is durable, and no entry records that yet.
+    /// Whether everything is durable, but no entry records this yet.
     pub fn is_idle_unrecorded(&self) -> bool {
         self.durable() == self.tail && self.idle < self.tail
     }
 
-    /// Records the durable lsn. Requires: there is room.
+    /// Appends an entry that records the durable lsn. Requires: there is room.
     pub fn append_idle(&mut self) {
         self.append(&mut plain_header(EntryKind::Idle), None);
         self.idle = self.tail;
         self.want_all();
     }
 
-    /// A durable checkpoint holds what is before this: its space in the ring is free.
+    /// Frees the part of the ring before `head`. Requires: a durable checkpoint holds everything before
+    /// `head`.
     pub fn trim(&mut self, head: Lsn) {
         assert!(self.head <= head);
         assert!(head <= self.durable());
@@ -602,7 +609,7 @@ impl Journal {
     }
 }
 
-/// Headers and data of entries, copied to one buffer as they lie in the journal.
+/// Copies headers and data of entries into one buffer, laid out as in the journal.
 fn copy_run(run: &[(&[u8], &[u8])], pool: &BufferPool) -> Buffer {
     let size = run.iter().map(|(header, data)| header.len() + data.len()).sum();
     let mut buffer = pool.take(size);
@@ -614,7 +621,7 @@ fn copy_run(run: &[(&[u8], &[u8])], pool: &BufferPool) -> Buffer {
     buffer.freeze()
 }
 
-/// The bytes padded with zeros to whole units, and the units' checksums.
+/// Returns the bytes, padded with zeros to whole units, and the checksums of the units.
 pub fn padded(bytes: &[u8], pool: &BufferPool) -> (Buffer, Vec<Checksum>) {
     let mut data = pool.take(bytes.len().next_multiple_of(UNIT_SIZE as usize));
     data[..bytes.len()].copy_from_slice(bytes);
@@ -624,7 +631,7 @@ pub fn padded(bytes: &[u8], pool: &BufferPool) -> (Buffer, Vec<Checksum>) {
     (data.freeze(), checksums)
 }
 
-/// A header without a block.
+/// Returns a header that belongs to no block.
 pub fn plain_header(kind: EntryKind) -> EntryHeader {
     EntryHeader {
         kind,

@@ -20,26 +20,27 @@ impl JournalCache {
         JournalCache { pieces: VecDeque::new(), bytes: 0, bytes_max }
     }
 
-    /// Adds the piece that begins at `lsn`, behind all others.
+    /// Adds the piece that begins at `lsn`, after all others.
     pub fn push(&mut self, lsn: Lsn, piece: Buffer) {
         assert!(self.pieces.back().is_none_or(|(last, _)| *last < lsn));
         self.bytes += piece.len() as u64;
         self.pieces.push_back((lsn, piece));
     }
 
-    /// `size` bytes from `lsn` on, if one piece holds them.
+    /// Returns `size` bytes from `lsn` on, if they are within one piece.
     pub fn get(&self, lsn: Lsn, size: usize) -> Option<Buffer> {
         let at = self.pieces.partition_point(|(start, _)| *start <= lsn).checked_sub(1)?;
         let (start, piece) = &self.pieces[at];
         slice_at(*start, piece, lsn, size)
     }
 
-    /// Drops the oldest pieces above the limit; what is not written yet, from `written` on, stays.
+    /// Drops the oldest pieces until the limit is met. Pieces that are not yet written, from `written` on,
+    /// are kept.
     pub fn shrink(&mut self, written: Lsn) {
         while self.bytes > self.bytes_max && self.drop_first_before(written) {}
     }
 
-    /// Drops all pieces before this.
+    /// Drops all pieces before `head`.
     pub fn trim(&mut self, head: Lsn) {
         while self.drop_first_before(head) {}
     }
@@ -52,7 +53,7 @@ impl JournalCache {
     }
 }
 
-/// `size` bytes at `lsn` of a buffer that begins at `start`, if it holds them.
+/// Returns `size` bytes at `lsn` from a buffer that begins at `start`, if the buffer contains them.
 pub fn slice_at(start: Lsn, buffer: &Buffer, lsn: Lsn, size: usize) -> Option<Buffer> {
     let from = (start <= lsn).then(|| lsn.since(start) as usize)?;
     (from + size <= buffer.len()).then(|| buffer.slice(from..from + size))

@@ -63,7 +63,7 @@ pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
 pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;
 
-/// Settings of the process. Those that are frozen with the disk are in its superblock.
+/// Settings of the process. Settings that are fixed when the store is created are in its superblock.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Bytes of memory for caches (checkpoint pages, recent journal data) and for changes since the last
@@ -71,11 +71,11 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// The journal counts as idle after this time without a write.
     pub idle_after: Duration,
-    /// A checkpoint begins when the journal holds so many bytes, or is half full. A smaller value makes
-    /// starts faster and writes more.
+    /// A checkpoint begins when the journal holds this many bytes, or is half full. A smaller value makes
+    /// starts faster, but causes more writes.
     pub checkpoint_after_bytes: u64,
-    /// The store is a sparse file: the file system may have no space behind a place, so space is
-    /// reserved before a block gets the place. False for a block device.
+    /// Whether the store is a sparse file. The file system may have no space behind a place of such a file,
+    /// so space is reserved before the place is given to a block. False for a block device.
     pub is_sparse: bool,
 }
 
@@ -93,47 +93,48 @@ impl Default for Settings {
 /// The identity of a store, from its superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// The store itself.
+    /// The id of the store.
     pub store: StoreId,
-    /// Its cluster.
+    /// The cluster it belongs to.
     pub cluster: ClusterId,
     /// The OSD it belongs to.
     pub osd: OsdId,
 }
 
-/// What a store knows of a PG besides its blocks. See `docs/internals/pg.md`.
+/// What a store knows about a PG besides its blocks. See `docs/internals/pg.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PgFacts {
     /// The highest version of a write, zero or delete that was accepted. Repairs do not count.
     pub last: Version,
-    /// The highest version of any block the PG ever had here, repairs included.
+    /// The highest version of any block that the PG ever had in this store, repairs included.
     pub held: Version,
-    /// The lowest version that recoveries dropped, as long as the last write is of the same epoch.
+    /// The lowest version that a recovery dropped. Forgotten once a write of a later epoch comes.
     pub hole: Option<Version>,
-    /// Tombstones up to this version are gone.
+    /// Tombstones up to this version have been dropped.
     pub floor: Version,
-    /// Damage may have cost acknowledged writes.
+    /// Whether damage may have destroyed acknowledged writes.
     pub is_suspect: bool,
 }
 
 /// Space for data, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Space {
-    /// The data area.
+    /// Size of the data area.
     pub size_bytes: u64,
-    /// Blocks in use. Replaced and deleted blocks count as free at once.
+    /// Allocated to blocks. Replaced and deleted blocks count as free at once.
     pub used_bytes: u64,
-    /// Bytes that writes of the block sizes in use may still take: the rest without the reserve, limited
-    /// by the room for records of so many blocks.
+    /// Bytes that writes of the block sizes in use may still take: what is left without the reserve,
+    /// limited by the room for the records of that many blocks.
     pub free_bytes: u64,
-    /// The part of `free_bytes` that is ready, whatever the file system says later. The rest must be made
-    /// ready first, or lies in segments of other block sizes.
+    /// The part of `free_bytes` that can be written even if the file system has no more space. The rest
+    /// must be reserved first, or lies in segments of other block sizes.
     pub sure_bytes: u64,
-    /// More is being made ready: space of the file system, or freed places.
+    /// Whether `sure_bytes` is about to grow: space is being reserved in the file system, or freed places
+    /// are being made available.
     pub is_growing: bool,
     /// Kept for writes that have a version already.
     pub reserve_bytes: u64,
-    /// Writes that need space are refused.
+    /// Whether writes that need space are refused.
     pub full: bool,
 }
 
@@ -148,59 +149,60 @@ pub struct RecoveryReport {
     pub blocks: u64,
 }
 
-/// Names a request to the store. The caller chooses it, below 2^63, and does not reuse it while the
+/// Identifies a request to the store. The caller chooses an id below 2^63, and does not reuse it while the
 /// request is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u64);
 
-/// What a store is told.
+/// An input of the store.
 #[derive(Debug)]
 pub enum Event {
-    /// A request. Requests take effect in the order in which they come.
+    /// A request. Requests take effect in the order in which they arrive.
     Request {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         id: RequestId,
-        /// What is asked.
+        /// The request.
         request: Request,
     },
     /// An operation on the disk ended.
     Disk(DiskEvent),
-    /// The deadline of [`Store::deadline`] came.
+    /// The deadline of [`Store::deadline`] has passed.
     Tick,
 }
 
-/// What a store is asked. Offsets and lengths are bytes in the block, multiples of 4 KiB.
+/// A request to the store. Offsets and lengths are in bytes within the block, and multiples of 4 KiB.
 #[derive(Debug)]
 pub enum Request {
-    /// Write a range. Done when it, and all writes before it, are durable. In commit mode `fsync` a lazy
-    /// one is done when they are written ([`Answer::Written`]).
+    /// Write a range. Done when this write and all writes before it are durable. In commit mode `fsync`, a
+    /// lazy write is done when they are written ([`Answer::Written`]).
     Write {
-        /// The PG whose version it is.
+        /// The PG that `version` belongs to.
         pg: PgId,
         /// The block.
         key: BlockKey,
         /// The pool's block size.
         block_size: BlockSize,
-        /// Newer than the block's.
+        /// The new version of the block. Must be newer than its current one.
         version: Version,
         /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// One for each 4 KiB. The caller has compared them with the data.
+        /// One for each 4 KiB. The caller has verified the data against them.
         checksums: Vec<Checksum>,
         /// The data.
         data: Buffer,
-        /// It may be answered before it is durable; a later [`Request::Sync`] makes it durable.
+        /// Whether the write may be answered before it is durable; a later [`Request::Sync`] makes it
+        /// durable.
         lazy: bool,
     },
-    /// Make a range read as zeros. Done like a write.
+    /// Make a range read as zeros. Done at the same point as a write.
     Zero {
-        /// The PG whose version it is.
+        /// The PG that `version` belongs to.
         pg: PgId,
         /// The block.
         key: BlockKey,
         /// The pool's block size.
         block_size: BlockSize,
-        /// Newer than the block's.
+        /// The new version of the block. Must be newer than its current one.
         version: Version,
         /// Where the range begins in the block, in bytes.
         offset: u32,
@@ -211,15 +213,15 @@ pub enum Request {
     },
     /// Delete the block, leaving a tombstone with `version`. Done when durable.
     Delete {
-        /// The PG whose version it is.
+        /// The PG that `version` belongs to.
         pg: PgId,
         /// The block.
         key: BlockKey,
-        /// Newer than the block's.
+        /// The new version of the block. Must be newer than its current one.
         version: Version,
     },
-    /// Read a range as the writes before this request left it, durable or not. If a later change overtakes
-    /// the read, the answer may show the state after that change; its version says so.
+    /// Read a range in the state after all earlier writes, durable or not. If a later change overtakes the
+    /// read, the answer may show the state after that change; the version in the answer tells which.
     Read {
         /// The block.
         key: BlockKey,
@@ -233,8 +235,8 @@ pub enum Request {
         /// The block.
         key: BlockKey,
     },
-    /// Read the block for another member; answered by [`Answer::Copy`], which names damaged units.
-    /// Otherwise like a read.
+    /// Read the block for another member. Answered by [`Answer::Copy`], which lists damaged units;
+    /// otherwise like a read.
     Copy {
         /// The block.
         key: BlockKey,
@@ -242,38 +244,38 @@ pub enum Request {
         /// Empty: all units.
         units: Vec<u64>,
     },
-    /// Replace units of the block, whatever its version was. Atomic, also over a crash. The PG's last
-    /// version does not change: repairs are not in the order of versions, see `docs/internals/pg.md`.
-    /// The data is compared with its checksums first ([`StoreError::Corrupted`]). Done when durable.
-    /// Requires: the block size is the pool's.
+    /// Replace units of the block, whatever its version was. Atomic even across a crash. The PG's last
+    /// version does not change: repairs are outside the order of versions, see `docs/internals/pg.md`. The
+    /// data is first verified against its checksums ([`StoreError::Corrupted`]). Done when durable.
+    /// Requires: the block size is that of the pool.
     Repair {
         /// The PG.
         pg: PgId,
         /// The block.
         key: BlockKey,
-        /// What the block is to hold.
+        /// The new content of the block.
         content: Content,
     },
-    /// Keep these bytes as a note, replacing the one of this key; empty bytes remove it. Done when
-    /// durable.
+    /// Store these bytes as a note, in place of any older note with this key; empty bytes remove the note.
+    /// Done when durable.
     Note {
         /// The key of the note.
         key: NoteKey,
         /// At most [`NOTE_SIZE_MAX`].
         bytes: Vec<u8>,
     },
-    /// Tombstones of the PG up to this version are not needed any more.
+    /// Tombstones of the PG up to this version are no longer needed.
     SetFloor {
         /// Which PG.
         pg: PgId,
-        /// The last version whose tombstone may go.
+        /// The last version whose tombstone may be dropped.
         floor: Version,
     },
-    /// Make durable what was asked before.
+    /// Make all earlier requests durable.
     Sync,
-    /// Record in the journal that everything so far is durable, as an idle journal does by itself. Then
-    /// the next start does not mistake any of it for a torn tail. Done when the record is durable. The
-    /// last request before an orderly end.
+    /// Record in the journal that everything so far is durable, which the store does itself when the
+    /// journal is idle. Then the next start does not mistake any of it for a torn tail. Done when the
+    /// record is durable. The last request before an orderly shutdown.
     Record,
     /// The operator accepts that the PG may have lost writes: it is no longer suspect here. Done when
     /// durable.
@@ -286,48 +288,48 @@ pub enum Request {
 /// Longest note, in bytes.
 pub const NOTE_SIZE_MAX: usize = 512 << 10;
 
-/// What a store answers and asks.
+/// An output of the store.
 #[derive(Debug)]
 pub enum Effect {
-    /// Ask the disk.
+    /// An operation for the disk.
     Disk(DiskEffect),
     /// Recovery is finished: requests are accepted from now on.
     Opened,
     /// A request ended.
     Done {
-        /// As asked.
+        /// The id from the request.
         id: RequestId,
         /// The answer.
         result: Result<Answer, StoreError>,
     },
-    /// The store stopped: after a failed write or flush nothing is known any more, or there is no store
-    /// that can be opened. No effect follows.
+    /// The store stopped, either because the state of the disk is unknown after a failed write or flush, or
+    /// because there is no store that can be opened. No further effect follows.
     Stopped {
-        /// For people: what happened, where, and what to do.
+        /// For the operator: what happened, where, and what to do.
         reason: String,
     },
 }
 
-/// What a request found.
+/// The result of a request that succeeded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A change, a note or a sync is durable.
     Durable,
-    /// A lazy write or zero, all entries before it, and earlier data of its block are written. They
-    /// survive the end of the process, but not yet a power cut.
+    /// A lazy write or zero, all entries before it, and earlier data of its block are written. They survive
+    /// a crash of the process, but not yet a power loss.
     Written,
-    /// A read.
+    /// The data that was read.
     Read {
         /// The block's version; `ZERO` where it was never written.
         version: Version,
-        /// One for each 4 KiB, compared with the data. Empty if the whole range is zeros.
+        /// One for each 4 KiB; the data has been verified against them. Empty if the whole range is zeros.
         checksums: Vec<Checksum>,
         /// The data; empty if the whole range is zeros.
         data: Buffer,
     },
     /// A block for another member.
     Copy {
-        /// What the block holds. Units that lost their data are among the damaged ones.
+        /// What the block holds. Units that lost their data are listed as damaged.
         content: Content,
     },
     /// Written and damaged units: bit `i` of word `i / 64` stands for unit `i`.
@@ -341,11 +343,12 @@ pub enum Answer {
     },
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreError {
     /// No space is left, not even in the reserve; nothing changed. After a refused write, zero or delete,
-    /// later ones of the same PG and epoch are refused too: what is kept of an epoch has no gap.
+    /// later ones of the same PG and epoch are refused too, so that the stored versions of an epoch have no
+    /// gap.
     Full,
     /// The content of a repair contradicts itself or its checksums; nothing changed.
     Corrupted,

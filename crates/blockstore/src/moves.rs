@@ -1,5 +1,6 @@
 //! Moves: blocks go from scattered segments to gaps between other blocks of their size, so that whole
-//! segments become free for blocks of other sizes. This file decides; `store/moves.rs` does it.
+//! segments become free for blocks of other sizes. This file decides which blocks to move; `store/moves.rs`
+//! moves them.
 //!
 //! ```text
 //!   Idle ──▶ Choosing ──▶ Scanning ──▶ Returning ──▶ Idle
@@ -7,15 +8,15 @@
 //!    places  leave        are moved      frees them
 //! ```
 //!
-//! A move is a repair of a block with its own content, at another place. It is the same kind of entry:
-//! after a crash the block is at the old place or at the new one. Nobody waits for it to be durable.
+//! A move is a repair of a block with its own content, at another place, and uses the same kind of entry:
+//! after a crash the block is at the old place or at the new one. Nothing waits for a move to be durable.
 //!
 //! Invariants
-//!   1. A block is moved only as it was read: if its version, its place or its count of repairs has
-//!      changed since, or a checkpoint has ended, it is read again.
-//!   2. A block goes only to a gap: never into a segment that is not in use, or one that is leaving. The
-//!      gap is allocated before the block is read.
-//!   3. The bytes in flight, and the blocks that one event looks at, are bounded.
+//!   1. A block is moved only if it is unchanged since it was read: if its version, its place or its count
+//!      of repairs has changed, or a checkpoint has ended, it is read again.
+//!   2. A block is moved only to a gap, never into a segment that is not in use or is leaving. The gap is
+//!      allocated before the block is read.
+//!   3. The bytes in flight, and the blocks examined per event, are bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,15 +30,15 @@ use crate::index::{BlockInfo, KEY_FIRST};
 use crate::parts::Parts;
 use crate::read::Stamp;
 
-/// Blocks in flight at once, in bytes.
+/// Most bytes of blocks in flight at once.
 const MOVING_BYTES_MAX: u64 = MIB;
-/// Blocks of the index, or segments, that one event looks at.
+/// Most blocks of the index, or segments, examined per event.
 const STEP_COUNT: usize = 256;
-/// One pass empties this share of all segments, within these limits in bytes.
+/// One pass tries to empty this fraction (1/n) of all segments, within these limits in bytes.
 const PASS_SHARE: u64 = 32;
 const PASS_SIZE_MIN: u64 = 8 * MIB;
 const PASS_SIZE_MAX: u64 = 8 * GIB;
-/// A block that changed so often while it was read stays where it is.
+/// After this many attempts that failed because the block changed meanwhile, the block stays where it is.
 const ATTEMPT_COUNT_MAX: u32 = 4;
 /// First id of the store's own requests; those of the layers above are lower.
 const OWN_ID_FIRST: u64 = 1 << 63;
@@ -46,74 +47,74 @@ const OWN_ID_FIRST: u64 = 1 << 63;
 #[derive(Default)]
 pub struct Moves {
     stage: Stage,
-    /// Segments that leave.
+    /// Segments being emptied.
     leaving: Vec<u32>,
     in_flight: BTreeMap<RequestId, Move>,
     moving_bytes: u64,
     id_last: u64,
-    /// Blocks to be retried.
+    /// Blocks to retry.
     again: VecDeque<Candidate>,
-    /// The next step must wait for an event.
+    /// Whether the next step must wait for an event.
     is_blocked: bool,
-    /// The store is about to end: no move begins.
+    /// Whether the store is about to shut down: no move begins.
     is_paused: bool,
     /// Blocks moved in this pass.
     moved_count: u64,
     /// Bytes of blocks moved since the start.
     moved_bytes: u64,
-    /// The last pass achieved nothing: the next one waits until so many bytes were freed since the
-    /// start.
+    /// Set if the last pass achieved nothing: the next one waits until this many bytes have been freed
+    /// since the start.
     fruitless_until: Option<u64>,
 }
 
-/// In the order of time.
+/// The stages of a pass, in order.
 #[derive(Default)]
 enum Stage {
-    /// There are enough places, or moving would make none.
+    /// There are enough places, or moving blocks would not create any.
     #[default]
     Idle,
-    /// Chooses segments, from `next` on: `wanted` of each size.
+    /// Chooses segments to empty, from index `next` on: `wanted` more of each size.
     Choosing { next: u32, wanted: BySize<u64> },
-    /// Looks for their blocks in the order of keys, behind `after`.
+    /// Looks for the blocks of these segments in key order, after the key `after`.
     Scanning { after: Option<BlockKey>, is_done: bool },
-    /// Waits for the checkpoint with this sequence, which no longer names the old places.
+    /// Waits for the checkpoint with this sequence number, which no longer refers to the old places.
     Returning { sequence: u64 },
 }
 
-/// A block to be moved, and how often it was begun before.
+/// A block to be moved, and how many moves of it were attempted before.
 #[derive(Clone, Copy)]
 pub struct Candidate {
     pub key: BlockKey,
     attempt: u32,
 }
 
-/// A block on its way.
+/// A move in progress.
 pub struct Move {
     pub key: BlockKey,
-    /// As it was when it was read.
+    /// The state of the block when it was read.
     pub stamp: Stamp,
-    /// The gap it goes to.
+    /// The gap that the block is moved to.
     pub location: u32,
     attempt: u32,
-    /// It is journaled, and waits to be written.
+    /// Whether the block is journaled and waits to be written.
     is_journaled: bool,
 }
 
-/// What a step leaves to the store.
+/// What the store has to do after a step.
 pub enum NextStep {
-    /// Nothing now.
+    /// Nothing.
     Nothing,
-    /// To begin with more blocks: see [`Moves::next_blocks`].
+    /// Begin to move more blocks: see [`Moves::next_blocks`].
     Begin,
 }
 
-/// Whether the request is one of the store's own.
+/// Whether the store itself made the request.
 pub fn is_own(id: RequestId) -> bool {
     id.0 >= OWN_ID_FIRST
 }
 
 impl Moves {
-    /// No move begins while the store comes to an end.
+    /// Pauses or resumes moves. Paused while the store shuts down: no move begins then.
     pub fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
     }
@@ -122,7 +123,7 @@ impl Moves {
         self.is_paused
     }
 
-    /// Whether a block is on its way.
+    /// Whether a block is being moved.
     pub fn has_moves(&self) -> bool {
         !self.in_flight.is_empty()
     }
@@ -132,7 +133,7 @@ impl Moves {
         self.moved_bytes
     }
 
-    /// Goes on, one bounded step.
+    /// Advances by one bounded step.
     pub fn advance(&mut self, parts: &mut Parts) -> NextStep {
         self.is_blocked = false;
         let area = &mut parts.blocks.area;
@@ -165,7 +166,7 @@ impl Moves {
         !is_idle || (!self.are_fruitless(area) && !area.short_sizes().is_empty())
     }
 
-    /// Whether a step can be done without an event.
+    /// Whether another step is possible without waiting for an event.
     pub fn can_advance(&self) -> bool {
         let is_busy = match self.stage {
             Stage::Choosing { .. } => true,
@@ -176,7 +177,7 @@ impl Moves {
         is_busy && can_begin && self.moving_bytes < MOVING_BYTES_MAX
     }
 
-    /// Begins a pass, if some size lacks places that moving would make.
+    /// Begins a pass if some block size is short of places.
     fn begin_pass(&mut self, area: &DataArea) {
         let short = area.short_sizes();
         if !short.is_empty() {
@@ -184,7 +185,7 @@ impl Moves {
         }
     }
 
-    /// Ends a pass: segments that still hold blocks stay.
+    /// Ends a pass. Segments that still hold blocks are no longer leaving.
     fn end_pass(&mut self, area: &mut DataArea) {
         let leaving = std::mem::take(&mut self.leaving);
         let (stayed, gone): (Vec<u32>, Vec<u32>) =
@@ -197,7 +198,7 @@ impl Moves {
         stayed.into_iter().for_each(|index| area.allocator.stay(index));
     }
 
-    /// Chooses some of the segments that leave.
+    /// Chooses the segments to empty, one range of segments per step.
     fn choose(&mut self, area: &mut DataArea) {
         let Stage::Choosing { next, wanted } = &mut self.stage else { return };
         let range = *next..next.saturating_add(STEP_COUNT as u32);
@@ -211,7 +212,7 @@ impl Moves {
         }
     }
 
-    /// Blocks to be moved next, as many as fit in flight. Retries come first.
+    /// Returns the blocks to move next, as many as fit in flight. Retries come first.
     pub fn next_blocks(&mut self, parts: &Parts) -> Vec<Candidate> {
         let mut room = MOVING_BYTES_MAX.saturating_sub(self.moving_bytes);
         let mut found = Vec::new();
@@ -246,14 +247,14 @@ impl Moves {
         found
     }
 
-    /// The block cannot be read before an event.
+    /// Puts off a block until the next event.
     pub fn postpone(&mut self, block: Candidate) {
         self.again.push_back(block);
         self.is_blocked = true;
     }
 
-    /// The block, as this stamp says, is read and goes to the gap at `location`. Returns the request
-    /// that names the move.
+    /// Records that the block with this stamp is being read and will move to the gap at `location`. Returns
+    /// the request id that identifies the move.
     pub fn begin(&mut self, block: Candidate, stamp: Stamp, location: u32) -> RequestId {
         assert!(self.moving_bytes < MOVING_BYTES_MAX);
         self.moving_bytes += stamp.info.block_size.bytes();
@@ -265,33 +266,35 @@ impl Moves {
         id
     }
 
-    /// Whether all blocks of the pass were looked at, and none is on its way.
+    /// Whether all blocks of the pass were examined and none is being moved.
     pub fn is_scanned(&self) -> bool {
         let is_done = matches!(self.stage, Stage::Scanning { is_done: true, .. });
         is_done && self.again.is_empty() && self.in_flight.is_empty()
     }
 
-    /// All is moved that can be: this checkpoint no longer names the old places.
+    /// Ends the scan: everything movable was moved. The checkpoint `sequence` no longer refers to the old
+    /// places.
     pub fn return_places(&mut self, sequence: u64) {
         self.again.clear();
         self.stage = Stage::Returning { sequence };
     }
 
-    /// The block of a move was read.
+    /// Removes and returns the move whose block was read.
     pub fn on_read(&mut self, id: RequestId) -> Move {
         let moved = self.in_flight.remove(&id).expect("it was being read");
         assert!(!moved.is_journaled);
         moved
     }
 
-    /// The block stays where it is; its gap is free again.
+    /// Gives up a move: the block stays where it is, and its gap is freed.
     pub fn drop_move(&mut self, moved: &Move, area: &mut DataArea) {
         let size = moved.stamp.info.block_size;
         self.moving_bytes -= size.bytes();
         area.allocator.release(moved.location, size, false);
     }
 
-    /// The block has changed since it was read, or there is no room: it is read again later.
+    /// Gives up this attempt of a move, because the block has changed since it was read or there is no
+    /// room. The block is read again later.
     pub fn drop_and_retry(&mut self, moved: &Move, area: &mut DataArea) {
         self.drop_move(moved, area);
         let attempt = moved.attempt + 1;
@@ -300,14 +303,14 @@ impl Moves {
         }
     }
 
-    /// The block is in the journal, and on its way to its gap.
+    /// Records that the block is journaled and being written to its gap.
     pub fn on_journaled(&mut self, id: RequestId, moved: Move) {
         self.moved_count += 1;
         self.moved_bytes += moved.stamp.info.block_size.bytes();
         self.in_flight.insert(id, Move { is_journaled: true, ..moved });
     }
 
-    /// A moved block is written.
+    /// Ends a move whose block was written.
     pub fn on_written(&mut self, id: RequestId) {
         let moved = self.in_flight.remove(&id).expect("it was being written");
         assert!(moved.is_journaled, "a copy has no error");
@@ -315,7 +318,7 @@ impl Moves {
     }
 }
 
-/// How many segments of each size are to leave, so that the sizes in `short` get places.
+/// Returns how many segments of each size to empty, so that the sizes in `short` get places.
 fn plan_pass(area: &DataArea, short: SizeSet) -> BySize<u64> {
     let size_max = area.allocator.size_bytes() / PASS_SHARE;
     let mut left = size_max.clamp(PASS_SIZE_MIN, PASS_SIZE_MAX) / SEGMENT_SIZE;
@@ -329,7 +332,7 @@ fn plan_pass(area: &DataArea, short: SizeSet) -> BySize<u64> {
     wanted
 }
 
-/// Whether the block lies in a segment that leaves.
+/// Whether the block lies in a leaving segment.
 pub fn is_leaving(area: &DataArea, info: BlockInfo) -> bool {
     info.location != LOCATION_NONE && area.allocator.is_leaving(info.location)
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use format::disk::{EntryHeader, NoteKey};
 
-/// All notes, as a checkpoint shares them.
+/// All notes. A checkpoint shares their bytes with the store.
 pub type NoteMap = BTreeMap<NoteKey, Rc<[u8]>>;
 
 /// The notes of a store.
@@ -18,7 +18,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// The notes that a checkpoint names.
+    /// Loads the notes from a checkpoint.
     pub fn load(notes: Vec<(NoteKey, Vec<u8>)>) -> Notes {
         let bytes = notes.iter().map(|(_, note)| note.len() as u64).sum();
         Notes { notes: notes.into_iter().map(|(key, note)| (key, note.into())).collect(), bytes }
@@ -37,12 +37,12 @@ impl Notes {
         self.notes.get(key).map(|note| &note[..])
     }
 
-    /// All notes in order.
+    /// Returns all notes in order.
     pub fn iter(&self) -> impl Iterator<Item = (NoteKey, &[u8])> {
         self.notes.iter().map(|(key, note)| (*key, &note[..]))
     }
 
-    /// The notes as they are now, for a checkpoint.
+    /// Returns a copy of the map of notes, for a checkpoint.
     pub fn snapshot(&self) -> NoteMap {
         self.notes.clone()
     }

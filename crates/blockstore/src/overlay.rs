@@ -5,10 +5,10 @@
 //! ```
 //!
 //! Invariants
-//!   1. Patches are ordered by unit, at most one a unit.
-//!   2. While no checkpoint runs nothing is frozen.
-//!   3. The byte counts are the sums over the overlays that requests and replay made; tombstones that a checkpoint
-//!      drops are not counted.
+//!   1. Patches are ordered by unit, with at most one per unit.
+//!   2. While no checkpoint is running, nothing is frozen.
+//!   3. The byte counts are the sums over the overlays made by requests and replay; overlays for tombstones
+//!      that a checkpoint drops are not counted.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
@@ -21,20 +21,20 @@ use crate::index::BlockInfo;
 /// Where the content of a unit is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnitState {
-    /// It reads as zeros.
+    /// The unit reads as zeros.
     Zero,
     /// In the block's place.
     Place(Checksum),
     /// In the journal, at this lsn.
     Journal(Checksum, Lsn),
-    /// It is lost.
+    /// The content is lost.
     Damaged,
 }
 
-/// The changed state of one unit. It is kept small: there are many.
+/// The changed state of one unit. Kept small, because there are many.
 #[derive(Clone, Copy, Debug)]
 struct Patch {
-    /// Meaningful for `Journal` only.
+    /// Used for `Journal` only.
     lsn: u64,
     checksum: u32,
     unit: u16,
@@ -68,11 +68,11 @@ impl Patch {
 /// Changes of one block.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
-    /// Hides the layers below: units without a patch are zeros.
+    /// Whether this overlay hides the layers below: units without a patch are zeros.
     pub is_fresh: bool,
-    /// While frozen: what the index said when the checkpoint began, if it says otherwise now.
+    /// While frozen: the block's entry in the index when the checkpoint began, if it has changed since.
     pub info: Option<Option<BlockInfo>>,
-    /// Number of repairs in it. A repair can change a block without changing its version.
+    /// Number of repairs in this overlay. A repair can change a block without changing its version.
     pub repair_count: u32,
     patches: Vec<Patch>,
 }
@@ -81,7 +81,7 @@ pub struct Overlay {
 const OVERLAY_SIZE: u64 = 128;
 
 impl Overlay {
-    /// The unit's state here; `None`: look below.
+    /// Returns the unit's state in this overlay; `None`: the layers below tell.
     pub fn get(&self, unit: u32) -> Option<UnitState> {
         match self.patches.binary_search_by_key(&unit, |patch| patch.unit as u32) {
             Ok(at) => Some(self.patches[at].state()),
@@ -90,7 +90,7 @@ impl Overlay {
         }
     }
 
-    /// Changes a unit.
+    /// Sets the state of a unit.
     pub fn set(&mut self, unit: u32, state: UnitState) {
         let patch = Patch::new(unit, state);
         match self.patches.binary_search_by_key(&unit, |patch| patch.unit as u32) {
@@ -99,18 +99,18 @@ impl Overlay {
         }
     }
 
-    /// All units are zeros from now on.
+    /// Sets all units to zeros.
     pub fn reset(&mut self) {
         self.is_fresh = true;
         self.patches = Vec::new();
     }
 
-    /// Changed units in order.
+    /// Returns the changed units in order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, UnitState)> + '_ {
         self.patches.iter().map(|patch| (patch.unit as u32, patch.state()))
     }
 
-    /// Number of units whose data is in the journal and not yet written back.
+    /// Returns the number of units whose data is in the journal and not yet written back.
     pub fn journal_units_count(&self) -> usize {
         self.iter().filter(|(_, state)| matches!(state, UnitState::Journal(..))).count()
     }
@@ -120,7 +120,7 @@ impl Overlay {
         self.journal_units_count() > 0
     }
 
-    /// Approximate memory, in bytes.
+    /// Returns the approximate memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         OVERLAY_SIZE + (self.patches.capacity() * size_of::<Patch>()) as u64
     }
@@ -138,27 +138,27 @@ pub struct Overlays {
 }
 
 impl Overlays {
-    /// Approximate memory of all overlays, in bytes.
+    /// Returns the approximate memory of all overlays, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.live_bytes + self.frozen_bytes
     }
 
-    /// Approximate memory of the live overlays, in bytes.
+    /// Returns the approximate memory of the live overlays, in bytes.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Changes of one block since the last checkpoint began.
+    /// Returns the changes of one block since the last checkpoint began.
     pub fn live(&self, key: &BlockKey) -> Option<&Overlay> {
         self.live.get(key)
     }
 
-    /// Changes of one block that the running checkpoint writes.
+    /// Returns the changes of one block that the running checkpoint writes.
     pub fn frozen(&self, key: &BlockKey) -> Option<&Overlay> {
         self.frozen.get(key)
     }
 
-    /// All that the running checkpoint writes, in order.
+    /// Returns all changes that the running checkpoint writes, in order of keys.
     pub fn frozen_in(
         &self,
         range: impl RangeBounds<BlockKey>,
@@ -166,7 +166,7 @@ impl Overlays {
         self.frozen.range(range)
     }
 
-    /// Both overlays of one block.
+    /// Returns both overlays of one block.
     pub fn layers(&self, key: &BlockKey) -> Layers<'_> {
         Layers { live: self.live.get(key), frozen: self.frozen.get(key) }
     }
@@ -182,7 +182,7 @@ impl Overlays {
         self.live_bytes = self.live_bytes + overlay.memory_bytes() - before;
     }
 
-    /// A checkpoint begins: it writes what changed so far. Requires: none runs.
+    /// Freezes all changes so far, for a checkpoint that begins. Requires: no checkpoint is running.
     pub fn freeze(&mut self) {
         assert!(self.frozen.is_empty());
         assert!(self.frozen_bytes == 0);
@@ -190,13 +190,14 @@ impl Overlays {
         self.frozen_bytes = std::mem::take(&mut self.live_bytes);
     }
 
-    /// The checkpoint is durable: its leaves say all that was frozen.
+    /// Drops the frozen overlays. Requires: the checkpoint is durable, so its leaves contain them.
     pub fn drop_frozen(&mut self) {
         self.frozen.clear();
         self.frozen_bytes = 0;
     }
 
-    /// The index is about to change: keeps what it said of a frozen block when the checkpoint began.
+    /// Called before the index changes. If the block is frozen, keeps its old entry, as of the beginning of
+    /// the checkpoint.
     pub fn keep_info(&mut self, key: &BlockKey, old: Option<BlockInfo>) {
         if let Some(frozen) = self.frozen.get_mut(key)
             && frozen.info.is_none()
@@ -205,14 +206,14 @@ impl Overlays {
         }
     }
 
-    /// The running checkpoint writes the block as one that is not there.
+    /// Makes the running checkpoint write the block as absent.
     pub fn freeze_as_gone(&mut self, key: BlockKey) {
         let frozen = self.frozen.entry(key).or_default();
         frozen.reset();
         frozen.info = Some(None);
     }
 
-    /// Data of these units of a frozen block is lost. Requires: it is frozen.
+    /// Marks these units of a frozen block as damaged. Requires: the block is frozen.
     pub fn lose_frozen(&mut self, key: &BlockKey, lost: &UnitSet) {
         let frozen = self.frozen.get_mut(key).expect("it is frozen");
         lost.iter().for_each(|unit| frozen.set(unit, UnitState::Damaged));
@@ -227,13 +228,13 @@ pub struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Where the unit's content is; `None`: the leaf knows.
+    /// Returns where the unit's content is; `None`: the leaf tells.
     pub fn get(&self, unit: u32) -> Option<UnitState> {
         let state = |overlay: Option<&Overlay>| overlay.and_then(|overlay| overlay.get(unit));
         state(self.live).or_else(|| state(self.frozen))
     }
 
-    /// Number of repairs in them.
+    /// Returns the number of repairs in both overlays.
     pub fn repair_count(&self) -> u32 {
         [self.live, self.frozen].into_iter().flatten().map(|overlay| overlay.repair_count).sum()
     }

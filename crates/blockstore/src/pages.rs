@@ -2,8 +2,8 @@
 //! leaves.
 //!
 //! Invariants
-//!   1. A page is free only if no durable root names it and no checkpoint being made uses it.
-//!   2. Leaves are ordered by first key; a key lies in the last leaf that begins at or below it.
+//!   1. A page is free only if no durable root refers to it and no checkpoint being made uses it.
+//!   2. Leaves are ordered by first key. A key belongs to the last leaf whose first key is at or below it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -23,14 +23,14 @@ pub const ROOT_PAGES: [u32; 2] = [0, 16];
 /// Approximate memory of a cached leaf, in bytes: the page and the offsets of its records.
 const LEAF_MEMORY_BYTES: u64 = PAGE_SIZE as u64 + 256;
 
-/// Neighbouring leaves that a checkpoint writes anew together.
+/// Identifies a group of adjacent leaves that a checkpoint rewrites together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LeafGroupId(pub u64);
 
-/// Who waits for a leaf.
+/// What waits for a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeafWaiter {
-    /// A request to read.
+    /// A read request.
     Read(RequestId),
     /// A group of leaves of the checkpoint being made.
     Group(LeafGroupId),
@@ -47,7 +47,7 @@ pub struct Pages {
     /// Where the search for a free page continues.
     next: u32,
     cache: BTreeMap<u32, Cached>,
-    /// Cached pages, the next one to be evicted in front (clock algorithm).
+    /// Cached pages, in the order in which they are considered for eviction (clock algorithm).
     clock: VecDeque<u32>,
     cache_count_max: usize,
     waiting: BTreeMap<(u32, u32), Vec<LeafWaiter>>,
@@ -56,7 +56,7 @@ pub struct Pages {
 struct Cached {
     checksum: Checksum,
     leaf: Rc<LeafPage>,
-    /// Used since the clock last passed it.
+    /// Whether the leaf was used since the clock last passed it.
     used: bool,
 }
 
@@ -81,7 +81,7 @@ impl Pages {
         pages
     }
 
-    /// Marks a page as used. False: it lies outside the area, or is used already.
+    /// Marks a page as used. Returns false if the page is outside the area or already used.
     pub fn take(&mut self, page: u32) -> bool {
         if page >= self.page_count || self.is_used(page) {
             return false;
@@ -95,7 +95,7 @@ impl Pages {
         self.in_use[page as usize / 64] & (1 << (page % 64)) != 0
     }
 
-    /// Takes a free page.
+    /// Allocates a free page.
     pub fn allocate(&mut self) -> Option<u32> {
         if self.free_count == 0 {
             return None;
@@ -112,7 +112,7 @@ impl Pages {
         Some(found)
     }
 
-    /// Gives a page back. Requires: it is used.
+    /// Frees a page. Requires: it is used.
     pub fn release(&mut self, page: u32) {
         assert!(self.is_used(page));
         self.in_use[page as usize / 64] &= !(1 << (page % 64));
@@ -124,13 +124,13 @@ impl Pages {
         &self.directory
     }
 
-    /// Whether the leaves are so empty that all should be packed and written anew.
+    /// Whether the leaves are so empty that all should be packed and rewritten.
     pub fn is_sparse(&self) -> bool {
         let leaves = self.directory.len() as u64;
         leaves > 64 && self.leaf_bytes * 5 < leaves * PAGE_SIZE as u64 * 2
     }
 
-    /// Adds, replaces or removes (`None`) a leaf of the directory.
+    /// Adds, replaces or (`None`) removes a leaf of the directory.
     pub fn set_leaf(&mut self, first: BlockKey, leaf: Option<PageRef>) {
         let old = match leaf {
             Some(leaf) => {
@@ -142,18 +142,19 @@ impl Pages {
         self.leaf_bytes -= old.map_or(0, |old| old.used as u64);
     }
 
-    /// The leaf that would hold the key, and its first key.
+    /// Returns the leaf that would hold the key, and its first key.
     pub fn leaf_of(&self, key: &BlockKey) -> Option<(BlockKey, PageRef)> {
         self.directory.range(..=*key).next_back().map(|(first, leaf)| (*first, *leaf))
     }
 
-    /// Size of the directory as a stream, in bytes.
+    /// Returns the size of the directory as a stream, in bytes.
     pub fn directory_size(&self) -> u64 {
         (self.directory.len() * DIRECTORY_ENTRY_SIZE) as u64
     }
 
-    /// What the last page of the directory's first `size` bytes holds; `until` bounds the leaves in
-    /// them, and then those in front of the page. Requires: `size` is not 0.
+    /// Returns the content of the last page of the directory's first `size` bytes. `until` is the upper
+    /// bound of the leaves in these bytes, and is set to the bound of the leaves before the page. Requires:
+    /// `size` is not 0.
     pub fn directory_page(&self, size: u64, until: &mut Bound<BlockKey>) -> Vec<u8> {
         let (capacity, entry) = (STREAM_PAGE_CAPACITY as u64, DIRECTORY_ENTRY_SIZE as u64);
         let from = (size - 1) / capacity * capacity;
@@ -171,7 +172,7 @@ impl Pages {
         bytes.split_off(start)
     }
 
-    /// The leaf, if it is cached.
+    /// Returns the leaf, if it is cached.
     pub fn cached(&mut self, page: PageRef) -> Option<Rc<LeafPage>> {
         let cached = self.cache.get_mut(&page.page)?;
         if cached.checksum != page.checksum {
@@ -199,7 +200,7 @@ impl Pages {
                 }
             }
         }
-        // Released pages stay on the clock: drop them from time to time.
+        // Released pages stay on the clock, so they are removed from time to time.
         if self.clock.len() > 2 * self.cache_count_max {
             let cache = &self.cache;
             self.clock.retain(|page| cache.contains_key(page));
@@ -215,14 +216,14 @@ impl Pages {
         self.cache.remove(&page);
     }
 
-    /// Waits for a leaf. True: this is the first waiter, so the leaf must be read.
+    /// Adds a waiter for a leaf. Returns whether it is the first one, so that the leaf must be read.
     pub fn wait(&mut self, page: PageRef, waiter: LeafWaiter) -> bool {
         let waiters = self.waiting.entry((page.page, page.checksum.get())).or_default();
         waiters.push(waiter);
         waiters.len() == 1
     }
 
-    /// The leaf was read, or could not be. Returns who waits for it.
+    /// Ends the wait for a leaf, read or unreadable. Returns its waiters.
     pub fn end_wait(&mut self, page: u32, checksum: Checksum) -> Vec<LeafWaiter> {
         self.waiting.remove(&(page, checksum.get())).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What an open store consists of: everything that needs the superblock, wired in one place.
+//! The parts of an open store: everything that needs the superblock, connected in one place.
 //!
 //! Each part owns its state and guards its own invariants; an entry reaches all of them through
 //! [`Parts::apply`].
@@ -30,9 +30,9 @@ pub struct Parts {
     pub pages: Pages,
     /// The newest durable root.
     pub root: Root,
-    /// Pages of its streams.
+    /// Pages of the root's streams.
     pub stream_pages: Vec<u32>,
-    /// The next checkpoint is to begin as soon as none runs.
+    /// Whether the next checkpoint should begin as soon as none is running.
     pub wants_checkpoint: bool,
 }
 
@@ -84,8 +84,8 @@ impl Parts {
         RecordRoom::new(used_bytes, self.superblock.checkpoints.size)
     }
 
-    /// Whether a block's record may become one with a place (`has_place`) or one without. It may use
-    /// the reserve.
+    /// Whether there is room to replace a block's record with one that has a place (`has_place`) or has
+    /// none. The reserve counts as room.
     pub fn has_record_room(
         &self,
         old: Option<BlockInfo>,
@@ -97,18 +97,19 @@ impl Parts {
         self.record_room().can_change(old_bytes, new_bytes)
     }
 
-    /// Whether damage may have cost the PG acknowledged writes.
+    /// Whether damage may have destroyed acknowledged writes of the PG.
     pub fn is_suspect(&self, pg: PgId) -> bool {
         self.pgs.is_suspect(pg, self.superblock.suspect)
     }
 
-    /// PGs of which it has a record or a note; some twice.
+    /// Returns the PGs that have a record or a note. Some appear twice.
     pub fn pgs_known(&self) -> impl Iterator<Item = PgId> + '_ {
         let noted = self.notes.iter().filter_map(|(key, _)| key.pg());
         self.pgs.keys().chain(noted)
     }
 
-    /// The leaf from memory. `None`: it is read, and the waiter is told.
+    /// Returns the leaf if it is in memory. `None`: the leaf is being read, and the waiter is notified
+    /// later.
     pub fn leaf(
         &mut self,
         page: PageRef,
@@ -123,7 +124,7 @@ impl Parts {
         cached
     }
 
-    /// A leaf was read: what it says, if it is whole, and who waits for it.
+    /// Handles a leaf that was read. Returns the decoded leaf, if it is intact, and the waiters for it.
     pub fn on_leaf_read(
         &mut self,
         page: u32,
@@ -139,7 +140,7 @@ impl Parts {
         (leaf, self.pages.end_wait(page, checksum))
     }
 
-    /// Applies an entry: the same for a request and for recovery. `note` is the inline data of a note.
+    /// Applies an entry, in the same way for a request and for recovery. `note`: the inline data of a note.
     pub fn apply(&mut self, change: &Change<'_>, note: &[u8]) {
         let header = change.header;
         if let Some(pg) = header.pg {

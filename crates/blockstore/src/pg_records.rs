@@ -1,6 +1,6 @@
-//! What a store knows of each PG besides its blocks: versions, the floor, suspicion.
+//! What a store knows about each PG besides its blocks: versions, the floor, whether it is suspect.
 //!
-//! Invariant: `last` and `held` of a PG never go back.
+//! Invariant: `last` and `held` of a PG never decrease.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ pub struct PgRecords {
 }
 
 impl PgRecords {
-    /// The records that a checkpoint names.
+    /// Loads the records from a checkpoint.
     pub fn load(records: Vec<(PgId, PgRecord)>) -> PgRecords {
         PgRecords { records: records.into_iter().collect() }
     }
 
-    /// The PG's record; an empty one where nothing is known.
+    /// Returns the PG's record; an empty one if nothing is known.
     pub fn get(&self, pg: PgId) -> PgRecord {
         self.records.get(&pg).copied().unwrap_or_default()
     }
@@ -32,18 +32,18 @@ impl PgRecords {
         self.records.keys().copied()
     }
 
-    /// Tombstones of each PG up to this version are not needed.
+    /// Returns the floor of each PG: tombstones up to this version are not needed.
     pub fn floors(&self) -> impl Iterator<Item = (PgId, Version)> {
         self.records.iter().map(|(pg, record)| (*pg, record.floor))
     }
 
-    /// The records as they are now, for a checkpoint.
+    /// Returns a copy of the records, for a checkpoint.
     pub fn snapshot(&self) -> PgRecordMap {
         self.records.clone()
     }
 
-    /// Whether damage may have cost the PG acknowledged writes. `suspect_since`: from which lsn on the
-    /// whole store is suspect.
+    /// Whether damage may have destroyed acknowledged writes of the PG. `suspect_since`: the lsn at which
+    /// the whole store became suspect.
     pub fn is_suspect(&self, pg: PgId, suspect_since: Option<Lsn>) -> bool {
         let record = self.get(pg);
         let suspect = suspect_since.max(record.suspect);
@@ -61,16 +61,17 @@ impl PgRecords {
                 record.held = record.held.max(header.version);
                 if kind.is_versioned() {
                     record.last = record.last.max(header.version);
-                    // The PG made sure of all before it went on to a new epoch.
+                    // The PG made all earlier writes safe before it began a new epoch.
                     record.hole = record.hole.filter(|hole| hole.epoch >= record.last.epoch);
                 }
             }
         }
     }
 
-    /// Recovery dropped this version. It is a hole if the PG's last write is of the same epoch: others
-    /// of the epoch, before and behind it, are here. Of a later epoch nothing came; of an earlier one
-    /// the PG made sure of all before it went on.
+    /// Records that recovery dropped this version. It is a hole if the PG's last write is of the same
+    /// epoch: other writes of that epoch, before and after it, are present. If the version is of a later
+    /// epoch, no write of that epoch is present; if of an earlier one, the PG made all its writes safe
+    /// before it began the next epoch.
     pub fn note_dropped(&mut self, pg: PgId, version: Version) {
         if let Some(record) = self.records.get_mut(&pg)
             && record.last.epoch == version.epoch

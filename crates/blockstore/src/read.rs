@@ -1,4 +1,4 @@
-//! Reads: find where each unit's content is, fetch all of it in parallel, compare, answer.
+//! Reads: find where the content of each unit is, read all of it in parallel, verify it, answer.
 //!
 //! ```text
 //!   overlays ─┬─▶ place: one read of the span         ─┐
@@ -6,13 +6,13 @@
 //!             └─▶ leaf: from the cache, or fetched    ─┘        │ changed meanwhile: again
 //! ```
 //!
-//! A copy for another member is a read of a block, or of some of its units, whose answer names the
-//! damaged units.
+//! A copy for another member is a read of a block, or of some of its units, whose answer lists the damaged
+//! units.
 //!
 //! Invariants
-//!   1. Data whose checksum does not match is never answered.
-//!   2. A mismatch counts as damage only if the block did not change and no checkpoint ended while
-//!      the read was under way. Otherwise its place may have been reused, and the read is repeated.
+//!   1. Data whose checksum does not match is never returned.
+//!   2. A mismatch counts as damage only if the block did not change and no checkpoint ended while the read
+//!      was in flight. Otherwise its place may have been reused, and the read is repeated.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -30,10 +30,10 @@ use crate::parts::Parts;
 use crate::{Answer, Effect, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
-/// A read that was repeated so often is answered as damaged, so that no read is endless.
+/// A read that fails after this many repeats is answered as damaged, so that no read goes on for ever.
 const ATTEMPT_COUNT_MAX: u32 = 64;
 
-/// A range of a block, in bytes; whole units.
+/// A range of a block, in bytes and in whole units.
 #[derive(Clone, Copy)]
 pub struct BlockRange {
     pub key: BlockKey,
@@ -41,7 +41,7 @@ pub struct BlockRange {
     pub length: u32,
 }
 
-/// What a read asks for.
+/// What a read returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The range's data.
@@ -52,30 +52,31 @@ enum Kind {
     Copy(UnitSet),
 }
 
-/// A question, and how often it was begun before.
+/// A read to be done, and how many attempts were made before.
 struct Query {
     range: BlockRange,
     kind: Kind,
     attempt: u32,
 }
 
-/// The state of a block that a read was planned on. If it is the same when the read ends, what was
-/// read is what was planned.
+/// The state of a block when a read was planned. If it is the same when the read ends, the read saw the
+/// data that it was planned for.
 #[derive(PartialEq, Eq, Clone, Copy)]
 pub struct Stamp {
     pub info: BlockInfo,
     checkpoint: u64,
-    /// Repairs since the last checkpoint: they may change the block and keep its version.
+    /// Number of repairs since the last checkpoint: a repair can change the block without changing its
+    /// version.
     repair_count: u32,
 }
 
 impl Stamp {
-    /// The state now.
+    /// Returns the current state.
     pub fn of(parts: &Parts, layers: Layers<'_>, info: BlockInfo) -> Stamp {
         Stamp { info, checkpoint: parts.root.sequence, repair_count: layers.repair_count() }
     }
 
-    /// The same for a block, if there is one.
+    /// Returns the current state of the block, if it exists.
     pub fn of_block(parts: &Parts, key: &BlockKey) -> Option<Stamp> {
         let info = parts.blocks.get(key)?;
         Some(Stamp::of(parts, parts.blocks.overlays().layers(key), info))
@@ -86,18 +87,18 @@ impl Stamp {
 #[derive(Default)]
 pub struct Reads {
     under_way: BTreeMap<RequestId, Read>,
-    /// Answers of repeated reads. They may show what later requests wrote, so they wait until
-    /// everything before the lsn is durable: a power cut must not take back what was read.
+    /// Answers of repeated reads. They may include data of later requests, so each waits until everything
+    /// before its lsn is durable: a power loss must not undo what was read.
     held: Vec<(Lsn, Effect)>,
 }
 
-/// A read under way. Units are counted within its range.
+/// A read in flight. Units are counted from the start of its range.
 struct Read {
     range: BlockRange,
     kind: Kind,
     attempt: u32,
     stamp: Stamp,
-    /// Where each unit is; `None`: the leaf knows.
+    /// Where each unit is; `None`: the leaf tells.
     states: Vec<Option<UnitState>>,
     leaf: Option<Rc<LeafPage>>,
     /// First unit of the span that is read from the block's place.
@@ -122,7 +123,7 @@ impl Reads {
         self.plan(id, Query { range, kind: Kind::Data, attempt: 0 }, info, parts, io);
     }
 
-    /// Begins to find out which units are written and damaged.
+    /// Begins to find out which units are written and which are damaged.
     pub fn begin_extents(
         &mut self,
         id: RequestId,
@@ -145,7 +146,7 @@ impl Reads {
         self.plan(id, Query { range, kind: Kind::Extents, attempt: 0 }, info, parts, io);
     }
 
-    /// Begins to copy units of a block; `units`: bits, none for all.
+    /// Begins to copy units of a block. `units`: a bit for each unit; empty means all.
     pub fn begin_copy(
         &mut self,
         id: RequestId,
@@ -207,7 +208,7 @@ impl Reads {
         let count = range.length / UNIT as u32;
         let layers = parts.blocks.overlays().layers(&range.key);
         let state = |unit: u32| match kind {
-            // A unit between copied ones: nothing is fetched for it.
+            // A unit between copied ones: it is not read.
             Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
             _ => layers.get(unit),
         };
@@ -237,7 +238,7 @@ impl Reads {
         }
     }
 
-    /// An operation of a read ended.
+    /// Handles data that arrived for a read.
     pub fn on_part_read(
         &mut self,
         id: RequestId,
@@ -262,7 +263,7 @@ impl Reads {
         self.on_arrived(id, parts, io);
     }
 
-    /// The leaf of a read was read; `None`: it is damaged.
+    /// Handles the leaf that a read waits for; `None`: the leaf is damaged.
     pub fn on_leaf_read(
         &mut self,
         id: RequestId,
@@ -285,7 +286,7 @@ impl Reads {
         }
     }
 
-    /// All parts arrived: compares and answers, or begins again.
+    /// Ends a read whose parts have all arrived: verifies and answers it, or repeats it.
     fn end(&mut self, id: RequestId, read: Read, parts: &mut Parts, io: &mut Io<'_>) {
         let states = read.resolve();
         let damaged = match read.kind {
@@ -324,7 +325,7 @@ impl Reads {
         self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
     }
 
-    /// Everything before this is durable: releases answers that waited for it.
+    /// Releases the answers that waited for everything before `durable` to be durable.
     pub fn on_durable(&mut self, durable: Lsn, effects: &mut Vec<Effect>) {
         effects.extend(self.held.extract_if(.., |(lsn, _)| *lsn <= durable).map(|(_, held)| held));
     }
@@ -341,7 +342,7 @@ impl Reads {
                 }
             };
         }
-        // The block has no place any more: it is answered at once.
+        // The block no longer has a place: the read is answered at once.
         let mut answers = Vec::new();
         let held = &mut Io { disk: &mut *io.disk, pool: io.pool, effects: &mut answers };
         match kind {
@@ -354,7 +355,7 @@ impl Reads {
 }
 
 impl Read {
-    /// Reads the span of units that are, or may be, in the block's place.
+    /// Reads from the block's place the span of units that are, or may be, there.
     fn fetch_place(&mut self, id: RequestId, parts: &Parts, io: &mut Io<'_>) {
         let may_be = |state: &Option<UnitState>| matches!(state, None | Some(UnitState::Place(_)));
         let Some(first) = self.states.iter().position(may_be) else { return };
@@ -364,7 +365,7 @@ impl Read {
         let location = self.stamp.info.location;
         let from = self.range.offset + (first * UNIT) as u32;
         if let Some((start, data)) = parts.journal.large_data(&self.range.key, location) {
-            // Before a checkpoint only this data can be in the new place.
+            // Until a checkpoint, the new place can hold only this data.
             let at = (from - start) as usize;
             self.place = Some(data.slice(at..at + size));
             return;
@@ -375,7 +376,7 @@ impl Read {
         io.read(purpose, offset, size);
     }
 
-    /// Gets units whose data is in the journal: from memory, else in runs from the disk.
+    /// Gets units whose data is in the journal: from memory, or else in runs from the disk.
     fn fetch_journal(&mut self, id: RequestId, parts: &Parts, io: &mut Io<'_>) {
         let mut unit = 0;
         while unit < self.states.len() {
@@ -400,7 +401,7 @@ impl Read {
         }
     }
 
-    /// Gets the leaf, if only it knows a unit's state.
+    /// Gets the leaf, if it is needed for the state of a unit.
     fn fetch_leaf(&mut self, id: RequestId, parts: &mut Parts, io: &mut Io<'_>) {
         if self.states.iter().all(Option::is_some) {
             return;
@@ -415,7 +416,7 @@ impl Read {
         now != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
     }
 
-    /// Where each unit is, with what the leaf says.
+    /// Returns where each unit is, using the leaf for units without a state.
     fn resolve(&self) -> Vec<UnitState> {
         let record = self.leaf.as_ref().and_then(|leaf| leaf.find(&self.range.key));
         let first = self.range.offset / UNIT as u32;
@@ -427,7 +428,7 @@ impl Read {
         self.states.iter().enumerate().map(resolve).collect()
     }
 
-    /// The content of a unit that is not zeros; `None`: it could not be read.
+    /// Returns the content of a unit that is not zeros; `None` if it could not be read.
     fn unit(&self, index: u32, state: UnitState) -> Option<&[u8]> {
         match state {
             UnitState::Journal(..) => {
@@ -442,7 +443,7 @@ impl Read {
         }
     }
 
-    /// Units of the range whose content is not what was written.
+    /// Returns the units of the range whose content does not match its checksum.
     fn mismatches(&self, states: &[UnitState]) -> UnitSet {
         let mut wrong = UnitSet::EMPTY;
         for (index, state) in states.iter().enumerate() {
@@ -460,7 +461,7 @@ impl Read {
         wrong
     }
 
-    /// Requires: no mismatch.
+    /// Builds the answer of a read. Requires: no unit mismatches.
     fn answer(&self, states: &[UnitState], pool: &BufferPool) -> Answer {
         let version = self.stamp.info.version;
         if states.iter().all(|state| *state == UnitState::Zero) {
@@ -474,7 +475,7 @@ impl Read {
             })
             .collect();
         let data = match &self.place {
-            // The usual case: one read brought all of it, and nothing is copied.
+            // The usual case: a single read fetched everything, and nothing is copied.
             Some(place)
                 if place.len() == self.range.length as usize
                     && states.iter().all(|state| matches!(state, UnitState::Place(_))) =>
@@ -488,7 +489,7 @@ impl Read {
         Answer::Read { version, checksums, data }
     }
 
-    /// The units asked for.
+    /// Builds the answer of a copy: the requested units.
     fn copied(
         &self,
         asked: UnitSet,
@@ -522,7 +523,7 @@ impl Read {
         Answer::Copy { content }
     }
 
-    /// The data of these units, one after another.
+    /// Returns the data of these units, one after another.
     fn gather(&self, units: &UnitSet, states: &[UnitState], pool: &BufferPool) -> Buffer {
         let (offset, length) = units.span();
         let size = units.count() as usize * UNIT;
@@ -530,7 +531,7 @@ impl Read {
         let state = |unit: u32| states[(unit - first) as usize];
         let is_in_place = |unit| matches!(state(unit), UnitState::Place(_));
         if size == length as usize && units.iter().all(is_in_place) {
-            // The usual case: one read brought all of it, and nothing is copied.
+            // The usual case: a single read fetched everything, and nothing is copied.
             let place = self.place.as_ref().expect("its units are compared");
             let at = (offset / UNIT as u32 - first - self.place_first) as usize * UNIT;
             return place.slice(at..at + size);
@@ -574,7 +575,7 @@ impl Read {
     }
 }
 
-/// The state of a unit by its record.
+/// Returns the state of a unit according to its record.
 fn state_in(record: StoredRecord<'_>, unit: u32) -> UnitState {
     match record.unit(unit) {
         None => UnitState::Zero,

@@ -1,5 +1,5 @@
-//! Start of a store: superblock, checkpoint, journal. A value of its own: reads and writes that ended
-//! go in, [`Recovered`] or a reason to stop comes out.
+//! Start of a store: superblock, checkpoint, journal. Recovery is a value: finished reads and writes go in,
+//! [`Recovered`] or a reason to stop comes out.
 //!
 //! ```text
 //!   Superblock ─▶ Root ─▶ Stream ─▶ Leaves ─▶ Survey ─▶ Replay ⇄ Data ─▶ Rewrite ─▶ Steps ─▶ Finished
@@ -8,10 +8,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. Nothing is stated or served before the decisions are durable, and before what was found
-//!      beyond the last recorded durable lsn is written again and flushed.
-//!   2. The table in `decide.rs` decides, and nothing else; what was decided once holds for ever.
-//!   3. Killed at any point, the next recovery decides the same or finds the decisions.
+//!   1. The store does not open before recovery's decisions are durable, and before everything found beyond
+//!      the last recorded durable lsn is written again and flushed.
+//!   2. Only the table in `decide.rs` decides, and a decision once made holds for ever.
+//!   3. If recovery is killed at any point, the next one makes the same decisions or finds them in the
+//!      journal.
 
 mod replay;
 mod survey;
@@ -43,22 +44,23 @@ use crate::{BlockKey, RecoveryReport, Settings};
 const LEAF_READS_MAX: usize = 64;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
-/// Recovery does not settle more damage than this by itself.
+/// Most decisions of one recovery. With more damage than this, the store does not open.
 const DECISIONS_MAX: usize = 16_000;
 /// If damaged leaves may belong to more PGs than this, the whole store is suspect.
 const SUSPECTS_MAX: usize = 64;
 
-/// Why a store stops that has only an older root, and not the whole journal behind it; for people.
+/// Why a store cannot be opened if it has only an older root and not the whole journal after it. For the
+/// operator.
 const ROOT_LOST: &str = "\
     the newest root of the checkpoint is lost, and the journal continued after it: an older root \
     does not have the state of the store. Look at the kernel's log and the disk's health, and \
     start this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
     restore its volumes from a backup into a new pool";
 
-/// How a step of recovery ends; the error says why the store cannot be opened, for people.
+/// The result of a step of recovery. The error tells the operator why the store cannot be opened.
 pub type Progress = Result<(), String>;
 
-/// A store that was recovered. It opens when everything in its journal is durable.
+/// A recovered store. It opens once everything in its journal is durable.
 pub struct Recovered {
     pub parts: Box<Parts>,
     pub report: RecoveryReport,
@@ -69,23 +71,23 @@ pub struct Recovered {
 pub struct Recovery {
     settings: Settings,
     device_size: u64,
-    /// Made once the superblock is known; anew with each root that is tried.
+    /// Set once the superblock is known, and replaced for each root that is tried.
     parts: Option<Box<Parts>>,
     stage: Stage,
-    /// Some read failed for good.
+    /// Whether some read failed permanently.
     has_lost: bool,
     superblocks: Vec<Result<Superblock, SuperblockError>>,
     /// Copies of the superblock that must be rewritten.
     superblocks_damaged: Vec<usize>,
-    /// Roots that were not tried yet, the newest last.
+    /// Roots not tried yet, the newest last.
     roots: Vec<Root>,
     streams: Vec<Vec<u8>>,
     leaves: Vec<(BlockKey, PageRef)>,
-    /// Keys of leaves that are damaged: from, and to before the next leaf's.
+    /// Key ranges of damaged leaves: the leaf's first key, and the first key of the next leaf.
     leaves_lost: Vec<(BlockKey, Option<BlockKey>)>,
-    /// Segments in which space was to be given back when the root was written.
+    /// Segments in which space was still to be given back when the root was written.
     discards: Vec<Range<u32>>,
-    /// PGs that get an entry which makes them suspect.
+    /// PGs for which an entry is appended that makes them suspect.
     suspects: BTreeSet<PgId>,
     survey: Survey,
     replay: Replay,
@@ -96,11 +98,11 @@ pub struct Recovery {
     /// Writes in flight.
     writes: usize,
     steps: VecDeque<Step>,
-    /// A root that may be newer could not be used: a checkpoint must replace it.
+    /// Whether a root that may be newer could not be used, so that a checkpoint must replace it.
     root_was_lost: bool,
 }
 
-/// In the order of time; each says what it waits for.
+/// The stages of recovery, in order, each with what it waits for.
 #[derive(Default)]
 enum Stage {
     /// Waits for a copy of the superblock.
@@ -118,29 +120,30 @@ enum Stage {
     Replay,
     /// Waits for out-of-line data of the entry to replay.
     Data,
-    /// Waits for journal that no one confirmed, to write it again.
+    /// Waits for a chunk of the journal that is not recorded as durable, to write it again.
     Rewrite(Lsn),
     /// Waits for writes and flushes, one step after another.
     Steps,
-    /// Waits for nothing: what is not durable yet is in the journal.
+    /// Waits for nothing. The decisions may still have to become durable in the journal.
     Finished,
 }
 
-/// What is done, one after another, before the store opens.
+/// A step before the store opens. The steps are done one after another.
 enum Step {
     Flush,
     Write(u64, Vec<u8>),
 }
 
 impl Recovery {
-    /// Begins to open the store on a device of `device_size` bytes: asks for the first read.
+    /// Begins to open the store on a device of `device_size` bytes: starts the first read.
     pub fn begin(settings: Settings, device_size: u64, io: &mut Io<'_>) -> Recovery {
         let mut recovery = Recovery { settings, device_size, ..Recovery::default() };
         recovery.fetch(SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE, io);
         recovery
     }
 
-    /// The smallest piece in which a failed read is repeated: a sector, once its size is known.
+    /// Returns the size of the smallest piece in which a failed read is repeated: a sector, once its size
+    /// is known.
     pub fn piece_size(&self) -> usize {
         self.parts
             .as_ref()
@@ -159,8 +162,8 @@ impl Recovery {
         io.read(Purpose::RecoveryRead, offset, size);
     }
 
-    /// A read ended. Unreadable ranges are in `lost`, and are zeros in `buffer`: no checksum matches
-    /// them, and `lost` tells them from what was never written.
+    /// Handles the end of a read. Unreadable ranges are listed in `lost` and are zeros in `buffer`: no
+    /// checksum matches them, and `lost` distinguishes them from ranges that were never written.
     pub fn on_read(&mut self, buffer: Buffer, lost: &[Range<usize>], io: &mut Io<'_>) -> Progress {
         self.has_lost |= !lost.is_empty();
         match self.stage {
@@ -190,7 +193,7 @@ impl Recovery {
                 self.superblocks_damaged.push(index);
             }
         }
-        // If one copy could not be read, "no superblock" is no certain answer.
+        // If one copy could not be read, it is not certain that there is no superblock.
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
         let none_can_be_had = self.has_lost && copies.iter().all(says_nothing);
@@ -225,7 +228,7 @@ impl Recovery {
         if let Ok(root) = Root::decode(bytes, tag) {
             self.roots.push(root);
         } else if is_lost {
-            // It may be the newest root. The journal knows: see `Survey::is_ahead`.
+            // This may be the newest root. The journal tells: see `Survey::is_ahead`.
             self.count_row('Y');
             self.root_was_lost = true;
         }
@@ -239,7 +242,7 @@ impl Recovery {
         self.try_root(io)
     }
 
-    /// Begins with the newest root not tried yet.
+    /// Tries the newest root that was not tried yet.
     fn try_root(&mut self, io: &mut Io<'_>) -> Progress {
         let Some(root) = self.roots.pop() else {
             let reason = match self.has_lost {
@@ -263,7 +266,7 @@ impl Recovery {
         self.next_stream_page(root.directory, io)
     }
 
-    /// Reads the next page of the streams, or goes on to the leaves.
+    /// Reads the next page of the streams. After the last page, goes on to the leaves.
     fn next_stream_page(&mut self, at: StreamRef, io: &mut Io<'_>) -> Progress {
         if at.size > 0 {
             let parts = self.parts_mut();
@@ -335,7 +338,7 @@ impl Recovery {
         self.ask_leaves(io)
     }
 
-    /// Reads leaves, a bounded number at once; when all are here, goes on to the journal.
+    /// Reads leaves, a bounded number at once. When all have arrived, goes on to the journal.
     fn ask_leaves(&mut self, io: &mut Io<'_>) -> Progress {
         let Stage::Leaves { asked, arrived } = &mut self.stage else {
             unreachable!("leaves are read in their stage")
@@ -353,7 +356,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// A leaf was read.
+    /// Handles a leaf that was read.
     pub fn on_leaf_read(&mut self, index: usize, bytes: &[u8], io: &mut Io<'_>) -> Progress {
         let (first, page) = self.leaves[index];
         let next = self.leaves.get(index + 1).map(|(next, _)| *next);
@@ -376,7 +379,7 @@ impl Recovery {
                 parts.pages.keep(page, leaf.into());
             }
             None => {
-                // The next checkpoint no longer names it; then the page is free.
+                // The next checkpoint no longer refers to this page, and frees it.
                 parts.stream_pages.push(page.page);
                 parts.wants_checkpoint = true;
                 parts.blocks.area.hold_places();
@@ -413,8 +416,8 @@ impl Recovery {
         *self.rows.entry(row).or_default() += 1;
     }
 
-    /// Makes the journal ready to go on at `tail`, and queues what must be durable before the
-    /// store opens.
+    /// Prepares the journal to continue at `tail`, and begins to write again what must be durable before
+    /// the store opens.
     fn on_replayed(
         &mut self,
         end: Lsn,
@@ -426,14 +429,14 @@ impl Recovery {
         let parts = self.parts.as_mut().expect("the superblock is known");
         let head = parts.root.replay;
         let acked = self.survey.acked;
-        // An idle entry at the end needs no other one that records it.
+        // If the journal ends with an idle entry, another one is not needed.
         let is_recorded = self.replay.idle_end == Some(tail);
         let recorded = if is_recorded { tail } else { acked.min(tail) };
         let lsns = (head, recorded, tail);
         parts.journal = Journal::new(&parts.superblock, lsns, previous, cache);
         if !parts.journal.has_room(EntryKind::Idle, 0, 0) {
-            // A store never fills its ring so far. So this root is an old one, and the journal behind it
-            // has been overwritten.
+            // A store never fills its ring this far, so this root is an old one, and part of the journal
+            // after it has been overwritten.
             return Err(ROOT_LOST.to_owned());
         }
         parts.wants_checkpoint |= self.root_was_lost;
@@ -452,7 +455,7 @@ impl Recovery {
         self.rewrite(acked.max(head), end, io)
     }
 
-    /// Writes again the part of the journal that no entry records as durable, chunk by chunk: the same
+    /// Writes again, chunk by chunk, the part of the journal that no entry records as durable: the same
     /// bytes at the same place.
     fn rewrite(&mut self, at: Lsn, end: Lsn, io: &mut Io<'_>) -> Progress {
         if at >= end {
@@ -487,7 +490,7 @@ impl Recovery {
         self.rewrite(next, self.replay.end, io)
     }
 
-    /// Writes again what was read, except what could not be read.
+    /// Writes the bytes of a read again, except ranges that could not be read.
     fn write_read_again(
         &mut self,
         place: u64,
@@ -555,7 +558,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// A write or flush of recovery ended.
+    /// Handles the end of a write or flush of recovery.
     pub fn on_done(&mut self, purpose: Purpose, io: &mut Io<'_>) -> Progress {
         assert!(matches!(purpose, Purpose::RecoveryWrite | Purpose::RecoveryFlush));
         assert!(self.writes > 0);
@@ -584,7 +587,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// The store, once all is done: it opens when its journal, which holds the decisions, is durable.
+    /// Returns the store once recovery is finished. The store opens when its journal, which contains the
+    /// decisions, is durable.
     pub fn finish(&mut self) -> Option<Recovered> {
         if !matches!(self.stage, Stage::Finished) {
             return None;
@@ -600,16 +604,16 @@ impl Recovery {
         Some(Recovered { parts, report })
     }
 
-    /// PGs that may have had blocks in a leaf that is lost.
+    /// Returns the PGs that may have had blocks in a lost leaf.
     fn suspects(&mut self) -> BTreeSet<PgId> {
         let lost = std::mem::take(&mut self.leaves_lost);
         let parts = self.parts();
         let pgs = lost.into_iter().flat_map(|(first, next)| pgs_between(parts, first, next));
-        // An earlier start may have recorded some, and been killed before its checkpoint.
+        // An earlier start may have recorded some of them, and been killed before its checkpoint.
         pgs.filter(|pg| !parts.is_suspect(*pg)).collect()
     }
 
-    /// Appends the entry with the decisions. False: the journal has no room for it.
+    /// Appends the entry with the decisions. Returns false if the journal has no room for it.
     fn append_decisions(&mut self, io: &mut Io<'_>) -> bool {
         if self.decisions.is_empty() {
             return true;
@@ -630,7 +634,7 @@ impl Recovery {
         true
     }
 
-    /// Appends the entry that makes a PG suspect. False: the journal has no room for it.
+    /// Appends the entry that makes a PG suspect. Returns false if the journal has no room for it.
     fn append_suspect(&mut self, pg: PgId) -> bool {
         let acked = self.survey.acked;
         let parts = self.parts.as_mut().expect("the superblock is known");
@@ -699,8 +703,8 @@ fn choose_superblock(
     Ok(superblock)
 }
 
-/// PGs that may have blocks from `first` on and before `next`, of those that are known: PGs are in
-/// the order of keys, so the blocks around tell.
+/// Returns the known PGs that may have blocks from `first` on and before `next`. Keys are in the order of
+/// their PGs, so the PGs of the blocks before and after the range bound the result.
 fn pgs_between(parts: &Parts, first: BlockKey, next: Option<BlockKey>) -> Vec<PgId> {
     let pg_of =
         |(key, info): (BlockKey, BlockInfo)| PgId { pool: key.pool, number: u32::from(info.pg) };
@@ -712,8 +716,8 @@ fn pgs_between(parts: &Parts, first: BlockKey, next: Option<BlockKey>) -> Vec<Pg
     parts.pgs_known().filter(may_have).collect()
 }
 
-/// Whether all units of a block have become zeros since the root: a checkpoint takes its place
-/// away then, and no entry says so.
+/// Whether all units of a block have become zeros since the root. A checkpoint then takes its place away,
+/// and no entry records this.
 fn is_emptied(pages: &mut Pages, overlay: &Overlay, key: &BlockKey, info: BlockInfo) -> bool {
     if overlay.iter().any(|(_, state)| state != UnitState::Zero) {
         return false;

@@ -1,8 +1,9 @@
-//! A store that is not running, opened as a start would open it. What recovery writes stays in memory.
+//! A store that is not running, opened with the recovery of an ordinary start. What recovery writes stays
+//! in memory.
 //!
 //! Invariants
 //!   1. Nothing is written to the device.
-//!   2. It reads every page and every journal entry, and decides as a start would.
+//!   2. It reads every page and every journal entry, and makes the same decisions as a start.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,13 +13,13 @@ use format::door::{DiskEffect, DiskError, DiskEvent};
 use crate::index::KEY_FIRST;
 use crate::{Answer, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError};
 
-/// Reads the device: fills the buffer from an offset in bytes, or says why it cannot.
+/// Reads the device: fills the buffer from an offset in bytes, or returns why it cannot.
 pub type ReadDevice<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), String>;
 
-/// The device, with what recovery wrote in memory on top of it.
+/// The device, overlaid with what recovery wrote in memory.
 struct Scratch<'a> {
     read: ReadDevice<'a>,
-    /// Sectors of 512 bytes that were written, by their number.
+    /// Written sectors of 512 bytes, by number.
     written: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -64,7 +65,7 @@ impl Scratch<'_> {
     }
 }
 
-/// A store that is not running, as a start would find it.
+/// A store that is not running, in the state that a start would find.
 pub struct StoppedStore<'a> {
     disk: Scratch<'a>,
     store: Store,
@@ -73,7 +74,7 @@ pub struct StoppedStore<'a> {
 }
 
 impl<'a> StoppedStore<'a> {
-    /// The error says why the store cannot be opened.
+    /// Opens a store read-only. The error says why it cannot be opened.
     pub fn open(read: ReadDevice<'a>, device_size: u64) -> Result<StoppedStore<'a>, String> {
         let mut effects = Vec::new();
         let pool = BufferPool::default();
@@ -87,17 +88,17 @@ impl<'a> StoppedStore<'a> {
         }
     }
 
-    /// The store, for everything it knows without reading.
+    /// Returns the store, for queries that need no read.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// All blocks in order, tombstones included.
+    /// Returns all blocks in order, tombstones included.
     pub fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
         self.store.parts().blocks.index().iter_from(KEY_FIRST).map(|(key, _)| key)
     }
 
-    /// Serves the store's disk operations until another effect comes.
+    /// Executes the store's disk operations until another effect comes, and returns that effect.
     fn run(&mut self) -> Option<Effect> {
         while let Some(effect) = self.effects.pop_front() {
             let Effect::Disk(effect) = effect else { return Some(effect) };
@@ -119,7 +120,7 @@ impl<'a> StoppedStore<'a> {
         self.ask(Request::Read { key, offset: 0, length })
     }
 
-    /// What a block holds, unit by unit.
+    /// Returns which units of a block are written, and which are damaged.
     pub fn extents(&mut self, key: BlockKey) -> Result<Answer, StoreError> {
         self.ask(Request::Extents { key })
     }

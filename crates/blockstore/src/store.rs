@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. The index is what all accepted entries left; overlays say where the content is.
-//!   2. A place is allocated while the index, or the newest durable checkpoint, names it.
-//!   3. After a failed write or flush the store asks nothing more.
+//!   1. The index shows the state after all accepted entries; overlays say where the content is.
+//!   2. A place stays allocated as long as the index or the newest durable checkpoint refers to it.
+//!   3. After a failed write or flush the store starts no more disk operations.
 
 mod moves;
 mod repair;
@@ -38,8 +38,8 @@ use crate::{
     Answer, Effect, Event, Identity, PgFacts, RecoveryReport, Request, RequestId, Settings, Space,
 };
 
-/// A checkpoint gives the space of deleted and zeroed blocks back after this many times
-/// [`Settings::idle_after`] without a write.
+/// After this many times [`Settings::idle_after`] without a write, a checkpoint gives back the space of
+/// deleted and zeroed blocks.
 const GIVE_BACK_AFTER: u64 = 10;
 
 /// The life of a store, in the order of time.
@@ -48,9 +48,9 @@ enum Phase {
     Recovering(Box<Recovery>),
     /// Waits until recovery's decisions are durable in the journal.
     Confirming,
-    /// Takes requests.
+    /// Accepts requests.
     Open,
-    /// Nothing is known any more, and nothing is asked of the disk.
+    /// The state of the disk is unknown; no operation is started any more.
     Stopped,
 }
 
@@ -61,16 +61,16 @@ pub struct Store {
     now: Time,
     disk: Disk,
     phase: Phase,
-    /// Handed over by recovery.
+    /// Set by recovery.
     parts: Option<Box<Parts>>,
-    /// The one being made, if any.
+    /// The checkpoint being made, if any.
     checkpoint: Option<Box<Checkpoint>>,
     reads: Reads,
     moves: Moves,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
-    /// PGs of which a version was refused, and its epoch. Later versions of that epoch are refused too,
-    /// so that what the journal keeps of an epoch has no gap.
+    /// PGs with a refused version, and the epoch of that version. Later versions of that epoch are refused
+    /// too, so that the versions of an epoch in the journal have no gap.
     refused: BTreeMap<PgId, Epoch>,
     report: RecoveryReport,
     /// When the last entry was made.
@@ -106,7 +106,7 @@ impl Store {
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         if matches!(self.phase, Phase::Stopped) {
             return;
@@ -135,29 +135,29 @@ impl Store {
         }
     }
 
-    /// Whether it takes requests.
+    /// Whether the store accepts requests.
     fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }
 
-    /// The owner's loop turned. Called on each turn, several times a second, so that the age of
-    /// operations counts only while the loop runs.
+    /// Tells the store that the owner's loop is running. The owner calls it on each turn, several times a
+    /// second, so that the age of operations counts only while the loop runs.
     pub fn runs(&mut self, now: Time) {
         self.disk.runs(now);
     }
 
-    /// How long the oldest read, write or flush of the disk has been under way. Only time in which the
-    /// owner's loop ran counts: at most 250 ms of a gap between two of its turns.
+    /// Returns how long the oldest read, write or flush has been in flight. Only time in which the owner's
+    /// loop ran counts: at most 250 ms of the gap between two turns of the loop.
     pub fn oldest_operation(&self) -> Duration {
         self.disk.oldest()
     }
 
-    /// How long the owner's loop ran, counted in the same way.
+    /// Returns how long the owner's loop has run, counted as for [`Store::oldest_operation`].
     pub fn ran(&self) -> Time {
         self.disk.ran()
     }
 
-    /// Whether no operation of the disk is under way.
+    /// Whether no disk operation is in flight.
     pub fn is_idle(&self) -> bool {
         self.disk.is_idle()
     }
@@ -171,7 +171,7 @@ impl Store {
         }
     }
 
-    /// When the store wants an [`Event::Tick`]. It may change with every event.
+    /// Returns when the store needs an [`Event::Tick`]. This may change with every event.
     pub fn deadline(&self) -> Option<Time> {
         if matches!(self.phase, Phase::Stopped) {
             return None;
@@ -187,7 +187,7 @@ impl Store {
         times.into_iter().flatten().min()
     }
 
-    /// When a checkpoint is due that gives back the space of deleted and zeroed blocks.
+    /// Returns when a checkpoint is due that gives back the space of deleted and zeroed blocks.
     fn gives_back_at(&self) -> Option<Time> {
         let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else { return None };
         let span = Duration::from_nanos(GIVE_BACK_AFTER * self.settings.idle_after.as_nanos());
@@ -209,7 +209,8 @@ impl Store {
         self.record_idle();
         if let Some(parts) = &mut self.parts {
             let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
-            // One of these steps may want lazy entries to be durable, and no event would follow.
+            // One of these steps may need lazy entries to be durable, and no later event would start the
+            // flush.
             parts.journal.flush(io);
             parts.journal.write_groups(io);
         }
@@ -232,7 +233,7 @@ impl Store {
         }
     }
 
-    /// Answers what is durable and asks for the next flush.
+    /// Answers requests whose entries are durable, and starts the next flush.
     fn settle_journal(&mut self, effects: &mut Vec<Effect>) {
         let Some(parts) = &mut self.parts else { return };
         let mut answers = Answers::default();
@@ -242,14 +243,14 @@ impl Store {
         self.reads.on_durable(parts.journal.durable(), effects);
     }
 
-    /// Reserves space ahead of its use.
+    /// Reserves file system space before it is needed.
     fn reserve(&mut self, effects: &mut Vec<Effect>) {
         let parts = self.parts.as_mut().expect("it is open");
         let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
         parts.blocks.area.reserve(self.now, io);
     }
 
-    /// Begins a checkpoint if it is time, and moves the one being made.
+    /// Begins a checkpoint if one is due, and advances the one being made.
     fn settle_checkpoint(&mut self, effects: &mut Vec<Effect>) {
         let is_due = self.is_checkpoint_due();
         let parts = self.parts.as_mut().expect("it is open");
@@ -289,7 +290,7 @@ impl Store {
         }
     }
 
-    /// Writes an entry which records that everything is durable, unless one does already.
+    /// Writes an entry that records that everything is durable, unless an entry records it already.
     fn record_durable(&mut self) {
         let Some(parts) = &mut self.parts else { return };
         if parts.journal.is_idle_unrecorded()
@@ -302,7 +303,7 @@ impl Store {
     fn on_disk(&mut self, event: DiskEvent, effects: &mut Vec<Effect>) {
         match event {
             DiskEvent::Read { op, buffer, result } => {
-                // Damage is counted in units, but recovery looks at single sectors.
+                // Damage is tracked in units, but recovery looks at single sectors.
                 let piece_size = match &self.phase {
                     Phase::Recovering(recovery) => recovery.piece_size(),
                     _ => UNIT_SIZE as usize,
@@ -362,7 +363,7 @@ impl Store {
         }
     }
 
-    /// A leaf was read: tells whoever waits for it.
+    /// Passes a leaf that was read to everything that waits for it.
     fn on_leaf_read(
         &mut self,
         page: u32,
@@ -385,7 +386,7 @@ impl Store {
         }
     }
 
-    /// An operation that is no read ended well.
+    /// Handles the successful end of an operation other than a read.
     fn on_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
         if let Phase::Recovering(recovery) = &mut self.phase {
             let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
@@ -442,7 +443,7 @@ impl Store {
         self.stop(reason, effects);
     }
 
-    /// Stops for good.
+    /// Stops the store for good.
     fn stop(&mut self, reason: String, effects: &mut Vec<Effect>) {
         if !matches!(self.phase, Phase::Stopped) {
             self.phase = Phase::Stopped;
@@ -464,7 +465,7 @@ impl Store {
         self.checkpoint.is_some()
     }
 
-    /// The version of the block or its tombstone; `ZERO` if it was never written.
+    /// Returns the version of the block or its tombstone; `ZERO` if it was never written.
     pub fn version_of(&self, key: &BlockKey) -> Version {
         self.parts
             .as_ref()
@@ -484,8 +485,8 @@ impl Store {
         info.is_some_and(|info| info.tombstone)
     }
 
-    /// Blocks of the pool with `hash_first <= hash <= hash_last`, in order, behind `after`: key, version,
-    /// and whether it is a tombstone.
+    /// Returns the blocks of the pool with `hash_first <= hash <= hash_last` that come after `after`, in
+    /// key order: key, version, and whether it is a tombstone.
     pub fn blocks(
         &self,
         pool: PoolId,
@@ -513,7 +514,7 @@ impl Store {
         self.facts(pg).last
     }
 
-    /// What is known of the PG besides its blocks. Empty during recovery; meaningful from
+    /// Returns what is known about the PG besides its blocks. Empty during recovery; valid from
     /// [`Effect::Opened`] on.
     pub fn facts(&self, pg: PgId) -> PgFacts {
         let record = self.parts.as_ref().map(|parts| parts.pgs.get(pg));
@@ -521,7 +522,7 @@ impl Store {
         PgFacts { last, held, hole, floor, is_suspect: self.is_suspect(pg) }
     }
 
-    /// A note, durable or not yet.
+    /// Returns a note, even if it is not durable yet.
     pub fn note(&self, key: NoteKey) -> Option<&[u8]> {
         self.parts.as_ref().and_then(|parts| parts.notes.get(&key))
     }
@@ -531,7 +532,7 @@ impl Store {
         self.parts.iter().flat_map(|parts| parts.notes.iter())
     }
 
-    /// Only blocks of these sizes will be written: [`Space::sure_bytes`] is computed for them. Requires:
+    /// Sets the block sizes that will be written; [`Space::sure_bytes`] is computed for them. Requires:
     /// opened.
     pub fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
         self.parts_mut().blocks.area.expect(sizes.collect());
@@ -545,8 +546,8 @@ impl Store {
         area.space(parts.record_room(), self.disk.has_no_space(), moves)
     }
 
-    /// PGs in which an image has blocks that take space, and how many bytes these take. It is cheap: the
-    /// numbers are kept up to date.
+    /// Returns the PGs in which an image has blocks that take space, and how many bytes they take. Cheap:
+    /// the numbers are kept up to date.
     pub fn space_of(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {
         self.parts.iter().flat_map(move |parts| parts.blocks.index().used_by(image))
     }
@@ -556,18 +557,18 @@ impl Store {
         self.parts.iter().flat_map(|parts| parts.blocks.index().images()).collect()
     }
 
-    /// Images whose space has changed since this was last asked.
+    /// Returns the images whose space has changed since the last call.
     pub fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
         self.parts.as_mut().map_or_else(BTreeSet::new, |parts| parts.blocks.take_images_changed())
     }
 
-    /// Whether recovery found damage that may have cost this PG acknowledged writes.
+    /// Whether recovery found damage that may have destroyed acknowledged writes of this PG.
     pub fn is_suspect(&self, pg: PgId) -> bool {
         self.parts.as_ref().is_some_and(|parts| parts.is_suspect(pg))
     }
 
-    /// Whether recovery found damage that the operator has not yet accepted for every PG that the store
-    /// knows. If it knows no PG, the damage counts: knowledge of PGs may be what was lost.
+    /// Whether recovery found damage that the operator has not yet accepted for every known PG. If the
+    /// store knows no PG, the damage counts as not accepted: the PG records may be what was lost.
     pub fn has_unsettled_damage(&self) -> bool {
         let Some(parts) = &self.parts else { return false };
         let mut known = parts.pgs_known().peekable();
@@ -599,7 +600,8 @@ impl Store {
         self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.found_count())
     }
 
-    /// Whether requests wait for the journal or for space. Take no more from clients until this ends.
+    /// Whether requests wait for the journal or for space. Accept no more requests from clients while this
+    /// is true.
     pub fn is_congested(&self) -> bool {
         !self.queue.is_empty()
     }

@@ -1,7 +1,7 @@
-//! Leaves that a checkpoint writes anew: neighbours in small groups, each loaded, merged with the frozen
-//! overlays, and written to free pages.
+//! Leaves that a checkpoint rewrites: adjacent leaves in small groups. Each group is loaded, merged with
+//! the frozen overlays, and written to free pages.
 //!
-//! Invariant: the directory names a new leaf only after its page is written; the old page is free only
+//! Invariant: the directory refers to a new leaf only after its page is written; the old page is freed only
 //! after the checkpoint is durable.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,12 +22,12 @@ use crate::overlay::{Overlay, UnitState};
 use crate::pages::{LeafGroupId, LeafWaiter, Pages};
 use crate::parts::Parts;
 
-/// Groups made at once.
+/// Groups in progress at once.
 const GROUPS_MAX: usize = 16;
-/// Leaves that are packed together when all are written anew.
+/// Leaves packed together as one group when all leaves are rewritten.
 const GROUP_LEAVES_WHEN_SPARSE: usize = 8;
 
-/// The leaves to be written anew.
+/// The leaves that a checkpoint rewrites.
 #[derive(Default)]
 pub struct LeafGroups {
     plan: LeafPlan,
@@ -35,38 +35,39 @@ pub struct LeafGroups {
     id_last: u64,
 }
 
-/// Which leaves are written anew. There may be many, so groups of them are planned one by one.
+/// Which leaves are rewritten. There may be many, so they are planned one group at a time.
 #[derive(Default)]
 struct LeafPlan {
-    /// Leaves of keys before it are planned, if any are.
+    /// Leaves with keys before this one are planned. `None`: no leaf is planned yet.
     from: Option<BlockKey>,
-    /// All leaves: they are sparse. Else those with frozen blocks.
+    /// Whether all leaves are rewritten because they are sparse. Otherwise only leaves with frozen blocks
+    /// are.
     is_all: bool,
-    /// All are planned.
+    /// Whether all leaves are planned.
     is_done: bool,
 }
 
-/// Neighbouring leaves that are written anew together.
+/// Adjacent leaves that are rewritten together.
 struct Group {
-    /// Keys from here (`None`: from the first) ...
+    /// The first key of the group (`None`: no lower bound).
     lower: Option<BlockKey>,
-    /// ... to before here (`None`: to the last).
+    /// The key after the group (`None`: no upper bound).
     upper: Option<BlockKey>,
     old: Vec<(BlockKey, PageRef)>,
-    /// Content of the old leaves; `None` inside: damaged.
+    /// Content of the old leaves, by page; `None`: the leaf is damaged.
     content: BTreeMap<u32, Option<Rc<LeafPage>>>,
     new: Vec<(BlockKey, PageRef, Rc<LeafPage>)>,
     writes: usize,
 }
 
-/// A page of a group, to be written.
+/// A new page of a group, to be written.
 pub struct NewPage {
     pub group: LeafGroupId,
     pub number: u32,
     pub leaf: Rc<LeafPage>,
 }
 
-/// What a checkpoint no longer names, as groups find out.
+/// Blocks and pages that the checkpoint no longer refers to, collected while groups are built.
 #[derive(Default)]
 pub struct Unnamed {
     pub blocks: Vec<Freed>,
@@ -77,7 +78,7 @@ pub struct Unnamed {
 pub struct NoPage;
 
 impl LeafGroups {
-    /// `is_all`: all leaves are written anew, packed.
+    /// `is_all`: all leaves are rewritten and packed.
     pub fn new(is_all: bool) -> LeafGroups {
         LeafGroups { plan: LeafPlan { is_all, ..LeafPlan::default() }, ..LeafGroups::default() }
     }
@@ -86,13 +87,13 @@ impl LeafGroups {
         self.plan.is_done && self.active.is_empty()
     }
 
-    /// Whether more groups can begin without an event.
+    /// Whether more groups can begin without waiting for an event.
     pub fn can_advance(&self) -> bool {
         !self.plan.is_done && self.active.len() < GROUPS_MAX
     }
 
-    /// Begins with more groups, while few are under way, and builds those that are loaded. Returns
-    /// their pages.
+    /// Begins more groups, up to the limit, and builds the groups that are loaded. Returns the pages to
+    /// write.
     pub fn advance(
         &mut self,
         sequence: u64,
@@ -125,13 +126,13 @@ impl LeafGroups {
         Ok(new)
     }
 
-    /// A leaf that a group waits for was read; `None`: it is damaged.
+    /// Handles a leaf that was read for a group; `None`: the leaf is damaged.
     pub fn on_leaf_read(&mut self, id: LeafGroupId, page: u32, leaf: Option<Rc<LeafPage>>) {
         let group = self.active.get_mut(&id).expect("it waits for the leaf");
         group.content.insert(page, leaf);
     }
 
-    /// A page of a group was written.
+    /// Handles the end of the write of a group's page.
     pub fn on_written(&mut self, id: LeafGroupId, unnamed: &mut Unnamed, pages: &mut Pages) {
         let group = self.active.get_mut(&id).expect("its page was written");
         assert!(group.writes > 0);
@@ -144,12 +145,12 @@ impl LeafGroups {
 }
 
 impl LeafPlan {
-    /// The next leaves to be written anew. Those before them may have been replaced meanwhile, and
-    /// none behind.
+    /// Returns the next leaves to rewrite. Leaves before them may already have been replaced; no later leaf
+    /// has.
     fn next_group(&mut self, blocks: &Blocks, pages: &Pages) -> Option<Group> {
         let directory = pages.directory();
         let range = (self.from.map_or(Bound::Unbounded, Bound::Included), Bound::Unbounded);
-        // A key before all leaves belongs to the first.
+        // A key before all leaves belongs to the first leaf.
         let mut first = directory.range(range).next().map(|(first, _)| *first);
         if !self.is_all {
             let frozen = blocks.overlays().frozen_in(range).next().map(|(key, _)| *key);
@@ -189,7 +190,7 @@ impl Group {
         )
     }
 
-    /// Gets the old leaves: from memory, else they are read.
+    /// Loads the old leaves: takes them from memory, or starts to read them.
     fn load(&mut self, id: LeafGroupId, parts: &mut Parts, io: &mut Io<'_>) {
         for (_, page) in &self.old {
             if let Some(leaf) = parts.leaf(*page, LeafWaiter::Group(id), io) {
@@ -198,7 +199,7 @@ impl Group {
         }
     }
 
-    /// The new pages: number and content.
+    /// Builds the new pages of the group. Returns their numbers and contents.
     fn build(
         &mut self,
         sequence: u64,
@@ -265,11 +266,11 @@ impl Group {
         Ok(pages)
     }
 
-    /// The new leaves are on the disk: the directory names them.
+    /// Replaces the old leaves by the new ones in the directory, once these are written.
     fn replace_leaves(self, pages: &mut Pages, pages_freed: &mut Vec<u32>) {
         for (first, page) in &self.old {
             pages.set_leaf(*first, None);
-            // What could not be read is not used again while the store runs.
+            // A page that could not be read is not reused while the store runs.
             if self.content[&page.page].is_some() {
                 pages_freed.push(page.page);
             }
@@ -281,7 +282,7 @@ impl Group {
     }
 }
 
-/// What can be said of the blocks of a leaf that is damaged: their data is lost.
+/// Returns records for the blocks of a damaged leaf: their data counts as lost.
 fn records_of_lost_leaf(
     blocks: &Blocks,
     first: BlockKey,
@@ -300,7 +301,7 @@ fn records_of_lost_leaf(
         .collect()
 }
 
-/// The record of a block says what its lost leaf cost; what was written since is not lost.
+/// Counts the units of a block that were lost with its leaf, except units that were written since.
 fn count_lost(blocks: &mut Blocks, record: &LeafRecord) {
     let mut lost = record.damaged;
     if let Some(live) = blocks.overlays().live(&record.key) {
@@ -313,7 +314,7 @@ fn count_lost(blocks: &mut Blocks, record: &LeafRecord) {
     }
 }
 
-/// The record of a frozen block: what its leaf said, changed by its overlay.
+/// Returns the new record of a frozen block: its old record, updated from its overlay.
 fn merge(
     blocks: &mut Blocks,
     key: BlockKey,
@@ -330,7 +331,7 @@ fn merge(
             location: info.location,
             ..LeafRecord::from(base)
         },
-        // A new block's overlay is fresh: this one's leaf is lost.
+        // The overlay of a new block would be fresh, so this block is old and its leaf is lost.
         None if !overlay.is_fresh => record_of(key, info, UnitState::Damaged),
         _ => record_of(key, info, UnitState::Zero),
     };
@@ -346,7 +347,7 @@ fn merge(
     Some(record_of(key, info, UnitState::Zero))
 }
 
-/// The record of a block whose units are all in one state.
+/// Returns the record of a block whose units are all in one state.
 fn record_of(key: BlockKey, info: BlockInfo, state: UnitState) -> LeafRecord {
     let mut record = LeafRecord {
         key,
@@ -369,7 +370,7 @@ fn record_of(key: BlockKey, info: BlockInfo, state: UnitState) -> LeafRecord {
 
 /// A record of a new leaf.
 enum NewRecord<'a> {
-    /// As an old leaf says.
+    /// Copied from an old leaf.
     Kept(StoredRecord<'a>),
     /// Changed or new.
     Made(LeafRecord),
@@ -398,7 +399,7 @@ impl<'a> NewRecord<'a> {
     }
 }
 
-/// Changes what a record says of a unit. Requires: the record has a location.
+/// Sets the state of a unit in a record. Requires: the record has a location.
 fn set_unit(record: &mut LeafRecord, unit: u32, state: UnitState) {
     record.written.insert(unit);
     record.damaged.remove(unit);
@@ -411,7 +412,7 @@ fn set_unit(record: &mut LeafRecord, unit: u32, state: UnitState) {
     }
 }
 
-/// Cuts records into leaves of about equal fill.
+/// Divides records into leaves of about equal fill.
 fn pack<'a, 'b>(records: &'b [NewRecord<'a>]) -> Vec<&'b [NewRecord<'a>]> {
     let total: usize = records.iter().map(NewRecord::size).sum();
     let count = total.div_ceil(LEAF_CAPACITY).max(1);

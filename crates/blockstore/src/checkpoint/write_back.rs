@@ -1,7 +1,7 @@
-//! Write-back: journal data of frozen blocks goes to their places, a bounded number of blocks at once.
+//! Write-back: copies journal data of frozen blocks to their places, a bounded number of blocks at once.
 //!
-//! Invariant: what is read from the journal is compared before it is written; a unit whose data is lost
-//! becomes damaged, and its place is left alone.
+//! Invariant: data read from the journal is verified before it is written. A unit whose data is lost
+//! becomes damaged, and its place is not touched.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,24 +20,24 @@ const WRITE_BACKS_MAX: usize = 64;
 
 /// Blocks to write back.
 pub struct WriteBack {
-    /// Blocks not begun, sorted by place.
+    /// Blocks that have not begun, sorted by place.
     todo: VecDeque<(u32, BlockKey)>,
     /// Blocks whose journal data is being read.
     reading: BTreeMap<BlockKey, BlockData>,
     writes: usize,
 }
 
-/// Journal data of a block, and how many reads it waits for. Units are in no order.
+/// Journal data of a block, and how many reads are outstanding. The units are in no particular order.
 #[derive(Default)]
 struct BlockData {
-    /// From memory: compared when it came, not again.
+    /// Data from memory: verified when it arrived, and not verified again.
     kept: Vec<(u32, Buffer)>,
-    /// From the disk: to be compared.
+    /// Data from the disk: must be verified.
     read: Vec<(u32, Buffer)>,
     missing: usize,
 }
 
-/// Units of a block whose data lies side by side in the journal.
+/// Units of a block whose data is contiguous in the journal.
 struct Run {
     first_unit: u32,
     lsn: Lsn,
@@ -45,7 +45,7 @@ struct Run {
 }
 
 impl Run {
-    /// Whether this unit, with its data at `lsn`, is the next of the run.
+    /// Whether this unit, with its data at `lsn`, continues the run.
     fn is_followed_by(&self, unit: u32, lsn: Lsn) -> bool {
         self.first_unit + self.count as u32 == unit
             && self.lsn.advance((self.count * UNIT) as u64) == lsn
@@ -58,7 +58,7 @@ impl Run {
 }
 
 impl WriteBack {
-    /// Everything frozen that has data in the journal.
+    /// Plans the write-back of all frozen blocks that have data in the journal.
     pub fn plan(blocks: &Blocks) -> WriteBack {
         let mut todo: Vec<(u32, BlockKey)> = blocks
             .overlays()
@@ -75,7 +75,7 @@ impl WriteBack {
         self.todo.is_empty() && self.reading.is_empty() && self.writes == 0
     }
 
-    /// Begins with more blocks, while few are under way.
+    /// Begins more blocks, up to the limit.
     pub fn advance(&mut self, parts: &mut Parts, io: &mut Io<'_>) {
         while self.writes + self.reading.len() < WRITE_BACKS_MAX {
             let Some((_, key)) = self.todo.pop_front() else { return };
@@ -89,7 +89,7 @@ impl WriteBack {
         }
     }
 
-    /// Journal data of a block was read: from this unit on.
+    /// Handles journal data of a block that was read, starting at this unit.
     pub fn on_read(
         &mut self,
         key: BlockKey,
@@ -116,7 +116,7 @@ impl WriteBack {
     }
 }
 
-/// Journal data of a frozen block: from memory, else read in runs.
+/// Collects the journal data of a frozen block from memory, and starts to read the rest in runs.
 fn collect(key: BlockKey, parts: &Parts, io: &mut Io<'_>) -> BlockData {
     let mut data = BlockData::default();
     let mut run: Option<Run> = None;
@@ -144,8 +144,7 @@ fn collect(key: BlockKey, parts: &Parts, io: &mut Io<'_>) -> BlockData {
     data
 }
 
-/// Writes journal data of a block to its place, in runs of units. Returns how many writes it asked
-/// for.
+/// Writes journal data of a block to its place, in runs of units. Returns the number of writes started.
 fn write_block(key: BlockKey, data: BlockData, parts: &mut Parts, io: &mut Io<'_>) -> usize {
     let location = parts.blocks.frozen_info(&key).expect("it has a place").location;
     assert!(location != LOCATION_NONE);
@@ -161,8 +160,8 @@ fn write_block(key: BlockKey, data: BlockData, parts: &mut Parts, io: &mut Io<'_
     count
 }
 
-/// Journal data of a frozen block in the order of units; what was read is compared. Units whose data
-/// is lost become damaged.
+/// Returns the journal data of a frozen block in the order of units, after verifying what was read. Units
+/// whose data is lost become damaged.
 fn whole_units(key: BlockKey, data: BlockData, blocks: &mut Blocks) -> Vec<(u32, Buffer)> {
     let BlockData { kept: mut units, read, missing } = data;
     assert!(missing == 0);

@@ -1,5 +1,5 @@
-//! Replay: follows the journal entry by entry from the root's lsn, and does what the table in
-//! `decide.rs` says.
+//! Replay: follows the journal entry by entry from the root's lsn, and acts according to the table in
+//! `decide.rs`.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,30 +19,30 @@ use crate::decide::{Content, Header, Seen, Verdict, decide};
 use crate::disk::{Io, Purpose};
 use crate::index::location_of;
 
-/// Where replay stands.
+/// The state of the replay.
 #[derive(Default)]
 pub struct Replay {
-    /// The next entry.
+    /// Lsn of the next entry.
     at: Lsn,
-    /// Checksum of the entry before.
+    /// Checksum of the preceding entry.
     previous: Checksum,
-    /// Behind a hole the chain cannot be compared.
+    /// Whether the next entry follows a hole, where the chain cannot be checked.
     is_unchained: bool,
-    /// Where the current hole began: the next whole entry is searched for.
+    /// Where the current hole began, while the next intact entry is searched for.
     hole: Option<Lsn>,
-    /// Journal in memory, and the lsn it begins at.
+    /// The part of the journal in memory, and the lsn where it begins.
     chunk: Option<(Lsn, Buffer)>,
-    /// If the journal ends at a sector that cannot be read: where that sector ends.
+    /// The end of the unreadable sector, if the journal ends at one.
     unreadable_end: Option<Lsn>,
-    /// The end of the last entry, if that records everything before it as durable.
+    /// The end of the last entry, if this entry records that everything before it is durable.
     pub idle_end: Option<Lsn>,
-    /// Journal that cannot be read.
+    /// Parts of the journal that cannot be read.
     lost: Vec<Range<Lsn>>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
-    /// What was dropped, now or by an earlier recovery.
+    /// Versions dropped by this recovery or by an earlier one.
     dropped_versions: BTreeSet<(PgId, Version)>,
-    /// Places named by entries that are not recorded as durable.
+    /// Places in entries that are not recorded as durable.
     places: BTreeSet<Place>,
     /// The entry whose out-of-line data is being read.
     waiting: Option<(EntryHeader, Checksum)>,
@@ -50,11 +50,11 @@ pub struct Replay {
     pub end: Lsn,
 }
 
-/// What one look at the journal led to.
+/// The result of one look at the journal.
 enum Next {
     /// Look again.
     Again,
-    /// The chunk does not reach far enough.
+    /// The next chunk must be read.
     Fetch,
     /// Out-of-line data must be read first.
     Data,
@@ -115,7 +115,8 @@ impl Recovery {
         let within = header.location as u64 * LOCATION_STEP + header.offset as u64;
         let size = header.length as usize;
         if within + size as u64 > data.size {
-            // Not a place of the data area: zeros stand for its data, and match no other checksum.
+            // The place is outside the data area: zeros are used as its data, and match only the checksum
+            // of zeros.
             let zeros = io.pool.take_zeroed(size).freeze();
             return self.on_data_read(zeros, &[], io);
         }
@@ -123,7 +124,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Out-of-line data that is not recorded as durable was read: compares it, and writes it again.
+    /// Handles out-of-line data that is not recorded as durable: verifies it, and writes it again.
     pub(super) fn on_data_read(
         &mut self,
         buffer: Buffer,
@@ -151,8 +152,8 @@ impl Recovery {
         self.replay(io)
     }
 
-    /// Reserves places that entries beyond the recorded durable lsn name: the power may have failed
-    /// before their reservation was durable.
+    /// Reserves the places in entries beyond the recorded durable lsn: power may have failed before their
+    /// reservation was durable.
     fn reserve_places(&mut self, io: &mut Io<'_>) {
         if !self.settings.is_sparse {
             return;
@@ -232,14 +233,14 @@ impl Recovery {
         self.judge(header, checksum, bad, (body, Content::Whole), &data)
     }
 
-    /// There is no next entry here: the journal ends, or a hole begins.
+    /// Handles a place without a next entry: the journal ends, or a hole begins.
     fn no_entry(&mut self, seen: Seen, sector_size: u32) -> Next {
         let (row, verdict) = decide(seen);
         self.count_row(row);
         let replay = &mut self.replay;
         if verdict == Verdict::Stop {
             if seen.header == Header::Unreadable {
-                // The sector may be readable one day: nothing is written over it.
+                // The sector may become readable later, so it is not overwritten.
                 replay.unreadable_end = Some(replay.at.advance(sector_size as u64));
             }
             return Next::End;
@@ -249,7 +250,7 @@ impl Recovery {
         Next::Again
     }
 
-    /// Does what the table says with an entry.
+    /// Acts on an entry according to the table.
     fn judge(
         &mut self,
         header: EntryHeader,
@@ -289,7 +290,7 @@ impl Recovery {
             }
             _ => {}
         }
-        // Damage that an earlier recovery stated does not make the store suspect again.
+        // Damage that an earlier recovery recorded does not make the store suspect again.
         self.count_row(if was_stated { 'O' } else { row });
         if matches!(verdict, Verdict::Replay | Verdict::Damaged) {
             self.replay_entry(&header, bad, data)?;
@@ -298,7 +299,7 @@ impl Recovery {
         Ok(Next::Again)
     }
 
-    /// Goes on behind an entry.
+    /// Moves on to the end of an entry.
     fn pass(&mut self, header: &EntryHeader, checksum: Checksum) {
         let replay = &mut self.replay;
         replay.at = header.lsn.advance(header.size as u64);
@@ -338,7 +339,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// The journal ends here. The next entry goes behind everything that was ever seen in this lap.
+    /// Ends the replay where the journal ends. The next entry is written after everything that was ever
+    /// written in this lap.
     fn end_replay(&mut self, io: &mut Io<'_>) -> Progress {
         let (replay, survey) = (&mut self.replay, &self.survey);
         let end = replay.hole.take().unwrap_or(replay.at);
@@ -357,7 +359,7 @@ impl Recovery {
         dropped.into_iter().for_each(|(pg, version)| pgs.note_dropped(pg, version));
     }
 
-    /// A hole ends where replay stands.
+    /// Ends a hole, if there is one, at the current lsn.
     fn end_hole(&mut self) {
         if let Some(from) = self.replay.hole.take() {
             self.decisions.push(Decision::Hole { from, to: self.replay.at });
@@ -367,7 +369,7 @@ impl Recovery {
 }
 
 impl Seen {
-    /// A place without an entry that follows.
+    /// Describes a place without a next entry.
     fn without_entry(header: Header, is_acked: bool) -> Seen {
         Seen {
             header,
@@ -380,7 +382,7 @@ impl Seen {
     }
 }
 
-/// Where a unit of an entry's data lies, in bytes.
+/// Returns the byte range of a unit within an entry's data.
 fn unit_range(unit: u32) -> Range<usize> {
     let start = unit as usize * UNIT_SIZE as usize;
     start..start + UNIT_SIZE as usize
@@ -390,7 +392,7 @@ fn overlaps(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Data of which these units do not match their checksums.
+/// Returns the state of data in which the units `bad` do not match their checksums.
 fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
     match (bad.is_empty(), bad.iter().all(is_lost)) {
         (true, _) => Content::Whole,
@@ -400,20 +402,21 @@ fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
 }
 
 impl Replay {
-    /// An entry is dropped. Only a versioned one can leave a hole: nobody counts on a repair.
+    /// Records that an entry is dropped. Only a versioned entry can leave a hole: nothing relies on a
+    /// repair.
     fn note_dropped(&mut self, header: &EntryHeader) {
         if let (true, Some(pg)) = (header.kind.is_versioned(), header.pg) {
             self.dropped_versions.insert((pg, header.version));
         }
     }
 
-    /// Whether any of the range of bytes behind `from` cannot be read.
+    /// Whether any byte in the range, counted from `from`, cannot be read.
     pub fn is_lost(&self, from: Lsn, range: &Range<usize>) -> bool {
         let (start, end) = (from.advance(range.start as u64), from.advance(range.end as u64));
         self.lost.iter().any(|lost| lost.start < end && start < lost.end)
     }
 
-    /// Whether there may be a header that cannot be read.
+    /// Whether there may be a header here that cannot be read.
     fn header_is_lost(&self, bytes: &[u8], sector_size: u32) -> bool {
         let sector = sector_size as usize;
         let longest = ENTRY_HEADER_SIZE_MAX.next_multiple_of(sector);
@@ -421,7 +424,7 @@ impl Replay {
         may_be && self.is_lost(self.at, &(0..longest))
     }
 
-    /// Journal in memory from the next entry on; `None` if there is none.
+    /// Returns the journal in memory from the next entry on; `None` if there is none.
     fn bytes(&self) -> Option<&[u8]> {
         let (start, chunk) = self.chunk.as_ref()?;
         let from = (*start <= self.at).then(|| self.at.since(*start))?;

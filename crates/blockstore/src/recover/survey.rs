@@ -1,6 +1,5 @@
-//! The survey: one pass over all headers in the ring, before anything is replayed. It finds up to
-//! where entries are known to be durable, where the last entry ends, and what earlier recoveries
-//! decided.
+//! The survey: one pass over all headers in the ring, before anything is replayed. It finds the lsn up to
+//! which entries are known to be durable, where the last entry ends, and what earlier recoveries decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,40 +11,42 @@ use format::disk::{
 /// What the survey found.
 #[derive(Default)]
 pub struct Survey {
-    /// Position in the ring.
+    /// Position in the ring of the next chunk.
     position: u64,
     /// Journal read, in bytes.
     pub bytes: u64,
-    /// Everything before this is recorded as durable.
+    /// Everything before this lsn is recorded as durable.
     pub acked: Lsn,
     /// Where the last entry of this lap ends.
     pub end: Lsn,
-    /// There are entries of a later lap where they belong: the journal continued behind a newer root.
+    /// Whether there are entries of a later lap at their proper places: the journal continued after a newer
+    /// root was written.
     pub is_ahead: bool,
-    /// Decisions of earlier recoveries, with the lsn of their entries.
+    /// Decisions of earlier recoveries, each with the lsn of its entry.
     found: Vec<(Lsn, Vec<Decision>)>,
-    /// Valid cuts and holes, by where they begin: where they end, and whether the chain continues there.
+    /// Valid cuts and holes, keyed by where they begin: where they end, and whether the chain continues
+    /// there.
     pub skips: BTreeMap<Lsn, (Lsn, bool)>,
-    /// Entries that are dropped.
+    /// Entries that earlier recoveries dropped.
     pub drops: BTreeSet<Lsn>,
-    /// Entries whose lost data is settled.
+    /// Entries whose data loss earlier recoveries recorded.
     pub damaged: BTreeSet<Lsn>,
 }
 
-/// The lsn that belongs to a position in the ring: the one in the lap that begins at `from`.
+/// Returns the lsn of a position in the ring, in the lap that begins at `from`.
 pub fn lsn_at(position: u64, from: Lsn, size: u64) -> Lsn {
     let lap = from.get() - from.get() % size;
     let lsn = lap + position;
     Lsn::new(if lsn < from.get() { lsn + size } else { lsn })
 }
 
-/// Whether the entry lies where it belongs, but in a later lap than `lsn`.
+/// Whether the entry is at its proper place in the ring, but of a later lap than `lsn`.
 fn is_later_lap(header: &EntryHeader, lsn: Lsn, size: u64) -> bool {
     header.lsn > lsn && header.lsn.since(lsn).is_multiple_of(size)
 }
 
-/// Which units of an entry's data, counted from its first, do not match their checksums. Without
-/// data: none.
+/// Returns the units of an entry's data that do not match their checksums, counted from the first. None if
+/// `data` is empty.
 pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
     let mut bad = format::disk::UnitSet::EMPTY;
     if data.is_empty() {
@@ -61,7 +62,7 @@ pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
     bad
 }
 
-/// The inline data of an entry whose bytes begin here.
+/// Returns the inline data of an entry whose bytes begin at `bytes`.
 pub fn inline_data<'a>(header: &EntryHeader, bytes: &'a [u8], sector_size: u32) -> &'a [u8] {
     let count = header.checksums.len();
     let from = EntryHeader::header_size(header.kind, count, sector_size) as usize;
@@ -69,12 +70,12 @@ pub fn inline_data<'a>(header: &EntryHeader, bytes: &'a [u8], sector_size: u32) 
 }
 
 impl Survey {
-    /// Where in the ring the next chunk begins.
+    /// Returns where in the ring the next chunk begins.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Looks at the next chunk of the ring. `from`: where replay will begin.
+    /// Examines the next chunk of the ring. `from`: where replay will begin.
     pub fn look(&mut self, bytes: &[u8], superblock: &Superblock, from: Lsn) {
         let looked = self.look_at(bytes, superblock, from);
         assert!(looked > 0);
@@ -82,7 +83,7 @@ impl Survey {
         self.position += looked;
     }
 
-    /// Looks at a chunk and says how far it got.
+    /// Examines a chunk, and returns how many bytes of it were examined.
     fn look_at(&mut self, bytes: &[u8], superblock: &Superblock, from: Lsn) -> u64 {
         let sector = superblock.sector_size as usize;
         let is_last = self.position + bytes.len() as u64 == superblock.journal.size;
@@ -93,7 +94,7 @@ impl Survey {
             match EntryHeader::decode(rest, superblock.store.tag(), superblock.sector_size) {
                 Ok((header, _)) if header.lsn == lsn => {
                     if header.kind == EntryKind::Recovery && rest.len() < header.size as usize {
-                        // The next chunk begins with it, and holds all of it.
+                        // The next chunk begins with this entry, and contains all of it.
                         return at as u64;
                     }
                     self.note(&header, rest, superblock.sector_size);
@@ -124,7 +125,7 @@ impl Survey {
         }
     }
 
-    /// Keeps the valid decisions: those that no later recovery cut off.
+    /// Keeps the valid decisions: the ones that no later recovery cut off.
     pub fn settle(&mut self) {
         let found = std::mem::take(&mut self.found);
         let is_void = |lsn: Lsn| {

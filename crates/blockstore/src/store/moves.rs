@@ -1,4 +1,5 @@
-//! Does the moves that `moves.rs` decides: takes a gap, reads the block, journals it there.
+//! Carries out the moves that `moves.rs` decides on: allocates a gap, reads the block, journals it at its
+//! new place.
 
 use base::planted::{self, Bug};
 use base::{BlockSize, PgId, UNIT_SIZE};
@@ -12,16 +13,16 @@ use crate::read::Stamp;
 use crate::store::Store;
 use crate::{Answer, Effect, RequestId};
 
-/// This share of the journal is kept free for others.
+/// Moves leave this fraction (1/n) of the journal free for other requests.
 const JOURNAL_SHARE: u64 = 4;
 
 impl Store {
-    /// Bytes of blocks that were moved since the start, to make places for blocks of other sizes.
+    /// Returns the bytes of blocks moved since the start, to make places for blocks of other sizes.
     pub fn moved_bytes(&self) -> u64 {
         self.moves.moved_bytes()
     }
 
-    /// Goes on with moving blocks, one bounded step.
+    /// Advances the moves by one bounded step.
     pub(super) fn settle_moves(&mut self, effects: &mut Vec<Effect>) {
         let parts = self.parts.as_mut().expect("it is open");
         match self.moves.advance(parts) {
@@ -30,7 +31,7 @@ impl Store {
         }
     }
 
-    /// Begins to move blocks in segments that leave.
+    /// Begins to move blocks out of leaving segments.
     fn begin_moves(&mut self, effects: &mut Vec<Effect>) {
         let parts = self.parts.as_ref().expect("it is open");
         for block in self.moves.next_blocks(parts) {
@@ -45,7 +46,7 @@ impl Store {
         }
     }
 
-    /// Takes a gap for the block, and reads it.
+    /// Allocates a gap for the block, and starts to read the block.
     fn begin_move(&mut self, block: Candidate, effects: &mut Vec<Effect>) -> Begun {
         let Some(stamp) = Stamp::of_block(self.parts(), &block.key) else { return Begun::Yes };
         let size = stamp.info.block_size;
@@ -81,7 +82,7 @@ impl Store {
         may_go_on && !self.disk.has_no_space()
     }
 
-    /// There is no gap: a checkpoint or a reservation may bring one.
+    /// Handles a missing gap: waits if a checkpoint or a reservation may provide one.
     fn wait_for_gap(&mut self, size: BlockSize) -> Begun {
         let area = &mut self.parts_mut().blocks.area;
         if area.has_freed_of(size) {
@@ -94,16 +95,17 @@ impl Store {
         }
     }
 
-    /// All was moved that can be moved: the next checkpoint frees the old places.
+    /// Ends the scan of a pass: everything movable was moved, and the next checkpoint frees the old places.
     fn return_places(&mut self) {
-        // A checkpoint that is being made still names them.
+        // A checkpoint that is being made now still refers to the old places.
         let next = self.parts().root.sequence + 1;
         let sequence = next + u64::from(self.checkpoint.is_some());
         self.moves.return_places(sequence);
         self.wait_for_room(true);
     }
 
-    /// Takes answers to the store's own requests out of the effects. True: there were some.
+    /// Removes the answers to the store's own requests from the effects, and handles them. Returns whether
+    /// there were any.
     pub(super) fn take_own_answers(&mut self, from: usize, effects: &mut Vec<Effect>) -> bool {
         if !self.is_open() || !self.moves.has_moves() {
             return false;
@@ -123,14 +125,14 @@ impl Store {
         has_own
     }
 
-    /// The block of a move was read: it goes to its gap, unless it has changed since.
+    /// Handles the end of a move's read: journals the block at its gap, unless the block has changed since.
     fn on_move_read(&mut self, id: RequestId, content: Content, effects: &mut Vec<Effect>) {
         let moved = self.moves.on_read(id);
         let parts = self.parts();
         let is_same = Stamp::of_block(parts, &moved.key) == Some(moved.stamp)
             || planted::on(Bug::MoveOverwritesNewer);
         let is_leaving = is_leaving(&parts.blocks.area, moved.stamp.info);
-        // A damaged block waits for a repair; the next checkpoint takes the place of an empty one.
+        // A damaged block waits for a repair; the place of an empty block is freed by the next checkpoint.
         if !is_leaving || self.moves.is_paused() || !is_movable(&content) {
             return self.drop_move(&moved);
         }
@@ -154,15 +156,15 @@ impl Store {
 
 /// How the beginning of a move ended.
 enum Begun {
-    /// It has begun, or there is nothing to move.
+    /// The move has begun, or there is nothing to move.
     Yes,
-    /// It waits: room or a gap will come.
+    /// The move must wait for room or a gap.
     Later,
-    /// No gap will come.
+    /// No gap will become free.
     Never,
 }
 
-/// Whether the block has data, and none of it is damaged.
+/// Whether the block has data and no damaged unit.
 fn is_movable(content: &Content) -> bool {
     let Content::Block { damaged, data, .. } = content else { return false };
     data.is_some() && damaged.iter().all(|word| *word == 0)

@@ -7,7 +7,7 @@
 //!
 //! Invariants
 //!   1. One repair is one entry: after a crash the block is as it was before the repair, or after it.
-//!   2. A repair does not change the PG's last version: it says nothing of other blocks.
+//!   2. A repair does not change the PG's last version: it says nothing about other blocks.
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum};
@@ -24,7 +24,7 @@ use crate::{Effect, Request, RequestId, StoreError};
 const UNIT: usize = UNIT_SIZE as usize;
 
 impl Store {
-    /// Takes a repair. Returns it if it must wait.
+    /// Tries to accept a repair. Returns the request if it must wait.
     pub(super) fn try_repair(
         &mut self,
         id: RequestId,
@@ -121,7 +121,7 @@ impl Store {
         self.accept_repair_large(Asker::plain(id), (header, key), data, old, effects);
     }
 
-    /// Journals a block as it is, with its data at a new place.
+    /// Journals an unchanged block with its data at a new place.
     pub(super) fn accept_move(
         &mut self,
         asker: Asker,
@@ -155,7 +155,7 @@ impl Store {
     }
 }
 
-/// The entry of a repair and its data; an inline one, and without a location yet.
+/// Builds the entry of a repair and its data. The entry is inline and has no location yet.
 fn repair_header((pg, key): (PgId, BlockKey), content: Content) -> (EntryHeader, Option<Buffer>) {
     let header = |kind, version| block_header(kind, pg, key, version);
     match content {
@@ -178,7 +178,7 @@ fn repair_header((pg, key): (PgId, BlockKey), content: Content) -> (EntryHeader,
 }
 
 impl Store {
-    /// A planted bug: the version in an entry of its own, the units in the next one.
+    /// A planted bug: journals the version in one entry and the units in the next one.
     fn repair_version_alone(
         &mut self,
         header: &EntryHeader,
@@ -201,7 +201,7 @@ impl Store {
     }
 }
 
-/// Whether the repair leaves units that need a place: written or damaged ones.
+/// Whether the block has units that need a place after the repair: written or damaged ones.
 fn needs_place(content: &Content) -> bool {
     match content {
         Content::Block { written, damaged, .. } => {
@@ -211,14 +211,14 @@ fn needs_place(content: &Content) -> bool {
     }
 }
 
-/// Whether the content is consistent, and its data matches its checksums.
+/// Whether the content is consistent and its data matches its checksums.
 fn is_whole(content: &Content) -> bool {
     let Content::Block { checksums, data, .. } = content else { return true };
     content.check().is_ok()
         && data.as_ref().is_none_or(|data| checksum::first_mismatch(data, checksums).is_none())
 }
 
-/// The data as it lies in its place, with zeros between its units.
+/// Lays out the data as it is stored in its place, with zeros in the gaps between units.
 fn spread(data: Buffer, header: &EntryHeader, pool: &BufferPool) -> Buffer {
     if data.len() == header.length as usize {
         return data;

@@ -21,23 +21,24 @@ use crate::read::{BlockRange, Reads};
 use crate::store::Store;
 use crate::{Answer, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
 
-/// Data of at least this size goes to its place at once if the block is new, in bytes.
+/// Data of at least this size, in bytes, is written directly to its place if it replaces all data of the
+/// block.
 const LARGE_SIZE_MIN: u64 = 64 << 10;
-/// This share of the journal is kept free for requests that are no writes.
+/// Writes leave this fraction (1/n) of the journal free for other requests.
 const WRITE_RESERVE_SHARE: u64 = 8;
 /// Journal kept free for the store itself (idle entries, recovery's decisions), in bytes.
 const REQUEST_RESERVE: u64 = 512 << 10;
 
-/// What happens to a request now.
+/// Whether a request is accepted now.
 pub(super) enum Admit {
-    /// It takes effect.
+    /// The request takes effect.
     Now(Plan),
-    /// It waits for a checkpoint or for operations in flight.
+    /// The request waits for a checkpoint or for operations in flight.
     Wait {
         /// True: only a checkpoint makes room.
         checkpoint: bool,
     },
-    /// It is answered with an error; nothing changes.
+    /// The request is answered with an error; nothing changes.
     Refuse(StoreError),
 }
 
@@ -53,7 +54,7 @@ pub(super) enum Plan {
 }
 
 impl Store {
-    /// Takes a request, or queues it. A read waits only behind queued changes of its block.
+    /// Accepts a request, or queues it. A read waits only for queued changes of its block.
     pub(super) fn on_request(
         &mut self,
         id: RequestId,
@@ -76,7 +77,7 @@ impl Store {
         }
     }
 
-    /// Takes queued requests in order, as long as there is room.
+    /// Accepts queued requests in order, as long as there is room.
     pub(super) fn run_queue(&mut self, effects: &mut Vec<Effect>) {
         while let Some((id, request)) = self.queue.pop_front() {
             if let Some(request) = self.try_request(id, request, effects) {
@@ -85,7 +86,7 @@ impl Store {
         }
     }
 
-    /// Takes a request. Returns it if it must wait.
+    /// Tries to accept a request. Returns the request if it must wait.
     fn try_request(
         &mut self,
         id: RequestId,
@@ -119,7 +120,7 @@ impl Store {
             Request::Record => {
                 let journal = &mut self.parts_mut().journal;
                 if journal.durable() < journal.tail() {
-                    // The record must cover what is not durable yet: wait for that first.
+                    // The record must also cover entries that are not durable yet: wait for them first.
                     journal.want_all();
                     return Some(request);
                 }
@@ -155,8 +156,8 @@ impl Store {
         }
     }
 
-    /// Answers a request when everything so far is durable. If it is already, answers at once: the request
-    /// may come out of the queue after the journal gave its answers, and no event may follow.
+    /// Answers a request when everything so far is durable; at once if it already is. The request may come
+    /// from the queue after the journal gave its answers, and there may be no later event that answers it.
     fn wait_all(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
         let journal = &mut self.parts_mut().journal;
         match journal.durable() < journal.tail() {
@@ -165,15 +166,15 @@ impl Store {
         }
     }
 
-    /// A request waits for a checkpoint, or for operations in flight. Lazy entries are flushed, for either
-    /// may need that.
+    /// Makes a request wait for a checkpoint or for operations in flight. Requests a flush of lazy entries,
+    /// which both may need.
     pub(super) fn wait_for_room(&mut self, checkpoint: bool) {
         let parts = self.parts_mut();
         parts.wants_checkpoint |= checkpoint;
         parts.journal.want_all();
     }
 
-    /// Decides on a request that is no read. `old`: what the index says of its block.
+    /// Decides whether a request other than a read is accepted now. `old`: the block's entry in the index.
     fn admit(&self, request: &Request, old: Option<BlockInfo>) -> Admit {
         let parts = self.parts();
         let (kind, units) = match request {
@@ -218,8 +219,9 @@ impl Store {
         }
     }
 
-    /// Decides on data of `length` bytes. `is_all`: the block holds nothing else afterwards, so the data
-    /// may go to a new place. `kinds`: of the entry, if its data is inline and if it is large.
+    /// Decides whether data of `length` bytes is accepted now. `is_all`: the block holds nothing else
+    /// afterwards, so the data may go to a new place. `kinds`: the kind of the entry for inline data and
+    /// for large data.
     pub(super) fn admit_data(
         &self,
         old: Option<BlockInfo>,
@@ -229,7 +231,7 @@ impl Store {
     ) -> Admit {
         let parts = self.parts();
         let has_place = location_of(old) != LOCATION_NONE;
-        // If the file system refuses even reserved space, nothing is certain any more.
+        // If the file system has no space even for reserved places, no space can be relied on.
         if self.disk.has_no_space() || !parts.has_record_room(old, size, true) {
             return Admit::Refuse(StoreError::Full);
         }
@@ -398,7 +400,7 @@ impl Store {
         self.parts_mut().journal.wait(asker, lsn, key);
     }
 
-    /// Journals a change and applies it. `old`: what the index says of its block.
+    /// Journals a change and applies it. `old`: the block's entry in the index.
     pub(super) fn journal_entry(
         &mut self,
         header: &mut EntryHeader,
@@ -417,12 +419,12 @@ impl Store {
         lsn
     }
 
-    /// Whether overlays leave memory for more.
+    /// Whether the overlays leave memory for another entry.
     pub(super) fn has_memory(&self) -> bool {
         self.parts().blocks.overlays().memory_bytes() < self.settings.memory_bytes / 2
     }
 
-    /// The parts, the reads, and what they work with.
+    /// Splits the store into the parts, the reads, and the I/O context they need.
     pub(super) fn for_reads<'a>(
         &'a mut self,
         effects: &'a mut Vec<Effect>,
@@ -431,7 +433,7 @@ impl Store {
         (parts, &mut self.reads, Io { disk: &mut self.disk, pool: &self.pool, effects })
     }
 
-    /// A block of this size may want a place: reserves space if there is none.
+    /// Notes that a block of this size may need a place, and reserves space if no place is ready.
     pub(super) fn want_place(&mut self, block_size: BlockSize, effects: &mut Vec<Effect>) {
         if !self.parts_mut().blocks.area.want_place(block_size) {
             self.reserve(effects);
@@ -449,7 +451,7 @@ fn key_of(request: &Request) -> Option<BlockKey> {
     }
 }
 
-/// The version that a request gives its block, in the order of its PG.
+/// Returns the version that a request gives its block, and the PG of that version.
 fn version_of(request: &Request) -> Option<(PgId, Version)> {
     match request {
         Request::Write { pg, version, .. }
