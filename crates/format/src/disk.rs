@@ -1,8 +1,7 @@
 //! Layouts of a store on its device. See `docs/internals/disk.md`.
 //!
-//! All integers are little-endian. Everything that is written carries a checksum, and what lies
-//! in the journal or the checkpoint area carries the store's tag too, so that another store's
-//! bytes never fit.
+//! All integers are little-endian. Everything that is written carries a checksum. Journal entries and
+//! checkpoint pages also carry the store's tag, so that bytes of another store are never accepted.
 
 mod bytes;
 mod decision;

@@ -1,65 +1,69 @@
-//! The doors of logic: what it asks of the world (effects) and what it is told (events).
+//! The doors: the effects by which the logic uses disks and the network, and the events that it receives
+//! from them.
 //!
-//! `io` opens them on Linux, `sim` opens them in one thread from one seed. Both keep the same
-//! promises, written here.
+//! `io` implements the doors on Linux; `sim` implements them in one thread, from one seed. Both give the
+//! guarantees that are documented here.
 
 use base::{Buffer, BufferMut, ClusterId, ConnectionId, Incarnation, MonitorId, OsdId};
 
 use crate::wire::Message;
 
-/// One operation on a disk, named by its issuer; never reused while the process lives.
+/// Identifies an operation on a disk. The issuer chooses the id, and never reuses it while the process
+/// lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DiskOp(pub u64);
 
-/// What a store asks of its device. Offsets and lengths are multiples of the sector size.
+/// An operation that a store requests from its device. Offsets and lengths are multiples of the sector
+/// size.
 #[derive(Debug)]
 pub enum DiskEffect {
     /// Read `buffer.len()` bytes at `offset` into the buffer.
     Read {
-        /// Names it in [`DiskEvent`].
+        /// Identifies the operation in its [`DiskEvent`].
         op: DiskOp,
         /// Position on the device in bytes.
         offset: u64,
-        /// Where to read to; comes back with the event.
+        /// The buffer to read into; returned with the event.
         buffer: BufferMut,
     },
-    /// Write the buffers one after another at `offset`. Writes in flight at the same time may
-    /// happen in any order, and a crash may leave any subset of their sectors.
+    /// Write the buffers one after another at `offset`. Writes in flight at the same time may be executed
+    /// in any order, and after a crash any subset of their sectors may be written.
     Write {
-        /// Names it in [`DiskEvent`].
+        /// Identifies the operation in its [`DiskEvent`].
         op: DiskOp,
         /// Position on the device in bytes.
         offset: u64,
         /// The data; every piece is a whole number of sectors and aligned in memory.
         buffers: Vec<Buffer>,
-        /// Durable once it is done (RWF_DSYNC), whatever the device's cache does.
+        /// Whether the write is durable once it is done (RWF_DSYNC), even if the device has a volatile
+        /// cache.
         durable: bool,
     },
-    /// Make every write durable that was done before this was asked.
+    /// Make all writes durable that had ended when this was requested.
     Flush {
-        /// Names it in [`DiskEvent`].
+        /// Identifies the operation in its [`DiskEvent`].
         op: DiskOp,
     },
-    /// Have space of the file system behind the range: until it is discarded, no write to it ends
-    /// with [`DiskError::NoSpace`]. What it held stays. As durable as the next durable write or
-    /// flush. Where it fails, parts of the range may have been reserved. Nothing is done on a
-    /// device, or where the file system cannot reserve.
+    /// Reserve space in the file system for the range: until the range is discarded, no write to it fails
+    /// with [`DiskError::NoSpace`]. Its content does not change. The reservation becomes durable with the
+    /// next durable write or flush. If it fails, parts of the range may have been reserved. Has no effect
+    /// on a block device, or if the file system cannot reserve space.
     Reserve {
-        /// Names it in [`DiskEvent`].
+        /// Identifies the operation in its [`DiskEvent`].
         op: DiskOp,
         /// Position on the device in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u64,
     },
-    /// Give the range's space back to the file system or device; reads of it are unspecified
+    /// Give the range's space back to the file system or device. The content of the range is unspecified
     /// until it is written again.
     Discard {
-        /// Names it in [`DiskEvent`].
+        /// Identifies the operation in its [`DiskEvent`].
         op: DiskOp,
         /// Position on the device in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u64,
     },
 }
@@ -67,7 +71,7 @@ pub enum DiskEffect {
 /// Why an operation on a disk failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DiskError {
-    /// The medium or the kernel reported an error; carries its text.
+    /// The disk or the kernel reported an error, with this text.
     Io(String),
     /// The file system under a file store is full (ENOSPC, EDQUOT).
     NoSpace,
@@ -76,30 +80,30 @@ pub enum DiskError {
 /// An operation on a disk ended.
 #[derive(Debug)]
 pub enum DiskEvent {
-    /// A read ended; the buffer comes back, its content is meaningful only on success.
+    /// A read ended. The content of the buffer is valid only on success.
     Read {
-        /// As asked.
+        /// The id from the effect.
         op: DiskOp,
-        /// As given.
+        /// The buffer from the effect.
         buffer: BufferMut,
         /// Whether all of it was read.
         result: Result<(), DiskError>,
     },
     /// A write, flush, reservation or discard ended.
     Done {
-        /// As asked.
+        /// The id from the effect.
         op: DiskOp,
-        /// Whether all of it was done. After an error nothing is known of the range.
+        /// Whether all of it was done. After an error the state of the range is unknown.
         result: Result<(), DiskError>,
     },
 }
 
-/// The other end of a connection. The handshake has proven that it holds the cluster's key.
+/// The other end of a connection. The handshake has proven that the peer holds the cluster's key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// The cluster it belongs to; the handshake refuses another one.
+    /// The cluster that the peer belongs to. The handshake refuses peers of other clusters.
     pub cluster: ClusterId,
-    /// What it is.
+    /// The role of the peer.
     pub role: Role,
 }
 
@@ -108,69 +112,70 @@ pub struct Peer {
 pub enum Role {
     /// A client of volumes, or an operator's command.
     Client,
-    /// A storage daemon and its run. `Incarnation::ZERO` until the monitor has given one.
+    /// An OSD in one incarnation. `Incarnation::ZERO` until the monitor has assigned one.
     Osd(OsdId, Incarnation),
     /// A monitor.
     Monitor(MonitorId),
 }
 
-/// What logic asks of the network.
+/// An operation that the logic requests from the network.
 ///
-/// A connection carries messages in order, each at most once, until it breaks; what was sent
-/// when it breaks may or may not have arrived.
+/// A connection delivers messages in order, each at most once, until it breaks. Messages in flight when it
+/// breaks may or may not have arrived.
 #[derive(Debug)]
 pub enum NetEffect {
-    /// Connect to `address` (`tcp:HOST:PORT` or `unix:PATH`) and do the handshake. Ends with
-    /// `Connected` or `Closed`. The id is the asker's choice: even, and new.
+    /// Connect to `address` (`tcp:HOST:PORT` or `unix:PATH`) and do the handshake. Ends with `Connected` or
+    /// `Closed`. The caller chooses the id: even, and never used before.
     Connect {
-        /// Names it from now on.
+        /// Identifies the connection from now on.
         connection: ConnectionId,
-        /// Where to.
+        /// The address to connect to.
         address: String,
     },
-    /// Send a message. Silently dropped if the connection is gone (its `Closed` is on the way).
+    /// Send a message. The message is silently dropped if the connection is gone (its `Closed` event will
+    /// follow).
     Send {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Close it. No further event of it is delivered, not even `Closed`.
+    /// Close a connection. No further event of this connection is delivered, not even `Closed`.
     Close {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
     },
 }
 
-/// What the network tells logic.
+/// An event from the network.
 #[derive(Debug)]
 pub enum NetEvent {
     /// A peer connected to us and passed the handshake. The id is odd, chosen by the shell.
     Accepted {
-        /// Names it from now on.
+        /// Identifies the connection from now on.
         connection: ConnectionId,
-        /// Who it is.
+        /// The peer.
         peer: Peer,
     },
     /// Our connection passed the handshake.
     Connected {
-        /// As asked.
+        /// The id from the effect.
         connection: ConnectionId,
-        /// Who it is.
+        /// The peer.
         peer: Peer,
     },
-    /// A message came.
+    /// A message arrived.
     Received {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// It is gone, or never came to be; the last event of its id.
+    /// The connection is gone, or could not be established. This is the last event with its id.
     Closed {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
-        /// What happened, for people.
+        /// What happened, for the operator.
         reason: CloseReason,
     },
 }
@@ -178,14 +183,14 @@ pub enum NetEvent {
 /// Why a connection is gone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CloseReason {
-    /// Nobody listens there: the peer's process is not running.
+    /// Nothing listens at the address: the peer's process is not running.
     Refused,
-    /// The peer closed it or its process ended.
+    /// The peer closed the connection, or its process ended.
     Reset,
     /// No answer in time.
     TimedOut,
-    /// The handshake failed: another key or another cluster; trying again will not help.
+    /// The handshake failed because of another key or another cluster. Retrying will not help.
     Untrusted(String),
-    /// The peer violated the protocol (wrong checksum, absurd length).
+    /// The peer violated the protocol (wrong checksum, impossible length).
     Protocol(String),
 }

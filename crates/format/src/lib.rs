@@ -1,5 +1,5 @@
-//! Bytes on disk and on the wire: layouts, versions, golden files; and the shapes of the doors
-//! through which logic meets disks and connections.
+//! Bytes on disk and on the wire: layouts, versions, golden files. Also the events and effects (the
+//! *doors*) through which the logic uses disks and connections.
 //!
 //! `docs/internals/disk.md` and `docs/internals/wire.md` describe the layouts; a commit that changes
 //! a golden file starts with `format:`.

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Invariants
-//!   1. A payload is covered by the checksum of each of its 4 KiB units; header and body by their own.
+//!   1. A payload is covered by one checksum for each of its 4 KiB units; header and body each have their
+//!      own checksum.
 //!   2. A receiver allocates nothing before it has checked the lengths against the limits here.
 
 mod client;

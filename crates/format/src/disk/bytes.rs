@@ -37,7 +37,7 @@ impl Writer {
         self.u64(version.counter);
     }
 
-    /// Pool 0 names nothing, so it stands for no key.
+    /// Appends a key. No pool has the number 0, so 0 stands for no key.
     pub fn key(&mut self, key: Option<BlockKey>) {
         match key {
             Some(key) => {
@@ -50,14 +50,14 @@ impl Writer {
         }
     }
 
-    /// Pool 0 names nothing, so it stands for no PG.
+    /// Appends a PG. No pool has the number 0, so 0 stands for no PG.
     pub fn pg(&mut self, pg: Option<PgId>) {
         self.u32(pg.map_or(0, |pg| pg.pool.get()));
         self.u32(pg.map_or(0, |pg| pg.number));
     }
 }
 
-/// Reads fields. `None`: the bytes end, or a value is out of range.
+/// Reads fields. `None`: there are not enough bytes, or a value is out of range.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
 }

@@ -1,24 +1,24 @@
-//! What a recovery decided, as the inline data of its entry: 24 bytes each.
+//! The decisions of a recovery, stored as inline data of its journal entry: 24 bytes each.
 
 use base::Lsn;
 
 use super::bytes::{Reader, Writer};
 
-/// One decision. It is final: every later recovery follows it without looking again.
+/// One decision. It is final: every later recovery follows it without checking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// The journal ended at `from` and continues at `to`; everything between is invalid.
     Cut {
-        /// Where it ended.
+        /// Where the journal ended.
         from: Lsn,
-        /// Where it continues, chained to the entry before `from`.
+        /// Where the journal continues, with the chain continued from the entry before `from`.
         to: Lsn,
     },
-    /// Acknowledged entries from `from` on are lost; the next whole one lies at `to`.
+    /// Acknowledged entries from `from` on are lost; the next intact one is at `to`.
     Hole {
-        /// Where the first lost entry lay.
+        /// Where the first lost entry was.
         from: Lsn,
-        /// The next entry; its chain cannot be compared.
+        /// The next entry; its chain checksum cannot be checked.
         to: Lsn,
     },
     /// The entry is dropped, as if it had never been written.
@@ -27,7 +27,7 @@ pub enum Decision {
     Damaged(Lsn),
 }
 
-/// Bytes of a decision.
+/// Size of an encoded decision, in bytes.
 pub const DECISION_SIZE: usize = 24;
 
 /// Encodes decisions.
@@ -47,7 +47,7 @@ pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
     to.bytes
 }
 
-/// Decodes decisions; `None`: the bytes are something else.
+/// Decodes decisions; `None` if the bytes are not decisions.
 pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
     let mut from = Reader::new(bytes);
     let mut decisions = Vec::new();

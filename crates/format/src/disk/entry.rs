@@ -9,7 +9,7 @@
 //!
 //! Invariants
 //!   1. `size` is whole sectors, and data starts at a sector.
-//!   2. The header is checked alone; data is checked by its own checksums.
+//!   2. The header is verified by its own checksum; data is verified by the checksums of its units.
 
 use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version, crc32c};
 
@@ -21,7 +21,7 @@ const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
 /// The three bitmaps of a repair.
 const BITMAPS_SIZE: usize = 3 * 32;
-/// Most checksums of an entry: those of the largest block.
+/// Most checksums of an entry: one for each unit of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
 /// Longest header with its checksums, before padding, in bytes.
 pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + BITMAPS_SIZE + 4 * CHECKSUM_COUNT_MAX;
@@ -29,36 +29,36 @@ pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + BITMAPS_SIZE + 4 * CHECKSU
 /// What an entry does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum EntryKind {
-    /// A range of a block; the data is inline.
+    /// Writes a range of a block; the data is inline.
     Write = 1,
-    /// A range of a block that replaces all of it; the data lies at `location`.
+    /// Writes a range of a block, and replaces the whole block; the data is at `location`.
     WriteLarge = 2,
-    /// A range of a block reads as zeros.
+    /// Makes a range of a block read as zeros.
     Zero = 3,
-    /// The block is deleted.
+    /// Deletes the block.
     Delete = 4,
-    /// A note; inline, padded with zeros to whole units; `length` is its true size.
+    /// Stores a note. Its bytes are inline, padded with zeros to whole units; `length` is its true size.
     Note = 5,
-    /// Tombstones of the PG up to `version` may go.
+    /// Allows tombstones of the PG up to `version` to be dropped.
     Floor = 6,
-    /// The PG is no longer suspect.
+    /// Records that the PG is no longer suspect.
     Absolve = 7,
     /// Changes nothing; records the durable lsn.
     Idle = 8,
     /// Changes nothing; fills the ring to its end. Only its first sector is written.
     Pad = 9,
-    /// What a recovery decided; inline like a note.
+    /// Records a recovery's decisions; inline, like a note.
     Recovery = 10,
     /// Replaces units of a block, whatever its version was; the data of the written ones is inline.
     Repair = 11,
-    /// Replaces a whole block, whatever its version was; the data lies at `location`, each unit at its
-    /// own offset.
+    /// Replaces a whole block, whatever its version was; the data is at `location`, each unit at its own
+    /// offset.
     RepairLarge = 12,
-    /// The block is deleted, whatever its version was.
+    /// Deletes the block, whatever its version was.
     RepairTombstone = 13,
-    /// The block is removed, without a tombstone.
+    /// Removes the block, without a tombstone.
     RepairGone = 14,
-    /// Damage may have cost the PG acknowledged writes.
+    /// Records that damage may have destroyed acknowledged writes of the PG.
     Suspect = 15,
 }
 
@@ -76,12 +76,12 @@ impl EntryKind {
         matches!(self, Write | Note | Recovery | Repair)
     }
 
-    /// Whether the data lies at `location`.
+    /// Whether the data is at `location`.
     pub const fn is_large(self) -> bool {
         matches!(self, EntryKind::WriteLarge | EntryKind::RepairLarge)
     }
 
-    /// Whether it is a change of a block with a version of its own in the order of its PG.
+    /// Whether this is a change of a block that has its own version in the order of the PG.
     pub const fn is_versioned(self) -> bool {
         use EntryKind::*;
         matches!(self, Write | WriteLarge | Zero | Delete)
@@ -101,15 +101,15 @@ impl EntryKind {
 /// The header of an entry. Fields that a kind does not use are zero or `None`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EntryHeader {
-    /// What it does.
+    /// What the entry does.
     pub kind: EntryKind,
-    /// Where it lies; the place in the ring is this modulo the ring's size.
+    /// Position of the entry in the journal; its place in the ring is this modulo the ring's size.
     pub lsn: Lsn,
-    /// Checksum of the entry before.
+    /// Checksum of the preceding entry.
     pub previous: Checksum,
     /// Entries before this lsn, and their data, were durable when this was written.
     pub durable: Lsn,
-    /// Bytes of the journal it takes, header and padding included.
+    /// Bytes of the journal that the entry takes, header and padding included.
     pub size: u32,
     /// The block.
     pub key: Option<BlockKey>,
@@ -123,26 +123,27 @@ pub struct EntryHeader {
     pub offset: u32,
     /// Length of the range, in bytes; for a note, its size.
     pub length: u32,
-    /// Where the block lies in the data area.
+    /// Where the block is in the data area.
     pub location: u32,
     /// In a repair: the units it covers.
     pub units: UnitSet,
-    /// In a repair: those of them that hold data. The others become zeros, unless they are damaged.
+    /// In a repair: the units in `units` that hold data. The other units become zeros, unless they are
+    /// damaged.
     pub written: UnitSet,
-    /// In a repair: those of them whose data is lost.
+    /// In a repair: the units in `units` whose data is lost.
     pub damaged: UnitSet,
-    /// One for each unit of data.
+    /// One checksum for each unit of data.
     pub checksums: Vec<Checksum>,
 }
 
-/// Why bytes are no entry.
+/// Why bytes are not a valid entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryDecodeError {
     /// There is no header here.
     NotEntry,
-    /// The header is longer than the bytes given; carries its size.
+    /// The header is longer than the given bytes. Contains the size of the header.
     NeedMore(usize),
-    /// There is a header with a wrong checksum, with impossible fields, or of another store.
+    /// There is a header, but its checksum or fields are wrong, or it belongs to another store.
     Damaged,
 }
 
@@ -152,20 +153,20 @@ impl EntryHeader {
         bytes.starts_with(&MAGIC.to_le_bytes())
     }
 
-    /// Size of the header with its checksums, padded to sectors, in bytes.
+    /// Returns the size of the header with its checksums, padded to sectors, in bytes.
     pub fn header_size(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
         assert!(checksum_count <= CHECKSUM_COUNT_MAX);
         ((kind.fixed_size() + 4 * checksum_count) as u32).next_multiple_of(sector_size)
     }
 
-    /// Whether the block lies at `location` after this entry.
+    /// Whether the block is at `location` after this entry.
     pub fn names_place(&self) -> bool {
         use EntryKind::*;
         matches!(self.kind, Write | WriteLarge | Repair | RepairLarge)
             && self.location != LOCATION_NONE
     }
 
-    /// The units of the block that its data is for, in order.
+    /// Returns the units of the block that the entry's data is for, in order.
     pub fn data_units(&self) -> impl Iterator<Item = u32> + '_ {
         let first = self.offset / UNIT_SIZE as u32;
         let range = match self.kind.has_bitmaps() {
@@ -175,8 +176,8 @@ impl EntryHeader {
         range.filter(|unit| !self.kind.has_bitmaps() || self.written.contains(*unit))
     }
 
-    /// Where each unit of the data lies behind its first byte, counted in units. Inline data has no
-    /// gaps; data in the block's place may have some.
+    /// Returns the position of each unit within the data, in units from its start. Inline data has no gaps;
+    /// data in the block's place may have gaps.
     pub fn data_positions(&self) -> impl Iterator<Item = u32> + '_ {
         let first = self.offset / UNIT_SIZE as u32;
         let is_in_place = self.kind.is_large();
@@ -184,19 +185,19 @@ impl EntryHeader {
         (0..).zip(self.data_units()).map(position)
     }
 
-    /// Bytes of inline data.
+    /// Returns the bytes of inline data.
     pub fn data_size(&self) -> u32 {
         if self.kind.is_inline() { (self.checksums.len() as u64 * UNIT_SIZE) as u32 } else { 0 }
     }
 
-    /// Bytes of the journal an entry takes: header, padding, data.
+    /// Returns the bytes of the journal that an entry takes: header, padding, data.
     pub fn size_of(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
         let data = if kind.is_inline() { checksum_count as u32 * UNIT_SIZE as u32 } else { 0 };
         EntryHeader::header_size(kind, checksum_count, sector_size) + data
     }
 
-    /// Appends the header to `bytes`, zeros behind it up to `padded_size`, and returns its
-    /// checksum. Requires: it fits.
+    /// Appends the header to `bytes`, followed by zeros up to `padded_size`, and returns its checksum.
+    /// Requires: the header fits.
     pub fn encode(&self, store_tag: u64, padded_size: usize, bytes: &mut Vec<u8>) -> Checksum {
         assert!(self.checksums.len() <= CHECKSUM_COUNT_MAX);
         assert!(self.kind.fixed_size() + 4 * self.checksums.len() <= padded_size);
@@ -236,7 +237,7 @@ impl EntryHeader {
         checksum
     }
 
-    /// The header at the front of `bytes`, and its checksum.
+    /// Decodes the header at the front of `bytes`. Returns the header and its checksum.
     pub fn decode(
         bytes: &[u8],
         store_tag: u64,
@@ -268,7 +269,7 @@ impl EntryHeader {
         Ok((header, checksum))
     }
 
-    /// Whether the fields are consistent, so that no caller has to check again.
+    /// Whether the fields are consistent. Callers need not check them again.
     fn is_sound(&self, sector_size: u32) -> bool {
         let count = self.checksums.len();
         let size_fits = match self.kind {

@@ -1,13 +1,13 @@
-//! Names of blocks and notes, and where a block lies.
+//! Keys of blocks and notes, and locations of blocks.
 
 use base::{ImageId, PgId, PoolId, StripeIndex};
 
 /// Location of a block that has no place in the data area.
 pub const LOCATION_NONE: u32 = u32::MAX;
-/// Locations count in steps of the smallest block, in bytes.
+/// A location is a number of steps of this size, in bytes: the size of the smallest block.
 pub const LOCATION_STEP: u64 = 16 << 10;
 
-/// Names a block; ordered so that a PG is one range at any power-of-two PG count.
+/// The key of a block. The order is such that a PG is one range of keys, at any power-of-two PG count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BlockKey {
     /// The pool.
@@ -20,19 +20,19 @@ pub struct BlockKey {
     pub stripe: StripeIndex,
 }
 
-/// Names a note: small durable facts of the layers above.
+/// The key of a note. Notes are small durable facts of the layers above.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum NoteKey {
     /// The newest entry of a PG and its activation record.
     Pg(PgId),
-    /// What an OSD keeps of the map.
+    /// The part of the map that an OSD stores.
     Cluster,
-    /// A difference in its copy of the cluster's state, by number: from 1 on.
+    /// A change in the OSD's copy of the cluster's state, by number, counted from 1.
     State(u32),
 }
 
 impl NoteKey {
-    /// As it stands in a journal entry and in a checkpoint: a PG, and a number where there is none.
+    /// Returns the key as it is stored in a journal entry and in a checkpoint: a PG, or else a number.
     pub fn parts(self) -> (Option<PgId>, u32) {
         match self {
             NoteKey::Pg(pg) => (Some(pg), 0),
@@ -41,7 +41,7 @@ impl NoteKey {
         }
     }
 
-    /// The key with these [`NoteKey::parts`].
+    /// Returns the key with these [`NoteKey::parts`].
     pub fn of_parts(pg: Option<PgId>, number: u32) -> NoteKey {
         match (pg, number) {
             (Some(pg), _) => NoteKey::Pg(pg),
@@ -50,7 +50,7 @@ impl NoteKey {
         }
     }
 
-    /// The PG that the note belongs to.
+    /// Returns the PG that the note belongs to.
     pub fn pg(self) -> Option<PgId> {
         self.parts().0
     }

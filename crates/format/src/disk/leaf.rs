@@ -5,12 +5,12 @@
 //!            and, with a location:  written, 1 bit a unit | damaged, 1 bit a unit | checksum, 4 a unit
 //! ```
 //!
-//! A leaf stays in memory as the bytes that lie on the disk, and its records are read in place: a
-//! checkpoint writes most records of a leaf again as they are.
+//! A leaf is kept in memory as the bytes that are on the disk, and its records are read in place: a
+//! checkpoint writes most records of a leaf again unchanged.
 //!
 //! Invariants
-//!   1. A [`LeafPage`] holds only whole records with fields in range, in key order.
-//!   2. Whatever names a leaf holds its checksum, so older content of the page never matches.
+//!   1. A [`LeafPage`] holds only complete records with fields in range, in key order.
+//!   2. Every reference to a leaf contains its checksum, so older content of the page never matches.
 
 use base::{BlockSize, Checksum, Version};
 
@@ -20,10 +20,10 @@ use super::page::{HEADER_SIZE, PAGE_SIZE, PageDecodeError, PageRef, header, open
 use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x464c_4a41;
-/// Bytes of records a leaf holds.
+/// Bytes of records that fit into a leaf.
 pub const LEAF_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE;
 const RECORD_FIXED_SIZE: usize = 36;
-/// Where the number of records stands in the page.
+/// Where the number of records is stored in the page.
 const COUNT_OFFSET: usize = HEADER_SIZE - 4;
 
 /// One block, to be put into a leaf.
@@ -39,25 +39,25 @@ pub struct LeafRecord {
     pub block_size: BlockSize,
     /// Whether it is deleted.
     pub tombstone: bool,
-    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    /// Location of the block's data; `LOCATION_NONE`: the block is all zeros.
     pub location: u32,
     /// Units that hold data. Empty without a location.
     pub written: UnitSet,
     /// Written units that lost their data.
     pub damaged: UnitSet,
-    /// One for each unit of the block; empty without a location. Those of units without data have no
+    /// One for each unit of the block; empty without a location. Checksums of units without data have no
     /// meaning.
     pub checksums: Vec<Checksum>,
 }
 
 impl LeafRecord {
-    /// Bytes it takes in a leaf.
+    /// Returns the bytes that the record takes in a leaf.
     pub fn size(&self) -> usize {
         record_size(self.block_size, self.location != LOCATION_NONE)
     }
 }
 
-/// Bytes a record takes in a leaf.
+/// Returns the bytes that a record takes in a leaf.
 pub const fn record_size(block_size: BlockSize, has_location: bool) -> usize {
     if !has_location {
         return RECORD_FIXED_SIZE;
@@ -73,14 +73,14 @@ const fn bitmap_size(units: usize) -> usize {
 /// A leaf: records in key order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeafPage {
-    /// The page as it lies on the disk.
+    /// The page as it is on the disk.
     bytes: Box<[u8]>,
     /// Where each record begins, and where the last one ends.
     starts: Vec<u16>,
 }
 
 impl LeafPage {
-    /// The leaf of the bytes.
+    /// Decodes a leaf, and verifies it against the reference to it.
     pub fn decode(
         bytes: &[u8],
         store_tag: u64,
@@ -97,12 +97,12 @@ impl LeafPage {
         }
     }
 
-    /// The page as it lies on the disk.
+    /// The page as it is on the disk.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Its records in key order.
+    /// Returns the records in key order.
     pub fn records(&self) -> impl DoubleEndedIterator<Item = StoredRecord<'_>> {
         self.starts.windows(2).map(|ends| self.record(ends[0], ends[1]))
     }
@@ -111,7 +111,7 @@ impl LeafPage {
         StoredRecord { bytes: &self.bytes[start as usize..end as usize] }
     }
 
-    /// The record of a block.
+    /// Returns the record of a block.
     pub fn find(&self, key: &BlockKey) -> Option<StoredRecord<'_>> {
         let behind = self.starts.len() - 1;
         let at = self.starts[..behind].partition_point(|start| {
@@ -123,7 +123,8 @@ impl LeafPage {
     }
 }
 
-/// Where the records in `from` begin, and where the last one ends; `None`: one of them is invalid.
+/// Returns where the records in `from` begin, and where the last one ends; `None` if one of them is
+/// invalid.
 fn find_records(from: &mut Reader) -> Option<Vec<u16>> {
     let count = from.u16()?;
     from.u16()?;
@@ -173,7 +174,7 @@ impl StoredRecord<'_> {
         version.expect("a leaf holds whole records")
     }
 
-    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    /// Location of the block's data; `LOCATION_NONE`: the block is all zeros.
     pub fn location(&self) -> u32 {
         self.u32_at(28)
     }
@@ -193,12 +194,13 @@ impl StoredRecord<'_> {
         self.bytes[35] == 1
     }
 
-    /// Bytes it takes in a leaf.
+    /// Returns the bytes that the record takes in a leaf.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// What the record says of a unit; `None`: it holds no data. Requires: it is in the block.
+    /// Returns the state of a unit; `None` if the unit holds no data. Requires: the unit is within the
+    /// block.
     pub fn unit(&self, unit: u32) -> Option<StoredUnit> {
         assert!(unit < self.block_size().unit_count());
         let units = self.block_size().unit_count() as usize;
@@ -254,11 +256,11 @@ fn unit_set(bitmap: &[u8]) -> UnitSet {
 pub enum StoredUnit {
     /// The checksum of its data.
     Whole(Checksum),
-    /// It lost its data.
+    /// The data is lost.
     Damaged,
 }
 
-/// Builds a leaf. Requires: records come in key order, and fit.
+/// Builds a leaf. Requires: records are added in key order, and fit.
 pub struct LeafWriter {
     page: u32,
     to: Writer,
@@ -266,7 +268,7 @@ pub struct LeafWriter {
 }
 
 impl LeafWriter {
-    /// A leaf of the checkpoint `sequence` without records.
+    /// Begins a leaf of the checkpoint `sequence`, without records.
     pub fn new(store_tag: u64, sequence: u64, page: u32) -> LeafWriter {
         let mut to = header(MAGIC, store_tag, sequence, page);
         to.u32(0);
@@ -274,19 +276,20 @@ impl LeafWriter {
         LeafWriter { page, to, starts: Vec::new() }
     }
 
-    /// Puts a record in as it lies in another leaf.
+    /// Adds an unchanged record of another leaf.
     pub fn keep(&mut self, record: StoredRecord<'_>) {
         self.starts.push(self.to.bytes.len() as u16);
         self.to.bytes.extend_from_slice(record.bytes);
     }
 
-    /// Puts a record in.
+    /// Adds a record.
     pub fn put(&mut self, record: &LeafRecord) {
         self.starts.push(self.to.bytes.len() as u16);
         encode_record(&mut self.to, record);
     }
 
-    /// The leaf, and what names it. Requires: it has records, and they fit.
+    /// Finishes the leaf. Returns the leaf and a reference to it. Requires: the leaf has records, and they
+    /// fit.
     pub fn finish(self) -> (LeafPage, PageRef) {
         let LeafWriter { page, mut to, mut starts } = self;
         assert!(!starts.is_empty());

@@ -1,5 +1,5 @@
 //! Pages of a checkpoint: leaves with the records of blocks, streams (directory, PGs, notes, pending
-//! discards), and the root that names them all.
+//! discards), and the root that refers to all of them.
 //!
 //! ```text
 //!   root ──▶ directory stream ──▶ leaf, leaf, leaf ...     leaves in key order, each a key range
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants
-//!   1. Whatever names a page holds its checksum, so older content of the page never matches.
+//!   1. Every reference to a page contains its checksum, so older content of the page never matches.
 //!   2. Pages are never changed in place; the two root slots are written in turn.
 
 use std::ops::Range;
@@ -20,20 +20,20 @@ use super::key::{BlockKey, NoteKey};
 
 /// Size of a page in bytes.
 pub const PAGE_SIZE: usize = 4096;
-/// Names no page.
+/// Stands for no page.
 pub const PAGE_NONE: u32 = u32::MAX;
 
 const STREAM_MAGIC: u32 = 0x5453_4a41;
 const ROOT_MAGIC: u32 = 0x5452_4a41;
 pub(super) const HEADER_SIZE: usize = 32;
-/// Bytes of a stream a page holds.
+/// Bytes of a stream that fit into a page.
 pub const STREAM_PAGE_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE - 4;
 
-/// Why bytes are not the page they should be.
+/// The bytes are not the expected page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageDecodeError;
 
-/// Where a page lies and what it must be.
+/// A reference to a page: where it is, and how to verify it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageRef {
     /// Number of the page in the checkpoint area.
@@ -55,7 +55,7 @@ pub(super) fn header(magic: u32, store_tag: u64, sequence: u64, page: u32) -> Wr
     to
 }
 
-/// Fills the page and puts its checksum in.
+/// Pads the page to its full size and sets its checksum.
 pub(super) fn seal(mut to: Writer) -> (Vec<u8>, Checksum) {
     to.bytes.resize(PAGE_SIZE, 0);
     let checksum = crc32c(&to.bytes[8..]);
@@ -63,7 +63,7 @@ pub(super) fn seal(mut to: Writer) -> (Vec<u8>, Checksum) {
     (to.bytes, checksum)
 }
 
-/// Checks the page and returns its sequence and a reader behind its header.
+/// Verifies the page. Returns its sequence number and a reader positioned after its header.
 pub(super) fn open(
     bytes: &[u8],
     magic: u32,
@@ -83,11 +83,11 @@ pub(super) fn open(
 /// Where a stream begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamRef {
-    /// Its first page; `PAGE_NONE` if it is empty.
+    /// First page of the stream; `PAGE_NONE` if the stream is empty.
     pub page: u32,
     /// Checksum of that page.
     pub checksum: Checksum,
-    /// Its bytes.
+    /// Size of the stream in bytes.
     pub size: u64,
 }
 
@@ -95,18 +95,18 @@ impl StreamRef {
     /// A stream without bytes.
     pub const EMPTY: StreamRef = StreamRef { page: PAGE_NONE, checksum: Checksum::new(0), size: 0 };
 
-    /// Pages it takes.
+    /// Returns the number of pages that the stream takes.
     pub const fn page_count(&self) -> u64 {
         self.size.div_ceil(STREAM_PAGE_CAPACITY as u64)
     }
 }
 
-/// A page of a stream. `next.size` are the bytes behind this page.
+/// A page of a stream. `next.size` is the number of bytes in the pages after it.
 pub struct StreamPage;
 
 impl StreamPage {
-    /// Cuts a stream into pages with these numbers: their bytes, and where it begins.
-    /// Requires: one number for each page.
+    /// Divides a stream into pages with these numbers. Returns the bytes of the pages and where the stream
+    /// begins. Requires: one number for each page.
     pub fn encode_all(
         stream: &[u8],
         pages: &[u32],
@@ -117,7 +117,7 @@ impl StreamPage {
         assert!(pages.len() == stream.len().div_ceil(capacity));
         let mut next = StreamRef::EMPTY;
         let mut images = Vec::with_capacity(pages.len());
-        // From the end, since each page carries the checksum of the next.
+        // From the end, because each page contains the checksum of the next.
         for (chunk, page) in stream.chunks(capacity).zip(pages).rev() {
             let (bytes, at) = StreamPage::encode(chunk, *page, next, store_tag, sequence);
             images.push(bytes);
@@ -127,8 +127,8 @@ impl StreamPage {
         (images, next)
     }
 
-    /// One page, in front of `next`: its bytes, and where the stream begins that begins with it.
-    /// Requires: the page is full, or `next` is empty.
+    /// Encodes one page, in front of `next`. Returns its bytes, and a reference to the stream that begins
+    /// with this page. Requires: the page is full, or `next` is empty.
     pub fn encode(
         chunk: &[u8],
         page: u32,
@@ -145,7 +145,8 @@ impl StreamPage {
         (bytes, StreamRef { page, checksum, size: next.size + chunk.len() as u64 })
     }
 
-    /// Appends the bytes of the page that `from` names and returns where the rest begins.
+    /// Appends the content of the first page of `from` to `stream`, and returns where the rest of the
+    /// stream begins.
     pub fn decode(
         bytes: &[u8],
         store_tag: u64,
@@ -166,18 +167,18 @@ impl StreamPage {
     }
 }
 
-/// The root of a checkpoint: the state that all entries before `replay` left.
+/// The root of a checkpoint: the state after all entries before `replay`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Root {
-    /// Number of the checkpoint. Its parity is the slot of the root.
+    /// Number of the checkpoint. Its parity selects the slot of the root.
     pub sequence: u64,
-    /// The journal is replayed from here.
+    /// The lsn from which the journal is replayed.
     pub replay: Lsn,
-    /// Checksum of the entry before that.
+    /// Checksum of the last entry before `replay`.
     pub previous: Checksum,
-    /// First keys and places of the leaves.
+    /// First keys of the leaves, and references to them.
     pub directory: StreamRef,
-    /// What is known of each PG.
+    /// The records of the PGs.
     pub pgs: StreamRef,
     /// The notes.
     pub notes: StreamRef,
@@ -186,7 +187,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// The bytes of the root.
+    /// Encodes the root.
     pub fn encode(&self, store_tag: u64) -> Vec<u8> {
         let mut to = header(ROOT_MAGIC, store_tag, self.sequence, 0);
         to.u32(self.previous.get());
@@ -199,7 +200,7 @@ impl Root {
         seal(to).0
     }
 
-    /// The root of the bytes.
+    /// Decodes a root.
     pub fn decode(bytes: &[u8], store_tag: u64) -> Result<Root, PageDecodeError> {
         if bytes.len() != PAGE_SIZE {
             return Err(PageDecodeError);
@@ -223,10 +224,10 @@ impl Root {
     }
 }
 
-/// Bytes of a leaf in the directory.
+/// Size of a leaf's entry in the directory, in bytes.
 pub const DIRECTORY_ENTRY_SIZE: usize = 28;
 
-/// The directory as a stream, or neighbouring leaves of it.
+/// Encodes the directory as a stream, or a part of it with adjacent leaves.
 pub fn encode_directory<'a>(leaves: impl Iterator<Item = (&'a BlockKey, &'a PageRef)>) -> Vec<u8> {
     let mut to = Writer::default();
     for (first, leaf) in leaves {
@@ -238,7 +239,7 @@ pub fn encode_directory<'a>(leaves: impl Iterator<Item = (&'a BlockKey, &'a Page
     to.bytes
 }
 
-/// The directory of a stream: the first key of each leaf, in order.
+/// Decodes a directory: the first key of each leaf and a reference to it, in order.
 pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageDecodeError> {
     let mut from = Reader::new(stream);
     let mut leaves: Vec<(BlockKey, PageRef)> = Vec::new();
@@ -257,7 +258,7 @@ pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageD
     Ok(leaves)
 }
 
-/// What a store knows of one PG.
+/// What a store knows about one PG.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PgRecord {
     /// The highest version of a write, zero or delete that was accepted.
@@ -266,15 +267,15 @@ pub struct PgRecord {
     pub held: Version,
     /// The lowest version of the epoch of `last` that a recovery dropped.
     pub hole: Option<Version>,
-    /// Tombstones up to this version are gone.
+    /// Tombstones up to this version have been dropped.
     pub floor: Version,
-    /// Where in the journal the PG was absolved.
+    /// The lsn at which the PG was absolved.
     pub absolved: Option<Lsn>,
-    /// A start recorded here that damage may have cost this PG acknowledged writes.
+    /// The lsn at which a start recorded that damage may have destroyed acknowledged writes of this PG.
     pub suspect: Option<Lsn>,
 }
 
-/// The PG table as a stream.
+/// Encodes the PG table as a stream.
 pub fn encode_pgs<'a>(pgs: impl Iterator<Item = (&'a PgId, &'a PgRecord)>) -> Vec<u8> {
     let mut to = Writer::default();
     for (pg, record) in pgs {
@@ -291,7 +292,7 @@ pub fn encode_pgs<'a>(pgs: impl Iterator<Item = (&'a PgId, &'a PgRecord)>) -> Ve
     to.bytes
 }
 
-/// The PG table of a stream.
+/// Decodes the PG table from a stream.
 pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeError> {
     let mut from = Reader::new(stream);
     let mut pgs = Vec::new();
@@ -312,7 +313,7 @@ pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeErro
     Ok(pgs)
 }
 
-/// The notes as a stream.
+/// Encodes the notes as a stream.
 pub fn encode_notes<'a>(notes: impl Iterator<Item = (&'a NoteKey, &'a [u8])>) -> Vec<u8> {
     let mut to = Writer::default();
     for (key, note) in notes {
@@ -325,7 +326,7 @@ pub fn encode_notes<'a>(notes: impl Iterator<Item = (&'a NoteKey, &'a [u8])>) ->
     to.bytes
 }
 
-/// The notes of a stream.
+/// Decodes the notes from a stream.
 pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecodeError> {
     let mut from = Reader::new(stream);
     let mut notes = Vec::new();
@@ -340,7 +341,7 @@ pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecode
     Ok(notes)
 }
 
-/// Ranges of segments as a stream.
+/// Encodes ranges of segments as a stream.
 pub fn encode_ranges(ranges: &[Range<u32>]) -> Vec<u8> {
     let mut to = Writer::default();
     for range in ranges {
@@ -350,7 +351,7 @@ pub fn encode_ranges(ranges: &[Range<u32>]) -> Vec<u8> {
     to.bytes
 }
 
-/// The ranges of a stream: in order, none empty, and with gaps between them.
+/// Decodes ranges from a stream. They must be in order, not empty, and with gaps between them.
 pub fn decode_ranges(stream: &[u8]) -> Result<Vec<Range<u32>>, PageDecodeError> {
     let mut from = Reader::new(stream);
     let mut ranges: Vec<Range<u32>> = Vec::new();

@@ -1,5 +1,5 @@
-//! The superblock: the identity of a store, and where its areas lie. There are two copies: the newer
-//! valid one counts, and they are never written at the same time.
+//! The superblock: the identity of a store, and where its areas are. There are two copies. The newer valid
+//! copy is used, and both are never written at the same time.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use base::{ClusterId, Lsn, OsdId, crc32c};
 
 use super::bytes::{Reader, Writer};
 
-/// Where the two copies lie on the device, in bytes.
+/// Where the two copies are on the device, in bytes.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Size of a copy in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
@@ -15,10 +15,10 @@ pub const SUPERBLOCK_SIZE: usize = 4096;
 pub const FORMAT_VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
-/// The checksum covers everything behind itself.
+/// Where the checksum ends. It covers everything after it.
 const CHECKSUM_END: usize = 12;
 
-/// One store, drawn at random when it is made; printed as 32 hexadecimal digits.
+/// The id of a store, chosen at random when the store is created; printed as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreId(u128);
 
@@ -35,7 +35,7 @@ impl StoreId {
 }
 
 impl StoreId {
-    /// The part of the identity that journal entries and checkpoint pages carry.
+    /// Returns the tag that journal entries and checkpoint pages carry to identify the store.
     pub const fn tag(self) -> u64 {
         (self.0 ^ (self.0 >> 64)) as u64
     }
@@ -53,12 +53,12 @@ impl fmt::Debug for StoreId {
     }
 }
 
-/// When a write is durable. Frozen when the store is made.
+/// When a write is durable. Fixed when the store is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommitMode {
     /// Writes are made durable by a flush of the device's cache, which covers a group of them.
     Fsync,
-    /// Each write is durable by itself (RWF_DSYNC).
+    /// Each write is durable when it ends (RWF_DSYNC).
     Immediate,
 }
 
@@ -74,29 +74,29 @@ impl fmt::Display for CommitMode {
 /// A range of the device in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Area {
-    /// From.
+    /// Where the area begins.
     pub offset: u64,
-    /// How much.
+    /// Size of the area.
     pub size: u64,
 }
 
 impl Area {
-    /// Where it ends.
+    /// Returns where the area ends.
     pub const fn end(self) -> u64 {
         self.offset + self.size
     }
 }
 
-/// What is frozen with a store, and whether it is suspect.
+/// What is fixed when a store is created, and whether the store is suspect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Superblock {
-    /// Grows with each writing of a copy.
+    /// Increases with each write of a copy.
     pub sequence: u64,
-    /// The store.
+    /// The id of the store.
     pub store: StoreId,
-    /// Its cluster.
+    /// The cluster that the store belongs to.
     pub cluster: ClusterId,
-    /// The OSD it belongs to.
+    /// The OSD that the store belongs to.
     pub osd: OsdId,
     /// The device's logical block in bytes: 512 or 4096.
     pub sector_size: u32,
@@ -110,27 +110,27 @@ pub struct Superblock {
     pub checkpoints: Area,
     /// Blocks.
     pub data: Area,
-    /// Where the journal ended when damage was found. PGs absolved behind it are not suspect.
+    /// Where the journal ended when damage was found. PGs absolved after this lsn are not suspect.
     pub suspect: Option<Lsn>,
 }
 
 /// Why bytes are not a usable superblock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SuperblockError {
-    /// No store was made here.
+    /// There is no store here.
     NotOurs,
     /// A superblock whose checksum or fields are wrong.
     Damaged,
-    /// Written by a newer program; carries its format version.
+    /// Written by a newer program. Contains its format version.
     Newer(u32),
-    /// Written by a program from before the first release; carries its format version.
+    /// Written by a program from before the first release. Contains its format version.
     Older(u32),
-    /// It uses something that this program does not support; says what.
+    /// The store uses something that this program does not support. Says what.
     Unsupported(&'static str),
 }
 
 impl Superblock {
-    /// The bytes of a copy.
+    /// Encodes a copy.
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
         to.u32(FORMAT_VERSION);
@@ -164,7 +164,7 @@ impl Superblock {
         bytes
     }
 
-    /// The superblock of the bytes of a copy.
+    /// Decodes a copy.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         if bytes.len() < SUPERBLOCK_SIZE || bytes[..MAGIC.len()] != MAGIC {
             return Err(SuperblockError::NotOurs);
@@ -205,7 +205,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Whether the areas follow one another within the store.
+    /// Whether the areas are in order, do not overlap, and lie within the store.
     fn is_sound(&self) -> bool {
         let areas = [self.journal, self.checkpoints, self.data];
         let aligned = areas.iter().all(|area| {

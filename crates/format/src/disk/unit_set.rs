@@ -1,4 +1,4 @@
-//! Sets of units: which units of a block are written, damaged, or meant.
+//! Sets of units: which units of a block are written, damaged, or covered.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ impl UnitSet {
     /// No unit.
     pub const EMPTY: UnitSet = UnitSet([0; 4]);
 
-    /// The first `count` units. Requires: at most 256.
+    /// Returns the set of the first `count` units. Requires: at most 256.
     pub fn first(count: u32) -> UnitSet {
         let mut set = UnitSet::EMPTY;
         for unit in 0..count {
@@ -21,66 +21,68 @@ impl UnitSet {
         set
     }
 
-    /// The units whose bits are set.
+    /// Returns the set of the units whose bits are set.
     pub const fn from_words(words: [u64; 4]) -> UnitSet {
         UnitSet(words)
     }
 
-    /// Whether the unit is in it.
+    /// Whether the unit is in the set.
     pub fn contains(&self, unit: u32) -> bool {
         self.0[unit as usize / 64] & (1 << (unit % 64)) != 0
     }
 
-    /// Puts the unit in.
+    /// Adds the unit.
     pub fn insert(&mut self, unit: u32) {
         self.0[unit as usize / 64] |= 1 << (unit % 64);
     }
 
-    /// Takes the unit out.
+    /// Removes the unit.
     pub fn remove(&mut self, unit: u32) {
         self.0[unit as usize / 64] &= !(1 << (unit % 64));
     }
 
-    /// Whether it holds no unit.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; 4]
     }
 
-    /// How many units it holds.
+    /// Returns the number of units in the set.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Its units in order.
+    /// Returns the units in order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         (0..256).filter(|unit| self.contains(*unit))
     }
 
-    /// All its words.
+    /// Returns all words of the set.
     pub const fn all_words(&self) -> &[u64; 4] {
         &self.0
     }
 
-    /// The units in these words; those that are missing hold none. Requires: at most 4 words.
+    /// Returns the set of the units in these words; missing words count as zeros. Requires: at most 4
+    /// words.
     pub fn from_slice(words: &[u64]) -> UnitSet {
         let mut all = [0; 4];
         all[..words.len()].copy_from_slice(words);
         UnitSet(all)
     }
 
-    /// Whether all its units are in the other.
+    /// Whether all units are also in `other`.
     pub fn is_within(&self, other: &UnitSet) -> bool {
         self.0.iter().zip(&other.0).all(|(mine, other)| mine & !other == 0)
     }
 
-    /// Those of its units that are in the other too.
+    /// Returns the units that are in both sets.
     pub fn within(&self, other: &UnitSet) -> UnitSet {
         let mut both = self.0;
         both.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= other);
         UnitSet(both)
     }
 
-    /// Offset and length from its first to behind its last unit, in bytes; zeros if it is empty.
+    /// Returns offset and length, in bytes, of the range from the first unit to the last; zeros if the set
+    /// is empty.
     pub fn span(&self) -> (u32, u32) {
         let Some(first) = self.iter().next() else { return (0, 0) };
         let last = (first..256).rev().find(|unit| self.contains(*unit)).unwrap_or(first);
@@ -88,7 +90,7 @@ impl UnitSet {
         (first * unit, (last + 1 - first) * unit)
     }
 
-    /// As words for a block of `unit_count` units.
+    /// Returns the words needed for a block of `unit_count` units.
     pub fn words(&self, unit_count: u32) -> Vec<u64> {
         self.0[..(unit_count as usize).div_ceil(64)].to_vec()
     }

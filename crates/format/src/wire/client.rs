@@ -4,26 +4,26 @@ use base::{Buffer, Checksum, Epoch, ImageId, MapRevision, PgId, SessionId, Strip
 
 use super::pg_entry::PgEntry;
 
-/// Most layers a read names.
+/// Most layers in a read.
 pub const CHAIN_LENGTH_MAX: usize = 32;
 
-/// What a client asks of the primary of a PG. All of it concerns one stripe or one PG.
+/// A request of a client to the primary of a PG. It concerns one stripe or one PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// The sender's session. `SessionId::ZERO` only for operations that need none (the monitor's tasks).
     pub session: SessionId,
-    /// Names the reply. It grows with each request that a session sends, over all its connections, also
-    /// when a request is sent again. A request whose sequence is not above the highest seen is ignored:
-    /// it came late, over a connection that the sender has left. Without a session the sequence grows on
-    /// each connection.
+    /// Copied into the reply, to match it to this request. Increases with each request that a session
+    /// sends, over all its connections, even when a request is sent again. An OSD ignores a request whose
+    /// sequence is not above the highest seen: it arrived late, over a connection that the sender no longer
+    /// uses. Without a session, the sequence increases per connection.
     pub sequence: u64,
-    /// The PG it is for.
+    /// The PG that the request is for.
     pub pg: PgId,
     /// The epoch of the PG that the sender knows.
     pub epoch: Epoch,
     /// The revision of the pool's map that the sender knows.
     pub revision: MapRevision,
-    /// What to do.
+    /// The operation.
     pub op: Op,
 }
 
@@ -32,7 +32,7 @@ pub struct Request {
 pub struct Place {
     /// The layer written, or the newest layer read.
     pub image: ImageId,
-    /// Seed of the stripe's hash: the id of the image the chain began with.
+    /// Seed of the stripe's hash: the id of the image with which the chain of layers began.
     pub seed: ImageId,
     /// Which block of the image.
     pub stripe: StripeIndex,
@@ -43,50 +43,51 @@ pub struct Place {
 pub enum Op {
     /// Read a range.
     Read {
-        /// Where.
+        /// The stripe.
         place: Place,
-        /// From, in bytes within the stripe.
+        /// Where the range begins in the stripe, in bytes.
         offset: u32,
-        /// How much, in bytes.
+        /// Length of the range, in bytes.
         length: u32,
-        /// Older layers to look into where newer ones have nothing, newest first.
+        /// Older layers to read where newer ones hold nothing, newest first.
         parents: Vec<ImageId>,
     },
     /// Write a range.
     Write {
-        /// Where.
+        /// The stripe.
         place: Place,
-        /// From, in bytes within the stripe.
+        /// Where the range begins in the stripe, in bytes.
         offset: u32,
         /// One for each 4 KiB of data.
         checksums: Vec<Checksum>,
-        /// The data; as many bytes as are written.
+        /// The data.
         data: Buffer,
-        /// Only if the block's version is this (compare-and-set); `ZERO`: only if never written.
+        /// Write only if the block has this version (compare-and-set); `ZERO`: only if the block was never
+        /// written.
         expected: Option<Version>,
-        /// It may be answered before it is durable. The sender holds the image's lock, keeps the data,
-        /// and replays it until a `Sync` covers it.
+        /// Whether the write may be answered before it is durable. The sender must hold the image's lock,
+        /// keep the data until a `Sync` covers it, and replay it if needed.
         lazy: bool,
     },
     /// Make a range read as zeros and give its space back (discard and write-zeroes).
     Zero {
-        /// Where.
+        /// The stripe.
         place: Place,
-        /// From, in bytes within the stripe.
+        /// Where the range begins in the stripe, in bytes.
         offset: u32,
-        /// How much, in bytes.
+        /// Length of the range, in bytes.
         length: u32,
         /// As in a write.
         lazy: bool,
     },
-    /// Which 4 KiB units of the stripe are written.
+    /// Report which 4 KiB units of the stripe are written.
     Extents {
-        /// Where.
+        /// The stripe.
         place: Place,
         /// Older layers, newest first.
         parents: Vec<ImageId>,
     },
-    /// Make durable everything that was acknowledged in the PG.
+    /// Make everything durable that was acknowledged in the PG.
     Sync,
     /// Delete an image's blocks in the PG from stripe `from` on; answered in portions.
     DeleteRange {
@@ -97,18 +98,18 @@ pub enum Op {
     },
 }
 
-/// An OSD's answer.
+/// An OSD's reply to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
-    /// As asked.
+    /// Copied from the request.
     pub session: SessionId,
-    /// As asked.
+    /// Copied from the request.
     pub sequence: u64,
-    /// The answer.
+    /// The result, or why the request was refused.
     pub outcome: Result<Outcome, Refusal>,
 }
 
-/// What was done.
+/// The result of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// A read.
@@ -117,18 +118,18 @@ pub enum Outcome {
         version: Version,
         /// One for each 4 KiB of data. Empty: the whole range reads as zeros, and no data is sent.
         checksums: Vec<Checksum>,
-        /// The range's bytes, or nothing where all of it is zeros.
+        /// The bytes of the range; empty if the whole range is zeros.
         data: Buffer,
     },
     /// A write or zero.
     Written {
-        /// The version it got; the block's, if there was nothing to zero.
+        /// The version of the write; the block's version, if there was nothing to zero.
         version: Version,
-        /// Whether it is durable on all members. Only a lazy write may be not: a later `Sync` makes it
-        /// durable.
+        /// Whether the write is durable on all members. Only a lazy write may not be durable yet; a later
+        /// `Sync` makes it durable.
         durable: bool,
     },
-    /// The stripe's allocation: bit `i` of word `i / 64` is set where unit `i` is written.
+    /// The stripe's allocation: bit `i` of word `i / 64` is set if unit `i` is written.
     Extents {
         /// One bit for each unit of the block.
         bitmap: Vec<u64>,
@@ -144,11 +145,11 @@ pub enum Outcome {
     },
 }
 
-/// Why a request was refused. It had no effect, unless a variant says otherwise.
+/// Why a request was refused. The request had no effect, unless a variant says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The sender acts on another epoch, or this OSD is not the primary. The refuser's entry,
-    /// if it has one; the sender takes it only if its epoch is higher.
+    /// The sender uses another epoch, or this OSD is not the primary. Contains this OSD's entry, if it has
+    /// one; the sender adopts the entry only if its epoch is higher.
     Stale(Option<PgEntry>),
     /// The session is fenced: it never becomes valid again.
     Fenced,
@@ -167,17 +168,17 @@ pub enum Refusal {
     },
     /// The PG waits for members, or for the operator.
     Incomplete {
-        /// For whom or what, for people.
+        /// What the PG waits for, for the operator.
         why: String,
     },
-    /// A queue is full, or the request waited too long for the map, its PG or room; retry later. A zero
-    /// or a deletion may have happened, if the PG's lease ran out before the answer.
+    /// A queue is full, or the request waited too long for the map, its PG or room; retry later. A zero or
+    /// a deletion may have been executed, if the PG's lease ran out before the answer.
     Busy,
-    /// The request breaks a rule: a bug of its sender.
+    /// The request breaks a rule, which is a bug in its sender.
     Invalid {
-        /// Which rule.
+        /// The rule that was broken.
         why: String,
     },
-    /// The data does not match its checksums: it was damaged on the way.
+    /// The data does not match its checksums: it was damaged in transit.
     Corrupted,
 }

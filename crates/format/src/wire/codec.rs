@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Invariants
-//!   1. A message has exactly one encoding: what decodes, encodes to the same bytes.
+//!   1. A message has exactly one encoding: bytes that can be decoded are encoded to the same bytes again.
 //!   2. `decode` allocates only what lengths checked against the limits allow.
 
 use base::{Buffer, BufferPool, Epoch, MapRevision, SessionId, StripeIndex, UNIT_SIZE, crc32c};
@@ -37,7 +37,7 @@ const KIND_CONTROL: u16 = 3;
 const KIND_PEER: u16 = 4;
 const KIND_LEASE: u16 = 5;
 
-/// The lengths a frame's header announces, checked against the limits.
+/// A decoded frame header, whose lengths have been checked against the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
     /// Kind of the message.
@@ -50,11 +50,11 @@ pub struct FrameHeader {
     pub body_checksum: u32,
 }
 
-/// The header and body of a message, appended to `bytes`; the payload, if any, follows on the
-/// wire as it is. Allocates only where `bytes` must grow.
+/// Appends the header and body of a message to `bytes`, and returns its payload, if any, which follows on
+/// the wire unchanged. Allocates only if `bytes` must grow.
 ///
-/// Requires: lengths within the limits of this module, one checksum for each 4 KiB of data, and the
-/// rules that [`super::Content`] and [`super::PeerMessage`] state.
+/// Requires: lengths within the limits of this module, one checksum for each 4 KiB of data, and the rules
+/// of [`super::Content`] and [`super::PeerMessage`].
 pub fn encode(message: &Message, bytes: &mut Vec<u8>) -> Option<Buffer> {
     let start = bytes.len();
     bytes.extend_from_slice(&[0; FRAME_HEADER_SIZE]);
@@ -132,10 +132,10 @@ pub fn decode_header(bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, Dec
     Ok(header)
 }
 
-/// The message of a header, body and payload. The payload is not checked here: who uses data
-/// compares its checksums.
+/// Decodes a message from header, body and payload. The payload is not verified here: the user of the data
+/// must verify its checksums.
 ///
-/// Requires: body and payload have the header's lengths (`None` for no payload).
+/// Requires: body and payload have the lengths in the header (`None` for no payload).
 pub fn decode(
     header: &FrameHeader,
     body: &[u8],
@@ -178,7 +178,7 @@ const OP_SYNC: u8 = 5;
 const OP_DELETE_RANGE: u8 = 6;
 /// Flag of a write: an expected version follows.
 const WRITE_COMPARES: u8 = 1;
-/// Flag of a write or zero: it may be answered before it is durable.
+/// Flag of a write or zero: the request may be answered before it is durable.
 const WRITE_LAZY: u8 = 2;
 
 fn request_data(request: &Request) -> Option<Buffer> {

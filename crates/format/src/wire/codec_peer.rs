@@ -1,9 +1,9 @@
-//! Bodies of peer and lease messages to bytes and back. `docs/internals/wire.md` has the tables.
+//! Encodes and decodes the bodies of peer and lease messages. `docs/internals/wire.md` has the tables.
 //!
 //! Invariants
 //!   1. A message has exactly one encoding.
-//!   2. A content that was decoded is sound: its bitmaps fit its block size, what is written is among
-//!      its units, and there is one checksum and 4 KiB of data for each written unit.
+//!   2. A decoded content is consistent: its bitmaps fit its block size, written units are among its units,
+//!      and there is one checksum and 4 KiB of data for each written unit.
 
 use base::{BlockSize, Buffer, Epoch, MapRevision, PoolId, StripeIndex, UNIT_SIZE};
 
@@ -49,7 +49,7 @@ const LEASE_RENEW: u8 = 1;
 const LEASE_GRANTED: u8 = 2;
 const LEASE_SURRENDER: u8 = 3;
 
-/// Bytes of one element of each list.
+/// Sizes of the elements of lists, in bytes.
 const KEY_SIZE: usize = 12;
 const LISTED_SIZE: usize = KEY_SIZE + 12 + 1;
 const ACTIVATION_SIZE: usize = 4 + 12;
@@ -58,7 +58,7 @@ const LOST_SIZE: usize = 8 + 4;
 
 // ---- members of a PG ------------------------------------------------------------------------
 
-/// The data that follows a message's body.
+/// Returns the payload that follows a message's body.
 pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
     match &message.body {
         PeerBody::Fetched { content, .. } | PeerBody::Repair { content, .. } => match content {
@@ -252,7 +252,7 @@ fn decode_write(
     Ok(PeerBody::Write { version, mark, key, block_size, lazy, change })
 }
 
-/// A range of whole units, not empty, within a block of this size.
+/// Checks that a range consists of whole units, is not empty, and is within a block of this size.
 fn check_range_in(block_size: BlockSize, offset: u32, length: usize) -> Result<(), DecodeError> {
     check_range(offset, length as u32)?;
     match offset as usize + length <= block_size.bytes() as usize {

@@ -2,8 +2,8 @@
 //! value out of range is an error, never a panic: the bytes come from a peer.
 //!
 //! Invariants
-//!   1. A list is read only after its count was compared with its limit and with the bytes that are
-//!      left: no count makes a reader allocate more than a small multiple of the body.
+//!   1. A list is read only after its count was checked against its limit and against the remaining bytes.
+//!      So no count makes a reader allocate more than a small multiple of the body.
 
 use base::{
     BlockSize, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Position,
@@ -14,11 +14,11 @@ use super::client::{CHAIN_LENGTH_MAX, Place};
 use super::decode_error::{DecodeError, wrong};
 use super::pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};
 
-/// Stands where no position is named.
+/// Stands for no position.
 const NO_POSITION: u8 = u8::MAX;
-/// Most words of a unit bitmap: those of the largest block.
+/// Most words of a unit bitmap: the words for the largest block.
 const BITMAP_WORDS_MAX: usize = BlockSize::MAX.unit_count() as usize / 64;
-/// Longest text for people in a message, in bytes; what is longer is cut.
+/// Longest text for the operator in a message, in bytes. Longer text is truncated.
 const TEXT_SIZE_MAX: usize = 4096;
 
 pub(super) fn put_u16(bytes: &mut Vec<u8>, value: u16) {
@@ -57,7 +57,7 @@ pub(super) fn put_chain(bytes: &mut Vec<u8>, parents: &[ImageId]) {
     }
 }
 
-/// Their count is not written: it follows from the payload's length.
+/// Appends checksums. Their count is not encoded, because it follows from the payload's length.
 pub(super) fn put_checksums(bytes: &mut Vec<u8>, checksums: &[Checksum]) {
     for checksum in checksums {
         put_u32(bytes, checksum.get());
@@ -72,7 +72,7 @@ pub(super) fn put_bitmap(bytes: &mut Vec<u8>, words: &[u64]) {
     }
 }
 
-/// Of a list whose limit does not fit a byte. Requires: `count` within the limit.
+/// Appends the count of a list whose limit does not fit into a byte. Requires: `count` is within the limit.
 pub(super) fn put_count(bytes: &mut Vec<u8>, count: usize, max: usize) {
     assert!(count <= max);
     put_u32(bytes, count as u32);
@@ -110,7 +110,7 @@ fn position(number: u8) -> Result<Position, DecodeError> {
     }
 }
 
-/// A range within a stripe: whole units, not empty, not beyond the largest block.
+/// Checks a range within a stripe: whole units, not empty, not beyond the largest block.
 pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
     let unit = UNIT_SIZE as u32;
     let end = u64::from(offset) + u64::from(length);
@@ -123,7 +123,7 @@ pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// The rest of a body that is being decoded.
+/// The remaining bytes of a body that is being decoded.
 pub(super) struct Reader<'a> {
     pub bytes: &'a [u8],
 }
@@ -200,7 +200,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// The count of a list whose elements have `size` bytes each.
+    /// Reads the count of a list whose elements have `size` bytes each.
     pub fn list(&mut self, max: usize, size: usize, of: &str) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         if count > max {

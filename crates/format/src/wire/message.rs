@@ -1,4 +1,4 @@
-//! All messages, and the limits of their lengths.
+//! All messages, and limits for their lengths.
 
 use super::client::{Reply, Request};
 use super::peer::{LeaseMessage, PeerMessage};
@@ -17,14 +17,14 @@ pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u16> = 1..=1;
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// A client asks an OSD.
+    /// A client's request to an OSD.
     Request(Request),
-    /// An OSD answers.
+    /// An OSD's reply to a client.
     Reply(Reply),
     /// JSON text to or from a monitor; see `cluster::message`.
     Control(String),
-    /// Members of a PG talk.
+    /// A message between members of a PG.
     Peer(Box<PeerMessage>),
-    /// Two OSDs talk about their lease.
+    /// A message between two OSDs about their lease.
     Lease(Box<LeaseMessage>),
 }

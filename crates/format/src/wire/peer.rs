@@ -2,8 +2,9 @@
 //! `docs/internals/pg.md`.
 //!
 //! Invariants
-//!   1. On one connection messages stay in order; the primary opens it, answers come back on it.
-//!   2. Every message names its PG and epoch; one of another epoch has no effect on the PG.
+//!   1. Messages on one connection stay in order. The primary opens the connection, and answers come back
+//!      on the same one.
+//!   2. Every message contains its PG and epoch. A message of another epoch has no effect on the PG.
 //!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
 
 use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, UNIT_SIZE, Version};
@@ -11,19 +12,21 @@ use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, UNIT_S
 use super::pg_entry::PgEntry;
 use crate::disk::{BlockKey, UnitSet};
 
-/// Most blocks of one [`PeerBody::Listed`].
+/// Most blocks in one [`PeerBody::Listed`].
 pub const LIST_COUNT_MAX: usize = 1024;
-/// Most activations of a history.
+/// Most activations in a history.
 pub const HISTORY_COUNT_MAX: usize = 64;
-/// Most keys of [`Filling::whole`].
+/// Most keys in [`Filling::whole`].
 pub const WHOLE_COUNT_MAX: usize = 1024;
 
-/// Most pools of [`LeaseMessage::Renew`].
+/// Most pools in [`LeaseMessage::Renew`].
 pub const REVISION_COUNT_MAX: usize = 256;
-/// Most PGs of [`LeaseMessage::Granted`]: all of the largest pool. A giver with more to tell grants nothing.
+/// Most PGs in [`LeaseMessage::Granted`]: all PGs of the largest pool. A giver that would have to list more
+/// grants no lease.
 pub const LOST_COUNT_MAX: usize = 1 << 16;
 
-/// One message between members of a PG. Keys in it are of the PG's pool: on the wire they have none.
+/// One message between members of a PG. Its keys belong to the PG's pool, so they are encoded without a
+/// pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerMessage {
     /// The PG.
@@ -34,88 +37,89 @@ pub struct PeerMessage {
     pub body: PeerBody,
 }
 
-/// Contents of messages between members. `call` names the answer; the sender chooses it.
+/// Contents of messages between members. The sender of a request chooses `call`, which is copied into the
+/// answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerBody {
-    /// Primary: report your state for this epoch. The map with the epoch has at least this revision.
+    /// Primary: report your state for this epoch. The epoch is in the map from this revision on.
     Query {
-        /// Of the pool's map.
+        /// Revision of the pool's map.
         revision: MapRevision,
     },
     /// Member: its state.
     State(MemberState),
     /// Primary: which blocks do you hold with versions above this?
     List {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         call: u32,
-        /// Zero: all.
+        /// Only blocks with newer versions than this. Zero: all blocks.
         newer_than: Version,
-        /// Only blocks behind this one.
+        /// Only blocks after this key.
         after: Option<BlockKey>,
     },
     /// Member: a page of blocks in key order, tombstones included.
     Listed {
-        /// As asked.
+        /// Copied from the request.
         call: u32,
         /// At most [`LIST_COUNT_MAX`].
         blocks: Vec<ListedBlock>,
-        /// No block follows.
+        /// Whether these are the last blocks.
         is_last: bool,
     },
     /// Primary: give me this block.
     Fetch {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         call: u32,
-        /// Which.
+        /// The key of the block.
         key: BlockKey,
-        /// Only these units, at most 4 words; empty: all.
+        /// Only these units, as at most 4 words; empty: all units.
         units: Vec<u64>,
     },
     /// Member: the block.
     Fetched {
-        /// As asked.
+        /// Copied from the request.
         call: u32,
-        /// What it holds.
+        /// What the block holds.
         content: Content,
     },
-    /// Primary: replace the block by this; durable when answered.
+    /// Primary: replace the block's content. Durable when answered.
     Repair {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         call: u32,
-        /// Which.
+        /// The key of the block.
         key: BlockKey,
-        /// The content it is to have.
+        /// The new content of the block.
         content: Content,
     },
     /// Member: the repair is durable.
     Repaired {
-        /// As asked.
+        /// Copied from the request.
         call: u32,
     },
-    /// Primary, in pools of pieces: too few members have some writes from this version on, and these
-    /// are taken back. Report nothing from it on; durable when answered by [`PeerBody::Noted`].
+    /// Primary, in pools of pieces: too few members have some of the writes from this version on, so these
+    /// writes are undone. Report no version from this one on. Durable when answered by [`PeerBody::Noted`].
     Drop {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         call: u32,
-        /// The first version that is taken back.
+        /// The first version that is undone.
         version: Version,
     },
-    /// Primary: activate in this epoch; durable when answered.
+    /// Primary: activate in this epoch. Durable when answered.
     Activate {
         /// The version adopted.
         adopted: Version,
-        /// Tombstones up to it may go.
+        /// Tombstones up to this version may be dropped.
         floor: Version,
         /// Activations since the floor, this one included; oldest first.
         history: Vec<Activation>,
         /// For a learner: where its backfill begins.
         filling: Option<Filling>,
     },
-    /// Member: it is durable.
+    /// Member: the activation is durable.
     Activated,
     /// Primary: a write, in version order.
     Write {
-        /// Its version: one more than that of the write before.
+        /// Version of the write: one more than that of the preceding write.
         version: Version,
         /// All writes up to this version have ended on all acting members.
         mark: Version,
@@ -123,9 +127,9 @@ pub enum PeerBody {
         key: BlockKey,
         /// The pool's block size.
         block_size: BlockSize,
-        /// It may be answered before it is durable; never a deletion.
+        /// Whether the write may be answered before it is durable. Never set for a deletion.
         lazy: bool,
-        /// What to do.
+        /// What the write does to the block.
         change: Change,
     },
     /// Primary, to an acting member: the mark has risen, and no write follows that would carry it.
@@ -133,64 +137,64 @@ pub enum PeerBody {
         /// As in [`PeerBody::Write`].
         mark: Version,
     },
-    /// Member: it has the write with this version.
+    /// Member: the write with this version is done here.
     Written {
-        /// As asked.
+        /// Copied from the request.
         version: Version,
-        /// Whether it is durable. Only a lazy one may be not.
+        /// Whether the write is durable. Only a lazy write may not be durable yet.
         durable: bool,
     },
-    /// Primary: make durable all writes that came before.
+    /// Primary: make all earlier writes durable.
     Sync {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         call: u32,
     },
-    /// Member: they are durable.
+    /// Member: all writes before the `Sync` are durable.
     Synced {
-        /// As asked.
+        /// Copied from the request.
         call: u32,
     },
     /// Primary, to a learner: all repairs before this message are done; record your progress.
     Progress {
-        /// Names the answer.
+        /// Copied into the answer, to match it to this request.
         call: u32,
-        /// `None`: nothing is lacking any more, up to `complete`.
+        /// The progress; `None`: nothing is missing any more, up to `complete`.
         filling: Option<Filling>,
         /// The mark, for a record without a filling.
         complete: Version,
-        /// Tombstones up to it may go.
+        /// Tombstones up to this version may be dropped.
         floor: Version,
     },
-    /// Member: it is durable.
+    /// Member: what the primary requested is durable.
     Noted {
-        /// As asked.
+        /// Copied from the request.
         call: u32,
     },
-    /// Member: it cannot continue in this epoch (its store has no room, or failed); for people.
+    /// Member: this member cannot continue in this epoch, because its store has no room or failed.
     Failed {
-        /// Why.
+        /// The reason, for the operator.
         why: String,
     },
-    /// Either: this epoch is over; the newer entry.
+    /// Either side: this epoch is over. Contains the newer entry.
     Stale(PgEntry),
 }
 
 /// The state of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberState {
-    /// Epoch of its record; zero: it has none.
+    /// Epoch of the member's activation record; zero: it has no record.
     pub record_epoch: Epoch,
-    /// Up to this version it has everything.
+    /// The member has everything up to this version.
     pub complete: Version,
-    /// The highest version of any block it ever held of the PG.
+    /// The highest version of any block of the PG that the member ever held.
     pub held: Version,
-    /// Tombstones up to it are gone.
+    /// Tombstones up to this version have been dropped.
     pub floor: Version,
-    /// Its recovery found damage that may have cost acknowledged writes.
+    /// Whether recovery found damage that may have destroyed acknowledged writes.
     pub is_suspect: bool,
-    /// Its record's history.
+    /// The history in the member's record.
     pub history: Vec<Activation>,
-    /// Of a filling that has not ended.
+    /// The progress of a backfill that has not ended.
     pub filling: Option<Filling>,
 }
 
@@ -199,72 +203,72 @@ pub struct MemberState {
 pub struct Activation {
     /// The epoch that began.
     pub epoch: Epoch,
-    /// The version adopted; what members of epochs before hold beyond it was never adopted.
+    /// The version adopted. Newer versions that members of earlier epochs hold were never adopted.
     pub adopted: Version,
 }
 
 /// The progress of a learner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Filling {
-    /// Blocks behind `cursor` are complete up to here.
+    /// Blocks after `cursor` are complete up to this version.
     pub complete: Version,
-    /// Blocks up to this key were filled and are complete up to `since`; `None`: none yet.
+    /// Blocks up to this key were copied and are complete up to `since`; `None`: no block was copied yet.
     pub cursor: Option<BlockKey>,
     /// See `cursor`.
     pub since: Version,
-    /// Blocks that are to be copied whole, or removed: they hold what was never adopted. At most
-    /// [`WHOLE_COUNT_MAX`].
+    /// Blocks to be copied as a whole, or removed, because they hold writes that were never adopted. At
+    /// most [`WHOLE_COUNT_MAX`].
     pub whole: Vec<BlockKey>,
-    /// Blocks are compared by a full listing: versions alone do not show what is missing.
+    /// Whether blocks are compared by a full listing, because versions alone do not show what is missing.
     pub listing: bool,
 }
 
 /// A block in a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListedBlock {
-    /// Which.
+    /// The key of the block.
     pub key: BlockKey,
     /// Its version.
     pub version: Version,
-    /// It is deleted.
+    /// Whether the block is deleted.
     pub is_tombstone: bool,
 }
 
-/// The content of a block, or of some of its units: as it is, or as it is to be.
+/// The content of a block, or of some of its units: the current content, or in a repair the new one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// There is nothing, not even a tombstone.
+    /// The block does not exist, not even as a tombstone.
     Gone,
-    /// It is deleted.
+    /// The block is deleted.
     Tombstone {
-        /// By this version.
+        /// The version of the deletion.
         version: Version,
     },
-    /// Units of a block, as [`Content::check`] demands.
+    /// Units of a block. The rules are in [`Content::check`].
     Block {
         /// The block's version.
         version: Version,
         /// Its size.
         block_size: BlockSize,
-        /// The units that this covers; in a repair the others stay as they are.
+        /// The units that this content covers. In a repair the other units stay as they are.
         units: Vec<u64>,
-        /// Those of them that hold data; the others read as zeros, if they are not damaged.
+        /// The units in `units` that hold data. The others read as zeros, unless they are damaged.
         written: Vec<u64>,
-        /// Those of them whose data is lost: the receiver must not keep older data there. In
-        /// neither case are they in `written`.
+        /// The units in `units` whose data is lost: the receiver must not keep older data there. They are
+        /// never in `written`.
         damaged: Vec<u64>,
         /// One for each written unit, in order.
         checksums: Vec<Checksum>,
-        /// The written units, one after another; `None`: none.
+        /// The written units, one after another; `None`: no unit is written.
         data: Option<Buffer>,
     },
 }
 
 impl Content {
-    /// Whether it is consistent: bitmaps have as many words as the block size needs and no bit beyond
-    /// it, written and damaged units are among its units and none is both, and there is one checksum and
-    /// 4 KiB of data for each written one. The error says what is wrong. The codec checks what comes from
-    /// a peer. The data is not compared with the checksums here.
+    /// Checks that the content is consistent: bitmaps have as many words as the block size needs and no bit
+    /// beyond it, written and damaged units are in `units` and no unit is both, and there is one checksum
+    /// and 4 KiB of data for each written unit. The error says what is wrong. The codec calls this for
+    /// content from a peer. The data is not verified against the checksums here.
     pub fn check(&self) -> Result<(), &'static str> {
         let Content::Block { block_size, units, written, damaged, checksums, data, .. } = self
         else {
@@ -298,9 +302,9 @@ impl Content {
 /// What a write does to its block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// Put data.
+    /// Write data.
     Write {
-        /// From, in bytes within the block.
+        /// Where the range begins in the block, in bytes.
         offset: u32,
         /// One for each 4 KiB.
         checksums: Vec<Checksum>,
@@ -309,47 +313,47 @@ pub enum Change {
     },
     /// Make a range read as zeros.
     Zero {
-        /// From, in bytes within the block.
+        /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// In bytes.
+        /// Length of the range, in bytes.
         length: u32,
     },
     /// Delete the block.
     Delete,
 }
 
-/// Leases between two OSDs, on a connection of their own that the holder opens.
+/// Messages about leases between two OSDs, on a separate connection that the holder opens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseMessage {
-    /// The holder asks for a new lease.
+    /// The holder requests a new lease.
     Renew {
-        /// Names the answer; grows with each request.
+        /// Copied into the answer, to match it to this request; increases with each request.
         stamp: u64,
         /// Revisions of the map that the holder acts on.
         revisions: Vec<(PoolId, MapRevision)>,
-        /// Bytes of new data that it began to write, or gives back unused: since it first asked, in
-        /// this run of both, never more than the giver's limit.
+        /// Bytes of new data that the holder began to write, or gives back unused. Counted since its first
+        /// request in the current run of both OSDs; never more than the giver's limit.
         begun_bytes: u64,
-        /// Of what it began: bytes that the giver may not have stored yet.
+        /// The part of `begun_bytes` that the giver may not have stored yet.
         owed_bytes: u64,
     },
-    /// The giver grants the lease. For the holder it runs from the time it sent `Renew`.
+    /// The giver grants the lease. For the holder, the lease runs from the time it sent `Renew`.
     Granted {
-        /// As asked.
+        /// Copied from the request.
         stamp: u64,
-        /// For how long, in milliseconds on the holder's clock; the giver alone knows how long it
-        /// will count, whatever settings the holder has seen.
+        /// How long the lease is valid, in milliseconds on the holder's clock. Set by the giver, because
+        /// only the giver knows how long it will honour the lease; the holder may have seen other settings.
         valid_ms: u32,
-        /// PGs for which the lease does not hold: the giver knows a newer epoch of them.
+        /// PGs for which the lease is not valid, because the giver knows a newer epoch of them.
         lost: Vec<(PgId, Epoch)>,
-        /// The giver's store refuses new data.
+        /// Whether the giver's store refuses new data.
         is_full: bool,
         /// The giver keeps space free for new data up to this limit, counted like `begun_bytes` of
         /// `Renew`; the limit only grows.
         limit_bytes: u64,
-        /// What is unused beyond so many bytes the holder is to give back.
+        /// The holder should give back unused space beyond this many bytes.
         share_bytes: u64,
     },
-    /// The holder stops for good: it uses its lease no more.
+    /// The holder stops for good, and no longer uses its lease.
     Surrender,
 }

@@ -1,13 +1,13 @@
-//! The entry of a PG: its members, the positions they hold, and which of them leads.
+//! The entry of a PG: its members, their positions, and which of them is the primary.
 //!
-//! Invariant: an entry that was decoded passes [`PgEntry::check`].
+//! Invariant: every decoded entry passes [`PgEntry::check`].
 
 use base::{Epoch, Incarnation, MapRevision, OsdId, PgId, Position};
 
-/// The newest entry of a PG: it remembers and locks the acting set.
+/// The newest entry of a PG: it records and fixes the acting set.
 ///
-/// The acting set has fixed slots, its *positions*, as many as the pool wants. Each has a member or
-/// is empty, and a change of one does not move the others.
+/// The acting set has fixed slots, its *positions*, as many as the pool wants. Each position has a member
+/// or is empty, and a change of one position does not move the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "UncheckedEntry"))]
@@ -18,11 +18,11 @@ pub struct PgEntry {
     pub epoch: Epoch,
     /// The revision of the pool's map that brought this entry.
     pub revision: MapRevision,
-    /// The position whose member serves it. `None`: no member is up.
+    /// The position of the primary. `None`: no member is up.
     pub primary: Option<Position>,
     /// The members that hold every acknowledged write, each with its incarnation.
     pub positions: Vec<Option<Member>>,
-    /// Members being filled, each for a position.
+    /// Learners, each for a position.
     pub learners: Vec<Learner>,
 }
 
@@ -30,8 +30,8 @@ pub struct PgEntry {
 pub const MEMBERS_MAX: usize = 32;
 
 impl PgEntry {
-    /// The entry of a PG that nobody has served yet: a position for each of these, of which the
-    /// first leads.
+    /// Returns the entry of a PG that was never served: one position for each of these members. The first
+    /// member is the primary.
     pub fn new(pg: PgId, acting: impl IntoIterator<Item = Member>) -> PgEntry {
         let positions: Vec<Option<Member>> = acting.into_iter().map(Some).collect();
         PgEntry {
@@ -44,7 +44,7 @@ impl PgEntry {
         }
     }
 
-    /// The same with learners, each for a further position, which is empty.
+    /// Returns the same entry with learners added, each for a further, empty position.
     pub fn with_learners(mut self, learners: impl IntoIterator<Item = Member>) -> PgEntry {
         for member in learners {
             let position = Position::new(self.positions.len() as u8).expect("few positions");
@@ -54,74 +54,75 @@ impl PgEntry {
         self
     }
 
-    /// The same, led by this OSD, if it is an acting member; else by nobody.
+    /// Returns the same entry with this OSD as primary; without a primary if the OSD is not an acting
+    /// member.
     pub fn led_by(self, osd: OsdId) -> PgEntry {
         PgEntry { primary: self.position_of(osd), ..self }
     }
 
-    /// The acting members, by position.
+    /// Returns the acting members, in the order of positions.
     pub fn acting(&self) -> impl Iterator<Item = &Member> + Clone {
         self.positions.iter().flatten()
     }
 
-    /// Number of acting members.
+    /// Returns the number of acting members.
     pub fn acting_count(&self) -> usize {
         self.acting().count()
     }
 
-    /// Positions that have a member, and the member.
+    /// Returns the positions that have a member, each with its member.
     pub fn filled(&self) -> impl Iterator<Item = (Position, &Member)> + Clone {
         let all = Position::all().zip(&self.positions);
         all.filter_map(|(position, member)| Some((position, member.as_ref()?)))
     }
 
-    /// Members being filled.
+    /// Returns the learners.
     pub fn learning(&self) -> impl Iterator<Item = &Member> + Clone {
         self.learners.iter().map(|learner| &learner.member)
     }
 
-    /// All members, acting ones first.
+    /// Returns all members, acting members first.
     pub fn members(&self) -> impl Iterator<Item = &Member> + Clone {
         self.acting().chain(self.learning())
     }
 
-    /// The member at a position; `None`: it is empty.
+    /// Returns the member at a position; `None` if the position is empty.
     pub fn member_at(&self, position: Position) -> Option<Member> {
         self.positions.get(position.index()).copied().flatten()
     }
 
-    /// The acting member that this OSD is.
+    /// Returns this OSD as an acting member; `None` if it is not one.
     pub fn acting_member(&self, osd: OsdId) -> Option<Member> {
         self.acting().find(|member| member.osd == osd).copied()
     }
 
-    /// The learner that this OSD is.
+    /// Returns this OSD as a learner; `None` if it is not one.
     pub fn learner(&self, osd: OsdId) -> Option<Learner> {
         self.learners.iter().find(|learner| learner.member.osd == osd).copied()
     }
 
-    /// The position at which this OSD is an acting member.
+    /// Returns the position at which this OSD is an acting member.
     pub fn position_of(&self, osd: OsdId) -> Option<Position> {
         self.filled().find(|(_, member)| member.osd == osd).map(|(position, _)| position)
     }
 
-    /// The member that serves it.
+    /// Returns the primary.
     pub fn primary_member(&self) -> Option<Member> {
         self.member_at(self.primary?)
     }
 
-    /// The OSD that serves it.
+    /// Returns the OSD of the primary.
     pub fn primary_osd(&self) -> Option<OsdId> {
         self.primary_member().map(|member| member.osd)
     }
 
-    /// Whether both name the same primary, acting members and learners.
+    /// Whether both entries have the same primary, acting members and learners.
     pub fn has_same_members(&self, other: &PgEntry) -> bool {
         (self.primary, &self.positions, &self.learners)
             == (other.primary, &other.positions, &other.learners)
     }
 
-    /// The error says which rule the entry breaks, for people.
+    /// Checks the entry. The error tells the operator which rule the entry breaks.
     pub fn check(&self) -> Result<(), String> {
         let count = self.members().count();
         if self.positions.len() > usize::from(Position::COUNT_MAX) {
@@ -154,7 +155,7 @@ impl PgEntry {
     }
 }
 
-/// An entry as it was read; not checked yet.
+/// An entry as it was read, not yet checked.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 struct UncheckedEntry {
@@ -184,18 +185,19 @@ impl TryFrom<UncheckedEntry> for PgEntry {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Member {
-    /// Which OSD.
+    /// The OSD.
     pub osd: OsdId,
-    /// In which run of its process.
+    /// The incarnation of the OSD.
     pub incarnation: Incarnation,
 }
 
-/// A member that is being filled, and what for.
+/// A learner, and the position it will take.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Learner {
-    /// Who.
+    /// The member.
     pub member: Member,
-    /// The position it takes once it holds everything; that may have a member until then.
+    /// The position that the learner takes once it holds everything. The position may have another member
+    /// until then.
     pub position: Position,
 }
