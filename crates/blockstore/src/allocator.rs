@@ -489,7 +489,7 @@ mod tests {
         let mut allocator = Allocator::new(4 * MIB, true);
         assert!(!allocator.can_allocate(SMALL));
         assert_eq!(allocator.allocate(SMALL), None);
-        // A block that the index names has its space.
+        // A block in the index has its space.
         assert!(allocator.take(64, SMALL));
         let next = |allocator: &Allocator, size| allocator.to_reserve(size, 2 * MIB);
         assert_eq!(next(&allocator, LARGE), Some(0..64), "the next one is in use");

@@ -106,7 +106,7 @@ pub struct DataArea {
     /// The part of `freed_bytes` that can be reused right after a checkpoint. Index 0 counts what comes
     /// back without space and must be reserved again.
     returning_bytes: BySize<u64>,
-    /// The bytes of all blocks freed since the start.
+    /// Bytes of all blocks freed since the start.
     freed_bytes_ever: u64,
     discards: Discards,
     /// Block sizes of the pools that use this store.
@@ -176,7 +176,7 @@ impl DataArea {
         self.unplaced = SizeSet::default();
     }
 
-    /// The bytes of all blocks freed since the start.
+    /// Returns the bytes of all blocks freed since the start.
     pub fn freed_bytes_ever(&self) -> u64 {
         self.freed_bytes_ever
     }

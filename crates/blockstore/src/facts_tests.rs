@@ -1,5 +1,5 @@
-//! What a store states of a PG after each row of the recovery table that may lose something without
-//! making it suspect: what is lost is a tail, or it is stated.
+//! What a store reports about a PG after each row of the recovery table that may lose writes without making
+//! the store suspect: either a tail is lost, or the loss is reported.
 
 use base::{BlockSize, Epoch, Lsn, UNIT_SIZE, Version};
 
@@ -10,7 +10,7 @@ fn version(epoch: u32, counter: u64) -> Version {
     Version { epoch: Epoch::new(epoch), counter }
 }
 
-/// A write with a version of our choice.
+/// Writes with a version that the test chooses.
 fn write(bench: &mut Bench, number: u32, units: u32, version: Version) {
     let mut request = bench.write_of(number, BlockSize::DEFAULT, 0, units, number as u64);
     if let Request::Write { version: of_request, .. } = &mut request {
@@ -24,9 +24,9 @@ fn place_of(bench: &Bench, number: u32) -> u64 {
     parts.place(parts.blocks.get(&key(number)).expect("it is written").location)
 }
 
-/// Versions (1, 1) to (1, 4): one small and recorded as durable, a whole block, two small ones.
-/// The places of the whole block's data and of the entry behind it. An entry of a later turn would
-/// record that all this is durable.
+/// Writes versions (1, 1) to (1, 4): a small one that is recorded as durable, a whole block, two small
+/// ones. Returns also the place of the whole block's data and the lsn of the entry after it. All are of one
+/// turn, because an entry of a later turn would record that they are durable.
 fn four_writes_of_one_turn() -> (Bench, u64, Lsn) {
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));
@@ -51,7 +51,7 @@ fn open(disk: MemoryDisk) -> Bench {
     bench
 }
 
-/// States the same over checkpoints and further starts.
+/// Checks that the store reports the same after further starts and checkpoints.
 fn states(mut bench: Bench, last: Version, hole: Option<Version>) -> Bench {
     for _ in 0..2 {
         let facts = bench.store.facts(PG);
@@ -137,7 +137,7 @@ fn row_h_a_dropped_entry_is_stated_until_a_write_of_a_higher_epoch() {
     let bench = open(disk);
     assert!(bench.rows().contains('H'), "{}", bench.rows());
     let mut bench = states(bench, version(1, 4), Some(version(1, 2)));
-    // Not by one of the same epoch, nor by a repair.
+    // Neither a write of the same epoch nor a repair ends the hole.
     write(&mut bench, 9, 1, version(1, 5));
     let repair = bench.content(version(2, 6), &[0], &[0], 5);
     bench.repair(8, repair);
@@ -195,7 +195,7 @@ fn row_o_a_dropped_entry_is_stated_again_although_its_data_is_whole_again() {
 
 #[test]
 fn a_drop_is_stated_only_for_the_epoch_of_the_last_write() {
-    // Dropped in epoch 1; epoch 2 went on.
+    // A version of epoch 1 is dropped; epoch 2 followed.
     let (mut bench, place, _) = four_writes_of_one_turn();
     write(&mut bench, 5, 1, version(2, 5));
     bench.run();
@@ -204,7 +204,7 @@ fn a_drop_is_stated_only_for_the_epoch_of_the_last_write() {
     let bench = open(disk);
     assert!(bench.rows().contains('H'), "{}", bench.rows());
     states(bench, version(2, 5), None);
-    // Dropped in epoch 2, of which nothing else came: all of epoch 1 is here.
+    // A version of epoch 2 is dropped, and no other write of epoch 2 exists: all of epoch 1 is present.
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));
     bench.idle();
@@ -241,7 +241,7 @@ fn a_floor_may_be_above_a_hole() {
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));
     bench.idle();
-    // A whole block of another PG, whose data the disk does not get to.
+    // A whole block of another PG, whose data the disk has not written yet.
     let mut slow = bench.write_of(8, BlockSize::DEFAULT, 0, 32, 8);
     if let Request::Write { pg, .. } = &mut slow {
         pg.number += 1;
@@ -267,7 +267,7 @@ fn a_floor_may_be_above_a_hole() {
     let floor = bench.ask(Request::SetFloor { pg: PG, floor: version(1, 2) });
     go(&mut bench);
     assert!(bench.is_durable(floor));
-    // The disk lied about the block's data, and only about that.
+    // The disk lost the block's data although it confirmed the flush, and lost nothing else.
     let mut disk = bench.off();
     disk.flip(place + 5);
     let bench = open(disk);

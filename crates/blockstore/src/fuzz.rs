@@ -1,4 +1,4 @@
-//! Random requests, crashes at any effect, and a model that knows what must be there.
+//! Random requests, crashes at any effect, and a model that knows which content must survive.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ type Content = BTreeMap<u32, u64>;
 
 #[derive(Default)]
 struct Model {
-    /// What survived the last crash, and its version.
+    /// The blocks that survived the last crash, with their versions.
     base: BTreeMap<u32, (Version, Content)>,
     steps: BTreeMap<u32, Vec<Step>>,
 }
@@ -48,7 +48,7 @@ impl Model {
         content
     }
 
-    /// Compares the store with the model and takes over what survived.
+    /// Compares the store with the model, and updates the model with what survived.
     fn check(&mut self, bench: &mut Bench, blocks: u32, acknowledged: &[RequestId]) {
         for number in 0..blocks {
             let version = bench.store.version_of(&key(number));

@@ -1,4 +1,4 @@
-//! A disk in memory that loses and tears what was not flushed, and a store on it, for tests.
+//! For tests: a disk in memory that loses and tears writes that were not flushed, and a store on this disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub const SIZE: u64 = 128 * MIB;
 const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
 
-/// A small deterministic source of numbers.
+/// A small deterministic random number generator.
 pub struct Random(u64);
 
 impl Random {
@@ -60,7 +60,7 @@ impl Bytes {
             let (page, within) = (place / PAGE, (place % PAGE) as usize);
             let count = (PAGE as usize - within).min(from.len() - at);
             let piece = &from[at..at + count];
-            // Zeros take no memory where nothing was.
+            // Zeros take no memory where nothing was written before.
             if self.0.contains_key(&page) || piece.iter().any(|byte| *byte != 0) {
                 let bytes = self.0.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
                 bytes[within..within + count].copy_from_slice(piece);
@@ -70,7 +70,7 @@ impl Bytes {
     }
 }
 
-/// An operation that was asked and has not ended.
+/// An operation in flight.
 pub enum Op {
     Read(u64, base::BufferMut),
     Write(u64, Vec<u8>, bool),
@@ -79,7 +79,7 @@ pub enum Op {
     Discard(u64, u64),
 }
 
-/// A file system with little space under a sparse file.
+/// A file system with little space, which holds the store as a sparse file.
 #[derive(Clone)]
 pub struct Host {
     pub free_bytes: u64,
@@ -88,12 +88,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// One whose file has space in front of the data area only.
+    /// Creates a file system whose file has space only for the part before the data area.
     pub fn new(data_offset: u64, free_bytes: u64) -> Host {
         Host { free_bytes, held: (0..data_offset / PAGE).collect() }
     }
 
-    /// Gets space for a range, as far as there is any. False: not for all of it.
+    /// Allocates space for a range, as far as there is any. Returns whether there was enough.
     fn take(&mut self, offset: u64, length: u64) -> bool {
         for page in offset / PAGE..(offset + length).div_ceil(PAGE) {
             if self.held.contains(&page) {
@@ -115,31 +115,31 @@ impl Host {
     }
 }
 
-/// The disk. A write is visible once done and safe once flushed.
+/// The disk. A write is visible once it is done, and safe once it is flushed.
 #[derive(Default)]
 pub struct MemoryDisk {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     pub visible: Bytes,
     pub safe: Bytes,
-    /// Done, not flushed.
+    /// Writes that are done but not flushed.
     unsafe_writes: Vec<(u64, Vec<u8>)>,
     pub ops: BTreeMap<DiskOp, Op>,
     pub write_bytes: u64,
     pub write_count: u64,
-    /// The next so many writes find no space.
+    /// So many of the next writes fail for lack of space.
     pub no_space: u32,
-    /// What is below, if it is a file.
+    /// The file system below, if the disk is a file.
     pub host: Option<Host>,
-    /// The next write or flush fails.
+    /// Whether the next write or flush fails.
     pub fails: bool,
-    /// Reads of this range fail, until it is written.
+    /// Reads of this range fail until it is written.
     pub unreadable: Option<(u64, u64)>,
-    /// The next so many reads fail.
+    /// So many of the next reads fail.
     pub read_errors: u32,
     pub read_count: u64,
     pub flush_count: u64,
-    /// Ranges that were discarded: from where, how much.
+    /// Ranges that were discarded: (offset, length).
     pub discarded: Vec<(u64, u64)>,
 }
 
@@ -160,12 +160,12 @@ impl MemoryDisk {
         assert!(self.ops.insert(op, asked).is_none());
     }
 
-    /// The first write that is outstanding at such an offset.
+    /// Returns the first outstanding write whose offset matches.
     pub fn find_write(&self, is_it: impl Fn(u64) -> bool) -> Option<usize> {
         self.ops.values().position(|op| matches!(op, Op::Write(offset, ..) if is_it(*offset)))
     }
 
-    /// Power is lost, and with it everything that was not flushed.
+    /// Loses power, and with it everything that was not flushed.
     pub fn lose_all(&mut self) {
         self.ops.clear();
         self.unsafe_writes.clear();
@@ -234,7 +234,7 @@ impl MemoryDisk {
                 if let Some(host) = &mut self.host {
                     host.give(offset, length);
                 }
-                // What a discarded range reads as is not promised.
+                // The content of a discarded range is not specified.
                 self.visible.write(offset, &vec![0xdd; length as usize]);
                 self.safe.write(offset, &vec![0xdd; length as usize]);
             }
@@ -246,7 +246,7 @@ impl MemoryDisk {
         self.host.as_mut().is_none_or(|host| host.take(offset, length))
     }
 
-    /// Power is lost: of what was not flushed, each sector may be there or not.
+    /// Loses power. Each sector that was not flushed is either written or not.
     pub fn crash(&mut self, random: &mut Random) {
         let mut unsafe_writes = std::mem::take(&mut self.unsafe_writes);
         for (_, op) in std::mem::take(&mut self.ops) {
@@ -265,7 +265,7 @@ impl MemoryDisk {
         self.visible = self.safe.clone();
     }
 
-    /// Changes bytes where they lie.
+    /// Overwrites bytes on the disk.
     pub fn overwrite(&mut self, offset: u64, bytes: &[u8]) {
         self.visible.write(offset, bytes);
         self.safe.write(offset, bytes);
@@ -291,7 +291,7 @@ pub struct Bench {
     pub stopped: Option<String>,
     request_last: u64,
     pub counter: u64,
-    /// Of the versions given.
+    /// The epoch of the versions that the bench assigns.
     pub epoch: Epoch,
     effects: Vec<Effect>,
 }
@@ -327,7 +327,7 @@ pub fn key(number: u32) -> BlockKey {
     BlockKey { pool: PoolId::FIRST, hash, image: ImageId::FIRST, stripe }
 }
 
-/// The content of a unit as a write with this tag makes it.
+/// Returns the content of a unit written with this tag.
 pub fn unit(tag: u64) -> Vec<u8> {
     (0..UNIT_SIZE / 8)
         .flat_map(|word| (tag.wrapping_mul(31).wrapping_add(word)).to_le_bytes())
@@ -347,7 +347,7 @@ impl Bench {
         bench
     }
 
-    /// Begins to open a store, and lets so many operations end.
+    /// Begins to open a store, and ends `steps` operations.
     pub fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
         let pool = BufferPool::default();
         let mut effects = Vec::new();
@@ -401,7 +401,7 @@ impl Bench {
         self.take_effects();
     }
 
-    /// Ends one operation, chosen by chance. False: none is outstanding.
+    /// Ends one operation, chosen at random. Returns false if none is outstanding.
     pub fn step(&mut self) -> bool {
         if self.disk.ops.is_empty() || self.stopped.is_some() {
             return false;
@@ -412,7 +412,7 @@ impl Bench {
         true
     }
 
-    /// Goes on until nothing is outstanding, and nothing is to be done at once.
+    /// Runs until no operation is outstanding and nothing is to be done at once.
     pub fn run(&mut self) {
         loop {
             self.submit();
@@ -425,14 +425,14 @@ impl Bench {
         }
     }
 
-    /// Lets time pass, and goes on.
+    /// Lets time pass, and then runs.
     pub fn pass(&mut self, span: Duration) {
         self.now = self.now + span;
         self.apply(Event::Tick);
         self.run();
     }
 
-    /// Power is lost, and again while the store recovers, `count` times; then it is opened.
+    /// Loses power, then again `count` times while the store recovers; then opens the store.
     pub fn crash_often(self, count: u64) -> Bench {
         let Bench { mut disk, settings, mut random, counter, epoch, .. } = self;
         for _ in 0..count {
@@ -446,7 +446,7 @@ impl Bench {
         Bench { counter, epoch, ..Bench::on(disk, settings, seed) }
     }
 
-    /// Power is lost, and the store is opened again.
+    /// Loses power, and opens the store again.
     pub fn crash(self) -> Bench {
         let Bench { mut disk, settings, mut random, counter, epoch, .. } = self;
         disk.crash(&mut random);
@@ -454,7 +454,7 @@ impl Bench {
         Bench { counter, epoch, ..Bench::on(disk, settings, seed) }
     }
 
-    /// The process ends; all that was written stays. The disk may be changed before `Bench::on`.
+    /// Ends the process; all writes that were done stay. The disk can be changed before `Bench::on`.
     pub fn off(self) -> MemoryDisk {
         let mut disk = self.disk;
         disk.ops.clear();
@@ -464,7 +464,7 @@ impl Bench {
         disk
     }
 
-    /// Where an lsn lies on the device.
+    /// Returns the position of an lsn on the device.
     pub fn place(&self, lsn: base::Lsn) -> u64 {
         self.store.parts().journal.place(lsn)
     }
@@ -473,7 +473,7 @@ impl Bench {
         self.store.parts().journal.tail()
     }
 
-    /// Lets the journal fall idle: everything so far is recorded as durable.
+    /// Lets the journal become idle, so that everything so far is recorded as durable.
     pub fn idle(&mut self) {
         self.run();
         self.pass(Duration::from_millis(150));
@@ -486,7 +486,7 @@ impl Bench {
         id
     }
 
-    /// The PG goes on in another epoch, as after a version that was refused.
+    /// Moves the PG to the next epoch, as after a refused version.
     pub fn next_epoch(&mut self) {
         self.epoch = self.epoch.next();
     }
@@ -496,8 +496,7 @@ impl Bench {
         Version { epoch: self.epoch, counter: self.counter }
     }
 
-    /// A request to write `count` units from `first` on; unit `i` of the block holds
-    /// `unit(tag + i)`.
+    /// Builds a request to write `count` units from `first` on; unit `i` of the block gets `unit(tag + i)`.
     pub fn write_of(
         &mut self,
         number: u32,
@@ -558,7 +557,7 @@ impl Bench {
         self.ask(Request::Delete { pg: PG, key: key(number), version })
     }
 
-    /// A content of these units, of which the written ones hold `unit(tag + i)`.
+    /// Builds a content of these units, in which each written unit `i` holds `unit(tag + i)`.
     pub fn content(&self, version: Version, units: &[u32], written: &[u32], tag: u64) -> Content {
         let set = |units: &[u32]| {
             let mut set = UnitSet::EMPTY;
@@ -583,7 +582,7 @@ impl Bench {
         self.ask(Request::Repair { pg: PG, key: key(number), content })
     }
 
-    /// The block as another member would get it.
+    /// Returns the block as another member would get it.
     pub fn copy(&mut self, number: u32, units: &[u64]) -> Content {
         match self.done(Request::Copy { key: key(number), units: units.to_vec() }) {
             Ok(Answer::Copy { content }) => {
@@ -597,7 +596,7 @@ impl Bench {
         }
     }
 
-    /// Asks and goes on until it is answered.
+    /// Makes a request, and runs until it is answered.
     pub fn done(&mut self, request: Request) -> Result<Answer, StoreError> {
         let id = self.ask(request);
         self.run();

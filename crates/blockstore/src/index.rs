@@ -35,7 +35,7 @@ pub struct BlockInfo {
     pub block_size: BlockSize,
     /// Where its data is; `LOCATION_NONE`: the block is all zeros.
     pub location: u32,
-    /// Whether it is deleted.
+    /// Whether the block is deleted.
     pub tombstone: bool,
 }
 
@@ -413,7 +413,7 @@ mod tests {
         let directory = count as usize / 12 * 2 * (16 + 12 + 2);
         let per_block = (records + map + directory) as f64 / count as f64;
         assert!(per_block <= 48.0, "{per_block}");
-        // One block in twenty stays: the runs shrink with them.
+        // One block in twenty stays, and the runs shrink accordingly.
         for stripe in (0..count as u32).filter(|stripe| stripe % 20 != 0) {
             let hash = base::hash::stripe_hash(ImageId::FIRST, StripeIndex::new(stripe));
             index.set(BlockKey { hash, stripe: StripeIndex::new(stripe), ..KEY_FIRST }, None);

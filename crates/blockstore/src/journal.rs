@@ -198,7 +198,7 @@ impl Journal {
         self.tail
     }
 
-    /// Checksum of the last entry, for the chain.
+    /// Returns the checksum of the last entry, for the chain.
     pub fn previous(&self) -> Checksum {
         self.previous
     }

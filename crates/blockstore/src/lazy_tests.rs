@@ -1,5 +1,5 @@
-//! Lazy writes: answered when they are written, durable when somebody wants it, and nothing
-//! irreversible follows from them before.
+//! Lazy writes: answered when they are written, made durable on request, and until then nothing
+//! irreversible depends on them.
 
 use base::{Duration, MIB};
 use format::door::DiskEvent;
@@ -7,7 +7,7 @@ use format::door::DiskEvent;
 use crate::harness::{Bench, MemoryDisk, PG, key, settings};
 use crate::{Answer, CommitMode, Event, Request, RequestId, Settings};
 
-/// Flushes so far and on their way.
+/// Returns the number of flushes so far, including those in flight.
 fn flushes(bench: &Bench) -> u64 {
     bench.disk.flush_count
 }
@@ -75,7 +75,7 @@ fn a_durable_write_makes_earlier_lazy_writes_durable() {
     }
 }
 
-/// Ends the oldest operation that is a write to this place, or all others.
+/// Ends all writes to this place, or all writes to other places.
 fn end_writes(bench: &mut Bench, place: u64, is_that: bool) {
     while let Some(index) = bench.disk.find_write(|offset| (offset == place) == is_that) {
         let event: DiskEvent = bench.disk.end(index);
@@ -155,7 +155,7 @@ fn a_write_that_waits_for_a_checkpoint_has_lazy_writes_flushed() {
         bench.write(number, 0, 32, 100);
         bench.run();
     }
-    // No place is left but those that lazy writes and deletes freed.
+    // The only places left are the ones that lazy writes and deletes freed.
     bench.delete(0);
     bench.run();
     let lazy = bench.write_lazily(1, 3, 1, 500);
@@ -172,7 +172,7 @@ fn a_sync_behind_a_waiting_request_is_answered() {
     for number in 0..64 {
         bench.write_lazily(number, 0, 32, 100);
     }
-    // Too many large writes are on their way for one more.
+    // The limit of large writes in flight is reached.
     let waiting = bench.write_lazily(64, 0, 32, 100);
     let sync = bench.ask(Request::Sync);
     bench.run();
@@ -193,7 +193,7 @@ fn before_its_flush_a_lazy_write_is_not_written_back_and_frees_no_place() {
     let parts = bench.store.parts();
     let old = parts.blocks.get(&key(1)).expect("it is written").location;
     let (sequence, freed) = (parts.root.sequence, parts.blocks.area.freed_bytes());
-    // Replaced whole, and small writes until a checkpoint is due; no flush ends.
+    // The block is replaced as a whole, then small writes follow until a checkpoint is due. No flush ends.
     bench.write_lazily(1, 0, 32, 200);
     for round in 0..400 {
         bench.write_lazily(2, 0, 1, 1000 + round);

@@ -108,7 +108,7 @@ pub struct PgFacts {
     pub last: Version,
     /// The highest version of any block that the PG ever had in this store, repairs included.
     pub held: Version,
-    /// The lowest version that a recovery dropped. Forgotten once a write of a later epoch comes.
+    /// The lowest version that a recovery dropped, as long as the PG's last write is of the same epoch.
     pub hole: Option<Version>,
     /// Tombstones up to this version have been dropped.
     pub floor: Version,
@@ -132,13 +132,13 @@ pub struct Space {
     /// Whether `sure_bytes` is about to grow: space is being reserved in the file system, or freed places
     /// are being made available.
     pub is_growing: bool,
-    /// Kept for writes that have a version already.
+    /// Kept for writes that already have a version.
     pub reserve_bytes: u64,
     /// Whether writes that need space are refused.
     pub full: bool,
 }
 
-/// What recovery found, for the log and for people.
+/// What recovery found, for the log and for the operator.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RecoveryReport {
     /// Rows of the recovery table that applied, and how often: `('A', 120)`.
@@ -266,7 +266,7 @@ pub enum Request {
     },
     /// Tombstones of the PG up to this version are no longer needed.
     SetFloor {
-        /// Which PG.
+        /// The PG.
         pg: PgId,
         /// The last version whose tombstone may be dropped.
         floor: Version,
@@ -280,7 +280,7 @@ pub enum Request {
     /// The operator accepts that the PG may have lost writes: it is no longer suspect here. Done when
     /// durable.
     Absolve {
-        /// Which PG.
+        /// The PG.
         pg: PgId,
     },
 }

@@ -1,4 +1,4 @@
-//! One test for each row of the recovery table, and for what a check says of it.
+//! One test for each row of the recovery table, and for what a check reports about it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,8 @@ fn open(disk: MemoryDisk) -> Bench {
     bench
 }
 
-/// A store with three blocks whose last unit-0 write is in the journal, and where each entry lies.
+/// Returns a store with three blocks whose last write of unit 0 is in the journal, and the lsn of each
+/// entry.
 fn three_writes(is_acked: bool) -> (Bench, [Lsn; 3]) {
     let mut bench = Bench::new(CommitMode::Fsync);
     let entries = [1, 2, 3].map(|number| {
@@ -48,7 +49,7 @@ fn three_writes(is_acked: bool) -> (Bench, [Lsn; 3]) {
     (bench, entries)
 }
 
-/// An entry without content, as a misdirected or old write would leave it.
+/// Returns an entry without content, as left by a misdirected or old write.
 fn stray(lsn: Lsn, previous: u32) -> Vec<u8> {
     let header = EntryHeader {
         lsn,
@@ -71,7 +72,7 @@ fn assert_written(bench: &mut Bench, numbers: &[u32]) {
     }
 }
 
-/// The store takes writes and keeps them over further starts, which find nothing new.
+/// Checks that the store accepts writes and keeps them over further starts, which find no new damage.
 fn goes_on(mut bench: Bench, numbers: &[u32], is_suspect: bool) {
     for round in 0..2 {
         assert_written(&mut bench, numbers);
@@ -119,7 +120,7 @@ fn row_b_a_torn_tail_is_cut_and_stays_cut() {
     assert_eq!(bench.rows(), "AB");
     assert!(bench.tail() > third);
     assert_written(&mut bench, &[1]);
-    // The bytes come back: what was decided holds.
+    // The bytes become readable again, but the decision stands.
     let mut disk = bench.off();
     disk.flip(place);
     let bench = open(disk);
@@ -202,8 +203,8 @@ fn row_g_a_lost_sector_inside_the_journal_makes_the_store_suspect() {
     goes_on(bench, &[1, 3], true);
 }
 
-/// A whole-block write that no one confirmed, and a small one of the same block behind it; where
-/// the data lies.
+/// Makes a whole-block write that is not confirmed, and a small write of the same block after it. Returns
+/// also where the data is.
 fn a_large_write() -> (Bench, u64) {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write(1, 0, 1, 100);
@@ -345,7 +346,7 @@ fn row_y_an_unreadable_root_costs_nothing_while_the_journal_holds_all_behind_the
         bench.write(9, 0, 32, 9);
         bench.write(1, 0, 32, 100);
         bench.checkpoint();
-        // The place that was free with the newest root.
+        // This block gets a place that was free according to the newest root.
         bench.write(10, 0, 32, 10);
         bench.idle();
         let parts = bench.store.parts();
@@ -379,7 +380,7 @@ fn an_older_root_names_places_that_blocks_of_another_size_have_now() {
         bench.checkpoint();
         for number in 0..8 {
             match by_pieces {
-                // The checkpoint takes its place away, and no entry says so.
+                // The checkpoint takes the block's place away, and no entry records this.
                 true => {
                     bench.zero(number, 0, 16);
                     bench.zero(number, 16, 16);
@@ -546,7 +547,7 @@ fn row_n_a_recovery_that_is_killed_decides_the_same_again() {
     let place = bench.place(second) + 512;
     let mut disk = bench.off();
     disk.flip(place);
-    // The entry with the decision is torn each time but the last.
+    // The entry with the decision is torn every time except the last.
     for _ in 0..3 {
         let bench = open(disk);
         assert_eq!(bench.rows(), "AB");
@@ -635,7 +636,7 @@ fn places_of_an_unreadable_leaf_are_not_reused_before_a_checkpoint() {
             bench.assert_unit(50, 0, Some(9));
             break;
         }
-        // Power goes before this start's checkpoint has ended; then the leaf can be read again.
+        // Power is lost before the checkpoint of this start has ended; then the leaf can be read again.
         let mut disk = bench.off();
         disk.flip(place + 100);
         let mut bench = open(disk);
@@ -646,12 +647,12 @@ fn places_of_an_unreadable_leaf_are_not_reused_before_a_checkpoint() {
     }
 }
 
-/// The PG of a block, of 16.
+/// Returns the PG of a block, one of 16.
 fn pg_of(number: u32) -> PgId {
     PgId { number: pg_of_hash(key(number).hash, 16), ..PG }
 }
 
-/// Blocks of 16 PGs in several leaves.
+/// Returns a store with blocks of 16 PGs in several leaves.
 fn many_leaves() -> Bench {
     let mut bench = Bench::new(CommitMode::Fsync);
     for number in 0..BLOCKS_OF_LEAVES {
@@ -693,7 +694,7 @@ fn a_damaged_leaf_makes_only_the_pgs_of_its_keys_suspect() {
                 .filter(|pg| bench.store.is_suspect(*pg))
                 .collect();
             assert!(suspects.is_superset(&lost), "leaf {index}: {suspects:?} for {lost:?}");
-            // A PG that ends before the leaf's first key may have had one behind it.
+            // A PG whose known blocks end before the leaf's first key may have had a block in the leaf.
             assert!(suspects.len() <= lost.len() + 2, "leaf {index}: {suspects:?} for {lost:?}");
             assert!(bench.store.has_unsettled_damage());
             if round == 1 {
@@ -785,7 +786,7 @@ fn a_leaf_that_rots_while_running_costs_data_but_no_versions() {
     }
 }
 
-/// Rows of the table as `decide.rs` draws it: the letter and the rest of its line.
+/// Returns the rows of the table in the header of `decide.rs`: the letter and the rest of its line.
 fn rows_of_the_table() -> BTreeMap<char, &'static str> {
     let lines = include_str!("decide.rs").lines().filter_map(|line| line.strip_prefix("//! @"));
     let rows: Vec<(char, &str)> =

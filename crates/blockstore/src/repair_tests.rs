@@ -1,4 +1,4 @@
-//! Repairs and copies: whatever version a block had, whole or not at all, over crashes too.
+//! Repairs and copies: they work whatever version a block had, and are atomic even across crashes.
 
 use base::{MIB, Version};
 use format::wire::Content;
@@ -16,8 +16,8 @@ fn all() -> Vec<u32> {
     (0..32).collect()
 }
 
-/// A store with block 1 written whole, block 2 in its units 3 and 4, block 3 deleted; with or
-/// without a checkpoint behind them.
+/// Returns a store with block 1 written as a whole, units 3 and 4 of block 2 written, and block 3 deleted;
+/// with or without a checkpoint after these writes.
 fn three_blocks(mode: CommitMode, has_checkpoint: bool) -> Bench {
     let mut bench = Bench::new(mode);
     bench.write(1, 0, 32, 100);
@@ -31,8 +31,8 @@ fn three_blocks(mode: CommitMode, has_checkpoint: bool) -> Bench {
     bench
 }
 
-/// Asks for the repair, and looks at the block at once, when it is durable, behind a checkpoint,
-/// and after crashes at each of these moments.
+/// Makes the repair, and checks the block at once, when the repair is durable, after a checkpoint, and
+/// after crashes at each of these moments.
 fn repaired(number: u32, content: impl Fn(&Bench) -> Content, look: impl Fn(&mut Bench)) {
     for mode in MODES {
         for has_checkpoint in [false, true] {
@@ -261,7 +261,7 @@ fn a_content_that_does_not_match_its_checksums_changes_nothing() {
     assert_eq!(bench.store.facts(PG).held.epoch.get(), 1);
 }
 
-/// A store of which unit 6 of block 1 is damaged in its place.
+/// Returns a store in which unit 6 of block 1 is damaged on the disk.
 fn with_rot(mode: CommitMode) -> Bench {
     let mut bench = three_blocks(mode, true);
     let parts = bench.store.parts();
@@ -271,7 +271,7 @@ fn with_rot(mode: CommitMode) -> Bench {
     bench
 }
 
-/// A content with these units damaged too.
+/// Returns the content with these units damaged too.
 fn damaged(mut content: Content, units: u64) -> Content {
     if let Content::Block { units: all, damaged, .. } = &mut content {
         all[0] |= units;

@@ -10,10 +10,10 @@ fn bench_of(size: u64, is_sparse: bool) -> Bench {
     Bench::on(created(&options), Settings { is_sparse, ..settings() }, 1)
 }
 
-/// One of so many blocks has a content of its own.
+/// One in this many blocks has its own content.
 const SAMPLE: u32 = 16;
 
-/// Writes a whole block of zeros: they take no memory below, and a place here.
+/// Writes a whole block of zeros, which takes a place in the store but no memory in the test disk.
 fn write_zeros(bench: &mut Bench, number: u32, block_size: BlockSize) -> RequestId {
     let version = bench.next_version();
     let data = bench.pool.take_zeroed(block_size.bytes() as usize).freeze();
@@ -23,11 +23,11 @@ fn write_zeros(bench: &mut Bench, number: u32, block_size: BlockSize) -> Request
     bench.ask(Request::Write { pg, key, block_size, version, offset: 0, checksums, data, lazy })
 }
 
-/// Writes new blocks from `first` on until the store says that it is full; returns how many.
+/// Writes new blocks from `first` on until the store reports that it is full. Returns how many.
 fn fill(bench: &mut Bench, first: u32, block_size: BlockSize) -> u32 {
     let mut count = 0;
     while !bench.store.space().full {
-        // Most are zeros, which take no memory here; some tell what they are.
+        // Most blocks are zeros, which take no memory; some have content that identifies them.
         let id = match count % SAMPLE {
             0 => {
                 let units = block_size.unit_count();
@@ -37,7 +37,7 @@ fn fill(bench: &mut Bench, first: u32, block_size: BlockSize) -> u32 {
             }
             _ => write_zeros(bench, first + count, block_size),
         };
-        // What waits is not counted as used yet.
+        // Waiting requests are not yet counted as used space.
         if count % 16 == 15 || bench.store.is_congested() {
             bench.run();
         }
@@ -60,7 +60,7 @@ fn a_store_of_the_smallest_blocks_is_full_when_no_space_is_available() {
         assert!(written + MIB >= told.free_bytes, "{written} of {} bytes", told.free_bytes);
         assert!(bench.store.space().free_bytes <= MIB);
         assert!(told.free_bytes * 50 >= told.size_bytes * 49 - 100 * MIB, "the reserve is small");
-        // All of it is there after a checkpoint and a start.
+        // All blocks are still there after a checkpoint and a start.
         bench.checkpoint();
         let bench = Bench::on(bench.off(), settings(), 2);
         assert!(bench.opened, "{:?}", bench.stopped);
@@ -68,13 +68,13 @@ fn a_store_of_the_smallest_blocks_is_full_when_no_space_is_available() {
     }
 }
 
-/// A number that seems drawn by chance, and is the same for the same block.
+/// Returns a pseudo-random number that is always the same for the same block.
 fn chance(number: u32) -> u32 {
     base::crc32c(&number.to_le_bytes()).get() % 100
 }
 
-/// Fills a store with blocks of one size, deletes some of them here and there, then fills it with
-/// blocks of another size.
+/// Fills a store with blocks of one size, deletes some of them at random, then fills the store with blocks
+/// of another size.
 fn fill_thin_fill([first, second]: [BlockSize; 2], kept_percent: u32, is_sparse: bool) {
     let mut bench = bench_of(GIB / 8, is_sparse);
     bench.store.expect_blocks([first, second].into_iter());
@@ -116,7 +116,7 @@ fn available_space_can_be_written_although_it_lies_between_blocks_of_other_sizes
     fill_thin_fill([middle, large], 50, true);
 }
 
-/// Makes a checkpoint, and goes on until nothing but discards is outstanding.
+/// Makes a checkpoint, and runs until only discards are outstanding.
 fn checkpoint_but_discards(bench: &mut Bench) {
     bench.store.parts_mut().wants_checkpoint = true;
     bench.apply(Event::Tick);
@@ -168,7 +168,7 @@ fn discards_that_a_crash_prevented_are_repeated_by_the_next_start() {
         };
         let (done, left): (Vec<u64>, Vec<u64>) =
             places.iter().filter(|place| **place != taken).partition(|place| is_given_back(place));
-        // A sparse file keeps what it has reserved for the next blocks.
+        // In a sparse file, space reserved for the next blocks is kept.
         let parts = bench.store.parts();
         let is_idle = |place: &u64| {
             let index = ((place - parts.place(0)) / MIB) as u32;

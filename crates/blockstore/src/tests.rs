@@ -1,4 +1,4 @@
-//! What a store promises, on a disk that loses and tears.
+//! Tests of the guarantees of a store, on a disk that loses and tears writes.
 
 use base::{BlockSize, Duration, GIB, MIB, UNIT_SIZE, Version};
 
@@ -351,7 +351,8 @@ fn a_group_that_ends_with_the_ring_is_not_continued_behind_it() {
         bench.run();
     }
     assert_eq!(rest(&bench), entry);
-    // One turn: the first entry ends with the ring, the second one begins it anew.
+    // In one turn, the first entry ends exactly at the end of the ring, and the second one starts at its
+    // beginning.
     let ids = [bench.write(3, 0, 1, 300), bench.write(4, 0, 1, 400)];
     assert_eq!(bench.tail().get() % size, entry);
     bench.run();
@@ -396,7 +397,7 @@ fn a_full_file_system_makes_the_store_full_not_poisoned() {
     bench.assert_unit(1, 0, Some(5));
 }
 
-/// A store on a file of a file system with so many free bytes.
+/// Returns a store in a file, on a file system with this many free bytes.
 fn on_a_file(mode: CommitMode, free_bytes: u64) -> Bench {
     let mut disk = created(&options(mode, 512));
     disk.host = Some(Host::new(23 * MIB, free_bytes));
@@ -410,7 +411,8 @@ fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
     for mode in MODES {
         let mut bench = on_a_file(mode, 20 * MIB);
         for round in 0..3u64 {
-            // Half of the blocks are written whole, half in one unit: write-back needs a place too.
+            // Half of the blocks are written as a whole, half only in one unit: write-back needs a place
+            // too.
             let count = (0..).find(|number| {
                 let units = if number % 2 == 0 { 32 } else { 1 };
                 let id = bench.write(*number, 0, units, round * 1000);
@@ -422,7 +424,7 @@ fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
             bench.next_epoch();
             assert!(bench.store.space().full);
             bench.checkpoint();
-            // Everything that is there can be read, written over and deleted.
+            // All existing blocks can be read, overwritten and deleted.
             for number in 0..count {
                 let units = if number % 3 == 0 { 32 } else { 2 };
                 let id = bench.write(number, 0, units, round * 1000 + 7);
@@ -501,7 +503,7 @@ fn a_full_store_takes_writes_until_its_reserve_is_gone_and_then_overwrites_and_d
         assert_eq!((space.size_bytes, space.free_bytes), (space.used_bytes, 0));
         let in_reserve = count - full_at.expect("it says so before it refuses");
         assert!((16..=24).contains(&in_reserve), "{in_reserve} blocks in 2 MiB and the last one");
-        // A small write finds no place either; a repair neither.
+        // A small write does not find a place either, nor does a repair.
         bench.next_epoch();
         let small = bench.write(count, 3, 1, 5);
         let version = bench.next_version();
@@ -671,7 +673,7 @@ fn the_oldest_operation_has_an_age_while_the_loop_runs() {
     for turn in 1..=50 {
         assert_eq!(runs(&mut bench, Duration::from_millis(200)), turn * 200);
     }
-    // The whole host stood still: little of that counts.
+    // The whole host was paused: little of that time counts.
     assert_eq!(runs(&mut bench, Duration::from_secs(20)), 10_250);
     bench.run();
     assert_eq!(bench.store.oldest_operation(), Duration::ZERO);

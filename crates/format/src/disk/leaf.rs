@@ -37,7 +37,7 @@ pub struct LeafRecord {
     pub version: Version,
     /// Its size.
     pub block_size: BlockSize,
-    /// Whether it is deleted.
+    /// Whether the block is deleted.
     pub tombstone: bool,
     /// Location of the block's data; `LOCATION_NONE`: the block is all zeros.
     pub location: u32,
@@ -97,7 +97,7 @@ impl LeafPage {
         }
     }
 
-    /// The page as it is on the disk.
+    /// Returns the page as it is on the disk.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -162,34 +162,34 @@ impl StoredRecord<'_> {
         u32::from_le_bytes(bytes)
     }
 
-    /// The block.
+    /// Returns the key of the block.
     pub fn key(&self) -> BlockKey {
         let key = Reader::new(self.bytes).key().flatten();
         key.expect("a leaf holds whole records")
     }
 
-    /// Its version.
+    /// Returns the version of the block.
     pub fn version(&self) -> Version {
         let version = Reader::new(&self.bytes[16..]).version();
         version.expect("a leaf holds whole records")
     }
 
-    /// Location of the block's data; `LOCATION_NONE`: the block is all zeros.
+    /// Returns the location of the block's data; `LOCATION_NONE`: the block is all zeros.
     pub fn location(&self) -> u32 {
         self.u32_at(28)
     }
 
-    /// Number of the PG that wrote the version.
+    /// Returns the number of the PG that wrote the version.
     pub fn pg(&self) -> u16 {
         u16::from_le_bytes([self.bytes[32], self.bytes[33]])
     }
 
-    /// The block's size.
+    /// Returns the block's size.
     pub fn block_size(&self) -> BlockSize {
         BlockSize::from_shift(self.bytes[34]).expect("a leaf holds whole records")
     }
 
-    /// Whether it is deleted.
+    /// Whether the block is deleted.
     pub fn tombstone(&self) -> bool {
         self.bytes[35] == 1
     }
@@ -373,7 +373,7 @@ mod tests {
         writer.finish()
     }
 
-    /// Whether a record in a leaf says what the other one does.
+    /// Whether a record in a leaf is equal to the other one.
     fn assert_same(stored: StoredRecord, record: &LeafRecord) {
         assert_eq!(stored.key(), record.key);
         assert_eq!(stored.version(), record.version);
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn impossible_records_are_refused_though_the_checksum_fits() {
         let changes: [fn(&mut [u8]); 4] = [
-            // More records than there are, no such block size, neither deleted nor not, no pool.
+            // More records than there are, an invalid block size, an invalid tombstone flag, no pool.
             |bytes| bytes[COUNT_OFFSET] = 200,
             |bytes| bytes[HEADER_SIZE + 34] = 60,
             |bytes| bytes[HEADER_SIZE + 35] = 2,

@@ -41,7 +41,7 @@ pub struct PeerMessage {
 /// answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerBody {
-    /// Primary: report your state for this epoch. The epoch is in the map from this revision on.
+    /// Primary: report your state for this epoch. A map that contains the epoch has at least this revision.
     Query {
         /// Revision of the pool's map.
         revision: MapRevision,
@@ -137,7 +137,7 @@ pub enum PeerBody {
         /// As in [`PeerBody::Write`].
         mark: Version,
     },
-    /// Member: the write with this version is done here.
+    /// Member: this member has the write with this version.
     Written {
         /// Copied from the request.
         version: Version,
