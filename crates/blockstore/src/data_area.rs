@@ -11,7 +11,7 @@
 //! ```text
 //!   bare ──reserve──▶ ready ──a write──▶ in use ──replaced, checkpoint──▶ ready
 //!    ▲                                     └─deleted, checkpoint, punched─▶ bare
-//!    └── no space: the store is full; asked again when something was punched, and from time to time
+//!    └── no space: the store is full; retried when something was punched, and from time to time
 //! ```
 //!
 //! Invariants
@@ -191,7 +191,7 @@ impl DataArea {
         self.reserving.retry_at.filter(|_| !self.reserving.is_asked)
     }
 
-    /// Whether a reservation is under way.
+    /// Whether a reservation is in flight.
     pub fn is_reserving(&self) -> bool {
         self.reserving.is_asked
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   freed by a durable checkpoint ──▶ queue ──discard──▶ in flight ──▶ free
-//!   a crash between: the checkpoint names the segments, and the next start begins with `again`
+//!   a crash between: the checkpoint lists the segments, and the next start begins with `again`
 //! ```
 //!
 //! Invariant: `by_segment` counts the blocks in the queue and in flight; no count is zero.

@@ -69,7 +69,7 @@ pub enum Purpose {
     RootWrite,
     /// The root is flushed.
     FlushRoot,
-    /// Space of the file system is reserved behind these locations.
+    /// Space in the file system is reserved for these locations.
     Reserve(Range<u32>),
     /// Freed places are discarded before they are allocated again.
     Discard(Vec<Place>),

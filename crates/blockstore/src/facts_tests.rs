@@ -271,7 +271,7 @@ fn a_floor_may_be_above_a_hole() {
     let mut disk = bench.off();
     disk.flip(place + 5);
     let bench = open(disk);
-    // So a primary may not take what lies below this floor for complete.
+    // So a primary must not treat versions below this floor as complete.
     let facts = bench.store.facts(PG);
     assert_eq!((facts.hole, facts.floor), (Some(version(1, 2)), version(1, 2)));
     assert!(!facts.is_suspect);

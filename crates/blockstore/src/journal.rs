@@ -349,8 +349,8 @@ impl Journal {
         }
     }
 
-    /// Returns the bytes of the first `count` open entries, which begin at `start`, and closes these
-    /// entries.
+    /// Returns the bytes of the first `count` open entries, which begin at `start`, and removes them from
+    /// the open entries.
     fn gather(&mut self, start: Lsn, count: usize, pool: &BufferPool) -> Vec<Buffer> {
         let mut pieces = Vec::new();
         let (mut at, mut next, mut header_at) = (start, 0, 0);

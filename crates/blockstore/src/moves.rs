@@ -294,7 +294,7 @@ impl Moves {
     }
 
     /// Gives up this attempt of a move, because the block has changed since it was read or there is no
-    /// room. The block is read again later.
+    /// room. The block is read again later, unless there were too many attempts.
     pub fn drop_and_retry(&mut self, moved: &Move, area: &mut DataArea) {
         self.drop_move(moved, area);
         let attempt = moved.attempt + 1;
@@ -332,7 +332,7 @@ fn plan_pass(area: &DataArea, short: SizeSet) -> BySize<u64> {
     wanted
 }
 
-/// Whether the block lies in a leaving segment.
+/// Whether the block is in a leaving segment.
 pub fn is_leaving(area: &DataArea, info: BlockInfo) -> bool {
     info.location != LOCATION_NONE && area.allocator.is_leaving(info.location)
 }

@@ -125,8 +125,8 @@ pub enum Outcome {
     Written {
         /// The version of the write; the block's version, if there was nothing to zero.
         version: Version,
-        /// Whether the write is durable on all members. Only a lazy write may not be durable yet; a later
-        /// `Sync` makes it durable.
+        /// Whether the write is durable on all members. False only for a lazy write, which a later `Sync`
+        /// makes durable.
         durable: bool,
     },
     /// The stripe's allocation: bit `i` of word `i / 64` is set if unit `i` is written.

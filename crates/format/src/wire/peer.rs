@@ -141,7 +141,7 @@ pub enum PeerBody {
     Written {
         /// Copied from the request.
         version: Version,
-        /// Whether the write is durable. Only a lazy write may not be durable yet.
+        /// Whether the write is durable. False only for a lazy write.
         durable: bool,
     },
     /// Primary: make all earlier writes durable.
