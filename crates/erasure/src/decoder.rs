@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::fmt;
 
-use rusty_erasure::{DecodePlan, RecoverError};
+use rusty_erasure::DecodePlan;
 
 use crate::{Code, Kind, PART_COUNT_MAX, xor};
 
@@ -63,9 +63,9 @@ impl Decoder {
             is_present[*part] = true;
         }
         let is_present = &is_present[..part_count];
-        let all = (0..part_count).filter(|part| is_present[*part]);
         let required = code.shape.data_count();
-        let sources: Vec<usize> = all.clone().take(required).collect();
+        let all = (0..part_count).filter(|part| is_present[*part]);
+        let sources: Vec<usize> = all.take(required).collect();
         if sources.len() < required {
             return Err(TooFewParts { present: sources.len(), required });
         }
@@ -109,7 +109,6 @@ impl Decoder {
                     parts[*part] = Some(*bytes);
                 }
                 let made = code.recover_with(plan, &parts[..self.part_count], wanted);
-                let made: Result<(), RecoverError> = made;
                 made.expect("counts and lengths were checked");
             }
         }

@@ -1,6 +1,7 @@
 //! What happens in single situations that must not go wrong.
 
 use base::Version;
+use blockstore::BlockKey;
 use format::wire::{Filling, Member, Op, Outcome, PeerBody, Refusal};
 
 use super::history::Kind;
@@ -578,16 +579,22 @@ fn a_damaged_older_layer_is_mended_before_a_chain_is_read() {
     assert_eq!(values_of(data, UNITS), [value, value + 1, value + 2, value + 3]);
 }
 
+/// Writes units of block 1 so that only the primary and the next of three members have them. Returns
+/// these two, and the key of the block.
+fn write_at_two(world: &mut World, units: u32) -> (usize, usize, BlockKey) {
+    let at = world.server().unwrap();
+    let other = (at + 1) % 3;
+    world.write(at, 1, 0, units);
+    world.deliver(at, other, true);
+    world.stores_go_on();
+    (at, other, *world.osds[other].store.now.blocks.keys().next().unwrap())
+}
+
 #[test]
 fn units_that_the_newest_copy_lost_come_from_an_older_copy() {
     let mut world = whole(3, 3);
     let value = write(&mut world, 1, 0, 4);
-    let at = world.server().unwrap();
-    let other = (at + 1) % 3;
-    world.write(at, 1, 0, 1);
-    world.deliver(at, other, true);
-    world.stores_go_on();
-    let key = *world.osds[other].store.now.blocks.keys().next().unwrap();
+    let (at, other, key) = write_at_two(&mut world, 1);
     world.osds[other].store.damage(key, 3);
     world.crash(at, 0);
     world.settle();
@@ -600,14 +607,9 @@ fn units_that_the_newest_copy_lost_come_from_an_older_copy() {
 fn a_version_that_nobody_gave_ends_the_epoch_and_not_the_process() {
     let mut world = whole(3, 3);
     let value = write(&mut world, 1, 0, 4);
-    let at = world.server().unwrap();
-    let other = (at + 1) % 3;
-    world.write(at, 1, 0, 1);
-    world.deliver(at, other, true);
-    world.stores_go_on();
+    let (at, other, key) = write_at_two(&mut world, 1);
     let epoch = world.entry.epoch.next();
     let store = &mut world.osds[other].store;
-    let key = *store.now.blocks.keys().next().unwrap();
     store.damage(key, 3);
     store.now.blocks.get_mut(&key).unwrap().version = Version { epoch, counter: 999 };
     world.crash(at, 0);
@@ -621,13 +623,8 @@ fn a_version_that_nobody_gave_ends_the_epoch_and_not_the_process() {
 fn a_member_that_was_away_gets_the_block_whose_lost_units_came_from_an_older_copy() {
     let mut world = whole(3, 3);
     let value = write(&mut world, 1, 0, 4);
-    let at = world.server().unwrap();
-    let other = (at + 1) % 3;
     // Two members hold the newest version; one loses a unit of it, the other one is away.
-    world.write(at, 1, 0, 2);
-    world.deliver(at, other, true);
-    world.stores_go_on();
-    let key = *world.osds[other].store.now.blocks.keys().next().unwrap();
+    let (at, other, key) = write_at_two(&mut world, 2);
     let newest = world.osds[other].store.now.blocks[&key].version;
     assert_eq!(world.osds[at].store.now.blocks[&key].version, newest);
     world.osds[other].store.damage(key, 1);
