@@ -298,6 +298,7 @@ fn stale_run(osd: OsdId) -> Failure {
     failure(
         "stale_run",
         format!("another run of {osd} has joined since this one"),
-        "this process ends; if nobody started the other one, look for a copy of the store",
+        "this process will exit; if you did not start the other one, check whether a copy of this \
+         OSD's disk runs elsewhere",
     )
 }

@@ -109,9 +109,9 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
         .collect();
     if !absent.is_empty() {
         return format!(
-            "bring {} back with the disk it had, or a copy of it. If that is lost for good, \
-             `ashlar pg give-up {pg} --they-are-off` shows what would be lost, and gives it up \
-             with `--yes`",
+            "start {} again, on the original disk or a copy of it. If a disk is lost for good, \
+             `ashlar pg give-up {pg} --they-are-off` shows what would be lost; add `--yes` to \
+             accept the loss",
             absent.join(", ")
         );
     }

@@ -262,8 +262,8 @@ impl Monitor {
         if !accepted {
             return Err(failure(
                 "not_accepted",
-                format!("the state store is restored from what OSDs know: {}", draft.text()),
-                "to accept that: `ashlar state recover --yes`",
+                format!("this would restore the state store from what OSDs know: {}", draft.text()),
+                "to do it: `ashlar state recover --yes`",
             ));
         }
         let answer = draft.answer();

@@ -437,8 +437,8 @@ impl Monitor {
                 Severity::Warn,
                 match self.why_it_stays_in(osd) {
                     Some(why) => format!(
-                        "{osd} is down: {lacking} PGs lack a copy, and get none elsewhere because \
-                         {why}"
+                        "{osd} is down: {lacking} PGs lack a copy; it is not rebuilt elsewhere \
+                         because {why}"
                     ),
                     None => format!("{osd} is down: {lacking} PGs lack a copy"),
                 },
@@ -500,8 +500,8 @@ impl Monitor {
                 code: "osd_restarting",
                 severity: Severity::Warn,
                 message: format!(
-                    "{osd} has started {count} times in quick succession: PGs that can do without \
-                     it do not use it for {:.0} s more",
+                    "{osd} has started {count} times in quick succession; PGs that can do \
+                     without it will not use it for another {:.0} s",
                     left.as_secs_f64()
                 ),
                 hint: "its log says why it ends; once that is fixed, its PGs use it again by \
@@ -599,7 +599,7 @@ impl Monitor {
         let (code, severity, message) = match (report.stalled, is_slow) {
             (false, false) => return,
             (false, true) => {
-                let message = format!("an operation of the disk of {osd} has been running {age}");
+                let message = format!("a disk operation of {osd} has been running {age}");
                 ("disk_slow", Severity::Warn, message)
             }
             (true, true) if needed > 0 => {

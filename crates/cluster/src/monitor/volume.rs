@@ -149,7 +149,10 @@ impl Monitor {
         if !shrink {
             return Err(failure(
                 "invalid",
-                format!("volume {name} has {} bytes: {size} would cut off data", image.info.size),
+                format!(
+                    "volume {name} has {} bytes; resizing it to {size} would delete the data beyond",
+                    image.info.size
+                ),
                 "confirm with --shrink that data beyond the new end may be deleted",
             ));
         }

@@ -108,7 +108,7 @@ impl ClientCore {
                 self.end_part(now, key, Found::Nothing, effects);
             }
             _ => {
-                let why = "its answer does not fit what was asked".to_string();
+                let why = "its reply does not match the request".to_string();
                 self.end_failed(now, key, VolumeError::Invalid { why }, effects);
             }
         }
