@@ -11,6 +11,7 @@ pub mod hash;
 pub mod histogram;
 pub mod ids;
 pub mod planted;
+pub mod scheme;
 pub mod seeds;
 pub mod size;
 pub mod time;
@@ -23,6 +24,7 @@ pub use ids::{
     ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
     PoolId, Position, SessionId, StripeIndex, Version,
 };
+pub use scheme::Scheme;
 pub use seeds::seeds;
 pub use size::{BlockSize, GIB, KIB, MIB, TIB, UNIT_SIZE};
 pub use time::{Duration, Time};
