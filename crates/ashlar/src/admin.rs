@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use base::{MonitorId, OsdId};
+use base::{MonitorId, OsdId, Scheme};
 use client::Config;
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure};
@@ -54,7 +54,7 @@ const VOLUME_MADE: &[Column] = &[
 const POOL: &[Column] = &[
     column("NAME", "name"),
     column("ID", "id"),
-    column("COPIES", "replicas"),
+    column("SCHEME", "scheme"),
     column("MIN", "min_size"),
     column("PGS", "pg_count"),
     column("DOMAIN", "failure_domain"),
@@ -203,10 +203,20 @@ fn session_texts(info: &Value) -> Vec<String> {
 /// `ashlar pool`
 pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(), Failure> {
     match command {
-        PoolCommand::Create { name, replicas, min_size, pgs, failure_domain, block_size } => {
+        PoolCommand::Create {
+            name,
+            replicas,
+            xor,
+            ec,
+            min_size,
+            pgs,
+            failure_domain,
+            block_size,
+        } => {
+            let copies = replicas.map(|count| Scheme::Copies { count });
             let create = Command::PoolCreate {
                 pool: name,
-                replicas,
+                scheme: copies.or(xor).or(ec),
                 min_size,
                 pg_count: pgs,
                 failure_domain: failure_domain.map(domain_of),

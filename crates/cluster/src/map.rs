@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId,
+    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme, SessionId,
 };
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
@@ -83,19 +83,20 @@ pub struct Pool {
     pub id: PoolId,
     /// Its name, unique in the cluster.
     pub name: String,
-    /// Number of copies.
-    pub replicas: u32,
+    /// How it survives the loss of members. Earlier versions wrote the number of copies as `replicas`.
+    #[serde(alias = "replicas")]
+    pub scheme: Scheme,
     /// Fewest members that may acknowledge a write.
     pub min_size: u32,
     /// Number of PGs: a power of two.
     pub pg_count: u32,
-    /// The failure domain: two copies must not share one.
+    /// The failure domain: two members of a PG must not share one.
     pub failure_domain: FailureDomain,
-    /// Unit of replication; frozen for the pool's life.
+    /// Size of the block that each member has of a stripe; frozen for the pool's life.
     pub block_size: BlockSize,
 }
 
-/// What the copies of a block must not share.
+/// What the members of a PG must not share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureDomain {

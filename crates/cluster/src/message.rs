@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 
 use base::{
-    BlockSize, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId,
+    BlockSize, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, Scheme,
+    SessionId,
 };
 use format::door::Role;
 use format::wire::{Member, PgEntry};
@@ -476,13 +477,13 @@ pub enum Command {
     PoolCreate {
         /// Its name.
         pool: String,
-        /// Number of copies, 1 to 8; `None`: 2, or 1 where there is only one OSD.
-        replicas: Option<u32>,
-        /// Fewest members for a write; `None`: 2, or 1 in a pool with one or two copies.
+        /// Copies or parity; `None`: 2 copies, or 1 where there is only one OSD.
+        scheme: Option<Scheme>,
+        /// Fewest members for a write; `None`: [`Scheme::min_size_default`].
         min_size: Option<u32>,
-        /// Number of PGs; `None`: derived from the number of OSDs and copies.
+        /// Number of PGs; `None`: derived from the number of OSDs and members.
         pg_count: Option<u32>,
-        /// The failure domain: two copies must not share one; `None`: host.
+        /// The failure domain: two members of a PG must not share one; `None`: host.
         failure_domain: Option<FailureDomain>,
         /// Block size; `None`: 128 KiB.
         block_size: Option<BlockSize>,
@@ -695,7 +696,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<FromMonitor>(&text).unwrap(), answer, "{text}");
         let command = Command::PoolCreate {
             pool: "p".into(),
-            replicas: None,
+            scheme: Some(Scheme::ReedSolomon { data: 4, parity: 2 }),
             min_size: None,
             pg_count: Some(8),
             failure_domain: Some(FailureDomain::Osd),

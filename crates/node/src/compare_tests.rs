@@ -6,7 +6,7 @@ use base::checksum::checksum_units;
 use base::hash::stripe_hash;
 use base::{
     BlockSize, BufferPool, ClusterId, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId,
-    PoolId, StripeIndex, Time, UNIT_SIZE, Version,
+    PoolId, Scheme, StripeIndex, Time, UNIT_SIZE, Version,
 };
 use blockstore::{
     BlockKey, CommitMode, CreateOptions, Effect, Event, NoteKey, Request, RequestId,
@@ -64,7 +64,7 @@ fn pool() -> Pool {
     Pool {
         id: PG.pool,
         name: "default".into(),
-        replicas: 2,
+        scheme: Scheme::Copies { count: 2 },
         min_size: 1,
         pg_count: 1,
         failure_domain: FailureDomain::Osd,

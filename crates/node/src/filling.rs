@@ -77,8 +77,8 @@ impl Budget {
     ) -> Vec<(PgSlot, usize)> {
         let candidates = pgs.iter().filter_map(|(slot, pg)| {
             let entry = pg.entry().filter(|entry| !entry.learners.is_empty())?;
-            let copies = cluster.pool(entry.pg.pool)?.pool.replicas as usize;
-            let candidate = Candidate::of(slot, pg.serving(), entry.acting_count(), copies);
+            let count = cluster.pool(entry.pg.pool)?.pool.scheme.position_count() as usize;
+            let candidate = Candidate::of(slot, pg.serving(), entry.acting_count(), count);
             candidate.filter(|_| cluster.leads(entry))
         });
         self.share(now, candidates.collect())

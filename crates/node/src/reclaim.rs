@@ -281,7 +281,7 @@ impl Holdings<'_> {
         !self.cluster.has_part(entry)
             && entry.primary.is_some()
             && entry.learners.is_empty()
-            && entry.acting_count() >= known.pool.replicas as usize
+            && entry.acting_count() >= known.pool.scheme.position_count() as usize
             && entry.acting().all(|member| self.cluster.is_up(member))
             && self.is_newer_than_notes(entry, known.revision)
     }

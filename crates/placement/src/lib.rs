@@ -55,7 +55,7 @@ impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PlanError::TooFewDomains { needed, found } => {
-                write!(f, "{needed} copies need {needed} failure domains, there are {found}")
+                write!(f, "it needs {needed} failure domains, there are {found}")
             }
         }
     }

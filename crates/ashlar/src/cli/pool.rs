@@ -1,7 +1,7 @@
 //! `ashlar pool` and `ashlar pg`.
 
-use base::PgId;
 use base::size::{BlockSize, Size};
+use base::{PgId, Scheme};
 use clap::{Subcommand, ValueEnum};
 
 const POOL_CREATE_EXAMPLE: &str = "Examples:
@@ -18,23 +18,31 @@ const PG_GIVE_UP_EXAMPLE: &str = "Examples:
 pub enum PoolCommand {
     /// Create a pool
     #[command(after_help = POOL_CREATE_EXAMPLE)]
+    #[command(group = clap::ArgGroup::new("scheme"))]
     Create {
         /// Up to 63 letters, digits, `.`, `_` and `-`
         name: String,
         /// Number of copies, 1 to 8 [default: 2, or 1 if there is only one OSD]
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
-        replicas: Option<u32>,
-        /// Fewest copies that may acknowledge a write; with fewer, I/O waits [default: 2, or 1 for one
-        /// or two copies]
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
+        #[arg(long, group = "scheme", value_parser = clap::value_parser!(u8).range(1..=8))]
+        replicas: Option<u8>,
+        /// Instead of copies: 2 to 16 data parts and their sum, as in 2+1
+        #[arg(long, group = "scheme", value_name = "K+1", value_parser = parse_xor)]
+        xor: Option<Scheme>,
+        /// Instead of copies: 2 to 16 data parts and 1 to 4 parity parts (Reed-Solomon), as in 4+2
+        #[arg(long, group = "scheme", value_name = "K+M", value_parser = parse_ec)]
+        ec: Option<Scheme>,
+        /// Fewest members that may acknowledge a write; with fewer, I/O waits [default: 2, or 1 for one or
+        /// two copies; K+1 with parity, or K for one parity part]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20))]
         min_size: Option<u32>,
-        /// Number of placement groups, a power of two [default: from the number of OSDs and copies]
+        /// Number of placement groups, a power of two [default: from the number of OSDs and members]
         #[arg(long)]
         pgs: Option<u32>,
-        /// What two copies must never share [default: host]
+        /// What two members of a placement group must never share [default: host]
         #[arg(long, value_enum)]
         failure_domain: Option<DomainArg>,
-        /// Unit of replication and allocation, a power of two from 16KiB to 1MiB [default: 128KiB]
+        /// What one member holds of a stripe, a power of two from 16KiB (with parity 64KiB) to 1MiB [default:
+        /// 128KiB]
         #[arg(long, value_parser = parse_block_size)]
         block_size: Option<BlockSize>,
     },
@@ -50,10 +58,10 @@ pub enum PoolCommand {
         /// New name
         #[arg(long, group = "what", value_name = "NAME")]
         rename: Option<String>,
-        /// Fewest copies that may acknowledge a write; with fewer, I/O waits
-        #[arg(long, group = "what", value_parser = clap::value_parser!(u32).range(1..=8))]
+        /// Fewest members that may acknowledge a write; with fewer, I/O waits
+        #[arg(long, group = "what", value_parser = clap::value_parser!(u32).range(1..=20))]
         min_size: Option<u32>,
-        /// What two copies must never share; copies move where needed
+        /// What two members of a placement group must never share; data moves where needed
         #[arg(long, group = "what", value_enum)]
         failure_domain: Option<DomainArg>,
     },
@@ -65,13 +73,21 @@ pub enum PoolCommand {
     },
 }
 
-/// What two copies must never share.
+/// What two members of a PG must never share.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DomainArg {
     /// A host
     Host,
     /// An OSD
     Osd,
+}
+
+fn parse_xor(text: &str) -> Result<Scheme, String> {
+    Scheme::parse_xor(text).map_err(|error| error.0)
+}
+
+fn parse_ec(text: &str) -> Result<Scheme, String> {
+    Scheme::parse_reed_solomon(text).map_err(|error| error.0)
 }
 
 fn parse_block_size(text: &str) -> Result<BlockSize, String> {

@@ -409,7 +409,7 @@ impl Setup {
         let create = Command::PoolCreate {
             pool: "default".into(),
             // The default: two copies, or one if there is only one OSD.
-            replicas: None,
+            scheme: None,
             min_size: None,
             pg_count: None,
             failure_domain: Some(FailureDomain::Osd),

@@ -239,10 +239,10 @@ fn a_foreign_edit_of_etcd_takes_effect_or_is_reported_until_it_is_undone() {
     let shown = |field: &str| cluster.json(&["pool", "ls"])[0][field].clone();
     edited("name", "main".into());
     wait_for("the name to be in force", || shown("name") == "main");
-    let replicas = shown("replicas");
-    edited("replicas", 3.into());
+    let scheme = shown("scheme");
+    edited("scheme", "3 copies".into());
     wait_for("the bad number to be named", || is_undone("pool/1", "cannot change"));
-    assert_eq!((shown("name"), shown("replicas")), ("main".into(), replicas));
+    assert_eq!((shown("name"), shown("scheme")), ("main".into(), scheme));
     // The next transaction restores the transaction counter; the monitor takes leadership again.
     for (key, value) in [("change", "300"), ("leader", "400")] {
         hand_writes(&cluster, key, "{}");

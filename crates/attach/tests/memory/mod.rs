@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base::checksum::{checksum_units, first_mismatch};
 use base::{
-    BlockSize, BufferPool, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId,
+    BlockSize, BufferPool, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme,
     SessionId, StripeIndex, UNIT_SIZE, Version,
 };
 use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
@@ -188,7 +188,7 @@ impl MemoryMonitor {
         let pool = Pool {
             id: PoolId::FIRST,
             name: "default".to_string(),
-            replicas: 1,
+            scheme: Scheme::Copies { count: 1 },
             min_size: 1,
             pg_count: 1,
             failure_domain: FailureDomain::Osd,

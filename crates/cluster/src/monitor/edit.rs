@@ -21,7 +21,7 @@ use serde_json::json;
 
 use super::committed_state::{Batch, Write, check_size};
 use super::job::{Done, Job, Plan};
-use super::pool::{cannot_place, check_name};
+use super::pool::{cannot_place, check_min_size, check_name};
 use super::{Effect, Monitor, clipped, failure};
 use crate::map::FailureDomain;
 use crate::message::Failure;
@@ -202,25 +202,20 @@ impl Monitor {
         frozen.min_size = known.pool.min_size;
         frozen.failure_domain = known.pool.failure_domain;
         if frozen != known.pool {
-            return Err("replicas, pg_count and block_size of a pool cannot change".to_string());
+            return Err("scheme, pg_count and block_size of a pool cannot change".to_string());
         }
         check_name("pool", &wanted.pool.name).map_err(|error| error.message)?;
         let named = self.committed.pool_named(&wanted.pool.name);
         if named.is_some_and(|other| other.pool.id != wanted.pool.id) {
             return Err(format!("there is already a pool {}", wanted.pool.name));
         }
-        if !(1..=known.pool.replicas).contains(&wanted.pool.min_size) {
-            return Err(format!(
-                "min_size must be from 1 to the number of copies, {}, not {}",
-                known.pool.replicas, wanted.pool.min_size
-            ));
-        }
+        check_min_size(wanted.pool.scheme, wanted.pool.min_size)?;
         self.check_placeable(known, wanted.pool.failure_domain).map_err(|error| error.message)?;
         let (revision, planned_for) = (known.revision.next(), known.planned_for);
         Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))
     }
 
-    /// Checks that a pool's copies could follow a change of its failure domain.
+    /// Checks that a pool's members could follow a change of its failure domain.
     pub(super) fn check_placeable(
         &self,
         known: &PoolRecord,
@@ -231,8 +226,10 @@ impl Monitor {
         }
         let candidates = self.candidates(failure_domain);
         let current = vec![Vec::new(); known.pool.pg_count as usize];
-        let planned = placement::plan(&candidates, known.pool.replicas, &current);
-        planned.map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
+        let planned = placement::plan(&candidates, known.pool.scheme.position_count(), &current);
+        planned.map_err(|error| {
+            cannot_place(&error, known.pool.scheme, failure_domain, candidates.len())
+        })?;
         Ok(())
     }
 

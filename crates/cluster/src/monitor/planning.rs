@@ -69,7 +69,7 @@ impl Monitor {
         let mut planned = planned.borrow_mut();
         if planned.as_ref().is_none_or(|planned| planned.fingerprint != fingerprint) {
             let current: Vec<Vec<OsdId>> = self.targets(pool).collect();
-            match placement::plan(&candidates, record.pool.replicas, &current) {
+            match placement::plan(&candidates, record.pool.scheme.position_count(), &current) {
                 Ok(targets) => *planned = Some(Planned { fingerprint, targets }),
                 Err(error) => return Plan::Done(Done::Replanned(Some((fingerprint, error)))),
             }
@@ -211,7 +211,7 @@ impl Monitor {
             let others = ran().filter(|r| r.info.in_cluster && r.info.id != osd);
             let domains: BTreeSet<String> =
                 others.map(|record| domain_of(record, pool.pool.failure_domain)).collect();
-            domains.len() < pool.pool.replicas as usize
+            domains.len() < pool.pool.scheme.position_count() as usize
         };
         let lacking = self.committed.pools().find(lacks)?;
         Some(format!("pool {} could not be placed without it", lacking.pool.name))
@@ -234,7 +234,7 @@ pub(super) fn domain_of(record: &OsdRecord, failure_domain: FailureDomain) -> St
 /// Returns a hash of everything that a plan depends on (64-bit FNV-1a). After a chance collision,
 /// the plan would stay as it is until the next change; safety does not depend on this value.
 pub(super) fn fingerprint(pool: &Pool, candidates: &[Candidate]) -> u64 {
-    let mut text = format!("{} {:?}", pool.replicas, pool.failure_domain);
+    let mut text = format!("{} {:?}", pool.scheme, pool.failure_domain);
     for candidate in candidates {
         let Candidate { osd, domain, weight, .. } = candidate;
         text.push_str(&format!("\n{} {weight} {domain:?}", osd.get()));

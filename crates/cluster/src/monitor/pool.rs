@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId};
+use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId, Scheme};
 use format::wire::{Member, PgEntry};
 use placement::{Candidate, PlanError};
 
@@ -21,18 +21,18 @@ use crate::stats::Table;
 const POOL_COUNT_MAX: usize = 256;
 /// Most PGs in a pool: its whole map fits one message.
 const PG_COUNT_MAX: u32 = 8192;
-/// PG copies that a pool has on each OSD, unless the operator gives a PG count.
+/// Members of PGs that a pool has on each OSD, unless the operator gives a PG count.
 const PGS_PER_OSD: u32 = 32;
 /// Bytes of an OSD's record area that one PG takes: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
-/// Most copies that a pool may have.
-const REPLICAS_MAX: u32 = 8;
+/// Whether OSDs of this version serve pools with parity. Until they do, no such pool is created.
+const OSDS_SERVE_PARITY: bool = false;
 
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
         let Command::PoolCreate {
             pool: name,
-            replicas,
+            scheme,
             min_size,
             pg_count,
             failure_domain,
@@ -53,35 +53,27 @@ impl Monitor {
         }
         let failure_domain = failure_domain.unwrap_or(FailureDomain::Host);
         let candidates = self.candidates(failure_domain);
-        let replicas = replicas.unwrap_or(if candidates.len() > 1 { 2 } else { 1 });
-        let min_size = min_size.unwrap_or(if replicas <= 2 { 1 } else { 2 });
-        if !(1..=REPLICAS_MAX).contains(&replicas) || !(1..=replicas).contains(&min_size) {
-            return Err(failure(
-                "invalid",
-                format!("a pool cannot have {replicas} copies with a minimum of {min_size}"),
-                format!("use 1 to {REPLICAS_MAX} copies, and a minimum from 1 to that number"),
-            ));
-        }
+        let copies = Scheme::Copies { count: if candidates.len() > 1 { 2 } else { 1 } };
+        let scheme = scheme.unwrap_or(copies);
+        let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
+        scheme.check_block_size(block_size).map_err(|why| {
+            failure("invalid", why, "`ashlar pool create --help` lists what a pool may have")
+        })?;
+        let min_size = min_size.unwrap_or(scheme.min_size_default());
+        check_min_size(scheme, min_size)
+            .map_err(|why| failure("invalid", why, "leave --min-size out for the default"))?;
         let pg_count = match *pg_count {
             Some(count) => checked_pg_count(count)?,
-            None => default_pg_count(candidates.len(), replicas),
+            None => default_pg_count(candidates.len(), scheme),
         };
         let current = vec![Vec::new(); pg_count as usize];
-        let targets = placement::plan(&candidates, replicas, &current)
-            .map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
+        let targets = placement::plan(&candidates, scheme.position_count(), &current)
+            .map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))?;
         self.check_room(&candidates, &targets)?;
         let number = committed.next_id(CounterName::Pool)?;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
-        let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
-        let pool = Pool {
-            id,
-            name: name.clone(),
-            replicas,
-            min_size,
-            pg_count,
-            failure_domain,
-            block_size,
-        };
+        let pool =
+            Pool { id, name: name.clone(), scheme, min_size, pg_count, failure_domain, block_size };
         let planned_for = fingerprint(&pool, &candidates);
         Ok(self.write_new_pool(pool, targets, planned_for))
     }
@@ -100,7 +92,7 @@ impl Monitor {
                 return Err(failure(
                     "invalid",
                     format!(
-                        "{osd} would hold copies of {count} PGs, but its {} MiB have room for the \
+                        "{osd} would be a member of {count} PGs, but its {} MiB have room for the \
                          records of only {room}",
                         size >> 20
                     ),
@@ -174,7 +166,7 @@ impl Monitor {
     pub(super) fn pool_row_with(&self, record: &PoolRecord) -> serde_json::Value {
         let mut row = pool_row(&record.pool);
         row["used_bytes"] = self.used_bytes(Table::Pool, record.pool.id.get()).into();
-        row["available_bytes"] = (self.free_bytes() / u64::from(record.pool.replicas)).into();
+        row["available_bytes"] = record.pool.scheme.usable_bytes(self.free_bytes()).into();
         row
     }
 
@@ -203,9 +195,40 @@ impl Monitor {
     }
 }
 
-/// Returns a pool as commands show it.
+/// Refuses what OSDs of this version cannot serve.
+pub(super) fn check_served(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::PoolCreate { scheme: Some(scheme), .. }
+            if !scheme.is_whole_everywhere() && !OSDS_SERVE_PARITY =>
+        {
+            let message = format!("pools with parity ({scheme}) cannot be used yet");
+            Err(failure("unsupported", message, "use copies: `ashlar pool create --replicas 2`"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks the minimum size of a pool.
+pub(super) fn check_min_size(scheme: Scheme, min_size: u32) -> Result<(), String> {
+    let (fewest, most) = scheme.min_size_limits();
+    if (fewest..=most).contains(&min_size) {
+        return Ok(());
+    }
+    Err(format!("min_size of {scheme} must be from {fewest} to {most}, not {min_size}"))
+}
+
+/// Returns a pool as commands show it: with the numbers that its scheme stands for.
 pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
-    serde_json::to_value(pool).expect("a pool is plain text and numbers")
+    let mut row = serde_json::to_value(pool).expect("a pool is plain text and numbers");
+    let scheme = pool.scheme;
+    if scheme.is_whole_everywhere() {
+        row["replicas"] = scheme.position_count().into();
+    } else {
+        row["data_parts"] = scheme.data_count().into();
+        row["parity_parts"] = scheme.parity_count().into();
+    }
+    row["stripe_size"] = scheme.stripe_bytes(pool.block_size).into();
+    row
 }
 
 /// Returns the number of PGs whose records fit a store with a data area of this size. Its record
@@ -226,13 +249,14 @@ fn checked_pg_count(count: u32) -> Result<u32, Failure> {
     ))
 }
 
-fn default_pg_count(osd_count: usize, replicas: u32) -> u32 {
+fn default_pg_count(osd_count: usize, scheme: Scheme) -> u32 {
     let wanted = u32::try_from(osd_count).unwrap_or(u32::MAX).saturating_mul(PGS_PER_OSD);
-    (wanted / replicas.max(1)).clamp(1, PG_COUNT_MAX).next_power_of_two()
+    (wanted / scheme.position_count()).clamp(1, PG_COUNT_MAX).next_power_of_two()
 }
 
 pub(super) fn cannot_place(
     error: &PlanError,
+    scheme: Scheme,
     failure_domain: FailureDomain,
     osd_count: usize,
 ) -> Failure {
@@ -240,7 +264,7 @@ pub(super) fn cannot_place(
         PlanError::TooFewDomains { needed, found } => {
             let (domain, hint) = match failure_domain {
                 FailureDomain::Host if osd_count >= *needed as usize => {
-                    ("hosts", "use --failure-domain osd to let copies share a host")
+                    ("hosts", "use --failure-domain osd to let members share a host")
                 }
                 FailureDomain::Host => {
                     ("hosts", "start more OSDs: `ashlar osd ls` shows which are up")
@@ -249,9 +273,11 @@ pub(super) fn cannot_place(
                     ("OSDs", "start more OSDs: `ashlar osd ls` shows which are up")
                 }
             };
+            let need =
+                if matches!(scheme, Scheme::Copies { count: 2.. }) { "need" } else { "needs" };
             let message = format!(
-                "the pool cannot be placed: {needed} copies need {needed} {domain} that are up, \
-                 there are {found}"
+                "the pool cannot be placed: {scheme} {need} {needed} {domain} that are up, there are \
+                 {found}"
             );
             failure("cannot_place", message, hint)
         }

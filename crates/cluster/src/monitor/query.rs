@@ -240,8 +240,9 @@ impl Monitor {
 
     /// Returns the state of a PG that is served.
     pub(super) fn serving_state(&self, entry: &PgEntry) -> PgState {
-        let replicas = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.replicas);
-        if entry.acting_count() < replicas as usize {
+        let pool = self.committed.pool(entry.pg.pool);
+        let count = pool.map_or(1, |record| record.pool.scheme.position_count());
+        if entry.acting_count() < count as usize {
             PgState::Degraded
         } else if entry.learners.is_empty() {
             PgState::Active

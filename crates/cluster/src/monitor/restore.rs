@@ -842,9 +842,15 @@ impl<'a> Draft<'a> {
             members.map(|member| member.osd).collect()
         };
         let current: Vec<Vec<OsdId>> = ids.iter().map(acting).collect();
-        let targets = placement::plan(&candidates, pool.replicas, &current).map_err(|error| {
-            super::pool::cannot_place(&error, pool.failure_domain, candidates.len())
-        })?;
+        let targets = placement::plan(&candidates, pool.scheme.position_count(), &current)
+            .map_err(|error| {
+                super::pool::cannot_place(
+                    &error,
+                    pool.scheme,
+                    pool.failure_domain,
+                    candidates.len(),
+                )
+            })?;
         let member = |osd: &OsdId| {
             let record = self.osds().find(|record| record.info.id == *osd);
             let incarnation = record.map_or(Incarnation::ZERO, |record| record.info.incarnation);

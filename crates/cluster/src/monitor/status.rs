@@ -221,11 +221,11 @@ impl Monitor {
         let is_away = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|record| !record.info.up);
         let mut awaited = BTreeSet::new();
         for record in self.committed.pools() {
-            let replicas = record.pool.replicas as usize;
+            let count = record.pool.scheme.position_count() as usize;
             let entries = self.committed.pgs(record.pool.id).zip(self.targets(record.pool.id));
             for (entry, targets) in entries {
                 awaited.extend(entry.acting().map(|member| member.osd).filter(is_away));
-                if entry.acting_count() < replicas {
+                if entry.acting_count() < count {
                     awaited.extend(targets.into_iter().filter(is_away));
                 }
             }
@@ -234,7 +234,8 @@ impl Monitor {
     }
 
     fn check_pools(&self, checks: &mut Vec<Check>) {
-        for pool in self.committed.pools().filter(|record| record.pool.replicas == 1) {
+        for pool in self.committed.pools().filter(|record| record.pool.scheme.position_count() == 1)
+        {
             checks.push(Check {
                 code: "single_copy",
                 severity: Severity::Info,

@@ -158,9 +158,9 @@ impl Node {
             true => entry.members().filter(is_connected).map(|member| member.osd).collect(),
             false => Vec::new(),
         };
-        let copies = self.cluster.map().pools[&id.pool].pool.replicas;
+        let count = self.cluster.map().pools[&id.pool].pool.scheme.position_count();
         lines::trace_enters(&self.cluster, &entry, effects);
-        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, copies, actions));
+        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, count, actions));
         for osd in ready {
             self.drive(now, slot, effects, |pg, actions| pg.peer_ready(osd, actions));
         }

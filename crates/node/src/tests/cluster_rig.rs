@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{
-    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId,
+    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId, Scheme,
     SessionId, Time, TraceEvent, Version,
 };
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
@@ -490,7 +490,7 @@ impl Cluster {
         let pool = Pool {
             id: POOL,
             name: "default".into(),
-            replicas: self.replicas,
+            scheme: Scheme::Copies { count: self.replicas as u8 },
             min_size: 1,
             pg_count: 1,
             failure_domain: FailureDomain::Osd,

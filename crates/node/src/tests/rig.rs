@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use base::checksum::checksum_units;
 use base::{
     BlockSize, Buffer, BufferPool, Checksum, ClusterId, ConnectionId, Duration, Epoch, ImageId,
-    Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId, StripeIndex, Time,
+    Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, Scheme, SessionId, StripeIndex, Time,
     TraceEvent, UNIT_SIZE, Version,
 };
 use blockstore::{CommitMode, CreateOptions, NoteKey, RequestId, STORE_SIZE_MIN, Store, StoreId};
@@ -229,7 +229,7 @@ pub fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) 
     let pool = Pool {
         id: POOL,
         name: "default".into(),
-        replicas: 1,
+        scheme: Scheme::Copies { count: 1 },
         min_size: 1,
         pg_count: 1,
         failure_domain: FailureDomain::Osd,

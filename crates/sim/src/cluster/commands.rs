@@ -1,7 +1,7 @@
 //! The operator's commands: create the cluster, create, resize and remove volumes, and at the end remove all of
 //! them and check that nothing is left.
 
-use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
+use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, Scheme, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
@@ -188,7 +188,7 @@ impl World {
             }
             Job::CreatePool => Command::PoolCreate {
                 pool: "default".to_string(),
-                replicas: Some(self.plan.copies),
+                scheme: Some(Scheme::Copies { count: self.plan.copies as u8 }),
                 min_size: Some(self.plan.min_size),
                 pg_count: Some(self.plan.pg_count),
                 failure_domain: Some(self.plan.failure_domain),

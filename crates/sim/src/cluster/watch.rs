@@ -168,7 +168,7 @@ impl Watch {
         }
         for pool in delta.pools {
             let min_size = pool.pool.min_size as usize;
-            self.copies = pool.pool.replicas;
+            self.copies = pool.pool.scheme.position_count();
             for entry in pool.pgs {
                 let known = self.entries.get(&entry.pg);
                 let epoch = known.map_or(Epoch::ZERO, |known| known.epoch);
@@ -555,7 +555,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use base::{BlockSize, Incarnation, MapRevision, PoolId, StripeIndex};
+    use base::{BlockSize, Incarnation, MapRevision, PoolId, Scheme, StripeIndex};
     use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
     use format::wire::Member;
 
@@ -688,7 +688,7 @@ mod tests {
         let pool = Pool {
             id: PoolId::FIRST,
             name: "default".into(),
-            replicas: 3,
+            scheme: Scheme::Copies { count: 3 },
             min_size: 2,
             pg_count: 8,
             failure_domain: FailureDomain::Osd,

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use base::checksum::first_mismatch;
 use base::{
     BlockSize, Buffer, BufferPool, ClusterId, ConnectionId, Duration, Epoch, ImageId, Incarnation,
-    KIB, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId, StripeIndex, Time, UNIT_SIZE,
-    Version,
+    KIB, MapRevision, MonitorId, OsdId, PgId, PoolId, Scheme, SessionId, StripeIndex, Time,
+    UNIT_SIZE, Version,
 };
 use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
@@ -116,7 +116,7 @@ pub(super) fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>) -> PoolDe
         pool: Pool {
             id: PoolId::FIRST,
             name: "default".to_string(),
-            replicas: 1,
+            scheme: Scheme::Copies { count: 1 },
             min_size: 1,
             pg_count: 4,
             failure_domain: FailureDomain::Osd,

@@ -6,7 +6,7 @@ mod removal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{ConnectionId, Duration, Incarnation, MonitorId, SessionId, Time, TraceEvent};
+use base::{ConnectionId, Duration, Incarnation, MonitorId, Scheme, SessionId, Time, TraceEvent};
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use serde_json::{Value, json};
@@ -500,7 +500,7 @@ fn osd_create(number: u32) -> Command {
 fn pool_create() -> Command {
     Command::PoolCreate {
         pool: "p".into(),
-        replicas: Some(1),
+        scheme: Some(Scheme::Copies { count: 1 }),
         min_size: None,
         pg_count: Some(4),
         failure_domain: None,

@@ -1,6 +1,6 @@
 //! Pools, volumes, sessions, tasks and the map, while nothing fails.
 
-use base::{Duration, GIB, MapRevision, SessionId, StripeIndex, TIB};
+use base::{Duration, GIB, MapRevision, Scheme, SessionId, StripeIndex, TIB};
 use format::door::{NetEvent, Role};
 use format::wire::{Message, Op, Refusal};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
 fn pool_create(pool: &str) -> Command {
     Command::PoolCreate {
         pool: pool.into(),
-        replicas: None,
+        scheme: None,
         min_size: None,
         pg_count: None,
         failure_domain: None,
@@ -231,9 +231,9 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
     for number in 1..=3 {
         rig.add_osd(number);
     }
-    let with = |replicas, failure_domain, pg_count, min_size| Command::PoolCreate {
+    let with = |count: Option<u8>, failure_domain, pg_count, min_size| Command::PoolCreate {
         pool: "p".into(),
-        replicas,
+        scheme: count.map(|count| Scheme::Copies { count }),
         min_size,
         pg_count,
         failure_domain,
@@ -247,12 +247,20 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
     for (replicas, pg_count, min_size) in [
         (None, Some(3), None),
         (None, Some(1 << 20), None),
-        (Some(0), None, None),
-        (Some(9), None, None),
         (Some(1), None, Some(2)),
+        (Some(1), None, Some(0)),
     ] {
         assert_eq!(code(rig.command(with(replicas, None, pg_count, min_size))), "invalid");
     }
+    let parity = Command::PoolCreate {
+        pool: "p".into(),
+        scheme: Some(Scheme::Xor { data: 2 }),
+        min_size: None,
+        pg_count: None,
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: None,
+    };
+    assert_eq!(code(rig.command(parity)), "unsupported");
     for name in ["", "a/b", "a@b", ".x", "-x", &"x".repeat(64), "ä"] {
         assert_eq!(code(rig.command(pool_create(name))), "invalid", "{name}");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use base::{Duration, OsdId};
+use base::{Duration, OsdId, Scheme};
 use format::wire::{Member, PgEntry};
 use serde_json::json;
 
@@ -824,7 +824,7 @@ fn the_largest_pool_can_be_made_whatever_its_copies() {
     let client = rig.client();
     let create = Command::PoolCreate {
         pool: "p".into(),
-        replicas: Some(8),
+        scheme: Some(Scheme::Copies { count: 8 }),
         min_size: None,
         pg_count: Some(8192),
         failure_domain: Some(crate::map::FailureDomain::Osd),

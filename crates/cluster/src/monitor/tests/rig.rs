@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use base::trace::Level;
 use base::{
     ClusterId, ConnectionId, Duration, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
-    SessionId, Time, TraceEvent,
+    Scheme, SessionId, Time, TraceEvent,
 };
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
@@ -696,7 +696,7 @@ impl Rig {
     pub fn make_pool(&mut self, pool: &str, pg_count: u32) -> Result<Value, Failure> {
         self.command(Command::PoolCreate {
             pool: pool.into(),
-            replicas: Some(1),
+            scheme: Some(Scheme::Copies { count: 1 }),
             min_size: None,
             pg_count: Some(pg_count),
             failure_domain: None,
@@ -723,7 +723,7 @@ impl Rig {
     ) -> Result<Value, Failure> {
         self.command(Command::PoolCreate {
             pool: pool.into(),
-            replicas: Some(replicas),
+            scheme: Some(Scheme::Copies { count: replicas as u8 }),
             min_size,
             pg_count: Some(pg_count),
             failure_domain: Some(FailureDomain::Osd),
