@@ -10,6 +10,7 @@
 //! | everything is as planned | the plan's first OSD leads as soon as it may, if it reaches all members |
 //! | an OSD that rests after many starts | it does not become a learner; as a member it is removed in its next run if minimum size others remain |
 //! | an acting member or learner whose disk hangs | it is removed if at least minimum size others have disks that answer and were heard from since; else the entry stays |
+//! | a pool with parity has more positions than the entry | the entry gets them, empty |
 //! | members that the primary cannot reach | they are removed, as lost ones are; if too few would be left, a member that reaches enough leads and the others are removed |
 //!
 //! Invariants
@@ -17,14 +18,15 @@
 //!      entry.
 //!   2. A member leaves it only if at least minimum size members that hold everything remain, are up,
 //!      and were heard from since.
-//!   3. Members stay at their positions.
+//!   3. Members stay at their positions. Where positions are roles (parity), a learner gets only the position
+//!      that it was filled for, and keeps it while that position needs somebody.
 //!   4. Each change is the next epoch. If nothing changes there is no next entry; when all members are
 //!      up and complete, that is the case once the acting set equals the plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{Incarnation, OsdId, Position, Time};
+use base::{Incarnation, OsdId, Position, Scheme, Time};
 use format::wire::{Learner, MEMBERS_MAX, Member, PgEntry};
 
 /// The condition of an OSD. Moments are event numbers: they also order what happens at the same time.
@@ -61,9 +63,11 @@ pub(super) struct DiskStanding {
 
 /// Everything besides its entry that decides about one PG.
 pub(super) struct Given<'a> {
+    /// The pool's scheme.
+    pub(super) scheme: Scheme,
     /// The pool's minimum size.
     pub(super) min_size: usize,
-    /// The plan: one OSD for each copy; the first is to lead.
+    /// The plan: one OSD for each position, in any order; the first is to lead.
     pub(super) targets: &'a [OsdId],
     /// The condition of all OSDs.
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
@@ -127,6 +131,18 @@ enum State {
 }
 
 impl Given<'_> {
+    /// Whether each position has data of its own, so that members and learners cannot change theirs.
+    fn positions_are_roles(&self) -> bool {
+        !self.scheme.is_whole_everywhere()
+    }
+
+    /// Whether the OSD, if it is at one of these positions, can serve reads there from what it holds.
+    fn has_data(&self, positions: &[Option<Member>], osd: OsdId) -> bool {
+        let is_it = |member: &Option<Member>| member.is_some_and(|member| member.osd == osd);
+        let at = Position::all().zip(positions).find(|(_, member)| is_it(member));
+        self.scheme.is_whole_everywhere() || at.is_some_and(|(at, _)| self.scheme.has_data(at))
+    }
+
     fn state_of(&self, member: Member) -> State {
         let Some(standing) = self.standings.get(&member.osd) else { return State::Down };
         if !standing.up {
@@ -207,12 +223,15 @@ pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntr
     let stalled_go = given.stalled_go(entry);
     let ready = ready_learners(entry, given);
     let mut positions = entry.positions.clone();
+    let count = given.scheme.position_count() as usize;
+    if given.positions_are_roles() && positions.len() < count {
+        positions.resize(count, None);
+    }
     let waiting = replace_lost(&mut positions, ready, stalled_go, given);
     let waiting = replace_surplus(&mut positions, waiting, leader, given);
     take_new_runs(&mut positions, !waiting.is_empty(), given);
-    let acting: Vec<Member> = positions.iter().flatten().copied().collect();
     let learners = learners_beside(&positions, leader, entry, stalled_go, given);
-    let primary = primary_of(&acting, &learners, leader, given);
+    let primary = primary_of(&positions, &learners, leader, given);
     let epoch = entry.epoch.next();
     let next = PgEntry { epoch, positions, learners, primary: None, ..entry.clone() };
     let next = primary.map_or(next.clone(), |osd| next.led_by(osd));
@@ -318,14 +337,19 @@ fn replace_lost(
     let acting = || positions.iter().flatten();
     let lost_count = acting().filter(|member| goes(member)).count();
     let open_count = positions.len() - acting().count() + lost_count;
-    let joining = ready.iter().take(open_count).map(|learner| learner.member);
+    let has_place = |learner: &&Learner| {
+        let own = positions[learner.position.index()];
+        !given.positions_are_roles() || own.is_none_or(|member| goes(&member))
+    };
+    let joining: Vec<Member> =
+        (ready.iter().filter(has_place).take(open_count)).map(|learner| learner.member).collect();
     let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
     let sound = acting().copied().filter(is_sound);
-    let sound: Vec<Member> = sound.chain(joining.clone()).collect();
+    let sound: Vec<Member> = sound.chain(joining.iter().copied()).collect();
     let counted = if planted::on(Bug::RemovedMemberStillCounted) {
-        acting().count() + joining.count()
+        acting().count() + joining.len()
     } else if planted::on(Bug::StalledMemberCounted) {
-        acting().filter(|member| !goes(member)).count() + joining.count()
+        acting().filter(|member| !goes(member)).count() + joining.len()
     } else {
         sound.len()
     };
@@ -338,7 +362,8 @@ fn replace_lost(
     let mut waiting = Vec::new();
     for learner in ready {
         let own = learner.position.index();
-        let all = std::iter::once(own).chain(0..positions.len());
+        let others = if given.positions_are_roles() { 0..0 } else { 0..positions.len() };
+        let all = std::iter::once(own).chain(others);
         match all.into_iter().find(|index| positions[*index].is_none()) {
             Some(open) => positions[open] = Some(learner.member),
             None => waiting.push(learner),
@@ -377,7 +402,7 @@ fn replace_surplus(
 }
 
 /// Returns the position of a member that is not in the plan: `wanted` if possible, and the leader's only
-/// as the last choice.
+/// as the last choice. Where positions are roles it is `wanted` or none.
 fn surplus_position(
     positions: &[Option<Member>],
     wanted: usize,
@@ -388,7 +413,8 @@ fn surplus_position(
         positions[*index].is_some_and(|member| !given.targets.contains(&member.osd))
     };
     let leads = |index: &usize| positions[*index].map(|member| member.osd) == leader;
-    let all = || std::iter::once(wanted).chain((0..positions.len()).rev()).filter(surplus);
+    let others = if given.positions_are_roles() { 0..0 } else { 0..positions.len() };
+    let all = || std::iter::once(wanted).chain(others.clone().rev()).filter(surplus);
     all().find(|index| !leads(index)).or_else(|| all().next())
 }
 
@@ -436,6 +462,11 @@ fn learners_beside(
     let wanted = given.targets.iter().filter(may_learn);
     let mut fit: Vec<Member> = wanted.filter_map(|osd| given.fit(*osd)).collect();
     fit.sort_by_key(|member| !is_learner(&member.osd));
+    if given.positions_are_roles() {
+        let mut learners = learners_for_roles(positions, fit, entry, leader, given);
+        learners.truncate(MEMBERS_MAX - acting().count());
+        return learners;
+    }
     let is_well = |member: &&Member| given.state_of(**member) == State::Sound;
     let lacking = positions.len() - acting().filter(is_well).count();
     fit.truncate(lacking.max(1).min(MEMBERS_MAX - acting().count()));
@@ -446,6 +477,36 @@ fn learners_beside(
         learners.extend(position.map(|position| Learner { member, position }));
     }
     learners
+}
+
+/// How urgently a position needs a learner. In order: the first is the most urgent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    /// It is empty.
+    Empty,
+    /// Its member is lost.
+    Lost,
+    /// Its member is not in the plan.
+    Surplus,
+    /// Its member is not in the plan, and leads.
+    SurplusLeader,
+    /// Its member is as planned.
+    Nothing,
+}
+
+fn need_of(
+    position: Position,
+    positions: &[Option<Member>],
+    leader: Option<OsdId>,
+    given: &Given<'_>,
+) -> Need {
+    match positions[position.index()] {
+        None => Need::Empty,
+        Some(member) if given.state_of(member) != State::Sound => Need::Lost,
+        Some(member) if given.targets.contains(&member.osd) => Need::Nothing,
+        Some(member) if leader == Some(member.osd) => Need::SurplusLeader,
+        Some(_) => Need::Surplus,
+    }
 }
 
 /// Chooses the position that an OSD is filled for: an empty one first, then one whose member is lost,
@@ -459,37 +520,69 @@ fn position_to_learn(
     given: &Given<'_>,
 ) -> Option<Position> {
     let is_free = |position: &Position| others.iter().all(|other| other.position != *position);
-    let urgency = |position: &Position| match positions[position.index()] {
-        None => 0,
-        Some(member) if given.state_of(member) != State::Sound => 1,
-        Some(member) if given.targets.contains(&member.osd) => 4,
-        Some(member) if leader == Some(member.osd) => 3,
-        Some(_) => 2,
-    };
+    let need = |position: &Position| need_of(*position, positions, leader, given);
     let all = Position::all().take(positions.len()).filter(is_free);
-    all.min_by_key(|position| (urgency(position), known != Some(*position), *position))
+    all.min_by_key(|position| (need(position), known != Some(*position), *position))
+}
+
+/// Chooses positions for OSDs of the plan that may learn, where positions are roles. A learner keeps its
+/// position while that needs somebody: with another role, all that it was filled with would be useless.
+/// Every position without a sound member gets a new learner; if there is none such, and nobody learns,
+/// one surplus member gets one.
+fn learners_for_roles(
+    positions: &[Option<Member>],
+    fit: Vec<Member>,
+    entry: &PgEntry,
+    leader: Option<OsdId>,
+    given: &Given<'_>,
+) -> Vec<Learner> {
+    let need = |position: Position| need_of(position, positions, leader, given);
+    let mut learners: Vec<Learner> = Vec::new();
+    let mut new: Vec<Member> = Vec::new();
+    for member in fit {
+        match entry.learner(member.osd).map(|known| known.position) {
+            Some(position) if need(position) < Need::Nothing => {
+                learners.push(Learner { member, position });
+            }
+            _ => new.push(member),
+        }
+    }
+    for member in new {
+        let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
+        // Positions with data come first, and `fit` begins with the OSD that is to lead.
+        let all = Position::all().take(positions.len()).filter(is_free);
+        let Some(position) = all.min_by_key(|at| (need(*at), *at)) else { break };
+        if need(position) < Need::Surplus || (learners.is_empty() && need(position) < Need::Nothing)
+        {
+            learners.push(Learner { member, position });
+        }
+    }
+    learners
 }
 
 /// Chooses the primary: the plan's first OSD when everything is as planned, else the leader if it may
-/// stay, else a member that is up.
+/// stay, else a member that is up. A planned member with data comes before one with parity.
 fn primary_of(
-    acting: &[Member],
+    positions: &[Option<Member>],
     learners: &[Learner],
     leader: Option<OsdId>,
     given: &Given<'_>,
 ) -> Option<OsdId> {
+    let acting: Vec<Member> = positions.iter().flatten().copied().collect();
     let state = |osd: OsdId| {
         let member = acting.iter().find(|member| member.osd == osd);
         member.map(|member| given.state_of(*member))
     };
     let is_sound = |osd: &OsdId| state(*osd) == Some(State::Sound);
-    let planned = given.targets.iter().copied();
+    let mut planned: Vec<OsdId> = given.targets.to_vec();
+    planned.sort_by_key(|osd| !given.has_data(positions, *osd));
+    let first = planned.first().copied();
+    let planned = planned.into_iter();
     let at_rest = learners.is_empty()
         && acting.len() == given.targets.len()
         && planned.clone().all(|osd| is_sound(&osd));
     let reaches_all =
         |from: &OsdId| acting.iter().all(|member| !given.links.is_broken(*from, member.osd));
-    let first = given.targets.first().copied();
     if at_rest && first.is_some_and(|first| reaches_all(&first)) {
         return first;
     }

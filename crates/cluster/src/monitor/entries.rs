@@ -422,7 +422,7 @@ impl Monitor {
             let newest = |(next, entry): (Option<PgEntry>, &PgEntry)| match next {
                 Some(next) => {
                     assert!(next.epoch > entry.epoch, "each change is a new epoch");
-                    assert!(next.positions.len() == entry.positions.len(), "positions stay");
+                    assert!(next.positions.len() >= entry.positions.len(), "positions stay");
                     PgEntry { revision, ..next }
                 }
                 None => entry.clone(),
@@ -443,6 +443,7 @@ impl Monitor {
         let asked = asked.filter(|asked| asked.epoch == entry.epoch);
         let is_time = asked.and_then(|asked| asked.renew).is_some_and(|renew| renew.at <= self.now);
         Given {
+            scheme: pool.pool.scheme,
             min_size: pool.pool.min_size as usize,
             targets,
             standings,

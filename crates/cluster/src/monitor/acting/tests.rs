@@ -1,6 +1,6 @@
 //! The table row by row, and what always holds, whatever comes.
 
-use base::{Epoch, MapRevision, PgId, PoolId};
+use base::{Epoch, MapRevision, PgId, PoolId, Scheme};
 
 use super::*;
 
@@ -42,6 +42,7 @@ fn learning(entry: &PgEntry) -> Vec<Member> {
 /// A pool of a few OSDs: all up in their first run, heard at 10.
 #[derive(Clone)]
 struct Scene {
+    scheme: Scheme,
     copies: usize,
     min_size: usize,
     targets: Vec<OsdId>,
@@ -64,6 +65,7 @@ impl Scene {
             disk: DiskStanding::default(),
         };
         Scene {
+            scheme: Scheme::Copies { count: targets.len() as u8 },
             copies: targets.len(),
             min_size,
             targets: targets.iter().map(|number| osd(*number)).collect(),
@@ -73,6 +75,12 @@ impl Scene {
             links: Links::default(),
             renew: false,
         }
+    }
+
+    /// Positions are roles from now on.
+    fn of_parity(mut self, parity: u8) -> Scene {
+        self.scheme = Scheme::ReedSolomon { data: self.copies as u8 - parity, parity };
+        self
     }
 
     fn with(mut self, number: u32, change: impl FnOnce(&mut Standing)) -> Scene {
@@ -117,6 +125,7 @@ impl Scene {
         next_entry(
             entry,
             Given {
+                scheme: self.scheme,
                 min_size: self.min_size,
                 targets: &self.targets,
                 standings: &self.standings,
@@ -313,6 +322,67 @@ fn a_complete_learner_joins_and_lost_members_leave_in_one_change() {
     let scene = Scene::new(3, &[1, 2, 3], 2).down(2);
     assert_eq!(scene.next(&filling), None);
     assert_next(&scene.complete(member(3, 1)), &filling, 1, &[1, 3], &[]);
+}
+
+/// The positions that learners are for, by OSD.
+fn roles(entry: &PgEntry) -> Vec<(u32, u8)> {
+    entry.learners.iter().map(|it| (it.member.osd.get(), it.position.get())).collect()
+}
+
+#[test]
+fn where_positions_are_roles_a_learner_gets_the_one_it_was_filled_for() {
+    let all = [1, 2, 3, 4].map(|number| member(number, 1));
+    // 4 is planned elsewhere, so 5 learns for its position. Meanwhile 1 is lost.
+    let scene = Scene::new(6, &[1, 2, 3, 5], 3).of_parity(2);
+    let filling = scene.next(&entry(4, 1, &all, &[])).unwrap();
+    assert_eq!(roles(&filling), [(5, 3)]);
+    let lost = scene.clone().down(1);
+    let gone = lost.next(&filling).unwrap();
+    assert_eq!((gone.member_at(Position::FIRST), roles(&gone)), (None, vec![(5, 3)]));
+    let complete = lost.complete(member(5, 1));
+    let next = complete.next(&filling).unwrap();
+    assert_eq!(next.positions, [None, Some(all[1]), Some(all[2]), Some(member(5, 1))]);
+    // With copies it would have taken the place of the lost one.
+    let copies = Scene { scheme: Scheme::Copies { count: 4 }, ..complete };
+    let next = copies.next(&filling).unwrap();
+    assert_eq!(next.member_at(Position::FIRST), Some(member(5, 1)));
+    // The one that replaces the lost member learns beside it.
+    let replanned = Scene::new(6, &[2, 3, 5, 6], 3).of_parity(2);
+    let replanned = replanned.down(1);
+    assert_eq!(roles(&replanned.next(&gone).unwrap()), [(5, 3), (6, 0)]);
+}
+
+#[test]
+fn where_positions_are_roles_complete_learners_of_lost_positions_replace_them_in_one_change() {
+    let all = [1, 2, 3, 4].map(|number| member(number, 1));
+    let scene = Scene::new(6, &[1, 2, 5, 6], 3).of_parity(2).down(3).down(4);
+    let filling = scene.next(&entry(4, 1, &all, &[])).unwrap();
+    assert_eq!((filling.acting_count(), roles(&filling)), (4, vec![(5, 2), (6, 3)]));
+    let next = scene.complete(member(6, 1)).next(&filling).unwrap();
+    let positions = [Some(all[0]), Some(all[1]), None, Some(member(6, 1))];
+    assert_eq!((&next.positions[..], roles(&next)), (&positions[..], vec![(5, 2)]));
+}
+
+#[test]
+fn more_parity_gives_an_entry_more_positions() {
+    let all = [1, 2, 3].map(|number| member(number, 1));
+    let scene = Scene::new(4, &[1, 2, 3, 4], 2).of_parity(2);
+    let before = entry(3, 1, &all, &[]);
+    let next = scene.next(&before).unwrap();
+    assert_eq!(next.positions[..3], before.positions);
+    assert_eq!((next.positions.len(), roles(&next)), (4, vec![(4, 3)]));
+    let done = scene.clone().complete(member(4, 1)).next(&next).unwrap();
+    assert_eq!((done.acting_count(), scene.next(&done)), (4, None));
+}
+
+#[test]
+fn one_with_data_leads_where_there_is_one() {
+    let all = [2, 3, 1].map(|number| member(number, 1));
+    let scene = Scene::new(3, &[1, 3, 2], 2).of_parity(1);
+    assert_next(&scene, &entry(3, 1, &all, &[]), 3, &[2, 3, 1], &[]);
+    // A new first of the plan takes a position with data.
+    let scene = Scene::new(5, &[5, 4, 1], 2).of_parity(1);
+    assert_eq!(roles(&scene.next(&entry(3, 2, &all[..1], &[])).unwrap()), [(5, 1), (4, 2)]);
 }
 
 #[test]
@@ -547,6 +617,7 @@ impl World {
         assert_eq!(next.epoch, before.epoch.next());
         next.check().expect("it can be");
         assert_eq!(next.positions.len(), self.scene.copies);
+        let is_role = !self.scene.scheme.is_whole_everywhere();
         let ids = |entry: &PgEntry| -> BTreeSet<OsdId> { entry.acting().map(|m| m.osd).collect() };
         let (was, is) = (ids(&before), ids(&next));
         for osd in was.intersection(&is) {
@@ -556,6 +627,15 @@ impl World {
             assert!(before.learning().any(|it| it == member), "it was a learner: {member:?}");
             assert!(self.scene.complete.contains(member), "it was reported: {member:?}");
             assert!(self.is_there(member));
+            let learned = before.learner(member.osd).map(|learner| learner.position);
+            assert!(!is_role || learned == next.position_of(member.osd), "{before:?} {next:?}");
+        }
+        for learner in next.learners.iter().filter(|_| is_role) {
+            let known = before.learner(learner.member.osd).map(|known| known.position);
+            let holder = known.and_then(|position| next.member_at(position));
+            let is_needed = known.is_some()
+                && holder.is_none_or(|member| !self.scene.targets.contains(&member.osd));
+            assert!(!is_needed || known == Some(learner.position), "{before:?} {next:?}");
         }
         if was.difference(&is).next().is_some() {
             assert!(is.len() >= self.scene.min_size, "{before:?} {next:?}");
@@ -570,7 +650,10 @@ impl World {
             assert!(next.acting().all(heard));
         }
         assert!(next.learning().all(|member| self.is_there(member)));
-        let has_whole = |entry: &PgEntry| entry.acting().any(|m| self.whole.contains(&m.osd));
+        let enough = self.scene.scheme.data_count() as usize;
+        let has_whole = |entry: &PgEntry| {
+            entry.acting().filter(|m| self.whole.contains(&m.osd)).count() >= enough
+        };
         assert!(!has_whole(&before) || has_whole(&next), "{before:?} {next:?}");
         let primary = next.primary_osd().expect("somebody leads");
         assert!(is.contains(&primary));
@@ -596,10 +679,17 @@ impl World {
 #[test]
 fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
     for seed in base::seeds(1..=3_000) {
-        let copies = (seed % 4 + 1) as u32;
-        let min_size = if copies <= 2 { 1 } else { 2 };
+        let scheme = match seed % 8 {
+            0..4 => Scheme::Copies { count: (seed % 4 + 1) as u8 },
+            4 => Scheme::Xor { data: 2 },
+            5 => Scheme::ReedSolomon { data: 2, parity: 2 },
+            6 => Scheme::ReedSolomon { data: 4, parity: 2 },
+            _ => Scheme::ReedSolomon { data: 3, parity: 1 },
+        };
+        let copies = scheme.position_count();
         let targets: Vec<u32> = (1..=copies).collect();
-        let scene = Scene::new(copies + 2, &targets, min_size);
+        let scene = Scene::new(copies + 2, &targets, scheme.min_size_default() as usize);
+        let scene = Scene { scheme, ..scene };
         let acting: Vec<Member> = targets.iter().map(|number| member(*number, 1)).collect();
         let mut world = World {
             whole: acting.iter().map(|member| member.osd).collect(),
@@ -633,6 +723,10 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
         assert_eq!(world.scene.next(&world.entry), None, "seed {seed}");
         let acting: BTreeSet<OsdId> = world.entry.acting().map(|m| m.osd).collect();
         assert_eq!(acting, world.scene.targets.iter().copied().collect(), "seed {seed}");
-        assert_eq!(world.entry.primary_osd(), world.scene.targets.first().copied(), "seed {seed}");
+        let leads = world.entry.primary.expect("everybody is up");
+        let (first, leader) = (world.scene.targets[0], world.entry.primary_osd());
+        let first_has_data = world.entry.position_of(first).is_some_and(|at| scheme.has_data(at));
+        assert!(scheme.has_data(leads), "seed {seed}");
+        assert!(leader == Some(first) || !first_has_data, "seed {seed}");
     }
 }
