@@ -447,8 +447,8 @@ impl ClientCore {
             let Some(volume) = self.volumes.get_mut(&handle) else { return };
             let Some(&key) = volume.pending.front() else { return };
             let Attachment::Open(attached) = &volume.attachment else { return };
-            let Some(block_size) = self.routes.block_size(attached.image.pool) else { return };
-            if attached.image.size > volume_size_max(block_size) {
+            let Some(stripe_size) = self.routes.stripe_size(attached.image.pool) else { return };
+            if attached.image.size > volume_size_max(stripe_size) {
                 self.fail(now, key, VolumeError::OutOfRange, effects);
                 continue;
             }
@@ -468,7 +468,7 @@ impl ClientCore {
                 self.finish_request(key, effects);
                 continue;
             }
-            let weight = request.next_weight(block_size);
+            let weight = request.next_weight(stripe_size);
             if !volume.has_room(weight) {
                 return;
             }
@@ -493,7 +493,7 @@ impl ClientCore {
             volume.part_count += 1;
             volume.byte_count += weight;
             let index = request.part_count;
-            let NextPart { target, stripe, work } = request.cut(block_size, seed);
+            let NextPart { target, stripe, work } = request.cut(stripe_size, seed);
             if request.is_cut() {
                 // The request may no longer be the first: `has_room_to_keep` may have put a sync
                 // before it.

@@ -2,14 +2,40 @@
 
 use std::ops::Range;
 
-use base::{BlockSize, StripeIndex, UNIT_SIZE};
+use base::scheme::STRIPE_BYTES_MAX;
+use base::{StripeIndex, UNIT_SIZE};
+use cluster::map::Pool;
+
+/// Size of the stripes of a pool: one block, or with parity the block of each data part. A multiple of a
+/// unit, at most [`STRIPE_BYTES_MAX`], and not always a power of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StripeSize(u32);
+
+impl StripeSize {
+    /// Returns the size for a pool; `None`: the pool's record breaks the rules of its scheme.
+    pub(crate) fn of(pool: &Pool) -> Option<StripeSize> {
+        pool.scheme.check_block_size(pool.block_size).ok()?;
+        StripeSize::new(pool.scheme.stripe_bytes(pool.block_size))
+    }
+
+    fn new(bytes: u64) -> Option<StripeSize> {
+        let is_valid = (UNIT_SIZE..=STRIPE_BYTES_MAX).contains(&bytes);
+        let bytes = u32::try_from(bytes).ok().filter(|_| is_valid)?;
+        u64::from(bytes).is_multiple_of(UNIT_SIZE).then_some(StripeSize(bytes))
+    }
+
+    /// The size in bytes.
+    pub(crate) fn bytes(self) -> u64 {
+        u64::from(self.0)
+    }
+}
 
 /// How a range is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cut {
-    /// At block edges.
-    Blocks,
-    /// At block edges; a unit that is only partly covered becomes a piece of its own.
+    /// At stripe edges.
+    Stripes,
+    /// At stripe edges; a unit that is only partly covered becomes a piece of its own.
     Units,
 }
 
@@ -25,13 +51,13 @@ pub(crate) struct Piece {
 
 /// Returns the first piece of `range`. Requires: the range is not empty, and its end lies within
 /// [`volume_size_max`].
-pub(crate) fn first_piece(cut: Cut, range: Range<u64>, block_size: BlockSize) -> Piece {
+pub(crate) fn first_piece(cut: Cut, range: Range<u64>, stripe_size: StripeSize) -> Piece {
     assert!(range.start < range.end);
-    assert!(range.end <= volume_size_max(block_size));
+    assert!(range.end <= volume_size_max(stripe_size));
     let Range { start, end } = range;
-    let stripe = start >> block_size.shift();
-    let stripe_start = stripe << block_size.shift();
-    let mut piece_end = end.min(stripe_start + block_size.bytes());
+    let stripe = start / stripe_size.bytes();
+    let stripe_start = stripe * stripe_size.bytes();
+    let mut piece_end = end.min(stripe_start + stripe_size.bytes());
     if cut == Cut::Units {
         let unit_end = unit_floor(start) + UNIT_SIZE;
         let partial = !start.is_multiple_of(UNIT_SIZE) || piece_end < unit_end;
@@ -43,9 +69,9 @@ pub(crate) fn first_piece(cut: Cut, range: Range<u64>, block_size: BlockSize) ->
     Piece { stripe: StripeIndex::new(stripe as u32), range: within, whole }
 }
 
-/// The largest size in bytes of a volume with this block size: a stripe's number has 32 bits.
-pub(crate) fn volume_size_max(block_size: BlockSize) -> u64 {
-    (u64::from(u32::MAX) + 1) << block_size.shift()
+/// The largest size in bytes of a volume with stripes of this size: a stripe's number has 32 bits.
+pub(crate) fn volume_size_max(stripe_size: StripeSize) -> u64 {
+    (u64::from(u32::MAX) + 1) * stripe_size.bytes()
 }
 
 /// The whole units that a range within a stripe touches.
@@ -60,16 +86,20 @@ fn unit_floor(offset: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use base::KIB;
+    use base::{BlockSize, KIB, MIB, Scheme};
 
     use super::*;
 
     fn cut_all(cut: Cut, range: Range<u64>) -> Vec<(u32, Range<u32>, bool)> {
-        let block_size = BlockSize::new(16 * KIB).expect("in range");
+        cut_by(16 * KIB, cut, range)
+    }
+
+    fn cut_by(stripe_size: u64, cut: Cut, range: Range<u64>) -> Vec<(u32, Range<u32>, bool)> {
+        let stripe_size = StripeSize::new(stripe_size).expect("in range");
         let mut pieces = Vec::new();
         let mut start = range.start;
         while start < range.end {
-            let piece = first_piece(cut, start..range.end, block_size);
+            let piece = first_piece(cut, start..range.end, stripe_size);
             start += u64::from(piece.range.end - piece.range.start);
             pieces.push((piece.stripe.get(), piece.range, piece.whole));
         }
@@ -78,9 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn reads_are_cut_at_block_edges_alone() {
+    fn reads_are_cut_at_stripe_edges_alone() {
         assert_eq!(
-            cut_all(Cut::Blocks, 100..40_000),
+            cut_all(Cut::Stripes, 100..40_000),
             [(0, 100..16_384, false), (1, 0..16_384, true), (2, 0..7_232, false)]
         );
     }
@@ -107,6 +137,50 @@ mod tests {
             cut_all(Cut::Units, 8_191..8_193),
             [(0, 8_191..8_192, false), (0, 8_192..8_193, false)]
         );
+    }
+
+    #[test]
+    fn stripes_need_not_be_powers_of_two() {
+        let stripe = 3 * 64 * KIB;
+        assert_eq!(
+            cut_by(stripe, Cut::Units, stripe - 4_097..2 * stripe + 5),
+            [
+                (0, 192_511..192_512, false),
+                (0, 192_512..196_608, true),
+                (1, 0..196_608, true),
+                (2, 0..5, false),
+            ]
+        );
+        // The last byte of the largest volume.
+        let end = (1 << 32) * stripe;
+        assert_eq!(volume_size_max(StripeSize::new(stripe).expect("in range")), end);
+        let last = [(u32::MAX, stripe as u32 - 1..stripe as u32, false)];
+        assert_eq!(cut_by(stripe, Cut::Stripes, end - 1..end), last);
+        assert_eq!(cut_by(4 * MIB, Cut::Stripes, 0..4 * MIB), [(0, 0..4 << 20, true)]);
+        for wrong in [0, 100, 4 * MIB + 4096, 1 << 40] {
+            assert_eq!(StripeSize::new(wrong), None);
+        }
+    }
+
+    #[test]
+    fn a_pool_has_stripes_of_its_data_parts() {
+        let pool = |scheme, block_size| Pool {
+            id: base::PoolId::FIRST,
+            name: "p".into(),
+            scheme,
+            min_size: 1,
+            pg_count: 1,
+            failure_domain: cluster::map::FailureDomain::Osd,
+            block_size,
+        };
+        let size = |scheme, block| StripeSize::of(&pool(scheme, block)).map(StripeSize::bytes);
+        let copies = Scheme::Copies { count: 3 };
+        assert_eq!(size(copies, BlockSize::DEFAULT), Some(BlockSize::DEFAULT.bytes()));
+        let code = |data| Scheme::ReedSolomon { data, parity: 2 };
+        assert_eq!(size(code(3), BlockSize::DEFAULT), Some(384 * KIB));
+        assert_eq!(size(code(4), BlockSize::MAX), Some(4 * MIB));
+        assert_eq!(size(code(5), BlockSize::MAX), None, "it would not fit a message");
+        assert_eq!(size(code(2), BlockSize::MIN), None);
     }
 
     #[test]

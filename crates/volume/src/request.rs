@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use base::hash::stripe_hash;
-use base::{BlockSize, Buffer, ImageId, StripeIndex, Time, UNIT_SIZE};
+use base::{Buffer, ImageId, StripeIndex, Time, UNIT_SIZE};
 
-use crate::cut::{self, Cut};
+use crate::cut::{self, Cut, StripeSize};
 use crate::part::Work;
 use crate::replay::Replay;
 use crate::routes::Target;
@@ -130,12 +130,12 @@ impl Request {
     }
 
     /// The most bytes of memory that the next part can take.
-    pub(crate) fn next_weight(&self, block_size: BlockSize) -> u64 {
+    pub(crate) fn next_weight(&self, stripe_size: StripeSize) -> u64 {
         match &self.progress {
-            Progress::Read { rest, .. } => (rest.end - rest.start).min(block_size.bytes()),
+            Progress::Read { rest, .. } => (rest.end - rest.start).min(stripe_size.bytes()),
             // A lazy change keeps whole units, and zeros take memory, too.
             Progress::Write { rest, .. } => {
-                (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(block_size.bytes())
+                (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(stripe_size.bytes())
             }
             Progress::Zero { .. } => UNIT_SIZE,
             Progress::Extents { .. } | Progress::Flush(_) | Progress::Replay(_) => 0,
@@ -144,23 +144,23 @@ impl Request {
 
     /// Cuts the next part, for the image with this seed. Requires: something is left, and a flush is
     /// decided.
-    pub(crate) fn cut(&mut self, block_size: BlockSize, seed: ImageId) -> NextPart {
+    pub(crate) fn cut(&mut self, stripe_size: StripeSize, seed: ImageId) -> NextPart {
         assert!(!self.is_cut());
         self.part_count += 1;
         self.parts_open += 1;
         let (piece, work) = match &mut self.progress {
             Progress::Read { rest, .. } => {
-                let piece = take_piece(Cut::Blocks, rest, block_size);
+                let piece = take_piece(Cut::Stripes, rest, stripe_size);
                 let work = Work::Read { range: piece.range.clone() };
                 (piece, work)
             }
             Progress::Extents { rest, .. } => {
-                let piece = take_piece(Cut::Blocks, rest, block_size);
+                let piece = take_piece(Cut::Stripes, rest, stripe_size);
                 let work = Work::Extents { range: piece.range.clone() };
                 (piece, work)
             }
             Progress::Zero { rest, .. } => {
-                let piece = take_piece(Cut::Units, rest, block_size);
+                let piece = take_piece(Cut::Units, rest, stripe_size);
                 let range = piece.range.clone();
                 let work = match piece.whole {
                     true => Work::Zero { range },
@@ -170,7 +170,7 @@ impl Request {
             }
             Progress::Write { rest, data, .. } => {
                 let from = data.len() - (rest.end - rest.start) as usize;
-                let piece = take_piece(Cut::Units, rest, block_size);
+                let piece = take_piece(Cut::Units, rest, stripe_size);
                 let range = piece.range.clone();
                 let bytes = data.slice(from..from + range.len());
                 let work = match piece.whole {
@@ -227,8 +227,8 @@ impl Request {
     }
 }
 
-fn take_piece(cut: Cut, rest: &mut Range<u64>, block_size: BlockSize) -> cut::Piece {
-    let piece = cut::first_piece(cut, rest.clone(), block_size);
+fn take_piece(cut: Cut, rest: &mut Range<u64>, stripe_size: StripeSize) -> cut::Piece {
+    let piece = cut::first_piece(cut, rest.clone(), stripe_size);
     rest.start += piece.range.len() as u64;
     assert!(rest.start <= rest.end);
     piece

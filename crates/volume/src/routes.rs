@@ -9,9 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::{pg_of_hash, stripe_hash};
-use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, StripeIndex};
+use base::{Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, StripeIndex};
 use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, PoolMap};
 use format::wire::PgEntry;
+
+use crate::cut::StripeSize;
 
 /// What a part addresses. Does not change with the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,8 +89,9 @@ impl Routes {
         self.map.pools.iter().map(|(id, map)| (*id, map.revision)).collect()
     }
 
-    pub(crate) fn block_size(&self, pool: PoolId) -> Option<BlockSize> {
-        self.map.pools.get(&pool).map(|map| map.pool.block_size)
+    /// The size of a pool's stripes; `None` without a valid map of the pool.
+    pub(crate) fn stripe_size(&self, pool: PoolId) -> Option<StripeSize> {
+        StripeSize::of(&self.map.pools.get(&pool)?.pool)
     }
 
     pub(crate) fn osd(&self, osd: OsdId) -> Option<&OsdInfo> {
@@ -99,11 +102,11 @@ impl Routes {
         self.map.pools.get(&pool).is_some_and(|map| map.is_fenced(session))
     }
 
-    /// The numbers of all PGs that may hold a block of the image; `None` without a map.
+    /// The numbers of all PGs that may hold a stripe of the image; `None` without a map.
     pub(crate) fn pgs_of(&self, image: &ImageInfo) -> Option<BTreeSet<u32>> {
         let map = self.map.pools.get(&image.pool)?;
         let pg_count = map.pool.pg_count;
-        let stripe_count = image.size.div_ceil(map.pool.block_size.bytes());
+        let stripe_count = image.size.div_ceil(StripeSize::of(&map.pool)?.bytes());
         if stripe_count >= u64::from(pg_count) * 4 {
             return Some((0..pg_count).collect());
         }
