@@ -222,7 +222,11 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 failure_domain: failure_domain.map(domain_of),
                 block_size,
             };
-            print_object(format, &call(config, format, create)?, POOL);
+            let pool = call(config, format, create)?;
+            print_object(format, &pool, POOL);
+            if let (Format::Text, Some(warning)) = (format, pool["warning"].as_str()) {
+                eprintln!("warning: {warning}");
+            }
         }
         PoolCommand::Ls => {
             let empty = "no pools; create one: ashlar pool create fast --failure-domain osd";
@@ -233,9 +237,9 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 empty,
             );
         }
-        PoolCommand::Set { name, rename, min_size, failure_domain } => {
+        PoolCommand::Set { name, rename, ec, min_size, failure_domain } => {
             let failure_domain = failure_domain.map(domain_of);
-            let set = Command::PoolSet { pool: name, rename, min_size, failure_domain };
+            let set = Command::PoolSet { pool: name, rename, scheme: ec, min_size, failure_domain };
             print_object(format, &call(config, format, set)?, POOL);
         }
         PoolCommand::Rm { name } => {

@@ -118,6 +118,35 @@ impl Scheme {
         Ok(())
     }
 
+    /// Checks whether a pool that has data may get another scheme: only more parity parts of the same code.
+    /// The parity parts that it has stay as they are.
+    pub fn check_change(self, wanted: Scheme) -> Result<(), String> {
+        wanted.check()?;
+        match (self, wanted) {
+            _ if self == wanted => Ok(()),
+            (
+                Scheme::ReedSolomon { data, parity },
+                Scheme::ReedSolomon { data: other, parity: more },
+            ) => {
+                if data != other {
+                    return Err(format!(
+                        "{self} cannot become {wanted}: the number of data parts decides where data lies"
+                    ));
+                }
+                if more < parity {
+                    return Err(format!("{self} cannot become {wanted}: parity can only be added"));
+                }
+                Ok(())
+            }
+            (Scheme::Xor { .. }, Scheme::ReedSolomon { .. }) => {
+                Err(format!("{self} cannot become {wanted}: their parity is computed differently"))
+            }
+            _ => Err(format!(
+                "{self} cannot become {wanted}: the data would have to be written anew"
+            )),
+        }
+    }
+
     /// Number of members whose content suffices for all data, `k`; 1 with copies.
     pub const fn data_count(self) -> u32 {
         match self {
@@ -347,6 +376,28 @@ mod tests {
             assert_eq!(scheme.min_size_default(), expected, "{scheme}");
         }
         assert_eq!(EC_4_2.min_size_limits(), (4, 6));
+    }
+
+    #[test]
+    fn only_parity_of_the_same_code_may_be_added() {
+        let code = |data, parity| Scheme::ReedSolomon { data, parity };
+        for scheme in all() {
+            assert_eq!(scheme.check_change(scheme), Ok(()));
+        }
+        assert_eq!(EC_4_2.check_change(code(4, 3)), Ok(()));
+        assert_eq!(code(4, 1).check_change(code(4, 4)), Ok(()));
+        for (from, to) in [
+            (EC_4_2, code(4, 1)),
+            (EC_4_2, code(4, 5)),
+            (EC_4_2, code(5, 2)),
+            (EC_4_2, Scheme::Xor { data: 4 }),
+            (Scheme::Xor { data: 4 }, EC_4_2),
+            (Scheme::Xor { data: 4 }, Scheme::Xor { data: 5 }),
+            (Scheme::Copies { count: 2 }, Scheme::Copies { count: 3 }),
+            (Scheme::Copies { count: 2 }, EC_4_2),
+        ] {
+            assert!(from.check_change(to).is_err(), "{from} {to}");
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme, SessionId,
+    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme,
+    SessionId, UNIT_SIZE,
 };
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
@@ -94,6 +95,24 @@ pub struct Pool {
     pub failure_domain: FailureDomain,
     /// Size of the block that each member has of a stripe; frozen for the pool's life.
     pub block_size: BlockSize,
+}
+
+impl Pool {
+    /// Bytes of data in a stripe: what a client's operation may cover at most.
+    pub fn stripe_bytes(&self) -> u64 {
+        self.scheme.stripe_bytes(self.block_size)
+    }
+
+    /// Size of the operations that cost least if they are aligned to it, a power of two: with parity a stripe, of
+    /// which nothing must be read first, or a block where the size of a stripe is no power of two.
+    pub fn optimal_io_bytes(&self) -> u64 {
+        let stripe = self.stripe_bytes();
+        match (self.scheme.is_whole_everywhere(), stripe.is_power_of_two()) {
+            (true, _) => UNIT_SIZE,
+            (false, true) => stripe,
+            (false, false) => self.block_size.bytes(),
+        }
+    }
 }
 
 /// What the members of a PG must not share.

@@ -494,9 +494,11 @@ pub enum Command {
         pool: String,
         /// Its new name.
         rename: Option<String>,
+        /// More parity.
+        scheme: Option<Scheme>,
         /// Fewest members for a write.
         min_size: Option<u32>,
-        /// The failure domain: two copies must not share one. Copies move to comply with it.
+        /// The failure domain: two members of a PG must not share one. Data moves to comply with it.
         failure_domain: Option<FailureDomain>,
     },
     /// Remove a pool without volumes.

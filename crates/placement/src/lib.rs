@@ -11,7 +11,8 @@
 //!      a domain's share is larger than it may hold (one copy of each PG), it is filled, and the others
 //!      share the rest.
 //!   4. No other plan with the same number of copies on every OSD leaves more copies where they are.
-//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up.
+//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up; where the caller limits
+//!      which members may lead, as near to that as the limits allow.
 
 mod flow;
 mod primary;
@@ -72,6 +73,17 @@ pub fn plan(
     copies: u32,
     current: &[Vec<OsdId>],
 ) -> Result<Vec<Vec<OsdId>>, PlanError> {
+    plan_led(candidates, copies, current, |_, set| set.to_vec())
+}
+
+/// Plans like [`plan`]. `leaders` returns those of a PG's planned OSDs that may be its primary; none: any
+/// may.
+pub fn plan_led(
+    candidates: &[Candidate],
+    copies: u32,
+    current: &[Vec<OsdId>],
+    leaders: impl Fn(usize, &[OsdId]) -> Vec<OsdId>,
+) -> Result<Vec<Vec<OsdId>>, PlanError> {
     let copies = copies.max(1);
     let mut candidates: Vec<&Candidate> = candidates.iter().filter(|c| c.weight > 0).collect();
     candidates.sort_by_key(|c| c.osd);
@@ -92,9 +104,39 @@ pub fn plan(
     let mut sets = flow::assign(&domains, &room, copies as usize, &held);
     let leads: Vec<Option<usize>> =
         current.iter().map(|osds| osds.first().and_then(bin_of)).collect();
-    primary::elect(&room, copies as usize, &leads, &mut sets);
+    let name =
+        |set: &[usize]| -> Vec<OsdId> { set.iter().map(|bin| candidates[*bin].osd).collect() };
+    let may_lead = |(pg, set): (usize, &Vec<usize>)| -> Vec<usize> {
+        let named = leaders(pg, &name(set));
+        let may: Vec<usize> =
+            set.iter().copied().filter(|bin| named.contains(&candidates[*bin].osd)).collect();
+        if may.is_empty() { set.clone() } else { may }
+    };
+    let may_lead: Vec<Vec<usize>> = sets.iter().enumerate().map(may_lead).collect();
+    primary::elect(&room, copies as usize, &leads, &may_lead, &mut sets);
     assert!(sets.len() == current.len(), "each PG has a set");
     assert!(sets.iter().all(|set| set.len() == copies as usize), "each copy has an OSD");
-    let name = |set: Vec<usize>| set.into_iter().map(|bin| candidates[bin].osd).collect();
-    Ok(sets.into_iter().map(name).collect())
+    Ok(sets.iter().map(|set| name(set)).collect())
+}
+
+/// Orders the OSDs of each PG of a new pool by position: the primary stays first, `data_count` OSDs come
+/// before those for parity, and every OSD gets about its share of the parity.
+pub fn arrange(sets: &mut [Vec<OsdId>], data_count: usize) {
+    let mut counts: BTreeMap<OsdId, (usize, usize)> = BTreeMap::new();
+    for osd in sets.iter().flatten() {
+        counts.entry(*osd).or_default().1 += 1;
+    }
+    for (pg, set) in sets.iter_mut().enumerate() {
+        let Some(others) = set.get_mut(1..).filter(|others| !others.is_empty()) else { continue };
+        let turn = pg % others.len();
+        others.rotate_left(turn);
+        // The sort is stable: among equals, the one whose turn it is holds parity.
+        others.sort_by_key(|osd| {
+            let (parity, all) = counts[osd];
+            std::cmp::Reverse(parity * 1024 / all)
+        });
+        for osd in set.get(data_count..).unwrap_or_default() {
+            counts.get_mut(osd).expect("counted above").0 += 1;
+        }
+    }
 }

@@ -4,19 +4,26 @@
 //!   1. The number of PGs that an OSD leads is the number it is in, divided by the number of copies,
 //!      rounded down or up.
 //!   2. A PG keeps its primary where invariant 1 allows it.
+//!   3. Only members that may lead do. If these are not all members, invariant 1 holds as far as they allow.
 
 use std::collections::VecDeque;
 
 /// Puts the primary of each PG first in its set; the others stay in order. `room`: how many sets
-/// each bin is in; `now`: the bin that leads each PG now.
-pub(crate) fn elect(room: &[usize], copies: usize, now: &[Option<usize>], sets: &mut [Vec<usize>]) {
-    let mut leads = Leads::new(room, copies, sets);
-    for (pg, set) in sets.iter().enumerate() {
+/// each bin is in; `now`: the bin that leads each PG now; `may_lead`: the bins of each set that may lead.
+pub(crate) fn elect(
+    room: &[usize],
+    copies: usize,
+    now: &[Option<usize>],
+    may_lead: &[Vec<usize>],
+    sets: &mut [Vec<usize>],
+) {
+    let mut leads = Leads::new(room, copies, sets.len());
+    for (pg, set) in may_lead.iter().enumerate() {
         if let Some(primary) = now[pg].filter(|bin| set.contains(bin)) {
             leads.set(pg, primary);
         }
     }
-    for (pg, set) in sets.iter().enumerate() {
+    for (pg, set) in may_lead.iter().enumerate() {
         if leads.primaries[pg].is_none() {
             // The OSD with the smallest share of the PGs that it may lead; among equals, the one whose
             // turn it is.
@@ -24,11 +31,11 @@ pub(crate) fn elect(room: &[usize], copies: usize, now: &[Option<usize>], sets: 
             let turn = |at: usize| (at + set.len() - pg % set.len()) % set.len();
             let (_, bin) = (set.iter().enumerate())
                 .min_by_key(|(at, bin)| (load(bin), turn(*at)))
-                .expect("a set has a bin for each copy");
+                .expect("each set has a bin that may lead");
             leads.set(pg, *bin);
         }
     }
-    leads.level(sets);
+    leads.level(may_lead);
     for (set, primary) in sets.iter_mut().zip(leads.primaries) {
         let primary = primary.expect("each PG got one");
         let at = set.iter().position(|bin| *bin == primary).expect("it is of the set");
@@ -46,11 +53,11 @@ struct Leads {
 }
 
 impl Leads {
-    fn new(room: &[usize], copies: usize, sets: &[Vec<usize>]) -> Leads {
+    fn new(room: &[usize], copies: usize, pg_count: usize) -> Leads {
         Leads {
             least: room.iter().map(|count| count / copies).collect(),
             most: room.iter().map(|count| count.div_ceil(copies)).collect(),
-            primaries: vec![None; sets.len()],
+            primaries: vec![None; pg_count],
             pgs: vec![Vec::new(); room.len()],
         }
     }
@@ -64,31 +71,36 @@ impl Leads {
     }
 
     /// Evens out how many PGs the bins lead. If each bin led a fraction 1/copies of each of its
-    /// PGs, all shares would be exact; so a solution in whole numbers within the limits exists, and
-    /// a sequence of moves to it.
+    /// PGs, all shares would be exact; so if all members may lead, a solution in whole numbers within the
+    /// limits exists, and a sequence of moves to it.
     fn level(&mut self, sets: &[Vec<usize>]) {
         for bin in 0..self.pgs.len() {
             while self.pgs[bin].len() > self.most[bin] {
-                self.hand_on(sets, &[bin], |leads, to| leads.pgs[to].len() < leads.most[to]);
+                let is_below = |leads: &Leads, to: usize| leads.pgs[to].len() < leads.most[to];
+                if !self.hand_on(sets, &[bin], is_below) {
+                    break;
+                }
             }
         }
         let bins = 0..self.pgs.len();
         while bins.clone().any(|bin| self.pgs[bin].len() < self.least[bin]) {
             let may_lead_fewer = |bin: &usize| self.pgs[*bin].len() > self.least[*bin];
             let from: Vec<usize> = bins.clone().filter(may_lead_fewer).collect();
-            self.hand_on(sets, &from, |leads, to| leads.pgs[to].len() < leads.least[to]);
+            if !self.hand_on(sets, &from, |leads, to| leads.pgs[to].len() < leads.least[to]) {
+                break;
+            }
         }
     }
 
     /// Moves the lead of one PG from a bin of `from` to a bin that `may_take` it, with the fewest
     /// changes: the first bin passes a PG to another bin of the PG's set, that bin passes on
-    /// another PG, and so on.
+    /// another PG, and so on. Returns whether there was a way.
     fn hand_on(
         &mut self,
         sets: &[Vec<usize>],
         from: &[usize],
         may_take: impl Fn(&Leads, usize) -> bool,
-    ) {
+    ) -> bool {
         let mut is_seen = vec![false; self.pgs.len()];
         // The PG that would come to each bin.
         let mut comes: Vec<Option<usize>> = vec![None; self.pgs.len()];
@@ -104,7 +116,7 @@ impl Leads {
                     self.set(pg, to);
                     to = before;
                 }
-                return;
+                return true;
             }
             for pg in &self.pgs[bin] {
                 for to in &sets[*pg] {
@@ -115,6 +127,6 @@ impl Leads {
                 }
             }
         }
-        unreachable!("whole numbers within the limits exist");
+        false
     }
 }

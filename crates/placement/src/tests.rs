@@ -293,6 +293,54 @@ fn a_domain_larger_than_the_others_together_is_filled() {
 }
 
 #[test]
+fn parity_is_spread_and_the_primary_stays_first() {
+    let mut random = Random(7);
+    for _ in 0..200 {
+        let data_count = 2 + random.below(4) as usize;
+        let count = data_count as u32 + 1 + random.below(3) as u32;
+        let osds = count + random.below(6) as u32;
+        let candidates: Vec<Candidate> = (1..=osds).map(|n| candidate(n, 10)).collect();
+        let planned = plan(&candidates, count, &nowhere(128)).unwrap();
+        let mut arranged = planned.clone();
+        arrange(&mut arranged, data_count);
+        let mut parity: BTreeMap<OsdId, usize> = BTreeMap::new();
+        for (before, after) in planned.iter().zip(&arranged) {
+            assert_eq!(before[0], after[0]);
+            let sorted = |set: &Vec<OsdId>| set.iter().copied().collect::<BTreeSet<_>>();
+            assert_eq!(sorted(before), sorted(after));
+            after[data_count..].iter().for_each(|osd| *parity.entry(*osd).or_default() += 1);
+        }
+        let share = 128.0 * f64::from(count - data_count as u32) / f64::from(osds);
+        let least = candidates.iter().map(|c| parity.get(&c.osd).copied().unwrap_or(0)).min();
+        let most = parity.values().copied().max().unwrap_or(0);
+        assert!(
+            least.unwrap() as f64 >= share - 3.0 && most as f64 <= share + 3.0,
+            "{parity:?} {share}"
+        );
+    }
+}
+
+#[test]
+fn only_members_that_may_lead_do() {
+    let mut random = Random(11);
+    for _ in 0..300 {
+        let osds = 5 + random.below(8) as u32;
+        let candidates: Vec<Candidate> = (1..=osds).map(|n| candidate(n, 10)).collect();
+        let first = plan(&candidates, 4, &nowhere(64)).unwrap();
+        let limits: Vec<Vec<OsdId>> =
+            first.iter().map(|set| set[..2 + random.below(3) as usize].to_vec()).collect();
+        let planned = plan_led(&candidates, 4, &first, |pg, _| limits[pg].clone()).unwrap();
+        for (set, limit) in planned.iter().zip(&limits) {
+            assert!(limit.contains(&set[0]), "{set:?} {limit:?}");
+        }
+        assert_eq!(
+            planned,
+            plan_led(&candidates, 4, &planned, |pg, _| limits[pg].clone()).unwrap()
+        );
+    }
+}
+
+#[test]
 fn many_small_pools_spread() {
     for copies in 1..=2 {
         let mut candidates: Vec<Candidate> = (1..=4).map(|n| candidate(n, 10)).collect();

@@ -58,6 +58,9 @@ pub enum PoolCommand {
         /// New name
         #[arg(long, group = "what", value_name = "NAME")]
         rename: Option<String>,
+        /// More parity parts, with as many data parts as the pool has: 4+3 for a pool of 4+2
+        #[arg(long, group = "what", value_name = "K+M", value_parser = parse_ec)]
+        ec: Option<Scheme>,
         /// Fewest members that may acknowledge a write; with fewer, I/O waits
         #[arg(long, group = "what", value_parser = clap::value_parser!(u32).range(1..=20))]
         min_size: Option<u32>,

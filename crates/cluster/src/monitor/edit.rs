@@ -23,7 +23,7 @@ use super::committed_state::{Batch, Write, check_size};
 use super::job::{Done, Job, Plan};
 use super::pool::{cannot_place, check_min_size, check_name};
 use super::{Effect, Monitor, clipped, failure};
-use crate::map::FailureDomain;
+use crate::map::Pool;
 use crate::message::Failure;
 use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, RecoveryRecord, SettingRecord};
 use crate::settings::Setting;
@@ -192,44 +192,42 @@ impl Monitor {
         Ok(Record::Setting(record))
     }
 
-    /// Checks an edited pool: name, minimum size and failure domain may change; what decides where data
-    /// lies may not.
+    /// Checks an edited pool: name, minimum size and failure domain may change, and parity may be added; what
+    /// decides where data lies may not change.
     pub(super) fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
         let known = self.committed.pool(wanted.pool.id);
         let known = known.ok_or("there is no such pool: `ashlar pool create` makes one")?;
         let mut frozen = wanted.pool.clone();
         frozen.name.clone_from(&known.pool.name);
+        frozen.scheme = known.pool.scheme;
         frozen.min_size = known.pool.min_size;
         frozen.failure_domain = known.pool.failure_domain;
         if frozen != known.pool {
-            return Err("scheme, pg_count and block_size of a pool cannot change".to_string());
+            return Err("pg_count and block_size of a pool cannot change".to_string());
         }
+        known.pool.scheme.check_change(wanted.pool.scheme)?;
         check_name("pool", &wanted.pool.name).map_err(|error| error.message)?;
         let named = self.committed.pool_named(&wanted.pool.name);
         if named.is_some_and(|other| other.pool.id != wanted.pool.id) {
             return Err(format!("there is already a pool {}", wanted.pool.name));
         }
         check_min_size(wanted.pool.scheme, wanted.pool.min_size)?;
-        self.check_placeable(known, wanted.pool.failure_domain).map_err(|error| error.message)?;
+        self.check_placeable(known, &wanted.pool).map_err(|error| error.message)?;
         let (revision, planned_for) = (known.revision.next(), known.planned_for);
         Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))
     }
 
-    /// Checks that a pool's members could follow a change of its failure domain.
-    pub(super) fn check_placeable(
-        &self,
-        known: &PoolRecord,
-        failure_domain: FailureDomain,
-    ) -> Result<(), Failure> {
-        if failure_domain == known.pool.failure_domain {
+    /// Checks that a pool's members could follow a change of its failure domain, and that new positions
+    /// would get members.
+    pub(super) fn check_placeable(&self, known: &PoolRecord, wanted: &Pool) -> Result<(), Failure> {
+        let (scheme, failure_domain) = (wanted.scheme, wanted.failure_domain);
+        if (scheme, failure_domain) == (known.pool.scheme, known.pool.failure_domain) {
             return Ok(());
         }
         let candidates = self.candidates(failure_domain);
         let current = vec![Vec::new(); known.pool.pg_count as usize];
-        let planned = placement::plan(&candidates, known.pool.scheme.position_count(), &current);
-        planned.map_err(|error| {
-            cannot_place(&error, known.pool.scheme, failure_domain, candidates.len())
-        })?;
+        let planned = placement::plan(&candidates, scheme.position_count(), &current);
+        planned.map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))?;
         Ok(())
     }
 

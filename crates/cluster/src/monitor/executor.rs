@@ -94,9 +94,7 @@ impl Monitor {
             Command::OsdOut { osd } => plan_osd_set_in(&self.committed, *osd, false),
             Command::OsdIn { osd } => plan_osd_set_in(&self.committed, *osd, true),
             Command::OsdRemove { osd } => plan_osd_remove(&self.committed, *osd),
-            Command::PoolSet { pool, rename, min_size, failure_domain } => {
-                self.plan_pool_set(pool, rename.as_deref(), *min_size, *failure_domain)
-            }
+            Command::PoolSet { .. } => self.plan_pool_set(command),
             Command::PoolRemove { pool } => self.plan_pool_remove(pool),
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),

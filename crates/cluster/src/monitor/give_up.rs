@@ -115,6 +115,20 @@ impl Monitor {
                  volumes from a backup into a new pool",
             ));
         }
+        let scheme = self.committed.pool(pg.pool).expect("a PG has a pool").pool.scheme;
+        let needed = scheme.data_count() as usize;
+        if left.len() < needed {
+            return Err(failure(
+                "unavailable",
+                format!(
+                    "{} of the OSDs that have PG {pg} are up: with {scheme} its data can be read from \
+                     {needed} of them, not from fewer",
+                    left.len()
+                ),
+                "start more of them, on their disks or on copies of them. If there are none, restore \
+                 the volumes from a backup into a new pool",
+            ));
+        }
         let counts_as_up = |osd: OsdId| self.present(osd).is_some();
         if let Some(osd) = off.iter().find(|osd| !counts_as_up(**osd) && self.is_present(**osd)) {
             return Err(failure(
@@ -125,11 +139,19 @@ impl Monitor {
         }
         if !accepted {
             // Every acting member has every acknowledged write.
-            let lost = match left.iter().find(|member| self.is_sound(member)) {
-                Some(Member { osd, .. }) => {
+            let sound = left.iter().filter(|member| self.is_sound(member)).take(needed);
+            let sound: Vec<Member> = sound.copied().collect();
+            let lost = match &sound[..] {
+                [Member { osd, .. }] if needed == 1 => {
                     format!("No acknowledged write is lost: {osd} has all of them, undamaged")
                 }
-                None => format!(
+                some if some.len() == needed => {
+                    format!(
+                        "No acknowledged write is lost: {} have all of them, undamaged",
+                        list_of(some)
+                    )
+                }
+                _ => format!(
                     "Data that is damaged there is lost if only the members given up have it: {}",
                     self.concerned(pg)
                 ),

@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Incarnation, OsdId, PoolId};
+use base::{Incarnation, OsdId, PgId, PoolId, Position};
 use placement::{Candidate, PlanError};
 
 use super::Monitor;
@@ -69,7 +69,9 @@ impl Monitor {
         let mut planned = planned.borrow_mut();
         if planned.as_ref().is_none_or(|planned| planned.fingerprint != fingerprint) {
             let current: Vec<Vec<OsdId>> = self.targets(pool).collect();
-            match placement::plan(&candidates, record.pool.scheme.position_count(), &current) {
+            let count = record.pool.scheme.position_count();
+            let leaders = |number: usize, set: &[OsdId]| self.leaders_of(&record.pool, number, set);
+            match placement::plan_led(&candidates, count, &current, leaders) {
                 Ok(targets) => *planned = Some(Planned { fingerprint, targets }),
                 Err(error) => return Plan::Done(Done::Replanned(Some((fingerprint, error)))),
             }
@@ -118,6 +120,28 @@ impl Monitor {
     pub(super) fn targets(&self, pool: PoolId) -> impl Iterator<Item = Vec<OsdId>> {
         let shards = self.committed.shards(pool);
         shards.flat_map(|shard| (0..shard.pgs.len()).map(|index| shard.targets_of(index)))
+    }
+
+    /// Returns those of a PG's planned OSDs that may lead it: with parity, those that have data or will
+    /// replace a member that has some.
+    fn leaders_of(&self, pool: &Pool, number: usize, planned: &[OsdId]) -> Vec<OsdId> {
+        if pool.scheme.is_whole_everywhere() {
+            return planned.to_vec();
+        }
+        let pg = PgId { pool: pool.id, number: number as u32 };
+        let Some(entry) = self.committed.pg(pg) else { return planned.to_vec() };
+        let is_open = |position: Position| {
+            let member = entry.member_at(position);
+            member.is_none_or(|member| !planned.contains(&member.osd))
+        };
+        let has_open = Position::all().any(|at| {
+            at.index() < entry.positions.len() && pool.scheme.has_data(at) && is_open(at)
+        });
+        let may_lead = |osd: &OsdId| match entry.position_of(*osd) {
+            Some(position) => pool.scheme.has_data(position),
+            None => has_open,
+        };
+        planned.iter().copied().filter(may_lead).collect()
     }
 
     fn fingerprint_of(&self, pool: PoolId) -> u64 {

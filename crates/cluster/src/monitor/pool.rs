@@ -67,8 +67,11 @@ impl Monitor {
             None => default_pg_count(candidates.len(), scheme),
         };
         let current = vec![Vec::new(); pg_count as usize];
-        let targets = placement::plan(&candidates, scheme.position_count(), &current)
+        let mut targets = placement::plan(&candidates, scheme.position_count(), &current)
             .map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))?;
+        if !scheme.is_whole_everywhere() {
+            placement::arrange(&mut targets, scheme.data_count() as usize);
+        }
         self.check_room(&candidates, &targets)?;
         let number = committed.next_id(CounterName::Pool)?;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
@@ -123,7 +126,10 @@ impl Monitor {
                 return Plan::Write { batch, done: None };
             }
         }
-        let answer = pool_row(&pool);
+        let mut answer = pool_row(&pool);
+        if let Some(warning) = self.crowded_host(&pool, || targets.iter().cloned()) {
+            answer["warning"] = warning.into();
+        }
         let counter =
             CounterRecord { name: CounterName::Pool, last: u64::from(id.get()), rest: Rest::new() };
         let record = PoolRecord { pool, revision, planned_for, rest: Rest::new() };
@@ -155,6 +161,37 @@ impl Monitor {
             rest: Rest::new(),
         };
         shards.map(shard).collect()
+    }
+
+    /// Describes a host of which a pool with parity has so many members of one PG that the PG could not serve
+    /// without the host.
+    pub(super) fn crowded_host<Sets: Iterator<Item = Vec<OsdId>>>(
+        &self,
+        pool: &Pool,
+        planned: impl FnOnce() -> Sets,
+    ) -> Option<String> {
+        let spare = pool.scheme.position_count() - pool.min_size;
+        if pool.scheme.is_whole_everywhere() || pool.failure_domain == FailureDomain::Host {
+            return None;
+        }
+        let records = self.committed.osds();
+        let hosts: BTreeMap<OsdId, &str> =
+            records.map(|record| (record.info.id, record.tree_host())).collect();
+        let crowded = |set: Vec<OsdId>| {
+            let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+            for host in set.iter().filter_map(|osd| hosts.get(osd)) {
+                *counts.entry(host).or_default() += 1;
+            }
+            counts.into_iter().max_by_key(|(_, count)| *count)
+        };
+        let (host, count) = planned().filter_map(crowded).max_by_key(|(_, count)| *count)?;
+        (count > spare).then(|| {
+            format!(
+                "pool {} ({}) goes on without {spare} members of a PG, but host {host} has {count}: \
+                 its I/O waits while that host is down",
+                pool.name, pool.scheme
+            )
+        })
     }
 
     fn member(&self, osd: OsdId) -> Member {
@@ -227,7 +264,7 @@ pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
         row["data_parts"] = scheme.data_count().into();
         row["parity_parts"] = scheme.parity_count().into();
     }
-    row["stripe_size"] = scheme.stripe_bytes(pool.block_size).into();
+    row["stripe_size"] = pool.stripe_bytes().into();
     row
 }
 

@@ -12,8 +12,7 @@ use super::committed_state::{Batch, CommittedState, Write};
 use super::job::{Done, Job, Plan};
 use super::pool::pool_row;
 use super::{Effect, Monitor, clipped, failure};
-use crate::map::FailureDomain;
-use crate::message::{Failure, FromMonitor};
+use crate::message::{Command, Failure, FromMonitor};
 use crate::records::{Key, PoolRecord, Record, RemovedPoolRecord, Rest};
 
 /// Most volumes listed in a refusal.
@@ -30,25 +29,24 @@ impl Monitor {
         })
     }
 
-    pub(super) fn plan_pool_set(
-        &self,
-        name: &str,
-        rename: Option<&str>,
-        min_size: Option<u32>,
-        failure_domain: Option<FailureDomain>,
-    ) -> Result<Plan, Failure> {
+    pub(super) fn plan_pool_set(&self, command: &Command) -> Result<Plan, Failure> {
+        let Command::PoolSet { pool: name, rename, scheme, min_size, failure_domain } = command
+        else {
+            unreachable!("the caller matched it");
+        };
         let known = self.pool_to_change(name)?;
         let mut wanted = known.clone();
         if let Some(name) = rename {
-            wanted.pool.name = name.to_string();
+            wanted.pool.name.clone_from(name);
         }
+        wanted.pool.scheme = scheme.unwrap_or(known.pool.scheme);
         wanted.pool.min_size = min_size.unwrap_or(known.pool.min_size);
         wanted.pool.failure_domain = failure_domain.unwrap_or(known.pool.failure_domain);
         let answer = Done::Answer(Ok(pool_row(&wanted.pool)));
         if wanted.pool == known.pool {
             return Ok(Plan::Done(answer));
         }
-        self.check_placeable(known, wanted.pool.failure_domain)?;
+        self.check_placeable(known, &wanted.pool)?;
         let record = self.judged_pool(wanted).map_err(|why| {
             failure("invalid", clipped(why), "`ashlar pool ls` shows the pool as it is")
         })?;

@@ -842,7 +842,7 @@ impl<'a> Draft<'a> {
             members.map(|member| member.osd).collect()
         };
         let current: Vec<Vec<OsdId>> = ids.iter().map(acting).collect();
-        let targets = placement::plan(&candidates, pool.scheme.position_count(), &current)
+        let mut targets = placement::plan(&candidates, pool.scheme.position_count(), &current)
             .map_err(|error| {
                 super::pool::cannot_place(
                     &error,
@@ -851,6 +851,9 @@ impl<'a> Draft<'a> {
                     candidates.len(),
                 )
             })?;
+        if !pool.scheme.is_whole_everywhere() {
+            placement::arrange(&mut targets, pool.scheme.data_count() as usize);
+        }
         let member = |osd: &OsdId| {
             let record = self.osds().find(|record| record.info.id == *osd);
             let incarnation = record.map_or(Incarnation::ZERO, |record| record.info.incarnation);

@@ -417,7 +417,10 @@ impl Monitor {
         let is_known = stats.space.is_known(committed);
         let mut of_pools: BTreeMap<PoolId, u64> = BTreeMap::new();
         for record in committed.images() {
-            let used = is_known.then(|| stats.space.of(record.info.id));
+            // A primary reports what it holds itself: with parity, that is one part of each stripe.
+            let pool = committed.pool(record.info.pool);
+            let parts = pool.map_or(1, |pool| u64::from(pool.pool.scheme.data_count()));
+            let used = is_known.then(|| stats.space.of(record.info.id).saturating_mul(parts));
             let of_pool = of_pools.entry(record.info.pool).or_default();
             *of_pool = of_pool.saturating_add(used.unwrap_or(0));
             stats.set(Table::Volume, record.info.id.get(), &record.info.name, used);
@@ -530,7 +533,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the bytes in use, counted once and not per copy, as far as known.
+    /// Returns the bytes of data in use, without further copies and parity, as far as known.
     pub(super) fn used_bytes(&self, table: Table, id: u32) -> u64 {
         self.stats.rows.get(&(table, id)).map_or(0, |row| row.sums.used_bytes)
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::size::Size;
-use base::{Duration, OsdId, PgId, Time};
+use base::{Duration, OsdId, PgId, Scheme, Time};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ struct PgTally {
     /// PGs that serve with all copies and have nothing to fill.
     clean: u32,
     degraded: u32,
-    /// Degraded PGs of several copies that have only one left.
+    /// Degraded PGs that have one copy left, or, with parity, no part to spare.
     last_copy: u32,
     filling: u32,
     peering: u32,
@@ -80,14 +80,14 @@ struct PgTally {
 }
 
 impl PgTally {
-    fn add(&mut self, entry: &PgEntry, state: PgState, is_lasting: bool) {
+    fn add(&mut self, entry: &PgEntry, scheme: Scheme, state: PgState, is_lasting: bool) {
         self.active += u32::from(state.serves());
         match state {
             PgState::Active => self.clean += 1,
             PgState::Filling => self.filling += 1,
             PgState::Degraded => {
                 self.degraded += 1;
-                self.last_copy += u32::from(entry.acting_count() == 1);
+                self.last_copy += u32::from(entry.acting_count() <= scheme.data_count() as usize);
                 self.filling += u32::from(!entry.learners.is_empty());
                 let osds: Vec<String> = entry.acting().map(|m| m.osd.to_string()).collect();
                 let example = || format!("{} is on {} alone", entry.pg, osds.join(", "));
@@ -180,13 +180,17 @@ impl Monitor {
         let mut tally = PgTally::default();
         let committed = &self.committed;
         let served = self.served();
-        for entry in committed.pools().flat_map(|pool| committed.pgs(pool.pool.id)) {
+        let of_pool = |record: &'_ PoolRecord| (record.pool.id, record.pool.scheme);
+        let pools = committed.pools().map(of_pool);
+        for (entry, scheme) in
+            pools.flat_map(|(id, scheme)| committed.pgs(id).map(move |entry| (entry, scheme)))
+        {
             tally.total += 1;
             let state = match served(entry) {
                 true => self.serving_state(entry),
                 false => self.pg_state(entry),
             };
-            tally.add(entry, state, self.unserved.waits_for_long(now, entry.pg));
+            tally.add(entry, scheme, state, self.unserved.waits_for_long(now, entry.pg));
         }
         tally
     }
@@ -247,13 +251,24 @@ impl Monitor {
                     .into(),
             });
         }
+        for record in self.committed.pools() {
+            let planned = || self.targets(record.pool.id);
+            if let Some(message) = self.crowded_host(&record.pool, planned) {
+                checks.push(Check {
+                    code: "host_loss_stops_pool",
+                    severity: Severity::Info,
+                    message,
+                    hint: "put OSDs on more hosts: `ashlar osd tree` shows them".into(),
+                });
+            }
+        }
         for (pool, error) in self.unplaced_pools() {
             checks.push(Check {
                 code: "pool_unplaced",
                 severity: Severity::Warn,
                 message: format!("pool {} cannot be planned on the OSDs that are in: {error}", pool.name),
-                hint: "its copies stay where they are: add OSDs, take some in with `ashlar osd in ID`, or \
-                       let copies share a host: `ashlar pool set POOL --failure-domain osd`".into(),
+                hint: "its data stays where it is: add OSDs, take some in with `ashlar osd in ID`, or \
+                       let members share a host: `ashlar pool set POOL --failure-domain osd`".into(),
             });
         }
         for task in self.committed.tasks() {
@@ -329,7 +344,7 @@ impl Monitor {
                 "pg_last_copy",
                 Severity::Warn,
                 format!(
-                    "{} PGs have one copy left: data that its disk loses now is lost",
+                    "{} PGs have one copy left, or no part to spare: data that a disk loses now is lost",
                     tally.last_copy
                 ),
                 remedy::bring_back(&self.committed).into(),
@@ -340,7 +355,7 @@ impl Monitor {
             add(
                 "pg_degraded",
                 Severity::Warn,
-                format!("{} PGs have fewer copies than they should ({example})", tally.degraded),
+                format!("{} PGs have fewer members than they should ({example})", tally.degraded),
                 remedy::bring_back(&self.committed).into(),
             );
         }

@@ -10,6 +10,7 @@ mod lines;
 mod lock;
 mod members;
 mod operator;
+mod parity;
 mod restore;
 mod rig;
 mod stats;

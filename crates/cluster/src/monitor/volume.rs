@@ -14,7 +14,7 @@ use super::committed_state::Batch;
 use super::job::{Done, Plan};
 use super::pool::check_name;
 use super::{Monitor, busy, failure};
-use crate::map::{FenceRange, ImageInfo, is_in_ranges};
+use crate::map::{FenceRange, ImageInfo, Pool, is_in_ranges};
 use crate::message::Failure;
 use crate::records::{
     CounterName, Fence, FenceRecord, ImageNameRecord, ImageRecord, Key, PoolRecord, Record, Rest,
@@ -274,7 +274,7 @@ impl Monitor {
         }
         let pool = committed.pool(image.info.pool).expect("pools with images stay");
         let id = TaskId(batch.next_id(committed, CounterName::Task)?);
-        let (from, zero) = cut(size, pool.pool.block_size.bytes());
+        let (from, zero) = cut(size, pool.pool.stripe_bytes());
         let record = TaskRecord {
             id,
             kind,
@@ -329,12 +329,13 @@ impl Monitor {
     }
 
     fn volume_row_with(&self, info: &ImageInfo, sessions: Vec<Value>) -> Value {
-        let pool = self.committed.pool(info.pool).map(|record| &record.pool.name);
+        let pool = self.committed.pool(info.pool).map(|record| &record.pool);
         json!({
             "name": info.name,
             "id": info.id,
-            "pool": pool,
+            "pool": pool.map(|pool| &pool.name),
             "size_bytes": info.size,
+            "optimal_io_size": pool.map(Pool::optimal_io_bytes),
             "attached": sessions.len(),
             "lock": self.lock_row(info),
             "sessions": sessions,
@@ -364,22 +365,22 @@ pub(super) fn ranges_beside(
 }
 
 /// Returns the first stripe behind `size`, and the part to zero of the stripe that `size` cuts.
-fn cut(size: u64, block_size: u64) -> (StripeIndex, Option<ZeroRange>) {
+fn cut(size: u64, stripe_bytes: u64) -> (StripeIndex, Option<ZeroRange>) {
     let stripe = |number: u64| {
-        StripeIndex::new(u32::try_from(number).expect("sizes are checked against 2^32 blocks"))
+        StripeIndex::new(u32::try_from(number).expect("sizes are checked against 2^32 stripes"))
     };
-    let from = stripe(size.div_ceil(block_size));
-    let offset = size % block_size;
+    let from = stripe(size.div_ceil(stripe_bytes));
+    let offset = size % stripe_bytes;
     let zero = (offset > 0).then(|| ZeroRange {
-        stripe: stripe(size / block_size),
-        offset: u32::try_from(offset).expect("a block is at most 1 MiB"),
-        length: u32::try_from(block_size - offset).expect("a block is at most 1 MiB"),
+        stripe: stripe(size / stripe_bytes),
+        offset: u32::try_from(offset).expect("a stripe is at most 4 MiB"),
+        length: u32::try_from(stripe_bytes - offset).expect("a stripe is at most 4 MiB"),
     });
     (from, zero)
 }
 
 fn check_size(size: u64, pool: &PoolRecord) -> Result<(), Failure> {
-    let max = VOLUME_SIZE_MAX.min(pool.pool.block_size.bytes() * u64::from(u32::MAX));
+    let max = VOLUME_SIZE_MAX.min(pool.pool.stripe_bytes() * u64::from(u32::MAX));
     if size > 0 && size.is_multiple_of(UNIT_SIZE) && size <= max {
         return Ok(());
     }
@@ -405,5 +406,8 @@ mod tests {
         assert_eq!(cut(2 * block, block), (StripeIndex::new(2), None));
         let zero = ZeroRange { stripe: StripeIndex::new(2), offset: 4096, length: 124 << 10 };
         assert_eq!(cut(2 * block + 4096, block), (StripeIndex::new(3), Some(zero)));
+        let stripe = 3 * block;
+        let zero = ZeroRange { stripe: StripeIndex::new(0), offset: 256 << 10, length: 128 << 10 };
+        assert_eq!(cut(2 * block, stripe), (StripeIndex::new(1), Some(zero)));
     }
 }

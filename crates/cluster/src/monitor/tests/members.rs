@@ -737,6 +737,7 @@ fn what_people_write_of_pools_and_osds_is_followed() {
     let set = Command::PoolSet {
         pool: "p".into(),
         rename: None,
+        scheme: None,
         min_size: Some(2),
         failure_domain: None,
     };
@@ -845,6 +846,7 @@ fn a_failure_domain_may_change_where_the_copies_can_follow() {
     let set = |domain| Command::PoolSet {
         pool: "p".into(),
         rename: None,
+        scheme: None,
         min_size: None,
         failure_domain: Some(domain),
     };

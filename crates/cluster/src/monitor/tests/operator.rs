@@ -300,6 +300,7 @@ fn the_host_that_people_name_counts_in_place_of_the_one_an_osd_says() {
     let to_hosts = Command::PoolSet {
         pool: "p".into(),
         rename: None,
+        scheme: None,
         min_size: None,
         failure_domain: Some(FailureDomain::Host),
     };
@@ -697,6 +698,7 @@ fn pool_set_changes_only_what_may_change() {
     let set = |rename: Option<&str>, min_size, failure_domain| Command::PoolSet {
         pool: "p".into(),
         rename: rename.map(str::to_string),
+        scheme: None,
         min_size,
         failure_domain,
     };

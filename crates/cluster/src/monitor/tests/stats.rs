@@ -25,7 +25,7 @@ impl Rig {
         self.osd_stats(number, OsdStats { periods: periods.to_vec(), ..OsdStats::default() });
     }
 
-    fn space(&mut self, number: u32, space: &[(u32, u64)], space_is_whole: bool) {
+    pub fn space(&mut self, number: u32, space: &[(u32, u64)], space_is_whole: bool) {
         let space = space.iter().map(|(image, bytes)| ImageSpace {
             image: ImageId::new(*image).unwrap(),
             bytes: *bytes,
@@ -52,14 +52,14 @@ impl Rig {
         self.info(volume)["io"]["write"]["ops"].as_u64().unwrap()
     }
 
-    fn rows(&mut self, table: Table) -> Vec<Value> {
+    pub fn rows(&mut self, table: Table) -> Vec<Value> {
         let answer = self.command(Command::Table { table, after: 0 }).unwrap();
         assert_eq!(answer["more"], false);
         answer["rows"].as_array().unwrap().clone()
     }
 
     /// As many intervals as it takes.
-    fn intervals(&mut self, count: u64) {
+    pub fn intervals(&mut self, count: u64) {
         self.advance(Duration::from_millis(2001 * count));
     }
 

@@ -1,0 +1,227 @@
+//! Pools with parity: records, placement, sizes and what changes them. The commands are put straight into
+//! the monitor's queue, behind the check that refuses such pools.
+
+use std::collections::BTreeMap;
+
+use base::{Duration, GIB, KIB, MIB, Position, Scheme, StripeIndex};
+use serde_json::{Value, json};
+
+use super::rig::{Rig, osd_id};
+use crate::map::FailureDomain;
+use crate::message::Command;
+use crate::monitor::job::Job;
+use crate::records::Record;
+use crate::stats::Table;
+
+const EC_4_2: Scheme = Scheme::ReedSolomon { data: 4, parity: 2 };
+
+/// OSDs that are up, and a pool of 4+2 over them.
+fn with_parity(osd_count: u32, pg_count: u32) -> Rig {
+    let mut rig = Rig::new();
+    for number in 1..=osd_count {
+        rig.add_osd(number);
+    }
+    let command = Command::PoolCreate {
+        pool: "p".into(),
+        scheme: Some(EC_4_2),
+        min_size: None,
+        pg_count: Some(pg_count),
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: None,
+    };
+    let connection = rig.client();
+    rig.monitor.jobs.push(Job::Command { connection, request: 1, command });
+    rig.tick();
+    assert_eq!(rig.entries().len() as u32, pg_count);
+    rig
+}
+
+fn set(scheme: Scheme, min_size: Option<u32>) -> Command {
+    Command::PoolSet {
+        pool: "p".into(),
+        rename: None,
+        scheme: Some(scheme),
+        min_size,
+        failure_domain: None,
+    }
+}
+
+fn pool_row(rig: &mut Rig) -> Value {
+    rig.rows(Table::Pool)[0].clone()
+}
+
+/// Whether every PG is where it should be, with a primary that has data.
+fn assert_whole(rig: &Rig, scheme: Scheme) {
+    for entry in rig.entries() {
+        assert_eq!(entry.positions.len() as u32, scheme.position_count());
+        assert_eq!(entry.acting_count(), entry.positions.len(), "{entry:?}");
+        assert!(entry.learners.is_empty());
+        assert!(scheme.has_data(entry.primary.unwrap()), "{entry:?}");
+    }
+}
+
+#[test]
+fn a_pool_with_parity_has_a_member_for_each_part() {
+    let mut rig = with_parity(8, 64);
+    assert_whole(&rig, EC_4_2);
+    let row = pool_row(&mut rig);
+    assert_eq!((&row["scheme"], &row["min_size"]), (&json!("ec 4+2"), &json!(5)));
+    assert_eq!((&row["data_parts"], &row["parity_parts"]), (&json!(4), &json!(2)));
+    assert_eq!((&row["stripe_size"], &row["replicas"]), (&json!(512 * KIB), &Value::Null));
+    let free = 8 * ((10 << 30) - MIB);
+    assert_eq!(row["available_bytes"], free / 6 * 4 + free % 6 * 4 / 6);
+    let mut roles: BTreeMap<u32, [u32; 3]> = BTreeMap::new();
+    for entry in rig.entries() {
+        for (position, member) in entry.filled() {
+            let counts = roles.entry(member.osd.get()).or_default();
+            counts[0] += u32::from(entry.primary == Some(position));
+            counts[1] += u32::from(EC_4_2.has_data(position));
+            counts[2] += 1;
+        }
+    }
+    for (osd, [leads, data, all]) in roles {
+        assert_eq!((leads, all), (8, 48), "osd.{osd}");
+        assert!((30..=34).contains(&data), "osd.{osd} has {data} data parts of {all}");
+    }
+}
+
+#[test]
+fn records_of_pools_with_parity_and_of_earlier_versions_are_read() {
+    let mut rig = with_parity(6, 8);
+    rig.restart();
+    rig.tick();
+    assert_eq!((rig.stopped.clone(), &pool_row(&mut rig)["scheme"]), (None, &json!("ec 4+2")));
+    let key = crate::records::Key::parse("pool/1").unwrap();
+    let mut text = rig.monitor.committed.record(&key).unwrap().to_json();
+    let fields = text.as_object_mut().unwrap();
+    fields.remove("scheme");
+    fields.insert("replicas".into(), json!(3));
+    fields.insert("colour".into(), json!("red"));
+    let read = Record::parse(&key, &text.to_string()).unwrap();
+    let Record::Pool(pool) = &read else { unreachable!() };
+    assert_eq!(pool.pool.scheme, Scheme::Copies { count: 3 });
+    let again = read.to_json();
+    assert_eq!((&again["scheme"], &again["colour"]), (&json!("3 copies"), &json!("red")));
+    assert_eq!(again["replicas"], Value::Null);
+}
+
+#[test]
+fn volumes_are_cut_at_stripes() {
+    let mut rig = with_parity(6, 8);
+    rig.make_volume("v", GIB).unwrap();
+    // The task waits for this OSD.
+    rig.crash_osd(6);
+    let size = 3 * 512 * KIB + 128 * KIB;
+    let shrink = Command::VolumeResize { volume: "v".into(), size, shrink: true };
+    rig.command(shrink).unwrap();
+    let task = rig.monitor.committed.tasks().next().unwrap();
+    assert_eq!(task.from, StripeIndex::new(4));
+    let zero = task.zero.unwrap();
+    assert_eq!(
+        (zero.stripe, u64::from(zero.offset), u64::from(zero.length)),
+        (StripeIndex::new(3), 128 * KIB, 384 * KIB)
+    );
+}
+
+#[test]
+fn clients_see_the_bytes_that_they_wrote() {
+    let mut rig = with_parity(6, 8);
+    rig.make_volume("v", GIB).unwrap();
+    for number in 1..=6 {
+        rig.space(number, &[(1, 10 * MIB)], true);
+    }
+    rig.intervals(2);
+    let used = 6 * 10 * MIB * 4;
+    assert_eq!(pool_row(&mut rig)["used_bytes"], used);
+    assert_eq!(rig.rows(Table::Volume)[0]["used_bytes"], used);
+}
+
+#[test]
+fn a_lost_member_is_replaced_at_its_position() {
+    let mut rig = with_parity(8, 64);
+    let before = rig.entries();
+    rig.kill_osd(8);
+    rig.advance(Duration::from_secs(602));
+    rig.fill();
+    assert_whole(&rig, EC_4_2);
+    for (before, now) in before.iter().zip(rig.entries()) {
+        for (position, member) in before.filled() {
+            let stays = member.osd != osd_id(8);
+            assert_eq!(now.member_at(position) == Some(*member), stays, "{before:?} {now:?}");
+        }
+    }
+    let mut leads: BTreeMap<u32, u32> = BTreeMap::new();
+    for entry in rig.entries() {
+        *leads.entry(entry.primary_osd().unwrap().get()).or_default() += 1;
+    }
+    assert!(leads.values().all(|count| (7..=12).contains(count)), "{leads:?}");
+}
+
+#[test]
+fn parity_can_be_added_and_nothing_else_of_a_scheme_changes() {
+    let mut rig = with_parity(8, 16);
+    let code = |data, parity| Scheme::ReedSolomon { data, parity };
+    for (wanted, min_size) in [
+        (code(4, 1), None),
+        (code(5, 2), None),
+        (Scheme::Xor { data: 4 }, None),
+        (Scheme::Copies { count: 3 }, None),
+        (EC_4_2, Some(3)),
+        (code(4, 3), Some(8)),
+    ] {
+        assert_eq!(rig.command(set(wanted, min_size)).unwrap_err().code, "invalid", "{wanted}");
+    }
+    assert_eq!(rig.command(set(code(4, 4), None)).unwrap()["scheme"], "ec 4+4");
+    assert_eq!(pool_row(&mut rig)["min_size"], 5);
+    let first = rig.entries();
+    assert!(first.iter().all(|entry| entry.positions.len() == 8 && entry.learners.len() == 2));
+    let places = |entry: &format::wire::PgEntry| {
+        let places = entry.learners.iter().map(|learner| learner.position.get());
+        places.collect::<Vec<u8>>()
+    };
+    assert!(first.iter().all(|entry| places(entry) == [6, 7]), "the others stay");
+    (1..=8).for_each(|number| rig.report(number, |_| {}));
+    assert!(rig.checks().contains(&"pg_degraded".to_string()));
+    rig.fill();
+    assert_whole(&rig, code(4, 4));
+    // There is no OSD for a ninth member.
+    let mut rig = with_parity(6, 8);
+    assert_eq!(rig.command(set(code(4, 3), None)).unwrap_err().code, "cannot_place");
+}
+
+#[test]
+fn a_pg_with_fewer_members_than_parts_is_not_given_up() {
+    let mut rig = with_parity(6, 1);
+    let entry = rig.entry(0);
+    let at = |index: u8| entry.member_at(Position::new(index).unwrap()).unwrap().osd.get();
+    rig.kill_osd(at(5));
+    assert_eq!(rig.entry(0).acting_count(), 5);
+    assert!(!rig.checks().contains(&"pg_last_copy".to_string()));
+    rig.kill_osd(at(4));
+    assert_eq!(rig.entry(0).acting_count(), 5, "the minimum is five");
+    let give_up = |accepted| Command::PgGiveUp { pg: entry.pg, accepted, they_are_off: true };
+    let asked = rig.command(give_up(false)).unwrap_err();
+    assert_eq!(asked.code, "not_accepted");
+    rig.kill_osd(at(3));
+    let refused = rig.command(give_up(true)).unwrap_err();
+    assert_eq!(refused.code, "unavailable");
+    assert!(refused.message.contains("from 4 of them, not from fewer"), "{}", refused.message);
+    rig.boot(at(3));
+    rig.report(at(3), |_| {});
+    rig.command(give_up(true)).unwrap();
+    assert_eq!(rig.entry(0).acting_count(), 4);
+    rig.report(rig.entry(0).primary_osd().unwrap().get(), |_| {});
+    assert!(rig.checks().contains(&"pg_last_copy".to_string()));
+}
+
+#[test]
+fn a_host_that_has_too_many_members_is_named() {
+    let mut rig = with_parity(6, 8);
+    let status = rig.status();
+    let checks = status["checks"].as_array().unwrap();
+    let named = checks.iter().find(|check| check["code"] == "host_loss_stops_pool").unwrap();
+    let message = named["message"].as_str().unwrap();
+    assert!(message.contains("goes on without 1 members of a PG, but host h has 6"), "{message}");
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    assert!(!rig.checks().contains(&"host_loss_stops_pool".to_string()));
+}
