@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{BufferPool, ConnectionId, StripeIndex, Time, TraceEvent};
+use base::{BufferPool, ConnectionId, StripeIndex, Time, TraceEvent, UNIT_SIZE};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 
@@ -79,6 +79,14 @@ impl ClientCore {
             last_sequence: 0,
             last_ask: 0,
         }
+    }
+
+    /// Returns the size of the operations on an attached volume that cost least if they are aligned to it: a
+    /// power of two. One unit while the volume's pool is not known.
+    pub fn optimal_io_bytes(&self, handle: VolumeHandle) -> u64 {
+        let attached = self.volumes.get(&handle).and_then(Volume::attached);
+        let pool = attached.and_then(|attached| self.routes.pool(attached.image.pool));
+        pool.map_or(UNIT_SIZE, |pool| pool.optimal_io_bytes())
     }
 
     /// When `Event::Tick` is due; `None`: no timer is armed.

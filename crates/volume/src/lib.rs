@@ -258,7 +258,7 @@ pub struct Settings {
     /// How long a request is retried after network and PG faults; `None`: without limit.
     pub retry_for: Option<Duration>,
     /// Most bytes of each lazy volume that are written but not durable; the volume is synced before
-    /// it exceeds them. At least [`UNSYNCED_SIZE_MIN`].
+    /// it exceeds them, but a single change may. At least [`UNSYNCED_SIZE_MIN`].
     pub unsynced_size_max: u64,
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::{pg_of_hash, stripe_hash};
 use base::{Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, StripeIndex};
-use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, PoolMap};
+use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, Pool, PoolMap};
 use format::wire::PgEntry;
 
 use crate::cut::StripeSize;
@@ -91,7 +91,11 @@ impl Routes {
 
     /// The size of a pool's stripes; `None` without a valid map of the pool.
     pub(crate) fn stripe_size(&self, pool: PoolId) -> Option<StripeSize> {
-        StripeSize::of(&self.map.pools.get(&pool)?.pool)
+        StripeSize::of(self.pool(pool)?)
+    }
+
+    pub(crate) fn pool(&self, pool: PoolId) -> Option<&Pool> {
+        self.map.pools.get(&pool).map(|map| &map.pool)
     }
 
     pub(crate) fn osd(&self, osd: OsdId) -> Option<&OsdInfo> {

@@ -28,7 +28,8 @@ mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Buffer, BufferMut, BufferPool, ConnectionId, Duration, Time, TraceEvent};
+use base::scheme::STRIPE_BYTES_MAX;
+use base::{Buffer, BufferMut, BufferPool, ConnectionId, Duration, Time, TraceEvent, UNIT_SIZE};
 use client::Commands;
 use cluster::message::{Command as Ask, Failure};
 use format::door::{NetEffect, NetEvent};
@@ -108,6 +109,17 @@ pub struct Exports {
     /// Whether to attach volumes without their locks: others can attach them too, and every write
     /// waits until it is durable.
     pub shared: bool,
+}
+
+impl Exports {
+    /// Returns what clients are told of a volume. A preferred size that the protocol does not allow, from a
+    /// monitor of another version, is replaced by that of a unit.
+    fn export(&self, size: u64, optimal: u64) -> Export {
+        let is_valid =
+            optimal.is_power_of_two() && (UNIT_SIZE..=STRIPE_BYTES_MAX).contains(&optimal);
+        let preferred_size = if is_valid { optimal as u32 } else { UNIT_SIZE as u32 };
+        Export { size, preferred_size, read_only: self.read_only }
+    }
 }
 
 /// The server as a value.
@@ -490,7 +502,8 @@ impl Hub {
             }
             Question::Describe { name } => match value["size_bytes"].as_u64() {
                 Some(size) => {
-                    client.session.opened(Export { size, read_only: self.exports.read_only });
+                    let optimal = value["optimal_io_size"].as_u64().unwrap_or(UNIT_SIZE);
+                    client.session.opened(self.exports.export(size, optimal));
                 }
                 None => {
                     let why = format!("the monitor did not report the size of volume {name}");
@@ -601,7 +614,7 @@ impl Hub {
         effects: &mut Vec<Effect>,
     ) {
         let size = self.volumes.size(handle);
-        let export = Export { size, read_only: self.exports.read_only };
+        let export = self.exports.export(size, self.core.optimal_io_bytes(handle));
         let client = self.clients.get_mut(&connection).expect("it uses the volume");
         if !client.is_leaving {
             client.session.opened(export);

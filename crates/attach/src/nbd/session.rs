@@ -95,6 +95,8 @@ pub enum Action {
 pub struct Export {
     /// Size in bytes.
     pub size: u64,
+    /// Size of the requests that cost least if they are aligned to it: a power of two.
+    pub preferred_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
 }
@@ -472,7 +474,7 @@ impl Session {
                 data.extend_from_slice(&flags.to_be_bytes());
                 self.option_reply(option, REP_INFO, &data);
                 let mut data = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
-                for size in [1, base::UNIT_SIZE as u32, PAYLOAD_SIZE_MAX] {
+                for size in [1, export.preferred_size, PAYLOAD_SIZE_MAX] {
                     data.extend_from_slice(&size.to_be_bytes());
                 }
                 self.option_reply(option, REP_INFO, &data);

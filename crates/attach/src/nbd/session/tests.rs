@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const EXPORT: Export = Export { size: 1 << 20, read_only: false };
+const EXPORT: Export = Export { size: 1 << 20, preferred_size: 4096, read_only: false };
 
 struct Client {
     session: Session,
