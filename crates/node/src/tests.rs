@@ -1007,6 +1007,9 @@ fn the_bytes_of_the_cluster_note_are_frozen() {
     let note = ClusterNote::of(CLUSTER, &map, LEASE_DEFAULT);
     let bytes = note.encode();
     assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(golden));
+    // Before pools had schemes, the note had their number of copies.
+    let earlier = include_bytes!("../testdata/cluster_note_replicas.json");
+    assert_eq!(ClusterNote::decode(earlier), Ok(note.clone()));
     assert_eq!(ClusterNote::decode(golden), Ok(note));
 }
 
