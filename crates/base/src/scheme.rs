@@ -183,9 +183,9 @@ impl Scheme {
         }
     }
 
-    /// Fewest members that may acknowledge a write, unless the operator says otherwise. One more than it takes
-    /// to have the data, so that the next loss costs nothing; but two copies, and one parity part, serve while
-    /// one member is lost.
+    /// Fewest members that may acknowledge a write, unless the operator says otherwise. One more than it
+    /// takes to have the data, so that the next loss costs nothing; but two copies, and one parity part,
+    /// serve while one member is lost.
     pub const fn min_size_default(self) -> u32 {
         match self {
             Scheme::Copies { count } if count <= 2 => 1,

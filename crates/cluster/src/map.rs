@@ -103,8 +103,8 @@ impl Pool {
         self.scheme.stripe_bytes(self.block_size)
     }
 
-    /// Size of the operations that cost least if they are aligned to it, a power of two: with parity a stripe, of
-    /// which nothing must be read first, or a block where the size of a stripe is no power of two.
+    /// Size of the operations that cost least if they are aligned to it, a power of two: with parity a
+    /// stripe, of which nothing must be read first, or a block if a stripe's size is no power of two.
     pub fn optimal_io_bytes(&self) -> u64 {
         let stripe = self.stripe_bytes();
         match (self.scheme.is_whole_everywhere(), stripe.is_power_of_two()) {

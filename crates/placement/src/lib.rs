@@ -11,8 +11,8 @@
 //!      a domain's share is larger than it may hold (one copy of each PG), it is filled, and the others
 //!      share the rest.
 //!   4. No other plan with the same number of copies on every OSD leaves more copies where they are.
-//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up; where the caller limits
-//!      which members may lead, as near to that as the limits allow.
+//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up; where the caller
+//!      limits which members may lead, as near to that as the limits allow.
 
 mod flow;
 mod primary;

@@ -280,7 +280,8 @@ fn volumes_are_made_listed_and_grown() {
     let mut rig = Rig::with_pool(1, 8);
     let row = rig.make_volume("v", GIB).unwrap();
     let wanted = json!({
-        "name": "v", "id": 1, "pool": "p", "size_bytes": GIB, "optimal_io_size": 4096, "attached": 0, "sessions": [],
+        "name": "v", "id": 1, "pool": "p", "size_bytes": GIB, "optimal_io_size": 4096,
+        "attached": 0, "sessions": [],
         "lock": null,
     });
     assert_eq!(row, wanted);
