@@ -241,7 +241,7 @@ fn a_foreign_edit_of_etcd_takes_effect_or_is_reported_until_it_is_undone() {
     wait_for("the name to be in force", || shown("name") == "main");
     let scheme = shown("scheme");
     edited("scheme", "3 copies".into());
-    wait_for("the bad number to be named", || is_undone("pool/1", "cannot change"));
+    wait_for("the bad scheme to be named", || is_undone("pool/1", "cannot become 3 copies"));
     assert_eq!((shown("name"), shown("scheme")), ("main".into(), scheme));
     // The next transaction restores the transaction counter; the monitor takes leadership again.
     for (key, value) in [("change", "300"), ("leader", "400")] {
