@@ -137,6 +137,12 @@ pub enum Bug {
     CompleteWithCursor,
     /// Cluster: a volume is attached although a lazy holder, whose connection is lost, still has it.
     AbsentHolderPassedOver,
+    /// PG: a scrub compares a key while changes of it are in flight.
+    ScrubWithoutTurn,
+    /// PG: a scrub repairs members from the first one that can be read, without a majority.
+    ScrubBelievesFirst,
+    /// PG: the note on scrubs does not list the damage that was found.
+    DamageForgotten,
 }
 
 impl Bug {

@@ -55,7 +55,7 @@ mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
 use format::door::{DiskEffect, DiskEvent};
-use format::wire::Content;
+use format::wire::{Content, Digest};
 
 pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
@@ -244,6 +244,15 @@ pub enum Request {
         /// Empty: all units.
         units: Vec<u64>,
     },
+    /// Ask what the block holds, without its data. Answered by [`Answer::Digest`]; otherwise like a copy of
+    /// the whole block.
+    Digest {
+        /// The block.
+        key: BlockKey,
+        /// Whether the data is read and compared with its checksums. If not, the answer is what the store's
+        /// metadata says, and damaged units are those already known.
+        deep: bool,
+    },
     /// Replace units of the block, whatever its version was. Atomic even across a crash. The PG's last
     /// version does not change: repairs are outside the order of versions, see `docs/internals/pg.md`. The
     /// data is first verified against its checksums ([`StoreError::Corrupted`]). Done when durable.
@@ -332,6 +341,8 @@ pub enum Answer {
         /// What the block holds. Units that lost their data are listed as damaged.
         content: Content,
     },
+    /// What a block holds, without its data.
+    Digest(Digest),
     /// Written and damaged units: bit `i` of word `i / 64` stands for unit `i`.
     Extents {
         /// The block's version.

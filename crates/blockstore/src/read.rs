@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A copy for another member is a read of a block, or of some of its units, whose answer lists the damaged
-//! units.
+//! units. A digest is what such a copy would hold, without the data; unless it is deep, no data is read.
 //!
 //! Invariants
 //!   1. Data whose checksum does not match is never returned.
@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE, Version};
 use format::disk::{BlockKey, LOCATION_NONE, LeafPage, StoredRecord, StoredUnit, UnitSet};
-use format::wire::Content;
+use format::wire::{Content, Digest};
 
 use crate::blocks::matches;
 use crate::disk::{Io, Purpose, ReadPart};
@@ -50,6 +50,18 @@ enum Kind {
     Extents,
     /// These units of the block, for another member.
     Copy(UnitSet),
+    /// What the block holds, without its data.
+    Digest {
+        /// Whether the data is read and verified.
+        deep: bool,
+    },
+}
+
+impl Kind {
+    /// Returns whether the data is read, and compared with its checksums.
+    fn reads_data(self) -> bool {
+        !matches!(self, Kind::Extents | Kind::Digest { deep: false })
+    }
 }
 
 /// A read to be done, and how many attempts were made before.
@@ -158,6 +170,43 @@ impl Reads {
         self.copy(id, key, UnitSet::from_slice(units), 0, parts, io);
     }
 
+    /// Begins to find out what a block holds. With `deep`, its data is read and verified.
+    pub fn begin_digest(
+        &mut self,
+        id: RequestId,
+        key: BlockKey,
+        deep: bool,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
+    ) {
+        self.digest(id, key, (deep, 0), parts, io);
+    }
+
+    fn digest(
+        &mut self,
+        id: RequestId,
+        key: BlockKey,
+        (deep, attempt): (bool, u32),
+        parts: &mut Parts,
+        io: &mut Io<'_>,
+    ) {
+        let digest = match parts.blocks.get(&key) {
+            None => Digest::Gone,
+            Some(BlockInfo { version, tombstone: true, .. }) => Digest::Tombstone { version },
+            Some(info) if info.location == LOCATION_NONE => {
+                let none = UnitSet::EMPTY.words(info.block_size.unit_count());
+                let (version, written, damaged) = (info.version, none.clone(), none);
+                Digest::Block { version, written, damaged, checksums: Vec::new() }
+            }
+            Some(info) => {
+                let range = BlockRange { key, offset: 0, length: info.block_size.bytes() as u32 };
+                let kind = Kind::Digest { deep };
+                return self.plan(id, Query { range, kind, attempt }, info, parts, io);
+            }
+        };
+        io.done(id, Ok(Answer::Digest(digest)));
+    }
+
     fn copy(
         &mut self,
         id: RequestId,
@@ -225,7 +274,7 @@ impl Reads {
             journal: Vec::new(),
             outstanding: 0,
         };
-        if kind != Kind::Extents {
+        if kind.reads_data() {
             read.fetch_place(id, parts, io);
             read.fetch_journal(id, parts, io);
         }
@@ -289,9 +338,9 @@ impl Reads {
     /// Ends a read whose parts have all arrived: verifies and answers it, or repeats it.
     fn end(&mut self, id: RequestId, read: Read, parts: &mut Parts, io: &mut Io<'_>) {
         let states = read.resolve();
-        let damaged = match read.kind {
-            Kind::Extents => UnitSet::EMPTY,
-            Kind::Data | Kind::Copy(_) => read.mismatches(&states),
+        let damaged = match read.kind.reads_data() {
+            false => UnitSet::EMPTY,
+            true => read.mismatches(&states),
         };
         let unresolved = states.contains(&UnitState::Damaged);
         if (!damaged.is_empty() || unresolved) && read.is_overtaken(parts) {
@@ -306,6 +355,7 @@ impl Reads {
         let result = match read.kind {
             Kind::Extents => Ok(read.extents(&states, parts)),
             Kind::Copy(asked) => Ok(read.copied(asked, units, &states, io.pool)),
+            Kind::Digest { deep } => Ok(read.digest(deep, units, &states, parts)),
             Kind::Data if damaged.is_empty() => Ok(read.answer(&states, io.pool)),
             Kind::Data => {
                 let count = read.stamp.info.block_size.unit_count();
@@ -337,7 +387,7 @@ impl Reads {
         if let Some(info) = info {
             return match kind {
                 Kind::Copy(units) => self.copy(id, range.key, units, attempt, parts, io),
-                Kind::Data | Kind::Extents => {
+                Kind::Data | Kind::Extents | Kind::Digest { .. } => {
                     self.plan(id, Query { range, kind, attempt }, info, parts, io);
                 }
             };
@@ -348,6 +398,7 @@ impl Reads {
         match kind {
             Kind::Copy(units) => self.copy(id, range.key, units, attempt, parts, held),
             Kind::Extents => self.begin_extents(id, range.key, parts, held),
+            Kind::Digest { deep } => self.digest(id, range.key, (deep, attempt), parts, held),
             Kind::Data => self.begin(id, range, parts, held),
         }
         self.hold(answers, parts);
@@ -553,6 +604,37 @@ impl Read {
             }
         }
         data.freeze()
+    }
+
+    /// Builds the answer of a digest. `damaged`: units whose data was read and found damaged; a digest that
+    /// read nothing adds those that are known.
+    fn digest(
+        &self,
+        deep: bool,
+        mut damaged: UnitSet,
+        states: &[UnitState],
+        parts: &Parts,
+    ) -> Answer {
+        if !deep {
+            damaged = parts.blocks.damage.of(&self.range.key);
+        }
+        let mut written = UnitSet::EMPTY;
+        let mut checksums = Vec::new();
+        for (unit, state) in (0..).zip(states) {
+            match state {
+                UnitState::Zero => {}
+                UnitState::Damaged => damaged.insert(unit),
+                UnitState::Place(_) | UnitState::Journal(..) if damaged.contains(unit) => {}
+                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => {
+                    written.insert(unit);
+                    checksums.push(*checksum);
+                }
+            }
+        }
+        let BlockInfo { version, block_size, .. } = self.stamp.info;
+        let count = block_size.unit_count();
+        let (written, damaged) = (written.words(count), damaged.words(count));
+        Answer::Digest(Digest::Block { version, written, damaged, checksums })
     }
 
     fn extents(&self, states: &[UnitState], parts: &Parts) -> Answer {

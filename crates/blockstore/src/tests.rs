@@ -1,6 +1,7 @@
 //! Tests of the guarantees of a store, on a disk that loses and tears writes.
 
 use base::{BlockSize, Duration, GIB, MIB, UNIT_SIZE, Version};
+use format::wire::{Content, Digest};
 
 use crate::harness::{Bench, Host, PG, created, key, options, settings};
 use crate::{Answer, CommitMode, Event, NoteKey, Request, Settings, StoreError};
@@ -211,6 +212,49 @@ fn damaged_data_reads_as_an_error_until_it_is_rewritten() {
     bench.assert_unit(1, 7, Some(6));
     let answer = bench.done(Request::Extents { key: key(1) });
     assert!(matches!(answer, Ok(Answer::Extents { damaged, .. }) if damaged == vec![0]));
+}
+
+#[test]
+fn a_deep_digest_finds_damage_and_a_light_one_tells_what_is_known() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 3, 5);
+    bench.write(2, 0, 1, 5);
+    bench.checkpoint();
+    bench.zero(1, 1, 1);
+    bench.write(1, 31, 1, 6);
+    bench.delete(2);
+    let digest = |bench: &mut Bench, number, deep| match bench
+        .done(Request::Digest { key: key(number), deep })
+    {
+        Ok(Answer::Digest(digest)) => digest,
+        other => panic!("{other:?}"),
+    };
+    let copied = |bench: &mut Bench| match bench.copy(1, &[]) {
+        Content::Block { version, written, damaged, checksums, .. } => {
+            Digest::Block { version, written, damaged, checksums }
+        }
+        other => panic!("{other:?}"),
+    };
+    let whole = copied(&mut bench);
+    assert_eq!(
+        [digest(&mut bench, 1, false), digest(&mut bench, 1, true)],
+        [&whole, &whole].map(Clone::clone)
+    );
+    let version = bench.store.version_of(&key(2));
+    assert_eq!(digest(&mut bench, 2, true), Digest::Tombstone { version });
+    assert_eq!(digest(&mut bench, 3, false), Digest::Gone);
+    let parts = bench.store.parts();
+    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
+    bench.disk.flip(place + 100);
+    assert_eq!(digest(&mut bench, 1, false), whole, "no data is read");
+    let damaged = digest(&mut bench, 1, true);
+    let Digest::Block { written, damaged: lost, checksums, .. } = &damaged else {
+        panic!("{damaged:?}")
+    };
+    assert_eq!((written[0], lost[0], checksums.len()), (1 << 2 | 1 << 31, 1, 2));
+    assert_eq!(digest(&mut bench, 1, false), damaged, "what was found is known");
+    assert_eq!(copied(&mut bench), damaged);
+    assert_eq!(bench.store.damaged_units_count(), 1);
 }
 
 #[test]

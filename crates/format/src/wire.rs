@@ -29,8 +29,8 @@ pub use message::{
     BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX, PROTOCOL_VERSIONS,
 };
 pub use peer::{
-    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
-    LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
-    WHOLE_COUNT_MAX,
+    Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
+    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage,
+    REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 pub use pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};

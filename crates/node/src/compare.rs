@@ -22,7 +22,7 @@ use base::{BlockSize, OsdId, PgId, PoolId, Version};
 use blockstore::{Answer, BlockKey, Finding, NoteKey, Severity, StoppedStore, Store, StoreError};
 use cluster::map::Pool;
 use format::wire::PgEntry;
-use pg::Record;
+use pg::{Record, ScrubNote};
 
 use crate::notes::ClusterNote;
 
@@ -98,6 +98,7 @@ impl Known {
                         records.insert(pg, record);
                     }),
                     NoteKey::State(_) => Ok(()),
+                    NoteKey::Scrub(pg) => ScrubNote::decode(pg, bytes).map(|_| ()),
                     NoteKey::Cluster => ClusterNote::decode(bytes).map(|note| {
                         for pool in note.pools {
                             let id = pool.pool.id;

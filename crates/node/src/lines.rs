@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, Epoch, OsdId, PgId, Time, TraceEvent};
+use blockstore::BlockKey;
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PgEntry};
-use pg::{Pg, Serving};
+use pg::{Fault, Pg, ScrubEvent, Serving};
 
 use crate::Effect;
 use crate::cluster_view::ClusterView;
@@ -131,6 +132,45 @@ impl Lines {
             let event = TraceEvent::warn("PG is suspect: it is not served");
             effects.push(Effect::Trace(event.with("pg", pg).with("why", why)));
         }
+    }
+}
+
+/// Logs what a scrub of a PG has to tell.
+pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect>) {
+    let block = |event: TraceEvent, key: &BlockKey| {
+        event.with("image", key.image).number("stripe", key.stripe.get())
+    };
+    let wrong = |event: TraceEvent, faults: &[(OsdId, Fault)]| {
+        event.list("wrong", faults.iter().map(|(osd, fault)| fault_text(*osd, *fault)))
+    };
+    let event = match event {
+        ScrubEvent::Began { deep } => {
+            TraceEvent::info("scrub begins").with("depth", depth_name(*deep))
+        }
+        ScrubEvent::Repaired { key, faults } => {
+            wrong(block(TraceEvent::warn("scrub repaired a block"), key), faults)
+        }
+        ScrubEvent::Found { key, faults } => {
+            wrong(block(TraceEvent::warn("scrub found damage that is not repaired"), key), faults)
+        }
+        ScrubEvent::Ended { deep, keys } => {
+            let event = TraceEvent::info("scrub ended").with("depth", depth_name(*deep));
+            event.number("blocks", *keys)
+        }
+    };
+    effects.push(Effect::Trace(event.with("pg", pg)));
+}
+
+/// Returns the word for the depth of a scrub.
+pub(crate) fn depth_name(deep: bool) -> &'static str {
+    if deep { "deep" } else { "light" }
+}
+
+/// Returns what is wrong with a member's copy, for people.
+pub(crate) fn fault_text(osd: OsdId, fault: Fault) -> String {
+    match fault.units {
+        0 => format!("{osd}: {}", fault.kind.name()),
+        units => format!("{osd}: {units} units {}", fault.kind.name()),
     }
 }
 

@@ -29,7 +29,7 @@ use crate::connection_ids::ConnectionIds;
 use crate::disk_watch::{DiskWatch, LookStep, Stalls};
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
-use crate::lines::Lines;
+use crate::lines::{Lines, trace_scrub};
 use crate::local_store::{LocalStore, StoreCall};
 use crate::notes::Notes;
 use crate::peer_connections::PeerConnections;
@@ -641,6 +641,7 @@ impl Node {
                 self.reports.on_active(now);
             }
             Action::Absolved => self.review_is_due = true,
+            Action::Scrub(event) => trace_scrub(self.pgs[slot].id(), &event, effects),
         }
     }
 

@@ -174,7 +174,7 @@ impl Notes {
 pub(crate) fn records(store: &Store) -> impl Iterator<Item = Record> + '_ {
     store.notes().filter_map(|(key, bytes)| match key {
         NoteKey::Pg(_) => Record::decode(bytes).ok(),
-        NoteKey::Cluster | NoteKey::State(_) => None,
+        NoteKey::Cluster | NoteKey::State(_) | NoteKey::Scrub(_) => None,
     })
 }
 

@@ -254,6 +254,10 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Mark { .. }
         | PeerBody::Drop { .. }
         | PeerBody::Progress { .. }
+        | PeerBody::Scrub { .. }
+        | PeerBody::Mend { .. }
+        | PeerBody::Recall { .. }
+        | PeerBody::Keep { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::State(_)
         | PeerBody::Listed { .. }
@@ -263,6 +267,9 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Written { .. }
         | PeerBody::Synced { .. }
         | PeerBody::Noted { .. }
+        | PeerBody::Scrubbed { .. }
+        | PeerBody::Recalled { .. }
+        | PeerBody::Tried { .. }
         | PeerBody::Failed { .. } => false,
     }
 }

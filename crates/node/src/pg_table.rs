@@ -11,7 +11,7 @@ use std::ops::Index;
 use base::{BufferPool, OsdId, PgId, PoolId};
 use blockstore::PgFacts;
 use cluster::map::Pool;
-use pg::{Action, Limits, Pg, Record, Shape};
+use pg::{Action, Limits, Pg, Record, ScrubNote, Shape};
 
 /// Index of a PG in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -81,18 +81,22 @@ impl PgTable {
         (0..self.pgs.len()).map(PgSlot)
     }
 
-    /// Adds a PG. `facts` are what the store knows of it; `record` exists if the PG has been active here.
+    /// Adds a PG. `facts` are what the store knows of it; `record` exists if the PG has been active here;
+    /// `scrubs` is its note on scrubs.
     pub(crate) fn add(
         &mut self,
         id: PgId,
         rules: &Pool,
         facts: PgFacts,
         record: Option<Record>,
+        scrubs: ScrubNote,
     ) -> PgSlot {
         let slot = PgSlot(self.pgs.len());
         let before = self.slots.insert(id, slot);
         assert!(before.is_none());
-        self.pgs.push(self.make(id, rules, facts, record));
+        let mut pg = self.make(id, rules, facts, record);
+        pg.know_scrubs(scrubs);
+        self.pgs.push(pg);
         slot
     }
 

@@ -269,6 +269,7 @@ impl Holdings<'_> {
 
     fn has_data(self, pg: PgId) -> bool {
         self.store.note(NoteKey::Pg(pg)).is_some()
+            || self.store.note(NoteKey::Scrub(pg)).is_some()
             || self.blocks_of(Target::Pg(pg)).next().is_some()
     }
 
@@ -335,7 +336,7 @@ impl Holdings<'_> {
 
     fn record_removals(self, target: Target) -> Vec<StoreRequest> {
         let removal = |(key, _): (NoteKey, &[u8])| match key {
-            NoteKey::Pg(pg) if target.has(pg) => {
+            NoteKey::Pg(pg) | NoteKey::Scrub(pg) if target.has(pg) => {
                 Some(StoreRequest::Note { key, bytes: Vec::new() })
             }
             _ => None,

@@ -40,6 +40,18 @@ pub enum Asked {
     Progress,
     /// To make everything sent so far durable.
     Sync,
+    /// A page of keys, for a scrub.
+    ScrubList { walk: u32 },
+    /// What the member holds of the key in work of a scrub.
+    Scrub,
+    /// Units for a repair of a scrub.
+    ScrubFetch,
+    /// A repair of a scrub.
+    Mend,
+    /// The member's note on scrubs.
+    Recall,
+    /// To keep a note on scrubs.
+    Keep,
     /// To record that the member no longer reports a version that is dropped.
     Drop,
 }

@@ -1,6 +1,7 @@
 //! The face of replicated blocks: every position holds the whole block. So any acting member alone can answer
 //! reads ([`read`]), also over older layers ([`chain`]), and delete images by range ([`delete`]).
 
+pub mod agree;
 pub mod chain;
 pub mod delete;
 pub mod read;
@@ -11,7 +12,9 @@ use std::ops::Range;
 use base::{BlockSize, BufferPool, Position, Version};
 use format::wire::{Change, Content};
 
-use crate::face::{Adoption, Face, Gathering, Needs, Prepared, Statement, Wanted, WantedFor};
+use crate::face::{
+    Adoption, Face, Gathering, Needs, Prepared, Seen, Statement, Verdict, Wanted, WantedFor,
+};
 use crate::member_set::MemberSet;
 use crate::operation::{Wants, WriteKind};
 use crate::units::{Copied, Held, Units, units_of};
@@ -65,6 +68,10 @@ impl Face for Copies {
 
     fn units_to_fill(&self, changed: Units) -> Option<Units> {
         Some(changed)
+    }
+
+    fn agree(&self, seen: &[Seen], block_size: BlockSize) -> Verdict {
+        agree::agree(seen, block_size)
     }
 
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering> {

@@ -356,7 +356,7 @@ impl Pg {
         }
     }
 
-    fn repair_own(
+    pub(crate) fn repair_own(
         &mut self,
         key: BlockKey,
         version: Version,
@@ -424,7 +424,7 @@ impl Pg {
 }
 
 /// Returns how many units of a content could be read.
-fn intact_count(content: &Content) -> usize {
+pub(crate) fn intact_count(content: &Content) -> usize {
     let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
     match content {
         Content::Block { units, damaged, .. } => count(units) - count(damaged),

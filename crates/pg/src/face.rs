@@ -13,6 +13,7 @@
 //! | what must be known before it starts ([`Face::needs`]) | nothing, or the block's extents | other pieces: the core gathers them |
 //! | what each position does for it ([`Gathering::prepare`]) | the same | its own piece |
 //! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough have it to make the rest; else the one before |
+//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | pieces must make a code word |
 //! | what a position is to hold ([`Gathering::content_at`]) | what the first source has, completed by others | what enough others make of it |
 //!
 //! Invariants
@@ -24,8 +25,8 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
-use base::{BlockSize, BufferPool, Position, Version};
-use format::wire::{Change, Content, Outcome, Refusal};
+use base::{BlockSize, BufferPool, Checksum, Position, UNIT_SIZE, Version};
+use format::wire::{Change, Content, Digest, Outcome, Refusal};
 
 use super::MemberSet;
 use super::operation::WriteKind;
@@ -50,6 +51,10 @@ pub trait Face: Debug + Sync {
     /// Returns the units of a key that are copied to a learner that lacks changes of `changed`; `None`: all
     /// of it.
     fn units_to_fill(&self, changed: Units) -> Option<Units>;
+
+    /// Compares what the acting members hold of a key, in the order of positions. Requires: no change of the
+    /// key is in flight.
+    fn agree(&self, seen: &[Seen], block_size: BlockSize) -> Verdict;
 
     /// Begins to gather the wanted content of a key.
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering>;
@@ -204,5 +209,154 @@ pub enum Adoption {
         from: MemberSet,
         /// A member that has the version before, which the others get back.
         like: usize,
+    },
+}
+
+/// What a member holds of a key, as a scrub saw it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// What it holds.
+    pub key: SeenKey,
+    /// Its tombstones up to this version are gone.
+    pub floor: Version,
+}
+
+/// What a member holds of a key, without the data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SeenKey {
+    /// Nothing, not even a tombstone.
+    Gone,
+    /// A tombstone.
+    Tombstone(Version),
+    /// A block.
+    Block {
+        /// Its version.
+        version: Version,
+        /// All units of the block.
+        units: Vec<UnitSeen>,
+    },
+}
+
+/// What a member holds of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UnitSeen {
+    /// It reads as zeros.
+    Zero,
+    /// Data with this checksum.
+    Data(Checksum),
+    /// Its data is lost.
+    Damaged,
+}
+
+impl Seen {
+    /// Checks a digest and returns it; the error says what is wrong with it.
+    pub fn of(digest: Digest, floor: Version, block_size: BlockSize) -> Result<Seen, String> {
+        let key = match digest {
+            Digest::Gone => SeenKey::Gone,
+            Digest::Tombstone { version } if version > Version::ZERO => SeenKey::Tombstone(version),
+            Digest::Block { version, written, damaged, checksums } if version > Version::ZERO => {
+                let bitmaps = [written, damaged].map(|it| Units::from_words(&it, block_size));
+                let [Some(written), Some(damaged)] = bitmaps else {
+                    return Err("a digest with units beyond the end of a block".into());
+                };
+                if written.count() != checksums.len() {
+                    return Err("a digest without a checksum for each unit".into());
+                }
+                let mut checksums = checksums.into_iter();
+                let unit = |unit| match written.has(unit) {
+                    true => UnitSeen::Data(checksums.next().expect("they were counted")),
+                    false if damaged.has(unit) => UnitSeen::Damaged,
+                    false => UnitSeen::Zero,
+                };
+                let units = (0..block_size.unit_count()).map(unit).collect();
+                SeenKey::Block { version, units }
+            }
+            _ => return Err("a digest of a block without a version".into()),
+        };
+        Ok(Seen { key, floor })
+    }
+}
+
+impl SeenKey {
+    /// Returns the version; `ZERO`: there is no block.
+    pub fn version(&self) -> Version {
+        match self {
+            SeenKey::Gone => Version::ZERO,
+            SeenKey::Tombstone(version) | SeenKey::Block { version, .. } => *version,
+        }
+    }
+
+    /// Returns whether a unit holds data, or lost it.
+    pub fn has_units(&self) -> bool {
+        match self {
+            SeenKey::Gone | SeenKey::Tombstone(_) => false,
+            SeenKey::Block { units, .. } => units.iter().any(|unit| *unit != UnitSeen::Zero),
+        }
+    }
+
+    /// Returns the bytes of data that the member can read.
+    pub fn data_bytes(&self) -> u64 {
+        let SeenKey::Block { units, .. } = self else { return 0 };
+        units.iter().filter(|unit| matches!(unit, UnitSeen::Data(_))).count() as u64 * UNIT_SIZE
+    }
+}
+
+/// What is wrong with a key, and what repairs it. Members are identified by their index.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What is wrong, by member; nothing: the members agree.
+    pub faults: Vec<(usize, Fault)>,
+    /// What must be written to which members. `None` with faults: what is right cannot be decided.
+    pub remedy: Option<Remedy>,
+}
+
+/// What is wrong with a member's copy of a key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Fault {
+    /// What it is.
+    pub kind: FaultKind,
+    /// How many units it concerns; 0: the key as a whole.
+    pub units: u32,
+}
+
+/// How a copy is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum FaultKind {
+    /// It cannot be read, or does not match its checksums; others can read it.
+    Damaged,
+    /// It has another content than others have under the same version.
+    Differs,
+    /// No member can read it.
+    Lost,
+    /// The member does not have the key.
+    Missing,
+    /// It has an older version.
+    Stale,
+}
+
+/// What repairs a key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Remedy {
+    /// These members get a tombstone.
+    Tombstone {
+        /// Its version.
+        version: Version,
+        /// The members.
+        targets: MemberSet,
+    },
+    /// Units are copied between members.
+    Block {
+        /// The version of the block.
+        version: Version,
+        /// Which units to take from whom.
+        fetch: Vec<(usize, Units)>,
+        /// Members that get the whole block.
+        whole: MemberSet,
+        /// Members that get the units in `mend`.
+        units: MemberSet,
+        /// Units that are wrong at some of those members.
+        mend: Units,
+        /// Units that nobody can read.
+        lost: Units,
     },
 }

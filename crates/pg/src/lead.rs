@@ -14,6 +14,7 @@ use super::copy::Job;
 use super::face::Source;
 use super::fill::Intake;
 use super::filler::Filler;
+use super::scrub::Scrub;
 use super::slots::{JobSlot, Slots};
 
 /// What a primary keeps of its epoch.
@@ -44,6 +45,8 @@ pub struct Lead {
     pub lease_givers: Vec<OsdId>,
     /// The newest mark that was sent to the other acting members.
     pub mark_told: Version,
+    /// The comparison of members while the PG serves.
+    pub scrub: Scrub,
 }
 
 /// A member as its primary sees it.
@@ -106,6 +109,7 @@ impl Lead {
             unreported: MemberSet::default(),
             lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
             mark_told: Version::ZERO,
+            scrub: Scrub::default(),
             peers,
         }
     }

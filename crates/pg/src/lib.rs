@@ -13,6 +13,7 @@
 //! | how a write gets to all members | `write`, with `write_queue`, `versions`, `window`, `write_targets`, `sync`, `owed`, `change` |
 //! | how a block is copied between members, and a learner filled | `copy`, `fill`, `filler` |
 //! | what a key holds, by kind of pool | `face`, `copies`, `units`, `operation` |
+//! | how members are compared while the PG serves | `scrub` |
 //! | calls of the store | `store_calls`, `slots` |
 //!
 //! ```text
@@ -56,6 +57,7 @@ mod owed;
 mod page;
 mod peering;
 mod record;
+mod scrub;
 mod shape;
 mod slots;
 mod store_calls;
@@ -81,10 +83,12 @@ use format::wire::{
 
 pub use copies::Copies;
 pub use copies::delete::DELETE_PORTION_MAX;
-pub use face::Face;
+pub use face::{Face, Fault, FaultKind};
 pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
+pub use scrub::ScrubEvent;
+pub use scrub::note::{Finding, Running, ScrubNote};
 pub use shape::Shape;
 
 use copies::delete::Deletions;
@@ -159,6 +163,8 @@ pub enum Action {
         /// The message.
         body: PeerBody,
     },
+    /// A scrub has something to tell, for the log.
+    Scrub(ScrubEvent),
     /// The PG needs another entry. The node repeats this to the monitor until the epoch is over.
     Need(Need),
 }
@@ -240,6 +246,10 @@ pub struct Pg {
     owed: Owed,
     /// Units that this OSD's store lost and that were restored from another copy.
     mended_units: u64,
+    /// What the acting members keep of scrubs, as far as this OSD knows.
+    scrub_note: ScrubNote,
+    /// The time of day, in seconds since 1970, when the node last called [`Pg::scrub`].
+    scrub_now: u64,
     // As primary: writes on their way to all members.
     write_targets: WriteTargets,
     versions: Versions,
@@ -275,6 +285,8 @@ impl Pg {
             unflushed: Unflushed::default(),
             owed: Owed::default(),
             mended_units: 0,
+            scrub_note: ScrubNote::default(),
+            scrub_now: 0,
             write_targets: WriteTargets::default(),
             versions: Versions::new(),
             syncs: Syncs::default(),
@@ -407,6 +419,9 @@ impl Pg {
             }
             Call::ListNewer(NewerFor::Fill { learner }) => {
                 self.on_own_list(learner, blocks, is_last, actions);
+            }
+            Call::ListNewer(NewerFor::Scrub { walk }) => {
+                self.on_own_scrub_list(walk, (blocks, is_last), actions);
             }
             Call::Dropped => {}
             _ => unreachable!("only a list of newer blocks is answered by `listed_newer`"),
@@ -678,6 +693,18 @@ impl Pg {
                 actions.push(Action::Absolved);
             }
             Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),
+            Call::ScrubDigest => self.on_own_digest(result, actions),
+            Call::ScrubCopy => self.on_own_scrub_copy(result, actions),
+            Call::ScrubMend { units } => self.on_own_mended(units, result, actions),
+            Call::ScrubKeep => {
+                let me = self.lead().me;
+                self.on_note_kept(me, actions);
+            }
+            Call::PeerDigest { call } => self.on_peer_digest(call, result, actions),
+            Call::PeerMend { order, call, units } => {
+                self.on_peer_mended((order, call, units), result, actions);
+            }
+            Call::PeerKeep { call } => self.on_peer_kept(call, result, actions),
             Call::Floor | Call::Ending(_) | Call::Dropped => {}
             Call::ListDeletion(_) | Call::ListNewer(_) => {
                 unreachable!("a list is answered by `listed` or `listed_newer`")

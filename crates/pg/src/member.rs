@@ -94,7 +94,7 @@ impl Pg {
         self.follow.as_mut().expect("another OSD leads the epoch")
     }
 
-    fn answer(&mut self, body: PeerBody, actions: &mut Vec<Action>) {
+    pub(crate) fn answer(&mut self, body: PeerBody, actions: &mut Vec<Action>) {
         actions.push(Action::Send { to: self.follow().primary, body });
     }
 
@@ -155,6 +155,13 @@ impl Pg {
                 self.flush(FlushFor::Peer { call }, actions);
                 Ok(())
             }
+            (
+                body @ (PeerBody::Scrub { .. }
+                | PeerBody::Mend { .. }
+                | PeerBody::Recall { .. }
+                | PeerBody::Keep { .. }),
+                FollowStage::Active,
+            ) => self.on_scrub_said(body, actions),
             (PeerBody::Progress { call, filling, complete, floor }, FollowStage::Active) => {
                 self.on_progress(call, filling, complete, floor, actions)
             }
@@ -460,6 +467,18 @@ impl Pg {
             self.answer(PeerBody::Repaired { call }, actions);
             self.keep_progress(actions);
         }
+    }
+
+    /// Notes that a change is sent to the store; returns its place among those of the epoch.
+    pub(crate) fn begin_taken(&mut self) -> u64 {
+        self.follow().taken.begin(())
+    }
+
+    /// Notes that a change has ended at the store, and answers the primary.
+    pub(crate) fn end_taken(&mut self, order: u64, body: PeerBody, actions: &mut Vec<Action>) {
+        self.follow().taken.end(order);
+        self.answer(body, actions);
+        self.keep_progress(actions);
     }
 
     /// Tells the primary that everything it sent before its sync is durable.

@@ -15,6 +15,8 @@ pub enum WriteFor {
     Deletion(DeletionSlot),
     /// A job that copies the block. It takes its turn, but changes nothing on this OSD.
     Job(JobSlot),
+    /// The key in work of a scrub. It takes its turn, too, and changes nothing.
+    Scrub,
 }
 
 impl WriteFor {
@@ -22,7 +24,7 @@ impl WriteFor {
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             WriteFor::Client(ticket) => Some(ticket),
-            WriteFor::Deletion(_) | WriteFor::Job(_) => None,
+            WriteFor::Deletion(_) | WriteFor::Job(_) | WriteFor::Scrub => None,
         }
     }
 }

@@ -25,7 +25,7 @@ use format::wire::{Activation, ListedBlock, Member, MemberState, PeerBody};
 use super::ask::{Asked, Contact};
 use super::compare::{Compare, Compared, Next, Return};
 use super::copy::{Job, Purpose};
-use super::face::{Adoption, Statement};
+use super::face::{Adoption, Seen, Statement};
 use super::lead::{Absence, Judgement, Lead, Peer};
 use super::limits::ADOPTIONS_MAX;
 use super::local_state::RecordFor;
@@ -522,11 +522,15 @@ impl Pg {
                     Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
                     Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
                     Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
+                    Asked::ScrubList { walk } => {
+                        self.on_scrub_list(index, walk, (blocks, is_last), actions)
+                    }
                     _ => Err("a list that was not asked for".into()),
                 }
             }
             PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
                 Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
+                Asked::ScrubFetch => self.on_peer_scrub_copy(content, actions),
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {
@@ -548,6 +552,27 @@ impl Pg {
                 }
                 _ => Err("a note that was not asked for".into()),
             },
+            PeerBody::Scrubbed { call, floor, digest } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Scrub => {
+                        let seen = Seen::of(digest, floor, self.shape.block_size)?;
+                        self.on_peer_scrubbed(index, seen, actions)
+                    }
+                    _ => Err("a digest that was not asked for".into()),
+                }
+            }
+            PeerBody::Recalled { call, note } => match self.lead().asks.answered(index, call)? {
+                Asked::Recall => self.on_recalled(index, note),
+                _ => Err("a note on scrubs that was not asked for".into()),
+            },
+            PeerBody::Tried { call, .. } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Mend => self.on_mended_at(index, actions),
+                    Asked::Keep => self.on_note_kept(index, actions),
+                    _ => return Err("a repair that was not asked for".into()),
+                }
+                Ok(())
+            }
             PeerBody::Stale(_) => Ok(()),
             _ => Err("a message that only a primary sends".into()),
         }

@@ -138,11 +138,11 @@ impl FillingText {
     }
 }
 
-fn key_text(key: BlockKey) -> String {
+pub(crate) fn key_text(key: BlockKey) -> String {
     format!("{}.{}.{}", key.hash, key.image.get(), key.stripe.get())
 }
 
-fn read_key(pg: PgId, text: &str) -> Result<BlockKey, String> {
+pub(crate) fn read_key(pg: PgId, text: &str) -> Result<BlockKey, String> {
     let numbers: Option<Vec<u32>> = text.split('.').map(|part| part.parse().ok()).collect();
     let key = numbers.and_then(|numbers| {
         let [hash, image, stripe] = numbers[..] else { return None };

@@ -55,6 +55,20 @@ pub enum Call {
     Absolve,
     /// Tells the store that a learner is filled: the data that its store lost is here again.
     AbsolveFilled { call: u32 },
+    /// What this OSD holds of the key in work of its scrub.
+    ScrubDigest,
+    /// Units of this OSD for a repair of its scrub.
+    ScrubCopy,
+    /// A repair of this OSD by its scrub. `units`: how many units it brings.
+    ScrubMend { units: u32 },
+    /// A note of this OSD's scrub.
+    ScrubKeep,
+    /// What this OSD holds of a key, for the primary's scrub.
+    PeerDigest { call: u32 },
+    /// A repair by the primary's scrub. `units`: how many units it brings.
+    PeerMend { order: u64, call: u32, units: u32 },
+    /// A note of the primary's scrub.
+    PeerKeep { call: u32 },
     /// A change of a past epoch, with its version, if it has one.
     Ending(Option<Version>),
     /// A request for whose answer nobody waits any more.
@@ -70,6 +84,8 @@ pub enum NewerFor {
     Compare,
     /// The backfill of a learner.
     Fill { learner: usize },
+    /// A scrub's walk.
+    Scrub { walk: u32 },
 }
 
 impl Call {
@@ -81,6 +97,8 @@ impl Call {
             | Call::Adopt(_)
             | Call::Taken { .. }
             | Call::PeerRepair { .. }
+            | Call::ScrubMend { .. }
+            | Call::PeerMend { .. }
             | Call::AbsolveFilled { .. }
             | Call::Record
             | Call::Flush { .. }
@@ -94,6 +112,11 @@ impl Call {
             | Call::ListNewer(_)
             | Call::PeerCopy { .. }
             | Call::ListDeletion(_)
+            | Call::ScrubDigest
+            | Call::ScrubCopy
+            | Call::ScrubKeep
+            | Call::PeerDigest { .. }
+            | Call::PeerKeep { .. }
             | Call::Floor
             | Call::Absolve
             | Call::Dropped => false,

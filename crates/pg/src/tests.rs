@@ -7,6 +7,7 @@ mod parity;
 mod random;
 mod scenarios;
 mod script;
+mod scrub;
 mod world;
 mod wrong;
 
@@ -248,7 +249,9 @@ impl Bench {
                 self.notes.push(Record::decode(&bytes).unwrap());
             }
             StoreRequest::SetFloor { floor, .. } => self.floors.push(floor),
-            StoreRequest::Copy { .. } | StoreRequest::Repair { .. } => panic!("one copy"),
+            StoreRequest::Copy { .. }
+            | StoreRequest::Digest { .. }
+            | StoreRequest::Repair { .. } => panic!("one copy"),
             StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
         }
         Ok(if is_lazy { Answer::Written } else { Answer::Durable })

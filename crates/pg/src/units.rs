@@ -64,7 +64,7 @@ impl Units {
     }
 
     /// Returns all units of the set in order.
-    fn iter(self) -> impl Iterator<Item = u32> {
+    pub fn iter(self) -> impl Iterator<Item = u32> {
         (0..WORDS as u32 * 64).filter(move |unit| self.has(*unit))
     }
 }
@@ -105,6 +105,24 @@ impl Copied {
         *self = merged;
     }
 
+    /// Returns the same copy without the units that are not in `units`.
+    pub fn within(&self, units: &Units, buffers: &BufferPool) -> Copied {
+        let all = Units::from_range(0..WORDS as u32 * 64);
+        let none = all.without(units);
+        let mut within = Copied::zeros(self.version, self.units.without(&none));
+        within.written = self.written.without(&none);
+        let mut bytes = buffers.take_zeroed(within.written.count() * UNIT_SIZE as usize);
+        for (unit, place) in within.written.iter().zip(bytes.chunks_mut(UNIT_SIZE as usize)) {
+            let index = self.written.iter().take_while(|written| *written < unit).count();
+            let start = index * UNIT_SIZE as usize;
+            let data = self.data.as_ref().expect("a copy with written units has data");
+            place.copy_from_slice(&data[start..start + UNIT_SIZE as usize]);
+            within.checksums.push(self.checksums[index]);
+        }
+        within.data = Some(bytes.freeze()).filter(|data| !data.is_empty());
+        within
+    }
+
     /// Returns a copy whose units all read as zeros.
     pub fn zeros(version: Version, units: Units) -> Copied {
         let written = Units::default();
@@ -117,7 +135,7 @@ impl Copied {
     }
 
     /// Returns the content as messages and store requests carry it. `lost`: units that no member could read.
-    fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
+    pub fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
         Content::Block {
             version: self.version,
             block_size,

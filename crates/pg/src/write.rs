@@ -58,7 +58,7 @@ impl Pg {
     /// Returns what must be known before a queued write starts. A hold waits only for its turn.
     fn needs(&self, write: &Write) -> Needs {
         match write.issuer {
-            WriteFor::Job(_) => Needs::Turn,
+            WriteFor::Job(_) | WriteFor::Scrub => Needs::Turn,
             WriteFor::Client(_) | WriteFor::Deletion(_) => self.shape.face.needs(&write.kind),
         }
     }
@@ -100,6 +100,7 @@ impl Pg {
         match (needs, issuer) {
             (Needs::Nothing, _) => self.replicate_as_named(slot, actions),
             (Needs::Turn, WriteFor::Job(job)) => self.on_hold(job, slot, actions),
+            (Needs::Turn, WriteFor::Scrub) => self.on_scrub_turn(slot, actions),
             (Needs::Turn, _) => unreachable!("a hold is a job's"),
             (Needs::Extents, _) => {
                 self.call(Call::Examine(slot), StoreRequest::Extents { key }, actions);

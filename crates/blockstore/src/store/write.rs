@@ -64,7 +64,10 @@ impl Store {
         assert!(!is_own(id), "these ids are the store's own");
         self.moves.pause(matches!(request, Request::Record));
         let waits = match &request {
-            Request::Read { key, .. } | Request::Extents { key } | Request::Copy { key, .. } => {
+            Request::Read { key, .. }
+            | Request::Extents { key }
+            | Request::Copy { key, .. }
+            | Request::Digest { key, .. } => {
                 self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
             }
             _ => !self.queue.is_empty(),
@@ -108,6 +111,11 @@ impl Store {
             Request::Copy { key, units } => {
                 let (parts, reads, mut io) = self.for_reads(effects);
                 reads.begin_copy(id, key, &units, parts, &mut io);
+                return None;
+            }
+            Request::Digest { key, deep } => {
+                let (parts, reads, mut io) = self.for_reads(effects);
+                reads.begin_digest(id, key, deep, parts, &mut io);
                 return None;
             }
             Request::Repair { pg, key, content } => {
@@ -320,6 +328,7 @@ impl Store {
             Request::Read { .. }
             | Request::Extents { .. }
             | Request::Copy { .. }
+            | Request::Digest { .. }
             | Request::Repair { .. }
             | Request::Sync
             | Request::Record => {

@@ -29,6 +29,8 @@ pub enum NoteKey {
     Cluster,
     /// A change in the OSD's copy of the cluster's state, by number, counted from 1.
     State(u32),
+    /// What scrubs of a PG did and found.
+    Scrub(PgId),
 }
 
 impl NoteKey {
@@ -38,12 +40,14 @@ impl NoteKey {
             NoteKey::Pg(pg) => (Some(pg), 0),
             NoteKey::Cluster => (None, 0),
             NoteKey::State(number) => (None, number),
+            NoteKey::Scrub(pg) => (Some(pg), 1),
         }
     }
 
     /// Returns the key with these [`NoteKey::parts`].
     pub fn of_parts(pg: Option<PgId>, number: u32) -> NoteKey {
         match (pg, number) {
+            (Some(pg), 1) => NoteKey::Scrub(pg),
             (Some(pg), _) => NoteKey::Pg(pg),
             (None, 0) => NoteKey::Cluster,
             (None, number) => NoteKey::State(number),

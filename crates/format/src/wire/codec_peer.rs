@@ -10,9 +10,9 @@ use base::{BlockSize, Buffer, Epoch, MapRevision, PoolId, StripeIndex, UNIT_SIZE
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
 use super::peer::{
-    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
-    LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
-    WHOLE_COUNT_MAX,
+    Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
+    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage,
+    REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 use crate::disk::BlockKey;
 
@@ -36,6 +36,13 @@ const BODY_SYNC: u8 = 17;
 const BODY_SYNCED: u8 = 18;
 const BODY_MARK: u8 = 19;
 const BODY_DROP: u8 = 20;
+const BODY_SCRUB: u8 = 40;
+const BODY_SCRUBBED: u8 = 41;
+const BODY_MEND: u8 = 42;
+const BODY_RECALL: u8 = 43;
+const BODY_RECALLED: u8 = 44;
+const BODY_KEEP: u8 = 45;
+const BODY_TRIED: u8 = 46;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -61,7 +68,9 @@ const LOST_SIZE: usize = 8 + 4;
 /// Returns the payload that follows a message's body.
 pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
     match &message.body {
-        PeerBody::Fetched { content, .. } | PeerBody::Repair { content, .. } => match content {
+        PeerBody::Fetched { content, .. }
+        | PeerBody::Repair { content, .. }
+        | PeerBody::Mend { content, .. } => match content {
             Content::Block { data, .. } => data.clone(),
             Content::Gone | Content::Tombstone { .. } => None,
         },
@@ -155,6 +164,34 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             bytes.push(BODY_STALE);
             put_entry(bytes, entry);
         }
+        PeerBody::Scrub { call, key, deep } => {
+            put_call(bytes, BODY_SCRUB, *call);
+            put_key(bytes, pool, *key);
+            put_bool(bytes, *deep);
+        }
+        PeerBody::Scrubbed { call, floor, digest } => {
+            put_call(bytes, BODY_SCRUBBED, *call);
+            put_version(bytes, *floor);
+            put_digest(bytes, digest);
+        }
+        PeerBody::Mend { call, key, content } => {
+            put_call(bytes, BODY_MEND, *call);
+            put_key(bytes, pool, *key);
+            put_content(bytes, content);
+        }
+        PeerBody::Recall { call } => put_call(bytes, BODY_RECALL, *call),
+        PeerBody::Recalled { call, note } => {
+            put_call(bytes, BODY_RECALLED, *call);
+            put_note(bytes, note);
+        }
+        PeerBody::Keep { call, note } => {
+            put_call(bytes, BODY_KEEP, *call);
+            put_note(bytes, note);
+        }
+        PeerBody::Tried { call, is_done } => {
+            put_call(bytes, BODY_TRIED, *call);
+            put_bool(bytes, *is_done);
+        }
     }
 }
 
@@ -218,6 +255,23 @@ fn decode_body(
         BODY_NOTED => PeerBody::Noted { call: reader.u32()? },
         BODY_FAILED => PeerBody::Failed { why: reader.counted_text()? },
         BODY_STALE => PeerBody::Stale(reader.entry()?),
+        BODY_SCRUB => {
+            PeerBody::Scrub { call: reader.u32()?, key: reader.key(pool)?, deep: reader.bool()? }
+        }
+        BODY_SCRUBBED => PeerBody::Scrubbed {
+            call: reader.u32()?,
+            floor: reader.version()?,
+            digest: reader.digest()?,
+        },
+        BODY_MEND => PeerBody::Mend {
+            call: reader.u32()?,
+            key: reader.key(pool)?,
+            content: reader.content(payload)?,
+        },
+        BODY_RECALL => PeerBody::Recall { call: reader.u32()? },
+        BODY_RECALLED => PeerBody::Recalled { call: reader.u32()?, note: reader.note()? },
+        BODY_KEEP => PeerBody::Keep { call: reader.u32()?, note: reader.note()? },
+        BODY_TRIED => PeerBody::Tried { call: reader.u32()?, is_done: reader.bool()? },
         tag => {
             return wrong(format!(
                 "members say {tag} to each other, which this version does not know"
@@ -346,6 +400,30 @@ fn put_content(bytes: &mut Vec<u8>, content: &Content) {
     }
 }
 
+fn put_digest(bytes: &mut Vec<u8>, digest: &Digest) {
+    match digest {
+        Digest::Gone => bytes.push(CONTENT_GONE),
+        Digest::Tombstone { version } => {
+            bytes.push(CONTENT_TOMBSTONE);
+            put_version(bytes, *version);
+        }
+        Digest::Block { version, written, damaged, checksums } => {
+            let count = written.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+            assert!(checksums.len() == count, "one checksum for each written unit");
+            bytes.push(CONTENT_BLOCK);
+            put_version(bytes, *version);
+            put_bitmap(bytes, written);
+            put_bitmap(bytes, damaged);
+            put_checksums(bytes, checksums);
+        }
+    }
+}
+
+fn put_note(bytes: &mut Vec<u8>, note: &[u8]) {
+    put_count(bytes, note.len(), SCRUB_NOTE_SIZE_MAX);
+    bytes.extend_from_slice(note);
+}
+
 fn put_change(bytes: &mut Vec<u8>, block_size: BlockSize, change: &Change) {
     match change {
         Change::Write { offset, checksums, data } => {
@@ -435,6 +513,29 @@ impl Reader<'_> {
             CONTENT_BLOCK => self.block(payload.take()),
             tag => wrong(format!("a content is of kind {tag}, which this version does not know")),
         }
+    }
+
+    fn digest(&mut self) -> Result<Digest, DecodeError> {
+        match self.u8()? {
+            CONTENT_GONE => Ok(Digest::Gone),
+            CONTENT_TOMBSTONE => Ok(Digest::Tombstone { version: self.version()? }),
+            CONTENT_BLOCK => {
+                let version = self.version()?;
+                let (written, damaged) = (self.bitmap()?, self.bitmap()?);
+                if written.iter().zip(&damaged).any(|(written, damaged)| written & damaged != 0) {
+                    return wrong("a digest has a unit with both data and damage");
+                }
+                let count = written.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+                let checksums = self.checksums(count * UNIT_SIZE as usize)?;
+                Ok(Digest::Block { version, written, damaged, checksums })
+            }
+            tag => wrong(format!("a digest is of kind {tag}, which this version does not know")),
+        }
+    }
+
+    fn note(&mut self) -> Result<Vec<u8>, DecodeError> {
+        let count = self.list(SCRUB_NOTE_SIZE_MAX, 1, "bytes of a note")?;
+        Ok(self.take(count)?.to_vec())
     }
 
     fn block(&mut self, data: Option<Buffer>) -> Result<Content, DecodeError> {

@@ -19,6 +19,9 @@ pub const HISTORY_COUNT_MAX: usize = 64;
 /// Most keys in [`Filling::whole`].
 pub const WHOLE_COUNT_MAX: usize = 1024;
 
+/// Most bytes of a note on scrubs.
+pub const SCRUB_NOTE_SIZE_MAX: usize = 48 << 10;
+
 /// Most pools in [`LeaseMessage::Renew`].
 pub const REVISION_COUNT_MAX: usize = 256;
 /// Most PGs in [`LeaseMessage::Granted`]: all PGs of the largest pool. A giver that would have to list more
@@ -177,6 +180,93 @@ pub enum PeerBody {
     },
     /// Either side: this epoch is over. Contains the newer entry.
     Stale(PgEntry),
+    /// Primary, to an acting member: what do you hold of this key?
+    Scrub {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The key.
+        key: BlockKey,
+        /// Whether the data is read and compared with its checksums.
+        deep: bool,
+    },
+    /// Member: what it holds.
+    Scrubbed {
+        /// Copied from the request.
+        call: u32,
+        /// Tombstones up to this version have been dropped here.
+        floor: Version,
+        /// What the member holds of the key.
+        digest: Digest,
+    },
+    /// Primary, to an acting member: a scrub found that the block must hold this. Answered by
+    /// [`PeerBody::Tried`]; a member without room keeps its part in the epoch.
+    Mend {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The key of the block.
+        key: BlockKey,
+        /// What the named units hold.
+        content: Content,
+    },
+    /// Primary: which note on scrubs do you have?
+    Recall {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+    },
+    /// Member: its note on scrubs.
+    Recalled {
+        /// Copied from the request.
+        call: u32,
+        /// At most [`SCRUB_NOTE_SIZE_MAX`]; empty: it has none.
+        note: Vec<u8>,
+    },
+    /// Primary: keep this note on scrubs. Answered by [`PeerBody::Tried`].
+    Keep {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// At most [`SCRUB_NOTE_SIZE_MAX`].
+        note: Vec<u8>,
+    },
+    /// Member: what the primary requested is durable, or the store had no room for it.
+    Tried {
+        /// Copied from the request.
+        call: u32,
+        /// Whether it is durable.
+        is_done: bool,
+    },
+}
+
+/// What a member holds of a key, without the data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Digest {
+    /// The block does not exist, not even as a tombstone.
+    Gone,
+    /// The block is deleted.
+    Tombstone {
+        /// The version of the deletion.
+        version: Version,
+    },
+    /// The block exists.
+    Block {
+        /// Its version.
+        version: Version,
+        /// Units that hold data. The others read as zeros, unless they are damaged.
+        written: Vec<u64>,
+        /// Units whose data is lost. None of them is in `written`.
+        damaged: Vec<u64>,
+        /// One for each written unit, in order.
+        checksums: Vec<Checksum>,
+    },
+}
+
+impl Digest {
+    /// Returns the version; `ZERO`: the block does not exist.
+    pub fn version(&self) -> Version {
+        match self {
+            Digest::Gone => Version::ZERO,
+            Digest::Tombstone { version } | Digest::Block { version, .. } => *version,
+        }
+    }
 }
 
 /// The state of a member.

@@ -1,11 +1,11 @@
 //! Messages between OSDs: examples, any of them, and the fields that are refused.
 
-use base::{BlockSize, MapRevision};
+use base::{BlockSize, Checksum, MapRevision};
 use format::disk::BlockKey;
 use format::wire::{
-    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
-    LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
-    WHOLE_COUNT_MAX,
+    Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
+    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage,
+    REVISION_COUNT_MAX, WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -70,6 +70,19 @@ fn write(change: Change) -> Message {
         lazy: matches!(change, Change::Zero { .. }),
         change,
     })
+}
+
+fn scrubbed(digest: Digest) -> Message {
+    peer(PeerBody::Scrubbed { call: 11, floor: version_of(100), digest })
+}
+
+fn digest() -> Digest {
+    Digest::Block {
+        version: version(),
+        written: vec![0b101],
+        damaged: vec![0b1000],
+        checksums: checksums(&data(2)),
+    }
 }
 
 pub fn examples() -> Vec<(&'static str, Message)> {
@@ -156,6 +169,15 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-noted", peer(PeerBody::Noted { call: 6 })),
         ("peer-failed", peer(PeerBody::Failed { why: "its store is full".into() })),
         ("peer-stale", peer(PeerBody::Stale(entry()))),
+        ("peer-scrub", peer(PeerBody::Scrub { call: 11, key: key(4), deep: true })),
+        ("peer-scrubbed", scrubbed(digest())),
+        ("peer-scrubbed-tombstone", scrubbed(Digest::Tombstone { version: version() })),
+        ("peer-scrubbed-gone", scrubbed(Digest::Gone)),
+        ("peer-mend", peer(PeerBody::Mend { call: 12, key: key(4), content: Content::Gone })),
+        ("peer-recall", peer(PeerBody::Recall { call: 13 })),
+        ("peer-recalled", peer(PeerBody::Recalled { call: 13, note: b"{}".to_vec() })),
+        ("peer-keep", peer(PeerBody::Keep { call: 14, note: b"{}".to_vec() })),
+        ("peer-tried", peer(PeerBody::Tried { call: 14, is_done: true })),
         (
             "lease-renew",
             lease(LeaseMessage::Renew {
@@ -322,6 +344,38 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
         any::<u32>().prop_map(|call| PeerBody::Noted { call }),
         ".{0,40}".prop_map(|why| PeerBody::Failed { why }),
         any_entry().prop_map(PeerBody::Stale),
+        (any::<u32>(), any_key(), any::<bool>()).prop_map(|(call, key, deep)| PeerBody::Scrub {
+            call,
+            key,
+            deep
+        }),
+        (any::<u32>(), any_version(), any_digest())
+            .prop_map(|(call, floor, digest)| PeerBody::Scrubbed { call, floor, digest }),
+        (any::<u32>(), any_key(), any_content()).prop_map(|(call, key, content)| PeerBody::Mend {
+            call,
+            key,
+            content
+        }),
+        any::<u32>().prop_map(|call| PeerBody::Recall { call }),
+        (any::<u32>(), vec(any::<u8>(), 0..300))
+            .prop_map(|(call, note)| PeerBody::Recalled { call, note }),
+        (any::<u32>(), vec(any::<u8>(), 0..300))
+            .prop_map(|(call, note)| PeerBody::Keep { call, note }),
+        (any::<u32>(), any::<bool>()).prop_map(|(call, is_done)| PeerBody::Tried { call, is_done }),
+    ]
+}
+
+fn any_digest() -> impl Strategy<Value = Digest> {
+    prop_oneof![
+        Just(Digest::Gone),
+        any_version().prop_map(|version| Digest::Tombstone { version }),
+        (any_version(), vec((any::<u64>(), any::<u64>()), 0..=4)).prop_map(|(version, words)| {
+            let written: Vec<u64> = words.iter().map(|(written, _)| *written).collect();
+            let damaged = words.iter().map(|(written, damaged)| damaged & !written).collect();
+            let count = written.iter().map(|word| word.count_ones()).sum();
+            let checksums = (0..count).map(Checksum::new).collect();
+            Digest::Block { version, written, damaged, checksums }
+        }),
     ]
 }
 

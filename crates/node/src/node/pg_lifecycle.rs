@@ -11,7 +11,7 @@ use blockstore::{CommitMode, NoteKey};
 use cluster::map::MapDelta;
 use cluster::message::ToMonitor;
 use format::wire::{Member, PgEntry};
-use pg::{Absence, Pg, Record, Serving};
+use pg::{Absence, Pg, Record, ScrubNote, Serving};
 
 use super::Node;
 use crate::cluster_view::is_sound;
@@ -253,6 +253,9 @@ impl Node {
         // A note that is being removed is ignored.
         let note = self.store.note(NoteKey::Pg(id)).filter(|_| !self.reclaim.is_removing(id));
         let record = note.and_then(|note| Record::decode(note).ok());
+        let scrubs = self.store.note(NoteKey::Scrub(id)).filter(|_| record.is_some());
+        // Without a note that can be read, scrubs are due: they find again what it listed.
+        let scrubs = scrubs.and_then(|note| ScrubNote::decode(id, note).ok()).unwrap_or_default();
         let mut facts = self.store.facts(id);
         // A lease that an earlier run of this OSD gave to the primary of an earlier epoch may still be
         // valid.
@@ -263,7 +266,7 @@ impl Node {
             self.revoke_from_earlier_run(&record.entry, entry);
         }
         let rules = &self.cluster.map().pools[&id.pool].pool;
-        self.pgs.add(id, rules, facts, record)
+        self.pgs.add(id, rules, facts, record, scrubs)
     }
 
     fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {

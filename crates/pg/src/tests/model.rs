@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Checksum, Epoch, Version};
-use blockstore::{Answer, BlockKey, PgFacts, Request, StoreError};
-use format::wire::{Content, ListedBlock};
+use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request, StoreError};
+use format::wire::{Content, Digest, ListedBlock};
 
 use super::{BLOCK_SIZE, UNIT, UNITS};
 use crate::CallId;
@@ -29,6 +29,7 @@ pub struct Block {
 pub struct State {
     pub blocks: BTreeMap<BlockKey, Block>,
     pub note: Option<Vec<u8>>,
+    pub scrub_note: Option<Vec<u8>>,
     pub floor: Version,
     pub last: Version,
     pub held: Version,
@@ -70,8 +71,12 @@ pub struct Store {
     pub flush_count: usize,
     /// Answers of requests that change nothing.
     answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
+    /// Those of them that tell what a block holds when they are given.
+    digests: BTreeMap<CallId, (BlockKey, bool)>,
     /// Writes are refused.
     pub is_full: bool,
+    /// Repairs are refused.
+    pub refuses_repairs: bool,
     refused: Option<Epoch>,
 }
 
@@ -143,6 +148,9 @@ impl State {
                 *block = Block { version: *version, is_tombstone: true, ..Block::default() };
             }
             Request::Repair { key, content, .. } => self.repair(*key, content),
+            Request::Note { key: NoteKey::Scrub(_), bytes } => {
+                self.scrub_note = Some(bytes.clone());
+            }
             Request::Note { bytes, .. } => self.note = Some(bytes.clone()),
             Request::SetFloor { floor, .. } => {
                 self.floor = *floor;
@@ -234,12 +242,17 @@ impl Store {
                 };
                 self.answers.push_back((call, Ok(answer)));
             }
+            Request::Digest { key, deep } => {
+                self.digests.insert(call, (key, deep));
+                self.answers.push_back((call, Ok(Answer::Digest(Digest::Gone))));
+            }
             Request::Copy { key, units } => {
                 let content = self.copy(key, &units);
                 self.answers.push_back((call, Ok(Answer::Copy { content })));
             }
             request if self.refuses(&request) => {
-                self.refused = version_of(&request).map(|version| version.epoch);
+                let epoch = version_of(&request).map(|version| version.epoch);
+                self.refused = epoch.or(self.refused);
                 self.answers.push_back((call, Err(StoreError::Full)));
             }
             request => {
@@ -257,6 +270,9 @@ impl Store {
 
     /// Behind a version that was refused no other of its epoch is taken.
     fn refuses(&self, request: &Request) -> bool {
+        if self.refuses_repairs && matches!(request, Request::Repair { .. }) {
+            return true;
+        }
         let version = version_of(request);
         version.is_some_and(|version| self.is_full || self.refused == Some(version.epoch))
     }
@@ -294,6 +310,25 @@ impl Store {
             damaged: vec![damaged],
             checksums,
             data: Some(data).filter(|data| !data.is_empty()),
+        }
+    }
+
+    fn digest(&self, key: BlockKey, deep: bool) -> Digest {
+        let Some(block) = self.now.blocks.get(&key) else { return Digest::Gone };
+        if block.is_tombstone {
+            return Digest::Tombstone { version: block.version };
+        }
+        // What is not read is not found.
+        let damaged = if deep { block.damaged } else { 0 };
+        let is_written = |unit: &u32| damaged & (1 << unit) == 0;
+        let written: Vec<u32> =
+            block.units.keys().copied().filter(|unit| is_written(unit)).collect();
+        let values: Vec<u32> = written.iter().map(|unit| block.units[unit]).collect();
+        Digest::Block {
+            version: block.version,
+            written: vec![written.iter().fold(0, |bits, unit| bits | 1 << unit)],
+            damaged: vec![damaged],
+            checksums: data_of(&values).0,
         }
     }
 
@@ -405,7 +440,10 @@ impl Store {
     /// Gives one of the answers that are ready.
     pub fn take(&mut self, choice: usize) -> (CallId, Result<Answer, StoreError>) {
         if choice < self.answers.len() {
-            return self.answers.remove(choice).unwrap();
+            let (call, answer) = self.answers.remove(choice).unwrap();
+            let Some((key, deep)) = self.digests.remove(&call) else { return (call, answer) };
+            // A change may have overtaken it.
+            return (call, Ok(Answer::Digest(self.digest(key, deep))));
         }
         let index = self.ready_entries().nth(choice - self.answers.len()).unwrap();
         let entry = &mut self.journal[index];
@@ -457,6 +495,7 @@ impl Store {
         self.wanted_count = 0;
         self.refused = None;
         self.answers.clear();
+        self.digests.clear();
     }
 
     /// Damage that may have cost acknowledged writes: some blocks are gone or old.
@@ -465,6 +504,13 @@ impl Store {
         self.now.blocks.retain(|key, _| !is_lost(key));
         self.now.is_suspect = true;
         self.base = self.now.clone();
+    }
+
+    /// Changes what a block durably holds, and nobody notices.
+    pub fn alter(&mut self, key: BlockKey, change: impl Fn(&mut State, BlockKey)) {
+        for state in [&mut self.base, &mut self.now] {
+            change(state, key);
+        }
     }
 
     /// A unit cannot be read any more.

@@ -21,7 +21,8 @@ use super::world::{World, osd_id};
 use super::{BLOCK_SIZE, UNIT, UNITS};
 use crate::MemberSet;
 use crate::face::{
-    Adoption, Changed, Face, Gathering, Needs, Prepared, Statement, Wanted, WantedFor,
+    Adoption, Changed, Face, Gathering, Needs, Prepared, Seen, Statement, Verdict, Wanted,
+    WantedFor,
 };
 use crate::operation::{Wants, WriteKind};
 use crate::units::{Held, Units};
@@ -101,6 +102,10 @@ impl Face for Parity {
 
     fn units_to_fill(&self, _changed: Units) -> Option<Units> {
         None
+    }
+
+    fn agree(&self, _seen: &[Seen], _block_size: BlockSize) -> Verdict {
+        unreachable!("pools of pieces are not scrubbed")
     }
 
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering> {

@@ -4,7 +4,7 @@ use super::history::Kind;
 use super::model::data_of;
 use super::world::{Random, World};
 use super::{UNIT, UNITS, layer, place_in};
-use base::Epoch;
+use base::{Epoch, Version};
 use blockstore::BlockKey;
 use format::wire::{Member, Op, Outcome};
 
@@ -266,6 +266,82 @@ impl Run {
         }
     }
 
+    /// The primary of some epoch begins a scrub, or goes on with one.
+    fn scrub(&mut self) {
+        let at = self.any();
+        let begins = (self.random.below(4) == 0).then(|| self.random.below(2) == 0);
+        let bytes = [1, 1 << 20][self.random.below(2)];
+        let repairs = self.random.below(8) > 0;
+        self.world.scrub_on(at, begins, bytes, repairs);
+    }
+
+    /// One member loses things silently, and a scrub puts them back.
+    fn check_scrub(&mut self) {
+        // One that is under way ends: it has passed keys.
+        self.world.scrub_all(true, true);
+        let acting = self.world.acting();
+        let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
+        let floor = self.world.osds[at].store.now.floor;
+        let store = &self.world.osds[at].store.now;
+        let keys = store.blocks.iter().filter(|(_, block)| !block.is_tombstone);
+        let keys: Vec<(BlockKey, Version)> =
+            keys.map(|(key, block)| (*key, block.version)).collect();
+        for (key, version) in keys {
+            let unit = self.random.below(UNITS as usize) as u32;
+            let is_decided = acting.len() > 2 || version > floor;
+            let store = &mut self.world.osds[at].store;
+            match self.random.below(8) {
+                0 => store.damage(key, unit),
+                1 if is_decided => store.alter(key, |state, key| {
+                    state.blocks.remove(&key);
+                }),
+                2 if version.counter > 1 => store.alter(key, |state, key| {
+                    let block = state.blocks.get_mut(&key).unwrap();
+                    block.version.counter -= 1;
+                    block.units.insert(unit, 99);
+                }),
+                3 if acting.len() > 2 => store.alter(key, |state, key| {
+                    state.blocks.get_mut(&key).unwrap().units.insert(unit, 99);
+                }),
+                _ => {}
+            }
+        }
+        self.world.scrub_all(true, true);
+        let at = self.world.server().expect("somebody serves");
+        let note = self.world.scrub_note(at);
+        assert_eq!(note.damaged_count(), 0, "{note:?}");
+        for member in self.world.acting() {
+            let blocks = &self.world.osds[member.osd.get() as usize - 1].store.now.blocks;
+            assert!(blocks.values().all(|block| block.damaged == 0), "{}", member.osd);
+        }
+        self.world.check_equal();
+    }
+
+    /// What cannot be repaired is known after all processes began anew.
+    fn check_findings(&mut self) {
+        let at = self.world.server().expect("somebody serves");
+        let blocks = &self.world.osds[at].store.now.blocks;
+        let found =
+            blocks.iter().find_map(|(key, block)| Some((*key, *block.units.keys().next()?)));
+        let Some((key, unit)) = found else { return };
+        for member in self.world.acting() {
+            self.world.osds[member.osd.get() as usize - 1].store.damage(key, unit);
+        }
+        self.world.scrub_all(true, true);
+        for index in 0..self.world.osds.len() {
+            self.world.kill(index);
+        }
+        for index in 0..self.world.osds.len() {
+            self.world.start(index);
+        }
+        self.world.settle();
+        let at = self.world.server().expect("somebody serves");
+        self.world.scrub_on(at, None, 0, true);
+        self.world.settle();
+        let note = self.world.scrub_note(at);
+        assert!(note.finding(&key).is_some(), "{note:?}");
+    }
+
     fn run(&mut self) {
         for _ in 0..self.steps {
             match self.random.below(1000) {
@@ -273,6 +349,7 @@ impl Run {
                 dice if dice < 150 => self.operate(),
                 dice if dice < 170 => self.delete_others(),
                 dice if dice < 350 => self.keep_house(),
+                dice if dice < 380 => self.scrub(),
                 _ => self.go_on(),
             }
         }
@@ -288,6 +365,9 @@ impl Run {
         self.world.settle();
         assert!(self.world.is_whole(), "{:?}", self.world.entry);
         self.world.check_equal();
+        if self.may_rot {
+            self.check_scrub();
+        }
         let at = self.world.server().expect("somebody serves");
         for stripe in (0..STRIPES).chain(100..104) {
             if stripe < 100 {
@@ -299,6 +379,13 @@ impl Run {
             }
         }
         self.world.settle();
+        self.check_reads();
+        if self.may_rot {
+            self.check_findings();
+        }
+    }
+
+    fn check_reads(&mut self) {
         let reads = self.world.history.newest(16);
         for outcome in reads {
             assert!(matches!(outcome, Some(Ok(Outcome::Read { .. }))), "{outcome:?}");
@@ -351,6 +438,9 @@ fn planted_bugs_are_found() {
         Bug::FillOvertakesWrite,
         Bug::SyncOfPrimaryAlone,
         Bug::MarkCountsUnflushed,
+        Bug::ScrubWithoutTurn,
+        Bug::ScrubBelievesFirst,
+        Bug::DamageForgotten,
     ];
     let mut missed = Vec::new();
     for bug in bugs {

@@ -271,6 +271,17 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::Noted { .. } => "Noted".into(),
         PeerBody::Failed { why } => format!("Failed: {why}"),
         PeerBody::Stale(_) => "Stale".into(),
+        PeerBody::Scrub { key, deep, .. } => {
+            format!("Scrub: block {}{}", key.stripe.get(), if *deep { ", deep" } else { "" })
+        }
+        PeerBody::Scrubbed { digest, .. } => format!("Scrubbed: {}", digest.version()),
+        PeerBody::Mend { key, content, .. } => {
+            format!("Mend: block {}, {}", key.stripe.get(), brief_content(content))
+        }
+        PeerBody::Recall { .. } => "Recall".into(),
+        PeerBody::Recalled { .. } => "Recalled".into(),
+        PeerBody::Keep { .. } => "Keep".into(),
+        PeerBody::Tried { is_done, .. } => if *is_done { "Tried" } else { "Tried: no room" }.into(),
     }
 }
 

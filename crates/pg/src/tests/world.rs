@@ -12,7 +12,7 @@ use super::history::{History, Kind};
 use super::model::{Block, Store, data_of, values_of};
 use super::parity::{Parity, Pieces, xor};
 use super::{UNIT, place_in, shape};
-use crate::{Absence, Action, Need, Pg, Record, Serving, Shape, Ticket};
+use crate::{Absence, Action, Need, Pg, Record, ScrubEvent, ScrubNote, Serving, Shape, Ticket};
 
 /// A small generator; the seed is printed by every failure.
 pub struct Random(u64);
@@ -79,6 +79,10 @@ pub struct World {
     pub lazy_percent: usize,
     /// What members sent, for scenarios: (from, to, message).
     pub sent: Vec<(usize, usize, PeerBody)>,
+    /// What scrubs told: (primary, event).
+    pub scrub_events: Vec<(usize, ScrubEvent)>,
+    /// The time of day.
+    day_time: u64,
     is_traced: bool,
 }
 
@@ -121,6 +125,8 @@ impl World {
             large_percent: 20,
             lazy_percent: 0,
             sent: Vec::new(),
+            scrub_events: Vec::new(),
+            day_time: 1_000,
             is_traced: std::env::var_os("TRACE").is_some(),
         };
         for _ in 0..osds {
@@ -185,7 +191,11 @@ impl World {
         if self.is_traced {
             println!("{index} starts: {facts:?} {record:?}");
         }
-        osd.pg = Some(Pg::new(self.shape, osd_id(index), facts, record, BufferPool::default()));
+        let note = osd.store.now.scrub_note.as_ref();
+        let note = note.map(|bytes| ScrubNote::decode(self.shape.pg, bytes).unwrap());
+        let mut pg = Pg::new(self.shape, osd_id(index), facts, record, BufferPool::default());
+        pg.know_scrubs(note.unwrap_or_default());
+        osd.pg = Some(pg);
     }
 
     /// The power goes; the store keeps `more` entries beyond what is durable.
@@ -297,6 +307,7 @@ impl World {
                 self.history.end(op, outcome);
             }
             Action::Activated => {}
+            Action::Scrub(event) => self.scrub_events.push((index, event)),
             Action::Absolved => panic!("nobody gave anything up"),
         }
     }
@@ -681,6 +692,44 @@ impl World {
             pg.fill(2, actions);
             pg.raise_floor(actions);
         });
+    }
+
+    /// What a node does for the scrub of a PG that it leads. `begins`: a scrub that is due, and its depth.
+    pub fn scrub_on(&mut self, index: usize, begins: Option<bool>, bytes: u64, repairs: bool) {
+        if !self.is_up(index) {
+            return;
+        }
+        self.day_time += 1;
+        let now = self.day_time;
+        self.with(index, |pg, actions| {
+            pg.recall_scrubs(actions);
+            if let Some(deep) = begins {
+                pg.begin_scrub(deep, now, actions);
+            }
+            pg.scrub(bytes, repairs, now, actions);
+        });
+    }
+
+    /// Runs a scrub to its end; returns how often it had to begin in another epoch.
+    pub fn scrub_all(&mut self, deep: bool, repairs: bool) {
+        let is_ended = |(_, event): &(usize, ScrubEvent)| matches!(event, ScrubEvent::Ended { deep: ended, .. } if *ended == deep);
+        let ended = self.scrub_events.iter().filter(|event| is_ended(event)).count();
+        for _ in 0..4000 {
+            let at = self.server().expect("somebody serves");
+            let note = self.osds[at].pg.as_ref().unwrap().scrub_note();
+            let is_under_way = note.running.as_ref().is_some_and(|running| running.deep || !deep);
+            self.scrub_on(at, Some(deep).filter(|_| !is_under_way), 1 << 20, repairs);
+            self.round();
+            if self.scrub_events.iter().filter(|event| is_ended(event)).count() > ended {
+                return self.settle();
+            }
+        }
+        panic!("the scrub does not end");
+    }
+
+    /// What the primary's note on scrubs says.
+    pub fn scrub_note(&self, index: usize) -> ScrubNote {
+        self.osds[index].pg.as_ref().expect("it is up").scrub_note().clone()
     }
 
     fn is_quiet(&self) -> bool {

@@ -304,6 +304,7 @@ impl Watch {
                     self.damage_given.insert(key.image);
                 }
             }
+            PeerBody::Mend { .. } => consequences.add("block repaired by a scrub", 1),
             PeerBody::Stale(_) => consequences.add("message of an old epoch", 1),
             PeerBody::Failed { why } => {
                 judge_refusal(why)?;
@@ -324,7 +325,13 @@ impl Watch {
             | PeerBody::Sync { .. }
             | PeerBody::Synced { .. }
             | PeerBody::Progress { .. }
-            | PeerBody::Noted { .. } => {}
+            | PeerBody::Noted { .. }
+            | PeerBody::Scrub { .. }
+            | PeerBody::Scrubbed { .. }
+            | PeerBody::Recall { .. }
+            | PeerBody::Recalled { .. }
+            | PeerBody::Keep { .. }
+            | PeerBody::Tried { .. } => {}
         }
         Ok(())
     }

@@ -1,0 +1,676 @@
+//! Scrub at the primary: walks the keys of the PG and compares what the acting members hold.
+//! `docs/internals/scrub.md` has the rules.
+//!
+//! ```text
+//!   recall the note ─▶ pages of keys ─▶ next key ─▶ Turn ─▶ Looking ─▶ agreed ───────────────▶ next key
+//!                                                     ▲        └─▶ Fetching ─▶ Mending ─▶ Looking again
+//! ```
+//!
+//! Invariants
+//!   1. A key is compared while no change of it is in flight, and none begins before it is done.
+//!   2. The cursor passes a key when what was found of it is repaired or listed.
+//!   3. Nothing begins before the notes of all acting members are known, or after the epoch has ended.
+
+pub mod member;
+pub mod note;
+
+use std::collections::VecDeque;
+
+use base::planted::{self, Bug};
+use base::{OsdId, UNIT_SIZE, Version};
+use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
+use format::wire::{Content, ListedBlock, PeerBody};
+
+use self::member::digest_of;
+use self::note::{Finding, Running, ScrubNote};
+use super::ask::Asked;
+use super::copy::intact_count;
+use super::face::{Fault, Remedy, Seen, Verdict};
+use super::member_set::MemberSet;
+use super::operation::{WriteFor, WriteKind};
+use super::page::Page;
+use super::slots::WriteSlot;
+use super::store_calls::{Call, NewerFor};
+use super::units::{Copied, Held, Units};
+use super::{Action, Pg, Serving};
+
+/// The note is kept after this many keys.
+const KEEP_EVERY: u64 = 64;
+
+/// What a primary keeps of the scrub of its epoch.
+#[derive(Default)]
+pub struct Scrub {
+    /// Whether the notes of all acting members are known.
+    stage: RecallStage,
+    /// Keys of each acting member, by index; empty: no walk is under way.
+    pages: Vec<Page>,
+    /// Counts the walks: what was asked for an earlier one is of no use to this one.
+    walk: u32,
+    /// Bytes that may still be read; below zero: more was read than allowed.
+    allowance: i64,
+    /// Whether what is decided is repaired. If not, it is listed.
+    repairs: bool,
+    /// The key in work.
+    work: Option<Work>,
+    /// Members, this OSD among them, whose answer to the last note is missing.
+    keeping: MemberSet,
+    /// The note has changed since it was kept last.
+    is_unkept: bool,
+    /// Keys done since then.
+    keys_unkept: u64,
+}
+
+/// How far the members' notes are known.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+enum RecallStage {
+    /// They were not asked for.
+    #[default]
+    Unknown,
+    /// These members have not answered.
+    Asked(MemberSet),
+    Known,
+}
+
+/// A key in work.
+struct Work {
+    key: BlockKey,
+    /// The walk that came to it.
+    walk: u32,
+    /// Its turn in the queue of the key's writes.
+    slot: Option<WriteSlot>,
+    /// Whether data is read.
+    deep: bool,
+    /// What was wrong before it was repaired.
+    before: Vec<(usize, Fault)>,
+    stage: Stage,
+}
+
+/// How far a key has got. Top to bottom is the order in time.
+enum Stage {
+    /// Waits for its turn.
+    Turn,
+    /// Waits for what members hold; by index.
+    Looking { seen: Vec<Option<Seen>> },
+    /// Fetches units from the members that are right.
+    Fetching { remedy: Remedy, left: VecDeque<(usize, Units)>, copied: Option<Copied> },
+    /// Waits for members that get what they need.
+    Mending { missing: MemberSet },
+}
+
+/// What a scrub has to tell, for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ScrubEvent {
+    /// It begins.
+    Began {
+        /// Whether data is read.
+        deep: bool,
+    },
+    /// A key was repaired.
+    Repaired {
+        /// The key.
+        key: BlockKey,
+        /// What was wrong, by member.
+        faults: Vec<(OsdId, Fault)>,
+    },
+    /// A key is damaged, and was not repaired.
+    Found {
+        /// The key.
+        key: BlockKey,
+        /// What is wrong, by member.
+        faults: Vec<(OsdId, Fault)>,
+    },
+    /// It went through all keys.
+    Ended {
+        /// Whether data was read.
+        deep: bool,
+        /// How many keys it compared.
+        keys: u64,
+    },
+}
+
+impl Scrub {
+    /// Ends the walk: its pages, and what was asked for them, are of no use to the next one.
+    fn end_walk(&mut self) {
+        self.pages.clear();
+        self.walk = self.walk.wrapping_add(1);
+    }
+}
+
+impl Pg {
+    /// Tells the PG what its store's note says of scrubs. Called before the first entry.
+    pub fn know_scrubs(&mut self, note: ScrubNote) {
+        self.scrub_note = note;
+    }
+
+    /// Returns what this OSD knows of the PG's scrubs. As primary, it is what all acting members know only
+    /// when [`Pg::knows_scrubs`].
+    pub fn scrub_note(&self) -> &ScrubNote {
+        &self.scrub_note
+    }
+
+    /// Returns whether this OSD, as primary, has asked all acting members for their notes on scrubs.
+    pub fn knows_scrubs(&self) -> bool {
+        let lead = self.lead.as_ref().filter(|_| self.serving == Serving::Active);
+        lead.is_some_and(|lead| lead.scrub.stage == RecallStage::Known)
+    }
+
+    /// As primary: asks the other acting members for their notes on scrubs, once in an epoch.
+    pub fn recall_scrubs(&mut self, actions: &mut Vec<Action>) {
+        if self.serving != Serving::Active || !self.shape.face.is_whole_everywhere() {
+            return;
+        }
+        let lead = self.lead();
+        if lead.scrub.stage != RecallStage::Unknown {
+            return;
+        }
+        let mut missing = lead.acting;
+        missing.take(lead.me);
+        lead.scrub.stage = match missing.is_empty() {
+            true => RecallStage::Known,
+            false => RecallStage::Asked(missing),
+        };
+        for index in missing.iter() {
+            let call = self.lead().asks.ask(index, Asked::Recall);
+            self.send(index, PeerBody::Recall { call }, actions);
+        }
+    }
+
+    /// Handles a member's note.
+    pub(crate) fn on_recalled(&mut self, index: usize, note: Vec<u8>) -> Result<(), String> {
+        if !note.is_empty() {
+            let note = ScrubNote::decode(self.shape.pg, &note)?;
+            if note.epoch > self.entry.as_ref().expect("an epoch is entered").epoch {
+                return Err("a note on scrubs from a later epoch".into());
+            }
+            if note.is_newer_than(&self.scrub_note) {
+                self.scrub_note = note;
+            }
+        }
+        if let RecallStage::Asked(missing) = &mut self.lead().scrub.stage {
+            missing.take(index);
+            if missing.is_empty() {
+                self.lead().scrub.stage = RecallStage::Known;
+            }
+        }
+        Ok(())
+    }
+
+    /// As primary: begins a scrub, if none of this depth is under way; a light one becomes deep by
+    /// beginning anew. Returns false if it cannot begin now. `now`: seconds since 1970.
+    pub fn begin_scrub(&mut self, deep: bool, now: u64, actions: &mut Vec<Action>) -> bool {
+        if !self.knows_scrubs() {
+            return false;
+        }
+        if self.scrub_note.running.as_ref().is_some_and(|running| running.deep || !deep) {
+            return true;
+        }
+        let running = Running { deep, since: now, cursor: None, keys: 0, more: 0 };
+        self.scrub_note.running = Some(running);
+        self.lead().scrub.end_walk();
+        actions.push(Action::Scrub(ScrubEvent::Began { deep }));
+        self.keep_note(actions);
+        true
+    }
+
+    /// As primary: ends the scrub that is under way, once the key in work is done.
+    pub fn cancel_scrub(&mut self, actions: &mut Vec<Action>) {
+        if self.knows_scrubs() && self.scrub_note.running.take().is_some() {
+            self.lead().scrub.end_walk();
+            self.keep_note(actions);
+        }
+    }
+
+    /// As primary: allows a scrub that is under way to read this many bytes from now on, and no more.
+    /// `repairs`: what is decided is repaired. `now`: seconds since 1970.
+    pub fn scrub(&mut self, bytes: u64, repairs: bool, now: u64, actions: &mut Vec<Action>) {
+        if !self.knows_scrubs() {
+            return;
+        }
+        self.scrub_now = now;
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let scrub = &mut self.lead().scrub;
+        scrub.allowance = scrub.allowance.saturating_add(bytes).min(bytes);
+        scrub.repairs = repairs;
+        self.scrub_next(actions);
+    }
+
+    /// Starts the next key, if one may start; asks for pages that are missing; ends a walk at its end.
+    fn scrub_next(&mut self, actions: &mut Vec<Action>) {
+        let Some(running) = self.scrub_note.running.clone().filter(|_| self.knows_scrubs()) else {
+            return;
+        };
+        let acting_count = self.lead().acting.count();
+        let scrub = &mut self.lead().scrub;
+        if scrub.work.is_some() || scrub.allowance <= 0 {
+            return;
+        }
+        if scrub.pages.is_empty() {
+            scrub.pages = (0..acting_count).map(|_| Page::behind(running.cursor)).collect();
+        }
+        self.ask_scrub_pages(actions);
+        let scrub = &mut self.lead().scrub;
+        if scrub.pages.iter().any(Page::is_missing) {
+            return;
+        }
+        let Some(key) = scrub.pages.iter().filter_map(Page::next_key).min() else {
+            return self.end_scrub(running, actions);
+        };
+        for page in &mut scrub.pages {
+            page.take(key);
+        }
+        let walk = scrub.walk;
+        // No member has the keys between the cursor and this one any more.
+        if running.deep && self.scrub_note.strike(running.cursor, Some(key)) {
+            self.lead().scrub.is_unkept = true;
+        }
+        let deep = running.deep || self.scrub_note.finding(&key).is_some();
+        let work = Work { key, walk, slot: None, deep, before: Vec::new(), stage: Stage::Turn };
+        self.lead().scrub.work = Some(work);
+        if planted::on(Bug::ScrubWithoutTurn) {
+            return self.look(deep, actions);
+        }
+        self.write(WriteFor::Scrub, key, WriteKind::Hold, None, actions);
+    }
+
+    fn ask_scrub_pages(&mut self, actions: &mut Vec<Action>) {
+        for index in 0..self.lead().scrub.pages.len() {
+            let lead = self.lead();
+            let walk = lead.scrub.walk;
+            let Some(after) = lead.scrub.pages[index].ask_from() else { continue };
+            if index == lead.me {
+                self.list_own(NewerFor::Scrub { walk }, Version::ZERO, after, actions);
+            } else {
+                let call = lead.asks.ask(index, Asked::ScrubList { walk });
+                self.send(
+                    index,
+                    PeerBody::List { call, newer_than: Version::ZERO, after },
+                    actions,
+                );
+            }
+        }
+    }
+
+    /// Adds a page of a member's keys.
+    pub(crate) fn on_scrub_list(
+        &mut self,
+        index: usize,
+        walk: u32,
+        (blocks, is_last): (Vec<ListedBlock>, bool),
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let scrub = &mut self.lead().scrub;
+        if scrub.walk == walk {
+            scrub.pages[index].on_page(Version::ZERO, blocks, is_last)?;
+        }
+        self.scrub_next(actions);
+        Ok(())
+    }
+
+    /// Adds a page of this OSD's own keys.
+    pub(crate) fn on_own_scrub_list(
+        &mut self,
+        walk: u32,
+        page: (Vec<ListedBlock>, bool),
+        actions: &mut Vec<Action>,
+    ) {
+        let me = self.lead().me;
+        let came = self.on_scrub_list(me, walk, page, actions);
+        came.expect("the node lists what was asked");
+    }
+
+    /// Handles the turn of the key in work: no change of it is in flight.
+    pub(crate) fn on_scrub_turn(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
+        let work = self.work();
+        assert!(work.slot.is_none());
+        work.slot = Some(slot);
+        let deep = work.deep;
+        self.look(deep, actions);
+    }
+
+    fn work(&mut self) -> &mut Work {
+        self.lead().scrub.work.as_mut().expect("a key is in work")
+    }
+
+    /// Returns whether the key in work goes on; not in an epoch that has ended.
+    fn is_scrubbing(&self) -> bool {
+        self.serving == Serving::Active
+    }
+
+    /// Asks all acting members what they hold of the key.
+    fn look(&mut self, deep: bool, actions: &mut Vec<Action>) {
+        let (me, others, count) = {
+            let lead = self.lead();
+            (lead.me, lead.acting_others(), lead.acting.count())
+        };
+        let work = self.work();
+        work.deep = deep;
+        work.stage = Stage::Looking { seen: vec![None; count] };
+        let key = work.key;
+        for index in others {
+            let call = self.lead().asks.ask(index, Asked::Scrub);
+            self.send(index, PeerBody::Scrub { call, key, deep }, actions);
+        }
+        assert!(self.lead().acting.has(me));
+        self.call(Call::ScrubDigest, StoreRequest::Digest { key, deep }, actions);
+    }
+
+    /// Handles what this OSD's own store holds of the key.
+    pub(crate) fn on_own_digest(
+        &mut self,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (floor, me) = (self.local_state.floor(), self.lead().me);
+        let seen = Seen::of(digest_of(result), floor, self.shape.block_size);
+        self.on_seen(me, seen.expect("the store knows its blocks"), actions);
+    }
+
+    /// Handles what a member holds of the key.
+    pub(crate) fn on_peer_scrubbed(
+        &mut self,
+        index: usize,
+        seen: Seen,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.check_version(seen.key.version())?;
+        self.check_version(seen.floor)?;
+        self.on_seen(index, seen, actions);
+        Ok(())
+    }
+
+    fn on_seen(&mut self, index: usize, found: Seen, actions: &mut Vec<Action>) {
+        if !self.is_scrubbing() {
+            return;
+        }
+        let Stage::Looking { seen } = &mut self.work().stage else {
+            unreachable!("members are asked what they hold");
+        };
+        assert!(seen[index].is_none());
+        seen[index] = Some(found);
+        if seen.iter().any(Option::is_none) {
+            return;
+        }
+        let seen: Vec<Seen> = std::mem::take(seen).into_iter().flatten().collect();
+        self.judge(&seen, actions);
+    }
+
+    /// Decides what follows from what all acting members hold of the key.
+    fn judge(&mut self, seen: &[Seen], actions: &mut Vec<Action>) {
+        let block_size = self.shape.block_size;
+        let verdict = self.shape.face.agree(seen, block_size);
+        let (me, repairs) = (self.lead().me, self.lead().scrub.repairs);
+        let work = self.work();
+        let deep = work.deep;
+        let read = if deep { seen[me].key.data_bytes() } else { 0 };
+        self.lead().scrub.allowance -= read.max(UNIT_SIZE) as i64;
+        let Verdict { faults, remedy } = verdict;
+        if faults.is_empty() || !self.work().before.is_empty() {
+            return self.end_key(faults, actions);
+        }
+        if !deep {
+            return self.look(true, actions);
+        }
+        match remedy.filter(|_| repairs) {
+            None => self.end_key(faults, actions),
+            Some(remedy) => {
+                self.work().before = faults;
+                self.begin_remedy(remedy, actions);
+            }
+        }
+    }
+
+    fn begin_remedy(&mut self, mut remedy: Remedy, actions: &mut Vec<Action>) {
+        match &mut remedy {
+            Remedy::Tombstone { version, targets } => {
+                let content = Content::Tombstone { version: *version };
+                let targets = *targets;
+                self.work().stage = Stage::Mending { missing: targets };
+                for index in targets.iter() {
+                    self.mend_at(index, content.clone(), actions);
+                }
+            }
+            Remedy::Block { fetch, .. } => {
+                let left = std::mem::take(fetch).into();
+                self.work().stage = Stage::Fetching { remedy, left, copied: None };
+                self.fetch_right(actions);
+            }
+        }
+    }
+
+    /// Fetches the next units from a member that is right, or begins to mend.
+    fn fetch_right(&mut self, actions: &mut Vec<Action>) {
+        let (me, block_size) = (self.lead().me, self.shape.block_size);
+        let work = self.work();
+        let key = work.key;
+        let Stage::Fetching { left, .. } = &work.stage else {
+            unreachable!("units are being fetched");
+        };
+        let Some((index, units)) = left.front() else { return self.mend_all(actions) };
+        let (index, units) = (*index, units.words(block_size));
+        if index == me {
+            self.call(Call::ScrubCopy, StoreRequest::Copy { key, units }, actions);
+        } else {
+            let call = self.lead().asks.ask(index, Asked::ScrubFetch);
+            self.send(index, PeerBody::Fetch { call, key, units }, actions);
+        }
+    }
+
+    /// Handles this OSD's own units for a repair.
+    pub(crate) fn on_own_scrub_copy(
+        &mut self,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Ok(Answer::Copy { content, .. }) = result else {
+            unreachable!("the store answers a copy with a copy");
+        };
+        let held = Held::of(content, self.shape.block_size, false);
+        self.on_right_units(held.expect("the store knows the size of its blocks"), actions);
+    }
+
+    /// Handles a member's units for a repair.
+    pub(crate) fn on_peer_scrub_copy(
+        &mut self,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let held = Held::of(content, self.shape.block_size, true)?;
+        self.on_right_units(held, actions);
+        Ok(())
+    }
+
+    fn on_right_units(&mut self, held: Held, actions: &mut Vec<Action>) {
+        if !self.is_scrubbing() {
+            return;
+        }
+        let Pg { lead, buffers, .. } = self;
+        let lead = lead.as_mut().expect("this OSD leads the epoch");
+        let work = lead.scrub.work.as_mut().expect("a key is in work");
+        let Stage::Fetching { remedy, left, copied } = &mut work.stage else {
+            unreachable!("units are being fetched");
+        };
+        let (_, units) = left.pop_front().expect("it was asked for");
+        let Remedy::Block { version, .. } = remedy else {
+            unreachable!("a tombstone needs no data");
+        };
+        let more = match held {
+            Held::Copy(more) if more.version == *version => more.within(&units, buffers),
+            // It was not so when it was looked at: the key is listed as it was.
+            _ => return self.give_up_key(actions),
+        };
+        if !units.without(&more.units).is_empty() {
+            // The member lost them since.
+            return self.give_up_key(actions);
+        }
+        match copied {
+            None => *copied = Some(more),
+            Some(copied) => copied.complete_with(&more, buffers),
+        }
+        self.fetch_right(actions);
+    }
+
+    /// Sends what was fetched to the members that need it.
+    fn mend_all(&mut self, actions: &mut Vec<Action>) {
+        let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
+        let work = self.work();
+        let stage = std::mem::replace(&mut work.stage, Stage::Turn);
+        let Stage::Fetching { remedy, copied, .. } = stage else {
+            unreachable!("units were fetched");
+        };
+        let Remedy::Block { version, whole, units, mend, lost, .. } = remedy else {
+            unreachable!("a tombstone needs no data");
+        };
+        let copied = copied.unwrap_or_else(|| Copied::zeros(version, Units::default()));
+        let mut missing = whole;
+        units.iter().for_each(|index| missing.add(index));
+        self.work().stage = Stage::Mending { missing };
+        let some = copied.within(&mend, &buffers);
+        for index in missing.iter() {
+            let content = match whole.has(index) {
+                true => copied.clone().into_content(block_size, &lost),
+                false => some.clone().into_content(block_size, &Units::default()),
+            };
+            self.mend_at(index, content, actions);
+        }
+    }
+
+    fn mend_at(&mut self, index: usize, content: Content, actions: &mut Vec<Action>) {
+        let (me, key) = (self.lead().me, self.work().key);
+        if index == me {
+            let version = match &content {
+                Content::Block { version, .. } | Content::Tombstone { version } => *version,
+                Content::Gone => unreachable!("a scrub removes nothing"),
+            };
+            let units = intact_count(&content) as u32;
+            self.repair_own(key, version, content, Call::ScrubMend { units }, actions);
+        } else {
+            let call = self.lead().asks.ask(index, Asked::Mend);
+            self.send(index, PeerBody::Mend { call, key, content }, actions);
+        }
+    }
+
+    /// Handles the end of this OSD's own repair.
+    pub(crate) fn on_own_mended(
+        &mut self,
+        units: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        if result.is_ok() {
+            self.mended_units += u64::from(units);
+        }
+        let me = self.lead().me;
+        self.on_mended_at(me, actions);
+    }
+
+    /// Handles the end of a member's repair, or its refusal: then the next look finds the fault again.
+    pub(crate) fn on_mended_at(&mut self, index: usize, actions: &mut Vec<Action>) {
+        if !self.is_scrubbing() {
+            return;
+        }
+        let Stage::Mending { missing } = &mut self.work().stage else {
+            unreachable!("members are being repaired");
+        };
+        missing.take(index);
+        if missing.is_empty() {
+            self.look(true, actions);
+        }
+    }
+
+    /// Ends the key without a repair: what decided it has changed.
+    fn give_up_key(&mut self, actions: &mut Vec<Action>) {
+        let faults = std::mem::take(&mut self.work().before);
+        self.end_key(faults, actions);
+    }
+
+    /// Ends the key: what is still wrong is listed, what was repaired is told. Later writes go on.
+    fn end_key(&mut self, faults: Vec<(usize, Fault)>, actions: &mut Vec<Action>) {
+        let Some(Work { key, walk, slot, deep, before, .. }) = self.lead().scrub.work.take() else {
+            unreachable!("a key is in work");
+        };
+        let is_repaired = faults.is_empty() && !before.is_empty();
+        let faults = self.by_osd(faults);
+        let mut is_news = is_repaired;
+        if !faults.is_empty() {
+            actions.push(Action::Scrub(ScrubEvent::Found { key, faults: faults.clone() }));
+            let finding = Finding { key, at: self.scrub_now, faults };
+            is_news |= !planted::on(Bug::DamageForgotten) && self.scrub_note.list(finding);
+        } else if deep {
+            is_news |= self.scrub_note.strike_key(&key);
+        }
+        if is_repaired {
+            self.scrub_note.repaired += 1;
+            let faults = self.by_osd(before);
+            actions.push(Action::Scrub(ScrubEvent::Repaired { key, faults }));
+        }
+        if walk == self.lead().scrub.walk
+            && let Some(running) = &mut self.scrub_note.running
+            && running.cursor.is_none_or(|cursor| cursor < key)
+        {
+            running.cursor = Some(key);
+            running.keys += 1;
+        }
+        let scrub = &mut self.lead().scrub;
+        scrub.keys_unkept += 1;
+        if is_news || scrub.is_unkept || scrub.keys_unkept >= KEEP_EVERY {
+            self.keep_note(actions);
+        }
+        if let Some(slot) = slot {
+            self.release(slot, actions);
+        }
+        self.scrub_next(actions);
+    }
+
+    fn by_osd(&mut self, faults: Vec<(usize, Fault)>) -> Vec<(OsdId, Fault)> {
+        let peers = &self.lead().peers;
+        faults.into_iter().map(|(index, fault)| (peers[index].member.osd, fault)).collect()
+    }
+
+    /// Ends a walk that has reached its end.
+    fn end_scrub(&mut self, running: Running, actions: &mut Vec<Action>) {
+        let Running { deep, since, cursor, keys, more } = running;
+        let note = &mut self.scrub_note;
+        note.running = None;
+        note.light_at = note.light_at.max(since);
+        if deep {
+            note.strike(cursor, None);
+            note.more = more;
+            note.deep_at = note.deep_at.max(since);
+        }
+        self.lead().scrub.end_walk();
+        actions.push(Action::Scrub(ScrubEvent::Ended { deep, keys }));
+        self.keep_note(actions);
+    }
+
+    /// Makes the note durable at all acting members. One note is on its way at a time; what changes
+    /// meanwhile follows.
+    fn keep_note(&mut self, actions: &mut Vec<Action>) {
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        let lead = self.lead();
+        lead.scrub.is_unkept = !lead.scrub.keeping.is_empty();
+        if lead.scrub.is_unkept {
+            return;
+        }
+        lead.scrub.keys_unkept = 0;
+        lead.scrub.keeping = lead.acting;
+        self.scrub_note.epoch = epoch;
+        self.scrub_note.number += 1;
+        let note = self.scrub_note.encode();
+        for index in self.lead().acting_others() {
+            let call = self.lead().asks.ask(index, Asked::Keep);
+            self.send(index, PeerBody::Keep { call, note: note.clone() }, actions);
+        }
+        let request = StoreRequest::Note { key: NoteKey::Scrub(self.shape.pg), bytes: note };
+        self.call(Call::ScrubKeep, request, actions);
+    }
+
+    /// Handles a member's answer to the note: it is durable there, or its store had no room. A later note
+    /// says all that this one says.
+    pub(crate) fn on_note_kept(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let scrub = &mut self.lead().scrub;
+        scrub.keeping.take(index);
+        if scrub.keeping.is_empty() && scrub.is_unkept && self.is_scrubbing() {
+            self.keep_note(actions);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A member's part in a scrub that another OSD leads: it tells what it holds, repairs what it is told, and
+//! keeps the note.
+//!
+//! Invariants
+//!   1. A member does nothing for a scrub before its record of the epoch, nor as a learner.
+//!   2. A repair that the store refuses changes nothing, and does not end the member's part in the epoch.
+
+use base::Version;
+use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
+use format::wire::{Digest, PeerBody};
+
+use super::ScrubNote;
+use crate::copy::intact_count;
+use crate::store_calls::Call;
+use crate::units::Held;
+use crate::{Action, Pg};
+
+impl Pg {
+    /// Handles a message of a primary about scrubs. Requires: the epoch is active here. The error says how
+    /// the message violates the protocol.
+    pub(crate) fn on_scrub_said(
+        &mut self,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if !self.follow().is_acting() {
+            return Err("a scrub of a learner".into());
+        }
+        match body {
+            PeerBody::Scrub { call, key, deep } => {
+                self.shape.check_key(key)?;
+                let request = StoreRequest::Digest { key, deep };
+                self.call(Call::PeerDigest { call }, request, actions);
+                Ok(())
+            }
+            PeerBody::Mend { call, key, content } => {
+                self.shape.check_key(key)?;
+                let held = Held::of(content.clone(), self.shape.block_size, true)?;
+                let version = held.version();
+                self.check_version(version)?;
+                if version == Version::ZERO {
+                    return Err("a scrub that removes a block".into());
+                }
+                let is_delete = matches!(held, Held::Tombstone(_));
+                let units = 0..self.shape.block_size.unit_count();
+                self.local_state.on_repair(version, key, units, is_delete);
+                let order = self.begin_taken();
+                let units = intact_count(&content) as u32;
+                let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
+                self.call(Call::PeerMend { order, call, units }, request, actions);
+                Ok(())
+            }
+            PeerBody::Recall { call } => {
+                let is_there = self.scrub_note != ScrubNote::default();
+                let note = is_there.then(|| self.scrub_note.encode()).unwrap_or_default();
+                self.answer(PeerBody::Recalled { call, note }, actions);
+                Ok(())
+            }
+            PeerBody::Keep { call, note } => {
+                self.scrub_note = ScrubNote::decode(self.shape.pg, &note)?;
+                let key = NoteKey::Scrub(self.shape.pg);
+                let request = StoreRequest::Note { key, bytes: note };
+                self.call(Call::PeerKeep { call }, request, actions);
+                Ok(())
+            }
+            _ => Err("a message that is not about scrubs".into()),
+        }
+    }
+
+    /// Tells the primary what the store holds of a key.
+    pub(crate) fn on_peer_digest(
+        &mut self,
+        call: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (digest, floor) = (digest_of(result), self.local_state.floor());
+        self.answer(PeerBody::Scrubbed { call, floor, digest }, actions);
+    }
+
+    /// Handles the store's answer to a repair of a scrub.
+    pub(crate) fn on_peer_mended(
+        &mut self,
+        (order, call, units): (u64, u32, u32),
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let is_done = result.is_ok();
+        if is_done {
+            self.mended_units += u64::from(units);
+        }
+        self.end_taken(order, PeerBody::Tried { call, is_done }, actions);
+    }
+
+    /// Handles the store's answer to a note of a scrub.
+    pub(crate) fn on_peer_kept(
+        &mut self,
+        call: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.answer(PeerBody::Tried { call, is_done: result.is_ok() }, actions);
+    }
+}
+
+/// Returns the digest that a store answered.
+pub fn digest_of(result: Result<Answer, StoreError>) -> Digest {
+    match result {
+        Ok(Answer::Digest(digest)) => digest,
+        _ => unreachable!("the store answers a digest with a digest"),
+    }
+}

@@ -1,0 +1,343 @@
+//! What all acting members keep of a PG's scrubs: how far the present one has got, when the last ones ended,
+//! and the damage that is not repaired. A note of its own in the store, as JSON text.
+//!
+//! Invariants
+//!   1. Notes of a PG are ordered by (epoch, number): a primary writes higher ones than it found.
+//!   2. `findings` are in key order, each key once, at most [`FINDINGS_MAX`]; `more` counts those beyond.
+
+use base::{Epoch, OsdId, PgId};
+use blockstore::BlockKey;
+use format::wire::SCRUB_NOTE_SIZE_MAX;
+use serde::{Deserialize, Serialize};
+
+use crate::face::{Fault, FaultKind};
+use crate::record::{key_text, read_key};
+
+/// Most keys with damage that a note lists.
+pub const FINDINGS_MAX: usize = 96;
+/// Most faults that a note lists of one key: one or two of each member.
+const FAULTS_MAX: usize = 16;
+
+/// The note on the scrubs of a PG. Times are seconds since 1970.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct ScrubNote {
+    /// The epoch of the primary that wrote it.
+    pub epoch: Epoch,
+    /// Counts the notes of the PG.
+    pub number: u64,
+    /// When the last light or deep scrub began that has ended; 0: none.
+    pub light_at: u64,
+    /// When the last deep scrub began that has ended; 0: none.
+    pub deep_at: u64,
+    /// The scrub that is under way.
+    pub running: Option<Running>,
+    /// Damage that is not repaired.
+    pub findings: Vec<Finding>,
+    /// Keys with damage that the list has no room for.
+    pub more: u64,
+    /// Keys that scrubs repaired.
+    pub repaired: u64,
+}
+
+/// A scrub that is under way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Running {
+    /// Whether data is read.
+    pub deep: bool,
+    /// When it began.
+    pub since: u64,
+    /// Keys up to this one are done.
+    pub cursor: Option<BlockKey>,
+    /// Keys that are done.
+    pub keys: u64,
+    /// Keys with damage that the list has no room for, among those done.
+    pub more: u64,
+}
+
+/// Damage of one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// The key.
+    pub key: BlockKey,
+    /// When it was found last.
+    pub at: u64,
+    /// What is wrong, by member.
+    pub faults: Vec<(OsdId, Fault)>,
+}
+
+impl ScrubNote {
+    /// Returns whether this note is newer than another one of the PG.
+    pub fn is_newer_than(&self, other: &ScrubNote) -> bool {
+        (self.epoch, self.number) > (other.epoch, other.number)
+    }
+
+    /// Returns the number of keys with damage.
+    pub fn damaged_count(&self) -> u64 {
+        self.findings.len() as u64 + self.more
+    }
+
+    /// Returns what is listed of a key.
+    pub fn finding(&self, key: &BlockKey) -> Option<&Finding> {
+        let place = self.findings.binary_search_by_key(key, |finding| finding.key);
+        place.ok().map(|place| &self.findings[place])
+    }
+
+    /// Lists a key, in place of what was listed of it. Without room it is only counted. Returns whether the
+    /// list says something new.
+    pub fn list(&mut self, mut finding: Finding) -> bool {
+        finding.faults.truncate(FAULTS_MAX);
+        match self.findings.binary_search_by_key(&finding.key, |it| it.key) {
+            Ok(place) => {
+                let is_new = self.findings[place].faults != finding.faults;
+                self.findings[place] = finding;
+                is_new
+            }
+            Err(place) if self.findings.len() < FINDINGS_MAX => {
+                self.findings.insert(place, finding);
+                true
+            }
+            Err(_) => {
+                if let Some(running) = &mut self.running {
+                    running.more += 1;
+                    self.more = self.more.max(running.more);
+                }
+                true
+            }
+        }
+    }
+
+    /// Removes what is listed of keys after `after` (`None`: from the first one on) and before `before`
+    /// (`None`: to the last one). Returns whether there was something.
+    pub fn strike(&mut self, after: Option<BlockKey>, before: Option<BlockKey>) -> bool {
+        let count = self.findings.len();
+        self.findings.retain(|finding| {
+            let is_behind = after.is_none_or(|after| finding.key > after);
+            !(is_behind && before.is_none_or(|before| finding.key < before))
+        });
+        self.findings.len() < count
+    }
+
+    /// Removes what is listed of a key. Returns whether there was something.
+    pub fn strike_key(&mut self, key: &BlockKey) -> bool {
+        let place = self.findings.binary_search_by_key(key, |finding| finding.key);
+        place.map(|place| self.findings.remove(place)).is_ok()
+    }
+
+    /// Reads a note that [`ScrubNote::encode`] wrote. The error says what is wrong with it.
+    pub fn decode(pg: PgId, bytes: &[u8]) -> Result<ScrubNote, String> {
+        let text: NoteText = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        text.into_note(pg)
+    }
+
+    /// Returns the bytes of the note.
+    pub fn encode(&self) -> Vec<u8> {
+        let bytes = serde_json::to_vec(&NoteText::of(self)).expect("plain data");
+        assert!(bytes.len() <= SCRUB_NOTE_SIZE_MAX);
+        bytes
+    }
+}
+
+/// The note as it is written.
+#[derive(Serialize, Deserialize)]
+struct NoteText {
+    epoch: u32,
+    number: u64,
+    #[serde(default)]
+    light_at: u64,
+    #[serde(default)]
+    deep_at: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    running: Option<RunningText>,
+    #[serde(default)]
+    findings: Vec<FindingText>,
+    #[serde(default)]
+    more: u64,
+    #[serde(default)]
+    repaired: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RunningText {
+    deep: bool,
+    since: u64,
+    cursor: Option<String>,
+    keys: u64,
+    #[serde(default)]
+    more: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FindingText {
+    block: String,
+    at: u64,
+    faults: Vec<(u32, String, u32)>,
+}
+
+impl NoteText {
+    fn of(note: &ScrubNote) -> NoteText {
+        let running = note.running.as_ref().map(|running| RunningText {
+            deep: running.deep,
+            since: running.since,
+            cursor: running.cursor.map(key_text),
+            keys: running.keys,
+            more: running.more,
+        });
+        let findings = note.findings.iter().map(|finding| FindingText {
+            block: key_text(finding.key),
+            at: finding.at,
+            faults: (finding.faults.iter())
+                .map(|(osd, fault)| (osd.get(), fault.kind.name().into(), fault.units))
+                .collect(),
+        });
+        NoteText {
+            epoch: note.epoch.get(),
+            number: note.number,
+            light_at: note.light_at,
+            deep_at: note.deep_at,
+            running,
+            findings: findings.collect(),
+            more: note.more,
+            repaired: note.repaired,
+        }
+    }
+
+    fn into_note(self, pg: PgId) -> Result<ScrubNote, String> {
+        let running = self.running.map(|running| running.into_running(pg)).transpose()?;
+        let findings = self.findings.into_iter().map(|finding| finding.into_finding(pg));
+        let findings = findings.collect::<Result<Vec<_>, String>>()?;
+        let is_sorted = findings.is_sorted_by(|one, next| one.key < next.key);
+        if !is_sorted || findings.len() > FINDINGS_MAX {
+            return Err("its list of damage is too long, or out of order".into());
+        }
+        Ok(ScrubNote {
+            epoch: Epoch::new(self.epoch),
+            number: self.number,
+            light_at: self.light_at,
+            deep_at: self.deep_at,
+            running,
+            findings,
+            more: self.more,
+            repaired: self.repaired,
+        })
+    }
+}
+
+impl RunningText {
+    fn into_running(self, pg: PgId) -> Result<Running, String> {
+        let cursor = self.cursor.map(|text| read_key(pg, &text)).transpose()?;
+        let RunningText { deep, since, keys, more, .. } = self;
+        Ok(Running { deep, since, cursor, keys, more })
+    }
+}
+
+impl FindingText {
+    fn into_finding(self, pg: PgId) -> Result<Finding, String> {
+        if self.faults.len() > FAULTS_MAX {
+            return Err("it lists too many faults of a block".into());
+        }
+        let faults = self.faults.into_iter().map(|(osd, kind, units)| {
+            let osd = OsdId::new(osd).ok_or("it names OSD 0")?;
+            let kind = FaultKind::of_name(&kind).ok_or_else(|| format!("it names {kind:?}"))?;
+            Ok((osd, Fault { kind, units: units.min(256) }))
+        });
+        let key = read_key(pg, &self.block)?;
+        Ok(Finding { key, at: self.at, faults: faults.collect::<Result<_, String>>()? })
+    }
+}
+
+impl FaultKind {
+    /// All kinds.
+    pub const ALL: [FaultKind; 5] = [
+        FaultKind::Damaged,
+        FaultKind::Differs,
+        FaultKind::Lost,
+        FaultKind::Missing,
+        FaultKind::Stale,
+    ];
+
+    /// Returns the name of the kind, in notes and for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            FaultKind::Damaged => "damaged",
+            FaultKind::Differs => "differs",
+            FaultKind::Lost => "lost",
+            FaultKind::Missing => "missing",
+            FaultKind::Stale => "stale",
+        }
+    }
+
+    fn of_name(name: &str) -> Option<FaultKind> {
+        FaultKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    const PG: PgId = PgId { pool: PoolId::FIRST, number: 3 };
+
+    fn key(stripe: u32) -> BlockKey {
+        let (image, stripe) = (ImageId::FIRST, StripeIndex::new(stripe));
+        BlockKey { pool: PG.pool, hash: u32::MAX, image, stripe }
+    }
+
+    fn finding(stripe: u32) -> Finding {
+        let fault = Fault { kind: FaultKind::Damaged, units: 256 };
+        let osd = |number| OsdId::new(number).unwrap();
+        let faults = (0..8).map(|index| (osd(u32::MAX - index), fault)).collect();
+        Finding { key: key(stripe), at: u64::MAX, faults }
+    }
+
+    fn full() -> ScrubNote {
+        let running =
+            Running { deep: true, since: 9, cursor: Some(key(8)), keys: u64::MAX, more: 0 };
+        let mut note = ScrubNote { running: Some(running), number: u64::MAX, ..Default::default() };
+        for stripe in (0..200).rev() {
+            let mut finding = finding(u32::MAX - stripe);
+            finding.faults.extend(finding.faults.clone());
+            finding.faults.extend(finding.faults.clone());
+            note.list(finding);
+        }
+        note
+    }
+
+    #[test]
+    fn the_longest_note_fits_a_message_and_is_read_back() {
+        let note = full();
+        assert_eq!((note.findings.len(), note.more), (FINDINGS_MAX, 200 - FINDINGS_MAX as u64));
+        let bytes = note.encode();
+        assert!(bytes.len() <= SCRUB_NOTE_SIZE_MAX);
+        assert_eq!(ScrubNote::decode(PG, &bytes), Ok(note));
+        assert_eq!(ScrubNote::decode(PG, &ScrubNote::default().encode()), Ok(Default::default()));
+    }
+
+    #[test]
+    fn a_note_out_of_order_is_refused() {
+        let mut note = full();
+        note.findings.reverse();
+        assert!(ScrubNote::decode(PG, &note.encode()).is_err());
+        assert!(ScrubNote::decode(PG, b"{").is_err());
+    }
+
+    #[test]
+    fn damage_is_listed_once_and_struck_by_range() {
+        let mut note = ScrubNote::default();
+        assert!(note.list(finding(5)) && note.list(finding(3)) && note.list(finding(7)));
+        assert!(!note.list(finding(5)), "it says nothing new");
+        assert!(!note.strike(Some(key(3)), Some(key(5))), "ends are not included");
+        assert!(note.strike(Some(key(3)), Some(key(7))));
+        assert!(note.finding(&key(5)).is_none() && note.finding(&key(7)).is_some());
+        assert!(note.strike_key(&key(7)) && !note.strike_key(&key(7)));
+        assert!(note.strike(None, None) && note.findings.is_empty());
+    }
+
+    #[test]
+    fn a_later_primary_writes_newer_notes() {
+        let old = ScrubNote { epoch: Epoch::new(2), number: 9, ..Default::default() };
+        let new = ScrubNote { epoch: Epoch::new(3), number: 1, ..Default::default() };
+        assert!(new.is_newer_than(&old) && !old.is_newer_than(&new) && !old.is_newer_than(&old));
+    }
+}

@@ -1,0 +1,369 @@
+//! Scrubs: what each kind of damage leads to, and what may happen in the middle of one.
+
+use base::{OsdId, UNIT_SIZE};
+use blockstore::BlockKey;
+use format::wire::{Outcome, PeerBody};
+
+use super::UNITS;
+use super::world::{World, osd_id};
+use crate::face::{Fault, FaultKind};
+use crate::{ScrubEvent, ScrubNote};
+
+/// Bytes of the data of a block.
+const BLOCK: u64 = UNITS as u64 * UNIT_SIZE;
+
+fn whole(osds: usize, copies: usize) -> World {
+    let mut world = World::new(7, osds, copies);
+    world.settle();
+    assert!(world.is_whole());
+    world
+}
+
+fn write(world: &mut World, stripe: u32, first: u32, units: u32) -> u32 {
+    let at = world.server().expect("somebody serves");
+    let number = world.write(at, stripe, first, units);
+    world.settle();
+    let outcome = world.history.outcome(number);
+    assert!(matches!(outcome, Some(Ok(Outcome::Written { .. }))), "{outcome:?}");
+    world.history.last_value() + 1 - units
+}
+
+/// A world of three copies with eight blocks, and the key of one in the middle.
+fn with_blocks(copies: usize) -> (World, BlockKey) {
+    let mut world = whole(copies.max(3), copies);
+    for stripe in 0..8 {
+        write(&mut world, stripe, 0, UNITS);
+    }
+    let keys: Vec<BlockKey> = world.blocks(0).into_keys().collect();
+    (world, keys[4])
+}
+
+/// What the scrubs told so far, without their beginnings and ends.
+fn told(world: &World) -> Vec<String> {
+    let brief = |faults: &[(OsdId, Fault)]| {
+        let fault = |(osd, fault): &(OsdId, Fault)| format!("{osd} {}", fault.kind.name());
+        faults.iter().map(fault).collect::<Vec<String>>().join(", ")
+    };
+    let event = |(_, event): &(usize, ScrubEvent)| match event {
+        ScrubEvent::Repaired { faults, .. } => Some(format!("repaired: {}", brief(faults))),
+        ScrubEvent::Found { faults, .. } => Some(format!("found: {}", brief(faults))),
+        ScrubEvent::Began { .. } | ScrubEvent::Ended { .. } => None,
+    };
+    world.scrub_events.iter().filter_map(event).collect()
+}
+
+/// Another value under the same version.
+fn corrupt(world: &mut World, at: usize, key: BlockKey, value: u32) {
+    world.osds[at].store.alter(key, |state, key| {
+        state.blocks.get_mut(&key).unwrap().units.insert(1, value);
+    });
+}
+
+fn remove(world: &mut World, at: usize, key: BlockKey) {
+    world.osds[at].store.alter(key, |state, key| {
+        state.blocks.remove(&key);
+    });
+}
+
+fn no_damage(world: &World) {
+    for osd in &world.osds {
+        assert!(osd.store.now.blocks.values().all(|block| block.damaged == 0));
+    }
+    world.check_equal();
+}
+
+#[test]
+fn equal_members_are_left_alone_and_all_of_them_know_when() {
+    let (mut world, _) = with_blocks(3);
+    let before = world.blocks(1);
+    world.scrub_all(false, true);
+    world.scrub_all(true, true);
+    assert_eq!(told(&world), Vec::<String>::new());
+    assert_eq!(world.blocks(1), before);
+    let notes: Vec<ScrubNote> = (0..3).map(|index| world.scrub_note(index)).collect();
+    assert!(notes[0].light_at > 0 && notes[0].deep_at >= notes[0].light_at);
+    assert!(notes[0].running.is_none());
+    assert!(notes.iter().all(|note| *note == notes[0]));
+    let ends = world.scrub_events.iter();
+    let ends = ends.filter(|(_, event)| matches!(event, ScrubEvent::Ended { keys: 8, .. }));
+    assert_eq!(ends.count(), 2);
+    let mends = world.sent.iter().filter(|(.., body)| matches!(body, PeerBody::Mend { .. }));
+    assert_eq!(mends.count(), 0);
+}
+
+#[test]
+fn a_deep_scrub_finds_and_repairs_units_that_rot_at_any_member() {
+    for at in 0..3 {
+        let (mut world, key) = with_blocks(3);
+        world.osds[at].store.damage(key, 1);
+        world.scrub_all(false, true);
+        assert_eq!(told(&world), Vec::<String>::new(), "a light one reads no data");
+        world.scrub_all(true, true);
+        assert_eq!(told(&world), [format!("repaired: {} damaged", osd_id(at))]);
+        no_damage(&world);
+        let note = world.scrub_note(0);
+        assert_eq!((note.repaired, note.damaged_count()), (1, 0));
+        let mended = world.osds[at].pg.as_ref().unwrap().mended_units();
+        assert_eq!(mended, 1);
+    }
+}
+
+#[test]
+fn a_light_scrub_finds_missing_and_stale_copies() {
+    for at in 0..3 {
+        let (mut world, key) = with_blocks(3);
+        remove(&mut world, at, key);
+        world.scrub_all(false, true);
+        assert_eq!(told(&world), [format!("repaired: {} missing", osd_id(at))]);
+        no_damage(&world);
+        let (mut world, key) = with_blocks(3);
+        let before = world.osds[at].store.now.blocks[&key].clone();
+        write(&mut world, key.stripe.get(), 0, UNITS);
+        world.osds[at].store.alter(key, |state, key| {
+            state.blocks.insert(key, before.clone());
+        });
+        world.scrub_all(false, true);
+        assert_eq!(told(&world), [format!("repaired: {} stale", osd_id(at))]);
+        no_damage(&world);
+    }
+}
+
+#[test]
+fn of_three_the_one_that_differs_is_repaired_and_of_two_both_are_listed() {
+    let (mut world, key) = with_blocks(3);
+    corrupt(&mut world, 0, key, 77);
+    world.scrub_all(false, true);
+    assert_eq!(told(&world), ["repaired: osd.1 differs"], "its checksum differs, too");
+    no_damage(&world);
+    let (mut world, key) = with_blocks(2);
+    corrupt(&mut world, 0, key, 77);
+    let before = [world.blocks(0), world.blocks(1)];
+    world.scrub_all(true, true);
+    world.scrub_all(true, true);
+    let found = "found: osd.1 differs, osd.2 differs".to_owned();
+    assert_eq!(told(&world), [found.clone(), found]);
+    assert_eq!([world.blocks(0), world.blocks(1)], before);
+    let note = world.scrub_note(1);
+    let fault = Fault { kind: FaultKind::Differs, units: 1 };
+    assert_eq!(note.findings.len(), 1);
+    assert_eq!(note.findings[0].faults, [(osd_id(0), fault), (osd_id(1), fault)]);
+}
+
+#[test]
+fn with_repairs_off_damage_is_only_listed() {
+    let (mut world, key) = with_blocks(3);
+    world.osds[1].store.damage(key, 1);
+    world.scrub_all(true, false);
+    assert_eq!(told(&world), ["found: osd.2 damaged"]);
+    assert!(world.osds[1].store.now.blocks[&key].damaged != 0);
+    assert_eq!(world.scrub_note(2).damaged_count(), 1);
+    // A light scrub looks closely at what is listed.
+    world.scrub_all(false, true);
+    assert_eq!(told(&world).len(), 2);
+    assert_eq!(world.scrub_note(2).damaged_count(), 0);
+    no_damage(&world);
+}
+
+#[test]
+fn listed_damage_outlives_every_process_and_a_change_of_the_primary() {
+    let (mut world, key) = with_blocks(2);
+    for at in 0..2 {
+        world.osds[at].store.damage(key, 1);
+    }
+    world.scrub_all(true, true);
+    assert_eq!(told(&world), ["found: osd.1 lost, osd.2 lost"]);
+    for at in 0..2 {
+        world.kill(at);
+        world.settle();
+        world.start(at);
+        world.settle();
+    }
+    for at in 0..2 {
+        assert_eq!(world.scrub_note(at).damaged_count(), 1);
+    }
+    // Written anew it is whole, and the next scrub sees that.
+    write(&mut world, key.stripe.get(), 0, UNITS);
+    world.scrub_all(true, true);
+    let at = world.server().unwrap();
+    assert_eq!(world.scrub_note(at).damaged_count(), 0);
+}
+
+#[test]
+fn listed_damage_of_a_block_that_was_deleted_is_struck() {
+    let (mut world, key) = with_blocks(3);
+    for at in 0..3 {
+        world.osds[at].store.damage(key, 1);
+    }
+    world.scrub_all(true, true);
+    assert_eq!(world.scrub_note(1).damaged_count(), 1);
+    let at = world.server().unwrap();
+    world.zero(at, key.stripe.get(), 0, UNITS);
+    world.settle();
+    // Its tombstone goes, too.
+    for index in 0..3 {
+        world.keep_house(index);
+    }
+    world.settle();
+    world.scrub_all(true, true);
+    assert_eq!(world.scrub_note(1).damaged_count(), 0);
+}
+
+#[test]
+fn a_write_waits_for_the_turn_of_its_key_and_reads_do_not() {
+    let (mut world, key) = with_blocks(3);
+    let stripe = key.stripe.get();
+    // Until the members were asked about the key.
+    world.scrub_on(0, Some(true), BLOCK, true);
+    for _ in 0..3 {
+        world.settle();
+        world.scrub_on(0, Some(true), BLOCK, true);
+    }
+    world.scrub_on(0, None, 1 << 20, true);
+    let asked = |world: &World| {
+        let is_asked =
+            |body: &PeerBody| matches!(body, PeerBody::Scrub { key: it, .. } if *it == key);
+        world.sent.iter().any(|(.., body)| is_asked(body))
+    };
+    for _ in 0..200 {
+        if asked(&world) {
+            break;
+        }
+        let mail = world.mail();
+        match mail.first() {
+            Some((primary, member, is_to_member)) => {
+                world.deliver(*primary, *member, *is_to_member);
+            }
+            None => world.stores_go_on(),
+        }
+        world.stores_go_on();
+    }
+    assert!(asked(&world));
+    let writes = |world: &World| {
+        let sent = world.sent.iter();
+        sent.filter(|(.., body)| matches!(body, PeerBody::Write { .. })).count()
+    };
+    let before = writes(&world);
+    let read = world.read(0, stripe, 0, 1);
+    let write = world.write(0, stripe, 0, 1);
+    assert_eq!(writes(&world), before, "it waits");
+    world.store_goes_on(0);
+    assert!(world.history.outcome(read).is_some());
+    world.settle();
+    assert!(matches!(world.history.outcome(write), Some(Ok(Outcome::Written { .. }))));
+    world.scrub_all(true, true);
+    assert_eq!(told(&world), Vec::<String>::new());
+}
+
+#[test]
+fn a_scrub_goes_on_at_its_cursor_with_the_next_primary() {
+    let (mut world, _) = with_blocks(3);
+    let done = |world: &World, index: usize| {
+        world.scrub_note(index).running.map_or(0, |running| running.keys)
+    };
+    for _ in 0..12 {
+        if done(&world, 0) >= 3 {
+            break;
+        }
+        world.scrub_on(0, Some(true), BLOCK, true);
+        world.settle();
+    }
+    assert_eq!(done(&world, 0), 3, "one key each time");
+    // The cursor becomes durable with damage that is found.
+    let keys: Vec<BlockKey> = world.blocks(0).into_keys().collect();
+    world.osds[2].store.damage(keys[3], 0);
+    world.scrub_on(0, None, BLOCK, true);
+    world.settle();
+    world.kill(0);
+    world.settle();
+    let at = world.server().expect("another one leads");
+    assert_ne!(at, 0);
+    assert_eq!(done(&world, at), 4);
+    world.scrub_all(true, true);
+    let last = world.scrub_events.last().map(|(_, event)| event.clone());
+    assert_eq!(last, Some(ScrubEvent::Ended { deep: true, keys: 8 }));
+    let looks = |key: &BlockKey| {
+        let sent = world.sent.iter();
+        sent.filter(|(.., body)| matches!(body, PeerBody::Scrub { key: it, .. } if it == key))
+            .count()
+    };
+    assert_eq!(looks(&keys[0]), 2, "each of two members was asked once");
+}
+
+#[test]
+fn a_member_without_room_for_a_repair_stays_and_the_damage_is_listed() {
+    let (mut world, key) = with_blocks(3);
+    remove(&mut world, 1, key);
+    world.osds[1].store.refuses_repairs = true;
+    let epoch = world.entry.epoch;
+    world.scrub_all(true, true);
+    assert_eq!(told(&world), ["found: osd.2 missing"]);
+    assert_eq!(world.entry.epoch, epoch);
+    world.osds[1].store.refuses_repairs = false;
+    world.scrub_all(false, true);
+    assert_eq!(world.scrub_note(0).damaged_count(), 0);
+    no_damage(&world);
+}
+
+#[test]
+fn a_lost_tombstone_is_put_back() {
+    let (mut world, key) = with_blocks(2);
+    let version = world.osds[0].store.now.blocks[&key].version;
+    let at = world.server().unwrap();
+    world.zero(at, key.stripe.get(), 0, UNITS);
+    // Before a floor passes it.
+    while world.osds[1].store.now.blocks.get(&key).is_none_or(|block| !block.is_tombstone) {
+        world.stores_go_on();
+        for (primary, member, is_to_member) in world.mail() {
+            world.deliver(primary, member, is_to_member);
+        }
+    }
+    for _ in 0..4 {
+        world.stores_go_on();
+        for (primary, member, is_to_member) in world.mail() {
+            world.deliver(primary, member, is_to_member);
+        }
+    }
+    world.osds[1].store.alter(key, |state, key| {
+        let block = state.blocks.entry(key).or_default();
+        (block.version, block.is_tombstone) = (version, false);
+    });
+    for _ in 0..200 {
+        world.scrub_on(at, Some(false), 1 << 20, true);
+        world.stores_go_on();
+        for (primary, member, is_to_member) in world.mail() {
+            world.deliver(primary, member, is_to_member);
+        }
+    }
+    assert_eq!(told(&world)[0], "repaired: osd.2 stale");
+    assert!(world.osds[1].store.now.blocks[&key].is_tombstone);
+}
+
+#[test]
+fn an_older_note_never_replaces_a_newer_one() {
+    let (mut world, key) = with_blocks(3);
+    for at in 0..3 {
+        world.osds[at].store.damage(key, 1);
+    }
+    // One member does not hear of it.
+    world.kill(2);
+    world.settle();
+    world.scrub_all(true, true);
+    world.start(2);
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.scrub_note(2), ScrubNote::default(), "nobody told it");
+    for at in [0, 1] {
+        world.kill(at);
+        world.settle();
+        if at == 0 {
+            world.start(at);
+            world.settle();
+        }
+    }
+    world.start(1);
+    world.settle();
+    let at = world.server().unwrap();
+    world.scrub_on(at, None, 0, true);
+    world.settle();
+    assert_eq!(world.scrub_note(at).damaged_count(), 1);
+}
