@@ -80,6 +80,18 @@ const PG: &[Column] = &[
     column("WHY", "why"),
 ];
 
+const PG_DESCRIBED: &[Column] = &[
+    column("PG", "pg"),
+    column("STATE", "state"),
+    column("EPOCH", "epoch"),
+    column("PRIMARY", "primary"),
+    column("ACTING", "acting"),
+    column("LEARNERS", "learners"),
+    column("WHY", "why"),
+    column("SCRUB", "scrub.state"),
+    column("DAMAGE", "damage"),
+];
+
 const OSD: &[Column] = &[
     column("ID", "id"),
     Column { title: "UP", key: "up", show: Show::YesNo },
@@ -242,6 +254,10 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             let set = Command::PoolSet { pool: name, rename, scheme: ec, min_size, failure_domain };
             print_object(format, &call(config, format, set)?, POOL);
         }
+        PoolCommand::Scrub { name, deep } => {
+            let answer = call(config, format, Command::PoolScrub { pool: name, deep })?;
+            print_scrub(format, &answer);
+        }
         PoolCommand::Rm { name } => {
             let answer = call(config, format, Command::PoolRemove { pool: name.clone() })?;
             print_done(
@@ -273,7 +289,17 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
             );
         }
         PgCommand::Describe { pg } => {
-            print_object(format, &call(config, format, Command::PgDescribe { pg })?, PG);
+            let mut row = call(config, format, Command::PgDescribe { pg })?;
+            if format == Format::Text {
+                row["damage"] = damage_text(&row["scrub"]).into();
+            }
+            print_object(format, &row, PG_DESCRIBED);
+        }
+        PgCommand::Scrub { pgs, deep } => {
+            for pg in pgs {
+                let answer = call(config, format, Command::PgScrub { pg, deep })?;
+                print_scrub(format, &answer);
+            }
         }
         PgCommand::GiveUp { pgs, they_are_off, yes } => {
             for pg in pgs {
@@ -284,6 +310,36 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
         }
     }
     Ok(())
+}
+
+/// `ashlar osd scrub`
+pub fn osd_scrub(config: &Config, osd: OsdId, deep: bool, format: Format) -> Result<(), Failure> {
+    print_scrub(format, &call(config, format, Command::OsdScrub { osd, deep })?);
+    Ok(())
+}
+
+/// Prints what was asked for a scrub.
+fn print_scrub(format: Format, answer: &Value) {
+    let missing = answer["unavailable"].as_array().map_or(0, Vec::len);
+    let mut line = format!("{} PGs will be scrubbed, see `ashlar status`", answer["asked"]);
+    if missing > 0 {
+        line.push_str(&format!("; {missing} have no primary that is up"));
+    }
+    print_done(format, answer, &line);
+}
+
+/// Returns the damaged blocks of a PG as one text.
+fn damage_text(scrub: &Value) -> String {
+    let block = |block: &Value| {
+        let volume = block["volume"].as_str().map_or_else(
+            || format!("image {}", block["image"]),
+            |volume| format!("volume {volume}"),
+        );
+        let wrong = block["wrong"].as_str().unwrap_or_default();
+        format!("{volume}, block {}: {wrong}", block["stripe"])
+    };
+    let blocks = scrub["blocks"].as_array().map_or(&[][..], Vec::as_slice);
+    blocks.iter().map(block).collect::<Vec<String>>().join("; ")
 }
 
 /// `ashlar osd out`

@@ -155,6 +155,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?, osd, format),
         OsdCommand::Out { osd } => admin::osd_out(&config(cluster)?, osd, format),
         OsdCommand::In { osd } => admin::osd_in(&config(cluster)?, osd, format),
+        OsdCommand::Scrub { osd, deep } => admin::osd_scrub(&config(cluster)?, osd, deep, format),
         OsdCommand::Rm { osd } => admin::osd_rm(&config(cluster)?, osd, format),
         OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
         OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),

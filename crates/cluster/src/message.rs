@@ -244,6 +244,14 @@ pub enum FromMonitor {
         /// The OSD's run.
         incarnation: Incarnation,
     },
+    /// An operator asks for a scrub of these PGs, whose primary is this OSD. Reports show what comes
+    /// of it.
+    Scrub {
+        /// The PGs.
+        pgs: Vec<PgId>,
+        /// Whether all data is read.
+        deep: bool,
+    },
     /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
     /// is still wanted.
     Probe {
@@ -378,6 +386,41 @@ pub struct OsdReport {
     /// Learners being filled, of PGs whose primary it is.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,
+    /// Scrubs of PGs whose primary it is: rows that changed since it told them over this connection.
+    #[serde(default)]
+    pub scrubs: Vec<ScrubRow>,
+}
+
+/// What is known of the scrubs of a PG. Times are seconds since 1970; 0: never.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ScrubRow {
+    /// The PG.
+    pub pg: PgId,
+    /// When the last light or deep scrub began that has ended.
+    pub light_at: u64,
+    /// When the last deep scrub began that has ended.
+    pub deep_at: u64,
+    /// The depth of the scrub that is under way.
+    #[serde(default)]
+    pub running: Option<String>,
+    /// How far it has got.
+    #[serde(default)]
+    pub percent: u32,
+    /// Blocks with damage that is not repaired.
+    #[serde(default)]
+    pub damaged: u64,
+    /// Blocks that scrubs repaired.
+    #[serde(default)]
+    pub repaired: u64,
+    /// Whether the next scrub is late by half of its interval.
+    #[serde(default)]
+    pub overdue: bool,
+    /// Some of the blocks with damage: image, stripe, what is wrong.
+    #[serde(default)]
+    pub blocks: Vec<(ImageId, u32, String)>,
+    /// OSDs whose copies of those blocks are wrong.
+    #[serde(default)]
+    pub osds: Vec<OsdId>,
 }
 
 impl OsdReport {
@@ -597,6 +640,30 @@ pub enum Command {
     PgDescribe {
         /// The PG.
         pg: PgId,
+    },
+    /// Scrub one PG. Answered when its primary was told.
+    PgScrub {
+        /// The PG.
+        pg: PgId,
+        /// Whether all data is read.
+        #[serde(default)]
+        deep: bool,
+    },
+    /// Scrub all PGs that an OSD has a copy of.
+    OsdScrub {
+        /// The OSD.
+        osd: OsdId,
+        /// Whether all data is read.
+        #[serde(default)]
+        deep: bool,
+    },
+    /// Scrub all PGs of a pool.
+    PoolScrub {
+        /// The pool's name.
+        pool: String,
+        /// Whether all data is read.
+        #[serde(default)]
+        deep: bool,
     },
     /// Accept the loss of data of an incomplete PG. Answered when its OSD serves it, or, with
     /// `they_are_off`, when it continues without the members that are down.

@@ -46,6 +46,7 @@ mod remedy;
 mod removal;
 mod restarts;
 mod restore;
+mod scrub;
 mod session;
 mod session_tracker;
 mod setting;
@@ -513,6 +514,12 @@ impl Monitor {
             self.jobs.push_urgent(Job::Command { connection, request, command });
         } else if self.committed.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
             self.connections.answer(connection, request, Err(self.state_older()), effects);
+        } else if matches!(
+            command,
+            Command::PgScrub { .. } | Command::OsdScrub { .. } | Command::PoolScrub { .. }
+        ) {
+            let result = self.scrub(&command, effects);
+            self.connections.answer(connection, request, result, effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {

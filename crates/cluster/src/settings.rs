@@ -38,6 +38,20 @@ pub enum Setting {
     StatsInterval,
     /// The log level of daemons.
     LogLevel,
+    /// Hours between two scrubs of a PG that read no data.
+    ScrubLight,
+    /// Hours between two scrubs of a PG that read all data.
+    ScrubDeep,
+    /// How much an OSD reads for scrubs.
+    ScrubRate,
+    /// The hour of day from which scrubs run.
+    ScrubFrom,
+    /// The hour of day up to which scrubs run.
+    ScrubTo,
+    /// Whether scrubs repair what they find.
+    ScrubRepair,
+    /// Whether scrubs stand still.
+    ScrubPaused,
 }
 
 /// What a setting's number means.
@@ -47,6 +61,14 @@ pub enum Unit {
     Milliseconds,
     /// A percentage; may be written `85%`.
     Percent,
+    /// Hours; may be written `24h` or `7d`.
+    Hours,
+    /// An hour of the day, UTC.
+    HourOfDay,
+    /// Mebibytes a second.
+    MebibytesPerSecond,
+    /// Yes or no, as 1 or 0; may be written `on` and `off`.
+    Switch,
     /// A log level, by its index in [`Level::ALL`]; written and shown by its name.
     Level,
 }
@@ -75,7 +97,7 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 11] = [
+    pub const ALL: [Setting; 18] = [
         Setting::SessionTimeout,
         Setting::OsdReport,
         Setting::OsdReturn,
@@ -87,6 +109,13 @@ impl Setting {
         Setting::NearlyFull,
         Setting::StatsInterval,
         Setting::LogLevel,
+        Setting::ScrubLight,
+        Setting::ScrubDeep,
+        Setting::ScrubRate,
+        Setting::ScrubFrom,
+        Setting::ScrubTo,
+        Setting::ScrubRepair,
+        Setting::ScrubPaused,
     ];
 
     /// Returns the definition of the setting, which is only here.
@@ -191,6 +220,69 @@ impl Setting {
                 help: "log level of OSDs and monitors; once set, it replaces that of their start",
                 is_for_osds: true,
             },
+            Setting::ScrubLight => Definition {
+                name: "scrub_light_hours",
+                unit: Unit::Hours,
+                default: 168,
+                min: 0,
+                max: 87600,
+                help: "each PG's copies are compared by versions and checksums this often; 0: never",
+                is_for_osds: true,
+            },
+            Setting::ScrubDeep => Definition {
+                name: "scrub_deep_hours",
+                unit: Unit::Hours,
+                default: 720,
+                min: 0,
+                max: 87600,
+                help: "each PG's data is read and compared with its checksums this often; 0: never",
+                is_for_osds: true,
+            },
+            Setting::ScrubRate => Definition {
+                name: "scrub_rate_mib_per_second",
+                unit: Unit::MebibytesPerSecond,
+                default: 64,
+                min: 1,
+                max: 100000,
+                help: "most that an OSD reads for a scrub that it leads, while no clients send requests",
+                is_for_osds: true,
+            },
+            Setting::ScrubFrom => Definition {
+                name: "scrub_from_hour",
+                unit: Unit::HourOfDay,
+                default: 0,
+                min: 0,
+                max: 23,
+                help: "scheduled scrubs run from this hour, UTC, to `scrub_to_hour`; the same hour: always",
+                is_for_osds: true,
+            },
+            Setting::ScrubTo => Definition {
+                name: "scrub_to_hour",
+                unit: Unit::HourOfDay,
+                default: 0,
+                min: 0,
+                max: 23,
+                help: "see `scrub_from_hour`",
+                is_for_osds: true,
+            },
+            Setting::ScrubRepair => Definition {
+                name: "scrub_repair",
+                unit: Unit::Switch,
+                default: 1,
+                min: 0,
+                max: 1,
+                help: "scrubs repair what versions, checksums or a majority decide; off: they only report it",
+                is_for_osds: true,
+            },
+            Setting::ScrubPaused => Definition {
+                name: "scrub_paused",
+                unit: Unit::Switch,
+                default: 0,
+                min: 0,
+                max: 1,
+                help: "no scrub runs, not even one that was asked for; it goes on where it was",
+                is_for_osds: true,
+            },
         }
     }
 
@@ -224,7 +316,17 @@ impl Setting {
         }
         let (digits, suffix) =
             text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+        if unit == Unit::Switch {
+            let value = match text {
+                "on" | "1" => 1,
+                "off" | "0" => 0,
+                _ => return Err(format!("{text:?} is no value of {name}: write on or off")),
+            };
+            return Ok(value);
+        }
         let scale = match (unit, suffix) {
+            (Unit::Hours, "h") | (Unit::MebibytesPerSecond, "MiB" | "MiB/s") => Some(1),
+            (Unit::Hours, "d") => Some(24),
             (_, "") | (Unit::Milliseconds, "ms") | (Unit::Percent, "%") => Some(1),
             (Unit::Milliseconds, "s") => Some(1_000),
             (Unit::Milliseconds, "m" | "min") => Some(60_000),
@@ -237,7 +339,10 @@ impl Setting {
             let example = match unit {
                 Unit::Milliseconds => "a span, as in 500ms, 30s, 20m or 1h",
                 Unit::Percent => "a part, as in 85%",
-                Unit::Level => unreachable!("read above"),
+                Unit::Hours => "a number of hours or days, as in 168, 12h or 30d",
+                Unit::HourOfDay => "an hour, as in 22",
+                Unit::MebibytesPerSecond => "a rate in MiB a second, as in 64 or 64MiB",
+                Unit::Level | Unit::Switch => unreachable!("read above"),
             };
             format!("{text:?} is no value of {name}: write {example}")
         })?;
@@ -252,6 +357,10 @@ impl Setting {
                 format!("from {min} to {max} milliseconds (10000, `10s`, `20m`, `1h`)")
             }
             Unit::Percent => format!("from {min} to {max} percent"),
+            Unit::Hours => format!("from {min} to {max} hours (168, `12h`, `30d`)"),
+            Unit::HourOfDay => format!("an hour from {min} to {max}"),
+            Unit::MebibytesPerSecond => format!("from {min} to {max} MiB a second"),
+            Unit::Switch => "on or off".to_owned(),
             Unit::Level => format!("from {min} ({}) to {max} ({})", level(min), level(max)),
         }
     }
@@ -260,7 +369,12 @@ impl Setting {
     pub fn text_of(self, value: u64) -> String {
         match self.definition().unit {
             Unit::Level => level(value).to_string(),
-            Unit::Milliseconds | Unit::Percent => value.to_string(),
+            Unit::Switch => if value == 0 { "off" } else { "on" }.to_owned(),
+            Unit::Milliseconds
+            | Unit::Percent
+            | Unit::Hours
+            | Unit::HourOfDay
+            | Unit::MebibytesPerSecond => value.to_string(),
         }
     }
 
@@ -303,6 +417,10 @@ mod tests {
                 Unit::Milliseconds => "_ms",
                 Unit::Percent => "_percent",
                 Unit::Level => "_level",
+                Unit::Hours => "_hours",
+                Unit::HourOfDay => "_hour",
+                Unit::MebibytesPerSecond => "_mib_per_second",
+                Unit::Switch => "",
             };
             assert!(definition.name.ends_with(suffix), "{}", definition.name);
         }

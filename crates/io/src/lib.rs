@@ -36,7 +36,7 @@ mod stream;
 
 use std::fmt;
 
-pub use clock::now;
+pub use clock::{now, wall_clock_ms};
 pub use descriptors::{host_name, raise_descriptor_limit};
 pub use disk::Disk;
 pub use edit::edit_file;

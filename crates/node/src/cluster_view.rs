@@ -209,6 +209,11 @@ impl ClusterView {
         setting.span_in(&self.settings)
     }
 
+    /// Returns the value of a setting.
+    pub(crate) fn value(&self, setting: Setting) -> u64 {
+        setting.value_in(&self.settings)
+    }
+
     /// Returns the log level, if it is set.
     pub(crate) fn log_level(&self) -> Option<Level> {
         Setting::log_level_in(&self.settings)

@@ -56,6 +56,7 @@ mod pg_table;
 mod reclaim;
 mod report;
 mod requests;
+mod scrubbing;
 mod session_takeover;
 mod sessions;
 mod space_credits;

@@ -38,6 +38,7 @@ use crate::pg_table::{PgSlot, PgTable};
 use crate::reclaim::Reclaim;
 use crate::report::{Explainer, ReportSchedule, report};
 use crate::requests::Requests;
+use crate::scrubbing::{Begin, Go, Scrubbing, Turn};
 use crate::sessions::Sessions;
 use crate::space_credits::SpaceCredits;
 use crate::state_log::StateLog;
@@ -72,6 +73,7 @@ pub struct Node {
     pub(crate) requests: Requests,
     // Background work.
     budget: Budget,
+    scrubbing: Scrubbing,
     pub(crate) reclaim: Reclaim,
     disk_watch: DiskWatch,
     /// The operator gave up lost data of a PG, so it may be possible to serve it now: review all PGs.
@@ -128,6 +130,7 @@ impl Node {
             sessions: Sessions::default(),
             requests: Requests::default(),
             budget: Budget::default(),
+            scrubbing: Scrubbing::default(),
             reclaim: Reclaim::default(),
             disk_watch: DiskWatch::new(now, settings.stalls.clone()),
             review_is_due: false,
@@ -192,7 +195,10 @@ impl Node {
         let own = [self.store.deadline(), report, waiting, draining];
         let others =
             [self.link.deadline(), self.peer_connections.deadline(), self.peers.deadline()];
-        let all = own.into_iter().chain(others).chain([self.budget.deadline()]);
+        let all = own
+            .into_iter()
+            .chain(others)
+            .chain([self.budget.deadline(), self.scrubbing.deadline()]);
         all.flatten().min()
     }
 
@@ -327,6 +333,9 @@ impl Node {
         if self.budget.deadline().is_some_and(|deadline| deadline <= now) {
             self.share_repairs(now, effects);
         }
+        if self.scrubbing.deadline().is_some_and(|deadline| deadline <= now) {
+            self.scrub_turn(now, effects);
+        }
         let oldest = self.requests.deadline(self.settings.wait_max);
         if oldest.is_some_and(|deadline| deadline <= now) {
             self.requests.review();
@@ -360,6 +369,7 @@ impl Node {
     /// Sends a report, and does other periodic work. Called once per report interval.
     fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.tend_pgs(now, effects);
+        self.scrubbing.begin(now);
         let Node { cluster, store, pgs, peer_connections, lines, .. } = self;
         let explainer = Explainer { cluster, connections: peer_connections };
         lines.trace_states(now, store, pgs, explainer, effects);
@@ -372,7 +382,8 @@ impl Node {
         }
         let Node { cluster, store, pgs, peer_connections, .. } = self;
         let explainer = Explainer { cluster, connections: peer_connections };
-        let report = report(store, pgs, explainer, &self.disk_watch, self.settings.buffered);
+        let mut report = report(store, pgs, explainer, &self.disk_watch, self.settings.buffered);
+        report.scrubs = self.scrubbing.rows_to_tell(now, pgs, cluster);
         self.tell_monitor(&ToMonitor::OsdReport(report), effects);
         self.tell_needs_again(effects);
         if has_gaps {
@@ -389,6 +400,36 @@ impl Node {
         for stats in self.stats.take_untold(&mut self.store, &self.pgs, &self.cluster) {
             self.tell_monitor(&ToMonitor::OsdStats(stats), effects);
         }
+    }
+
+    /// Carries out a turn of scrubbing.
+    fn scrub_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let Turn { recall, born, scrub, day } =
+            self.scrubbing.begin_turn(now, &self.pgs, &self.cluster);
+        for slot in recall {
+            self.drive(now, slot, effects, |pg, actions| pg.recall_scrubs(actions));
+        }
+        for slot in born {
+            self.drive(now, slot, effects, |pg, actions| pg.begin_scrub_schedule(day, actions));
+        }
+        let Some(Go { slot, begin, bytes, repairs }) = scrub else { return };
+        let has_begun = self.drive(now, slot, effects, |pg, actions| {
+            let begun = begin
+                .map(|Begin { deep, on_demand }| pg.begin_scrub(deep, on_demand, day, actions));
+            pg.scrub(bytes, repairs, day, actions);
+            begun == Some(true)
+        });
+        if has_begun {
+            self.scrubbing.on_begun(self.pgs[slot].id());
+        }
+    }
+
+    /// Notes the time of day, in seconds since 1970. Only the schedule of scrubs uses it.
+    pub fn set_day(&mut self, now: Time, seconds: u64) {
+        self.scrubbing.set_day(now, seconds);
     }
 
     fn on_shutdown(&mut self, now: Time, effects: &mut Vec<Effect>) {

@@ -92,7 +92,7 @@ enum Stage {
     /// Waits for what members hold; by index.
     Looking { seen: Vec<Option<Seen>> },
     /// Fetches units from the members that are right.
-    Fetching { remedy: Remedy, left: VecDeque<(usize, Units)>, copied: Option<Copied> },
+    Fetching { remedy: Box<Remedy>, left: VecDeque<(usize, Units)>, copied: Option<Copied> },
     /// Waits for members that get what they need.
     Mending { missing: MemberSet },
 }
@@ -195,16 +195,32 @@ impl Pg {
         Ok(())
     }
 
+    /// As primary: begins the schedule of a PG that has no note yet. `now`: seconds since 1970.
+    pub fn begin_scrub_schedule(&mut self, now: u64, actions: &mut Vec<Action>) {
+        if self.knows_scrubs() && self.scrub_note.born_at == 0 {
+            self.scrub_note.born_at = now;
+            self.keep_note(actions);
+        }
+    }
+
     /// As primary: begins a scrub, if none of this depth is under way; a light one becomes deep by
-    /// beginning anew. Returns false if it cannot begin now. `now`: seconds since 1970.
-    pub fn begin_scrub(&mut self, deep: bool, now: u64, actions: &mut Vec<Action>) -> bool {
+    /// beginning anew. Returns false if it cannot begin now. `on_demand`: an operator asked for it. `now`:
+    /// seconds since 1970.
+    pub fn begin_scrub(
+        &mut self,
+        deep: bool,
+        on_demand: bool,
+        now: u64,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         if !self.knows_scrubs() {
             return false;
         }
-        if self.scrub_note.running.as_ref().is_some_and(|running| running.deep || !deep) {
+        if let Some(running) = self.scrub_note.running.as_mut().filter(|it| it.deep || !deep) {
+            running.on_demand |= on_demand;
             return true;
         }
-        let running = Running { deep, since: now, cursor: None, keys: 0, more: 0 };
+        let running = Running { deep, on_demand, since: now, cursor: None, keys: 0, more: 0 };
         self.scrub_note.running = Some(running);
         self.lead().scrub.end_walk();
         actions.push(Action::Scrub(ScrubEvent::Began { deep }));
@@ -431,6 +447,7 @@ impl Pg {
             }
             Remedy::Block { fetch, .. } => {
                 let left = std::mem::take(fetch).into();
+                let remedy = Box::new(remedy);
                 self.work().stage = Stage::Fetching { remedy, left, copied: None };
                 self.fetch_right(actions);
             }
@@ -490,7 +507,7 @@ impl Pg {
             unreachable!("units are being fetched");
         };
         let (_, units) = left.pop_front().expect("it was asked for");
-        let Remedy::Block { version, .. } = remedy else {
+        let Remedy::Block { version, .. } = remedy.as_ref() else {
             unreachable!("a tombstone needs no data");
         };
         let more = match held {
@@ -517,7 +534,7 @@ impl Pg {
         let Stage::Fetching { remedy, copied, .. } = stage else {
             unreachable!("units were fetched");
         };
-        let Remedy::Block { version, whole, units, mend, lost, .. } = remedy else {
+        let Remedy::Block { version, whole, units, mend, lost, .. } = *remedy else {
             unreachable!("a tombstone needs no data");
         };
         let copied = copied.unwrap_or_else(|| Copied::zeros(version, Units::default()));
@@ -628,7 +645,7 @@ impl Pg {
 
     /// Ends a walk that has reached its end.
     fn end_scrub(&mut self, running: Running, actions: &mut Vec<Action>) {
-        let Running { deep, since, cursor, keys, more } = running;
+        let Running { deep, since, cursor, keys, more, .. } = running;
         let note = &mut self.scrub_note;
         note.running = None;
         note.light_at = note.light_at.max(since);

@@ -91,6 +91,15 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
+    /// Compare the copies of all placement groups on an OSD now
+    #[command(after_help = "Example:\n  ashlar osd scrub 2 --deep")]
+    Scrub {
+        /// 2 or osd.2
+        osd: OsdId,
+        /// Read all data and compare it with its checksums
+        #[arg(long)]
+        deep: bool,
+    },
     /// List OSDs
     #[command(after_help = "Example:\n  ashlar osd ls --json")]
     Ls,

@@ -68,6 +68,15 @@ pub enum PoolCommand {
         #[arg(long, group = "what", value_enum)]
         failure_domain: Option<DomainArg>,
     },
+    /// Compare the copies of all placement groups of a pool now
+    #[command(after_help = "Example:\n  ashlar pool scrub fast --deep")]
+    Scrub {
+        /// Name of the pool
+        name: String,
+        /// Read all data and compare it with its checksums
+        #[arg(long)]
+        deep: bool,
+    },
     /// Delete a pool; refused while it has volumes
     #[command(after_help = "Example:\n  ashlar pool rm fast")]
     Rm {
@@ -115,6 +124,16 @@ pub enum PgCommand {
     Describe {
         /// Its id, POOL.HEX
         pg: PgId,
+    },
+    /// Compare the copies of placement groups now, and repair what is decided
+    #[command(after_help = "Example:\n  ashlar pg scrub 1.1f --deep")]
+    Scrub {
+        /// One or more ids, POOL.HEX
+        #[arg(required = true)]
+        pgs: Vec<PgId>,
+        /// Read all data and compare it with its checksums
+        #[arg(long)]
+        deep: bool,
     },
     /// Accept the loss of data in placement groups, and serve the rest
     #[command(after_help = PG_GIVE_UP_EXAMPLE)]

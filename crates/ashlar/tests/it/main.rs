@@ -28,5 +28,6 @@ mod raw_nbd;
 mod recovery;
 mod replication;
 mod round_trip;
+mod scrub;
 mod servers;
 mod statistics;

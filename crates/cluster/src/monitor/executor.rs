@@ -121,6 +121,9 @@ impl Monitor {
             | Command::ConfigList
             | Command::ConfigGet { .. }
             | Command::TaskList { .. } => unreachable!("queries change nothing"),
+            Command::PgScrub { .. } | Command::OsdScrub { .. } | Command::PoolScrub { .. } => {
+                unreachable!("a scrub changes nothing of the state")
+            }
         };
         planned.unwrap_or_else(|error| Plan::Done(Done::Answer(Err(error))))
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, Duration, MapRevision, OsdId, PoolId, Time};
+use base::{ConnectionId, Duration, MapRevision, OsdId, PgId, PoolId, Time};
 use format::door::NetEffect;
 
 use super::committed_state::Batch;
@@ -12,7 +12,7 @@ use super::job::{Boot, Done, Job, Plan};
 use super::lines::trace_stall;
 use super::restarts::Starts;
 use super::{Effect, Monitor};
-use crate::message::{FillingProgress, OsdReport};
+use crate::message::{FillingProgress, OsdReport, ScrubRow};
 use crate::records::Record;
 
 /// Reports of disks that hang, or have recovered, are evaluated together if they arrive within this
@@ -62,6 +62,8 @@ pub(super) struct OsdLive {
     /// Removed pools that this OSD was asked, over this connection, to clear, and whether it has
     /// reported that it did.
     pub(super) clearing: BTreeMap<PoolId, bool>,
+    /// Scrubs of PGs that it leads, as it reported them over this connection.
+    pub(super) scrubs: BTreeMap<PgId, ScrubRow>,
     /// Whether a [`Job::SyncOsd`] waits for its turn.
     is_sync_queued: bool,
 }
@@ -97,6 +99,7 @@ impl Monitor {
         live.since = now;
         live.report = None;
         live.fill_rate = 0;
+        live.scrubs.clear();
         live.saw.clear();
         live.clearing.clear();
         if let Some(old) = old.filter(|old| *old != connection) {
@@ -164,17 +167,19 @@ impl Monitor {
         &mut self,
         now: Time,
         connection: ConnectionId,
-        report: OsdReport,
+        mut report: OsdReport,
         effects: &mut Vec<Effect>,
     ) {
         let Some(osd) = self.connections.osd(connection) else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
+        let scrubs = std::mem::take(&mut report.scrubs);
         let size = report.size_bytes;
         let age = Duration::from_millis(report.oldest_operation_ms);
         let began = Time::from_nanos(now.as_nanos().saturating_sub(age.as_nanos()));
         let (stalled, oldest) = (report.stalled, (age > LATE).then_some(began));
         live.fill_rate = fill_rate(live.report.as_ref(), now, &report);
         live.report = Some((now, report));
+        self.note_scrubs(osd, scrubs);
         self.note_stall(now, osd, stalled, oldest, effects);
         if self.committed.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);

@@ -127,6 +127,9 @@ impl Monitor {
             | Command::StateRecover { .. }
             | Command::StateUndo { .. }
             | Command::StatePut { .. }
+            | Command::PgScrub { .. }
+            | Command::OsdScrub { .. }
+            | Command::PoolScrub { .. }
             | Command::PgGiveUp { .. } => return None,
         })
     }
@@ -312,6 +315,7 @@ impl Monitor {
         let barred = self.barred_from(self.now, entry);
         row["barred"] = barred.map(|(osd, bar)| json!({ "osd": osd, "why": bar.why })).collect();
         row["revision"] = json!(entry.revision);
+        row["scrub"] = self.scrub_row(entry);
         Ok(row)
     }
 

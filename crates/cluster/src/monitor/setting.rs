@@ -79,8 +79,12 @@ impl Monitor {
 fn row_of(setting: Setting, value: u64) -> Value {
     let Definition { name, unit, default, min, max, help, .. } = setting.definition();
     let shown = |value: u64| match unit {
-        Unit::Level => json!(setting.text_of(value)),
-        Unit::Milliseconds | Unit::Percent => json!(value),
+        Unit::Level | Unit::Switch => json!(setting.text_of(value)),
+        Unit::Milliseconds
+        | Unit::Percent
+        | Unit::Hours
+        | Unit::HourOfDay
+        | Unit::MebibytesPerSecond => json!(value),
     };
     json!({
         "name": name,

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::Monitor;
 use super::query::PgState;
 use super::remedy::{self, start_hint};
+use super::scrub::ScrubTally;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
@@ -113,6 +114,36 @@ impl PgTally {
     }
 }
 
+/// Checks for damage that scrubs found and did not repair, and for scrubs that are late.
+fn check_scrubs(tally: &ScrubTally, checks: &mut Vec<Check>) {
+    if let Some((pg, wrong)) = &tally.damaged_example {
+        checks.push(Check {
+            code: "pg_damaged",
+            severity: Severity::Error,
+            message: format!(
+                "{} blocks in {} PGs are damaged, and a scrub could not repair them ({pg}: {wrong})",
+                tally.damaged_blocks, tally.damaged_pgs
+            ),
+            hint: format!(
+                "`ashlar pg describe {pg}` lists the blocks. What is written anew is whole again; \
+                 `ashlar pg scrub {pg} --deep` looks again"
+            )
+            .into(),
+        });
+    }
+    if let Some(pg) = tally.overdue_example {
+        checks.push(Check {
+            code: "scrub_overdue",
+            severity: Severity::Warn,
+            message: format!("{} PGs were not scrubbed for too long, such as {pg}", tally.overdue),
+            hint:
+                "scrubs wait for clients, hours and their rate: see the settings that begin with \
+                   `scrub` in `ashlar config ls`, or ask for one: `ashlar pg scrub`"
+                    .into(),
+        });
+    }
+}
+
 impl Monitor {
     pub(super) fn status(&self, now: Time, trouble: Option<&str>) -> Value {
         let tally = self.tally(now);
@@ -120,6 +151,8 @@ impl Monitor {
         self.check_pools(&mut checks);
         self.check_removed_pools(&mut checks);
         self.check_pgs(&tally, &mut checks);
+        let scrubs = self.scrub_tally();
+        check_scrubs(&scrubs, &mut checks);
         self.check_osds(now, &mut checks);
         self.check_waiting(&mut checks);
         self.check_links(now, &mut checks);
@@ -134,6 +167,7 @@ impl Monitor {
             Some(Severity::Warn) => "warn",
             Some(Severity::Info) | None => "ok",
         };
+        let (damaged_osds, damaged_pools) = self.damage_rows();
         let check = |check: Check| {
             json!({
                 "code": check.code,
@@ -157,6 +191,14 @@ impl Monitor {
                 "down": tally.down,
             },
             "recovery": self.recovery(),
+            "scrub": {
+                "running": scrubs.running,
+                "overdue": scrubs.overdue,
+                "damaged_blocks": scrubs.damaged_blocks,
+                "repaired_blocks": scrubs.repaired,
+                "damaged_osds": damaged_osds,
+                "damaged_pools": damaged_pools,
+            },
             "tasks": self.task_rows(None),
             "io": self.cluster_rates(),
             "pools": self.committed.pools().map(|record| self.pool_summary(record)).collect::<Vec<Value>>(),

@@ -80,6 +80,10 @@ impl Node {
                     self.on_give_up(now, pg, effects);
                 }
             }
+            FromMonitor::Scrub { pgs, deep } => {
+                pgs.into_iter().for_each(|pg| self.scrubbing.ask(pg, deep));
+                self.scrubbing.begin(now);
+            }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::ClearPool { pool, .. } => self.on_clear_pool(now, pool, effects),
             FromMonitor::StateCopy(part) => {
@@ -125,6 +129,7 @@ impl Node {
         self.requests.review();
         self.reports.set(now);
         self.stats.begin_connection(now);
+        self.scrubbing.begin_connection();
     }
 
     /// Sends everything that this OSD knows to a monitor that recovers the state store.

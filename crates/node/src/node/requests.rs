@@ -252,6 +252,7 @@ impl Node {
         let scope = self.scope_of(&request);
         let work = work_of(&request, since);
         self.budget.on_request();
+        self.scrubbing.on_request();
         let Request { session, sequence, op, .. } = request;
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);

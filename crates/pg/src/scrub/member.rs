@@ -52,7 +52,7 @@ impl Pg {
             }
             PeerBody::Recall { call } => {
                 let is_there = self.scrub_note != ScrubNote::default();
-                let note = is_there.then(|| self.scrub_note.encode()).unwrap_or_default();
+                let note = if is_there { self.scrub_note.encode() } else { Vec::new() };
                 self.answer(PeerBody::Recalled { call, note }, actions);
                 Ok(())
             }

@@ -25,6 +25,8 @@ pub struct ScrubNote {
     pub epoch: Epoch,
     /// Counts the notes of the PG.
     pub number: u64,
+    /// When the first note was written: the schedule begins there.
+    pub born_at: u64,
     /// When the last light or deep scrub began that has ended; 0: none.
     pub light_at: u64,
     /// When the last deep scrub began that has ended; 0: none.
@@ -44,6 +46,8 @@ pub struct ScrubNote {
 pub struct Running {
     /// Whether data is read.
     pub deep: bool,
+    /// Whether an operator asked for it.
+    pub on_demand: bool,
     /// When it began.
     pub since: u64,
     /// Keys up to this one are done.
@@ -143,6 +147,8 @@ struct NoteText {
     epoch: u32,
     number: u64,
     #[serde(default)]
+    born_at: u64,
+    #[serde(default)]
     light_at: u64,
     #[serde(default)]
     deep_at: u64,
@@ -159,6 +165,8 @@ struct NoteText {
 #[derive(Serialize, Deserialize)]
 struct RunningText {
     deep: bool,
+    #[serde(default)]
+    on_demand: bool,
     since: u64,
     cursor: Option<String>,
     keys: u64,
@@ -177,6 +185,7 @@ impl NoteText {
     fn of(note: &ScrubNote) -> NoteText {
         let running = note.running.as_ref().map(|running| RunningText {
             deep: running.deep,
+            on_demand: running.on_demand,
             since: running.since,
             cursor: running.cursor.map(key_text),
             keys: running.keys,
@@ -192,6 +201,7 @@ impl NoteText {
         NoteText {
             epoch: note.epoch.get(),
             number: note.number,
+            born_at: note.born_at,
             light_at: note.light_at,
             deep_at: note.deep_at,
             running,
@@ -212,6 +222,7 @@ impl NoteText {
         Ok(ScrubNote {
             epoch: Epoch::new(self.epoch),
             number: self.number,
+            born_at: self.born_at,
             light_at: self.light_at,
             deep_at: self.deep_at,
             running,
@@ -225,8 +236,8 @@ impl NoteText {
 impl RunningText {
     fn into_running(self, pg: PgId) -> Result<Running, String> {
         let cursor = self.cursor.map(|text| read_key(pg, &text)).transpose()?;
-        let RunningText { deep, since, keys, more, .. } = self;
-        Ok(Running { deep, since, cursor, keys, more })
+        let RunningText { deep, on_demand, since, keys, more, .. } = self;
+        Ok(Running { deep, on_demand, since, cursor, keys, more })
     }
 }
 
@@ -292,8 +303,14 @@ mod tests {
     }
 
     fn full() -> ScrubNote {
-        let running =
-            Running { deep: true, since: 9, cursor: Some(key(8)), keys: u64::MAX, more: 0 };
+        let running = Running {
+            deep: true,
+            on_demand: true,
+            since: 9,
+            cursor: Some(key(8)),
+            keys: u64::MAX,
+            more: 0,
+        };
         let mut note = ScrubNote { running: Some(running), number: u64::MAX, ..Default::default() };
         for stripe in (0..200).rev() {
             let mut finding = finding(u32::MAX - stripe);

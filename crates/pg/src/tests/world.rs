@@ -704,23 +704,30 @@ impl World {
         self.with(index, |pg, actions| {
             pg.recall_scrubs(actions);
             if let Some(deep) = begins {
-                pg.begin_scrub(deep, now, actions);
+                pg.begin_scrub(deep, false, now, actions);
             }
             pg.scrub(bytes, repairs, now, actions);
         });
     }
 
-    /// Runs a scrub to its end; returns how often it had to begin in another epoch.
+    /// Runs a scrub to its end: one that is under way, if it is of this depth.
     pub fn scrub_all(&mut self, deep: bool, repairs: bool) {
-        let is_ended = |(_, event): &(usize, ScrubEvent)| matches!(event, ScrubEvent::Ended { deep: ended, .. } if *ended == deep);
-        let ended = self.scrub_events.iter().filter(|event| is_ended(event)).count();
+        let count = |world: &World| {
+            let events = world.scrub_events.iter().map(|(_, event)| event);
+            let ends = events.filter_map(|event| match event {
+                ScrubEvent::Ended { deep, .. } => Some(*deep),
+                _ => None,
+            });
+            ends.filter(|ended| *ended == deep).count()
+        };
+        let ended = count(self);
         for _ in 0..4000 {
             let at = self.server().expect("somebody serves");
             let note = self.osds[at].pg.as_ref().unwrap().scrub_note();
             let is_under_way = note.running.as_ref().is_some_and(|running| running.deep || !deep);
             self.scrub_on(at, Some(deep).filter(|_| !is_under_way), 1 << 20, repairs);
             self.round();
-            if self.scrub_events.iter().filter(|event| is_ended(event)).count() > ended {
+            if count(self) > ended {
                 return self.settle();
             }
         }

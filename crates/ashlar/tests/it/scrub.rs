@@ -1,0 +1,131 @@
+//! Do scrubs find bytes that changed on a disk, repair them from other copies, and remember what they
+//! cannot repair?
+//!
+//! A new cluster has a pool `default` with 2 copies on 3 OSDs.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, qemu_io, qemu_io_text, wait_for};
+use crate::replication::three;
+
+const SOUND: u8 = 0xa7;
+const DOOMED: u8 = 0x5b;
+
+/// Changes a byte in up to `count` units of this pattern in an OSD's file. Returns how many it changed.
+fn corrupt(osd: &Path, pattern: u8, count: usize) -> usize {
+    let file = OpenOptions::new().read(true).write(true).open(osd.join("blocks")).expect("ours");
+    let size = file.metadata().expect("open").len() as usize;
+    let mut chunk = vec![0; 1 << 20];
+    let mut changed = 0;
+    for start in (0..size).step_by(chunk.len()).rev() {
+        let length = chunk.len().min(size - start);
+        file.read_exact_at(&mut chunk[..length], start as u64).expect("inside");
+        for (index, unit) in chunk[..length].chunks_exact(4096).enumerate() {
+            if changed < count && unit.iter().all(|byte| *byte == pattern) {
+                let at = start + index * 4096 + 1000;
+                file.write_all_at(&[pattern ^ 1], at as u64).expect("writable");
+                changed += 1;
+            }
+        }
+    }
+    file.sync_all().expect("writable");
+    changed
+}
+
+fn check_of(status: &Value, code: &str) -> Option<Value> {
+    let checks = status["checks"].as_array().expect("a list");
+    checks.iter().find(|check| check["code"] == code).cloned()
+}
+
+/// Runs a deep scrub of the pool to its end: every PG ends one that began after now.
+fn scrub(cluster: &Cluster) {
+    let pgs = cluster.json(&["pg", "ls"]);
+    let names: Vec<String> = (pgs.as_array().expect("a list").iter())
+        .map(|pg| pg["pg"].as_str().expect("an id").into())
+        .collect();
+    let deep_at = |pg: &String| {
+        let row = cluster.json(&["pg", "describe", pg]);
+        match row["scrub"]["running"].is_null() {
+            true => row["scrub"]["deep_at"].as_u64(),
+            false => None,
+        }
+    };
+    // Times are in seconds.
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    let before: Vec<Option<u64>> = names.iter().map(&deep_at).collect();
+    let answer = cluster.json(&["pool", "scrub", "default", "--deep"]);
+    assert_eq!(answer["asked"], names.len(), "{answer}");
+    wait_for("every PG to be scrubbed", || {
+        names
+            .iter()
+            .zip(&before)
+            .all(|(pg, before)| deep_at(pg).is_some_and(|now| Some(now) > *before))
+    });
+}
+
+#[test]
+fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
+    let cluster = three("scrub", "256MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    qemu_io(&cluster, "v", &[&format!("write -P {SOUND} 0 16M"), "flush"]);
+    qemu_io(&cluster, "v", &[&format!("write -P {DOOMED} 32M 128k"), "flush"]);
+    // What is only in journals is written back.
+    cluster.down();
+    cluster.start(&[]);
+    cluster.wait_clean();
+
+    let changed = corrupt(&cluster.osd_paths()[0], SOUND, 40);
+    assert_eq!(changed, 40);
+    scrub(&cluster);
+    let status = cluster.json(&["status"]);
+    assert!(status["scrub"]["repaired_blocks"].as_u64().expect("a number") > 0, "{status}");
+    assert_eq!(check_of(&status, "pg_damaged"), None);
+    let text = qemu_io_text(&cluster, "v", &format!("read -P {SOUND} 0 16M"));
+    assert!(text.contains("read 16777216/16777216") && !text.contains("failed"), "{text}");
+    assert_eq!(corrupt(&cluster.osd_paths()[0], SOUND ^ 1, 1), 0);
+    cluster.check_osds();
+    cluster.start(&[]);
+    cluster.wait_clean();
+
+    // The same block is lost at every copy.
+    let paths = cluster.osd_paths();
+    let lost: usize = paths.iter().map(|osd| corrupt(osd, DOOMED, 32)).sum();
+    assert_eq!(lost, 64, "two copies of 128 KiB");
+    cluster.run(&["pg", "scrub", "1.0"]);
+    scrub(&cluster);
+    let is_told = || check_of(&cluster.json(&["status"]), "pg_damaged");
+    let told = is_told().expect("the damage");
+    assert_eq!(told["severity"], "error", "{told}");
+    assert!(told["message"].as_str().expect("a text").contains("1 blocks in 1 PGs"), "{told}");
+    cluster.down();
+    cluster.start(&[]);
+    wait_for("the damage to be told again", || is_told().is_some());
+    let pgs = cluster.json(&["pg", "ls"]);
+    let listed = pgs.as_array().expect("a list").iter().any(|pg| {
+        let row = cluster.json(&["pg", "describe", pg["pg"].as_str().expect("an id")]);
+        row["scrub"]["blocks"][0]["volume"] == "v"
+    });
+    assert!(listed);
+    qemu_io(&cluster, "v", &[&format!("write -P {SOUND} 32M 128k"), "flush"]);
+    scrub(&cluster);
+    wait_for("no damage to be left", || is_told().is_none());
+    cluster.check_osds();
+}
+
+#[test]
+fn scrubs_can_be_paused_and_asked_for() {
+    let cluster = three("scrub-pause", "256MiB", &[]);
+    cluster.refused(&["pg", "scrub", "9.0"], "not_found");
+    cluster.refused(&["osd", "scrub", "9"], "not_found");
+    cluster.refused(&["pool", "scrub", "none"], "not_found");
+    cluster.run(&["config", "set", "scrub_paused", "on"]);
+    cluster.refused(&["osd", "scrub", "1", "--deep"], "paused");
+    cluster.run(&["config", "set", "scrub_paused", "off"]);
+    let answer = cluster.json(&["osd", "scrub", "1", "--deep"]);
+    let asked = answer["asked"].as_u64().expect("a number");
+    assert!(asked > 0, "{answer}");
+}

@@ -1,0 +1,339 @@
+//! Which PG is scrubbed, and how fast. Clients come first.
+//!
+//! One PG that this OSD leads is scrubbed at a time: first what an operator asked for, then what was under
+//! way, then what is due. In each turn of 100 ms it may read some bytes: those of one block while clients
+//! send requests, twice as many after each turn without one, up to the rate of the settings.
+//!
+//! Invariants
+//!   1. Nothing is scrubbed before the edge has told the time of day, nor while scrubs are paused.
+//!   2. Outside of the hours of the settings only what an operator asked for goes on.
+//!   3. A PG that is being filled is scrubbed only if an operator asked for it.
+
+use std::collections::BTreeMap;
+
+use base::{Duration, MIB, PgId, Time};
+use cluster::message::ScrubRow;
+use cluster::settings::Setting;
+use pg::{Pg, ScrubNote, Serving};
+
+use crate::cluster_view::ClusterView;
+use crate::lines::{depth_name, fault_text};
+use crate::pg_table::{PgSlot, PgTable};
+
+/// Length of a turn.
+const TURN: Duration = Duration::from_millis(100);
+/// Number of turns in a second.
+const TURNS: u64 = 10;
+/// PGs whose members are asked for their notes in one turn.
+const RECALL_COUNT_MAX: usize = 8;
+/// Rows of PGs in one report.
+const ROW_COUNT_MAX: usize = 128;
+/// Blocks with damage that a report lists of one PG.
+const LISTED_MAX: usize = 16;
+const HOUR: u64 = 3600;
+
+/// Which PG is scrubbed, and how fast.
+#[derive(Default)]
+pub(crate) struct Scrubbing {
+    /// When the next turn begins; `None`: nothing is to do until [`Scrubbing::begin`].
+    due: Option<Time>,
+    /// The time of day in seconds since 1970, and when the edge told it.
+    day: Option<(Time, u64)>,
+    /// The PG that is being scrubbed.
+    current: Option<PgId>,
+    /// What operators asked for and has not begun: whether it is deep.
+    asked: BTreeMap<PgId, bool>,
+    /// A client's request has arrived since the turn began.
+    is_busy: bool,
+    /// Bytes that may be read in a turn.
+    bytes: u64,
+    /// What the monitor was told over this connection.
+    told: BTreeMap<PgId, ScrubRow>,
+}
+
+/// What is done in a turn.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(crate) struct Turn {
+    /// PGs whose members are asked for their notes.
+    pub(crate) recall: Vec<PgSlot>,
+    /// PGs whose schedule begins.
+    pub(crate) born: Vec<PgSlot>,
+    /// A scrub that begins, or goes on.
+    pub(crate) scrub: Option<Go>,
+    /// The time of day.
+    pub(crate) day: u64,
+}
+
+/// A scrub that begins, or goes on.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Go {
+    pub(crate) slot: PgSlot,
+    /// What begins; `None`: it is under way.
+    pub(crate) begin: Option<Begin>,
+    /// Bytes that may be read.
+    pub(crate) bytes: u64,
+    /// Whether what is decided is repaired.
+    pub(crate) repairs: bool,
+}
+
+/// A scrub that begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Begin {
+    pub(crate) deep: bool,
+    /// Whether an operator asked for it.
+    pub(crate) on_demand: bool,
+}
+
+impl Scrubbing {
+    /// Notes the time of day.
+    pub(crate) fn set_day(&mut self, now: Time, seconds: u64) {
+        self.day = Some((now, seconds));
+    }
+
+    /// Returns the time of day.
+    fn day(&self, now: Time) -> Option<u64> {
+        self.day.map(|(told, seconds)| seconds + now.since(told).as_millis() / 1000)
+    }
+
+    /// Returns when the next turn begins.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// Records that a client's request has arrived.
+    pub(crate) fn on_request(&mut self) {
+        self.is_busy = true;
+    }
+
+    /// Starts the turns, if they are not running: something may be due.
+    pub(crate) fn begin(&mut self, now: Time) {
+        if self.day.is_some() {
+            self.due.get_or_insert(now);
+        }
+    }
+
+    /// Notes that an operator asked for a scrub of a PG.
+    pub(crate) fn ask(&mut self, pg: PgId, deep: bool) {
+        *self.asked.entry(pg).or_default() |= deep;
+    }
+
+    /// Notes that what an operator asked for has begun.
+    pub(crate) fn on_begun(&mut self, pg: PgId) {
+        self.asked.remove(&pg);
+    }
+
+    /// Begins a turn.
+    pub(crate) fn begin_turn(&mut self, now: Time, pgs: &PgTable, cluster: &ClusterView) -> Turn {
+        self.due = None;
+        let is_busy = std::mem::take(&mut self.is_busy);
+        let Some(day) = self.day(now) else { return Turn::default() };
+        let is_led = |pg: &Pg| {
+            let entry = pg.entry().filter(|_| *pg.serving() == Serving::Active);
+            entry.is_some_and(|entry| cluster.leads(entry))
+        };
+        self.asked.retain(|pg, _| pgs.get(*pg).is_some_and(is_led));
+        let unknown = pgs.iter().filter(|(_, pg)| is_led(pg) && !pg.knows_scrubs());
+        let recall = unknown.map(|(slot, _)| slot).take(RECALL_COUNT_MAX).collect();
+        let known = || pgs.iter().filter(|(_, pg)| is_led(pg) && pg.knows_scrubs());
+        let born = known().filter(|(_, pg)| pg.scrub_note().born_at == 0);
+        let born: Vec<PgSlot> = born.map(|(slot, _)| slot).take(RECALL_COUNT_MAX).collect();
+        let next = self.choose(day, known(), cluster);
+        self.current = next.map(|(slot, _)| pgs[slot].id());
+        let scrub = next.map(|(slot, begin)| {
+            let block_bytes = pgs[slot].block_size().bytes();
+            let rate = cluster.value(Setting::ScrubRate).saturating_mul(MIB) / TURNS;
+            self.bytes = match is_busy {
+                true => block_bytes,
+                false => self.bytes.saturating_mul(2),
+            };
+            self.bytes = self.bytes.clamp(block_bytes, rate.max(block_bytes));
+            let repairs = cluster.value(Setting::ScrubRepair) != 0;
+            Go { slot, begin, bytes: self.bytes, repairs }
+        });
+        let turn = Turn { recall, born, scrub, day };
+        if turn.scrub.is_some() || !turn.recall.is_empty() || !turn.born.is_empty() {
+            self.due = Some(now + TURN);
+        }
+        turn
+    }
+
+    /// Returns the PG to scrub, and what begins there.
+    fn choose<'a>(
+        &self,
+        day: u64,
+        known: impl Iterator<Item = (PgSlot, &'a Pg)>,
+        cluster: &ClusterView,
+    ) -> Option<(PgSlot, Option<Begin>)> {
+        if cluster.value(Setting::ScrubPaused) != 0 {
+            return None;
+        }
+        let hours = [Setting::ScrubFrom, Setting::ScrubTo].map(|hour| cluster.value(hour));
+        let may_begin = is_within(day / HOUR % 24, hours);
+        let spans = [Setting::ScrubLight, Setting::ScrubDeep].map(|span| cluster.value(span));
+        let rank = |(slot, pg): (PgSlot, &Pg)| {
+            let id = pg.id();
+            let running = pg.scrub_note().running.as_ref();
+            if let Some(deep) = self.asked.get(&id).copied() {
+                let begin = Some(Begin { deep, on_demand: true });
+                return Some((Rank::Asked(id), slot, begin));
+            }
+            let may_go = may_begin && pg.entry().is_some_and(|entry| entry.learners.is_empty());
+            if let Some(running) = running.filter(|running| running.on_demand || may_go) {
+                let is_current = self.current == Some(id);
+                return Some((Rank::Running(!is_current, !running.on_demand, id), slot, None));
+            }
+            let (late, deep) = due(id, pg.scrub_note(), spans, day).filter(|_| may_go)?;
+            let begin = Some(Begin { deep, on_demand: false });
+            Some((Rank::Due(std::cmp::Reverse(late), id), slot, begin))
+        };
+        let all = known.filter_map(rank);
+        all.min_by_key(|(rank, ..)| *rank).map(|(_, slot, begin)| (slot, begin))
+    }
+
+    /// Handles a new connection to a monitor, which has none of the rows.
+    pub(crate) fn begin_connection(&mut self) {
+        self.told.clear();
+    }
+
+    /// Returns the rows of PGs that this OSD leads and that differ from what the monitor has.
+    pub(crate) fn rows_to_tell(
+        &mut self,
+        now: Time,
+        pgs: &PgTable,
+        cluster: &ClusterView,
+    ) -> Vec<ScrubRow> {
+        let Some(day) = self.day(now) else { return Vec::new() };
+        let spans = [Setting::ScrubLight, Setting::ScrubDeep].map(|span| cluster.value(span));
+        let mut rows = Vec::new();
+        for (_, pg) in pgs.iter() {
+            let id = pg.id();
+            if !pg.knows_scrubs() {
+                self.told.remove(&id);
+                continue;
+            }
+            let row = row_of(pg, spans, day);
+            if rows.len() < ROW_COUNT_MAX && self.told.get(&id) != Some(&row) {
+                self.told.insert(id, row.clone());
+                rows.push(row);
+            }
+        }
+        rows
+    }
+}
+
+/// What comes first; lower ranks do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Asked(PgId),
+    /// Whether it is another one than before, whether it follows the schedule, and the PG.
+    Running(bool, bool, PgId),
+    /// How late it is, in thousandths of its interval.
+    Due(std::cmp::Reverse<u64>, PgId),
+}
+
+/// Returns whether an hour lies in a span of hours; from and to the same hour: always.
+fn is_within(hour: u64, [from, to]: [u64; 2]) -> bool {
+    match from.cmp(&to) {
+        std::cmp::Ordering::Equal => true,
+        std::cmp::Ordering::Less => (from..to).contains(&hour),
+        std::cmp::Ordering::Greater => hour >= from || hour < to,
+    }
+}
+
+/// Returns how late the scrub of a PG is, in thousandths of its interval, and whether it is deep. `None`:
+/// none is due. `spans`: hours between light and between deep ones; 0: never.
+fn due(pg: PgId, note: &ScrubNote, spans: [u64; 2], day: u64) -> Option<(u64, bool)> {
+    let late = |span_hours: u64, last: u64| {
+        let span = span_hours * HOUR;
+        // PGs that were scrubbed together spread over the last eighth of the interval.
+        let spread = u64::from(jitter(pg)) * (span / 8) / u64::from(u32::MAX);
+        let is_due = span > 0 && day >= (last + span).saturating_sub(spread);
+        is_due.then(|| day.saturating_sub(last).saturating_mul(1000) / span)
+    };
+    if note.born_at == 0 {
+        return None;
+    }
+    let deep = late(spans[1], note.deep_at.max(note.born_at)).map(|late| (late, true));
+    deep.or_else(|| late(spans[0], note.light_at.max(note.born_at)).map(|late| (late, false)))
+}
+
+/// Returns a number that is the same for a PG always, and differs between PGs.
+fn jitter(pg: PgId) -> u32 {
+    (pg.pool.get() ^ pg.number.rotate_left(16)).wrapping_mul(0x9e37_79b9).rotate_left(13)
+}
+
+fn row_of(pg: &Pg, spans: [u64; 2], day: u64) -> ScrubRow {
+    let note = pg.scrub_note();
+    let (first, last) = pg.hashes();
+    let done = |running: &pg::Running| {
+        let hash = running.cursor.map_or(first, |cursor| cursor.hash);
+        (u64::from(hash - first) * 100 / (u64::from(last - first) + 1)) as u32
+    };
+    // Late by half an interval: the schedule does not keep up.
+    let is_overdue = due(pg.id(), note, spans, day).is_some_and(|(late, _)| late > 1500);
+    let blocks = note.findings.iter().take(LISTED_MAX).map(|finding| {
+        let wrong = finding.faults.iter().map(|(osd, fault)| fault_text(*osd, *fault));
+        let wrong: Vec<String> = wrong.collect();
+        (finding.key.image, finding.key.stripe.get(), wrong.join(", "))
+    });
+    let osds = note.findings.iter().flat_map(|finding| &finding.faults).map(|(osd, _)| *osd);
+    let mut osds: Vec<base::OsdId> = osds.collect();
+    osds.sort_unstable();
+    osds.dedup();
+    ScrubRow {
+        pg: pg.id(),
+        light_at: note.light_at,
+        deep_at: note.deep_at,
+        running: note.running.as_ref().map(|running| depth_name(running.deep).to_owned()),
+        percent: note.running.as_ref().map_or(0, done),
+        damaged: note.damaged_count(),
+        repaired: note.repaired,
+        overdue: is_overdue,
+        blocks: blocks.collect(),
+        osds,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::PoolId;
+
+    use super::*;
+
+    const PG: PgId = PgId { pool: PoolId::FIRST, number: 7 };
+    const SPANS: [u64; 2] = [168, 720];
+
+    fn note(light_at: u64, deep_at: u64) -> ScrubNote {
+        ScrubNote { born_at: 1, light_at, deep_at, ..ScrubNote::default() }
+    }
+
+    #[test]
+    fn a_scrub_is_due_an_interval_after_the_last_one_or_a_little_earlier() {
+        let day = 10_000 * HOUR;
+        let at = |hours: u64| day - hours * HOUR;
+        assert_eq!(due(PG, &note(at(1), at(1)), SPANS, day), None);
+        assert!(matches!(due(PG, &note(at(168), at(168)), SPANS, day), Some((1000, false))));
+        assert!(matches!(due(PG, &note(at(1), at(720)), SPANS, day), Some((1000, true))));
+        assert_eq!(due(PG, &note(at(146), at(146)), SPANS, day), None, "an eighth is spread");
+        assert!(due(PG, &note(0, 0), SPANS, day).is_some_and(|(_, deep)| deep));
+        assert_eq!(due(PG, &note(0, 0), [0, 0], day), None, "never");
+        let new = ScrubNote { born_at: at(1), ..ScrubNote::default() };
+        assert_eq!(due(PG, &new, SPANS, day), None, "there was nothing to scrub before");
+        assert_eq!(due(PG, &ScrubNote::default(), SPANS, day), None);
+        let pgs = (0..64).map(|number| PgId { number, ..PG });
+        let early = pgs.filter(|pg| due(*pg, &note(at(158), at(1)), SPANS, day).is_some());
+        assert!((16..48).contains(&early.count()), "half of them");
+    }
+
+    #[test]
+    fn hours_may_cross_midnight() {
+        assert!(is_within(3, [0, 0]) && is_within(3, [5, 5]));
+        assert!(is_within(3, [1, 6]) && !is_within(6, [1, 6]));
+        assert!(is_within(23, [22, 6]) && is_within(5, [22, 6]) && !is_within(6, [22, 6]));
+    }
+
+    #[test]
+    fn a_clock_that_jumps_back_makes_nothing_due() {
+        assert_eq!(due(PG, &note(50_000 * HOUR, 50_000 * HOUR), SPANS, 10 * HOUR), None);
+    }
+}
