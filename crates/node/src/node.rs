@@ -15,14 +15,14 @@ mod requests;
 mod space_credits;
 
 use base::planted::{self, Bug};
-use base::{BufferPool, ConnectionId, Duration, OsdId, Time, TraceEvent, Version};
+use base::{BufferPool, ConnectionId, Duration, OsdId, PgId, Time, TraceEvent, Version};
 use blockstore::{BlockKey, NoteKey, Request as StoreRequest};
 use cluster::message::{Need, ToMonitor};
 use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{ListedBlock, Member, Message, PeerBody};
-use pg::{Action, Listing, Pg};
+use pg::{Action, Listing, Pg, ScrubNote};
 
 use crate::cluster_view::ClusterView;
 use crate::connection_ids::ConnectionIds;
@@ -405,7 +405,7 @@ impl Node {
     /// Carries out a turn of scrubbing.
     fn scrub_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.phase != Phase::Running {
-            return;
+            return self.scrubbing.end();
         }
         let Turn { recall, born, scrub, day } =
             self.scrubbing.begin_turn(now, &self.pgs, &self.cluster);
@@ -425,6 +425,12 @@ impl Node {
         if has_begun {
             self.scrubbing.on_begun(self.pgs[slot].id());
         }
+    }
+
+    /// Returns what is known of the scrubs of PGs that this OSD leads.
+    pub fn scrubs(&self) -> impl Iterator<Item = (PgId, &ScrubNote)> {
+        let known = self.pgs.iter().filter(|(_, pg)| pg.knows_scrubs());
+        known.map(|(_, pg)| (pg.id(), pg.scrub_note()))
     }
 
     /// Notes the time of day, in seconds since 1970. Only the schedule of scrubs uses it.

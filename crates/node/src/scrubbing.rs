@@ -112,6 +112,12 @@ impl Scrubbing {
         }
     }
 
+    /// Ends the turns: the OSD is about to stop.
+    pub(crate) fn end(&mut self) {
+        self.due = None;
+        self.day = None;
+    }
+
     /// Notes that an operator asked for a scrub of a PG.
     pub(crate) fn ask(&mut self, pg: PgId, deep: bool) {
         *self.asked.entry(pg).or_default() |= deep;

@@ -52,8 +52,9 @@ struct Holding {
 }
 
 impl World {
-    /// Compares what all members hold, then starts all OSDs again.
-    pub(super) fn compare_members(&mut self) -> Result<(), String> {
+    /// Compares what all members hold, then starts all OSDs again. `listed`: blocks that a scrub listed as
+    /// damaged; other damage must be at all members.
+    pub(super) fn compare_members(&mut self, listed: &BTreeSet<BlockKey>) -> Result<(), String> {
         self.stop_all_osds()?;
         let mut holdings = BTreeMap::new();
         for index in 0..self.osds.len() {
@@ -62,7 +63,7 @@ impl World {
             }
         }
         for entry in self.watch.entries() {
-            compare(entry, &mut holdings)?;
+            compare(entry, listed, &mut holdings)?;
         }
         let strays = holdings.iter().flat_map(|(osd, pgs)| pgs.iter().map(move |pg| (osd, pg)));
         for (osd, (number, holding)) in strays {
@@ -124,6 +125,7 @@ impl World {
 /// Compares what the members of a PG hold, and removes that from the holdings.
 fn compare(
     entry: &PgEntry,
+    listed: &BTreeSet<BlockKey>,
     holdings: &mut BTreeMap<base::OsdId, BTreeMap<u32, Holding>>,
 ) -> Result<(), String> {
     let mut members = Vec::new();
@@ -140,6 +142,15 @@ fn compare(
             let block = holding.blocks.get(&key).filter(counts);
             (osd, block)
         });
+        let held: Vec<&Block> =
+            members.iter().filter_map(|(_, holding)| holding.blocks.get(&key)).collect();
+        let is_left = |block: &Block| {
+            let readable = |unit: &usize| held.iter().any(|other| !other.damaged.contains(unit));
+            block.damaged.iter().any(readable)
+        };
+        if !listed.contains(&key) && held.iter().any(|block| is_left(block)) {
+            return Err(format!("a scrub left damage of {key:?} in {}: {held:?}", entry.pg));
+        }
         let Some((first_osd, first)) = all.next() else { continue };
         for (osd, block) in all {
             let is_same = match (first, block) {
@@ -267,7 +278,7 @@ mod tests {
             (osd(1), BTreeMap::from([(0, holding(one))])),
             (osd(2), BTreeMap::from([(0, holding(other))])),
         ]);
-        compare(&entry, &mut holdings).is_ok()
+        compare(&entry, &BTreeSet::from([key(1)]), &mut holdings).is_ok()
     }
 
     #[test]
@@ -295,7 +306,8 @@ mod tests {
         let good = [(0, block(5, Some(&[(0, 7), (3, 8)])))];
         let mut damaged = block(5, Some(&[(0, 7)]));
         damaged.damaged.insert(3);
-        assert!(compared(&good, &[(0, damaged)], 0));
+        assert!(!compared(&good, &[(0, damaged.clone())], 0), "a scrub must repair it");
+        assert!(compared(&[(1, good[0].1.clone())], &[(1, damaged)], 0), "it is listed");
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod process;
 mod request_watch;
 mod rules;
 mod runs;
+mod scrubs;
 mod state;
 mod syncs;
 mod truce;

@@ -33,7 +33,7 @@ use crate::tally::Counts;
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
 /// The consequences of faults that are counted.
-pub const CONSEQUENCES: [&str; 28] = [
+pub const CONSEQUENCES: [&str; 29] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -41,6 +41,7 @@ pub const CONSEQUENCES: [&str; 28] = [
     "members compared",
     "newest copy fetched from a member",
     "block repaired at a member",
+    "block repaired by a scrub",
     "copy refused for lack of space",
     "learner to be filled by versions",
     "learner to be compared by listing",
@@ -304,7 +305,10 @@ impl Watch {
                     self.damage_given.insert(key.image);
                 }
             }
-            PeerBody::Mend { .. } => consequences.add("block repaired by a scrub", 1),
+            PeerBody::Mend { key, content, .. } => {
+                consequences.add("block repaired by a scrub", 1);
+                self.judge_repair(*pg, *epoch, key, content)?;
+            }
             PeerBody::Stale(_) => consequences.add("message of an old epoch", 1),
             PeerBody::Failed { why } => {
                 judge_refusal(why)?;

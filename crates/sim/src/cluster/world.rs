@@ -271,7 +271,8 @@ impl World {
             }
             world.now.since(since) > CLEARED_WITHIN
         })?;
-        self.compare_members()
+        let listed = self.scrub_everything()?;
+        self.compare_members(&listed)
     }
 
     /// Waits until every PG has all of its copies. Returns what the cluster lacks if disks are too
@@ -698,8 +699,10 @@ impl World {
 
     pub(super) fn apply_osd(&mut self, index: usize, event: node::Event) -> Result<(), String> {
         let local = self.local(Process::Osd(index));
+        let day = self.day();
         let osd = &mut self.osds[index];
         let Some(node) = &mut osd.node else { return Ok(()) };
+        node.set_day(local, day);
         self.trace.line(format_args!("{:?} osd{index} {}", self.now, name_of(&event)));
         let mut effects = Vec::new();
         node.apply(local, event, &mut effects);
