@@ -13,4 +13,5 @@ mod operator;
 mod parity;
 mod restore;
 mod rig;
+mod scrub;
 mod stats;

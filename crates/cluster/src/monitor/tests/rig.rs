@@ -91,6 +91,8 @@ pub struct FakeOsd {
     /// What it answers to task requests instead.
     pub refusal: Option<Refusal>,
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
+    /// PGs that it was asked to scrub, and whether deeply.
+    pub scrubs: Vec<(PgId, bool)>,
     pub settings: Changed,
     pub cleared: Vec<PoolId>,
     /// Periods that it was told to be saved, as it was told.
@@ -463,6 +465,9 @@ impl Rig {
             }
             FromMonitor::GiveUp { pg, epoch, incarnation } => {
                 osd.gave_up.push((pg, epoch, incarnation));
+            }
+            FromMonitor::Scrub { pgs, deep } => {
+                osd.scrubs.extend(pgs.into_iter().map(|pg| (pg, deep)));
             }
             FromMonitor::Monitors { .. } => {}
             FromMonitor::StateCopy(part) => {
