@@ -1,4 +1,4 @@
-//! Others' NBD clients against the server: `nbdinfo`, `nbdcopy`, `qemu-io`, `qemu-img`, `fio`. The
+//! NBD clients of other projects against the server: `nbdinfo`, `nbdcopy`, `qemu-io`, `qemu-img`, `fio`. The
 //! server is a process of its own, as always; the cluster behind its sockets is in memory.
 
 // A test may start threads and processes.
@@ -70,7 +70,7 @@ fn await_line(child: &mut Child, wanted: &str) {
     panic!("the server ended before it said {wanted:?}");
 }
 
-/// Runs a tool; what it printed. Panics with its words if it fails.
+/// Runs a tool and returns its output. Panics with the output if the tool fails.
 fn tool(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(name).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{name} is to be installed: {error}"));
@@ -94,7 +94,7 @@ fn pattern(path: &Path, size: usize) {
     std::fs::write(path, bytes).expect("the folder is writable");
 }
 
-/// Not a test of its own: the process that the others start.
+/// Not a test: the server process that the tests start.
 #[test]
 fn the_server_process() {
     let Some(folder) = std::env::var_os(SERVER_FOLDER) else { return };

@@ -7,8 +7,8 @@
 //! | [`maybe!`](crate::maybe) | is sometimes true, sometimes false: both are right | nothing |
 //!
 //! [`mark!`](crate::mark) stands in a rarely taken branch, [`check!`](crate::check) in the one test that
-//! takes the branch: the test fails once it no longer gets there. Marks are counted by name, for each thread,
-//! and only where debug assertions are on.
+//! takes the branch: the test fails once it no longer reaches the branch. Marks are counted by name, for each
+//! thread, and only where debug assertions are on.
 
 use std::cell::Cell;
 #[cfg(debug_assertions)]
@@ -142,7 +142,7 @@ mod tests {
         assert!(!crate::never!(1 > 2));
         assert_eq!(never_count(), 0);
         let result = catch_unwind(|| crate::never!(2 > 1));
-        // With debug assertions it panics; else the caller learns that it is true.
+        // With debug assertions it panics; otherwise the caller receives `true`.
         assert_eq!(result.ok(), (!cfg!(debug_assertions)).then_some(true));
         assert_eq!(never_count(), 1);
     }

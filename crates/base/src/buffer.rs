@@ -3,7 +3,7 @@
 //! ```text
 //!   BufferPool ──take──▶ BufferMut (one owner, writable) ──freeze──▶ Buffer (many, read-only slices)
 //!       ▲                                                              │
-//!       └───────────────── the last handle goes: the memory returns ◀──┘
+//!       └────────────────── last handle dropped: the memory returns ◀──┘
 //! ```
 //!
 //! Invariants

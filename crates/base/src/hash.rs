@@ -6,7 +6,7 @@
 
 use crate::ids::{ImageId, StripeIndex};
 
-/// Most PGs a pool may have: 2^16. The PG is the top bits of a 32-bit hash.
+/// Maximum number of PGs in a pool: 2^16. The PG is the top bits of a 32-bit hash.
 pub const PG_COUNT_MAX: u32 = 1 << 16;
 
 /// Hash of one stripe of an image whose seed is `seed`. Frozen: see the golden values in the test.

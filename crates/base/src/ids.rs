@@ -179,7 +179,7 @@ counter!(
     StripeIndex, u32
 );
 
-/// Position in a store's journal in bytes; never goes back.
+/// Position in a store's journal in bytes; never decreases.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(u64);
 
@@ -227,7 +227,7 @@ pub struct Position(u8);
 impl Position {
     /// The first one.
     pub const FIRST: Position = Position(0);
-    /// Most positions of a PG: 16 pieces of data and 4 of parity.
+    /// Maximum number of positions in a PG: 16 pieces of data and 4 of parity.
     pub const COUNT_MAX: u8 = 20;
 
     /// `None` unless `number` is below [`Position::COUNT_MAX`].

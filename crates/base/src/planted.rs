@@ -37,7 +37,7 @@ pub enum Bug {
     EpochNotCompared,
     /// Node: requests of an epoch older than the PG's are executed.
     OldEpochAccepted,
-    /// Node: a request that carries a newer map revision than this OSD knows is executed.
+    /// Node: a request that carries a newer map revision than this OSD has is executed.
     RevisionNotCompared,
     /// Node: older sessions of an image are served although a newer session acts on a map that this
     /// OSD does not have yet.
@@ -70,7 +70,7 @@ pub enum Bug {
     MarkCountsUnflushed,
     /// PG: a read does not wait for unfinished writes of its units.
     ReadOfUnfinishedWrite,
-    /// PG: a learner is reported complete before its backfill has ended.
+    /// PG: a learner is reported complete before its backfill has finished.
     LearnerCountedAsMember,
     /// PG: tombstones are dropped while members are missing or being backfilled.
     TombstoneDroppedEarly,
@@ -78,8 +78,7 @@ pub enum Bug {
     CounterReusedAfterRestart,
     /// PG: a returning member keeps writes that were never adopted.
     DivergenceKept,
-    /// PG: a resumed backfill continues behind its cursor without updating the blocks before the
-    /// cursor.
+    /// PG: a resumed backfill continues after its cursor without updating the blocks before the cursor.
     CursorTrusted,
     /// PG: a copy for a learner is not ordered with the writes of its block.
     FillOvertakesWrite,

@@ -28,7 +28,7 @@ impl Time {
 
     /// The span since `earlier`; zero if `earlier` is after this moment.
     pub const fn since(self, earlier: Time) -> Duration {
-        // Times of different events are compared, whose order is not known.
+        // The compared times may belong to different events, whose order is not known.
         crate::maybe!(self.0 < earlier.0);
         Duration(self.0.saturating_sub(earlier.0))
     }

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::config::Config;
 
-/// Most addresses in the list: the most that all monitors of a cluster together may have.
+/// Maximum number of addresses in the list: as many as all monitors of a cluster together may have.
 const ADDRESS_COUNT_MAX: usize = 800;
 
 /// Writes the newest list of monitors on a separate thread, so that the caller never waits for a disk.

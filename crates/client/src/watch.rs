@@ -1,4 +1,4 @@
-//! Watches changes of the state store.
+//! Watches the state store for changes.
 
 use base::{ConnectionId, Duration, Time};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
@@ -54,7 +54,7 @@ pub fn watch_state(
                             Some(StateChange { revision, key, value })
                         }
                         Ok(FromMonitor::StateWatchLost) => return Err(missed("missed changes")),
-                        // Messages that only newer versions know are ignored.
+                        // Messages that only newer versions support are ignored.
                         _ => continue,
                     }
                 }
@@ -106,7 +106,7 @@ fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failu
     Err(no_monitor_answers(config))
 }
 
-/// Waits for the outcome of a connection attempt; returns `None` if there is none until `end`.
+/// Waits for the outcome of a connection attempt; returns `None` if there is none by `end`.
 fn answer_of(
     reactor: &mut Reactor,
     connection: ConnectionId,

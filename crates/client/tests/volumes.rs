@@ -24,7 +24,7 @@ use io::ClusterKey;
 
 const SIZE: u64 = 64 << 20;
 
-/// A cluster and the folder of its sockets, which goes with it.
+/// A cluster and the folder of its sockets, which is removed with it.
 struct Cluster {
     config: Config,
     folder: PathBuf,

@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::fmt;
 
-/// Most data parts of a stripe.
+/// Maximum number of data parts of a stripe.
 pub const DATA_COUNT_MAX: usize = 16;
-/// Most parity parts of a stripe.
+/// Maximum number of parity parts of a stripe.
 pub const PARITY_COUNT_MAX: usize = 4;
-/// Most parts of a stripe, of both kinds together.
+/// Maximum number of parts of a stripe, of both kinds together.
 pub const PART_COUNT_MAX: usize = DATA_COUNT_MAX + PARITY_COUNT_MAX;
 
 /// The number of parts of each kind in a stripe.

@@ -1,4 +1,4 @@
-//! Intel's ISA-L makes the same parity, byte by byte: either library reads what the other one wrote.
+//! Intel's ISA-L computes the same parity, byte by byte: either library reads what the other one wrote.
 
 #![expect(unsafe_code, reason = "the other library is C")]
 
@@ -21,7 +21,7 @@ unsafe extern "C" {
     );
 }
 
-/// The matrix of ISA-L, and the parity that it makes.
+/// The matrix of ISA-L, and the parity that it computes.
 fn isal(data: &[Vec<u8>], parity_count: usize) -> (Vec<u8>, Vec<Vec<u8>>) {
     let (columns, length) = (data.len(), data[0].len());
     let rows = columns + parity_count;
@@ -32,9 +32,8 @@ fn isal(data: &[Vec<u8>], parity_count: usize) -> (Vec<u8>, Vec<Vec<u8>>) {
     let targets: Vec<*mut u8> = parity.iter_mut().map(|part| part.as_mut_ptr()).collect();
     let [rows, columns, parity_count, length] =
         [rows, columns, parity_count, length].map(|number| number as c_int);
-    // SAFETY: the buffers have the sizes that `erasure_code.h` asks for: rows x columns of the matrix,
-    // 32 bytes of tables for each coefficient of parity, `length` bytes of each part. They outlive the
-    // calls.
+    // SAFETY: the buffers have the sizes that `erasure_code.h` requires: rows x columns of the matrix, 32
+    // bytes of tables for each coefficient of parity, `length` bytes of each part. They outlive the calls.
     unsafe {
         cauchy_matrix(matrix.as_mut_ptr(), rows, columns);
         let coefficients = matrix.as_ptr().add((columns * columns) as usize);

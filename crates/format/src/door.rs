@@ -8,7 +8,7 @@ use base::{Buffer, BufferMut, ClusterId, ConnectionId, Incarnation, MonitorId, O
 
 use crate::wire::Message;
 
-/// Identifies an operation on a disk. The issuer chooses the id, and never reuses it while the process
+/// Identifies a disk operation. The issuer chooses the id, and never reuses it while the process
 /// lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DiskOp(pub u64);
@@ -39,7 +39,7 @@ pub enum DiskEffect {
         /// cache.
         durable: bool,
     },
-    /// Make all writes durable that had ended when this was requested.
+    /// Make all writes durable that had completed when this was requested.
     Flush {
         /// Identifies the operation in its [`DiskEvent`].
         op: DiskOp,
@@ -56,7 +56,7 @@ pub enum DiskEffect {
         /// Length in bytes.
         length: u64,
     },
-    /// Give the range's space back to the file system or device. The content of the range is unspecified
+    /// Return the range's space to the file system or device. The content of the range is unspecified
     /// until it is written again.
     Discard {
         /// Identifies the operation in its [`DiskEvent`].
@@ -68,7 +68,7 @@ pub enum DiskEffect {
     },
 }
 
-/// Why an operation on a disk failed.
+/// Why a disk operation failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DiskError {
     /// The disk or the kernel reported an error, with this text.
@@ -77,10 +77,10 @@ pub enum DiskError {
     NoSpace,
 }
 
-/// An operation on a disk ended.
+/// A disk operation finished, successfully or not.
 #[derive(Debug)]
 pub enum DiskEvent {
-    /// A read ended. The content of the buffer is valid only on success.
+    /// A read finished. The content of the buffer is valid only on success.
     Read {
         /// The id from the effect.
         op: DiskOp,
@@ -89,7 +89,7 @@ pub enum DiskEvent {
         /// Whether all of it was read.
         result: Result<(), DiskError>,
     },
-    /// A write, flush, reservation or discard ended.
+    /// A write, flush, reservation or discard finished.
     Done {
         /// The id from the effect.
         op: DiskOp,

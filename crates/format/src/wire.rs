@@ -1,7 +1,7 @@
 //! Messages between the processes of a cluster. See `docs/internals/wire.md`.
 //!
 //! ```text
-//!   client ──Request──▶ OSD      one stripe at a time, named by session and sequence
+//!   client ──Request──▶ OSD      one stripe at a time, identified by session and sequence
 //!          ◀──Reply───           outcome, or a refusal that carries what the client must learn
 //!   anyone ──Control──▶ monitor  JSON text; its types live in `cluster::message`
 //!   OSD ◀──Peer──▶ OSD           members of a PG, see `peer.rs`

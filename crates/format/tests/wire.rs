@@ -1,4 +1,4 @@
-//! The wire's bytes: frozen by golden files, inverse to each other, safe against any bytes.
+//! The wire encoding: golden files that freeze it, round trips, and decoding of arbitrary bytes.
 //!
 //! `UPDATE=1 cargo test -p format --test wire` rewrites the golden files.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
@@ -30,7 +30,7 @@ fn frame(message: &Message) -> Vec<u8> {
     bytes
 }
 
-/// What a receiver does with a whole frame; bytes after the frame are left over.
+/// Decodes the frame at the front of `bytes` as a receiver does, and ignores the bytes after it.
 fn parse(bytes: &[u8]) -> Result<Message, DecodeError> {
     let short = || DecodeError("short".into());
     let header = bytes.first_chunk::<FRAME_HEADER_SIZE>().ok_or_else(short)?;
@@ -198,7 +198,7 @@ fn bytes_are_those_of_the_golden_files() {
     }
 }
 
-// ---- any message comes back, no other bytes do ------------------------------------------------
+// ---- round trips; other bytes are refused -----------------------------------------------------
 
 fn any_version() -> impl Strategy<Value = Version> {
     (any::<u32>(), any::<u64>())
@@ -266,7 +266,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// An entry that can be: what is drawn beside the rules is left out.
+/// A valid entry: generated members that would break a rule are left out.
 fn any_entry() -> impl Strategy<Value = PgEntry> {
     let member = (1..=u32::MAX, any::<u64>()).prop_map(|(osd, incarnation)| Member {
         osd: OsdId::new(osd).unwrap(),
@@ -339,7 +339,7 @@ fn any_message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// A frame's bytes with correct checksums around whatever stands between them.
+/// Recomputes the checksums of a frame, whatever its fields hold.
 fn reseal(bytes: &mut [u8]) {
     let body_length = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
     if let Some(body) = bytes.get(32..32 + body_length) {
@@ -373,7 +373,7 @@ proptest! {
         bytes[at] = value;
         reseal(&mut bytes);
         if let Ok(message) = parse(&bytes) {
-            // A forged length may end the frame earlier; what is behind it is another frame's.
+            // A forged length may end the frame earlier; the bytes after it belong to another frame.
             let again = frame(&message);
             prop_assert_eq!(&again[..], &bytes[..again.len()]);
         }
@@ -446,7 +446,7 @@ fn a_flip_in_the_payload_breaks_its_checksum() {
     assert_eq!(base::checksum::first_mismatch(&data, &checksums), Some(0));
 }
 
-/// A frame with one field changed and its checksums made right again.
+/// Decodes a frame with one field changed and its checksums recomputed.
 fn forged(message: &Message, at: usize, field: &[u8]) -> Result<Message, DecodeError> {
     let mut bytes = frame(message);
     bytes[at..at + field.len()].copy_from_slice(field);
@@ -530,7 +530,7 @@ fn a_payload_that_fits_no_checksums_is_refused() {
     let header = decode_header(bytes.first_chunk().unwrap()).unwrap();
     assert!(decode(&header, &bytes[32..], Some(data(1)), &pool).is_err());
 
-    // A payload on a message that has no place for it.
+    // A payload on a message of a kind that has none.
     let mut bytes = Vec::new();
     encode(&request(Op::Sync), &mut bytes);
     bytes[16..20].copy_from_slice(&4096u32.to_le_bytes());

@@ -22,10 +22,10 @@ use rustix::io::Errno;
 use crate::Error;
 
 /// How long to retry locking, in milliseconds: the kernel holds the lock of a killed process until its last
-/// operations end.
+/// operations have completed.
 const LOCK_WAIT_MS: u64 = 5_000;
 const LOCK_RETRY_MS: u64 = 20;
-/// Most buffers in one vectored write (UIO_MAXIOV).
+/// Maximum number of buffers in one vectored write (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
 /// An opened file or block device.

@@ -83,16 +83,16 @@ pub fn local_addresses() -> Result<Vec<IpAddr>, Error> {
     }
     let mut addresses = Vec::new();
     let mut next = first;
-    // SAFETY: each entry of the list is whole until it is freed, and ends with a null pointer.
+    // SAFETY: each entry of the list is valid until it is freed, and ends with a null pointer.
     while let Some(entry) = unsafe { next.as_ref() } {
         let is_up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
-        // SAFETY: the list owns the address, which is one of its family.
+        // SAFETY: the list owns the address, which is null or complete for its family.
         if is_up && let Some(address) = unsafe { address_of(entry.ifa_addr) } {
             addresses.push(address);
         }
         next = entry.ifa_next;
     }
-    // SAFETY: `getifaddrs` made it, and nothing points into it any more.
+    // SAFETY: `getifaddrs` allocated the list, and nothing points into it any more.
     unsafe { libc::freeifaddrs(first) };
     Ok(addresses)
 }
@@ -106,12 +106,12 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     let family = i32::from(unsafe { address.as_ref() }?.sa_family);
     match family {
         libc::AF_INET => {
-            // SAFETY: of this family it is that long.
+            // SAFETY: an address of this family is that long.
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: of this family it is that long.
+            // SAFETY: an address of this family is that long.
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
         }

@@ -45,13 +45,16 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 const NAMED_CONNECT_TIME_MAX: Duration = Duration::from_secs(7);
 /// Time limit for a closed connection to send the rest of its queue.
 const LINGER_TIME_MAX: Duration = Duration::from_secs(5);
-/// Most incoming connections that have not finished their handshake; one more closes the oldest of them.
+/// Maximum number of incoming connections that have not finished their handshake; one more closes the oldest
+/// of them.
 const UNPROVEN_COUNT_MAX: usize = 256;
-/// Most bytes in a send queue; beyond this limit the connection is closed, because its peer does not read.
+/// Maximum size of a send queue, in bytes; beyond this limit the connection is closed, because its peer does
+/// not read.
 const SEND_QUEUE_SIZE_MAX: usize = 256 << 20;
 /// Pause in accepting after an accept failed, for example for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Most messages about refused connections that are kept until [`Reactor::take_rejected`] is called.
+/// Maximum number of messages about refused connections that are kept until [`Reactor::take_rejected`] is
+/// called.
 const REJECTED_COUNT_MAX: usize = 64;
 /// Receive size during a handshake; its messages are smaller, but frames may follow at once.
 pub(super) const HANDSHAKE_BUFFER_SIZE: usize = 4096;
@@ -104,7 +107,7 @@ pub enum Event {
     },
     /// A [`Waker`] was used since the last `Woken` event.
     Woken,
-    /// The process got SIGTERM or SIGINT.
+    /// The process received SIGTERM or SIGINT.
     Terminate,
 }
 

@@ -8,10 +8,10 @@
 //!   3. The alarm ends a wait. It is a single timeout in the kernel, which is kept when a later time is
 //!      requested: setting and cancelling a timer for each wait would be a large part of the cost of the
 //!      call. An alarm that fires too early, or is replaced by an earlier one, costs one extra turn.
-//!   4. A send ends during its submission. It posts a completion only if its end matters: it did not send
-//!      everything, more is queued than one entry can describe, or the connection closes after it. Any
-//!      other send posts none and does not end a wait: it succeeded if it was submitted and all completions
-//!      were taken without one for it.
+//!   4. A send ends during its submission. It posts a completion only if its result matters: it did not send
+//!      everything, more is queued than one entry can describe, or the connection closes after it. Any other
+//!      send posts no completion and does not end a wait: it has succeeded if it was submitted and all
+//!      completions were taken without one for it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -260,7 +260,7 @@ impl Ring {
             // SAFETY: the entry's memory belongs to its operation in the table (buffers and
             // vectors on the heap, which do not move with it), and stays there until `next` has
             // seen its last completion (invariant 1). Descriptors are plain numbers; one closed
-            // in between gives an error, not a fault.
+            // in between causes an error, not a fault.
             if unsafe { self.uring.submission().push(entry) }.is_err() {
                 break;
             }
@@ -403,8 +403,7 @@ impl Drop for Ring {
             }
             while let Some(completion) = self.next() {
                 if completion.accepting.is_some() && completion.result >= 0 {
-                    // SAFETY: the kernel has just opened this descriptor for us; nobody else
-                    // knows it, and nobody will.
+                    // SAFETY: the kernel has just opened this descriptor for us; no other code has it.
                     drop(unsafe { OwnedFd::from_raw_fd(completion.result) });
                 }
             }
@@ -416,7 +415,7 @@ impl Drop for Ring {
     }
 }
 
-/// Most rounds of 100 ms that the drop of a ring waits for its last completions.
+/// Maximum number of rounds of 100 ms that the drop of a ring waits for its last completions.
 const DROP_ROUNDS_MAX: u32 = 300;
 
 /// From `linux/io_uring.h`; the crate io_uring does not export it.

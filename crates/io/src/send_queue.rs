@@ -18,7 +18,7 @@ use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-/// Most pieces in one system call.
+/// Maximum number of pieces in one system call.
 const PIECES_MAX: usize = 64;
 /// An empty queue keeps at most this much memory for small pieces, in bytes.
 const KEPT_SIZE_MAX: usize = 64 << 10;
@@ -149,7 +149,7 @@ impl SendQueue {
             let length = u32::try_from(slice.iov_len).expect("queues are smaller than 4 GiB");
             return opcode::Send::new(fd, slice.iov_base.cast(), length).flags(flags).build();
         }
-        // SAFETY: all zero is a message without address, pieces and control data.
+        // SAFETY: an all-zero header describes a message without address, pieces and control data.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_iov = self.slices.as_mut_ptr();
         header.msg_iovlen = self.slices.len();

@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// Makes the process exit quietly when it prints to a closed pipe, as in `ashlar pg ls | head`. Only for
 /// commands that print and exit: a server must survive the loss of its log.
 pub fn end_on_closed_pipe() {
-    // SAFETY: it sets a standard disposition; no handler of ours runs.
+    // SAFETY: this call sets a standard disposition; no handler of ours runs.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 

@@ -13,7 +13,7 @@ use rustix::net::{
 use crate::Error;
 use crate::address::Address;
 
-/// Most connections that wait in the kernel to be accepted.
+/// Maximum number of connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 1024;
 /// How long a peer may be silent before its connection ends, in seconds.
 const SILENCE_SECONDS_MAX: u64 = 5;

@@ -20,24 +20,24 @@ use cluster::state::{
 use io::etcd::{EtcdPlace, EtcdState, PREFIX_SIZE_MAX};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longer than anything here takes; reaching it is a failure.
+/// Longer than any step of these tests takes; reaching it is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A silent endpoint is left within 2 s; the rest is what a busy machine may take.
+/// A silent endpoint is abandoned within 2 s; the rest is a margin for a busy machine.
 const LEFT_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// An etcd of one member on a free port; goes away with its owner.
+/// An etcd server of one member on a free port; removed when dropped.
 struct Server {
     directory: PathBuf,
     port: u16,
-    /// Another port on which it listens.
+    /// A second port to listen on.
     more: Option<u16>,
-    /// The most bytes that it may use, if that is not its default.
+    /// The space quota in bytes, if it is not etcd's default.
     quota: Option<u64>,
     child: Option<Child>,
 }
 
 impl Server {
-    /// One that does not run yet.
+    /// Returns a server that is not running yet.
     fn new(name: &str) -> Server {
         let name = format!("ashlar-etcd-{}-{name}", std::process::id());
         let directory = std::env::temp_dir().join(name);
@@ -63,7 +63,7 @@ impl Server {
             .args(["--listen-client-urls", &listen, "--advertise-client-urls", &url])
             .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
             .args(["--initial-cluster", &format!("test={peer}")])
-            // The identity of its cluster comes from this.
+            // The etcd cluster's id is derived from this.
             .args(["--initial-cluster-token", &self.directory.display().to_string()])
             .args(self.quota.map(|quota| format!("--quota-backend-bytes={quota}")))
             .stdout(Stdio::null())
@@ -82,7 +82,7 @@ impl Server {
         kill_process(pid, signal).unwrap();
     }
 
-    /// How much it says that it uses.
+    /// Returns the number of used bytes that the server reports.
     fn used_bytes(&self) -> u64 {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -93,7 +93,7 @@ impl Server {
         value.unwrap().parse::<f64>().unwrap() as u64
     }
 
-    /// Ends it as `kill -9` does.
+    /// Kills the server as `kill -9` does.
     fn kill(&mut self) {
         let mut child = self.child.take().expect("it runs");
         child.kill().unwrap();
@@ -123,7 +123,7 @@ fn connect(endpoints: &[&str], prefix: &str) -> (EtcdState, Receiver<()>) {
     (EtcdState::connect(place, wake).unwrap(), bell)
 }
 
-/// A store, and what it told and nobody read.
+/// A store, and its events that the test has not read yet.
 struct Driver {
     store: EtcdState,
     bell: Receiver<()>,
@@ -144,7 +144,7 @@ impl Driver {
         request
     }
 
-    /// Waits for the first event that `wanted` takes.
+    /// Waits for the first event that `wanted` accepts.
     fn wait<T>(&mut self, wanted: impl Fn(&StateEvent) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -181,7 +181,7 @@ impl Driver {
         }
     }
 
-    /// Commits as soon as the store can be asked.
+    /// Commits as soon as the store is reachable.
     fn commit_soon(&mut self, transaction: Transaction) -> StateRevision {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -211,7 +211,7 @@ impl Driver {
         })
     }
 
-    /// Reads a key, again and again until the store can be asked.
+    /// Reads a key; retries until the store is reachable.
     fn get(&mut self, key: &str) -> Option<KeyValue> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -227,7 +227,7 @@ impl Driver {
         self.start(|_| StateEffect::Watch { watch, prefix, from });
     }
 
-    /// The next revision that a watch tells.
+    /// Returns the next revision that a watch reports.
     fn watched(&mut self, watch: WatchId) -> (StateRevision, Vec<(String, Option<KeyValue>)>) {
         self.wait(|event| match event {
             StateEvent::Watched { watch: told, revision, changes } if *told == watch => {
@@ -270,7 +270,7 @@ fn put(key: &str, value: &str, revision: StateRevision) -> Transaction {
     transaction
 }
 
-/// A store whose time passes as the checks say: they know no other.
+/// A store for which time passes as the conformance checks pass it: the checks have no other clock.
 struct Paced {
     store: EtcdState,
     last: Time,
@@ -287,7 +287,7 @@ impl StateStore for Paced {
         std::thread::sleep(Duration::from_nanos(passed));
         let before = events.len();
         self.store.poll(now, events);
-        // Whether etcd can be asked yet is no answer.
+        // An event about the reachability of etcd is not an answer.
         let mut place = 0;
         events.retain(|event| {
             place += 1;
@@ -304,7 +304,7 @@ impl StateStore for Paced {
 fn the_store_in_etcd_keeps_the_promises_of_the_trait() {
     let server = Server::running("conformance");
     let mut count = 0;
-    // The checks do not wait for the server's start.
+    // Wait for the server's start here, because the checks do not wait for it.
     Driver::new(&[&server.url()], "first").get("nothing");
     conformance::run(|| {
         count += 1;
@@ -313,7 +313,7 @@ fn the_store_in_etcd_keeps_the_promises_of_the_trait() {
     });
 }
 
-/// As many writes, with keys as long and values as large, as the limits allow.
+/// The largest transaction within the limits: the number of writes, the length of keys, the size of values.
 fn largest_transaction(letter: &str) -> Transaction {
     let mut transaction = Transaction::new();
     let operation = |number: usize, size: usize| Operation::Put {
@@ -339,7 +339,7 @@ fn the_largest_transactions_under_the_longest_prefix_work() {
     let mut driver = Driver::new(&[&server.url()], &prefix);
     driver.get("nothing");
     let revisions = ["a", "b", "c"].map(|letter| driver.commit(largest_transaction(letter)));
-    // etcd cuts what it tells at once wherever 2 MiB are full: within a revision, too.
+    // etcd splits what it sends wherever 2 MiB are full, even within a revision.
     let watch = WatchId(1);
     driver.watch(watch, "", revisions[0]);
     for (revision, letter) in revisions.into_iter().zip(["a", "b", "c"]) {
@@ -379,20 +379,20 @@ fn long_answers_come_in_pages_and_binary_keys_are_skipped() {
     let mut expected = keys;
     expected.extend(["y".to_string(), "z".to_string()]);
     assert_eq!(found, expected);
-    // Pages of one: those with nothing of ours are not answers.
+    // Pages of one key: a page without any of our keys is not an answer.
     let answer = driver.range_after("", Some("k19".into()), 1).unwrap();
     assert_eq!((answer.entries[0].key.as_str(), answer.more), ("y", true));
-    // Beyond the prefix there is nothing.
+    // After the prefix there are no keys of ours.
     let answer = driver.range_after("k", Some("z".into()), 10).unwrap();
     assert_eq!((answer.entries.len(), answer.more), (0, false));
-    // A watch passes over them as well.
+    // A watch skips foreign keys as well.
     let watch = WatchId(1);
     driver.watch(watch, "x", StateRevision::new(1));
     driver.commit(put("x1", "1", StateRevision::ZERO));
     assert_eq!(driver.watched(watch).1[0].0, "x1");
 }
 
-/// Writes what this program never writes.
+/// Writes a key or value that this program never writes.
 fn put_raw(url: &str, key: &[u8], value: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -401,7 +401,7 @@ fn put_raw(url: &str, key: &[u8], value: &[u8]) {
     });
 }
 
-/// Counts up in a key, by transactions that compare its revision; settles what is unknown.
+/// Increments a number in a key, by transactions that compare its revision; resolves unknown outcomes.
 struct Counter {
     count: u64,
     revision: StateRevision,
@@ -439,7 +439,7 @@ impl Counter {
     }
 }
 
-/// A watch of the counter: every value once, in order, and then nothing.
+/// Expects that a watch of the counter reports every value once, in order, and then nothing.
 fn expect_counted(driver: &mut Driver, watch: WatchId, from: u64, to: u64) {
     for expected in from..=to {
         let (revision, changes) = driver.watched(watch);
@@ -472,7 +472,7 @@ fn a_paused_etcd_is_noticed_and_nothing_is_done_twice() {
     server.signal(Signal::STOP);
     let stopped = Instant::now();
     let renewal = driver.start(|request| StateEffect::LeaseRenew { request, lease });
-    // A transaction that reached the stopped server's socket: it may still happen.
+    // A transaction that reached the stopped server's socket: it may still be carried out.
     assert_eq!(driver.put("counter", "6", counter.revision), TransactionOutcome::Unknown);
     let noticed = stopped.elapsed();
     let trouble = driver.trouble();
@@ -485,7 +485,7 @@ fn a_paused_etcd_is_noticed_and_nothing_is_done_twice() {
     let grant = driver.start(|request| StateEffect::LeaseGrant { request, time_to_live });
     server.signal(Signal::CONT);
     driver.no_trouble();
-    // What may be done twice is asked again until it is answered.
+    // An idempotent request is repeated until it is answered.
     assert_eq!(driver.lease(renewal), Some(lease));
     let other = driver.lease(grant).unwrap();
     let revocation = driver.start(|request| StateEffect::LeaseRevoke { request, lease: other });
@@ -493,7 +493,7 @@ fn a_paused_etcd_is_noticed_and_nothing_is_done_twice() {
     for _ in 0..5 {
         counter.advance(&mut driver);
     }
-    // Whether or not the sixth happened late, the watch tells each value once.
+    // Whether or not the sixth write was carried out late, the watch reports each value once.
     expect_counted(&mut driver, watch, 6, 10);
     println!("a stopped etcd was noticed after {noticed:?}");
 }
@@ -526,7 +526,7 @@ fn watches_survive_a_killed_etcd_and_report_every_change_once() {
         for number in 1..=20 {
             counter.advance(&mut writer);
             if number == 10 && round < 3 {
-                // In the middle of what is told and what is not.
+                // Some of these revisions have been reported, others have not.
                 server.kill();
                 server.start();
             }
@@ -550,14 +550,14 @@ fn a_watch_that_missed_a_compaction_is_lost() {
     let mut writer = Driver::new(&[&old_url], "x");
     counter.advance(&mut writer);
     counter.advance(&mut writer);
-    // A compaction of what was told is nothing to a watch that is there.
+    // A compaction of revisions that were reported does not affect an open watch.
     watcher.watched(watch);
     watcher.watched(watch);
     writer.compact(counter.revision);
     counter.advance(&mut writer);
     expect_counted(&mut watcher, watch, 3, 3);
     drop(writer);
-    // While the watcher cannot reach it, it is written, and compacted beyond what exists.
+    // While the watcher cannot reach the server, write to it, and compact beyond the newest revision.
     server.kill();
     let old_port = std::mem::replace(&mut server.port, free_port());
     server.start();
@@ -587,7 +587,7 @@ fn a_watch_that_missed_a_compaction_is_lost() {
     watcher.watch(watch, "counter", read.revision.next());
     counter.advance(&mut watcher);
     expect_counted(&mut watcher, watch, 8, 8);
-    // One that begins with the last compacted revision is lost too: a part of it is forgotten.
+    // A watch that begins at the last compacted revision is lost too: some changes of that revision are gone.
     let watch = WatchId(3);
     watcher.watch(watch, "", compacted);
     let is_lost = StateEvent::WatchLost { watch, compacted };
@@ -598,7 +598,7 @@ fn a_watch_that_missed_a_compaction_is_lost() {
 fn dead_and_silent_endpoints_are_abandoned_for_one_that_answers() {
     let server = Server::running("failover");
     let dead = format!("http://127.0.0.1:{}", free_port());
-    // The kernel accepts its connections; nobody reads them.
+    // The kernel accepts connections to this port; nothing reads from them.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", listener.local_addr().unwrap());
     Driver::new(&[&server.url()], "x").get("nothing");
@@ -650,7 +650,8 @@ fn a_nearly_full_etcd_is_reported() {
         filler.commit_soon(put(&number.to_string(), &value, StateRevision::ZERO));
     }
     drop(filler);
-    // Its file grows by 16 MiB or more at a time, when it likes: the limit follows what it came to.
+    // etcd's file grows by 16 MiB or more at a time, at its own pace, so the quota is set from its actual
+    // size.
     server.kill();
     server.start();
     Driver::new(&[&server.url()], "x").get("0").unwrap();
@@ -667,7 +668,7 @@ fn a_nearly_full_etcd_is_reported() {
     let [room] = &found.nearly_full[..] else { panic!("one address: {found:?}") };
     assert_eq!((&room.endpoint, room.size_max), (&server.url(), size_max));
     assert!((84..=85).contains(&room.used_percent), "{room:?}");
-    // It takes what is little.
+    // Small writes are still accepted.
     driver.commit_soon(put("a", "1", StateRevision::ZERO));
 }
 

@@ -1,4 +1,4 @@
-//! The log of a process, as another one reads it.
+//! The log of a process, as another process reads it.
 
 #![allow(clippy::disallowed_methods)] // Tests of programs start processes.
 

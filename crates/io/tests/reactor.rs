@@ -1,6 +1,6 @@
 //! The reactor against the real kernel: one thread holds both ends of every connection.
 //!
-//! Every test runs with what the kernel has, and again with newer features pretended absent.
+//! Every test runs with all features of the kernel, and again with newer features masked.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, unsafe_code)]
 
 use std::io::Write;
@@ -15,7 +15,7 @@ use format::door::{CloseReason, DiskEffect, DiskEvent, DiskOp, NetEffect, NetEve
 use format::wire::{Message, Op, Outcome, Place, Reply, Request};
 use io::{ClusterKey, Disk, Event, FeatureMask, Options, Reactor, Trust};
 
-/// Longer than anything here takes; reaching it is a failure.
+/// Longer than any step of these tests takes; reaching it is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn reactor(mask: FeatureMask) -> Reactor {
@@ -62,7 +62,7 @@ impl Drop for Folder {
     }
 }
 
-/// Events one after another; panics where none comes.
+/// Returns events one after another; panics if none arrives in time.
 struct Feed {
     reactor: Reactor,
     waiting: std::collections::VecDeque<Event>,
@@ -98,7 +98,7 @@ impl Feed {
         connection
     }
 
-    /// Both ends of a connection to a listener of this very reactor.
+    /// Both ends of a connection to a listener of the same reactor.
     fn connected(&mut self, number: u64, address: &str) -> (ConnectionId, ConnectionId) {
         let ours = self.connect(number, address);
         let mut theirs = None;
@@ -141,7 +141,7 @@ impl Feed {
         }
     }
 
-    /// No event comes within `span`.
+    /// Expects no event within `span`.
     fn silent_for(&mut self, span: Duration) {
         assert!(self.waiting.is_empty(), "{:?}", self.waiting);
         let deadline = self.reactor.now() + span;
@@ -272,7 +272,7 @@ fn names_are_looked_up_outside_the_loop() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
     let port = address.rsplit_once(':').unwrap().1;
-    // Known to the C library, not to us: it goes the long way.
+    // The C library can resolve this name, but our parser cannot: it is looked up on a thread.
     feed.connected(2, &format!("tcp:LocalHost:{port}"));
     let nowhere = feed.connect(4, "tcp:no..host:1");
     assert_eq!(feed.closed(), (nowhere, CloseReason::TimedOut));
@@ -285,7 +285,7 @@ fn the_end_of_the_peer_is_reset() {
         let address = server.reactor.listen("tcp:127.0.0.1:0").unwrap();
         let mut client = Feed::new(reactor(mask));
         let connection = client.connect(2, &address);
-        // The two take turns in one thread until both know each other.
+        // The two reactors take turns in one thread until both handshakes have finished.
         let mut proven = 0;
         while proven < 2 {
             for feed in [&mut server, &mut client] {
@@ -346,7 +346,7 @@ fn another_key_or_cluster_is_untrusted_on_both_sides() {
         for (key, cluster, says) in [(2, 9, "cluster key"), (1, 8, "belongs to cluster")] {
             let mut feed = Feed::new(reactor(mask));
             let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
-            // The listener answers with the trust of the moment of the accept: two reactors.
+            // The listener uses the trust that is set at the time of the accept, so this needs two reactors.
             let mut client = Feed::new(reactor(mask));
             client.reactor.set_trust(trust(key, cluster, osd()));
             client.connect(2, &address);
@@ -377,7 +377,7 @@ fn strangers_cannot_get_past_the_handshake() {
     while feed.reactor.take_rejected().is_empty() {
         feed.silent_for(Duration::from_millis(1));
     }
-    // More strangers than are let in; none of them says a word.
+    // More unauthenticated connections than the limit; none of them sends anything.
     let strangers: Vec<_> = (0..300).map(|_| std::net::TcpStream::connect(&address[4..])).collect();
     let mut rejected_count = 0;
     while rejected_count < 300 - 256 {
@@ -414,7 +414,7 @@ fn streams_beyond_the_limit_are_closed_at_once() {
     }
     assert_eq!(rejected, ["a client was refused: there are already 2"]);
     assert_eq!(std::io::Read::read(&mut refused, &mut [0]).unwrap(), 0, "it was closed");
-    // One that is gone makes room.
+    // A closed stream makes room for another.
     feed.reactor.raw_close(second);
     let _third = connect();
     accept(&mut feed);
@@ -424,7 +424,7 @@ fn streams_beyond_the_limit_are_closed_at_once() {
 fn invalid_frames_end_the_connection() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
-    // A peer that passes the handshake and then sends rubbish.
+    // A peer that passes the handshake and then sends garbage.
     let mut peer = std::net::TcpStream::connect(&address[4..]).unwrap();
     let mut hello = Vec::new();
     let mut handshake = io::Handshake::initiate(&trust(1, 9, osd()), &mut hello);
@@ -477,7 +477,7 @@ fn another_thread_wakes_the_loop_once() {
             });
             assert!(matches!(feed.next(), Event::Woken));
             thread.join().unwrap();
-            // The second call may have come after the first event: at most one more.
+            // The second wake-up may have come after the first event: at most one more.
             let mut events = Vec::new();
             let deadline = feed.reactor.now() + Duration::from_millis(5);
             feed.reactor.turn(Some(deadline), &mut events).unwrap();
@@ -490,7 +490,7 @@ fn another_thread_wakes_the_loop_once() {
 fn sigterm_is_an_event() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     feed.reactor.watch_signals().unwrap();
-    // To this thread alone: the test program has others that do not block the signal.
+    // Signal this thread alone: the test program has others that do not block the signal.
     let id = rustix::thread::gettid();
     // SAFETY: no memory is passed; the signal is blocked by this thread and only read.
     let sent = unsafe {
@@ -571,7 +571,7 @@ fn a_paused_byte_stream_is_not_read() {
         feed.silent_for(Duration::from_millis(20));
         feed.reactor.raw_resume(connection);
         assert_eq!(feed.raw(), b"later");
-        // Paused while the kernel already waits for bytes.
+        // Pause while a receive is already in flight.
         feed.silent_for(Duration::from_millis(1));
         feed.reactor.raw_pause(connection);
         peer.write_all(b"again").unwrap();
@@ -593,7 +593,7 @@ fn a_peer_that_does_not_read_is_disconnected() {
     let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
     let peer = RawPeer::connect(&address);
     let Event::RawAccepted { connection, .. } = feed.next() else { panic!() };
-    // One buffer, queued many times: the memory is the same.
+    // One buffer, queued many times: so all entries share its memory.
     let data = pattern(&feed.reactor, 4 << 20, 0);
     for _ in 0..60 {
         feed.reactor.raw_send(connection, vec![data.clone()]);
@@ -607,7 +607,7 @@ fn a_peer_that_does_not_read_is_disconnected() {
     drop(peer);
 }
 
-/// Nothing else wakes the loop: what a send had no place for must do so.
+/// Nothing else wakes the loop: the rest that did not fit into one send must do so.
 #[test]
 fn a_queue_of_many_pieces_is_sent_completely() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
@@ -629,7 +629,7 @@ fn a_queue_of_many_pieces_is_sent_completely() {
     reader.join().unwrap();
 }
 
-/// At its limit a server takes the next client as soon as the one before has heard its last words.
+/// At its limit, a server accepts the next client as soon as the previous one has received its last message.
 #[test]
 fn a_connection_closes_after_its_last_message_is_sent() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
@@ -662,7 +662,8 @@ fn full_sockets_do_not_delay_others() {
     for mask in masks() {
         let mut feed = Feed::new(reactor(mask));
         let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
-        // More of them than the submission queue has entries; some with more to send than they take.
+        // More connections than the submission queue has entries; some have more to send than their sockets
+        // accept.
         let mut peers = Vec::new();
         let data = pattern(&feed.reactor, 4 << 20, 0);
         for _ in 0..70 {
@@ -689,7 +690,7 @@ fn full_sockets_do_not_delay_others() {
         assert_eq!(received[..100], data[..100]);
         assert_eq!(received[201..], data[..102]);
         assert!(feed.reactor.raw_queued_bytes(peers[0].1) > 0);
-        // What is read makes room, and all of it comes.
+        // Reading makes room, and all bytes arrive.
         for (peer, _) in &mut peers[4..] {
             let mut received = [0; 20];
             peer.read_exact(&mut received).unwrap();
@@ -793,8 +794,8 @@ fn written_data_is_read_back_and_discarded_data_is_gone() {
     }
 }
 
-/// What a program around logic looks like: events in, effects out. The logic here is a node of
-/// one stripe: a write is answered when it is written and flushed, a read with what the disk has.
+/// The structure of a program around logic: events in, effects out. The logic here is a node of one stripe: a
+/// write is answered once it is written and flushed, a read with the content of the disk.
 #[derive(Default)]
 struct SmallNode {
     asked: std::collections::BTreeMap<u64, (ConnectionId, Request)>,
@@ -965,7 +966,7 @@ fn a_disk_belongs_to_one_process_at_a_time() {
 
 #[test]
 fn a_file_system_without_direct_io_is_buffered_and_says_so() {
-    // tmpfs refused O_DIRECT until Linux 6.6 and takes it since: either way the disk works.
+    // tmpfs refused O_DIRECT until Linux 6.6 and accepts it since: either way the disk works.
     let path = PathBuf::from(format!("/dev/shm/ashlar-io-{}", std::process::id()));
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let mut feed = Feed::new(reactor(FeatureMask::NONE));

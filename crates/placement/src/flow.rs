@@ -166,8 +166,8 @@ impl<'a> Flow<'a> {
     fn deal(&mut self) {
         let domain_count = self.bins_of_domain.len();
         for pg in 0..self.held.len() {
-            // In each round over the domains these are arranged anew, and after some rounds their
-            // bins, too.
+            // The domains are arranged differently in each round over them, and after some rounds their bins
+            // are, too.
             let lap = pg * self.copies / domain_count;
             let of_domains = lap % ARRANGEMENT_COUNT;
             let of_bins = lap / ARRANGEMENT_COUNT % ARRANGEMENT_COUNT;
@@ -221,12 +221,12 @@ enum Node {
     Pg(usize),
     /// A copy that its bin gives up: it may go to another bin of its domain, or leave the domain.
     Slot { pg: usize, bin: usize },
-    /// A bin that gets a copy, and either has room or gives one up.
+    /// A bin that receives a copy, and either has room or gives one up.
     Bin(usize),
 }
 
-/// A search for the cheapest path: labels are corrected until none can be improved (costs may be
-/// negative: undoing the move of a copy gives its cost back).
+/// A search for the cheapest path: labels are corrected until none can be improved (costs may be negative:
+/// undoing the move of a copy refunds its cost).
 struct Search {
     pg_count: usize,
     bin_count: usize,

@@ -30,10 +30,9 @@ use base::OsdId;
 pub struct Candidate {
     /// The OSD; each appears once.
     pub osd: OsdId,
-    /// Its failure domain, which copies of a block must not share: the name of its host, or its
-    /// own.
+    /// Its failure domain, which copies of a block must not share: the name of its host, or its own name.
     pub domain: String,
-    /// Its capacity, in any unit; an OSD with 0 gets nothing.
+    /// Its capacity, in any unit; an OSD with 0 gets no copies.
     pub weight: u64,
     /// Number of PG copies of other pools on it: breaks ties, so that many small pools also spread
     /// evenly.

@@ -44,7 +44,7 @@ pub(crate) fn elect(
 }
 
 struct Leads {
-    /// Fewest and most PGs that each bin should lead.
+    /// Minimum and maximum number of PGs that each bin should lead.
     least: Vec<usize>,
     most: Vec<usize>,
     primaries: Vec<Option<usize>>,
@@ -102,7 +102,7 @@ impl Leads {
         may_take: impl Fn(&Leads, usize) -> bool,
     ) -> bool {
         let mut is_seen = vec![false; self.pgs.len()];
-        // The PG that would come to each bin.
+        // The PG that would move to each bin.
         let mut comes: Vec<Option<usize>> = vec![None; self.pgs.len()];
         let mut queue: VecDeque<usize> = from.iter().copied().collect();
         for bin in from {

@@ -13,11 +13,11 @@ struct Part {
     weight: u128,
     /// Copies of other pools.
     elsewhere: u128,
-    /// The share rounded down: what it gets at least.
+    /// The share rounded down: the minimum number of copies for the part.
     whole: usize,
     /// What rounding cut off; only comparable among parts of one whole.
     rest: u128,
-    /// How many copies above `whole` it could get without having to fetch them.
+    /// How many copies above `whole` the part could be given without moving any: it already has them.
     stays: usize,
 }
 

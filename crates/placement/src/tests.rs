@@ -1,4 +1,4 @@
-//! Plans against their promises: validity, balance, the least movement, primaries.
+//! Checks the guarantees of plans: validity, balance, minimum movement, primaries.
 
 use super::*;
 
@@ -275,7 +275,7 @@ fn a_lost_osd_moves_only_what_it_had() {
     let second = plan(&candidates, 3, &first).unwrap();
     check(&candidates, 3, &second);
     let had = counts(&first)[&lost];
-    // Hosts are balanced as well: a host with one OSD left may get a copy more or less.
+    // Hosts are balanced as well: a host with one OSD left may get one copy more or less.
     let moves = moved(&first, &second);
     assert!(moves <= had + had / 100 + 2, "{moves} moves, it had {had}");
     let changed = first.iter().zip(&second).filter(|(old, new)| old[0] != new[0] && old[0] != lost);

@@ -76,7 +76,7 @@ pub enum Event {
         /// The volume to detach.
         volume: VolumeHandle,
         /// Whether to wait for lazy writes to become durable for as long as the session lasts, because the
-        /// user may come back.
+        /// user may reconnect.
         patient: bool,
     },
     /// Read, write, zero, flush or list extents.
@@ -148,7 +148,7 @@ pub enum Effect {
         /// As in the event.
         volume: VolumeHandle,
     },
-    /// A request ended.
+    /// A request finished.
     Done {
         /// As in the event.
         id: RequestId,
@@ -162,7 +162,7 @@ pub enum Effect {
 /// An attached volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attached {
-    /// Its session.
+    /// The session.
     pub session: SessionId,
     /// The reign of the monitors that opened the session; sent when the session is resumed.
     pub reign: u64,
@@ -170,16 +170,16 @@ pub struct Attached {
     pub image: ImageInfo,
     /// Whether the session has the volume's lock.
     pub locked: bool,
-    /// Whether its writes become durable only with the next flush. Only with the lock.
+    /// Whether writes become durable only with the next flush. Only with the lock.
     pub lazy: bool,
 }
 
 /// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Of a read: the pieces of the range, in order.
+    /// For a read: the pieces of the range, in order.
     Data(Vec<Piece>),
-    /// Of a write, zero or flush.
+    /// For a write, zero or flush.
     Done,
     /// The extents of the range, in order; neighbours differ in `allocated`.
     Extents(Vec<Extent>),
@@ -199,7 +199,7 @@ pub enum Piece {
 pub struct Extent {
     /// In bytes.
     pub length: u64,
-    /// Whether it holds data; if not, it reads as zeros and takes no space.
+    /// Whether the part holds data; if not, it reads as zeros and takes no space.
     pub allocated: bool,
 }
 
@@ -249,11 +249,11 @@ pub struct Settings {
     pub monitors: Vec<String>,
     /// The kind of client, for `status`: `nbd`, `bench`.
     pub client: String,
-    /// Its process id, for `status`.
+    /// Process id of the client, for `status`.
     pub pid: u32,
-    /// Name of its host, for `status`.
+    /// Name of the client's host, for `status`.
     pub host: String,
-    /// Address on which it listens for its own clients, if any, for `status`.
+    /// Address on which the client listens for clients of its own, if any, for `status`.
     pub address: Option<String>,
     /// How long a request is retried after network and PG faults; `None`: without limit.
     pub retry_for: Option<Duration>,

@@ -34,13 +34,13 @@ pub(crate) struct Link {
 /// Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LinkState {
-    /// No part needs it.
+    /// No part needs the link.
     Idle,
     /// Waits until this moment, or until the OSD's entry in the map changes.
     Waiting { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId },
-    /// Connected to this incarnation of the OSD (`ZERO`: the OSD did not know its incarnation yet).
+    /// Connected to this incarnation of the OSD (`ZERO`: the OSD had no incarnation yet).
     Open { connection: ConnectionId, incarnation: Incarnation },
 }
 

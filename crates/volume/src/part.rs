@@ -26,7 +26,7 @@ pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
 pub(crate) struct Part {
     pub(crate) request: RequestKey,
     pub(crate) volume: VolumeHandle,
-    /// Its place in the request, from 0.
+    /// Index of the part in the request, from 0.
     pub(crate) index: u32,
     pub(crate) pool: PoolId,
     pub(crate) target: Target,
@@ -38,7 +38,7 @@ pub(crate) struct Part {
     pub(crate) delay: Duration,
     /// Answers that did not match their checksums.
     pub(crate) mismatch_count: u32,
-    /// A change that was sent at least once without getting an answer.
+    /// A change that was sent at least once without receiving an answer.
     pub(crate) is_astray: bool,
     /// Bytes that the part counts toward the bound of its volume.
     pub(crate) weight: u64,
@@ -245,7 +245,7 @@ pub(crate) enum Verdict {
     Zeros,
     /// The bytes match their checksums.
     Data,
-    /// The bytes do not match their checksums: they were damaged on the way, or the OSD is faulty.
+    /// The bytes do not match their checksums: they were damaged in transit, or the OSD is faulty.
     Mismatch,
 }
 

@@ -84,7 +84,7 @@ impl Routes {
         result
     }
 
-    /// The revisions known, by pool.
+    /// The known revisions, by pool.
     pub(crate) fn revisions(&self) -> BTreeMap<PoolId, MapRevision> {
         self.map.pools.iter().map(|(id, map)| (*id, map.revision)).collect()
     }

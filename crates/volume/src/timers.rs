@@ -46,7 +46,7 @@ impl Timers {
         self.armed.first().map(|(at, _)| *at)
     }
 
-    /// When the next timer expires, except that of the monitor.
+    /// When the next timer other than the monitor's expires.
     #[cfg(test)]
     pub(crate) fn deadline_but_of_monitor(&self) -> Option<Time> {
         let mut armed = self.armed.iter();

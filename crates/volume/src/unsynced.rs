@@ -138,7 +138,7 @@ impl Unsynced {
         epoch == self.gate.map_or(self.epoch, |gate| gate.epoch)
     }
 
-    /// Keeps a change that was acknowledged but is not durable. Returns the bytes that it counts for.
+    /// Keeps a change that was acknowledged but is not durable. Returns how many bytes it counts as.
     pub(crate) fn acknowledge(
         &mut self,
         epoch: Epoch,

@@ -14,9 +14,9 @@ use crate::Attached;
 use crate::table::{PartKey, RequestKey};
 use crate::unsynced::Unsynced;
 
-/// Most parts of one volume in flight at a time.
+/// Maximum number of parts of one volume in flight at a time.
 pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
-/// Most bytes of one volume in flight at a time; a single part may exceed the limit.
+/// Maximum number of bytes of one volume in flight at a time; a single part may exceed the limit.
 pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
 
 /// How long a closing volume waits for answers to sent requests.
@@ -44,13 +44,13 @@ pub(crate) struct Volume {
     pub(crate) undurable: BTreeMap<PgId, u64>,
     /// How many writes were ever acknowledged without being durable.
     pub(crate) undurable_count: u64,
-    /// Of a lazy volume: writes that its PGs acknowledged but did not make durable.
+    /// In a lazy volume: writes that its PGs acknowledged but did not make durable.
     pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
     /// Bytes of the writes in `unsynced`.
     pub(crate) unsynced_bytes: u64,
     /// Bytes that wait for room, as last reported to the monitor.
     pub(crate) told_waiting: u64,
-    /// Of a lazy volume: reads that wait for overlapping changes which were sent before and got no
+    /// In a lazy volume: reads that wait for overlapping changes which were sent before and received no
     /// answer.
     pub(crate) held_reads: Vec<PartKey>,
     /// The sync that this core began on its own, until it has ended.

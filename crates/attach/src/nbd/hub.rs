@@ -48,7 +48,7 @@ use super::session::{Action, Command, Export, RefusalKind, Request, Session};
 
 /// How long a client may take to choose an export, counted from its connect or last refusal.
 const CHOICE_TIME_MAX: Duration = Duration::from_secs(30);
-/// Most bytes read from a client that sends more while its question is open.
+/// Maximum number of bytes read from a client that sends more while its question is open.
 const EARLY_INPUT_SIZE_MAX: usize = 256 << 10;
 /// Longest range, in bytes, of one answer about extents; the client asks again for the rest.
 const EXTENTS_RANGE_MAX: u32 = 128 << 20;
@@ -188,7 +188,7 @@ impl Hub {
         self.core.take_monitors()
     }
 
-    /// Whether it is shutting down.
+    /// Whether the server is shutting down.
     pub fn is_ending(&self) -> bool {
         self.is_ending
     }
@@ -290,7 +290,7 @@ impl Hub {
         self.pump(now, connection, effects);
     }
 
-    /// Handles the client's input as far as the bounds allow, then reads on or pauses.
+    /// Handles the client's input as far as the bounds allow, then continues reading or pauses.
     fn pump(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         loop {
             let Some(client) = self.clients.get_mut(&connection) else { return };

@@ -5,7 +5,7 @@ use volume::{Extent, Piece, VolumeError};
 
 use super::protocol::*;
 
-/// Most extents in one reply; the client asks again for the rest.
+/// Maximum number of extents in one reply; the client asks again for the rest.
 const EXTENT_COUNT_MAX: usize = 4096;
 
 /// Writes replies for one connection.

@@ -17,7 +17,7 @@ const ABANDON_TIME_MAX: Duration = Duration::from_secs(5);
 /// all three together.
 const PART_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Most clients at a time, if the limit on descriptors allows that many.
+/// Maximum number of clients at a time, if the limit on descriptors allows that many.
 const CLIENT_COUNT_MAX: u64 = 1024;
 /// Refused clients are logged at most this often.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ pub struct ServerSettings {
     pub read_only: bool,
     /// Whether to attach volumes without their locks, so that other servers can do so too.
     pub shared: bool,
-    /// Most bytes per volume that may be acknowledged but not yet durable.
+    /// Maximum number of bytes per volume that may be acknowledged but not yet durable.
     pub unsynced_size_max: u64,
 }
 
@@ -48,7 +48,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves until the process gets SIGTERM or SIGINT.
+    /// Serves until the process receives SIGTERM or SIGINT.
     ///
     /// Errors: io_uring does not work, or the server cannot listen on an address.
     pub fn run(config: &Config, settings: ServerSettings) -> Result<(), io::Error> {
@@ -173,7 +173,7 @@ impl Server {
     }
 }
 
-/// Returns the most clients at a time. Keeps a quarter of the descriptors for connections to the
+/// Returns the maximum number of clients at a time. Keeps a quarter of the descriptors for connections to the
 /// cluster and for the server itself.
 fn client_count_max(descriptor_limit: u64) -> usize {
     let left = descriptor_limit - descriptor_limit / 4;

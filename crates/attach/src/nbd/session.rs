@@ -106,7 +106,7 @@ pub struct Export {
 pub enum RefusalKind {
     /// There is no export of this name.
     Unknown,
-    /// It exists but may not be used now.
+    /// The export exists but may not be used now.
     Policy,
 }
 

@@ -1,4 +1,4 @@
-//! A cluster in memory for tests: what its one OSD and its monitor answer.
+//! A cluster in memory for tests: the answers of its one OSD and its monitor.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct MemoryOsd {
 }
 
 impl MemoryOsd {
-    /// Does what is asked.
+    /// Executes an operation.
     pub fn execute(&mut self, op: &Op, pool: &BufferPool) -> Result<Outcome, Refusal> {
         match op {
             Op::Read { place, offset, length, .. } => {
@@ -93,17 +93,17 @@ fn units(offset: u32, length: u32) -> std::ops::Range<u32> {
     offset / UNIT as u32..(offset + length) / UNIT as u32
 }
 
-/// What a monitor knows.
+/// The state of a monitor.
 pub struct MemoryMonitor {
     /// Names and sizes.
     pub volumes: BTreeMap<String, u64>,
     /// Names of attached volumes by session.
     pub sessions: BTreeMap<SessionId, String>,
-    /// Closed sessions of which a change may still be on its way.
+    /// Closed sessions with a change that may still be in transit.
     pub unanswered: Vec<SessionId>,
-    /// It answers no commands.
+    /// The monitor answers no commands.
     pub is_silent: bool,
-    /// Somebody else has the lock of every volume.
+    /// Another client has the lock of every volume.
     pub is_locked: bool,
     /// Sessions ever opened.
     pub opened_count: u64,
@@ -113,7 +113,7 @@ pub struct MemoryMonitor {
 }
 
 impl MemoryMonitor {
-    /// With one volume, `disk`, and one OSD.
+    /// Creates a monitor with one volume, `disk`, and one OSD.
     pub fn new(size: u64, osd_address: &str) -> MemoryMonitor {
         MemoryMonitor {
             volumes: BTreeMap::from([("disk".to_string(), size)]),
@@ -127,7 +127,7 @@ impl MemoryMonitor {
         }
     }
 
-    /// What it answers.
+    /// Returns the answer to a message.
     pub fn answer(&mut self, message: ToMonitor) -> Option<FromMonitor> {
         Some(match message {
             ToMonitor::Subscribe { .. } => FromMonitor::Map(self.map()),

@@ -1,4 +1,4 @@
-//! The cluster in memory behind real sockets: a thread each for its monitor and its OSD.
+//! The cluster in memory behind real sockets: one thread each for its monitor and its OSD.
 
 use base::{ClusterId, Incarnation, MonitorId, OsdId};
 use format::door::{NetEffect, NetEvent, Peer, Role};

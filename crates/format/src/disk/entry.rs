@@ -4,7 +4,7 @@
 //!   0   magic   4  checksum of [8, header_size)   8  store tag   16 lsn   24 checksum of the entry before
 //!   28  kind    29 block size shift  30 zero      32 durable lsn         40 size   44 checksum count
 //!   48  key     64 PG                72 version   84 offset   88 length  92 location   96 checksums...
-//!   of a repair:  96 units, 32 bytes   128 written ones, 32 bytes   160 damaged ones, 32 bytes   192 checksums...
+//!   in a repair:  96 units, 32 bytes   128 written ones, 32 bytes   160 damaged ones, 32 bytes   192 checksums...
 //! ```
 //!
 //! Invariants
@@ -21,7 +21,7 @@ const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
 /// The three bitmaps of a repair.
 const BITMAPS_SIZE: usize = 3 * 32;
-/// Most checksums of an entry: one for each unit of the largest block.
+/// Maximum number of checksums in an entry: one for each unit of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
 /// Longest header with its checksums, before padding, in bytes.
 pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + BITMAPS_SIZE + 4 * CHECKSUM_COUNT_MAX;

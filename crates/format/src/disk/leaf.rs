@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   record:  key 16 | version 12 | location 4 | PG 2 | block size shift 1 | tombstone 1
-//!            and, with a location:  written, 1 bit a unit | damaged, 1 bit a unit | checksum, 4 a unit
+//!            and, with a location:  written, 1 bit per unit | damaged, 1 bit per unit | checksum, 4 per unit
 //! ```
 //!
 //! A leaf is kept in memory as the bytes that are on the disk, and its records are read in place: a
@@ -373,7 +373,7 @@ mod tests {
         writer.finish()
     }
 
-    /// Whether a record in a leaf is equal to the other one.
+    /// Asserts that a record in a leaf is equal to the given one.
     fn assert_same(stored: StoredRecord, record: &LeafRecord) {
         assert_eq!(stored.key(), record.key);
         assert_eq!(stored.version(), record.version);
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn impossible_records_are_refused_though_the_checksum_fits() {
         let changes: [fn(&mut [u8]); 4] = [
-            // More records than there are, an invalid block size, an invalid tombstone flag, no pool.
+            // A record count that is too high, an invalid block size, an invalid tombstone flag, no pool.
             |bytes| bytes[COUNT_OFFSET] = 200,
             |bytes| bytes[HEADER_SIZE + 34] = 60,
             |bytes| bytes[HEADER_SIZE + 35] = 2,

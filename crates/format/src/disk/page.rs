@@ -258,7 +258,7 @@ pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageD
     Ok(leaves)
 }
 
-/// What a store knows about one PG.
+/// What a store records about one PG.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PgRecord {
     /// The highest version of a write, zero or delete that was accepted.

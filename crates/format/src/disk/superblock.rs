@@ -58,7 +58,7 @@ impl fmt::Debug for StoreId {
 pub enum CommitMode {
     /// Writes are made durable by a flush of the device's cache, which covers a group of them.
     Fsync,
-    /// Each write is durable when it ends (RWF_DSYNC).
+    /// Each write is durable when it completes (RWF_DSYNC).
     Immediate,
 }
 
@@ -148,7 +148,7 @@ impl Superblock {
             to.u64(area.offset);
             to.u64(area.size);
         }
-        // The store that holds the journal, and the slice of a shared drive: none yet.
+        // Reserved for the store that holds the journal, and for the slice of a shared drive.
         to.u128(0);
         to.u64(0);
         to.u64(0);

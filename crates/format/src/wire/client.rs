@@ -1,13 +1,13 @@
-//! Requests of clients to OSDs, and the replies.
+//! Client requests to OSDs, and the replies.
 
 use base::{Buffer, Checksum, Epoch, ImageId, MapRevision, PgId, SessionId, StripeIndex, Version};
 
 use super::pg_entry::PgEntry;
 
-/// Most layers in a read.
+/// Maximum number of layers in a read.
 pub const CHAIN_LENGTH_MAX: usize = 32;
 
-/// A request of a client to the primary of a PG. It concerns one stripe or one PG.
+/// A client's request to the primary of a PG. It concerns one stripe or one PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// The sender's session. `SessionId::ZERO` only for operations that need none (the monitor's tasks).
@@ -19,9 +19,9 @@ pub struct Request {
     pub sequence: u64,
     /// The PG that the request is for.
     pub pg: PgId,
-    /// The epoch of the PG that the sender knows.
+    /// The epoch of the PG's entry that the sender has.
     pub epoch: Epoch,
-    /// The revision of the pool's map that the sender knows.
+    /// The revision of the pool's map that the sender has.
     pub revision: MapRevision,
     /// The operation.
     pub op: Op,
@@ -69,7 +69,7 @@ pub enum Op {
         /// keep the data until a `Sync` covers it, and replay it if needed.
         lazy: bool,
     },
-    /// Make a range read as zeros and give its space back (discard and write-zeroes).
+    /// Make a range read as zeros and free its space (discard and write-zeroes).
     Zero {
         /// The stripe.
         place: Place,
@@ -140,7 +140,7 @@ pub enum Outcome {
     Deleted {
         /// Blocks deleted by this portion.
         count: u32,
-        /// Whether the image has no further block from that stripe on in the PG.
+        /// Whether the image has no blocks left in the PG from stripe `from` of the request on.
         complete: bool,
     },
 }
@@ -171,8 +171,8 @@ pub enum Refusal {
         /// What the PG waits for, for the operator.
         why: String,
     },
-    /// A queue is full, or the request waited too long for the map, its PG or room; retry later. A zero or
-    /// a deletion may have been executed, if the PG's lease ran out before the answer.
+    /// A queue is full, or the request waited too long for the map, its PG or free space; retry later. A zero
+    /// or a deletion may have been executed, if the PG's lease ran out before the answer.
     Busy,
     /// The request breaks a rule, which is a bug in its sender.
     Invalid {

@@ -16,7 +16,7 @@ use super::pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};
 
 /// Stands for no position.
 const NO_POSITION: u8 = u8::MAX;
-/// Most words of a unit bitmap: the words for the largest block.
+/// Maximum number of words in a unit bitmap: the words for the largest block.
 const BITMAP_WORDS_MAX: usize = BlockSize::MAX.unit_count() as usize / 64;
 /// Longest text for the operator in a message, in bytes. Longer text is truncated.
 const TEXT_SIZE_MAX: usize = 4096;

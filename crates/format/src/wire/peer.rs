@@ -2,8 +2,8 @@
 //! `docs/internals/pg.md`.
 //!
 //! Invariants
-//!   1. Messages on one connection stay in order. The primary opens the connection, and answers come back
-//!      on the same one.
+//!   1. Messages on one connection stay in order. The primary opens the connection, and answers return on the
+//!      same one.
 //!   2. Every message contains its PG and epoch. A message of another epoch has no effect on the PG.
 //!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
 
@@ -12,11 +12,11 @@ use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, UNIT_S
 use super::pg_entry::PgEntry;
 use crate::disk::{BlockKey, UnitSet};
 
-/// Most blocks in one [`PeerBody::Listed`].
+/// Maximum number of blocks in one [`PeerBody::Listed`].
 pub const LIST_COUNT_MAX: usize = 1024;
-/// Most activations in a history.
+/// Maximum number of activations in a history.
 pub const HISTORY_COUNT_MAX: usize = 64;
-/// Most keys in [`Filling::whole`].
+/// Maximum number of keys in [`Filling::whole`].
 pub const WHOLE_COUNT_MAX: usize = 1024;
 
 /// Most bytes of a note on scrubs.
@@ -24,8 +24,8 @@ pub const SCRUB_NOTE_SIZE_MAX: usize = 48 << 10;
 
 /// Most pools in [`LeaseMessage::Renew`].
 pub const REVISION_COUNT_MAX: usize = 256;
-/// Most PGs in [`LeaseMessage::Granted`]: all PGs of the largest pool. A giver that would have to list more
-/// grants no lease.
+/// Maximum number of PGs in [`LeaseMessage::Granted`]: all PGs of the largest pool. A giver that would have
+/// to list more grants no lease.
 pub const LOST_COUNT_MAX: usize = 1 << 16;
 
 /// One message between members of a PG. Its keys belong to the PG's pool, so they are encoded without a
@@ -51,7 +51,7 @@ pub enum PeerBody {
     },
     /// Member: its state.
     State(MemberState),
-    /// Primary: which blocks do you hold with versions above this?
+    /// Primary: list the blocks that you hold with versions above this one.
     List {
         /// Copied into the answer, to match it to this request.
         call: u32,
@@ -69,7 +69,7 @@ pub enum PeerBody {
         /// Whether these are the last blocks.
         is_last: bool,
     },
-    /// Primary: give me this block.
+    /// Primary: send this block.
     Fetch {
         /// Copied into the answer, to match it to this request.
         call: u32,
@@ -124,7 +124,7 @@ pub enum PeerBody {
     Write {
         /// Version of the write: one more than that of the preceding write.
         version: Version,
-        /// All writes up to this version have ended on all acting members.
+        /// All writes up to this version have completed on all acting members.
         mark: Version,
         /// The block.
         key: BlockKey,
@@ -284,7 +284,7 @@ pub struct MemberState {
     pub is_suspect: bool,
     /// The history in the member's record.
     pub history: Vec<Activation>,
-    /// The progress of a backfill that has not ended.
+    /// The progress of a backfill that has not finished.
     pub filling: Option<Filling>,
 }
 
@@ -421,7 +421,7 @@ pub enum LeaseMessage {
         stamp: u64,
         /// Revisions of the map that the holder acts on.
         revisions: Vec<(PoolId, MapRevision)>,
-        /// Bytes of new data that the holder began to write, or gives back unused. Counted since its first
+        /// Bytes of new data that the holder began to write, or returns unused. Counted since its first
         /// request in the current run of both OSDs; never more than the giver's limit.
         begun_bytes: u64,
         /// The part of `begun_bytes` that the giver may not have stored yet.
@@ -434,14 +434,14 @@ pub enum LeaseMessage {
         /// How long the lease is valid, in milliseconds on the holder's clock. Set by the giver, because
         /// only the giver knows how long it will honour the lease; the holder may have seen other settings.
         valid_ms: u32,
-        /// PGs for which the lease is not valid, because the giver knows a newer epoch of them.
+        /// PGs for which the lease is not valid, because the giver has a newer epoch of them.
         lost: Vec<(PgId, Epoch)>,
         /// Whether the giver's store refuses new data.
         is_full: bool,
         /// The giver keeps space free for new data up to this limit, counted like `begun_bytes` of
         /// `Renew`; the limit only grows.
         limit_bytes: u64,
-        /// The holder should give back unused space beyond this many bytes.
+        /// The holder should return unused space beyond this many bytes.
         share_bytes: u64,
     },
     /// The holder stops for good, and no longer uses its lease.

@@ -6,7 +6,7 @@ use base::{Epoch, Incarnation, MapRevision, OsdId, PgId, Position};
 
 /// The newest entry of a PG: it records and fixes the acting set.
 ///
-/// The acting set has fixed slots, its *positions*, as many as the pool wants. Each position has a member
+/// The acting set has fixed slots, its *positions*, as many as the pool specifies. Each position has a member
 /// or is empty, and a change of one position does not move the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -26,7 +26,7 @@ pub struct PgEntry {
     pub learners: Vec<Learner>,
 }
 
-/// Most members of an entry, acting or learning.
+/// Maximum number of members in an entry, acting and learning ones together.
 pub const MEMBERS_MAX: usize = 32;
 
 impl PgEntry {

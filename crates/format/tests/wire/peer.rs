@@ -1,4 +1,4 @@
-//! Messages between OSDs: examples, any of them, and the fields that are refused.
+//! Messages between OSDs: examples, random messages, and fields that are refused.
 
 use base::{BlockSize, Checksum, MapRevision};
 use format::disk::BlockKey;
@@ -193,7 +193,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     ]
 }
 
-// ---- any message -----------------------------------------------------------------------------
+// ---- random messages-------------------------------------------------------------------------
 
 fn any_key() -> impl Strategy<Value = BlockKey> {
     (any::<u32>(), any_image(), any::<u32>()).prop_map(|(hash, image, stripe)| BlockKey {
@@ -421,7 +421,7 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
 
 // ---- limits ----------------------------------------------------------------------------------
 
-/// Where a peer message's own fields begin: behind PG, epoch and tag.
+/// Where a peer message's own fields begin: after PG, epoch and tag.
 const FIELDS: usize = FRAME_HEADER_SIZE + 13;
 
 #[test]
@@ -483,7 +483,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     let refused = |name: &str, at: usize, count: usize, what: &str| {
         let too_many = forged(&named(name), at, &(count as u32 + 1).to_le_bytes()).unwrap_err();
         assert!(too_many.0.contains(what), "{name}: {too_many}");
-        // Within the limit, but not there.
+        // A count within the limit, but without that many elements.
         let missing = forged(&named(name), at, &(count as u32).to_le_bytes()).unwrap_err();
         assert!(missing.0.contains("the body ends before them"), "{name}: {missing}");
     };
@@ -549,7 +549,7 @@ fn a_data_less_message_between_osds_has_no_payload() {
 
 #[test]
 fn a_key_of_another_pool_cannot_be_said() {
-    // Keys carry no pool on the wire: what comes back has the PG's.
+    // Keys carry no pool on the wire: a decoded key has the PG's pool.
     let message = peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![] });
     let other = forged(&message, FRAME_HEADER_SIZE, &9u32.to_le_bytes()).unwrap();
     let Message::Peer(other) = other else { panic!("{other:?}") };

@@ -21,7 +21,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::measured::{Measured, cpu_time};
 use crate::{Error, clock};
 
-/// Most bytes of small messages that one system call sends or receives.
+/// Maximum number of bytes of small messages that one system call sends or receives.
 const BATCH_SIZE_MAX: usize = 256 << 10;
 
 /// The shape of the load.

@@ -23,7 +23,7 @@ use crate::{Error, clock};
 
 /// Largest size of the ring, in bytes; the ring uses a quarter of the file.
 const RING_SIZE_MAX: u64 = 64 << 20;
-/// Most write-backs (writes of blocks to their places) in flight.
+/// Maximum number of write-backs (writes of blocks to their places) in flight.
 const WRITE_BACKS_MAX: usize = 64;
 /// `user_data` of a write to the journal (`GROUP`), and of a write to a place (`WRITE_BACK`).
 const GROUP: u64 = 0;
@@ -179,8 +179,8 @@ impl Run<'_> {
             .rw_flags(flags)
             .build()
             .user_data(user_data);
-        // SAFETY: the bytes belong to the ring's memory, which outlives the uring's operations:
-        // `measure` ends when all have ended, and where it fails the memory is never freed.
+        // SAFETY: the bytes belong to the ring's memory, which outlives the uring's operations: `measure`
+        // returns when all have completed, and if it fails the memory is never freed.
         unsafe { uring.submission().push(&entry) }.expect("the ring has room for all");
     }
 }

@@ -8,8 +8,8 @@ use io_uring::IoUring;
 use crate::Error;
 use crate::disk::Disk;
 
-/// Most bytes of the file that a load uses. They are filled before the measurement, so that no measured
-/// write has to allocate space.
+/// Maximum number of bytes of the file that a load uses. They are filled before the measurement, so that no
+/// measured write has to allocate space.
 pub const RANGE_SIZE_MAX: u64 = 256 << 20;
 
 const FILL_SIZE: u64 = 4 << 20;

@@ -81,9 +81,9 @@ impl Run<'_> {
         let offset = self.places.next();
         let entry = self.entry(slot, offset);
         self.slots[slot].began = now;
-        // SAFETY: the buffer belongs to the slot, which is not used again before the completion
-        // of this entry; `measure` leaves only when all completions have come, or when the ring
-        // itself fails, and then the buffers are never freed.
+        // SAFETY: the buffer belongs to the slot, which is not used again before the completion of this
+        // entry; `measure` returns only when all completions have arrived, or when the ring itself fails, and
+        // then the buffers are never freed.
         unsafe { uring.submission().push(&entry) }.expect("the ring holds `depth` entries");
     }
 

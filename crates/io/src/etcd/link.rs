@@ -2,7 +2,7 @@
 //! used.
 //!
 //! ```text
-//!   keep:  open ─▶ there ──probe every 500 ms──▶ left ─▶ the next endpoint
+//!   keep:  open ─▶ in use ─probe every 500 ms──▶ gone ─▶ the next endpoint
 //!                    │ ▲                           ▲
 //!   tasks:           └─ask─── error, no answer ────┘
 //! ```

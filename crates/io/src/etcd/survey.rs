@@ -28,7 +28,7 @@ const AGAIN_SPAN: Duration = Duration::from_secs(1);
 const ROOM_SPAN: Duration = Duration::from_secs(60);
 /// Time limit for reading the metrics page.
 const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
-/// Most bytes of a metrics page that are read; the page of etcd has about 100 KiB.
+/// Maximum number of bytes that are read from a metrics page; etcd's page has about 100 KiB.
 const PAGE_SIZE_MAX: u64 = 4 << 20;
 /// An endpoint is reported as nearly full if it uses at least this percentage of its quota.
 const NEARLY_FULL_PERCENT: u64 = 80;

@@ -13,7 +13,7 @@ use super::context::Context;
 use super::keys::{number, revision};
 use super::link::{ANSWER_SIZE_MAX, Link, Refusal, text_of};
 
-/// Reports the changes of keys with this prefix until the task is aborted or the watch is lost.
+/// Reports the changes to keys with this prefix until the task is aborted or the watch is lost.
 pub(super) async fn follow(
     context: Rc<Context>,
     watch: WatchId,

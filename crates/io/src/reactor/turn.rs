@@ -224,7 +224,7 @@ impl Reactor {
         if result < 0 {
             return;
         }
-        // SAFETY: the kernel has just opened this descriptor for us; nobody else knows it.
+        // SAFETY: the kernel has just opened this descriptor for us; no other code has it.
         let socket = unsafe { OwnedFd::from_raw_fd(result) };
         if listener.tcp {
             socket::tune_tcp(&socket);

@@ -81,7 +81,7 @@ impl ClientCore {
         self.monitor.link.take_told()
     }
 
-    /// Drops the closes that the monitor has received: it answered a later attach.
+    /// Drops the closes that the monitor has received: a later attach was answered.
     fn drop_farewells(&mut self, answered: u64) {
         self.farewells.retain(|farewell| farewell.last_ask >= answered);
     }

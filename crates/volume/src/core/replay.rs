@@ -30,7 +30,7 @@ use crate::timers::Timer;
 use crate::unsynced::{Content, Gate, Unsynced};
 use crate::{Effect, VolumeError, VolumeHandle};
 
-/// Most parts of one replay in flight at a time.
+/// Maximum number of parts of one replay in flight at a time.
 const REPLAY_PARTS_MAX: u32 = 32;
 
 impl ClientCore {
@@ -381,7 +381,7 @@ impl ClientCore {
         }
     }
 
-    /// Begins a sync on the core's own account, ahead of all waiting requests. Returns false if one
+    /// Begins a sync for the core itself, ahead of all waiting requests. Returns false if one
     /// is under way.
     pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");

@@ -9,7 +9,7 @@ use crate::part::MISMATCH_COUNT_MAX;
 use crate::{Answer, Event, Operation, VolumeError, VolumeHandle};
 
 impl World {
-    /// The OSD that the longest waiting request was sent to.
+    /// The OSD that the longest-waiting request was sent to.
     pub(super) fn asked_osd(&self) -> base::OsdId {
         self.osds[&self.asked[0].0]
     }
@@ -365,7 +365,7 @@ fn closed(unanswered: bool) -> ToMonitor {
 #[test]
 fn a_failed_part_drops_those_that_were_not_sent() {
     let mut world = World::attached();
-    // Two narrow edges in one stripe: the second is held by the first.
+    // The write covers two units partly: the second patch waits for the first.
     let id = world.write(10, &vec![1; UNIT]);
     world.refuse(Refusal::Full);
     assert_eq!(world.result(id), Err(VolumeError::Full));

@@ -22,19 +22,19 @@ impl World {
         self.ask(Operation::Write { offset, data, durable: true })
     }
 
-    /// Writes a unit of the first block, and is told that it is done.
+    /// Writes a unit of the first block, which must succeed.
     fn write_unit(&mut self, unit: u64, byte: u8) {
         let id = self.write(unit * UNIT_SIZE, &[byte; UNIT]);
         assert_eq!(self.finish(id), Ok(Answer::Done));
     }
 
-    /// The volume's first flush, which goes everywhere.
+    /// The volume's first flush, which is sent to every PG.
     fn flush(&mut self) {
         let id = self.ask(Operation::Flush);
         assert_eq!(self.finish(id), Ok(Answer::Done));
     }
 
-    /// What waits for an answer, as (epoch, first unit and byte of a write, or what else it is).
+    /// Returns the requests that wait for an answer, as (epoch, first unit and byte of a write, or the kind).
     fn waiting(&self) -> Vec<(u32, String)> {
         let shown = |request: &Request| match &request.op {
             Op::Write { offset, data, expected: None, lazy: true, .. } => {
@@ -360,7 +360,8 @@ fn a_replay_is_not_given_up_whatever_is_answered() {
     assert!(world.finish(read).is_ok());
 }
 
-/// A world whose PG is full, and lost two units that it had acknowledged; the first try is over.
+/// Returns a world whose PG is full and has lost two units that it had acknowledged, after the first pass of
+/// the replay.
 fn full() -> World {
     let mut world = World::lazy(None);
     world.write_unit(2, 7);

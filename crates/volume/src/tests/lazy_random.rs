@@ -1,5 +1,6 @@
-//! Random schedules of a lazy volume whose OSDs lose power: no read goes back in time, what a flush
-//! covered is durable, and the volume ends with what writing in the order asked would have left.
+//! Random schedules of a lazy volume whose OSDs lose power: no read returns older data than an earlier read,
+//! everything that a flush covered is durable, and at the end the volume holds what the changes leave in the
+//! order of their requests.
 
 use base::{Duration, StripeIndex, UNIT_SIZE};
 use format::wire::{Op, Refusal};
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 use super::world::{BLOCK, UNIT, VOLUME, World, pg_number};
 use crate::{Answer, Operation, Piece, RequestId, VolumeError};
 
-/// Few blocks, so that changes meet.
+/// Few blocks, so that changes overlap.
 const RANGE: usize = 3 * BLOCK as usize;
 
 #[derive(Clone, Debug)]
@@ -26,12 +27,12 @@ enum Action {
     Flush,
     Serve(usize),
     Refuse(usize, u8),
-    /// The connection of a waiting request breaks after so many were executed.
+    /// The connection of a waiting request breaks after this many requests were executed.
     Break(usize),
     Connect,
     Wait,
-    /// A PG has a new epoch, after so many waiting requests were executed. The seed says what of
-    /// it is lost with power; none: nothing is lost.
+    /// A PG gets a new epoch after this many waiting requests were executed. The seed selects what of it a
+    /// power loss destroys; none: nothing is lost.
     NewEpoch {
         block: u32,
         executed: usize,
@@ -39,11 +40,11 @@ enum Action {
         answers: bool,
     },
     BreakMonitor,
-    /// OSDs have no room for data from now on, or have it again.
+    /// OSDs have no space for data from now on, or have space again.
     Fill(bool),
     /// A waiting request is executed; its answer comes later.
     Execute(usize),
-    /// One of those answers comes.
+    /// One of those answers arrives.
     Answer(usize),
 }
 
@@ -87,7 +88,7 @@ fn some_action_or_late_answer() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A change as asked; it takes effect in the order of its index.
+/// A requested change; changes take effect in the order of their indexes.
 struct Change {
     id: RequestId,
     range: std::ops::Range<usize>,
@@ -100,7 +101,7 @@ struct Change {
 struct Reading {
     id: RequestId,
     range: std::ops::Range<usize>,
-    /// Of each byte, the oldest change it may show.
+    /// For each byte, the oldest change that the read may show.
     oldest: Vec<usize>,
 }
 
@@ -111,17 +112,17 @@ struct Flushing {
 
 struct Run {
     world: World,
-    /// Index 0 stands for the volume as it was made.
+    /// Index 0 stands for the volume as it was created.
     changes: Vec<Change>,
     readings: Vec<Reading>,
     flushings: Vec<Flushing>,
-    /// Of each byte, the newest change that was done or seen.
+    /// For each byte, the newest change that was acknowledged or read.
     known: Vec<usize>,
-    /// Of each byte, the newest change that is to be durable.
+    /// For each byte, the newest change that must be durable.
     safe: Vec<usize>,
-    /// Executed, with answers that have not come.
+    /// Executed requests, with answers that have not arrived.
     late: Vec<(Asked, Told)>,
-    /// PGs have lost something that may not be replayed yet.
+    /// A PG has lost writes that may not be replayed yet.
     has_lost: bool,
 }
 
@@ -220,7 +221,7 @@ impl Run {
         self.judge();
     }
 
-    /// An OSD reads what a change has made only when it has answered the change: both answers come over one
+    /// An OSD answers a change before it answers a read that sees the change: both answers arrive over one
     /// connection, in that order.
     fn answer_before_reading(&mut self) {
         let (connection, request) = &self.world.asked[0];
@@ -238,7 +239,7 @@ impl Run {
         }
     }
 
-    /// What was executed over a connection that has ended meanwhile has no answer.
+    /// Delivers a late answer; the client ignores it if its connection was closed meanwhile.
     fn answer_late(&mut self, at: usize) {
         if let Some(place) = at.checked_rem(self.late.len()) {
             let (asked, told) = self.late.swap_remove(place);
@@ -260,7 +261,7 @@ impl Run {
         }
         world.next_epoch(number);
         if answers && lost.is_none() && self.late.is_empty() {
-            // They were on their way when the epoch ended.
+            // These answers were in transit when the epoch ended.
             for (asked, outcome) in late {
                 if world.osds.contains_key(&asked.0) && !world.closed.contains(&asked.0) {
                     world.reply(&asked, outcome);
@@ -269,7 +270,7 @@ impl Run {
         }
     }
 
-    /// Looks at what ended, and at what the OSDs hold.
+    /// Checks the requests that have finished, and the content of the OSDs.
     fn judge(&mut self) {
         for index in 1..self.changes.len() {
             let change = &mut self.changes[index];
@@ -278,11 +279,11 @@ impl Run {
             }
             change.is_done = true;
             if self.world.done[&change.id] == Err(VolumeError::TimedOut) {
-                // It may have happened, in part or whole.
+                // The change may have taken effect, in part or as a whole.
                 continue;
             }
             if self.world.done[&change.id] == Err(VolumeError::Full) {
-                // As well.
+                // The same holds here.
                 let std::ops::Range { start, end } = change.range;
                 let is_discard = change.byte == 0 && start % UNIT == 0 && end % UNIT == 0;
                 assert!(!is_discard, "discards always work");
@@ -320,7 +321,7 @@ impl Run {
         self.judge_disks();
     }
 
-    /// The oldest change from `oldest` on that leaves this byte here.
+    /// Returns the oldest change, from `oldest` on, that leaves this byte at this place.
     fn shown(&self, place: usize, byte: u8, oldest: usize) -> Option<usize> {
         (oldest..self.changes.len()).find(|index| {
             let change = &self.changes[*index];
@@ -348,8 +349,9 @@ impl Run {
         }
     }
 
-    /// Whatever power loss leaves of a unit is not older than what was flushed; and while nothing
-    /// was lost, what is there is not older than what was done, should the client die now.
+    /// Checks that nothing that a power loss may leave of a unit is older than what was flushed; and, while
+    /// nothing was lost, that the current content is not older than what was acknowledged, in case the client
+    /// dies now.
     fn judge_disks(&mut self) {
         for place in (0..RANGE).step_by(UNIT / 4) {
             let stripe = StripeIndex::new((place / BLOCK as usize) as u32);
@@ -388,7 +390,7 @@ impl Run {
         assert!(self.readings.is_empty() && self.flushings.is_empty());
     }
 
-    /// Faults stop: everything ends.
+    /// The faults stop: everything must finish.
     fn finish(&mut self) {
         self.world.is_full = false;
         self.world.core.settings.retry_for = None;
@@ -411,8 +413,8 @@ type Asked = (base::ConnectionId, format::wire::Request);
 type Told = Result<format::wire::Outcome, Refusal>;
 
 impl World {
-    /// Executes up to `count` of the waiting requests that are of their PG's epoch; they have no
-    /// answer. Gives what would have been answered.
+    /// Executes up to `count` of the waiting requests that are of their PG's epoch, without answering them.
+    /// Returns the answers that they would have received.
     fn execute_current(
         &mut self,
         count: usize,

@@ -1,4 +1,4 @@
-//! The client core against a monitor and OSDs that do what each test says.
+//! The client core against a monitor and OSDs that each test controls.
 
 mod faults;
 mod lazy;

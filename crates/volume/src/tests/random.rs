@@ -1,5 +1,5 @@
-//! Random schedules: whatever is refused, lost, repeated or moved, every request is answered once,
-//! and the volume holds what writing in the order asked would have left.
+//! Random schedules: whatever is refused, lost, repeated or moved, every request is answered once, and at the
+//! end the volume holds what the writes leave in the order of their requests.
 
 use base::ConnectionId;
 use cluster::map::MapDelta;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::world::{BLOCK, UNIT, World, entry, pool_delta};
 use crate::{Answer, Operation, RequestId};
 
-/// Few blocks, so that writes meet.
+/// Few blocks, so that writes overlap.
 const RANGE: u64 = 3 * BLOCK;
 
 #[derive(Clone, Debug)]
@@ -28,16 +28,16 @@ enum Action {
         length: u64,
     },
     Flush,
-    /// The request that waits at this place (modulo their number) is answered.
+    /// The waiting request with this index (modulo their number) is answered.
     Serve(usize),
-    /// It is refused.
+    /// That request is refused.
     Refuse(usize, u8),
-    /// The connection of the first waiting request breaks after so many of its requests were
+    /// The connection of the first waiting request breaks after this many of its requests were
     /// executed.
     Break(usize),
-    /// Asked connections stand.
+    /// Requested connections are established.
     Connect,
-    /// The next deadline comes.
+    /// Time passes until the next deadline.
     Wait,
     /// PGs move to the other OSD.
     Move,
@@ -71,7 +71,7 @@ fn some_action() -> impl Strategy<Value = Action> {
 
 struct Run {
     world: World,
-    /// What the volume is to hold in the end.
+    /// The content that the volume must have at the end.
     model: Vec<u8>,
     asked: Vec<RequestId>,
     epoch: u32,
@@ -148,14 +148,14 @@ impl Run {
         let primary = 1 + self.epoch % 2;
         let pgs = (0..4).map(|number| entry(number, self.epoch, primary)).collect();
         let pools = vec![pool_delta(since, since + 1, pgs)];
-        // What was sent to the old primary may still be executed, but before the move.
+        // Requests that were sent to the old primary may still be executed, but only before the move.
         self.world.execute_some(usize::MAX);
         self.world.asked.clear();
         self.world.say(FromMonitor::Map(MapDelta { pools, ..MapDelta::default() }));
         self.world.break_all_osds();
     }
 
-    /// Faults stop: everything ends.
+    /// The faults stop: everything must finish.
     fn finish(&mut self) {
         let world = &mut self.world;
         for _ in 0..10_000 {
@@ -180,8 +180,8 @@ impl Run {
 }
 
 impl World {
-    /// Brings one of the waiting requests to the front; whether there is one. The order of
-    /// requests of one stripe and connection stays: that is what an OSD keeps.
+    /// Moves one of the waiting requests to the front; returns whether there is one. Requests of one stripe
+    /// on one connection stay in order, because an OSD preserves that order.
     pub(super) fn bring_forward(&mut self, at: usize) -> bool {
         if self.asked.is_empty() {
             return false;

@@ -392,7 +392,7 @@ fn a_monitor_that_breaks_the_protocol_is_left() {
 fn a_monitor_that_falls_silent_is_left_for_another() {
     let mut world = World::attached();
     let first = world.monitor.expect("connected");
-    // One that is there stays, however little it has to say.
+    // A monitor that answers pings is kept, even if it sends nothing else.
     for _ in 0..20 {
         world.now = world.now + Duration::from_millis(500);
         world.apply(Event::Tick);
@@ -404,7 +404,7 @@ fn a_monitor_that_falls_silent_is_left_for_another() {
     assert_eq!(world.wait(), Duration::from_millis(10));
     let (_, address) = world.connecting.pop_front().expect("the next is tried");
     assert_eq!(address, "tcp:mon2:1");
-    // Nor does a connection that never stands take longer than a second.
+    // A connection that is never established is abandoned after a second.
     assert_eq!(world.wait(), Duration::from_secs(1));
     assert_eq!(world.closed.len(), 2);
     world.wait();

@@ -1,5 +1,5 @@
-//! A monitor and OSDs in memory: connections stand when the test says so, requests are answered,
-//! refused or lost as the test says, and bytes lie in a plain table.
+//! A monitor and OSDs in memory: the test decides when connections are established and which requests are
+//! answered, refused or lost; the data is in a plain table.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -39,19 +39,19 @@ pub(super) struct World {
     pub(super) now: Time,
     pub(super) core: ClientCore,
     pub(super) pool: BufferPool,
-    /// Asked connections that neither stand nor failed.
+    /// Requested connections that are neither established nor failed.
     pub(super) connecting: VecDeque<(ConnectionId, String)>,
     pub(super) monitor: Option<ConnectionId>,
     pub(super) osds: BTreeMap<ConnectionId, OsdId>,
     /// Closed by the core.
     pub(super) closed: Vec<ConnectionId>,
-    /// What the monitor was told and the test has not looked at.
+    /// Messages to the monitor that the test has not looked at yet.
     pub(super) told: VecDeque<ToMonitor>,
-    /// The monitor says nothing, not even that it is there.
+    /// The monitor sends nothing, not even answers to pings.
     pub(super) is_silent: bool,
-    /// The monitor was asked whether it is there, and has not said so.
+    /// The monitor has received a ping that it has not answered.
     is_pinged: bool,
-    /// What was applied last had more consequences than that.
+    /// Whether the last event had effects other than a ping to the monitor.
     has_moved: bool,
     /// Requests that wait for an answer.
     pub(super) asked: VecDeque<(ConnectionId, Request)>,
@@ -60,17 +60,17 @@ pub(super) struct World {
     /// Lines for the log.
     pub(super) lines: Vec<base::TraceEvent>,
     pub(super) done: BTreeMap<RequestId, Reached>,
-    /// What writes are told; of a lazy session: what lazy writes are told.
+    /// Whether writes are acknowledged as durable; in a lazy session: whether lazy writes are.
     pub(super) durable: bool,
     /// Sessions are granted with the lock, and lazy.
     pub(super) lazy: bool,
-    /// OSDs refuse whatever brings data.
+    /// OSDs refuse all writes of data.
     pub(super) is_full: bool,
-    /// Of the map, as last told.
+    /// Revision of the map, as last sent.
     revision: u64,
-    /// Epochs that OSDs insist on, by PG; none: they take any.
+    /// Epochs that OSDs require, by PG; no entry: they accept any.
     pub(super) epochs: BTreeMap<u32, u32>,
-    /// Units written since they were last durable, each with what it held before each change, the
+    /// Units written since they were last durable, each with its content before each change, the
     /// durable content first.
     pub(super) unstable: BTreeMap<(StripeIndex, u32), Vec<Option<Vec<u8>>>>,
     blocks: BTreeMap<(ImageId, StripeIndex), Block>,
@@ -180,8 +180,8 @@ impl World {
         }
     }
 
-    /// A world with one volume attached, the map known, and both OSDs connected. PG 0 and 2 lie
-    /// on osd.1, PG 1 and 3 on osd.2.
+    /// A world with one volume attached, the map received, and both OSDs connected. PGs 0 and 2 are on osd.1,
+    /// PGs 1 and 3 on osd.2.
     pub(super) fn attached() -> World {
         World::attached_with(None, false)
     }
@@ -208,8 +208,8 @@ impl World {
         world
     }
 
-    /// The monitor makes the next epoch of a PG, with the same primary; its clients are told if
-    /// there is a connection.
+    /// Begins the next epoch of a PG, with the same primary; the monitor sends it to the client if that is
+    /// connected.
     pub(super) fn next_epoch(&mut self, number: u32) {
         let epoch = self.epochs[&number] + 1;
         self.epochs.insert(number, epoch);
@@ -237,7 +237,7 @@ impl World {
         }));
     }
 
-    /// Answers the last ask for a session.
+    /// Answers the last request for a session.
     pub(super) fn accept_session(&mut self) {
         let ask = self.told.iter().rev().find_map(|message| match message {
             ToMonitor::OpenSession { request, .. } => Some(*request),
@@ -300,7 +300,7 @@ impl World {
         self.apply(Event::Net(event));
     }
 
-    /// Every asked connection stands.
+    /// Establishes every requested connection.
     pub(super) fn connect(&mut self) {
         while let Some((connection, address)) = self.connecting.pop_front() {
             let role = if address.starts_with("tcp:mon") {
@@ -318,14 +318,14 @@ impl World {
         }
     }
 
-    /// The first asked connection fails.
+    /// Fails the first requested connection.
     pub(super) fn refuse_connection(&mut self, reason: CloseReason) -> String {
         let (connection, address) = self.connecting.pop_front().expect("one is asked");
         self.net(NetEvent::Closed { connection, reason });
         address
     }
 
-    /// The connection to an OSD breaks; what was sent on it is lost.
+    /// Breaks the connection to an OSD; requests that were sent on it are lost.
     pub(super) fn break_osd(&mut self, id: OsdId) {
         let of_osd = self.osds.iter().filter(|(_, at)| **at == id);
         let connection = of_osd.map(|(connection, _)| *connection).next_back().expect("connected");
@@ -344,7 +344,7 @@ impl World {
         self.net(NetEvent::Received { connection, message: Message::Control(text) });
     }
 
-    /// When something is to happen if nothing does, and the monitor is there.
+    /// The next deadline; while a monitor is connected, apart from those of its connection.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.monitor {
             Some(_) => self.core.timers.deadline_but_of_monitor(),
@@ -352,7 +352,8 @@ impl World {
         }
     }
 
-    /// Moves to the next deadline at which more happens than that the monitor says that it is there.
+    /// Moves time to the next deadline at which more happens than a ping to the monitor. Returns how much
+    /// time passed.
     pub(super) fn wait(&mut self) -> Duration {
         let began = self.now;
         loop {
@@ -383,7 +384,7 @@ impl World {
         self.ask(Operation::Read { offset, length })
     }
 
-    /// The request that waits longest for an answer.
+    /// Takes the longest-waiting request.
     pub(super) fn next(&mut self) -> (ConnectionId, Request) {
         self.connect();
         self.asked.pop_front().expect("something is asked")
@@ -399,7 +400,7 @@ impl World {
         self.net(NetEvent::Received { connection: *connection, message: Message::Reply(reply) });
     }
 
-    /// Does what the longest waiting request asks.
+    /// Executes and answers the longest-waiting request.
     pub(super) fn serve_one(&mut self) {
         let asked = self.next();
         let outcome = self.do_as_asked(&asked.1);
@@ -415,7 +416,7 @@ impl World {
         outcome
     }
 
-    /// Does everything that is asked, until nothing is.
+    /// Executes and answers requests until none is left.
     pub(super) fn serve(&mut self) {
         self.connect();
         while !self.asked.is_empty() {
@@ -424,14 +425,14 @@ impl World {
         }
     }
 
-    /// Refuses the longest waiting request.
+    /// Refuses the longest-waiting request.
     pub(super) fn refuse(&mut self, refusal: Refusal) -> Request {
         let asked = self.next();
         self.reply(&asked, Err(refusal));
         asked.1
     }
 
-    /// Answers, by serving, and gives the result of `id`.
+    /// Serves all requests, and returns the result of `id`.
     pub(super) fn finish(&mut self, id: RequestId) -> Reached {
         self.serve();
         self.result(id)
@@ -498,7 +499,7 @@ impl World {
         }
     }
 
-    /// Refuses what is of another epoch than its PG is in, and data that there is no room for.
+    /// Refuses a request whose epoch is not that of its PG, and data that there is no space for.
     fn judge(&self, request: &Request) -> Result<(), Refusal> {
         let number = request.pg.number;
         match self.epochs.get(&number) {
@@ -510,7 +511,7 @@ impl World {
         }
     }
 
-    /// A change that is not lazy is durable.
+    /// Records a change as durable, unless only lazily acknowledged.
     fn settle(&mut self, stripe: StripeIndex, offset: u32, length: u32, lazy: bool) {
         if !lazy || self.durable {
             let units = offset / UNIT as u32..(offset + length) / UNIT as u32;
@@ -527,8 +528,8 @@ impl World {
         }
     }
 
-    /// All members of the PG lost power: of each unit that was not durable an older content may be
-    /// left, as `choose` (below a number) says.
+    /// All members of the PG lose power: each unit that was not durable may revert to an older content, which
+    /// `choose` selects by a number below its argument.
     pub(super) fn lose_power(&mut self, number: u32, mut choose: impl FnMut(usize) -> usize) {
         let of_pg = |stripe: StripeIndex| pg_number(stripe) == number;
         for ((stripe, unit), mut changes) in std::mem::take(&mut self.unstable) {
@@ -548,17 +549,17 @@ impl World {
         }
     }
 
-    /// What a unit holds at its OSD.
+    /// The content of a unit at its OSD.
     pub(super) fn held(&self, stripe: StripeIndex, unit: u32) -> Option<&Vec<u8>> {
         self.blocks.get(&(ImageId::FIRST, stripe))?.units.get(&unit)
     }
 
-    /// Everything of a PG is durable.
+    /// Makes everything in a PG durable.
     pub(super) fn sync(&mut self, number: u32) {
         self.unstable.retain(|(stripe, _), _| pg_number(*stripe) != number);
     }
 
-    /// Another client writes the unit meanwhile.
+    /// Writes the unit as another client.
     pub(super) fn write_from_elsewhere(&mut self, stripe: u32, unit: u32, byte: u8) {
         let place = (ImageId::FIRST, StripeIndex::new(stripe));
         self.blocks.entry(place).or_default().units.insert(unit, vec![byte; UNIT]);

@@ -5,9 +5,9 @@ use volume::VolumeHandle;
 
 use super::super::session::Session;
 
-/// Most bytes of one client's requests in flight and unsent replies.
+/// Maximum number of bytes of one client's requests in flight and unsent replies.
 pub(super) const CLIENT_BYTES_MAX: usize = 64 << 20;
-/// Most requests of one client in flight.
+/// Maximum number of requests of one client in flight.
 const CLIENT_REQUEST_COUNT_MAX: usize = 1024;
 
 /// A connected client.

@@ -10,7 +10,7 @@ use base::ConnectionId;
 use slab::Slab;
 use volume::RequestId;
 
-/// Most bytes of all clients' requests in flight; the last request may exceed it.
+/// Maximum number of bytes of all clients' requests in flight; the last request may exceed it.
 pub(super) const BYTES_MAX: usize = 512 << 20;
 
 /// A request in flight.

@@ -24,18 +24,18 @@ struct World {
     pool: BufferPool,
     /// What each client has received.
     received: BTreeMap<ConnectionId, Vec<u8>>,
-    /// Memory that a client's next bytes go to.
+    /// The memory that receives a client's next bytes.
     lent: BTreeMap<ConnectionId, (BufferMut, usize)>,
     paused: BTreeSet<ConnectionId>,
     closed: BTreeSet<ConnectionId>,
     /// Lines for the log.
     lines: Vec<TraceEvent>,
-    /// What `AskQueued` is answered with.
+    /// The answer to `AskQueued`.
     queued: usize,
     monitors: BTreeSet<ConnectionId>,
     cluster: MemoryMonitor,
     osd: MemoryOsd,
-    /// Requests are kept here instead of answered, while it is there.
+    /// While this is `Some`, requests are kept here instead of answered.
     held: Option<Vec<(ConnectionId, format::wire::Request)>>,
     refusal: Option<Refusal>,
     last_client: u64,
@@ -86,7 +86,7 @@ impl World {
         self.now = end;
     }
 
-    /// Applies an event and all that the cluster answers to it.
+    /// Applies an event, and all answers of the cluster to it.
     fn apply(&mut self, event: Event) {
         let mut events = VecDeque::from([event]);
         let mut effects = Vec::new();
@@ -159,7 +159,7 @@ impl World {
         Event::Net(NetEvent::Received { connection, message })
     }
 
-    /// Answers what was held.
+    /// Answers the held requests.
     fn release(&mut self) {
         for (connection, request) in self.held.take().expect("requests are held") {
             let event = self.answer_request(connection, request);
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// What the client has received since the last look.
+    /// What the client has received since the last call.
     fn take(&mut self, client: ConnectionId) -> Vec<u8> {
         self.received.remove(&client).unwrap_or_default()
     }
@@ -211,7 +211,7 @@ impl World {
         kinds_of(&self.answer_to(client, option, data))
     }
 
-    /// What the client is told last, in words.
+    /// Sends an option, and returns the text of the answer.
     fn told(&mut self, client: ConnectionId, option: u32, data: &[u8]) -> String {
         let answer = self.answer_to(client, option, data);
         String::from_utf8(answer[20..].to_vec()).expect("it is text")
@@ -221,7 +221,7 @@ impl World {
         self.option(client, 7, &information(name))
     }
 
-    /// A client that uses the volume.
+    /// Connects a client and attaches the volume.
     fn user(&mut self) -> ConnectionId {
         let client = self.connect();
         assert_eq!(self.go(client, "disk"), [3, 3, 1]);
@@ -637,7 +637,7 @@ fn a_client_that_chooses_no_export_is_disconnected() {
     assert!(world.closed.is_empty());
     world.advance_to(Time::ZERO + CHOICE_TIME_MAX);
     assert_eq!(world.closed, BTreeSet::from([silent, listing]));
-    // Its time began anew.
+    // The refusal restarted this client's time.
     world.advance_to(Time::ZERO + Duration::from_millis(49_999));
     assert!(!world.closed.contains(&refused));
     world.advance_to(Time::ZERO + Duration::from_secs(50));

@@ -20,7 +20,7 @@ pub(super) struct Volumes {
 
 struct Volume {
     name: String,
-    /// Whether it still waits for its turn to be attached.
+    /// Whether the volume still waits for its turn to be attached.
     is_waiting: bool,
     attached: Option<Attached>,
     clients: BTreeSet<ConnectionId>,

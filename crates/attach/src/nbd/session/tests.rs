@@ -1,4 +1,4 @@
-//! What clients send, right and wrong, and what they are told.
+//! Valid and invalid input from clients, and the answers to it.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ struct Client {
 }
 
 impl Client {
-    /// Behind the greeting, with these flags.
+    /// Returns a client after the greeting, with these flags.
     fn greeted(flags: u16) -> Client {
         let pool = BufferPool::default();
         let mut client = Client { session: Session::new(pool.clone()), pool };
@@ -28,7 +28,7 @@ impl Client {
         Client::greeted(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES)
     }
 
-    /// In the transmission phase.
+    /// Returns a client in the transmission phase.
     fn serving(export: Export, structured: bool) -> Client {
         let mut client = Client::new();
         if structured {
@@ -95,7 +95,7 @@ impl Client {
         self.answers().into_iter().map(|(_, kind, _)| kind).collect()
     }
 
-    /// The error a request is answered with by a simple reply.
+    /// The error in the simple reply to a request.
     fn simple_error(&mut self) -> u32 {
         assert_eq!(self.next(), None);
         let output = self.output();
@@ -427,7 +427,7 @@ fn a_client_can_disconnect() {
     assert_eq!(client.next(), None);
 }
 
-/// Everything the session says to these bytes, cut at these places.
+/// Everything that the session outputs for these bytes, which arrive cut at these places.
 fn run(bytes: &[u8], cuts: &[usize]) -> (Vec<Command>, Vec<u8>) {
     let pool = BufferPool::default();
     let mut session = Session::new(pool.clone());
@@ -494,7 +494,7 @@ proptest! {
         bytes.extend(text("disk"));
         requests.iter().for_each(|request| bytes.extend(request));
         cuts.sort_unstable();
-        // Data of writes whose memory is lent comes whole: cut only where nothing is lent.
+        // Write data for which memory is lent arrives whole: it is cut only where nothing is lent.
         let whole = run(&bytes, &[]);
         let cut = run_lending(&bytes, &cuts);
         prop_assert_eq!(whole, cut);
@@ -510,7 +510,7 @@ proptest! {
     }
 }
 
-/// As [`run`], giving back lent memory as a reactor does: full, and before anything behind it.
+/// Like [`run`], but returns lent memory as a reactor does: full, and before any later bytes.
 fn run_lending(bytes: &[u8], cuts: &[usize]) -> (Vec<Command>, Vec<u8>) {
     let pool = BufferPool::default();
     let mut session = Session::new(pool.clone());
