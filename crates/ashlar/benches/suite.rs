@@ -1,5 +1,6 @@
-//! `make bench`: the store and the whole path beside the limits of this machine, measured in the
-//! same run. Prints medians over several rounds and ratios; noisy machines move both alike.
+//! `make bench`: the store and the whole path compared with the limits of this machine, measured in the same
+//! run. Prints medians over several rounds, and ratios: noise on the machine changes both sides of a ratio
+//! alike.
 //!
 //! Everything runs on one core: across two cores wake-ups hide what the program does. Volumes with
 //! copies are measured on two cores as well.
@@ -28,7 +29,7 @@ const LOADS: &[Load] = &[
     ("4 MiB linear read, depth 4", &["--op", "read", "--depth", "4", "--block-size", "4MiB"]),
 ];
 
-/// What the table of replicated volumes has instead of the linear loads above.
+/// Loads in the table of replicated volumes, instead of the linear loads above.
 const LINEAR_LOADS: &[Load] = &[
     ("4 MiB linear write, depth 16", &["--op", "write", "--depth", "16", "--block-size", "4MiB"]),
     ("4 MiB linear read, depth 16", &["--op", "read", "--depth", "16", "--block-size", "4MiB"]),
@@ -57,7 +58,7 @@ fn main() {
     drop(cleanup);
 }
 
-/// Takes the files away, also after a panic.
+/// Removes the files when dropped, also after a panic.
 struct Cleanup(PathBuf);
 
 impl Drop for Cleanup {
@@ -66,7 +67,7 @@ impl Drop for Cleanup {
     }
 }
 
-/// This process, and what it starts from now on, runs on the first `count` cores.
+/// Pins this process, and those that it starts from now on, to the first `count` cores.
 fn pin_to_cores(count: usize) {
     let mut cpus = rustix::thread::CpuSet::new();
     (0..count).for_each(|cpu| cpus.set(cpu));
@@ -75,7 +76,7 @@ fn pin_to_cores(count: usize) {
     }
 }
 
-/// The store beside raw io_uring on the same file.
+/// Prints the table of the store and raw io_uring on the same file.
 fn store_table(dir: &Path, rounds: usize) {
     println!(
         "| store | ops/s | CPU us/op | raw CPU us/op | ratio | raw with a journal, CPU us/op | ratio \
@@ -88,7 +89,8 @@ fn store_table(dir: &Path, rounds: usize) {
         for _ in 0..rounds {
             let mut command = Command::new(ASHLAR);
             command.args(["bench", "disk"]).arg(dir).args(*options);
-            // Whole blocks move with each write: in a small store soon to places written before.
+            // Each write of a whole block goes to a new location: in a small store, soon to one that was
+            // written before.
             let size = if name.contains("MiB") { "1GiB" } else { "4GiB" };
             command.args(["--size", size, "--commit", "immediate", "--seconds", SECONDS, "--json"]);
             runs.push(json(&mut command));
@@ -120,7 +122,7 @@ fn store_table(dir: &Path, rounds: usize) {
     println!();
 }
 
-/// A running cluster (pool `default`: two copies where it has three OSDs) with a volume that was
+/// A running cluster (pool `default`: two copies if there are three OSDs) with a volume that was
 /// written once, so that reads find data.
 struct Cluster {
     dir: PathBuf,
@@ -166,7 +168,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Said before the tables of volumes.
+/// Printed before the tables of volumes.
 const RATIO: &str = "\
 Echo over loopback and raw io_uring have the size and depth of their row; in the echo a block goes the
 way it goes in the load, and at most 4 KiB come the other way.
@@ -190,7 +192,7 @@ fn p50(measured: &Value) -> f64 {
     number(&measured["latency_us"]["p50"])
 }
 
-/// The whole path beside the limits.
+/// Prints the table of the whole path and the limits.
 fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], rounds: usize) {
     println!(
         "| {title} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op | echo us | echo a second \
@@ -198,7 +200,7 @@ fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], round
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for (name, options) in loads {
-        // A write goes from one copy to the other.
+        // The primary sends each write to the other copies, one more hop for each.
         let copies = if name.contains("write") { f64::from(copies) } else { 1.0 };
         let hops = copies;
         let is_alone = options.contains(&"1");
@@ -237,8 +239,8 @@ fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], round
     println!();
 }
 
-/// How long writes stand still when an OSD is killed: the longest of a load on all PGs, each OSD
-/// killed once. The OSD is started again by `up` and is whole before the next one goes.
+/// Measures how long writes stall when an OSD is killed: the longest write of a load on all PGs, while each
+/// OSD is killed once. `up` restarts the OSD, which is complete again before the next one is killed.
 fn stalls(cluster: &Cluster) {
     let mut longest = Vec::new();
     for index in 0..cluster.osd_pids().len() {
@@ -247,7 +249,7 @@ fn stalls(cluster: &Cluster) {
         load.args(["--op", "randwrite", "--depth", "16", "--seconds", "4"]);
         load.stdout(std::process::Stdio::piped());
         let load = load.spawn().expect("starts");
-        // In the middle of the load; nothing is awaited here, a later kill measures the same.
+        // Kill it in the middle of the load. The exact moment does not matter.
         std::thread::sleep(std::time::Duration::from_secs(1));
         let pid = rustix::process::Pid::from_raw(pid).expect("a process");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("ours");
@@ -263,7 +265,7 @@ fn stalls(cluster: &Cluster) {
     println!("longest write while an OSD is killed (-9), each OSD once: {}\n", each.join(", "));
 }
 
-/// What a command prints; it succeeds.
+/// Returns the output of a command, which must succeed.
 fn done(command: &mut Command) -> Vec<u8> {
     let output = command.output().expect("starts");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -275,7 +277,7 @@ fn json(command: &mut Command) -> Value {
     serde_json::from_slice(&done(command)).expect("JSON")
 }
 
-/// A figure, or nothing where it was not measured.
+/// Returns a number as text, empty if it was not measured.
 fn or_none(value: f64) -> String {
     if value.is_nan() { String::new() } else { format!("{value:.2}") }
 }

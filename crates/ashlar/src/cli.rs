@@ -157,8 +157,8 @@ pub enum TaskCommand {
 }
 
 impl Command {
-    /// For a daemon: its log options, its name in the log until it knows its id, and whether it is a
-    /// child of `up`.
+    /// For a daemon: its log options, its name in the log until its id is known, and whether it is a child of
+    /// `up`.
     pub fn daemon_log(&self) -> Option<(LogArgs, &'static str, bool)> {
         match self {
             Command::Osd(OsdCommand::Run { log, parent, .. }) => {
@@ -175,8 +175,8 @@ impl Command {
         }
     }
 
-    /// Whether the command handles broken connections itself: daemons do, and commands that talk to
-    /// one over a socket. All others end quietly when nobody reads their output.
+    /// Whether the command handles broken connections itself: daemons do, and commands that talk to one over
+    /// a socket. All others exit quietly when their output is closed.
     pub fn is_server(&self) -> bool {
         match self {
             Command::Up(_) | Command::Down(_) | Command::Nbd(_) => true,

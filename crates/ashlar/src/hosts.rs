@@ -130,7 +130,7 @@ fn make_cluster(
 pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
     // Leave out `host`: the other host has its own name.
     let mut file = ClusterFile { host: None, ..config.file.clone() };
-    // The current addresses of the monitors, or those that this host knows if no monitor answers.
+    // The current addresses of the monitors; if no monitor answers, those in this host's cluster.toml.
     if let Ok(mut told) = client::monitors(config, ASK_TIME_MAX) {
         told.retain(|address| address.starts_with("tcp:"));
         if !told.is_empty() {

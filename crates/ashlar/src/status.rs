@@ -305,7 +305,7 @@ fn task_percent(task: &Value) -> Option<u64> {
     done.saturating_mul(100).checked_div(total)
 }
 
-/// Most OSDs that one sentence lists by name.
+/// Maximum number of OSDs that one sentence lists by name.
 const NAMED_COUNT_MAX: usize = 5;
 
 /// Lists the OSDs that recovery waits for.

@@ -1,11 +1,11 @@
-//! Clusters in which processes die, stand still and are cut off, and peers say anything: does
-//! what was acknowledged stay, is nothing old ever read, does no message upset a node?
+//! Clusters in which processes die, pause and are cut off, and peers send arbitrary messages: is all
+//! acknowledged data kept, is no stale data ever read, does no message break a node?
 //!
-//! Each stripe has one counter; a write puts the next value. A read must not show less than what
-//! was acknowledged, or read, before it was sent. That holds for writes that take effect in the order
-//! of their values: so none is sent that could overtake another one of its stripe, as a write in the
-//! epoch that its host still serves overtakes one that names the next epoch and waits for the map. (The simulator does the same with more, and
-//! slower: here every message of every seed is looked at by the same few rules.)
+//! Each stripe has one counter; a write stores the next value. A read must not show less than what was
+//! acknowledged, or read, before it was sent. That holds for writes that take effect in the order of their
+//! values. So no write is sent that could overtake another one of its stripe: a write in the epoch that its
+//! host still serves would overtake one that carries the next epoch and waits for the map. (The simulator
+//! checks this and more, but is slower: here a few rules check every message of every seed.)
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use crate::tests::rig::*;
 const HOSTS: usize = 3;
 const STRIPES: u32 = 6;
 
-/// What a request that is not answered was.
+/// An unanswered request.
 enum Open {
     Write { stripe: u32, value: u8, host: usize, epoch: Epoch },
     Read { stripe: u32, at_least: u8 },
@@ -63,7 +63,7 @@ impl Run {
         self.cluster.hosts[host].node.is_some() && !self.cluster.hosts[host].is_still
     }
 
-    /// What a monitor does that sees who is there.
+    /// Updates the entry as a monitor would that sees which hosts are up.
     fn update_entry(&mut self) {
         let entry = &self.cluster.entry;
         let index = |member: &format::wire::Member| member.osd.get() as usize - 1;
@@ -167,7 +167,8 @@ impl Run {
         match self.random.below(8) {
             0 | 1 if count_alive > 1 && self.cluster.hosts[host].node.is_some() => {
                 self.cluster.kill(host);
-                // What it had not begun it never does; what it had has its version already.
+                // Writes that the host had not begun never take effect; those that it had begun already have
+                // versions.
                 self.open
                     .retain(|_, open| !matches!(open, Open::Write { host: at, .. } if *at == host));
             }
@@ -210,7 +211,7 @@ impl Run {
         self.look_at_replies();
     }
 
-    /// Everything is well again: all that was acknowledged is there, on all members alike.
+    /// Ends all faults, and checks that all acknowledged data is present and identical on all members.
     fn check(&mut self) {
         for host in 0..HOSTS {
             self.heal(host);
@@ -255,7 +256,7 @@ impl Run {
         }
     }
 
-    /// A message of any kind, over a connection of anybody.
+    /// Sends a message of any kind, over any connection.
     fn lie(&mut self) {
         let host = self.random.below(HOSTS as u32) as usize;
         if !self.is_alive(host) {
@@ -435,7 +436,7 @@ fn no_peer_message_crashes_a_node() {
                 2 => run.heal(0),
                 3 | 4 => run.cluster.advance(100),
                 5..=10 => {
-                    // What it reads is whatever a peer made of it.
+                    // Writes only: a read would return whatever a lying peer has stored.
                     let op = write_in(place(1, run.random.below(STRIPES)), 0, 1, 1);
                     let host = run.random.below(HOSTS as u32) as usize;
                     run.cluster.send(host, op);

@@ -1,4 +1,4 @@
-//! The cluster as this OSD knows it: the map, the settings, and this OSD's own run.
+//! The cluster as this OSD sees it: the map, the settings, and this OSD's own run.
 //!
 //! Invariants
 //!   1. If a change of a pool does not follow the known revision, the pool has a gap: its map is
@@ -14,10 +14,10 @@ use cluster::map::{ClusterMap, MapDelta, MapGap, OsdInfo, PoolMap};
 use cluster::settings::{Changed, Setting};
 use format::wire::{Member, PgEntry};
 
-/// What this OSD knows about the cluster.
+/// This OSD's view of the cluster.
 pub(crate) struct ClusterView {
     osd: OsdId,
-    /// This run's number, once the monitor has given it.
+    /// This run's number, once the monitor has assigned it.
     incarnation: Option<Incarnation>,
     map: ClusterMap,
     /// Settings that differ from their defaults.
@@ -45,17 +45,17 @@ impl ClusterView {
 
     // ---- this OSD
 
-    /// This run's number, once the monitor has given it.
+    /// This run's number, once the monitor has assigned it.
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         self.incarnation
     }
 
-    /// Returns this OSD and its current run, once the monitor has given the run its number.
+    /// Returns this OSD and its current run, once the monitor has assigned the run its number.
     pub(crate) fn me(&self) -> Option<Member> {
         self.incarnation.map(|incarnation| Member { osd: self.osd, incarnation })
     }
 
-    /// Stores the incarnation that the monitor gave to this run. Returns true if it is new.
+    /// Stores the incarnation that the monitor assigned to this run. Returns true if it is new.
     pub(crate) fn join(&mut self, incarnation: Incarnation) -> bool {
         self.is_saw_due = true;
         self.incarnation.replace(incarnation) != Some(incarnation)
@@ -140,7 +140,7 @@ impl ClusterView {
         self.map.osds.values()
     }
 
-    /// Returns whether the map says that this run of the OSD is up.
+    /// Returns whether the map lists this run of the OSD as up.
     pub(crate) fn is_up(&self, member: &Member) -> bool {
         let info = self.osd(member.osd);
         info.is_some_and(|info| info.up && info.incarnation == member.incarnation)

@@ -74,7 +74,7 @@ struct Known {
     pools: BTreeMap<PoolId, Pool>,
     /// The newest entry of each PG.
     entries: BTreeMap<PgId, PgEntry>,
-    /// By store: its OSD, its records and the pools it knows.
+    /// By store: its OSD, its records and the pools in its notes.
     osds: Vec<OsdId>,
     records: Vec<BTreeMap<PgId, Record>>,
     pools_known: Vec<BTreeSet<PoolId>>,
@@ -175,7 +175,7 @@ fn compare_pg(
             }
         }
     }
-    // A member always knows its pools. If a member does not know this one, the pool has been removed.
+    // A member always has a note of its pools. If one of the members lacks this pool, it has been removed.
     if members.iter().any(|index| !known.pools_known[*index].contains(&pg.pool)) {
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
@@ -294,7 +294,7 @@ fn difference(left: &Block, right: &Block) -> Option<&'static str> {
     }
 }
 
-/// Reports copies of pools that no store knows any more.
+/// Reports copies of pools that no store has a record of any more.
 fn strays_of_unknown_pools(stores: &[StoppedStore<'_>], known: &Known, found: &mut Comparison) {
     for (store, osd) in stores.iter().zip(&known.osds) {
         let mut counts: BTreeMap<PoolId, u64> = BTreeMap::new();

@@ -221,7 +221,7 @@ pub(crate) struct Look {
 
 /// What to do after a check of the disk.
 pub(crate) enum LookStep {
-    /// The disk responds, but PGs went on without this OSD: close the store; the next run reopens it.
+    /// The disk responds, but PGs continued without this OSD: close the store; the next run reopens it.
     Leave,
     /// Send this request to the store, and pass the result to [`DiskWatch::on_probed`].
     Probe(StoreRequest),

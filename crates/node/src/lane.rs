@@ -19,7 +19,7 @@ pub struct Lane {
     stage: Stage,
     /// Index of the next address to try, or of the current connection's address.
     address_next: usize,
-    /// Number of consecutive attempts at which nobody listened at the address.
+    /// Number of consecutive attempts that were refused because nothing listened at the address.
     refusal_count: usize,
     delay: Duration,
 }
@@ -104,7 +104,7 @@ impl Lane {
         self.stage = Stage::Up { connection, since: now };
     }
 
-    /// Handles the loss of the connection. `refused`: nobody listens at its address.
+    /// Handles the loss of the connection. `refused`: nothing listens at its address.
     pub fn on_lost(&mut self, now: Time, refused: bool, address_count: usize) {
         self.address_next = (self.address_next + 1) % address_count.max(1);
         self.refusal_count = if refused { self.refusal_count + 1 } else { 0 };

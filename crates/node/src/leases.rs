@@ -61,7 +61,7 @@ struct Held {
     valid_until: Option<Time>,
     /// If `take_changes` has reported the lease as expired: since when.
     out_since: Option<Time>,
-    /// PGs that the last grant excluded, with the epoch that the giver knows.
+    /// PGs that the last grant excluded, with the epoch that the giver has.
     lost: BTreeMap<PgId, Epoch>,
 }
 
@@ -196,13 +196,13 @@ impl Leases {
         changes
     }
 
-    /// Returns whether the giver knows a newer epoch of any PG than `epoch_of` returns.
+    /// Returns whether the giver has a newer epoch of any PG than `epoch_of` returns.
     pub fn knows_newer(&self, giver: OsdId, epoch_of: impl Fn(PgId) -> Option<Epoch>) -> bool {
         let Some(held) = self.held.get(&giver) else { return false };
         held.lost.iter().any(|(pg, newest)| epoch_of(*pg).is_none_or(|epoch| epoch < *newest))
     }
 
-    /// Handles a renewal by a holder that acts on these map revisions. Returns `None` if it gets no
+    /// Handles a renewal by a holder that acts on these map revisions. Returns `None` if the holder gets no
     /// lease. Revocations that those revisions cover end, see [`Leases::is_revoked_until`].
     pub fn give(
         &mut self,
@@ -231,7 +231,7 @@ impl Leases {
         Some(Grant { stamp, valid_ms, lost })
     }
 
-    /// Handles a holder's surrender: it gives its leases back for good.
+    /// Handles a holder's surrender: it returns its leases for good.
     pub fn on_surrender(&mut self, holder: Member) {
         if let Some(given) = self.given_to(holder) {
             given.until = Time::ZERO;
@@ -261,7 +261,7 @@ impl Leases {
             .or_insert(revoked);
     }
 
-    /// Drops grants to earlier runs of an OSD: a newer run is known.
+    /// Drops grants to earlier runs of an OSD: a newer run exists.
     pub fn on_newer_run(&mut self, newest: Member) {
         if self.given.get(&newest.osd).is_some_and(|given| given.holder < newest) {
             self.given.remove(&newest.osd);

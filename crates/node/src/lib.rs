@@ -11,15 +11,15 @@
 //!              └───────────────────────────────┘
 //! ```
 //!
-//! `node.rs` wires the parts together. Each file in `src/` holds one part's state and decisions and does
-//! not know the node; the file of the same name in `node/` receives the events and carries out these
+//! `node.rs` wires the parts together. Each file in `src/` holds one part's state and decisions and is
+//! independent of the node; the file of the same name in `node/` receives the events and carries out these
 //! decisions.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `node.rs` | the `Node` value: events in, effects out, the phases of the process |
 //! | `cluster_view.rs` | the cluster map, the settings, and this OSD's place in them |
-//! | `local_store.rs` | the store, and who sent it which request |
+//! | `local_store.rs` | the store, and the caller of each request to it |
 //! | `pg_table.rs` | the PGs, and the actions that they request |
 //! | `node/pg_lifecycle.rs` | the effect of the map on this OSD's PGs |
 //! | `node/monitor.rs` | the connection to a monitor, and its messages |
@@ -84,9 +84,9 @@ pub use node::Node;
 /// An input of a node.
 #[derive(Debug)]
 pub enum Event {
-    /// From its disk.
+    /// An event from its disk.
     Disk(DiskEvent),
-    /// From the network.
+    /// An event from the network.
     Net(NetEvent),
     /// The time that `Node::deadline` returned has come.
     Tick,
@@ -102,7 +102,7 @@ pub enum Effect {
     Disk(DiskEffect),
     /// A request to the network.
     Net(NetEffect),
-    /// The store is recovered and the monitor has given an incarnation, which handshakes of later
+    /// The store is recovered and the monitor has assigned an incarnation, which handshakes of later
     /// connections must contain.
     Joined {
         /// This run's number.
@@ -121,13 +121,13 @@ pub enum Effect {
 pub enum StopReason {
     /// [`Event::Shutdown`] was received.
     Shutdown,
-    /// Its disk hung and PGs went on without it; now the disk responds. The process starts a new run with
-    /// [`Node::stalls`]. Every disk operation has ended.
+    /// The disk hung and PGs continued without this OSD; now the disk responds. The process starts a new run
+    /// with [`Node::stalls`]. Every disk operation has ended.
     Stalled,
-    /// Its store is poisoned, or is not the store of this OSD. The text says what happened, where, and
+    /// The store is poisoned, or is not the store of this OSD. The text says what happened, where, and
     /// what to do.
     Store(String),
-    /// The cluster does not know this OSD: it was removed from it.
+    /// The cluster has no record of this OSD: it was removed.
     Removed(String),
     /// The monitor refuses this OSD, and would refuse it again.
     Refused(String),
@@ -136,11 +136,11 @@ pub enum StopReason {
 /// A node's identity and its addresses.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Its cluster.
+    /// The cluster.
     pub cluster: ClusterId,
-    /// Its OSD id.
+    /// The id of the OSD.
     pub osd: OsdId,
-    /// Identity of its store, 32 hexadecimal digits.
+    /// Identity of the store, 32 hexadecimal digits.
     pub store: String,
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
@@ -148,20 +148,20 @@ pub struct Identity {
     pub addresses: Vec<String>,
     /// Further addresses, for other OSDs only.
     pub peer_addresses: Vec<String>,
-    /// Its process id, for `status`.
+    /// The process id, for `status`.
     pub pid: u32,
-    /// Its directory or device, for `status` and messages.
+    /// The directory or device, for `status` and messages.
     pub path: String,
-    /// Its host, for `status` and for placement.
+    /// The name of the host, for `status` and for placement.
     pub host: String,
-    /// Whether `ashlar up` started it.
+    /// Whether `ashlar up` started the process.
     pub supervised: bool,
 }
 
 /// Settings of a node. The defaults are safe.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Settings of its store.
+    /// Settings of the store.
     pub store: blockstore::Settings,
     /// Whether the device does not support O_DIRECT, so that the store is buffered; for `status`.
     pub buffered: bool,

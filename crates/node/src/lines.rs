@@ -28,7 +28,7 @@ const WAIT_NAMED_AFTER: Duration = Duration::from_secs(2);
 pub(crate) struct Lines {
     /// PGs that this OSD must lead and does not serve.
     waits: BTreeMap<PgId, Wait>,
-    /// PGs that this OSD must lead, and of which its store may have lost writes.
+    /// PGs that this OSD must lead, and whose writes its store may have lost.
     suspect: BTreeSet<PgId>,
     is_full: bool,
     /// The store has damaged units.
@@ -80,7 +80,7 @@ impl Lines {
         }
     }
 
-    /// Tracks since when a PG that this OSD must lead is not served, and logs the PG once it has waited
+    /// Tracks how long a PG that this OSD must lead has not been served, and logs the PG once it has waited
     /// too long.
     fn trace_wait(
         &mut self,

@@ -3,8 +3,8 @@
 //! After each event `settle` restores the invariants: the store's results have reached their PGs, the
 //! PGs' actions are carried out, and everything that may proceed has proceeded.
 //!
-//! Each module below carries out the decisions of the type with the same name; the types in `src/` do not
-//! know the node.
+//! Each module below carries out the decisions of the type with the same name; the types in `src/` are
+//! independent of the node.
 
 mod monitor;
 mod peer_connections;
@@ -50,7 +50,7 @@ pub struct Node {
     identity: Identity,
     settings: Settings,
     phase: Phase,
-    // What this OSD stores and knows.
+    // What this OSD stores, and its view of the cluster.
     pub(crate) store: LocalStore,
     pub(crate) cluster: ClusterView,
     notes: Notes,
@@ -295,7 +295,7 @@ impl Node {
         self.on_closed(now, connection, false, effects);
     }
 
-    /// Handles a connection that is gone or could not be made. `refused`: nobody listens at its address.
+    /// Handles a connection that is gone or could not be made. `refused`: nothing listens at its address.
     fn on_closed(
         &mut self,
         now: Time,

@@ -1,7 +1,7 @@
 //! Clients that behave in any way the wire allows, a monitor that changes the map in between, a
 //! disk that is slow now and then: can any of it crash a node, or make it lose count?
 //!
-//! What is checked: no request is done twice; after quiescence no request and no byte is counted
+//! What is checked: no request is executed twice; after quiescence no request and no byte is counted
 //! as open; the PG still serves.
 
 use std::collections::BTreeSet;

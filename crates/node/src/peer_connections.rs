@@ -160,7 +160,7 @@ impl PeerConnections {
         }
     }
 
-    /// Handles the loss of a connection. `refused`: nobody listened at its address.
+    /// Handles the loss of a connection. `refused`: nothing listened at its address.
     pub fn on_closed(&mut self, now: Time, connection: ConnectionId, refused: bool) -> Gone {
         if let Some(incoming) = self.incoming.remove(&connection) {
             let osd = incoming.peer.osd;
@@ -431,13 +431,13 @@ pub enum Gone {
         member: Member,
         /// It was up, and its purpose was data.
         carried_data: bool,
-        /// Nobody listens at any address of the follower.
+        /// Nothing listens at any address of the follower.
         is_refused: bool,
     },
 }
 
 impl Follower {
-    /// Returns whether missing connections to it must be made.
+    /// Returns whether missing connections to the follower must be made.
     fn is_wanted(&self) -> bool {
         self.is_up && self.ends_at.is_none()
     }

@@ -1,4 +1,4 @@
-//! Queries that wait between members of PGs, and needs of PGs that the monitor must know.
+//! Queries that wait between members of PGs, and needs of PGs that the monitor must be sent.
 //!
 //! Invariants
 //!   1. At most one query of each PG waits: the one of the highest epoch.
@@ -21,7 +21,7 @@ const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Maximum number of queries that wait: one for each PG of the largest pool.
 const HELD_COUNT_MAX: usize = 1 << 16;
 
-/// Queries that wait between members, and needs that the monitor must know.
+/// Queries that wait between members, and needs that the monitor must be sent.
 #[derive(Default)]
 pub(crate) struct Peers {
     /// Queries that wait for the map, or for grants to expire.

@@ -101,7 +101,7 @@ pub(crate) struct Holdings<'a> {
 pub(crate) enum Next {
     /// Send all of these requests to the store; pass each result to [`Reclaim::on_removed`].
     Ask(Vec<StoreRequest>),
-    /// All data of the target is removed, durably.
+    /// All data for the target is removed, durably.
     Done(Target),
 }
 
@@ -127,7 +127,7 @@ impl Reclaim {
         self.current.is_some()
     }
 
-    /// Returns whether data of the PG is being removed. Meanwhile this OSD takes no part in it.
+    /// Returns whether the PG's data is being removed. Meanwhile this OSD takes no part in it.
     pub(crate) fn is_removing(&self, pg: PgId) -> bool {
         self.current.as_ref().is_some_and(|current| current.target.has(pg))
     }
@@ -249,12 +249,12 @@ impl Reclaim {
 }
 
 impl Holdings<'_> {
-    /// Returns whether this OSD's data of the target may be removed now.
+    /// Returns whether this OSD may remove its data for the target now.
     pub(crate) fn may_remove(self, target: Target) -> bool {
         self.is_needless(target) && self.is_quiet(target)
     }
 
-    /// Returns whether this OSD's data of the target is no longer needed.
+    /// Returns whether this OSD no longer needs its data for the target.
     fn is_needless(self, target: Target) -> bool {
         match target {
             Target::Pool(pool) => self.cluster.pool(pool).is_none(),
@@ -262,7 +262,7 @@ impl Holdings<'_> {
         }
     }
 
-    /// Returns whether nothing of the target is served or under way.
+    /// Returns whether no PG of the target serves or has anything in progress.
     fn is_quiet(self, target: Target) -> bool {
         self.pgs.are_quiet(|pg| target.has(pg))
     }
@@ -273,7 +273,7 @@ impl Holdings<'_> {
             || self.blocks_of(Target::Pg(pg)).next().is_some()
     }
 
-    /// Returns whether the PG's entry proves that this OSD's data of it is no longer needed.
+    /// Returns whether the PG's entry proves that this OSD no longer needs its data for the PG.
     fn is_superfluous(self, pg: PgId) -> bool {
         let Some(known) = self.cluster.pool(pg.pool).filter(|known| is_sound(pg, known)) else {
             return false;
@@ -318,7 +318,7 @@ impl Holdings<'_> {
         let removal = |key: BlockKey| {
             let pg = match target {
                 Target::Pg(pg) => pg,
-                // The block's PG is no longer known, so the store keeps the facts of all under PG 0.
+                // The block's PG is no longer known, so the store records all of them under PG 0.
                 Target::Pool(pool) => PgId { pool, number: 0 },
             };
             StoreRequest::Repair { pg, key, content: Content::Gone }

@@ -26,7 +26,7 @@ const TAKEOVER_COUNT_MAX: usize = 1024;
 /// has no more.
 const UNKNOWN_COUNT_MAX: usize = 256;
 
-/// The newest sessions that were seen and whose map is not here yet.
+/// The newest sessions that were seen and whose map has not arrived yet.
 #[derive(Default)]
 pub struct SessionTakeovers {
     /// By image; the entry with `None` applies to all images of the pool.
@@ -148,7 +148,7 @@ mod tests {
     fn the_newest_session_counts_by_the_lowest_revision_that_it_named() {
         let mut session_takeovers = SessionTakeovers::default();
         session_takeovers.show((POOL, image(1)), takeover(5, 20), true);
-        // Its map is older, but all that is fenced for it is in that map.
+        // The session acts on an older map, which contains every fence that was set before it began.
         assert!(session_takeovers.show((POOL, image(1)), takeover(7, 14), true));
         session_takeovers.show((POOL, image(1)), takeover(7, 13), true);
         assert!(is_held(&session_takeovers, 1, 5));
@@ -186,7 +186,7 @@ mod tests {
             session_takeovers.show((pool(number), image(1)), takeover(7, 12), false);
         }
         assert_eq!(session_takeovers.shown.len(), TAKEOVER_COUNT_MAX + UNKNOWN_COUNT_MAX);
-        // The map that comes may be from before the fence.
+        // The map that arrives may be older than the fence.
         session_takeovers.on_map(pool(2), MapRevision::new(11));
         assert!(session_takeovers.hold_back(pool(2), Some(image(5)), SessionId::new(6)));
         assert!(

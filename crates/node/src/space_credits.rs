@@ -60,7 +60,7 @@ pub struct Space {
 /// What a holder sends with a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// Total bytes of credit used by writes that have begun, or given back.
+    /// Total bytes of credit used by writes that have begun, or returned.
     pub begun_bytes: u64,
     /// The part of this that the giver may not have stored yet.
     pub owed_bytes: u64,
@@ -71,7 +71,7 @@ pub struct Claim {
 pub struct Offer {
     /// The value of `begun_bytes` up to which there is space.
     pub limit_bytes: u64,
-    /// Unused credit that the holder may keep; it gives back the rest.
+    /// Unused credit that the holder may keep; it returns the rest.
     pub share_bytes: u64,
     /// The store accepts no new data.
     pub is_full: bool,
@@ -480,7 +480,7 @@ impl SpaceCredits {
     }
 }
 
-// ---- what the entries of this OSD ask
+// ---- what the entries of this OSD require
 
 /// Returns the space of this OSD's store.
 pub(crate) fn space_of(store: &Store) -> Space {

@@ -152,12 +152,12 @@ impl StateLog {
 mod tests {
     use super::*;
 
-    /// What lies in the store: notes by their numbers.
+    /// The content of the store: notes by number.
     #[derive(Clone, Default)]
     struct Notes(BTreeMap<NoteKey, Vec<u8>>);
 
     impl Notes {
-        /// The first of these notes are written; all of them are answered.
+        /// Writes the first `count` of these notes, and reports all of them as done.
         fn write(&mut self, log: &mut StateLog, requests: Vec<StoreRequest>, count: usize) {
             let all = requests.len();
             for request in requests.into_iter().take(count) {
@@ -206,7 +206,7 @@ mod tests {
         let (mut notes, mut log) = written();
         assert_eq!(numbers(&notes), [1, 2, 3].map(NoteKey::State));
         assert_eq!(notes.read().copy(), log.copy());
-        // A whole copy that says nothing new adds what is new: its number.
+        // A whole copy without a changed record adds only its change number.
         notes.take(&mut log, part(true, 4, &[("a", 2), ("c", 3)], &[]));
         let noted = String::from_utf8_lossy(&notes.0[&NoteKey::State(4)]).into_owned();
         assert!(!noted.contains("put\":{\"") && noted.len() < 80, "{noted}");
@@ -224,7 +224,8 @@ mod tests {
             cut.take(&mut log, part(true, 9, &[("z", 1)], &[]));
             assert_eq!(cut.read().copy(), log.copy(), "it goes on behind it");
         }
-        // Lost within: what follows is not applied, and the next word makes it whole.
+        // A note in the middle is lost: those after it are not applied, and the next message makes the copy
+        // whole.
         let mut torn = notes;
         torn.0.remove(&NoteKey::State(2));
         let mut log = torn.read();
@@ -242,7 +243,7 @@ mod tests {
             let put = (0..count).map(|n| (format!("v{n}"), Value::from(text.clone()))).collect();
             CopyPart { begins: false, change: Some((change, 7)), put, gone: Vec::new() }
         };
-        // Nothing is kept of what a difference replaces.
+        // Each difference replaces the same records: the log grows, but the copy does not.
         let mut before = log.copy().clone();
         let mut change = 4;
         let whole = loop {
@@ -268,7 +269,7 @@ mod tests {
             cut.write(&mut writer, requests, count);
             let mut log = cut.read();
             assert_eq!(log.copy(), writer.copy(), "cut after {count}");
-            // The next process does not take a difference for the end of that whole copy.
+            // The next process does not mistake a difference for the end of that whole copy.
             cut.take(&mut log, part(false, change + 1, &[("d", 4)], &[]));
             assert_eq!(cut.read().copy(), log.copy(), "cut after {count}");
         }

@@ -1,6 +1,6 @@
 //! What this OSD has seen of the cluster. This is sent with each boot message, so that the monitor
 //! detects a state store that went back in time before it changes anything. A recovery of the state store
-//! gets all that this OSD knows.
+//! receives everything that this OSD has recorded.
 
 use base::Duration;
 use blockstore::Store;
@@ -28,8 +28,8 @@ pub(crate) fn seen(cluster: &ClusterView, notes: &Notes, copy: &StateCopy) -> Se
     seen
 }
 
-/// Returns everything that this OSD knows, in parts that fit into a message. Each part carries the change
-/// number of the copy.
+/// Returns everything that this OSD has recorded, in parts that fit into a message. Each part carries the
+/// change number of the copy.
 pub(crate) fn known_state(
     store: &Store,
     cluster: &ClusterView,

@@ -555,7 +555,7 @@ fn a_refused_osd_stops() {
     rig.monitor_says(FromMonitor::OsdRefused { error });
     assert_eq!(rig.stopped, Some(StopReason::Refused("not you; go".into())));
     assert_eq!(rig.node.deadline(), None);
-    // Nobody need start one again that the cluster does not know.
+    // An OSD that the cluster has no record of need not be restarted.
     let mut rig = Rig::over(MemoryDisk::formatted());
     rig.connect();
     let (message, hint) = ("this cluster has no osd.1".to_string(), String::new());
@@ -805,7 +805,7 @@ fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
     for unit in 0..4 {
         rig.ask(1, write(unit, 1, 7)).unwrap();
     }
-    // The store falls idle: all of it is recorded as durable.
+    // The store becomes idle: everything is recorded as durable.
     rig.advance(Duration::from_secs(3));
     rig.disk.rot(JOURNAL_OFFSET / 4096 + page);
     let mut rig = Rig::serving_over(rig.disk, 2, 2);
@@ -958,7 +958,7 @@ fn zeroes_and_deletions_wait_while_the_journal_is_full() {
 fn records_of_deleted_blocks_make_room_again_in_a_full_osd() {
     let mut rig = Rig::serving();
     let mut stripe = 0;
-    // No second passes, so no floor is raised: a tombstone stays of each block.
+    // Less than a second passes, so no floor is raised, and every block leaves a tombstone.
     while rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).is_ok() {
         let zero = Op::Zero { place: place(1, stripe), offset: 0, length: UNIT, lazy: false };
         assert!(rig.ask(1, zero).is_ok(), "deletes always work");

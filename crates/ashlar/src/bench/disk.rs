@@ -144,8 +144,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Submits to the store, then runs one turn of the reactor unless operations already ended. Calls
-    /// `done` for each operation that ended.
+    /// Submits to the store, then runs one turn of the reactor unless operations have already finished. Calls
+    /// `done` for each operation that finished.
     fn turn(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<(), Failure> {
         self.store.submit(&mut self.effects);
         if self.carry_out(done)? {
@@ -165,7 +165,7 @@ impl Bench {
         self.carry_out(done).map(|_| ())
     }
 
-    /// Carries out the effects of the store. Returns whether an operation ended.
+    /// Carries out the effects of the store. Returns whether an operation finished.
     fn carry_out(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<bool, Failure> {
         let mut ended = false;
         let mut effects = std::mem::take(&mut self.effects);

@@ -18,7 +18,7 @@ use crate::cli::LogArgs;
 use crate::daemon::{listen_at, listen_places, no_reactor};
 use crate::output::failure;
 
-/// How long no monitor must answer before that is logged (`ABSENCE_QUIET`), and how often it is logged
+/// How long no monitor must have answered before that is logged (`ABSENCE_QUIET`), and how often it is logged
 /// after that (`ABSENCE_SPAN`).
 const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
 const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
@@ -63,7 +63,7 @@ pub fn run(
     Ok(())
 }
 
-/// Runs the OSD once. Returns what the next run must know, or `None` if the OSD should exit.
+/// Runs the OSD once. Returns the state that the next run needs, or `None` if the OSD should exit.
 fn run_once(
     config: &Config,
     path: &Path,

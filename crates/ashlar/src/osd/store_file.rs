@@ -66,7 +66,7 @@ pub fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
 }
 
 /// Locks the file. Returns `false` if a running OSD holds the lock. Waits for an OSD that was just killed:
-/// the kernel holds its lock until its I/O in flight has ended.
+/// the kernel holds its lock until its I/O in flight has completed.
 fn can_lock(file: &File) -> bool {
     let end = std::time::Instant::now() + LOCK_TIME_MAX;
     while flock(file, FlockOperation::NonBlockingLockShared).is_err() {

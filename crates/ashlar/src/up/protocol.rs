@@ -22,12 +22,12 @@ pub enum Request {
     AddOsds(WantedOsds),
     /// Stop an OSD; it stays stopped until a `StartOsd` request.
     StopOsd {
-        /// Which.
+        /// The OSD to stop.
         osd: OsdId,
     },
     /// Start a stopped OSD.
     StartOsd {
-        /// Which.
+        /// The OSD to start.
         osd: OsdId,
     },
 }

@@ -1,7 +1,7 @@
 //! The setup of `up`: creates what is missing and starts the daemons in order, until volumes can be
 //! written.
 //!
-//! The setup runs on its own thread beside the main loop, and can be repeated: if it is killed at any
+//! The setup runs on its own thread, next to the main loop, and can be repeated: if it is killed at any
 //! point, the next `up` continues from there.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Does every bad input end in a clear error, without a loss?
+//! Does every bad input end in a clear error, and is nothing lost?
 
 #![allow(clippy::big_endian_bytes)] // NBD is big-endian.
 
@@ -21,7 +21,7 @@ fn bad_names_and_sizes_are_refused() {
     }
     let error = cluster.refused(&["volume", "create", "v", "--size", "10"], "invalid");
     assert_eq!(error["message"], "10 bytes is too small; did you mean 10GiB?");
-    // A misspelt device name must not become a directory in `/dev`, which lies in memory.
+    // A misspelt device name must not become a directory in `/dev`, which is in memory.
     for wrong in ["/dev/ashlar-typo", "/dev/../dev/ashlar-typo", "/dev/null"] {
         cluster.refused(&["osd", "create", wrong, "--size", "1GiB"], "invalid");
     }

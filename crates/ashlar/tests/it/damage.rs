@@ -109,14 +109,14 @@ fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
         let check = run(Command::new(ASHLAR).args(["osd", "check"]).arg(&osd));
         assert_eq!(check.status.code(), Some(1), "{}", text_of(&check));
     };
-    // Only data is hit: the damaged pieces are errors, and no others.
+    // Only data is damaged: reads of the damaged pieces fail, and no others.
     scatter(&osd.join("blocks"), data);
     is_damaged();
     cluster.start(&[]);
     let (right, errors) = read_pieces(&cluster);
     assert!(right > 0 && errors > 0, "{right} pieces are right, {errors} errors");
     cluster.down();
-    // Journal and checkpoints are hit too: everything behind the superblocks.
+    // Journal and checkpoints are damaged too: everything after the superblocks.
     scatter(&osd.join("blocks"), 1 << 20);
     is_damaged();
     cluster.start(&[]);
@@ -181,7 +181,7 @@ fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
     cluster.wait_active();
     cluster.refused(&["pg", "give-up", pgs[0]], "invalid");
     cluster.wait_healthy();
-    // Each piece holds what was written last, or what it held before that.
+    // Each piece holds the last write, or what it held before that.
     for _ in 0..2 {
         let copy = cluster.path().join("copy");
         succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&copy));
@@ -191,7 +191,7 @@ fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
         assert!(blocks.iter().all(|block| all(block, PATTERN) || all(block, 0)));
         let kept = blocks.iter().filter(|block| all(block, PATTERN)).count();
         assert!(kept > 100, "{kept} of 128 blocks are left");
-        // It stays so across a restart; accepted losses no longer count as damage.
+        // All of this stays so across a restart; accepted losses no longer count as damage.
         cluster.check_osds();
         cluster.start(&[]);
     }

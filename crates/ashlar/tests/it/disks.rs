@@ -100,7 +100,7 @@ fn damaged_headers_are_refused_but_one_good_copy_is_enough() {
     write(&newer);
     let error = refused_by_all(&cluster, &osd, "newer_format");
     assert!(message(&error).contains("newer"), "{error}");
-    // One copy, either one, is enough; the other is written anew.
+    // One copy, either one, is enough; the other is rewritten.
     for damaged in [0, 1] {
         let mut one = copies;
         one[damaged] = [0xee; SUPERBLOCK_SIZE];
@@ -138,7 +138,7 @@ fn a_second_daemon_on_the_same_disk_is_refused() {
     cluster.wait_osd(created["id"].as_u64().expect("a number"), true);
     let rows = || {
         let mut rows = cluster.json(&["osd", "ls"]);
-        // The space that it uses is reported now and then.
+        // The used space changes with each report.
         for row in rows.as_array_mut().expect("a list") {
             row["used_bytes"] = Value::Null;
         }
@@ -189,7 +189,7 @@ fn devices_with_foreign_data_are_refused_and_left_alone() {
         let count = |rows: &Value| rows.as_array().map(Vec::len);
         assert_eq!(count(&after), count(&osds), "{name}: no OSD was registered");
     }
-    // Only the OSD that was created has been given an id.
+    // Only the OSD that was created has received an id.
     let last = |row: &Value| row["value"]["last"].as_u64();
     let after = cluster.json(&["state", "get", "counter/osd"]);
     assert_eq!(last(&after), last(&counter).map(|last| last + 1), "{after}");

@@ -261,7 +261,7 @@ fn every_dependency_has_its_reason() {
         let manifest: toml::Table = read(&path.join("Cargo.toml")).parse().expect("TOML");
         for (name, value) in dependencies_of(&manifest, ANY) {
             let place = format!("{}: {name}", path.display());
-            // One place has the version and the features of each.
+            // The workspace manifest has the version and the features of each dependency.
             let from_workspace = value.get("workspace").and_then(toml::Value::as_bool);
             assert_eq!(from_workspace, Some(true), "{place} has a version of its own");
             assert!(ours(&name) || reasons.contains(name.as_str()), "{place} has no reason");
@@ -277,7 +277,7 @@ fn every_dependency_has_its_reason() {
     }
 }
 
-/// Links between documents lead somewhere.
+/// Links between documents have targets that exist.
 #[test]
 fn links_in_documents_lead_somewhere() {
     let root = root();
@@ -354,7 +354,7 @@ fn macro_names(source: &str, name: &str) -> Vec<String> {
     calls.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_')).collect()
 }
 
-/// A mark in a rare branch is met by one test, which fails if it no longer gets there.
+/// A mark in a rare branch is reached by exactly one test, which fails if it no longer reaches it.
 #[test]
 fn every_mark_is_checked_by_exactly_one_test_of_its_crate() {
     let mut mark_count = 0;

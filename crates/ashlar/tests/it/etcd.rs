@@ -46,7 +46,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     let keys = cluster.json(&["state", "ls"]);
     assert!(keys.as_array().is_some_and(|keys| keys.len() > 3), "{keys}");
 
-    // etcd falls silent: `status` reports it, and no read or write waits for it.
+    // etcd stops responding: `status` reports it, and no read or write waits for it.
     let etcd = etcd_pid(&cluster).expect("`up` runs it");
     signal(etcd, Signal::STOP);
     wait_for("status to tell of it", || has_check(&cluster.json(&["status"]), "state_unavailable"));
@@ -56,7 +56,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     let create = &mut cluster.command(&["volume", "create", "w", "--size", "16MiB"]);
     let create = Waiting::start(create);
     assert!(create.says.contains("etcd cannot be reached at http://"), "{}", create.says);
-    // etcd dies: it is started again, and everything goes on.
+    // etcd dies: it is started again, and everything continues.
     kill_9(etcd);
     session.ask("write -P 3 8M 4M");
     cluster.wait_status("etcd to be back", |status| {
@@ -250,7 +250,7 @@ fn a_foreign_edit_of_etcd_takes_effect_or_is_reported_until_it_is_undone() {
         cluster.run(&["config", "set", "osd_report_ms", value]);
         assert_eq!(report_ms().to_string(), value);
     }
-    // An edit of what keeps data safe blocks all changes until the operator has it undone. I/O goes on.
+    // An edit of a key that keeps data safe blocks all changes until the operator undoes it. I/O continues.
     qemu_io(&cluster, "v", &["write -P 1 0 4M"]);
     for key in ["pg/1/0", "counter/osd", "session/77", "image/1"] {
         let value = || {
@@ -287,7 +287,7 @@ fn unreadable_keys_block_only_changes_and_are_restored_from_osds() {
     cluster.wait_clean();
     let etcd = etcd_of(&cluster);
     let is_damaged = || has_check(&cluster.json(&["status"]), "state_damaged");
-    // No monitor leads meanwhile, so that nobody undoes it.
+    // No monitor leads meanwhile, so that no monitor undoes the edit.
     let damage = |keys: &[&str]| {
         let up = cluster.up_pid();
         signal(up, Signal::STOP);
@@ -302,7 +302,7 @@ fn unreadable_keys_block_only_changes_and_are_restored_from_osds() {
     session.ask("read -P 1 0 4M");
     cluster.refused(&["volume", "create", "w", "--size", "16MiB"], "state_damaged");
     assert_eq!(cluster.json(&["state", "get", "pg/1/0"])["value"], "rubbish");
-    // Once it is readable, it is in force again.
+    // Once the entry is readable, it takes effect again.
     put(&etcd, "pg/1/0", &good);
     wait_for("it to be read", || !is_damaged());
     cluster.run(&["volume", "create", "w", "--size", "16MiB"]);

@@ -46,7 +46,7 @@ fn fio_verifies_across_kills_of_the_only_osd_in_immediate_mode() {
     fio_survives_kills("fio-now", "immediate");
 }
 
-/// One command a line: `STEPS` writes of different patterns, all over a volume.
+/// One command per line: `STEPS` writes of different patterns, all over a volume.
 const STEPS: u32 = 400;
 
 fn pattern_of(step: u32) -> u32 {
@@ -68,7 +68,7 @@ fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
         let command = format!("write -P {} {}", pattern_of(step), place_of(step));
         qemu.begin(&command);
         if step == 100 || step == 250 {
-            // After a hundred acknowledged writes, with this one under way.
+            // After a hundred acknowledged writes, with this one in flight.
             interrupt();
         }
         let line = qemu.end();

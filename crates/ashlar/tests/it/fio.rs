@@ -35,7 +35,7 @@ impl Fio {
         Fio::start_at_rate(uri, size, seed, 12_288 << 10)
     }
 
-    /// The same, at so many bytes a second, reads and writes together.
+    /// The same, at this many bytes per second, reads and writes together.
     pub fn start_at_rate(uri: &str, size: u64, seed: u32, rate: u64) -> Fio {
         let mut fio = Command::new("fio");
         fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
@@ -70,7 +70,7 @@ impl Fio {
         Fio { child: Some(child), began: Instant::now(), size, reports, last: Value::Null }
     }
 
-    /// Waits for the next report. `None`: fio has ended.
+    /// Waits for the next report. `None`: fio has exited.
     fn next_report(&self) -> Option<Value> {
         assert!(self.began.elapsed() < PATIENCE, "after {PATIENCE:?}: {:#}", self.last);
         self.reports.recv_timeout(Duration::from_secs(120)).ok()
@@ -80,15 +80,15 @@ impl Fio {
         self.last[direction]["io_bytes"].as_u64().unwrap_or(0)
     }
 
-    /// Waits until it has written so many bytes.
+    /// Waits until fio has written this many bytes.
     pub fn wait_written(&mut self, bytes: u64) {
         while self.bytes("write") < bytes {
             self.last = self.next_report().expect("fio goes on");
         }
     }
 
-    /// Waits for the next report. Whether fio has written since the report before: not if it has
-    /// ended, or is reading what it wrote.
+    /// Waits for the next report. Returns whether fio has written since the report before: not if it has
+    /// exited, or is reading back what it wrote.
     pub fn writes_on(&mut self) -> bool {
         self.reports.try_iter().for_each(|report| self.last = report);
         let before = self.bytes("write");
@@ -106,7 +106,7 @@ impl Fio {
         ["read", "write", "sync"].map(longest).into_iter().fold(0.0, f64::max) / 1e9
     }
 
-    /// Waits for its end. Returns how many bytes it wrote; it has read and verified all of them.
+    /// Waits until fio exits. Returns how many bytes it wrote; it has read and verified all of them.
     pub fn verified_bytes(&mut self) -> u64 {
         while let Some(report) = self.next_report() {
             self.last = report;

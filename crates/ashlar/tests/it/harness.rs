@@ -125,7 +125,7 @@ impl Cluster {
         format!("nbd+unix:///{volume}?socket={}", self.path().join("nbd.sock").display())
     }
 
-    /// The process id of a role, as `status` says: `osd` 1, `mon` 1, `nbd` 1.
+    /// The process id of a role, as `status` reports it: `osd` 1, `mon` 1, `nbd` 1.
     pub fn pid(&self, role: &str, id: u64) -> u32 {
         let mut found = None;
         wait_for("the process to be known", || {
@@ -189,7 +189,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until `status` says that every PG is served.
+    /// Waits until `status` reports that every PG is served.
     pub fn wait_active(&self) {
         self.wait_status("every PG to be active", |status| {
             let pgs = &status["pgs"];
@@ -251,7 +251,7 @@ impl Cluster {
         }
     }
 
-    /// What `check` says about the copies of all OSDs. Requires: they are stopped.
+    /// Returns what `check` reports about the copies on all OSDs. Requires: they are stopped.
     pub fn compare_stopped_osds(&self) -> Value {
         let mut compare = Command::new(ASHLAR);
         let output = run(compare.args(["check", "--json"]).args(self.osd_paths()));
@@ -571,8 +571,8 @@ impl QemuIo {
         QemuIo { child, input, lines }
     }
 
-    /// Sends a command without waiting. Requires: the previous one has ended; qemu-io does not notice a line
-    /// that arrives too early.
+    /// Sends a command without waiting. Requires: the previous one has finished; qemu-io does not notice a
+    /// line that arrives too early.
     pub fn begin(&mut self, command: &str) {
         use std::io::Write;
         writeln!(self.input, "{command}").expect("it runs");
@@ -584,7 +584,7 @@ impl QemuIo {
         line.unwrap_or_else(|| panic!("waited {PATIENCE:?}: {:?}", self.child.try_wait()))
     }
 
-    /// The same, if it ends within this time.
+    /// The same, if the command finishes within this time.
     pub fn ended_within(&mut self, span: Duration) -> Option<String> {
         loop {
             let line = self.lines.recv_timeout(span).ok()?;

@@ -17,10 +17,10 @@ use crate::servers::{Detour, NbdServer};
 /// Pieces of 1 MiB that a stream writes over and over.
 const STREAM_PIECES: u64 = 16;
 
-/// A client that writes without a pause, piece by piece, each time with another pattern, until it
-/// is told to stop. So whatever happens, a write is under way.
+/// A client that writes without a pause, piece by piece, each time with another pattern, until it is told to
+/// stop. So at any time a write is in flight.
 pub struct Stream {
-    /// Where its first piece lies, in MiB.
+    /// Where its first piece is, in MiB.
     begin: u64,
     acknowledged: Arc<AtomicU64>,
     is_to_end: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ impl Stream {
         self.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many more are acknowledged.
+    /// Waits until this many more writes are acknowledged.
     pub fn wait_for_more(&self, more: u64) {
         let wanted = self.count() + more;
         wait_for("a stream of writes to go on", || {
@@ -71,7 +71,8 @@ impl Stream {
         });
     }
 
-    /// Stops it. Returns the reads that find what it wrote, and how long the longest write took.
+    /// Stops the client. Returns the commands that read back what it wrote, and how long the longest write
+    /// took.
     pub fn end(self) -> (Vec<String>, Duration) {
         self.is_to_end.store(true, Ordering::Relaxed);
         let longest = self.thread.join().expect("each write was done");
@@ -113,21 +114,20 @@ fn a_primary_paused_under_writes_never_serves_stale_data_and_loses_nothing() {
     let former = primary_of_one(&cluster, "one").expect("the pool is served");
     let (osd, monitor) = (cluster.pid("osd", former), cluster.pid("mon", 1));
 
-    // Both are paused, the primary with writes under way, and neither learns what follows.
+    // Both are paused, the primary with writes in flight, and neither notices what follows.
     server.signal(Signal::STOP);
     detour.cut();
     signal(osd, Signal::STOP);
     wait_for("another primary", || {
         primary_of_one(&cluster, "one").is_some_and(|primary| primary != former)
     });
-    // The new primary gets everything overwritten, including what was under way before.
+    // At the new primary everything is overwritten, including what was in flight before.
     streams.iter().for_each(|stream| stream.wait_for_more(2 * STREAM_PIECES));
     let ended: Vec<(Vec<String>, Duration)> = streams.into_iter().map(Stream::end).collect();
     let longest = ended.iter().map(|(_, longest)| *longest).max().expect("three");
     let reads: Vec<String> = ended.into_iter().flat_map(|(reads, _)| reads).collect();
 
-    // The client resumes first: it asks the primary that it knows, because no monitor tells it
-    // about another.
+    // The client resumes first: it sends to the old primary, because no monitor reports the new one.
     signal(monitor, Signal::STOP);
     near.begin(&reads[0]);
     server.signal(Signal::CONT);
@@ -211,7 +211,7 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
     cluster.run(&["volume", "create", "v", "--size", "320MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 192));
     let list = |row: &Value, key: &str| row[key].as_array().expect("a list").clone();
-    // The OSD that alone fills this learner, if the backfill is seen before it is done.
+    // The OSD that alone backfills this learner, if the backfill is seen before it is done.
     let source_of = |learner: u64| {
         let mut source = None;
         wait_for("it to be filled", || {
@@ -226,7 +226,7 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
         });
         source
     };
-    // How many PGs have this OSD, which is down, as their only complete member.
+    // Returns how many PGs have this OSD, which is down, as their only complete member.
     let wait_for_it = |source: u64| {
         let rows = cluster.json(&["pg", "ls"]);
         let rows = rows.as_array().expect("a list").clone().into_iter();
@@ -254,7 +254,7 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
     wait_for("the status to say so", || has_check(&cluster, "pg_down"));
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // 1024 blocks in 64 PGs: some lie in a PG that waits, even if only one waits.
+    // 1024 blocks in 64 PGs: some are in a PG that waits, even if only one waits.
     qemu.begin("write -P 251 192M 128M");
     assert_eq!(
         qemu.ended_within(Duration::from_secs(2)),

@@ -1,4 +1,4 @@
-//! Does a cluster of several hosts go on when any part of it is lost, and is every byte right?
+//! Does a cluster of several hosts continue when any part of it is lost, and is every byte right?
 
 use std::cell::Cell;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::namespaces::{Hosts, Shape, V4, V6};
 /// The host that runs only the client. Nothing happens to it.
 const CLIENT: usize = 4;
 
-/// The least that each round of the load writes and reads, in bytes.
+/// The minimum number of bytes that each round of the load writes and reads.
 const LOAD_SIZE: u64 = 64 << 20;
 
 /// A load that runs while something is broken and after that; then everything is read and verified.
@@ -51,20 +51,20 @@ fn other_than(hosts: &[usize]) -> usize {
     (1..=3).find(|host| !hosts.contains(host)).expect("three hosts, of which two are named")
 }
 
-/// Prints how long fio waited, and that nobody had to help.
+/// Prints how long fio waited, and asserts that this is within the limit.
 fn judge(what: &str, waited: f64) {
     report(&format!("3 hosts: {what}: fio waited {waited:.1} s"));
     assert!(waited <= WAIT_MAX, "{what}: fio waited {waited:.1} s");
 }
 
-// The simulator asserts how long clients wait by design, in simulated time, where no other load is.
-// Its failover drill (`sim::cluster::failover_drill`), in three of ten seeds where a member can be
-// spared, allows 0.5 s after the death of an OSD, 3 s after it fell silent, 6 s if the leading
-// monitor fell silent with it, and 0.2 s after it was stopped. Here real processes share a machine
-// with other tests: these tests show that clients go on without help, and that every byte is right.
+// The simulator asserts how long clients wait by design, in simulated time, without any other load. Its
+// failover drill (`sim::cluster::failover_drill`), in three of ten seeds where a member can be spared, allows
+// 0.5 s after the death of an OSD, 3 s after it fell silent, 6 s if the leading monitor fell silent with it,
+// and 0.2 s after it was stopped. Here real processes share a machine with other tests: these tests show that
+// clients continue without help, and that every byte is right.
 
-/// In seconds. By design it is two to three if the leader stays (`docs/commands.md`), and up to ten
-/// if another monitor or member of etcd has to lead first; the rest is for a busy machine.
+/// In seconds. By design it is two to three if the leader stays (`docs/commands.md`), and up to ten if
+/// another monitor or etcd member has to lead first; the rest is for a busy machine.
 const WAIT_MAX: f64 = 45.0;
 
 /// How long everything stays down once.
@@ -102,7 +102,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
     let load = Load { uri: hosts.start_nbd(CLIENT, "v", &[]), round: Cell::new(0) };
-    // A client that stays for this question: fio may have ended.
+    // A client that keeps running for this check: fio may have exited.
     let mut session = QemuIo::open(&[&load.uri]);
     session.ask("write -P 1 0 4k");
     hosts.assert_commit(CLIENT, "v");
@@ -135,7 +135,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
         &mut hosts,
         |hosts| {
             hosts.kill(&[format!("etcd.{first}")]);
-            // A change succeeds without it, and without a monitor that followed.
+            // A change succeeds without this member.
             let began = Instant::now();
             hosts.set(CLIENT, "nearly_full_percent", "83");
             let waited = began.elapsed().as_secs_f64();
@@ -186,7 +186,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
     let wait = wait - A_MINUTE.as_secs_f64();
     judge("everything is killed and started a minute later, from then", wait);
 
-    // A leader that is told to stop gives its lease back.
+    // A leader that is told to stop revokes its lease.
     let leader = hosts.leader(CLIENT);
     hosts.stop(&format!("mon.{leader}"));
     hosts.await_leader_but(CLIENT, leader);
@@ -216,7 +216,7 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
             });
         },
         |hosts| {
-            // A command waits for up to half a minute; what it waits for comes at once.
+            // A command waits for up to half a minute, and the member that it needs is started at once.
             let set = ["config", "set", "nearly_full_percent", "85"];
             let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
             hosts.begin(&dead[0]);
@@ -232,7 +232,7 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     judge("most members of etcd are killed", wait);
 }
 
-/// Two are left, and one of them leads: OSDs and clients do not notice, nor do they when the third
+/// Two monitors are left, and one of them leads: OSDs and clients do not notice, not even when the third one
 /// is back.
 #[test]
 fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
@@ -263,7 +263,7 @@ fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     let name = format!("mon.{leader}");
     hosts.kill(std::slice::from_ref(&name));
     hosts.await_leader_but(CLIENT, leader);
-    // The time itself is the test, as it is where everything is down.
+    // The time itself is the test, as in the test in which everything is down.
     std::thread::sleep(A_MINUTE);
     hosts.begin(&name);
     hosts.await_monitors(CLIENT, 3);
@@ -311,8 +311,8 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     let uses_its_own = |hosts: &Hosts| {
         hosts.connections_between_osds(V4) > 0 && hosts.connections_between_osds(V6) == 0
     };
-    // An OSD tries the other network when a peer does not answer for a second. If only the machine
-    // was busy, an OSD starts anew.
+    // An OSD tries the other network when a peer does not answer for a second. If it did so only because the
+    // machine was busy, an OSD is restarted.
     for _ in 0..5 {
         if uses_its_own(&hosts) {
             break;
@@ -325,7 +325,7 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     }
     assert!(uses_its_own(&hosts), "their own network is tried first");
 
-    // Only that network goes down: writes go on with two copies, over the other one.
+    // Only that network goes down: writes continue with two copies, over the other one.
     let began = Instant::now();
     hosts.set_link(2, V4, false);
     session.ask("write -P 2 0 8M");
@@ -342,7 +342,7 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     hosts.check_copies(3, 16 << 3);
 }
 
-/// While others write, the primary of a PG is cut off together with a client, and neither knows it.
+/// While others write, the primary of a PG is cut off together with a client, and neither notices.
 /// There is one network: with two, the primary would try the other one and so learn that its epoch
 /// has ended.
 #[test]

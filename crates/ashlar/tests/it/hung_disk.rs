@@ -86,7 +86,7 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     stream.wait_for_more(16);
 
     hung.signal(Signal::STOP);
-    // A slow test may find it hung already; then the log tells that it was slow before.
+    // A slow test may find it hung already; then the log shows that it was slow before.
     wait_for("the disk to be named", || {
         has_check(&cluster, "disk_slow") || has_check(&cluster, "osd_stalled")
     });

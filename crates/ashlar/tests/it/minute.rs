@@ -1,7 +1,7 @@
 //! Do clients only wait while what their cluster depends on is down for a whole minute?
 //!
 //! Leases, sessions, grace times and timeouts run out meanwhile. `hosts` does the same on several hosts, with
-//! three monitors and three members of etcd.
+//! three monitors and three etcd members.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// What dies; `up` starts it again a minute later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Away {
-    /// Everything that knows the cluster's state.
+    /// Everything that holds the cluster's state.
     MonitorAndEtcd,
     /// That, and everything that holds data: all but the clients.
     Everything,
@@ -27,8 +27,8 @@ fn clients_only_wait(commit: &str, away: Away) {
     let cluster = Cluster::up(&name, &[&up[..], &["--commit", commit]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     cluster.wait_clean();
-    // If it need not wait, it runs all the time: longer than the minute and what comes before and
-    // after it. If it has to wait, it is still running when they die.
+    // If fio need not wait, it runs all the time: longer than the minute and what comes before and after it.
+    // If it has to wait, it is still running when they die.
     let rate = if with_osds { 2 << 20 } else { 500 << 10 };
     let count = cluster.processes().len();
     assert_eq!(count, 6, "up, monitor, three OSDs, NBD server");

@@ -29,10 +29,10 @@ fn ip(arguments: &str) {
     );
 }
 
-/// How many hosts run what: always the first ones.
+/// How many hosts run each kind of program: always the first ones.
 pub struct Shape {
     pub hosts: usize,
-    /// Members of etcd.
+    /// Number of etcd members.
     pub etcds: usize,
     /// The network that etcd uses.
     pub etcd_in: &'static str,
@@ -97,8 +97,8 @@ impl Hosts {
 
     // ---- networks
 
-    /// Cuts a host off from one of its networks, or connects it again. What it sends is lost; its
-    /// own port stays up.
+    /// Cuts a host off from one of its networks, or connects it again. What the host sends is lost; its own
+    /// port stays up.
     pub fn set_link(&self, host: usize, network: &str, is_up: bool) {
         let state = match is_up {
             true => format!("master {network}"),
@@ -120,7 +120,7 @@ impl Hosts {
     pub fn on(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(host), "unshare", "--uts", "sh", "-c"]);
-        // It ends with the test, whether that passes or fails.
+        // The program is killed with the test, whether that passes or fails.
         let line = format!("hostname host{host} && exec setpriv --pdeathsig KILL \"$0\" \"$@\"");
         command.arg(line).arg(program);
         command
@@ -160,7 +160,7 @@ impl Hosts {
         self.daemons.push((name.to_owned(), child.expect("it starts")));
     }
 
-    /// What runs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and
+    /// The programs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and
     /// [`Hosts::begin`] take.
     pub fn names_on(&self, host: usize) -> Vec<String> {
         let parts =
@@ -203,7 +203,7 @@ impl Hosts {
         }
     }
 
-    /// Tells a program to stop, and waits for it.
+    /// Tells a program to stop, and waits for its exit.
     pub fn stop(&mut self, name: &str) {
         let place = self.daemons.iter().position(|(known, _)| known == name);
         let (_, mut child) = self.daemons.remove(place.expect("it was started"));
@@ -246,7 +246,7 @@ impl Hosts {
         format!("etcd:{}", urls.collect::<Vec<_>>().join(","))
     }
 
-    /// The host whose member says that it leads etcd.
+    /// The host whose etcd member reports that it leads.
     pub fn etcd_leader(&self) -> usize {
         let leads = |host: usize| {
             let mut ask = self.on(host, "bash");
@@ -299,7 +299,7 @@ impl Hosts {
         self.await_osds(1);
     }
 
-    /// The host whose monitor leads, as another monitor says; its id is the same. `None`: none leads.
+    /// The host whose monitor leads, as another monitor reports; its id is the same. `None`: none leads.
     fn leader_now(&self, asked: usize) -> Option<usize> {
         let rows = self.try_json(asked, &["mon", "ls"])?;
         let leads = rows.as_array()?.iter().find(|row| row["leads"] == true)?;
@@ -326,7 +326,7 @@ impl Hosts {
         leader
     }
 
-    /// Waits until so many monitors are up.
+    /// Waits until this many monitors are up.
     pub fn await_monitors(&self, asked: usize, count: usize) {
         let is_up = |rows: &Value| {
             let rows = rows.as_array().expect("a list");
@@ -395,15 +395,15 @@ impl Hosts {
         format!("nbd+unix:///{volume}?socket={}", socket.display())
     }
 
-    /// Asserts that the only client of a volume, which has its lock, is answered as the commit mode
-    /// says: before its writes are flushed, or after.
+    /// Asserts that the only client of a volume, which has its lock, is answered as the commit mode requires:
+    /// before its writes are flushed, or after.
     pub fn assert_commit(&self, asked: usize, volume: &str) {
         let info = self.json(asked, &["volume", "info", volume]);
         assert_eq!(info["lock"]["lazy"], self.shape.commit == "fsync", "{info:#}");
     }
 
-    /// Waits until every PG has all its copies and stops the OSDs: `osd check` finds nothing wrong,
-    /// and the copies of at least so many blocks are the same.
+    /// Waits until every PG has all its copies and stops the OSDs: `osd check` finds nothing wrong, and the
+    /// copies of at least this many blocks are the same.
     pub fn check_copies(&mut self, asked: usize, least: u64) {
         self.await_clean(asked);
         // An OSD may have sent its report before the last entries of the map. A read now is served

@@ -187,7 +187,7 @@ fn a_server_that_lost_its_lock_can_no_longer_write() {
     let mut hanging = server.open_patiently("v");
     hanging.ask("write -P 1 0 4M");
     assert_eq!(cluster.json(&["volume", "info", "v"])["lock"]["lazy"], true);
-    // No other client has the volume meanwhile, nor does a reader.
+    // No other client can attach the volume meanwhile, not even read-only.
     for read_only in [&[][..], &["-r"]] {
         let mut other = Command::new("qemu-io");
         other.args(read_only).args(["-f", "raw", &cluster.uri("v"), "-c", "read 0 4k"]);
@@ -203,7 +203,7 @@ fn a_server_that_lost_its_lock_can_no_longer_write() {
     detour.cut();
     cluster.run(&["volume", "unlock", "v", "--yes"]);
     qemu_io(&cluster, "v", &["write -P 3 0 1M", "flush"]);
-    // The monitor's own address, which it knows by now, does not answer either.
+    // The monitor's own address, which the server has learned by now, does not answer either.
     let monitor = Pid::from_raw(cluster.pid("mon", 1) as i32).expect("a pid is not 0");
     kill_process(monitor, Signal::STOP).expect("it runs");
     server.signal(Signal::CONT);

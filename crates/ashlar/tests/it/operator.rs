@@ -26,7 +26,7 @@ fn an_operator_changes_settings_pools_and_keys_of_a_running_cluster() {
     cluster.check_osds();
 }
 
-/// An OSD besides those of `up`. Returns when it serves.
+/// Starts an OSD in addition to those of `up`. Returns once it serves.
 fn daemon_in_the_background(cluster: &Cluster) {
     let path = cluster.path().join("background");
     let path = path.to_str().expect("as we named it");
@@ -112,7 +112,7 @@ fn settings(cluster: &Cluster, watch: &mut Watch) {
     // The change survives a restart of the monitor.
     cluster.kill("mon", 1);
     assert_eq!(cluster.json(&["config", "get", "nearly_full_percent"])["value"], 70);
-    // The watch ends when its monitor ends, after all changes up to then, and says so.
+    // The watch exits when its monitor exits, after all changes up to then, and says why.
     assert_eq!(watch.next("config/")["value"]["value"], 70);
     while watch.lines.next().is_some() {}
     assert_eq!(watch.child.wait().expect("it ends").code(), Some(1));

@@ -176,7 +176,8 @@ fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     cut.ask("write -P 5 0 1M");
     let lost = Instant::now();
     drop(dying);
-    // The client knows the monitor's own address by now: it is paused so that it cannot reconnect there.
+    // The client has learned the monitor's own address by now: it is paused so that it cannot reconnect
+    // there.
     living.signal(Signal::STOP);
     detour.cut();
     refused();
@@ -194,7 +195,7 @@ fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     let fences = cluster.json(&["state", "get", "fence/1"]).to_string();
     assert_eq!(fences.matches("\"session\"").count(), 3, "{fences}");
 
-    // The client does not know that its session ended: every request is refused.
+    // The client has not noticed that its session ended: every request is refused.
     living.signal(Signal::CONT);
     for (client, ask) in [(&mut removed, "write -P 6 0 1M"), (&mut cut, "write -P 7 15M 2M")] {
         client.begin(ask);

@@ -136,7 +136,7 @@ fn a_write_of_an_absurd_length_fails_and_disturbs_nobody() {
     for length in [(32 << 20) + 1, 1 << 30, u32::MAX] {
         let mut liar = Client::user(&socket_of(&cluster), "v");
         liar.ask(WRITE, 0, length);
-        // The server may close the connection at once, or answer after reading so many bytes.
+        // The server may close the connection at once, or answer after reading that many bytes.
         let _ = liar.stream.write_all(&[0xee; 1 << 16]);
         let mut reply = Vec::new();
         if length == (32 << 20) + 1 {
@@ -172,7 +172,7 @@ fn idle_connections_do_not_block_the_io_of_others() {
         stream.read_to_end(&mut greeting).is_ok()
     };
     wait_for("those beyond the limit to be refused", || idle.iter().rev().take(70).any(closed));
-    // The OSD is connected anew while they are there.
+    // The server reconnects to the OSD while these clients are connected.
     cluster.kill("osd", 1);
     user.ask(WRITE, 0, 4096);
     user.send(&[b'A'; 4096]);

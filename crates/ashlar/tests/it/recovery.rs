@@ -56,7 +56,7 @@ fn start_and_recover(cluster: &Cluster, text: &str) {
     cluster.wait_clean();
 }
 
-/// What happens after the backup was taken. Before, the first 8 MiB of `v` hold ones.
+/// Changes the cluster after the backup was taken. Before that, the first 8 MiB of `v` hold ones.
 fn live_on(cluster: &Cluster) {
     cluster.run(&["volume", "create", "w", "--size", "64MiB"]);
     cluster.run(&["volume", "rm", "gone"]);
@@ -84,7 +84,7 @@ fn verify(cluster: &Cluster) {
     qemu_io(cluster, "v", &["read -P 1 0 4M", "read -P 2 4M 8M", "read -P 3 100M 4M"]);
     qemu_io(cluster, "w", &["read -P 7 0 8M", "read -P 8 8M 8M", "read -P 0 16M 8M"]);
     assert_eq!(cluster.json(&["config", "get", "osd_grace_ms"])["value"], 400);
-    // It works like any other cluster.
+    // The cluster works like any other.
     qemu_io(cluster, "w", &["write -P 5 0 4M", "read -P 5 0 4M"]);
     cluster.run(&["volume", "create", "next", "--size", "16MiB"]);
     qemu_io(cluster, "next", &["read -P 0 0 16M", "write -P 6 0 16M"]);
@@ -103,7 +103,7 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
     fs::write(&file, backup).expect("written");
     start_and_recover(&cluster, "volumes that come back: w; volumes that were removed since: gone");
     verify(&cluster);
-    // Nobody finds it older any more, nor at the next start.
+    // The store is no longer found to be old, not even at the next start.
     cluster.down();
     cluster.start(&[]);
     assert!(!is_older(&cluster));

@@ -25,7 +25,7 @@ pub fn three(name: &str, size: &str, more: &[&str]) -> Cluster {
     Cluster::up(name, &[&["--osds", "3", "--osd-size", size], more].concat())
 }
 
-/// Three OSDs, with a second pool of 3 copies besides the default one.
+/// Three OSDs, with a second pool of 3 copies in addition to the default one.
 pub fn three_copies(name: &str, size: &str, more: &[&str]) -> Cluster {
     let cluster = three(name, size, more);
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
@@ -43,7 +43,7 @@ fn kill_osd(cluster: &Cluster, osd: u64) {
     cluster.wait_osd(osd, true);
 }
 
-/// Stops an OSD and waits until the others go on without it.
+/// Stops an OSD and waits until the others continue without it.
 pub fn stop_osd(cluster: &Cluster, osd: u64) {
     cluster.run(&["osd", "stop", &osd.to_string()]);
     cluster.wait_osd(osd, false);
@@ -65,7 +65,7 @@ pub fn has_check(cluster: &Cluster, code: &str) -> bool {
     status["checks"].as_array().expect("a list").iter().any(|check| check["code"] == code)
 }
 
-/// Commands `write -P` or `read -P` for so many pieces of 1 MiB, each with a pattern of its own.
+/// Commands `write -P` or `read -P` for this many pieces of 1 MiB, each with a pattern of its own.
 pub fn pieces(verb: &str, seed: u64, count: u64) -> Vec<String> {
     (0..count).map(|at| format!("{verb} -P {} {at}M 1M", 1 + (at * 7 + seed) % 250)).collect()
 }
@@ -458,7 +458,7 @@ fn with_one_of_three_copies_left_pgs_wait_for_the_backfill_of_a_second() {
     for child in [&mut qemu, &mut reader] {
         assert!(child.try_wait().expect("a child").is_none(), "one disk alone answers nothing");
     }
-    // The OSD that was stopped first lacks the last writes: it gets them from the one that is left.
+    // The OSD that was stopped first lacks the last writes: it gets them from the remaining one.
     start_osd(&cluster, 1);
     assert_qemu_io(&finish(qemu, Duration::from_secs(100)), 2);
     assert_qemu_io(&finish(reader, Duration::from_secs(100)), 1);
@@ -514,7 +514,7 @@ fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
     ask(&cluster, "v", &pieces("read", 1, 32));
     ask(&cluster, "v", &pieces("write", 2, 16));
     qemu_io(&cluster, "v", &["discard 16M 8M"]);
-    // The two come back after all: their data is old, and they are brought up to date.
+    // The two return after all: their data is old, and they are brought up to date.
     start_osd(&cluster, 1);
     start_osd(&cluster, 2);
     cluster.wait_clean();
@@ -599,7 +599,7 @@ fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Durati
     longest
 }
 
-/// How often an OSD has told the monitor that it stops, which is when it hands its leases back.
+/// How often an OSD has reported to the monitor that it stops, which is when it hands its leases back.
 fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     let log = fs::read_to_string(cluster.path().join("log/mon.1.log")).expect("it is there");
     let named = format!("osd=osd.{osd}");
@@ -738,7 +738,7 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
     qemu_io(&cluster, "v", &["write -P 3 0 64M", "flush"]);
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // The error of a write of so many MiB at this offset.
+    // The error of a write of this many MiB at this offset.
     let refused = |qemu: &mut QemuIo, from: u64, count: u64| {
         qemu.begin(&format!("write -P 4 {from}M {count}M"));
         let line = qemu.end();
@@ -752,7 +752,7 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
         cluster.json(&["volume", "info", "v"])["io"]["refused_full"].as_u64() > Some(0)
     });
 
-    // An OSD dies and comes back, twice, while a client has not flushed. Every write that was begun
+    // An OSD dies and returns, twice, while a client has not flushed. Every write that was begun
     // fits: every PG gets its copies again, and nothing is deleted.
     for osd in [1, 2] {
         kill_osd(&cluster, osd);
@@ -802,14 +802,14 @@ fn a_foreign_osd_in_the_place_of_another_is_refused_and_the_cluster_goes_on_with
     let compared = run(Command::new(ASHLAR).args(["check", "--json"]).args(cluster.osd_paths()));
     assert_eq!(compared.status.code(), Some(1), "{}", text_of(&compared));
     assert!(text_of(&compared).contains("another cluster"), "{}", text_of(&compared));
-    // The right disk comes back and gets what it missed.
+    // The right disk is put back, and the OSD gets what it missed.
     fs::rename(&aside, mine.join("blocks")).expect("ours");
     cluster.start(&[]);
     ask(&cluster, "v", &pieces("read", 2, 32));
     assert!(cluster.check_copies() >= 256);
 }
 
-/// A disk that was restored from an old copy states what it has, which is too little: the others
+/// A disk that was restored from an old copy reports what it has, which is incomplete: the others
 /// bring it up to date, and no stale data is read.
 #[test]
 fn an_osd_restored_from_an_old_copy_is_brought_up_to_date() {

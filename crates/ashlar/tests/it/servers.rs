@@ -1,4 +1,4 @@
-//! NBD servers besides the cluster's own, and a path to the monitor that can be cut.
+//! NBD servers in addition to the cluster's own, and a path to the monitor that can be cut.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -51,7 +51,7 @@ impl Detour {
     }
 }
 
-/// An NBD server besides the cluster's own; dropping it stops it.
+/// An NBD server in addition to the cluster's own; dropping it stops it.
 pub struct NbdServer {
     child: Child,
     socket: String,

@@ -1,4 +1,4 @@
-//! Does `ashlar` count exactly what clients did, and where the data lies?
+//! Does `ashlar` count exactly what clients did, and where the data is?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
@@ -31,8 +31,8 @@ fn sum(rows: &[Value], kind: &str, what: &str) -> u64 {
     rows.iter().map(|row| row["io"][kind][what].as_u64().expect("a number")).sum()
 }
 
-/// Waits until so many bytes of the volume are written and in use. Asserts that its pool says the
-/// same, and that the OSDs say twice as much, for both copies.
+/// Waits until this many MiB of the volume are written and in use. Asserts that its pool has the same
+/// numbers, and that the OSDs have twice as much, for both copies.
 fn assert_written(cluster: &Cluster, mib: u64) {
     let bytes = mib << 20;
     let mut seen = Value::Null;
@@ -77,7 +77,7 @@ fn every_acknowledged_byte_is_counted_once_across_restarts() {
     assert_written(&cluster, 16);
     qemu_io(&cluster, "v", &["write -P 2 16M 8M"]);
     assert_written(&cluster, 24);
-    // What the store does not have yet, the OSDs report again.
+    // The OSDs report again what the state store does not have yet.
     qemu_io(&cluster, "v", &["write -P 3 24M 8M"]);
     cluster.kill("mon", 1);
     assert_written(&cluster, 32);
@@ -294,6 +294,6 @@ fn statistics_write_the_state_store_as_often_for_three_hundred_volumes_as_for_tw
         let count = written.transactions_per_interval();
         assert!((0.5..1.3).contains(&count), "one each interval: {written:#?}");
     }
-    // Their sums lie in two records instead of one, and the size of one write is bounded.
+    // Their sums are in two records instead of one, and the size of one write is bounded.
     assert!(many.keys_per_transaction() < few.keys_per_transaction() + 1.5, "{few:#?} {many:#?}");
 }

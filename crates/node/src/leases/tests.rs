@@ -1,4 +1,4 @@
-//! Leases as values: clocks that drift, messages that are lost, processes that start anew.
+//! Leases as values: clocks that drift, messages that are lost, processes that restart.
 
 use base::Incarnation;
 
@@ -25,12 +25,12 @@ fn acts_on(revision: u64) -> [(PoolId, MapRevision); 1] {
     [(PG.pool, MapRevision::new(revision))]
 }
 
-/// A process that has run for long: nothing of an earlier run counts any more.
+/// A process that has run for so long that leases of earlier runs have expired.
 fn running() -> Leases {
     Leases::new(Time::ZERO, SPAN)
 }
 
-/// Gives a lease and lets the holder have it.
+/// Grants a lease, and returns the grant if there is one.
 fn pass(giver: &mut Leases, now: Time, holder: Member, revision: u64) -> Option<Grant> {
     giver.give(now, holder, 1, &acts_on(revision), SPAN)
 }
@@ -145,7 +145,7 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
         Some(at(1_375)),
         "no longer than before"
     );
-    // The holder has that grant, and may not use it for this PG.
+    // The holder has that grant, and must not use it for this PG.
     let mut holder = running();
     holder.on_connected(me);
     let stamp = holder.renew(at(1_100), me.osd);
@@ -156,7 +156,7 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
     assert!(holder.holds(at(1_120), me, other, Epoch::new(1)), "and for other PGs");
     assert!(holder.knows_newer(me.osd, |_| Some(before.epoch)));
     assert!(!holder.knows_newer(me.osd, |_| Some(newest.epoch)));
-    // Once it acts on the newest entry there is nothing to wait for.
+    // Once the holder acts on the newest entry, there is nothing to wait for.
     let grant = pass(&mut giver, at(1_120), old, 60).unwrap();
     assert_eq!(grant.lost, []);
     assert_eq!(giver.is_revoked_until(at(1_130), &newest), None);
@@ -187,7 +187,7 @@ fn the_leases_of_all_earlier_primaries_are_waited_out() {
     giver.revoke(&entries[0], &entries[1]);
     giver.revoke(&entries[1], &entries[2]);
     assert_eq!(giver.is_revoked_until(at(1_110), &entries[2]), Some(at(1_475)));
-    // The second learns of the newest entry: the first is still to be waited for.
+    // The second acts on the newest entry; the lease of the first must still be waited out.
     pass(&mut giver, at(1_120), second, 70).unwrap();
     assert_eq!(giver.is_revoked_until(at(1_130), &entries[2]), Some(at(1_475)));
 }
@@ -203,7 +203,7 @@ fn a_primary_does_not_wait_for_its_own_run_but_for_its_earlier_ones() {
     assert_eq!(giver.is_revoked_until(at(1_010), &newest), None);
     let restarted = entry(7, &[member(1, 2), me]);
     assert!(giver.is_revoked_until(at(1_010), &restarted).is_some());
-    // A newer run of its process: the one before is gone.
+    // A newer run of the primary exists, so the earlier run is gone.
     giver.on_newer_run(member(1, 2));
     assert_eq!(giver.is_revoked_until(at(1_010), &restarted), None);
 }
@@ -216,7 +216,7 @@ fn a_process_that_just_started_waits_for_leases_of_its_earlier_run() {
     giver.revoke(&before, &newest);
     assert_eq!(giver.is_revoked_until(at(5_001), &newest), Some(at(5_500)));
     assert_eq!(giver.is_revoked_until(at(5_500), &newest), None);
-    // The same where the holder has asked already, and where it has newly started.
+    // The same if the holder has already requested a lease, and if it has just restarted.
     let mut giver = Leases::new(at(5_000), Duration::from_millis(400));
     pass(&mut giver, at(5_050), old, 50).unwrap();
     pass(&mut giver, at(5_050), member(1, 2), 50).unwrap();
@@ -229,7 +229,7 @@ fn an_earlier_run_of_a_holder_gets_no_lease() {
     let mut giver = running();
     assert!(pass(&mut giver, at(1_000), member(1, 2), 50).is_some());
     assert_eq!(pass(&mut giver, at(1_010), member(1, 1), 50), None);
-    // Nor is it waited for.
+    // Its lease is not waited out either.
     let (before, newest) = (entry(5, &[member(1, 1), member(2, 1)]), entry(6, &[member(2, 1)]));
     giver.revoke(&before, &newest);
     assert_eq!(giver.is_revoked_until(at(1_020), &newest), None);
@@ -263,8 +263,8 @@ fn revocations_of_a_removed_pool_are_forgotten() {
     assert_eq!(giver.give(at(1_010), old, 2, &[], SPAN).unwrap().lost, []);
 }
 
-/// A holder and two givers, with clocks of their own and a network that loses: at no moment do an
-/// old primary and a new one both serve.
+/// A holder and two givers, with their own clocks and a lossy network: an old and a new primary never serve
+/// at the same time.
 #[test]
 fn two_primaries_never_serve_at_the_same_time() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -282,7 +282,7 @@ fn two_primaries_never_serve_at_the_same_time() {
         let clock = |rate: u64, real_us: u64| Time::from_nanos(real_us * rate);
         let (mut holder, mut giver) = (running(), running());
         holder.on_connected(me);
-        // Messages on their way: when they arrive, and what they say.
+        // Messages in transit: when they arrive, and their content.
         let mut renewals: VecDeque<(u64, u64)> = VecDeque::new();
         let mut grants: VecDeque<(u64, Grant)> = VecDeque::new();
         let (mut knows, mut delay) = (false, 0);

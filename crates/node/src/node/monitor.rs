@@ -53,7 +53,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         self.link.on_message(now);
-        // A newer monitor may send messages that this version does not know: ignore them.
+        // A newer monitor may send messages that this version does not support: ignore them.
         let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
         match message {
             FromMonitor::OsdBooted { incarnation } => {
@@ -132,7 +132,7 @@ impl Node {
         self.scrubbing.begin_connection();
     }
 
-    /// Sends everything that this OSD knows to a monitor that recovers the state store.
+    /// Sends everything that this OSD has recorded to a monitor that recovers the state store.
     fn tell_all(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         if self.link.connection() != Some(connection) || self.link.serving().is_some() {
             return;
@@ -147,7 +147,7 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdTells { part, more: false }, effects);
     }
 
-    /// Sends a message to the monitor, if there is a connection. Whatever gets lost is sent again over
+    /// Sends a message to the monitor, if there is a connection. Whatever is lost is sent again over
     /// the next connection.
     pub(super) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
         let Some(connection) = self.link.open() else { return };

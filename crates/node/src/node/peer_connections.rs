@@ -247,7 +247,7 @@ impl Node {
         send_lease(connection, renew, effects);
     }
 
-    /// Gives all leases back: this OSD leads no PG any more, so nobody needs to wait for its leases to
+    /// Returns all leases: this OSD leads no PG any more, so nobody needs to wait for its leases to
     /// expire.
     pub(super) fn surrender_all(&mut self, effects: &mut Vec<Effect>) {
         for osd in self.peer_connections.followers() {

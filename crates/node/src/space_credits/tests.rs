@@ -1,4 +1,4 @@
-//! Promises as values: whatever is lost, late or forgotten, what was begun fits in the end.
+//! Space credits as values: whatever is lost, late or forgotten, every write that was begun fits.
 
 use std::collections::VecDeque;
 
@@ -39,14 +39,14 @@ fn demand(primary_count: u32, earlier_runs: &[(u64, Member)]) -> Demand {
     }
 }
 
-/// A giver whose PGs are all active, led by so many primaries.
+/// A giver whose PGs are all active, led by this many primaries.
 fn giver_with(primary_count: u32) -> SpaceCredits {
     let mut credits = SpaceCredits::new();
     credits.on_demand(Time::ZERO, Some(demand(primary_count, &[])), |_| true);
     credits
 }
 
-/// The holder asks in time, and has the answer.
+/// Sends a regular renewal of the holder, and delivers the answer.
 fn renew(
     holder: &mut SpaceCredits,
     giver: &mut SpaceCredits,
@@ -64,7 +64,7 @@ fn renew(
     offer
 }
 
-/// Writes that the holder may begin now.
+/// Begins all writes that the holder may begin now, and returns how many.
 fn begin_all(holder: &mut SpaceCredits) -> u64 {
     let to = member(9, 1).osd;
     let mut count = 0;
@@ -149,7 +149,7 @@ fn with_more_primaries_each_gives_back_what_exceeds_its_share() {
     let offer = renew(&mut other, &mut giver, member(2, 1), 0, 80 * MIB);
     assert_eq!(offer.limit_bytes, 10 * MIB, "an eighth of what is left");
     assert_eq!(giver.unpromised(space_of(80 * MIB)), 6 * MIB);
-    // It hears of its share with this answer, and gives back with the next renewal.
+    // The holder learns its share from this answer, and returns the rest with the next renewal.
     let again = renew(&mut one, &mut giver, member(1, 1), 0, 80 * MIB);
     assert_eq!((again.limit_bytes, again.share_bytes), (64 * MIB, 10 * MIB), "a limit never falls");
     renew(&mut one, &mut giver, member(1, 1), 0, 80 * MIB);
@@ -210,7 +210,7 @@ fn what_earlier_runs_promised_is_kept_free_once_however_often_they_restart() {
         giver.on_demand(at(0), Some(waiting.clone()), |_| true);
     }
     assert_eq!(giver.unpromised(space_of(512 * MIB)), (512 - 64 - 64) * MIB);
-    // Where it takes all that is left, writes wait, and not for ever.
+    // If the space for earlier runs is all that is left, writes wait, but not for ever.
     let space = space_of(64 * MIB + WRITE / 2);
     assert_eq!(giver.here(at(0), space, WRITE / 2), Verdict::Unknown);
     assert_eq!(giver.here(at(10_000), space, WRITE / 2), Verdict::Full);
@@ -233,7 +233,7 @@ fn a_holder_that_leads_nothing_here_holds_nothing_once_it_cannot_begin_a_write()
     giver.on_demand(at(SPAN_MS), none(), |_| false);
     assert_eq!(left(&giver), 0);
     assert!(!giver.is_demand_due());
-    // It asks again over a new one, and brings nothing of what it had.
+    // The holder connects again, and keeps nothing of its earlier credit.
     holder.on_connected(member(9, 1));
     giver.on_demand(at(SPAN_MS), Some(demand(1, &[])), |_| true);
     renew(&mut holder, &mut giver, member(1, 1), 0, 16 * MIB);
@@ -251,8 +251,7 @@ fn claims_that_no_holder_makes_are_harmless() {
     assert_eq!(say(claim(limit, 0)).limit_bytes, u64::MAX, "it is a late one");
 }
 
-/// What goes wrong in a run: a giver, three holders that each lead one PG, and messages on their
-/// way.
+/// The state of a random run: a giver, three holders that each lead one PG, and messages in transit.
 struct Run {
     random: Random,
     now: Time,
@@ -261,7 +260,7 @@ struct Run {
     holders: Vec<Holder>,
     used: u64,
     size: u64,
-    /// Writes of the giver's own PG that its store has not taken.
+    /// Writes of the giver's own PG that its store has not stored yet.
     own: u64,
     /// Seed and step.
     at: (u64, u32),
@@ -270,14 +269,14 @@ struct Run {
 struct Holder {
     credits: SpaceCredits,
     member: Member,
-    /// Writes on their way, in blocks; those of an epoch that is over come as repairs.
+    /// Writes in transit, in blocks; those of an epoch that is over arrive as repairs.
     writes: u64,
     lost: u64,
     /// What earlier runs left: the repairs of another primary.
     left: u64,
     is_active: bool,
     is_connected: bool,
-    /// Of the last activation: runs of the giver and of the holder.
+    /// The runs of the giver and of the holder in the last activation.
     record: (Incarnation, Member),
     renewals: VecDeque<Claim>,
     offers: VecDeque<Offer>,
@@ -323,7 +322,7 @@ impl Run {
         self.review();
     }
 
-    /// What the giver makes of its entries.
+    /// Computes the giver's demand from its entries.
     fn review(&mut self) {
         let is_over =
             |holder: &&Holder| !holder.is_active || !self.giver.has_promise(holder.member);
@@ -414,7 +413,7 @@ impl Run {
                 self.giver.on_newer_run(holder.member);
             }
             98 if self.random.below(6) == 0 => {
-                // The giver's process dies, and forgets; its own writes reached its journal.
+                // The giver's process dies and loses its state; its own writes reached its journal.
                 let own = std::mem::take(&mut self.own);
                 self.store(own * WRITE);
                 (0..3).for_each(|index| self.break_epoch(index));
@@ -441,7 +440,7 @@ fn every_begun_write_fits_whatever_messages_are_lost() {
             let after: u64 = run.holders.iter().map(|holder| holder.writes).sum();
             begun += after.saturating_sub(before);
         }
-        // In the end somebody who asks gets room, as long as there is any.
+        // In the end a holder that requests space gets some, as long as there is any.
         (0..3).for_each(|index| run.break_epoch(index));
         (0..3).for_each(|index| run.peer(index));
         let own = std::mem::take(&mut run.own);

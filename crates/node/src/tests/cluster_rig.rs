@@ -1,8 +1,8 @@
 //! Several nodes over disks in memory, wired to each other; the test is their monitor and client.
 //!
-//! A message arrives when it is its turn; what is sent to a host that stands still, or between two
-//! that a cut parts, is kept until that is over; a second network that there may be is not cut.
-//! One pool with one PG.
+//! A message arrives when it is its turn. Messages to a paused host, or between two hosts that are cut off
+//! from each other, are kept until that is over; a second network, if there is one, is not cut. There is one
+//! pool with one PG.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -26,15 +26,15 @@ const MONITOR: usize = usize::MAX;
 pub struct Host {
     pub node: Option<Node>,
     pub disk: MemoryDisk,
-    /// As the handshakes of its connections say.
+    /// The incarnation in the handshakes of its connections.
     pub incarnation: Incarnation,
-    /// It stands still: nothing arrives, no time passes for it.
+    /// The host is paused: nothing arrives, no time passes for it.
     pub is_still: bool,
-    /// The monitor's changes of the map do not reach it.
+    /// The monitor's changes of the map do not reach the host.
     pub is_deaf: bool,
     pub stopped: Option<StopReason>,
     link: Option<ConnectionId>,
-    /// What arrived while it could not be taken.
+    /// Events that arrived while the host could not receive them.
     kept: VecDeque<Event>,
     runs: u64,
     pub told: Vec<ToMonitor>,
@@ -42,24 +42,24 @@ pub struct Host {
     pub lines: Vec<TraceEvent>,
 }
 
-/// All hosts, and what lies between them.
+/// All hosts, and the connections between them.
 pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now: Time,
     /// Ends of connections: (host, its name there) to (host, its name there).
     wires: BTreeMap<(usize, ConnectionId), (usize, ConnectionId)>,
-    /// What is on its way: from, to, and what arrives.
+    /// Events in transit: from, to, and the event.
     moving: VecDeque<(usize, usize, Event)>,
     cut: BTreeSet<(usize, usize)>,
     /// Every host has an address in a second network.
     pub has_second_network: bool,
-    /// Ends of connections that lie in it.
+    /// Ends of connections in the second network.
     second: BTreeSet<(usize, ConnectionId)>,
     accepted_next: u64,
     pub entry: PgEntry,
     pub revision: u64,
     pub replicas: u32,
-    /// Next epochs are made as the monitor would: for broken connections, and for complete
+    /// Whether new epochs are made as a monitor would make them: for broken connections, and for complete
     /// learners.
     pub is_helpful: bool,
     sequence: u64,
@@ -68,9 +68,9 @@ pub struct Cluster {
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
     /// Messages of leases that were sent.
     pub lease_count: usize,
-    /// Who asks.
+    /// The session of the client.
     pub session: SessionId,
-    /// Hosts that are down by the map, though their processes are there.
+    /// Hosts that the map lists as down although their processes run.
     pub down: BTreeSet<usize>,
 }
 
@@ -109,7 +109,7 @@ impl Host {
 }
 
 impl Cluster {
-    /// So many hosts that have joined, none with a part in the PG.
+    /// This many hosts that have joined, none with a part in the PG.
     pub fn new(count: usize, replicas: u32) -> Cluster {
         let entry = PgEntry::new(PG, []);
         let mut cluster = Cluster {
@@ -135,12 +135,12 @@ impl Cluster {
         for host in 0..count {
             cluster.start(host);
         }
-        // Leases of runs before count no more.
+        // Leases of earlier runs expire.
         cluster.advance(1_000);
         cluster
     }
 
-    /// The first hosts serve, the very first leads.
+    /// The first `copies` hosts serve, and host 0 leads.
     pub fn serving(copies: usize) -> Cluster {
         let mut cluster = Cluster::new(3, copies as u32);
         cluster.set_entry(&(0..copies).collect::<Vec<_>>(), &[]);
@@ -209,7 +209,7 @@ impl Cluster {
         self.pump();
     }
 
-    /// Another monitor is to be found.
+    /// Breaks the connection to the monitor, so that the host looks for another one.
     pub fn break_link(&mut self, host: usize) {
         let connection = self.hosts[host].link.take().expect("it has joined");
         self.wires.remove(&(host, connection));
@@ -218,7 +218,7 @@ impl Cluster {
         self.pump();
     }
 
-    /// Nothing passes between two hosts until [`Cluster::mend`].
+    /// Cuts two hosts off from each other until [`Cluster::mend`].
     pub fn part(&mut self, one: usize, other: usize) {
         self.cut.extend([(one, other), (other, one)]);
     }
@@ -228,7 +228,7 @@ impl Cluster {
         self.pump();
     }
 
-    /// A process that stood still goes on: first it learns what time it is.
+    /// Resumes a paused process: first it sees the current time.
     pub fn go_on(&mut self, host: usize) {
         self.hosts[host].is_still = false;
         for event in std::mem::take(&mut self.hosts[host].kept) {
@@ -330,7 +330,7 @@ impl Cluster {
             return;
         }
         self.wires.remove(&(to, there));
-        // What was on its way to the closer is not delivered.
+        // Events in transit to the side that closed the connection are not delivered.
         let is_of = |event: &Event| match event {
             Event::Net(
                 NetEvent::Received { connection: of, .. }
@@ -462,7 +462,7 @@ impl Cluster {
         self.publish();
     }
 
-    /// Sends the map to all that can hear it.
+    /// Sends the map to all hosts that can receive it.
     pub fn publish(&mut self) {
         for host in 0..self.hosts.len() {
             if !self.hosts[host].is_deaf {
@@ -509,7 +509,7 @@ impl Cluster {
         self.monitor_says(host, &FromMonitor::Map(delta));
     }
 
-    /// Sends a request of the client at this host, in the map's epoch; gives its sequence.
+    /// Sends a request of the client at this host, in the map's epoch; returns its sequence.
     pub fn send(&mut self, host: usize, op: Op) -> u64 {
         self.send_in(host, self.entry.epoch, op)
     }
@@ -532,7 +532,7 @@ impl Cluster {
         self.sequence
     }
 
-    /// Sends a request and takes its reply, which comes at once.
+    /// Sends a request and returns its reply, which must arrive at once.
     pub fn ask(&mut self, host: usize, op: Op) -> Result<Outcome, Refusal> {
         let sequence = self.send(host, op);
         self.replies.remove(&sequence).expect("answered at once")
@@ -565,7 +565,7 @@ impl Cluster {
         is_newest && matches!(pg.serving(), pg::Serving::Active)
     }
 
-    /// What the host told of peers that do not answer, with their number.
+    /// What the host reported about peers that do not answer, with the number of each.
     pub fn unreachable(&self, host: usize) -> Vec<(usize, Unreachable)> {
         let told = self.hosts[host].told.iter();
         let of = told.filter_map(|told| match told {
@@ -575,7 +575,7 @@ impl Cluster {
         of.collect()
     }
 
-    /// What the host said that its PGs need.
+    /// The needs of PGs that the host reported.
     pub fn needs(&self, host: usize) -> Vec<Need> {
         let told = self.hosts[host].told.iter();
         let of = told.filter_map(|told| match told {
@@ -594,7 +594,7 @@ impl Cluster {
         boots.filter(|(_, told)| is_suspect(told)).map(|(host, _)| host).collect()
     }
 
-    /// What the present epoch's primary said that it needs, and is not done by itself.
+    /// The needs that were reported for the current epoch.
     pub fn needs_of_epoch(&self) -> Vec<Need> {
         let told = self.hosts.iter().flat_map(|host| &host.told);
         let of = told.filter_map(|told| match told {

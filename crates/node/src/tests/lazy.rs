@@ -25,7 +25,7 @@ fn cut_power(cluster: &mut Cluster, host: usize) {
     cluster.hosts[host].disk.lose_power();
 }
 
-/// Starts those that are off; the first ones serve.
+/// Starts the hosts that are off; the first `copies` hosts serve.
 fn serve_again(cluster: &mut Cluster, copies: usize) {
     for host in 0..copies {
         if cluster.hosts[host].node.is_none() {

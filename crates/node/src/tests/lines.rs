@@ -8,7 +8,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Lines whose words begin so, each as text with its level.
+/// Lines that begin with these words, each as text with its level.
 fn lines(all: &[TraceEvent], what: &str) -> Vec<String> {
     let those = all.iter().filter(|event| event.what.starts_with(what));
     those.map(|event| format!("{} {event}", event.level)).collect()

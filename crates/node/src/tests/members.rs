@@ -1,4 +1,4 @@
-//! Several nodes: copies, leases, members that die and come back, peers that say what is wrong.
+//! Several nodes: copies, leases, members that die and return, peers that send invalid messages.
 
 use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, Version};
 use blockstore::NoteKey;
@@ -32,7 +32,7 @@ fn what_is_written_is_on_every_member() {
 fn writes_within_what_a_member_promised_cost_no_message_for_space() {
     let mut cluster = Cluster::serving(2);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
-    // It asks when half is used.
+    // The primary requests more when half of its credit is used.
     let promised = blockstore::STORE_SIZE_MIN / 8;
     let count = promised / 2 / base::BlockSize::MIN.bytes();
     let mut asked_count = 0;
@@ -84,13 +84,13 @@ fn a_member_that_comes_back_is_filled_and_counts_again() {
     cluster.start(1);
     cluster.set_entry(&[0], &[1]);
     cluster.advance(50);
-    // Clients go on meanwhile.
+    // Clients continue meanwhile.
     assert!(is_written(&cluster.ask(0, write_in(place(1, 7), 1, 1, 3))));
     cluster.advance(10_000);
     assert_eq!(cluster.entry.acting_count(), 2, "{:?}", cluster.report(0));
     assert!(is_written(&cluster.ask(0, write_in(place(1, 8), 1, 1, 3))));
     assert_eq!(cluster.blocks(0), cluster.blocks(1));
-    // It alone has all of it.
+    // The new member alone has all the data.
     cluster.kill(0);
     cluster.set_entry(&[1], &[]);
     cluster.advance(400);
@@ -106,7 +106,8 @@ fn a_member_that_comes_back_is_filled_and_counts_again() {
     assert!(cluster.read_bytes(1, op(3)).is_empty(), "what was zeroed stays so");
 }
 
-/// Host 0 has written five blocks with two others, and one of which nobody else heard; then these die.
+/// Host 0 has written five blocks with two others, and one that the others did not receive; then the others
+/// die.
 fn left_alone() -> Cluster {
     let mut cluster = Cluster::new(3, 3);
     cluster.set_entry(&[0, 1, 2], &[]);
@@ -146,7 +147,7 @@ fn below_minimum_size_nothing_is_served_until_the_others_come_back() {
     for sequence in waiting {
         assert_eq!(cluster.replies.remove(&sequence), Some(Err(Refusal::Busy)), "it comes again");
     }
-    // The others come back: all is served again.
+    // The others return: everything is served again.
     cluster.is_helpful = true;
     for host in [1, 2] {
         cluster.start(host);
@@ -212,7 +213,7 @@ fn a_primary_that_stood_still_answers_nothing_old() {
 #[test]
 fn a_new_primary_waits_until_the_lease_of_the_old_one_has_run_out() {
     let mut cluster = Cluster::serving(2);
-    // The old one goes on, and does not hear of the next entry.
+    // The old primary continues, and does not receive the next entry.
     cluster.hosts[0].is_deaf = true;
     cluster.part(0, 1);
     let parted_at = cluster.now;
@@ -325,7 +326,7 @@ fn a_primary_that_asks_for_no_lease_for_a_second_is_told_each_second() {
 fn another_monitor_is_told_at_once_who_cannot_be_reached() {
     for is_dead in [false, true] {
         let mut cluster = Cluster::serving(2);
-        // It goes on naming the other one as up.
+        // The map continues to list the other host as up.
         cluster.is_helpful = false;
         match is_dead {
             true => cluster.kill(1),
@@ -434,7 +435,7 @@ fn an_absent_member_is_not_reported_as_lagging() {
 fn a_restarted_member_waits_for_the_primary_it_may_have_given_a_lease() {
     let mut cluster = Cluster::serving(2);
     cluster.kill(1);
-    // The old primary goes on, unheard and unhearing.
+    // The old primary is paused: it neither sends nor receives.
     cluster.hosts[0].is_still = true;
     cluster.start(1);
     cluster.set_entry(&[1], &[]);
@@ -454,7 +455,7 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
     let has_note = |cluster: &Cluster, host: usize| {
         cluster.hosts[host].node().store.note(NoteKey::Pg(PG)).is_some()
     };
-    // Degraded: what the third has may be needed.
+    // Degraded: the data on the third host may be needed.
     cluster.set_entry(&[0], &[]);
     cluster.advance(20_000);
     assert_eq!(cluster.blocks(1).len(), 300);
@@ -473,7 +474,7 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
     cluster.advance(10_000);
     assert_eq!(cluster.blocks(1), []);
     assert!(!has_note(&cluster, 1));
-    // It can have a part again.
+    // The OSD can take part again.
     cluster.set_entry(&[0, 2], &[1]);
     cluster.advance(20_000);
     assert_eq!(cluster.entry.acting_count(), 3);
@@ -513,7 +514,7 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
     let giver = cluster.entry.acting().nth(1).unwrap().osd;
     let node = cluster.hosts[0].node.as_mut().unwrap();
-    // It uses all that it was promised, and is told that there is no more.
+    // The primary has no credit left, and the member offers no more.
     let known = format::wire::Member { osd: giver, incarnation: Incarnation::new(1) };
     node.space_credits.on_connected(known);
     node.space_credits.on_offer(
@@ -527,7 +528,7 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     assert!(is_written(&cluster.ask(0, write(0, 1, 8))), "there is space again");
 }
 
-/// What a member could be told that no peer of ours says, of the PG in its epoch.
+/// Messages of the PG in its epoch that no correct peer sends.
 fn wrong_bodies() -> Vec<PeerBody> {
     let version = Version { epoch: Epoch::new(1), counter: 99 };
     let (_, data) = fill(1, 1);
@@ -567,7 +568,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
     let epoch = cluster.entry.epoch;
     let third = Role::Osd(osd(2), Incarnation::new(1));
     let mut number = 0;
-    // The third OSD has no part in the PG, and says that it leads it, to the primary and a member.
+    // The third OSD has no part in the PG, but claims to lead it, to the primary and to a member.
     for host in [0, 1] {
         for body in wrong_bodies() {
             number += 1;
@@ -575,7 +576,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
             assert!(!say(&mut cluster, host, connection, message.clone()), "{message:?}");
         }
-        // Of PGs and epochs that do not exist.
+        // Queries for PGs and epochs that do not exist.
         let query = PeerBody::Query { revision: MapRevision::new(1) };
         for (pg, epoch) in [
             (PgId { number: 7, ..PG }, Epoch::new(1)),
@@ -589,7 +590,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             let message = Message::Peer(Box::new(PeerMessage { pg, epoch, body }));
             say(&mut cluster, host, connection, message);
         }
-        // Leases that nobody asked for, and what belongs on other connections.
+        // Grants that nobody requested, and messages that belong on other connections.
         let granted = LeaseMessage::Granted {
             stamp: 1,
             valid_ms: u32::MAX,
@@ -603,7 +604,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             let connection = stranger(&mut cluster, host, number, third);
             assert!(!say(&mut cluster, host, connection, message));
         }
-        // An OSD as itself, one without a run, one of an earlier run.
+        // A peer that claims to be this OSD itself, and one without a run.
         let before = Role::Osd(osd(2), Incarnation::ZERO);
         for role in [Role::Osd(osd(host), Incarnation::new(1)), before] {
             number += 1;
@@ -611,7 +612,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             assert!(!cluster.hosts[host].node().peer_connections.has(connection));
         }
     }
-    // The primary itself breaks the rules: its connection goes, and that of no other.
+    // The primary itself breaks the rules: its connection is closed, and no other one.
     let connection = cluster.primary_connection(1, 0);
     let body = PeerBody::Written { version: Version::ZERO, durable: true };
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
@@ -671,7 +672,7 @@ fn a_hung_member_does_not_stop_the_filling_of_a_learner() {
         cluster.is_helpful = false;
         match is_killed {
             true => cluster.kill(1),
-            // Its kernel keeps the connections.
+            // The kernel keeps the connections of the paused process.
             false => cluster.hosts[1].is_still = true,
         }
         cluster.down.insert(1);
@@ -727,7 +728,8 @@ fn a_member_whose_note_cannot_be_read_does_not_lead_before_it_is_filled() {
     cluster.advance(2_000);
     let (_, why) = cluster.report(0).incomplete[0].clone();
     assert!(why.contains("the note of 1.0") && why.contains("no other member can lead"), "{why}");
-    // Where another leads, it says what it is: it goes, and comes back as a learner.
+    // Under another primary the OSD reports that it cannot take part: it is removed, and returns as a
+    // learner.
     cluster.set_entry(&[1, 0], &[]);
     cluster.advance(2_000);
     assert!(cluster.needs(1).iter().any(|need| matches!(need, Need::Failed(..))));

@@ -30,13 +30,13 @@ fn a_removed_pool_is_cleared_and_that_is_told_when_it_is_durable() {
     let report = last_report(&rig);
     assert_eq!(report.used_bytes, 0);
     assert_eq!((report.active, report.incomplete), (vec![], vec![]));
-    // What is asked twice is told twice: the first answer may have been lost.
+    // A repeated request is answered again: the first answer may have been lost.
     rig.monitor_says(clear.clone());
     assert_eq!(cleared(&rig), 2);
     let held: Vec<_> = rig.node.store.notes().map(|(key, _)| key).collect();
     assert_eq!(held, [blockstore::NoteKey::Cluster]);
     assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0, "no tombstone is left");
-    // It stays so over a restart, and in a run that never saw the pool.
+    // The data stays removed after a restart, and in a run that never saw the pool.
     let mut rig = Rig::over(rig.disk.clone());
     rig.join(2);
     assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);

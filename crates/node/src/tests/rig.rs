@@ -1,4 +1,4 @@
-//! A node over a disk in memory, spoken to by the test in the place of monitor and clients.
+//! A node over a disk in memory, driven by the test in place of monitor and clients.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,13 +27,13 @@ pub const SESSION: SessionId = SessionId::new(40);
 const STORE: StoreId = StoreId::new(5);
 const PAGE: u64 = 4096;
 
-/// A disk that does at once what it is asked, or holds it back.
+/// A disk that executes requests at once, or holds them back.
 #[derive(Clone, Default)]
 pub struct MemoryDisk {
-    /// In bytes, of one that was formatted.
+    /// Size of a formatted disk, in bytes.
     size: u64,
     pages: BTreeMap<u64, Vec<u8>>,
-    /// Pages that were written and not flushed, as they were.
+    /// Pages that were written and not flushed, with their content before that.
     flushed: BTreeMap<u64, Option<Vec<u8>>>,
     pub flush_count: usize,
 }
@@ -44,7 +44,7 @@ impl MemoryDisk {
         MemoryDisk::formatted_as(OSD, STORE)
     }
 
-    /// Large enough for more writes at a time than its journal takes.
+    /// Large enough for more writes at a time than its journal accepts.
     pub fn formatted_large() -> MemoryDisk {
         MemoryDisk::formatted_of_size(512 << 20, OSD, STORE)
     }
@@ -72,7 +72,7 @@ impl MemoryDisk {
         disk
     }
 
-    /// What was not flushed is gone.
+    /// Loses everything that was not flushed.
     pub fn lose_power(&mut self) {
         for (page, bytes) in std::mem::take(&mut self.flushed) {
             match bytes {
@@ -173,7 +173,7 @@ impl MemoryDisk {
     }
 }
 
-/// A node and all that it asked.
+/// A node and everything that it requested.
 pub struct Rig {
     pub node: Node,
     pub disk: MemoryDisk,
@@ -184,7 +184,7 @@ pub struct Rig {
     pub connects: Vec<(ConnectionId, String)>,
     pub closed: Vec<ConnectionId>,
     pub told: Vec<ToMonitor>,
-    /// The monitor says nothing of itself, not even that it is there.
+    /// The monitor sends nothing on its own, not even answers to pings.
     pub is_silent: bool,
     is_pinged: bool,
     pub replies: Vec<(ConnectionId, Reply)>,
@@ -348,7 +348,7 @@ impl Rig {
         self.run(effects);
     }
 
-    /// Several events in one turn of the loop.
+    /// Applies several events in one turn of the loop.
     pub fn turn(&mut self, events: Vec<Event>) {
         let mut effects = Vec::new();
         for event in events {
@@ -406,8 +406,8 @@ impl Rig {
         }
     }
 
-    /// Holds the disk back: a write is started, one that expects it waits for it, and so does a read of
-    /// both. Their sequences.
+    /// Holds the disk back with three open requests: a write that has started, a write that waits for the
+    /// first because it expects its version, and a read that waits for both. Returns their sequences.
     pub fn fill_queue(&mut self) -> [u64; 3] {
         self.holds_disk = true;
         let started = self.send(CLIENT, 1, write(0, 1, 7));
@@ -418,7 +418,7 @@ impl Rig {
         [started, queued, self.send(CLIENT, 1, read(0, 1))]
     }
 
-    /// Lets the disk do what it held back.
+    /// Lets the disk execute what it held back.
     pub fn release_disk(&mut self) {
         self.holds_disk = false;
         let held = self.held.drain(..).map(Effect::Disk).collect();
@@ -481,14 +481,14 @@ impl Rig {
         }
     }
 
-    /// Sends a request and gives its sequence.
+    /// Sends a request and returns its sequence.
     pub fn send(&mut self, connection: ConnectionId, epoch: u32, op: Op) -> u64 {
         let request = self.request(epoch, op);
         self.receive(connection, Message::Request(request));
         self.sequence
     }
 
-    /// Sends a request and takes its reply.
+    /// Sends a request and returns its reply.
     pub fn ask(&mut self, epoch: u32, op: Op) -> Result<Outcome, Refusal> {
         let sequence = self.send(CLIENT, epoch, op);
         self.reply_to(sequence).expect("answered at once")
@@ -506,7 +506,7 @@ impl Rig {
     }
 }
 
-/// The byte that fills each unit; nothing where the whole range is zeros.
+/// The byte that fills each unit; empty if the whole range is zeros.
 pub fn bytes_of(outcome: Result<Outcome, Refusal>) -> Vec<u8> {
     match outcome {
         Ok(Outcome::Read { data, checksums, .. }) => {

@@ -1,5 +1,5 @@
-//! Whoever has been shown the new holder of an image refuses the old one, also before it has the map
-//! that says so.
+//! An OSD that has seen the new holder of an image refuses the old one, even before it has the map with the
+//! fence.
 
 use base::{ConnectionId, Duration, MapRevision, SessionId};
 use cluster::numbers::REVISION_MAX;
@@ -20,7 +20,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// The later session asks, and acts on this revision.
+/// Sends a request of the later session, which acts on this revision.
 fn next_asks(rig: &mut Rig, revision: u64, op: Op) -> u64 {
     let request = rig.request(1, op);
     let sequence = request.sequence;
@@ -94,7 +94,7 @@ fn a_known_session_that_names_a_newer_map_delays_no_other_session() {
     let mut rig = rig();
     let first = next_asks(&mut rig, 10, read(0, 1));
     assert!(rig.reply_to(first).is_some());
-    // All that was fenced before it began is known here.
+    // The map here has every fence that was set before this session began.
     let next = next_asks(&mut rig, 11, read(0, 1));
     assert_eq!(rig.reply_to(next), None);
     assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
@@ -105,7 +105,7 @@ fn a_sync_counts_for_the_image_that_its_session_has_named() {
     let mut rig = rig();
     let sync = next_asks(&mut rig, 11, Op::Sync);
     assert_eq!(rig.reply_to(sync), None);
-    // Nobody knows of what image that was, and nothing was answered.
+    // The image of that sync is unknown, and the sync was not answered.
     assert_eq!(rig.ask(1, read(0, 1)).map(|_| ()), Ok(()));
     assert_eq!(rig.ask(1, Op::Sync), Ok(Outcome::Synced));
     next_asks(&mut rig, 11, read(0, 1));
@@ -117,7 +117,7 @@ fn a_sync_counts_for_the_image_that_its_session_has_named() {
 fn a_newer_session_counts_even_after_its_connection_is_gone() {
     let mut rig = rig();
     next_asks(&mut rig, 11, read(0, 1));
-    // What waits on its connection is dropped with that.
+    // Requests that wait on its connection are dropped with it.
     rig.close(NEXT);
     let asked = rig.send(CLIENT, 1, read(0, 1));
     assert_eq!(rig.reply_to(asked), None);

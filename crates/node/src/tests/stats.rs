@@ -1,4 +1,4 @@
-//! Is what an OSD does counted, and is nothing of it lost or told as something else?
+//! Is an OSD's work counted, and is none of it lost or reported as something else?
 
 use base::{Duration, PoolId};
 use cluster::message::{FromMonitor, ToMonitor};
@@ -16,7 +16,7 @@ fn told(messages: &[ToMonitor]) -> Vec<OsdStats> {
     stats.collect()
 }
 
-/// All that was told, each period once.
+/// The sum of all that was reported, each period once.
 fn sum(messages: &[ToMonitor]) -> Counters {
     let mut sum = Counters::default();
     let mut last = 0;
@@ -135,7 +135,7 @@ fn every_copy_is_counted_where_it_is_stored_and_recovery_apart() {
     assert_eq!((second.write.bytes, second.stored.bytes), (0, bytes));
     assert_eq!((first.recovered.ops, second.recovered.ops), (0, 0));
     assert_eq!(first.read.ops, 0);
-    // The third host is filled: what it is given is recovery.
+    // The third host is backfilled: what it receives counts as recovery.
     cluster.set_entry(&[0, 1], &[2]);
     cluster.advance(10_000);
     let third = of(&cluster, 2);
