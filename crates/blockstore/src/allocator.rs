@@ -258,7 +258,7 @@ impl Allocator {
         chosen
     }
 
-    /// Ends the leaving of a segment: its blocks stay.
+    /// Marks a segment as no longer leaving: its blocks stay.
     pub fn stay(&mut self, index: u32) {
         self.change(index, |segment| segment.is_leaving = false);
     }

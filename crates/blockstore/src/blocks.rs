@@ -330,7 +330,7 @@ impl Blocks {
     }
 
     /// Marks a place as allocated. Blocks in the way are removed if they are freed, or if a checkpoint took
-    /// their place away because they were emptied, which `is_emptied` tells. The error is for the operator.
+    /// their place away because they were emptied, which `is_emptied` reports. The error is for the operator.
     pub fn occupy(
         &mut self,
         location: u32,

@@ -80,7 +80,7 @@ pub struct Inspection {
     pub recovery: RecoveryReport,
 }
 
-/// Most findings that a report lists.
+/// Maximum number of findings that a report lists.
 const FINDINGS_MAX: usize = 1000;
 
 /// Verifies a store. `read` fills the buffer from the device. An error from it means that the device cannot
@@ -171,7 +171,7 @@ impl CheckReport {
     }
 }
 
-/// Describes a store. The error says why there is no store, or why it cannot be opened.
+/// Describes a store. The error says why the device holds no store, or why the store cannot be opened.
 pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String> {
     let stopped = StoppedStore::open(read, device_size)?;
     let store = stopped.store();

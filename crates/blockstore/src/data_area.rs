@@ -1,9 +1,9 @@
-//! The data area: which places are in use, which will become free, and how much space writes can rely on.
+//! The data area: which places are in use, which are being freed, and how much space writes can rely on.
 //!
-//! A store reports that it is full while it still has a reserve, of blocks in the data area and of records
-//! in the checkpoint area. Its users then give no more versions to writes. Writes that already have a
-//! version, deletions and repairs use the reserve; a request is refused, before anything changes, only when
-//! the reserve is used up too.
+//! A store reports that it is full while it still has a reserve, of blocks in the data area and of records in
+//! the checkpoint area. PGs then give no more versions to writes. Writes that already have a version,
+//! deletions and repairs use the reserve; a request is refused, before anything changes, only when the
+//! reserve is used up too.
 //!
 //! In a sparse file, space in the file system is reserved in the background, ahead of use: a write gets a
 //! place that has space, so it is never refused once it has a version.
@@ -78,7 +78,7 @@ impl Reserving {
     }
 }
 
-/// Most segments whose discards are repeated in one event after a start.
+/// Maximum number of segments whose discards are repeated in one event after a start.
 const SEGMENTS_AGAIN_MAX: usize = 64;
 
 /// A freed place: only the newest durable checkpoint may still refer to it.
@@ -103,8 +103,8 @@ pub struct DataArea {
     /// Places freed since the last checkpoint began.
     freed: Vec<Freed>,
     freed_bytes: BySize<u64>,
-    /// The part of `freed_bytes` that can be reused right after a checkpoint. Index 0 counts what comes
-    /// back without space and must be reserved again.
+    /// The part of `freed_bytes` that can be reused right after a checkpoint. Index 0 counts places that are
+    /// returned without space and must be reserved again.
     returning_bytes: BySize<u64>,
     /// Bytes of all blocks freed since the start.
     freed_bytes_ever: u64,
@@ -494,7 +494,7 @@ impl DataArea {
         wanted.filter(|size| self.allocator.ready_bytes_of(*size) < 2 * self.reserving.size)
     }
 
-    /// Returns the counter for a freed block. Punched blocks come back without space.
+    /// Returns the counter for a freed block. Punched blocks are returned without space.
     fn returning(&mut self, block_size: BlockSize, is_punched: bool) -> &mut u64 {
         let comes_bare = is_punched && self.allocator.is_sparse();
         let slot = if comes_bare { 0 } else { block_size.shift() as usize };

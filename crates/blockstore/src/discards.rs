@@ -1,8 +1,8 @@
-//! Space that goes back to the device: ranges of freed blocks, discarded a few at a time.
+//! Returns the space of freed blocks to the device: ranges of freed blocks are discarded a few at a time.
 //!
 //! ```text
 //!   freed by a durable checkpoint ──▶ queue ──discard──▶ in flight ──▶ free
-//!   a crash between: the checkpoint lists the segments, and the next start begins with `again`
+//!   a crash between: the checkpoint lists the segments, and the next start queues them in `again`
 //! ```
 //!
 //! Invariant: `by_segment` counts the blocks in the queue and in flight; no count is zero.
@@ -15,7 +15,7 @@ use crate::allocator::{Place, segment_of};
 
 /// Discards in flight at once.
 const IN_FLIGHT_MAX: usize = 16;
-/// Most ranges of segments that a checkpoint lists.
+/// Maximum number of ranges of segments that a checkpoint lists.
 const RANGES_MAX: usize = 4096;
 
 /// Adjacent freed blocks whose space is given back with one discard.

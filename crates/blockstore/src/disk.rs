@@ -4,7 +4,7 @@
 //! A read that fails is repeated in smaller and smaller pieces. A transient error then loses nothing, and a
 //! permanent one loses only the pieces that stay unreadable.
 //!
-//! `Disk` knows the age of its oldest read, write or flush. Age counts only while the owner's loop runs:
+//! `Disk` tracks the age of its oldest read, write or flush. Age counts only while the owner's loop runs:
 //! a host that paused does not look like a disk that hangs.
 //!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
@@ -73,11 +73,11 @@ pub enum Purpose {
     Reserve(Range<u32>),
     /// Freed places are discarded before they are allocated again.
     Discard(Vec<Place>),
-    /// Recovery reads; its stage tells what.
+    /// Recovery reads; its stage determines what.
     RecoveryRead,
     /// Recovery reads a leaf; `index` is its position in the directory.
     RecoveryLeaf { index: usize },
-    /// Recovery writes; its stage tells what.
+    /// Recovery writes; its stage determines what.
     RecoveryWrite,
     /// Recovery flushes.
     RecoveryFlush,

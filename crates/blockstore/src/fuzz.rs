@@ -1,4 +1,4 @@
-//! Random requests, crashes at any effect, and a model that knows which content must survive.
+//! Random requests, crashes at any effect, and a model that records which content must survive.
 
 use std::collections::BTreeMap;
 

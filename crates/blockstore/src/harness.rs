@@ -127,7 +127,7 @@ pub struct MemoryDisk {
     pub ops: BTreeMap<DiskOp, Op>,
     pub write_bytes: u64,
     pub write_count: u64,
-    /// So many of the next writes fail for lack of space.
+    /// This many of the next writes fail for lack of space.
     pub no_space: u32,
     /// The file system below, if the disk is a file.
     pub host: Option<Host>,
@@ -135,7 +135,7 @@ pub struct MemoryDisk {
     pub fails: bool,
     /// Reads of this range fail until it is written.
     pub unreadable: Option<(u64, u64)>,
-    /// So many of the next reads fail.
+    /// This many of the next reads fail.
     pub read_errors: u32,
     pub read_count: u64,
     pub flush_count: u64,
@@ -582,7 +582,7 @@ impl Bench {
         self.ask(Request::Repair { pg: PG, key: key(number), content })
     }
 
-    /// Returns the block as another member would get it.
+    /// Returns the block as another member would receive it.
     pub fn copy(&mut self, number: u32, units: &[u64]) -> Content {
         match self.done(Request::Copy { key: key(number), units: units.to_vec() }) {
             Ok(Answer::Copy { content }) => {

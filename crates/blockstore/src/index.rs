@@ -15,7 +15,7 @@ use std::ops::Bound;
 use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
 use format::disk::{BlockKey, LOCATION_NONE, record_size};
 
-/// Most records in a run.
+/// Maximum number of records in a run.
 const RUN_COUNT_MAX: usize = 128;
 /// The capacity of a run grows by this many records at a time; a shrinking run keeps at most this many
 /// unused.

@@ -74,7 +74,7 @@ pub struct Settings {
     /// A checkpoint begins when the journal holds this many bytes, or is half full. A smaller value makes
     /// starts faster, but causes more writes.
     pub checkpoint_after_bytes: u64,
-    /// Whether the store is a sparse file. The file system may have no space behind a place of such a file,
+    /// Whether the store is a sparse file. The file system may have no space for a place of such a file,
     /// so space is reserved before the place is given to a block. False for a block device.
     pub is_sparse: bool,
 }
@@ -101,7 +101,7 @@ pub struct Identity {
     pub osd: OsdId,
 }
 
-/// What a store knows about a PG besides its blocks. See `docs/internals/pg.md`.
+/// What a store records about a PG in addition to its blocks. See `docs/internals/pg.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PgFacts {
     /// The highest version of a write, zero or delete that was accepted. Repairs do not count.
@@ -164,7 +164,7 @@ pub enum Event {
         /// The request.
         request: Request,
     },
-    /// An operation on the disk ended.
+    /// A disk operation finished.
     Disk(DiskEvent),
     /// The deadline of [`Store::deadline`] has passed.
     Tick,
@@ -221,7 +221,7 @@ pub enum Request {
         version: Version,
     },
     /// Read a range in the state after all earlier writes, durable or not. If a later change overtakes the
-    /// read, the answer may show the state after that change; the version in the answer tells which.
+    /// read, the answer may show the state after that change; the version in the answer shows which.
     Read {
         /// The block.
         key: BlockKey,
@@ -304,7 +304,7 @@ pub enum Effect {
     Disk(DiskEffect),
     /// Recovery is finished: requests are accepted from now on.
     Opened,
-    /// A request ended.
+    /// A request finished.
     Done {
         /// The id from the request.
         id: RequestId,

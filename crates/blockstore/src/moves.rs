@@ -30,9 +30,9 @@ use crate::index::{BlockInfo, KEY_FIRST};
 use crate::parts::Parts;
 use crate::read::Stamp;
 
-/// Most bytes of blocks in flight at once.
+/// Maximum number of bytes of blocks in flight at once.
 const MOVING_BYTES_MAX: u64 = MIB;
-/// Most blocks of the index, or segments, examined per event.
+/// Maximum number of blocks of the index, or segments, examined per event.
 const STEP_COUNT: usize = 256;
 /// One pass tries to empty this fraction (1/n) of all segments, within these limits in bytes.
 const PASS_SHARE: u64 = 32;

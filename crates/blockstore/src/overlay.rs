@@ -81,7 +81,7 @@ pub struct Overlay {
 const OVERLAY_SIZE: u64 = 128;
 
 impl Overlay {
-    /// Returns the unit's state in this overlay; `None`: the layers below tell.
+    /// Returns the unit's state in this overlay; `None`: the layers below determine it.
     pub fn get(&self, unit: u32) -> Option<UnitState> {
         match self.patches.binary_search_by_key(&unit, |patch| patch.unit as u32) {
             Ok(at) => Some(self.patches[at].state()),
@@ -228,7 +228,7 @@ pub struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Returns where the unit's content is; `None`: the leaf tells.
+    /// Returns where the unit's content is; `None`: the leaf determines it.
     pub fn get(&self, unit: u32) -> Option<UnitState> {
         let state = |overlay: Option<&Overlay>| overlay.and_then(|overlay| overlay.get(unit));
         state(self.live).or_else(|| state(self.frozen))

@@ -1,4 +1,4 @@
-//! What a store knows about each PG besides its blocks: versions, the floor, whether it is suspect.
+//! What a store records about each PG in addition to its blocks: versions, the floor, whether it is suspect.
 //!
 //! Invariant: `last` and `held` of a PG never decrease.
 

@@ -110,7 +110,7 @@ struct Read {
     kind: Kind,
     attempt: u32,
     stamp: Stamp,
-    /// Where each unit is; `None`: the leaf tells.
+    /// Where each unit is; `None`: the leaf determines it.
     states: Vec<Option<UnitState>>,
     leaf: Option<Rc<LeafPage>>,
     /// First unit of the span that is read from the block's place.

@@ -40,7 +40,7 @@ impl RecordRoom {
     }
 }
 
-/// Returns the most bytes of records and notes that a checkpoint area of this size can hold.
+/// Returns the maximum size, in bytes, of the records and notes that a checkpoint area of this size can hold.
 fn record_bytes_max(area_size: u64) -> u64 {
     let pages = area_size / PAGE_SIZE as u64 - PAGES_RESERVED as u64;
     pages * PAGE_SIZE as u64 * 2 / 11

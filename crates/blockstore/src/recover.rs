@@ -44,7 +44,7 @@ use crate::{BlockKey, RecoveryReport, Settings};
 const LEAF_READS_MAX: usize = 64;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
-/// Most decisions of one recovery. With more damage than this, the store does not open.
+/// Maximum number of decisions in one recovery. With more damage than that, the store does not open.
 const DECISIONS_MAX: usize = 16_000;
 /// If damaged leaves may belong to more PGs than this, the whole store is suspect.
 const SUSPECTS_MAX: usize = 64;
@@ -228,7 +228,7 @@ impl Recovery {
         if let Ok(root) = Root::decode(bytes, tag) {
             self.roots.push(root);
         } else if is_lost {
-            // This may be the newest root. The journal tells: see `Survey::is_ahead`.
+            // This may be the newest root. The journal shows whether it is: see `Survey::is_ahead`.
             self.count_row('Y');
             self.root_was_lost = true;
         }

@@ -148,7 +148,7 @@ fn discards_that_a_crash_prevented_are_repeated_by_the_next_start() {
         for number in (0..48).filter(is_deleted) {
             bench.delete(number);
         }
-        // The checkpoint that frees them is durable, and nothing of it is done.
+        // The checkpoint that frees them is durable, but none of the discards is done.
         checkpoint_but_discards(&mut bench);
         assert!(!bench.disk.ops.is_empty() && bench.disk.discarded.is_empty());
         // Once more, with a checkpoint between.
@@ -184,7 +184,7 @@ fn discards_that_a_crash_prevented_are_repeated_by_the_next_start() {
             bench.assert_unit(number, 5, Some(u64::from(number)));
         }
         assert_eq!(bench.store.space().used_bytes, (48 - places.len() as u64 + 1) << 17);
-        // It is done: later starts do nothing of it.
+        // The discards are done: later starts do not repeat them.
         bench.checkpoint();
         bench = bench.crash();
         bench.disk.discarded.clear();

@@ -98,7 +98,7 @@ impl<'a> StoppedStore<'a> {
         self.store.parts().blocks.index().iter_from(KEY_FIRST).map(|(key, _)| key)
     }
 
-    /// Executes the store's disk operations until another effect comes, and returns that effect.
+    /// Executes the store's disk operations until it produces another effect, and returns that effect.
     fn run(&mut self) -> Option<Effect> {
         while let Some(effect) = self.effects.pop_front() {
             let Effect::Disk(effect) = effect else { return Some(effect) };

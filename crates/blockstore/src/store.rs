@@ -514,7 +514,7 @@ impl Store {
         self.facts(pg).last
     }
 
-    /// Returns what is known about the PG besides its blocks. Empty during recovery; valid from
+    /// Returns what is known about the PG in addition to its blocks. Empty during recovery; valid from
     /// [`Effect::Opened`] on.
     pub fn facts(&self, pg: PgId) -> PgFacts {
         let record = self.parts.as_ref().map(|parts| parts.pgs.get(pg));
@@ -567,8 +567,8 @@ impl Store {
         self.parts.as_ref().is_some_and(|parts| parts.is_suspect(pg))
     }
 
-    /// Whether recovery found damage that the operator has not yet accepted for every known PG. If the
-    /// store knows no PG, the damage counts as not accepted: the PG records may be what was lost.
+    /// Whether recovery found damage that the operator has not yet accepted for every known PG. If the store
+    /// has no record of any PG, the damage counts as not accepted: the PG records may be what was lost.
     pub fn has_unsettled_damage(&self) -> bool {
         let Some(parts) = &self.parts else { return false };
         let mut known = parts.pgs_known().peekable();

@@ -175,7 +175,7 @@ fn compare_pg(
             }
         }
     }
-    // A member always has a note of its pools. If one of the members lacks this pool, it has been removed.
+    // A member always has a note of its pools. If a member lacks this pool, the pool has been removed.
     if members.iter().any(|index| !known.pools_known[*index].contains(&pg.pool)) {
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;

@@ -12,8 +12,8 @@
 //!      up, this OSD takes no part in these PGs, so no block arrives after its removal.
 //!   2. The records are removed first, durably: data without a record is ignored, so partly removed data
 //!      is never taken for complete.
-//!   3. No record of a PG is read while it is being removed: what this OSD knows of the PG in memory
-//!      never exceeds what its store has.
+//!   3. No record of a PG is read while it is being removed: what this OSD has of the PG in memory never
+//!      exceeds what its store has.
 //!   4. No data is removed because of a map that is older than this OSD's own notes: this OSD may have a
 //!      part in the newest map.
 //!   5. A pool is reported to the monitor as cleared when all of its data is gone, durably.

@@ -60,7 +60,7 @@ pub struct Space {
 /// What a holder sends with a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// Total bytes of credit used by writes that have begun, or returned.
+    /// Total bytes of credit that were used by writes or returned.
     pub begun_bytes: u64,
     /// The part of this that the giver may not have stored yet.
     pub owed_bytes: u64,

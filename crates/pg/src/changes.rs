@@ -27,7 +27,7 @@ struct Changed {
 }
 
 impl Changes {
-    /// Returns an empty list that knows nothing of changes up to `reach`. Of later changes it keeps the last
+    /// Returns an empty list that lacks all changes up to `reach`. Of later changes it keeps the last
     /// `count_max`.
     pub fn new(reach: Version, count_max: usize) -> Changes {
         Changes { reach, count_max, list: VecDeque::new() }

@@ -7,8 +7,8 @@
 //!   2. A version that too few members have was never acknowledged, and is dropped (only in pools of pieces).
 //!      First each member that has it writes a record that it reports nothing from that version on. So if a
 //!      member that is away has the version too, that version is beyond the end of its epoch whatever
-//!      happens. Then the members get back the version before, and all report their state anew, in the next
-//!      epoch.
+//!      happens. Then the members go back to the version before, and all report their state again, in the
+//!      next epoch.
 
 use base::Version;
 use blockstore::BlockKey;
@@ -27,7 +27,7 @@ pub struct Compare {
     returns: Vec<Return>,
     /// Members that have not yet recorded that they lack the dropped versions.
     undropped: MemberSet,
-    /// Some versions were dropped: the members must report their state anew.
+    /// Some versions were dropped: the members must report their state again.
     has_returned: bool,
 }
 
@@ -60,7 +60,7 @@ pub enum Compared {
     Drop(Vec<(usize, Version)>),
     /// Some members have not recorded that yet.
     Dropping,
-    /// Versions were taken back: the members must report their state anew.
+    /// Versions were taken back: the members must report their state again.
     TakenBack,
 }
 

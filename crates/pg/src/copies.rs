@@ -251,7 +251,7 @@ mod tests {
         assert!(stays(&all), "that was an older one");
         all[1].deleted_up_to = version(5);
         assert_eq!(Copies.adopt(&all), Adoption::Remove { from: members(&[0, 2]) });
-        // Who has it proves nothing.
+        // A member that has the key proves no deletion.
         let mut all = stated(&[4, 5, 5]);
         all[0].deleted_up_to = version(9);
         assert!(stays(&all));

@@ -51,7 +51,7 @@ enum JobStage {
 pub enum Purpose {
     /// The acting members `targets` get the block in this version; `ZERO`: it is removed from them.
     Adopt { version: Version, targets: MemberSet },
-    /// The acting members `targets` get back the version before.
+    /// The acting members `targets` go back to the version before.
     Return { targets: MemberSet },
     /// A learner gets these units of the block; `None`: all of it.
     Fill { learner: usize, units: Option<Units> },

@@ -8,7 +8,7 @@
 //!
 //! | the core asks | copies answer | pieces of a stripe answer |
 //! |---|---|---|
-//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one reads, fills and proves alone | no: a role is recorded, and a member that changes it has nothing |
+//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can read, fill and prove | no: a role is recorded, and a member that changes it has nothing |
 //! | which units a change touches ([`Face::footprint`]) | those that it names | those, and their parity |
 //! | what must be known before it starts ([`Face::needs`]) | nothing, or the block's extents | other pieces: the core gathers them |
 //! | what each position does for it ([`Gathering::prepare`]) | the same | its own piece |
@@ -19,8 +19,8 @@
 //! Invariants
 //!   1. Answers are values: a face never changes the PG.
 //!   2. Data from one source is never replaced by data from another.
-//!   3. An operation that needs to know its key's content starts when all earlier operations on that key have
-//!      ended: nothing that it read is taken back later.
+//!   3. An operation that needs its key's content starts when all earlier operations on that key have ended:
+//!      nothing that it read is taken back later.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -41,10 +41,10 @@ pub trait Face: Debug + Sync {
     /// Returns the units of its key that an operation touches. Operations whose units overlap take turns.
     fn footprint(&self, kind: &WriteKind, block_size: BlockSize) -> Range<u32>;
 
-    /// Returns what must be known of the key before an operation starts.
+    /// Returns what must be known about the key before an operation starts.
     fn needs(&self, kind: &WriteKind) -> Needs;
 
-    /// Decides which version of a key stays, from the statements of all acting members, in the order of
+    /// Decides which version of a key is adopted, from the statements of all acting members, in the order of
     /// positions. At least one of them has the key.
     fn adopt(&self, stated: &[Statement]) -> Adoption;
 
@@ -60,7 +60,7 @@ pub trait Face: Debug + Sync {
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering>;
 }
 
-/// What must be known of a key before an operation on it starts.
+/// What must be known about a key before an operation on it starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
     /// Nothing: the operation may start while earlier ones are in flight.
@@ -77,7 +77,7 @@ pub enum Needs {
 pub struct Wanted {
     /// Why it is wanted.
     pub purpose: WantedFor,
-    /// Members that can supply it: they hold all acknowledged writes, or the version that stays.
+    /// Members that can supply it: they hold all acknowledged writes, or the adopted version.
     pub sources: Vec<Source>,
     /// The pool's block size.
     pub block_size: BlockSize,
@@ -95,9 +95,9 @@ pub struct Source {
 /// Why the content of a key is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WantedFor {
-    /// For an operation that must know its key's content.
+    /// For an operation that needs its key's content.
     Operation,
-    /// For acting members that lack the version that stays. Units that the first source lost may come from an
+    /// For acting members that lack the adopted version. Units that the first source lost may come from an
     /// older version.
     Adoption,
     /// For acting members that go back to the version that the first source has.
@@ -171,7 +171,7 @@ impl Changed {
     }
 }
 
-/// What an acting member reports of a key at the beginning of an epoch.
+/// What an acting member reports about a key at the beginning of an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Statement {
     /// The version that the member has; `ZERO`: none.
@@ -191,7 +191,7 @@ pub enum Adoption {
         /// Members that still have it.
         from: MemberSet,
     },
-    /// The newest version stays.
+    /// The newest version is adopted.
     Forward {
         /// The newest version.
         newest: Version,
@@ -207,7 +207,7 @@ pub enum Adoption {
         newest: Version,
         /// Members that have it.
         from: MemberSet,
-        /// A member that has the version before, which the others get back.
+        /// A member that has the version before, to which the others go back.
         like: usize,
     },
 }

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. From its activation on, a learner gets every write, in version order.
+//!   1. From its activation on, a learner receives every write, in version order.
 //!   2. Blocks of which a learner may lack changes, or hold changes that the PG never adopted, are copied one
-//!      by one. [`Filler`] knows which blocks those are.
+//!      by one. [`Filler`] tracks those blocks.
 //!   3. A learner is bound before it is reported complete: from then on no write is acknowledged without it.
 
 use std::collections::BTreeSet;

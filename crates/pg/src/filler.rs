@@ -19,11 +19,11 @@ use super::units::Units;
 
 /// How far a learner's backfill has got.
 pub struct Filler {
-    /// Where the backfill stands. Its list `whole` is empty: the field below holds those keys.
+    /// The progress of the backfill. Its list `whole` is empty: the field below holds those keys.
     filling: Filling,
     /// Blocks that are still to be copied whole.
     whole: BTreeSet<BlockKey>,
-    /// Blocks of writes that were in flight when the learner was admitted. It did not get those writes.
+    /// Blocks of writes that were in flight when the learner was admitted. It did not receive those writes.
     crossing: BTreeSet<BlockKey>,
     /// The learner's record is durable: the backfill may begin.
     is_begun: bool,
@@ -167,7 +167,7 @@ impl Filler {
     }
 
     /// Notes that a write was sent to the learner. Returns true if clients must wait for the learner from now
-    /// on: else a learner that answers more slowly than clients write would use ever more memory here.
+    /// on: otherwise a learner that answers more slowly than clients write would use ever more memory here.
     pub fn on_sent(&mut self, version: Version, bytes: u64, bytes_max: u64) -> bool {
         let unanswered = &mut self.unanswered;
         unanswered.writes.insert(version.counter, bytes);

@@ -76,7 +76,7 @@ pub enum Absence {
 /// What follows from the states of all acting members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Judgement {
-    /// This member has no record of a PG that others know.
+    /// This member has no record of a PG of which others have one.
     Unknown(usize),
     /// All hold the same blocks.
     Same,

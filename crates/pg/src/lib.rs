@@ -10,7 +10,7 @@
 //! | how an epoch begins at its primary | `peering`, with `lead`, `ask`, `compare`, `page` |
 //! | what a member does in an epoch of another primary | `member` |
 //! | what a member has and states | `local_state`, `record`, `changes` |
-//! | how a write gets to all members | `write`, with `write_queue`, `versions`, `window`, `write_targets`, `sync`, `owed`, `change` |
+//! | how a write reaches all members | `write`, with `write_queue`, `versions`, `window`, `write_targets`, `sync`, `owed`, `change` |
 //! | how a block is copied between members, and a learner filled | `copy`, `fill`, `filler` |
 //! | what a key holds, by kind of pool | `face`, `copies`, `units`, `operation` |
 //! | how members are compared while the PG serves | `scrub` |
@@ -261,8 +261,8 @@ pub struct Pg {
 }
 
 impl Pg {
-    /// Returns a PG that serves nothing yet. `facts`: what the store knows of the PG. `record`: what
-    /// [`Record::decode`] read from the store's note.
+    /// Returns a PG that serves nothing yet. `facts`: what the store has recorded about the PG. `record`:
+    /// what [`Record::decode`] read from the store's note.
     pub fn new(
         shape: Shape,
         me: OsdId,
@@ -443,7 +443,7 @@ impl Pg {
     }
 
     /// Answers all open operations and forgets the epoch. Requests at the store still complete, but nobody is
-    /// told.
+    /// notified.
     fn abandon(&mut self, actions: &mut Vec<Action>) {
         let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
         open.extend(self.deletions.tickets());

@@ -6,7 +6,7 @@
 //!   2. A record found in a suspect store is not trusted. A record written since then is.
 //!   3. At most one record at a time is being written to the store.
 //!   4. `changes` holds every change of the store above its reach, except repairs while this OSD is a
-//!      learner. When those end, the list starts anew.
+//!      learner. When those end, the list starts again, empty.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -63,8 +63,8 @@ pub enum RecordFor {
 }
 
 impl LocalState {
-    /// Returns the state of a PG when the OSD starts. `facts`: what the store knows of the PG; `record`: the
-    /// content of the store's note.
+    /// Returns the state of a PG when the OSD starts. `facts`: what the store has recorded about the PG;
+    /// `record`: the content of the store's note.
     pub fn new(facts: PgFacts, record: Option<Record>, change_count_max: usize) -> LocalState {
         let held = facts.held.max(facts.last);
         let reach = record.as_ref().map_or(held, |record| record.adopted.max(held));
@@ -176,12 +176,12 @@ impl LocalState {
         self.has_tombstones |= is_delete;
     }
 
-    /// Starts the change list anew: this OSD, a learner until now, has everything.
+    /// Starts the change list again, empty: this OSD, a learner until now, has everything.
     pub fn on_filled(&mut self) {
         self.changes = Changes::new(self.held, self.change_count_max);
     }
 
-    /// Notes that the store refused a write. The store gets no later write of this epoch.
+    /// Notes that the store refused a write. The store receives no later write of this epoch.
     pub fn lacks(&mut self, version: Version) {
         let known = self.hole.filter(|hole| hole.epoch == version.epoch);
         self.hole = Some(known.map_or(version, |hole| hole.min(version)));

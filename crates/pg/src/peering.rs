@@ -176,7 +176,7 @@ impl Pg {
         self.judge_members(actions);
     }
 
-    /// Decides how to go on, once all acting members have reported their state.
+    /// Decides how to continue, once all acting members have reported their state.
     fn judge_members(&mut self, actions: &mut Vec<Action>) {
         let is_known = self.lead().is_known();
         if self.serving == Serving::Filling && is_known {
@@ -236,7 +236,7 @@ impl Pg {
             (Contact::Away | Contact::Asked, Absence::Awaited) | (Contact::Out, _) => false,
         };
         let state = lead.peers[lead.me].state.as_ref();
-        // An OSD that never activated the PG, or lost its record, does not know what was acknowledged.
+        // An OSD that never activated the PG, or lost its record, has no record of what was acknowledged.
         let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
         let Some(state) = state.filter(|_| lead.peers[..count].iter().all(is_met)) else { return };
         let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
@@ -601,8 +601,8 @@ impl Pg {
     }
 }
 
-/// Returns the activations that a member knows, and this one: as many as learners above the floor may need,
-/// at most `count_max`.
+/// Returns the activations that a member has recorded, and this one: as many as learners above the floor may
+/// need, at most `count_max`.
 fn history_of(
     state: &MemberState,
     adopted: Version,

@@ -38,7 +38,7 @@ pub struct Bench {
     pub blocks: BTreeMap<BlockKey, Block>,
     /// Answers of the store that are not given yet.
     pub answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
-    /// Kinds of requests the store got, in order.
+    /// Kinds of requests the store received, in order.
     pub asked: Vec<&'static str>,
     pub notes: Vec<Record>,
     pub floors: Vec<Version>,

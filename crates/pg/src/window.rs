@@ -9,7 +9,7 @@
 //! A lazy write gives up its slot when it is answered, and ends when it is durable.
 //!
 //! Invariants
-//!   1. `ended` never goes back. The first of `open` has not ended.
+//!   1. `ended` never decreases. The first of `open` has not ended.
 
 use std::collections::VecDeque;
 

@@ -172,7 +172,7 @@ impl Pg {
         self.send_write(header, mark, &changed, actions);
         let lead = self.lead();
         let own = changed.into_change_at(lead.peers[lead.me].position);
-        // All pieces of a stripe have the same size, so this OSD's piece tells the learners' sizes.
+        // All pieces of a stripe have the same size, so this OSD's piece has the same size as the learners'.
         self.count_for_learners(version, data_size_bytes(&own));
         self.call(Call::Write(slot), header.into_store_request(own), actions);
     }

@@ -1,4 +1,5 @@
-//! Which members get the writes of an epoch, and which of them must have a write before it is acknowledged.
+//! Which members receive the writes of an epoch, and which of them must have a write before it is
+//! acknowledged.
 //!
 //! | member | gets writes | must acknowledge |
 //! |---|---|---|
@@ -6,7 +7,7 @@
 //! | learner | from its activation on | once it is bound, or while it lags too far behind |
 //!
 //! Invariants
-//!   1. From the moment an epoch is active, its acting members get every write and must acknowledge it.
+//!   1. From the moment an epoch is active, its acting members receive every write and must acknowledge it.
 //!   2. A learner can be required only while it gets writes. One that is lost afterwards is still waited for,
 //!      until [`WriteTargets::require_no_more`].
 

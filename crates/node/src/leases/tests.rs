@@ -58,7 +58,7 @@ fn a_lease_survives_lost_renewals_and_lost_answers_while_others_arrive() {
     for step in 0..100u64 {
         let now = at(1_000 + step * 100);
         let stamp = holder.renew(now, giver.osd);
-        // Two of three are lost.
+        // Two of three grants are lost.
         if step % 3 == 0 {
             let grant = Grant { stamp, valid_ms: 301, lost: Vec::new() };
             holder.on_granted(now, giver.osd, grant).unwrap();

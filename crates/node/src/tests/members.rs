@@ -455,7 +455,7 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
     let has_note = |cluster: &Cluster, host: usize| {
         cluster.hosts[host].node().store.note(NoteKey::Pg(PG)).is_some()
     };
-    // Degraded: the data on the third host may be needed.
+    // Degraded: the data of the removed member may be needed.
     cluster.set_entry(&[0], &[]);
     cluster.advance(20_000);
     assert_eq!(cluster.blocks(1).len(), 300);

@@ -15,7 +15,7 @@ use format::wire::Refusal;
 
 use crate::units::{has_unit, merge_bitmaps};
 
-/// What is known of a chain, and which parts of it have been read.
+/// What is known about a chain, and which parts of it have been read.
 pub struct Chain {
     layers: Vec<Layer>,
     /// The range that the read wants, in units.
@@ -54,7 +54,7 @@ struct Part {
 }
 
 impl Chain {
-    /// Returns a chain of which nothing is known yet. `layers`: newest first.
+    /// Returns a chain about which nothing is known yet. `layers`: newest first.
     pub fn new(layers: Vec<ImageId>) -> Chain {
         assert!(!layers.is_empty());
         let missing = layers.len();

@@ -1,4 +1,4 @@
-//! What clients saw, and whether it can be: each unit is a register whose written values are
+//! What clients saw, and whether that is possible: each unit is a register whose written values are
 //! unique, so that its history is linearizable exactly when the zones of its values do not
 //! contradict each other (Gibbons and Korach, 1997).
 //!
@@ -43,7 +43,7 @@ pub enum Kind {
 
 struct Seen {
     kind: Kind,
-    /// Of the entry at the OSD that was asked.
+    /// The epoch of the entry at the OSD that was asked.
     epoch: Epoch,
     started: u64,
     ended: u64,
@@ -90,7 +90,7 @@ impl History {
 
     pub fn end(&mut self, op: usize, outcome: Result<Outcome, Refusal>) {
         assert!(self.ops[op].outcome.is_none());
-        // A write that was refused may still happen.
+        // A write that was refused may still take effect.
         if outcome.is_ok() {
             self.ops[op].ended = self.tick();
         }
@@ -149,7 +149,7 @@ impl History {
         );
     }
 
-    /// Whether a change is durable for whoever asked for it.
+    /// Whether the client may rely on a change being durable.
     fn must_stay(&self, op: &Seen) -> bool {
         let covers = |sync: &Seen| {
             let is_sync = matches!((&sync.kind, &sync.outcome), (Kind::Sync, Some(Ok(_))));
@@ -187,7 +187,7 @@ impl History {
     }
 }
 
-/// When a change that put this value there had ended; never, if it was not answered.
+/// Returns when a change that wrote this value ended; `None` for other operations.
 fn end_of_put(op: &Seen, unit: u32, value: u32) -> Option<u64> {
     let put = match &op.kind {
         Kind::Write { first, values, .. } => values[(unit - first) as usize],

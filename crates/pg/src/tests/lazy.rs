@@ -15,7 +15,7 @@ fn whole(copies: usize) -> World {
     world
 }
 
-/// Messages and stores go on, and nothing else: no housekeeping, no new entry.
+/// Lets messages and stores make progress, and nothing else: no housekeeping, no new entry.
 fn go_on(world: &mut World) {
     for _ in 0..20 {
         world.stores_go_on();
@@ -153,7 +153,7 @@ fn the_mark_waits_for_a_sync() {
     let lazy = newest_write(&world).0;
     write(&mut world, 1, 1);
     assert!(newest_write(&world).1 < lazy);
-    // What comes behind it is durable, and the mark stays before it all the same.
+    // Later writes are durable, and the mark still stays below the lazy one.
     world.lazy_percent = 0;
     assert!(write(&mut world, 1, 2).0);
     let behind = newest_write(&world).0;
@@ -205,7 +205,7 @@ fn many_lazy_writes_begin_a_sync_and_too_many_are_answered_durably() {
     assert!(is_durable(&world, number));
 }
 
-/// Everything goes on, but the store of `at` makes nothing durable.
+/// Lets everything make progress, but the store of `at` makes nothing durable.
 fn lag(world: &mut World, at: usize) {
     for _ in 0..20 {
         let other = 1 - at;
@@ -295,7 +295,7 @@ fn a_sync_waits_for_a_learner_that_is_bound() {
     while world.lease_givers(at).is_empty() {
         world.round();
     }
-    // It was told of its last cursor; the monitor does not know yet.
+    // The learner has received its last cursor; the monitor has not been informed yet.
     write(&mut world, 2, 0);
     let before = told_to_sync(&world).len();
     let number = world.sync(at);

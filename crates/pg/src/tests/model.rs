@@ -1,10 +1,9 @@
 //! A block store in memory: journal order, crashes that lose what was not durable, holes.
 //!
-//! An entry is durable in the order of the journal; the data of some ("large") entries is durable
-//! apart from it. A loss of power keeps what is durable and a part of the rest that fits the order; an
-//! entry whose data is missing is dropped with the later ones of its block. The end of the process
-//! keeps what is written. Lazy entries are answered when they are written, and become durable when
-//! something behind them has to.
+//! An entry is durable in the order of the journal; the data of some ("large") entries becomes durable
+//! separately. A loss of power keeps what is durable and a part of the rest that fits the order; an entry
+//! whose data is missing is dropped with the later ones of its block. The end of the process keeps what is
+//! written. Lazy entries are answered when they are written, and become durable when a later entry has to.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -44,7 +43,7 @@ struct Entry {
     is_answered: bool,
 }
 
-/// How far the data of an entry is. Top to bottom is the order in time.
+/// The progress of an entry's data. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Data {
     Missing,
@@ -54,16 +53,16 @@ enum Data {
 
 #[derive(Default)]
 pub struct Store {
-    /// Durable, and not in the journal any more.
+    /// The state that is durable and no longer in the journal.
     base: State,
-    /// With all of the journal.
+    /// The state with all entries of the journal applied.
     pub now: State,
     journal: VecDeque<Entry>,
-    /// So many entries of the journal are durable.
+    /// Number of entries of the journal that are durable.
     durable_count: usize,
-    /// So many of them are written.
+    /// Number of them that are written.
     written_count: usize,
-    /// So many of them somebody wants to be durable.
+    /// Number of them for which durability was requested.
     wanted_count: usize,
     /// Nothing is answered before it is durable.
     pub is_immediate: bool,
@@ -81,7 +80,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The disk lies: after the end of the process it holds what it held before.
+    /// The disk lies: after the end of the process it holds an earlier state.
     pub fn roll_back(&mut self, state: State) {
         *self = Store { base: state.clone(), now: state, ..Store::default() };
     }
@@ -225,7 +224,7 @@ impl Store {
         PgFacts { last, held, hole, floor, is_suspect }
     }
 
-    /// Takes a request. `is_large`: its data is durable apart from its entry.
+    /// Takes a request. `is_large`: its data becomes durable separately from its entry.
     pub fn ask(&mut self, call: CallId, request: Request, is_large: bool) {
         match request {
             Request::Read { key, offset, length } => {
@@ -268,7 +267,7 @@ impl Store {
         }
     }
 
-    /// Behind a version that was refused no other of its epoch is taken.
+    /// After a version that was refused, no later one of its epoch is accepted.
     fn refuses(&self, request: &Request) -> bool {
         if self.refuses_repairs && matches!(request, Request::Repair { .. }) {
             return true;
@@ -362,7 +361,7 @@ impl Store {
         }
     }
 
-    /// Makes more of the journal durable, as far as somebody wants it.
+    /// Makes more of the journal durable, as far as that was requested.
     pub fn advance(&mut self, entries: usize, data_of: usize) {
         self.write(0, data_of);
         let durable = (self.durable_count + entries).min(self.wanted_count);
@@ -463,7 +462,7 @@ impl Store {
         self.crash(0);
     }
 
-    /// The power is gone. `more`: so many entries that were not durable are found all the same.
+    /// Loses power. `more`: this many entries that were not durable are kept nevertheless.
     pub fn crash(&mut self, more: usize) {
         let kept = (self.durable_count + more).min(self.journal.len());
         let mut state = self.base.clone();
@@ -498,7 +497,7 @@ impl Store {
         self.digests.clear();
     }
 
-    /// Damage that may have cost acknowledged writes: some blocks are gone or old.
+    /// Damage that may have cost acknowledged writes: some blocks are missing or old.
     pub fn lose(&mut self, is_lost: impl Fn(&BlockKey) -> bool) {
         assert!(self.journal.is_empty());
         self.now.blocks.retain(|key, _| !is_lost(key));

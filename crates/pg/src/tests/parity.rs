@@ -7,8 +7,8 @@
 //!   position 2 a^c b^d | ...
 //! ```
 //!
-//! Every write changes all three, and keeps beside the new piece the one before: where fewer than two
-//! have it, it is taken back.
+//! Every write changes all three. Each position keeps its previous piece in addition to the new one: if fewer
+//! than two have the new one, the write is taken back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -29,7 +29,7 @@ use crate::units::{Held, Units};
 
 /// Units of a piece.
 const PIECE: usize = UNITS as usize / 2;
-/// So many positions make the others.
+/// Number of positions from which the others can be computed.
 const ENOUGH: usize = 2;
 
 type Piece = [u32; PIECE];
@@ -122,7 +122,7 @@ struct Stripe {
     asks: VecDeque<(usize, Position)>,
     asked: Option<(usize, Position)>,
     held: BTreeMap<usize, Pieces>,
-    /// Of those who answered, in this order.
+    /// The versions of the members that answered, in the order of their answers.
     versions: Vec<Version>,
 }
 
@@ -140,7 +140,7 @@ impl Stripe {
         [self.piece(0), self.piece(1)].concat()
     }
 
-    /// A write of the whole block. Each position keeps what it has beside it.
+    /// A write of the whole block. Each position keeps its previous piece in addition.
     fn change(&self, values: &[u32]) -> Prepared {
         let (one, other) = values.split_at(PIECE);
         let [one, other]: [Piece; 2] = [one, other].map(|piece| piece.try_into().unwrap());
@@ -237,7 +237,7 @@ impl Gathering for Stripe {
     }
 }
 
-/// The number that each unit was given last, as the cluster answers it.
+/// Returns the last number that each unit was given, as the cluster reads it.
 fn read_all(world: &mut World, stripe: u32) -> Vec<u32> {
     (0..UNITS).map(|unit| world.value(stripe, unit)).collect()
 }
@@ -283,7 +283,7 @@ fn a_write_that_one_member_has_is_taken_back_and_stays_so() {
     let values = written(&mut world, 1, 0, UNITS);
     let at = world.server().expect("somebody serves");
     let lost = world.write(at, 1, 0, 1);
-    // It knows the stripe, and keeps its own piece; nobody else hears of it.
+    // The primary gathers the stripe, and keeps its own piece; no other member receives the write.
     while world.osds[at].store.now.last.counter < 2 {
         world.stores_go_on();
         let fetches = world.mail();
@@ -318,7 +318,7 @@ fn a_member_with_another_position_has_nothing_of_it() {
     world.large_percent = 0;
     world.settle();
     let values = written(&mut world, 1, 0, UNITS);
-    // Positions change hands: the first member comes back for another piece.
+    // Positions are reassigned: the first member returns for another piece.
     world.plan = vec![1, 2, 3];
     world.settle();
     let first = world.entry.position_of(osd_id(3)).expect("it acts");

@@ -15,11 +15,11 @@ const STRIPES: u32 = 12;
 /// Which members lose power, when writes are answered before they are durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lazy {
-    /// No write is lazy: anybody may.
+    /// No write is lazy: any member may lose power.
     Never,
-    /// One between two activations: nothing that was answered is lost.
+    /// One member between two activations: nothing that was answered is lost.
     OneLosesPower,
-    /// Anybody: what was synced stays.
+    /// Any member: synced writes are kept.
     AllLosePower,
 }
 
@@ -29,9 +29,9 @@ struct Run {
     /// The newest epoch when a member lost power, while writes are lazy.
     lost_in: Option<Epoch>,
     random: Random,
-    /// How much goes wrong, in events of a thousand.
+    /// Number of faults per thousand events.
     faults: usize,
-    /// Members whose loss would be more than the copies can bear.
+    /// Number of events in the run.
     steps: usize,
     /// Disks lose something now and then.
     may_rot: bool,
@@ -98,7 +98,7 @@ impl Run {
         };
     }
 
-    /// Blocks of an image of their own come and go: nothing deleted comes back.
+    /// Creates and deletes blocks of a separate image: no deleted block reappears.
     fn delete_others(&mut self) {
         let servers = self.world.servers();
         if servers.is_empty() {
@@ -190,7 +190,7 @@ impl Run {
         }
     }
 
-    /// A process dies, or the power goes.
+    /// Kills a process, or cuts its power.
     fn end_process(&mut self, at: usize) {
         let more = self.random.below(4);
         let is_power = self.lazy == Lazy::Never || self.random.below(2) == 0;
@@ -208,7 +208,7 @@ impl Run {
         self.world.crash(at, more);
     }
 
-    /// Whether what was answered is at another acting member, which will be in the next epoch.
+    /// Whether the other acting members, which will be in the next epoch, have everything that was answered.
     fn may_lose_power(&self, at: usize) -> bool {
         if self.lazy != Lazy::OneLosesPower {
             return true;

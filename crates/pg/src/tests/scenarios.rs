@@ -162,7 +162,7 @@ fn a_learner_that_is_interrupted_keeps_its_cursor() {
         }
         world.crash(away, 0);
         world.settle();
-        // What changed while it was away lies before its cursor, too.
+        // What changed while it was away is before its cursor, too.
         for stripe in 0..4 {
             write(&mut world, stripe + turn * 4, 2, 1);
         }
@@ -292,7 +292,7 @@ fn an_acting_member_that_lost_writes_is_never_followed() {
     world.check_equal();
 }
 
-/// Floors follow the mark, which the next writes tell.
+/// Floors follow the mark, which the next writes carry.
 fn raise_floors(world: &mut World) {
     for unit in [1, 2] {
         world.settle();
@@ -303,7 +303,7 @@ fn raise_floors(world: &mut World) {
     world.settle();
 }
 
-/// Both members end and come back; the disk of `victim` has this instead.
+/// Restarts both members; the disk of `victim` has this state instead of its own.
 fn restart_both_with(world: &mut World, victim: usize, disk: State) {
     world.crash(0, 0);
     world.crash(1, 0);
@@ -623,7 +623,7 @@ fn a_version_that_nobody_gave_ends_the_epoch_and_not_the_process() {
 fn a_member_that_was_away_gets_the_block_whose_lost_units_came_from_an_older_copy() {
     let mut world = whole(3, 3);
     let value = write(&mut world, 1, 0, 4);
-    // Two members hold the newest version; one loses a unit of it, the other one is away.
+    // Two members hold the newest version; one loses a unit of it, the other one is down.
     let (at, other, key) = write_at_two(&mut world, 2);
     let newest = world.osds[other].store.now.blocks[&key].version;
     assert_eq!(world.osds[at].store.now.blocks[&key].version, newest);
@@ -641,7 +641,7 @@ fn a_member_that_was_away_gets_the_block_whose_lost_units_came_from_an_older_cop
     assert_eq!(read, [world.value(1, 0), world.value(1, 1)]);
     let mixed = world.osds[other].store.now.blocks[&key].version;
     assert!(mixed > newest && mixed.counter == newest.counter, "{mixed}, not {newest}");
-    // The next write goes on behind it, and the next activation finds all alike.
+    // The next write continues after it, and the next activation finds all members equal.
     write(&mut world, 1, 3, 1);
     assert!(world.osds[at].store.now.blocks[&key].version > mixed);
     world.crash(other, 0);
@@ -730,8 +730,8 @@ fn a_protocol_violation_closes_the_connection() {
     assert!(said(1 - at, primary, query).is_err(), "it takes part once");
 }
 
-/// A world in which one of three members is left, and a spare OSD learns. The one that is left, the
-/// two that are gone.
+/// A world in which one of three members is left, and a spare OSD learns. Returns the one that is left and
+/// the two that are gone.
 fn one_left(world: &mut World) -> (usize, [usize; 2]) {
     let at = world.server().expect("somebody serves");
     let gone = [(at + 1) % 3, (at + 2) % 3];
@@ -742,7 +742,7 @@ fn one_left(world: &mut World) -> (usize, [usize; 2]) {
     (at, gone)
 }
 
-/// Everything goes on until the spare OSD has got some blocks, and not all.
+/// Lets everything make progress until the spare OSD has some blocks, but not all.
 fn begin_to_fill_spare(world: &mut World) {
     let before = repairs_to(world, 3);
     while repairs_to(world, 3) < before + 5 {
@@ -784,7 +784,7 @@ fn writes_that_only_lost_members_held_are_dropped_when_they_return() {
     let kept = write(&mut world, 1, 0, 4);
     let at = world.server().unwrap();
     let others = [(at + 1) % 3, (at + 2) % 3];
-    // They get a write that the one that stays never had.
+    // They receive a write that the remaining one never had.
     world.crash(at, 0);
     world.settle();
     let next = world.server().unwrap();
@@ -972,7 +972,7 @@ fn a_late_state_does_not_close_the_connection() {
     let mut world = whole(3, 3);
     let at = world.server().unwrap();
     let [quick, slow] = [(at + 1) % 3, (at + 2) % 3];
-    // Its store is busy: it states itself later than it is asked.
+    // The store of the slow one is busy, so it reports its state only some time after the query.
     world.write(at, 1, 0, 1);
     world.deliver(at, slow, true);
     world.disconnect(at, quick);
@@ -987,7 +987,7 @@ fn a_late_state_does_not_close_the_connection() {
     world.deliver(at, slow, true);
     world.deliver(at, quick, true);
     world.deliver(at, quick, false);
-    // The connection to the slow one breaks before it answers; then the epoch ends, for the other.
+    // The connection to the slow one breaks before it answers; then the loss of the quick one ends the epoch.
     world.disconnect(at, slow);
     world.disconnect(at, quick);
     assert!(matches!(world.serving(at), Serving::Ended { .. }));

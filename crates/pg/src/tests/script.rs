@@ -1,26 +1,26 @@
-//! Peering, step by step: each file of `script/` holds commands and what comes of them.
+//! Peering, step by step: each file of `script/` holds commands and their output.
 //!
-//! A command stands on a line of its own, then `----`, then its output up to an empty line. What starts
-//! with `#` is for people. `UPDATE=1 cargo test --profile ci -p pg script` rewrites the outputs: read the
+//! A command stands on a line of its own, then `----`, then its output up to an empty line. Lines that start
+//! with `#` are comments. `UPDATE=1 cargo test --profile ci -p pg script` rewrites the outputs: read the
 //! difference before you keep it.
 //!
 //! | command | what happens |
 //! |---|---|
-//! | `osds N copies M` | N empty OSDs; the first M are to have copies |
-//! | `map` | the monitor makes the next entry if there is a reason; all read it; leases run out |
-//! | `step` | all stores go on, then the next message of each connection arrives |
+//! | `osds N copies M` | N empty OSDs; the first M must have copies |
+//! | `map` | the monitor makes the next entry if there is a reason; all read it; leases expire |
+//! | `step` | all stores make progress, then the next message of each connection arrives |
 //! | `steps` | steps until nothing is under way |
 //! | `settle` | all of this until nothing happens any more |
 //! | `write OSD BLOCK UNITS` | a client writes some units of a block at its primary |
-//! | `large`, `small` | data of later entries is apart from their journal entries, or not |
+//! | `large`, `small` | data of later entries is out of line, or inline |
 //! | `deliver FROM TO` | the next message between two OSDs arrives |
 //! | `store OSD`, `journal OSD` | its store makes everything durable; only its journal entries |
-//! | `start OSD`, `kill OSD` | the process begins; it ends and what is written stays |
-//! | `crash OSD KEEP` | the power goes; the store finds as many entries beyond what is durable |
+//! | `start OSD`, `kill OSD` | the process starts; it ends, and the store keeps what is written |
+//! | `crash OSD KEEP` | the power fails; the store keeps this many entries beyond those that are durable |
 //! | `cut A B`, `heal` | two OSDs cannot connect; all can again |
 //! | `fill OSD` | its node lets this primary fill two blocks at a time |
-//! | `plan OSD...` | where copies are to be from now on |
-//! | `state` | how each OSD stands, and its blocks |
+//! | `plan OSD...` | where copies must be from now on |
+//! | `state` | the state of each OSD, and its blocks |
 //!
 //! OSDs are counted from 1. Each command also prints the messages that were sent and the operations that ended.
 
@@ -50,7 +50,7 @@ scripts! {
     the_primary_dies_between_adopt_and_activate
 }
 
-/// Runs a script and compares what comes of it with what it says; or rewrites it.
+/// Runs a script and compares the output with the file; or rewrites the file.
 #[expect(clippy::disallowed_methods, reason = "a script is rewritten on request")]
 fn check(path: &str, script: &str) {
     let mut run = Run::default();
@@ -66,7 +66,7 @@ fn check(path: &str, script: &str) {
         text.push_str("----\n");
         text.push_str(&output);
         text.push('\n');
-        // What it said before, up to an empty line.
+        // The old output, up to an empty line.
         if matches!(lines.clone().next(), Some("----" | "")) {
             lines.by_ref().find(|line| line.is_empty());
         }

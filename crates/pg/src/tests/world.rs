@@ -39,7 +39,7 @@ pub struct Osd {
     seen: Epoch,
 }
 
-/// A message on its way.
+/// A message in transit.
 struct Letter {
     epoch: Epoch,
     body: PeerBody,
@@ -63,9 +63,9 @@ pub struct World {
     pub entry: PgEntry,
     shape: Shape,
     pub copies: usize,
-    /// Fewest members that serve.
+    /// Minimum number of members that may serve.
     pub minimum: usize,
-    /// Where the copies are to be.
+    /// The OSDs that must have the copies.
     pub plan: Vec<usize>,
     needs: Vec<(Epoch, Need)>,
     pub history: History,
@@ -73,7 +73,7 @@ pub struct World {
     open: BTreeMap<(usize, Ticket), usize>,
     ticket_next: u32,
     pub random: Random,
-    /// Entries of data apart from their journal entries, in percent.
+    /// Entries whose data is out of line, in percent.
     pub large_percent: usize,
     /// Writes and zeroes that are lazy, in percent.
     pub lazy_percent: usize,
@@ -162,7 +162,7 @@ impl World {
         self.osds[index].pg.as_ref().expect("it is up").serving()
     }
 
-    /// Whose grants a primary needs.
+    /// The members whose grants a primary needs.
     pub fn lease_givers(&self, index: usize) -> Vec<usize> {
         let pg = self.osds[index].pg.as_ref().expect("it is up");
         pg.lease_givers().iter().map(|giver| index_of(*giver)).collect()
@@ -174,7 +174,7 @@ impl World {
         Record::decode(note).unwrap().entry.epoch
     }
 
-    /// All grants run out.
+    /// Expires all grants.
     pub fn leases_end(&mut self) {
         self.leases.clear();
     }
@@ -198,7 +198,7 @@ impl World {
         osd.pg = Some(pg);
     }
 
-    /// The power goes; the store keeps `more` entries beyond what is durable.
+    /// Cuts the power; the store keeps `more` entries beyond what is durable.
     pub fn crash(&mut self, index: usize, more: usize) {
         self.trace(|_| format!("{index} loses power"));
         self.osds[index].store.crash(more);
@@ -355,7 +355,7 @@ impl World {
         mail
     }
 
-    /// The next message of a connection arrives. Of a higher epoch it waits for the map.
+    /// Delivers the next message of a connection. A message of a higher epoch waits for the map.
     pub fn deliver(&mut self, primary: usize, member: usize, is_to_member: bool) {
         let (from, to) = if is_to_member { (primary, member) } else { (member, primary) };
         let letter = self.queue(primary, member, is_to_member).front();
@@ -396,7 +396,7 @@ impl World {
         })
     }
 
-    /// A grant runs out.
+    /// Expires a grant.
     pub fn expire(&mut self, choice: usize) {
         let count = self.leases.len();
         if count > 0 {
@@ -441,7 +441,7 @@ impl World {
         self.osds[index].seen = entry.epoch;
         let copies = self.copies as u32;
         self.with(index, |pg, actions| pg.enter(entry, copies, actions));
-        // Connections of earlier epochs stay: their members are asked anew.
+        // Connections of earlier epochs stay: their members are asked again.
         let peers: Vec<usize> =
             self.links.keys().filter(|(primary, _)| *primary == index).map(|(_, to)| *to).collect();
         for peer in peers {
@@ -449,14 +449,14 @@ impl World {
         }
     }
 
-    /// The monitor looks at what it sees and makes the next entry, if there is a reason.
+    /// The monitor checks what it sees, and makes the next entry if there is a reason.
     pub fn monitor(&mut self) {
         let now = self.entry.epoch;
         let needs: Vec<Need> =
             self.needs.drain(..).filter(|(epoch, _)| *epoch == now).map(|(_, need)| need).collect();
         let mut entry = self.entry.clone();
         let mut is_new = needs.contains(&Need::NewEpoch);
-        // A run that began anew stays in the set.
+        // A restarted member stays in the set.
         let learning = entry.learners.iter_mut().map(|learner| &mut learner.member);
         for member in entry.positions.iter_mut().flatten().chain(learning) {
             let index = index_of(member.osd);
@@ -483,7 +483,7 @@ impl World {
         let is_ready = |learner: &&Learner| needs.contains(&Need::Complete(learner.member));
         let mut ready: Vec<Learner> = entry.learners.iter().filter(is_ready).copied().collect();
         let good = entry.acting().filter(|member| is_good(member)).count();
-        // A piece is of use at its own position alone.
+        // A piece is useful only at its own position.
         let fits = |learner: &&Learner| {
             let member = entry.positions[learner.position.index()];
             is_whole || !member.is_some_and(|member| is_good(&member))
@@ -508,7 +508,7 @@ impl World {
             }
             open.is_none()
         });
-        // Or that of one that the plan does not want, where all are good.
+        // Or the position of a member that is not in the plan, if all members are good.
         let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
         for learner in ready {
             let slot = &mut entry.positions[learner.position.index()];
@@ -619,14 +619,14 @@ impl World {
         self.begin(at, op, Kind::Read { stripe, first, units })
     }
 
-    /// Gives all that stores can answer.
+    /// Delivers all answers that stores can give.
     pub fn stores_go_on(&mut self) {
         for index in 0..self.osds.len() {
             self.store_goes_on(index);
         }
     }
 
-    /// Likewise one of them.
+    /// The same for one store.
     pub fn store_goes_on(&mut self, index: usize) {
         while self.is_up(index) {
             self.osds[index].store.write(64, 0);
@@ -642,7 +642,7 @@ impl World {
         }
     }
 
-    /// Everything goes on without a fault until nothing happens any more.
+    /// Lets everything make progress without a fault until nothing happens any more.
     pub fn settle(&mut self) {
         for _ in 0..2000 {
             let before = (self.sent.len(), self.entry.epoch);
@@ -675,7 +675,7 @@ impl World {
         }
     }
 
-    /// What a node does now and then.
+    /// The periodic work of a node.
     pub fn keep_house(&mut self, index: usize) {
         if !self.is_up(index) {
             return;
@@ -683,7 +683,7 @@ impl World {
         let lost: Vec<Member> = (self.entry.acting().copied())
             .filter(|member| !self.is_up(index_of(member.osd)))
             .collect();
-        // Nobody waits for what only lost ones have, where nothing is answered before it is durable.
+        // If nothing is answered before it is durable, nobody waits for what only lost members have.
         let how = if self.lazy_percent > 0 { Absence::Down } else { Absence::Gone };
         let absence = |member| if lost.contains(&member) { how } else { Absence::Awaited };
         let is_immediate = self.osds[index].store.is_immediate;

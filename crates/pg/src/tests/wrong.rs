@@ -1,4 +1,4 @@
-//! What no member of ours says is refused: it neither ends the process nor is it believed.
+//! Messages that no correct member sends are refused: they neither end the process nor have an effect.
 
 use format::wire::{Change, Content, Filling, MemberState};
 
