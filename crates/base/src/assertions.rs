@@ -3,10 +3,10 @@
 //! | word | the condition | in a release build |
 //! |---|---|---|
 //! | `assert!` | is proven: if it fails, stopping is safer than going on | panics |
-//! | [`never!`](crate::never) | is believed to be false: the caller survives it if it is true | counts, and goes on |
+//! | [`never!`](crate::never) | is believed to be false: the caller survives it if it is true | counts, and continues |
 //! | [`maybe!`](crate::maybe) | is sometimes true, sometimes false: both are right | nothing |
 //!
-//! [`mark!`](crate::mark) stands in a rarely taken branch, [`check!`](crate::check) in the one test that
+//! [`mark!`](crate::mark) is in a rarely taken branch, [`check!`](crate::check) in the one test that
 //! takes the branch: the test fails once it no longer reaches the branch. Marks are counted by name, for each
 //! thread, and only where debug assertions are on.
 

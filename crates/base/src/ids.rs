@@ -158,7 +158,7 @@ counter!(
     Epoch, u32
 );
 counter!(
-    /// Revision of one pool's map: increases by one with each change of that map.
+    /// Revision of one pool's map: increases by one with each change to that map.
     MapRevision, u64
 );
 counter!(

@@ -1,4 +1,4 @@
-//! Time as logic sees it: nanoseconds on a clock that never goes back and counts suspend. The caller
+//! Time as logic sees it: nanoseconds on a clock that never goes back and includes suspend. The caller
 //! that applies an event reads the clock; logic only compares and adds.
 
 use std::fmt;

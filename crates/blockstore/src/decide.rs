@@ -31,7 +31,7 @@
 //! @Q   one copy of the superblock is damaged: the other is used and the damaged one is rewritten
 //! @R   the newest root's streams are damaged, an older root's are not: it is used; suspect
 //! @S   a leaf is damaged: its blocks are lost, and the PGs of its keys are suspect
-//! @Y   a slot of the root cannot be read: the other one is used, if the journal still holds all behind it
+//! @Y   a slot of the root cannot be read: the other one is used, if the journal holds everything after it
 //! ```
 
 /// The header at a place of the journal.

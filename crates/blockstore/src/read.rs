@@ -30,7 +30,7 @@ use crate::parts::Parts;
 use crate::{Answer, Effect, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
-/// A read that fails after this many repeats is answered as damaged, so that no read goes on for ever.
+/// A read that fails after this many repeats is answered as damaged, so that no read continues for ever.
 const ATTEMPT_COUNT_MAX: u32 = 64;
 
 /// A range of a block, in bytes and in whole units.
@@ -427,7 +427,7 @@ impl Read {
         io.read(purpose, offset, size);
     }
 
-    /// Gets units whose data is in the journal: from memory, or else in runs from the disk.
+    /// Gets units whose data is in the journal: from memory, otherwise in runs from the disk.
     fn fetch_journal(&mut self, id: RequestId, parts: &Parts, io: &mut Io<'_>) {
         let mut unit = 0;
         while unit < self.states.len() {

@@ -266,7 +266,7 @@ impl Recovery {
         self.next_stream_page(root.directory, io)
     }
 
-    /// Reads the next page of the streams. After the last page, goes on to the leaves.
+    /// Reads the next page of the streams. After the last page, continues with the leaves.
     fn next_stream_page(&mut self, at: StreamRef, io: &mut Io<'_>) -> Progress {
         if at.size > 0 {
             let parts = self.parts_mut();
@@ -338,7 +338,7 @@ impl Recovery {
         self.ask_leaves(io)
     }
 
-    /// Reads leaves, a bounded number at once. When all have arrived, goes on to the journal.
+    /// Reads leaves, a bounded number at once. When all have arrived, continues with the journal.
     fn ask_leaves(&mut self, io: &mut Io<'_>) -> Progress {
         let Stage::Leaves { asked, arrived } = &mut self.stage else {
             unreachable!("leaves are read in their stage")

@@ -242,7 +242,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-// ---- an answer on its way between threads
+// ---- an answer in transit between threads
 
 struct Shared<T> {
     value: Option<T>,

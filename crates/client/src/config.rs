@@ -34,8 +34,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration at `named` (a directory or its `cluster.toml`), else at
-    /// `$ASHLAR_CLUSTER`, else in `.ashlar` in the current directory or the nearest one above it.
+    /// Reads the configuration at `named` (a directory or its `cluster.toml`), otherwise at
+    /// `$ASHLAR_CLUSTER`, otherwise in `.ashlar` in the current directory or the nearest one above it.
     ///
     /// Errors: `no_cluster` (none found), `invalid` (the file is wrong), `key`.
     pub fn find(named: Option<&Path>) -> Result<Config, Failure> {

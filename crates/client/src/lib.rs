@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Config ──▶ call          one command, blocking
-//!          ──▶ watch_state   every change of the state store, blocking
+//!          ──▶ watch_state   every change to the state store, blocking
 //!          ──▶ Commands      the same as a value, for programs with their own reactor
 //!          ──▶ Client        volumes for async programs: a thread with a reactor behind a channel
 //!          ──▶ Keeper        keeps the list of monitors in cluster.toml up to date

@@ -92,7 +92,7 @@ impl Shell {
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Net(effect) => self.reactor.net(effect),
-                // A library has no log; its caller gets errors in the answers.
+                // A library has no log; its caller receives errors in the answers.
                 Effect::Trace(_) => {}
                 answer => answers.push(answer),
             }

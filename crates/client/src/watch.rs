@@ -16,7 +16,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long an address has to answer before the next one is tried.
 const CONNECT_DELAY: Duration = Duration::from_millis(100);
 
-/// A change of the state store.
+/// A change to the state store.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StateChange {
     /// The revision of the store that contains this change.
@@ -27,7 +27,7 @@ pub struct StateChange {
     pub value: Option<Value>,
 }
 
-/// Reports every change of keys with this prefix, in order, from now on: calls `tell` with `None` once the
+/// Reports every change to keys with this prefix, in order, from now on: calls `tell` with `None` once the
 /// watch has started, then with each change, until it returns `false`.
 ///
 /// Errors: no monitor answers; the monitor disconnected, or it missed changes. Changes after an error are

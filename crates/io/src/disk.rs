@@ -2,7 +2,7 @@
 //! jobs that io_uring executes on it.
 //!
 //! Invariants
-//!   1. Only one process can have a disk open for writing: a second one gets a clear error.
+//!   1. Only one process can have a disk open for writing: a second one receives a clear error.
 //!   2. A job is reported as done only when all its bytes are read or written; after a short read or write
 //!      the job continues with the rest.
 

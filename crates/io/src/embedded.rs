@@ -5,7 +5,7 @@
 //!   effect ─▶ MemoryState ─▶ changes ─▶ thread: one redb transaction, durable ─▶ events
 //! ```
 //!
-//! A separate thread writes the file, so a hanging disk does not block the owner's loop: the owner gets a
+//! A separate thread writes the file, so a hanging disk does not block the owner's loop: the owner receives a
 //! `Condition` event, and its requests are answered once the disk responds.
 //!
 //! Invariants

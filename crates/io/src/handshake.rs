@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The pattern is `Noise_NNpsk0_25519_ChaChaPoly_SHA256`. The pre-shared key is the cluster key. The
-//! prologue is the initiator's preamble, so a change of the preamble on the way makes the handshake fail.
+//! prologue is the initiator's preamble, so any change to the preamble in transit makes the handshake fail.
 //!
 //! Invariants
 //!   1. `Established` is returned only after the peer has proven in this exchange that it has the key.

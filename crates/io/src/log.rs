@@ -94,7 +94,7 @@ fn put(event: &TraceEvent) {
     let (who, format) =
         LOG.get().map_or(("ashlar", Format::Human), |log| (&log.who[..], log.format));
     let line = line_of(&time_text(wall_clock_ms()), who, format, event);
-    // A daemon keeps serving even if nobody reads its log.
+    // A daemon keeps serving even if nothing reads its log.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

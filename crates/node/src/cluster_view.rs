@@ -1,7 +1,7 @@
 //! The cluster as this OSD sees it: the map, the settings, and this OSD's own run.
 //!
 //! Invariants
-//!   1. If a change of a pool does not follow the known revision, the pool has a gap: its map is
+//!   1. If a change to a pool does not follow the known revision, the pool has a gap: its map is
 //!      requested from the start.
 //!   2. This OSD requests the map at most once between two reports, however many peers have a newer one.
 
@@ -151,7 +151,7 @@ impl ClusterView {
         self.pools().map(|(id, known)| (id, known.revision)).collect()
     }
 
-    /// Applies a change of the map. On an error all pools without a gap are still updated, and the caller
+    /// Applies a change to the map. On an error all pools without a gap are still updated, and the caller
     /// must call [`ClusterView::note_gap`].
     pub(crate) fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         self.is_saw_due = true;

@@ -222,7 +222,7 @@ pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Eff
     }
 }
 
-/// Logs sessions that were served here and that a change of the map fences.
+/// Logs sessions that were served here and that a change to the map fences.
 pub(crate) fn trace_fences(
     cluster: &ClusterView,
     sessions: &Sessions,

@@ -57,7 +57,7 @@ pub enum Purpose {
 /// A member of a PG that this OSD leads.
 struct Follower {
     member: Member,
-    /// The map says that its process is up.
+    /// The map lists the follower's process as up.
     is_up: bool,
     address_count: usize,
     data: Lane,
@@ -398,7 +398,7 @@ impl PeerConnections {
     /// Forgets what was reported, because another monitor may lead now. Returns the followers whose
     /// addresses refuse connections; silent ones are reported with the next renewal.
     pub fn on_new_monitor(&mut self, now: Time) -> Vec<OsdId> {
-        // PGs may have new primaries that this OSD has not heard of meanwhile.
+        // PGs may have new primaries that this OSD has not been informed of.
         self.primaries.values_mut().for_each(|primary| primary.since = now);
         self.followers.values_mut().for_each(|follower| follower.told = None);
         let refused = self.followers.iter().filter(|(_, follower)| follower.is_refused());
@@ -422,14 +422,14 @@ impl PeerConnections {
 /// What kind of connection was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gone {
-    /// It was not a connection with an OSD.
+    /// The connection was not with an OSD.
     Unknown,
     /// A peer had opened the connection.
     Incoming,
-    /// It led to a follower.
+    /// The connection led to a follower.
     Outgoing {
         member: Member,
-        /// It was up, and its purpose was data.
+        /// The connection was up, and its purpose was data.
         carried_data: bool,
         /// Nothing listens at any address of the follower.
         is_refused: bool,

@@ -179,7 +179,7 @@ impl Peers {
     // ---- queries of this OSD
 
     /// Records a query to a member. `patience`: additional time that the answer may take. A query that is
-    /// repeated over another connection gets no further time.
+    /// repeated over another connection is given no further time.
     pub(crate) fn on_query_sent(&mut self, now: Time, query: Overdue, patience: Duration) {
         let Overdue { pg, osd, epoch } = query;
         if self.unanswered.insert((pg, osd), epoch) != Some(epoch) {

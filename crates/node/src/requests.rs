@@ -66,13 +66,13 @@ pub(crate) struct Started {
 pub(crate) struct Scope {
     pub(crate) session: SessionId,
     pub(crate) pg: PgId,
-    /// The image that the request names, else the one that earlier requests of its session named.
+    /// The image that the request names, otherwise the one that earlier requests of its session named.
     pub(crate) image: Option<ImageId>,
     pub(crate) epoch: Epoch,
     pub(crate) revision: MapRevision,
-    /// It writes data, so it is refused while the store is full.
+    /// The request writes data, so it is refused while the store is full.
     pub(crate) writes_data: bool,
-    /// It uses space in the journal, so it waits while there is none.
+    /// The request uses space in the journal, so it waits while there is none.
     pub(crate) changes: bool,
 }
 

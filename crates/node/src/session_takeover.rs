@@ -1,10 +1,10 @@
 //! Newer sessions of images that this OSD saw before it had the map that they act on.
 //!
 //! A client may take over an image because it broke the lock or because the previous session has ended.
-//! It gets its session only after a revision of the map contains the fence of the previous session, and
-//! all its requests carry that revision or a later one. So an OSD that sees the new session but has an
-//! older map must assume that older sessions of this image are fenced. It serves them again once it has
-//! the map. If an older session is not fenced (several may share an image), it only waits until then.
+//! The client receives its session only after a revision of the map contains the fence of the previous
+//! session, and all its requests carry that revision or a later one. So an OSD that sees the new session but
+//! has an older map must assume that older sessions of this image are fenced. It serves them again once it
+//! has the map. If an older session is not fenced (several may share an image), it only waits until then.
 //!
 //! ```text
 //!   session 7 names revision 12, the map has 11 ──▶ image: 7, 12 ──▶ sessions below 7 wait ──▶ map 12: forgotten

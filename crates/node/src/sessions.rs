@@ -96,9 +96,9 @@ pub enum Arrival {
     New,
     /// Continue with it, and drop the requests of its session that wait on other connections.
     Moved,
-    /// It arrived before, or arrives over a connection that its session has left: do not execute it.
+    /// The request arrived before, or arrives over a connection that its session has left: do not execute it.
     Repeat,
-    /// Its session may have been forgotten, and its connection is older than that, so a repeat cannot be
+    /// The session may have been forgotten, and the connection is older than that, so a repeat cannot be
     /// recognised. Over a new connection it can.
     Forgotten,
     /// There are too many sessions.

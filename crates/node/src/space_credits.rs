@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Invariants
-//!   1. The bytes that a holder may still write to the giver, by writes that are on their way or that it
+//!   1. The bytes that a holder may still write to the giver, by writes that are in transit or that it
 //!      may begin, never exceed what the giver counts as promised to it. A limit only grows, so lost or
 //!      late messages do not violate this.
 //!   2. When space is promised, all promises together fit into the free space.

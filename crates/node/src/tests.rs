@@ -209,7 +209,7 @@ fn a_request_that_came_twice_is_executed_once() {
 #[test]
 fn a_delayed_connection_cannot_undo_what_came_after_it() {
     let mut rig = Rig::serving();
-    // The client gave up its first connection, sent the write again over another one and went on.
+    // The client gave up its first connection, sent the write again over another one, and continued.
     let delayed = rig.request(1, write(0, 1, 7));
     rig.accept(OTHER);
     rig.send(OTHER, 1, write(0, 1, 7));

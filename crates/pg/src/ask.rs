@@ -13,11 +13,11 @@ use super::slots::JobSlot;
 pub enum Contact {
     /// There is no connection.
     Away,
-    /// The primary has asked for its state.
+    /// The primary has requested the member's state.
     Asked,
-    /// It has reported its state.
+    /// The member has reported its state.
     Known,
-    /// It cannot continue in this epoch.
+    /// The member cannot continue in this epoch.
     Out,
 }
 

@@ -1,4 +1,4 @@
-//! A change of a block on its way from the primary to every store: as a message to a member, and as a request
+//! A change to a block on its way from the primary to every store: as a message to a member, and as a request
 //! to a store.
 //!
 //! Invariants

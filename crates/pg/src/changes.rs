@@ -33,7 +33,7 @@ impl Changes {
         Changes { reach, count_max, list: VecDeque::new() }
     }
 
-    /// Adds a change of a block. A full list drops its oldest change.
+    /// Adds a change to a block. A full list drops its oldest change.
     pub fn add(&mut self, version: Version, key: BlockKey, units: Range<u32>) {
         if self.list.len() == self.count_max
             && let Some(oldest) = self.list.pop_front()

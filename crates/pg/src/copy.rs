@@ -53,7 +53,7 @@ pub enum Purpose {
     Adopt { version: Version, targets: MemberSet },
     /// The acting members `targets` go back to the version before.
     Return { targets: MemberSet },
-    /// A learner gets these units of the block; `None`: all of it.
+    /// A learner receives these units of the block; `None`: all of it.
     Fill { learner: usize, units: Option<Units> },
     /// Units that this OSD lost are restored.
     Mend,

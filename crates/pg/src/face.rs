@@ -1,7 +1,7 @@
 //! The face of a pool: the questions of this crate's core about the contents of keys.
 //!
 //! The core is the rest of this crate: epochs, members, versions, the window, leases, peering and backfill.
-//! It orders changes of keys. If a step depends on what a key holds, and on which part of it lies at which
+//! It orders changes to keys. If a step depends on what a key holds, and on which part of it lies at which
 //! position, the core asks a [`Face`]. [`Copies`] is the face of replicated blocks. A pool whose positions
 //! hold different data, such as pieces of a stripe, has another face, which answers the same questions
 //! differently.
@@ -144,7 +144,7 @@ pub enum Prepared {
     Answer(Result<Outcome, Refusal>),
 }
 
-/// A change of a key, for each position.
+/// A change to a key, for each position.
 #[derive(Debug)]
 pub enum Changed {
     /// The same change at every position.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   State ──▶ what it holds that was never adopted ──▶ Activate ──▶ blocks up to its cursor
-//!   ──▶ blocks behind it, with Progress now and then ──▶ bound ──▶ last Progress ──▶ Complete
+//!   ──▶ blocks after it, with Progress now and then ──▶ bound ──▶ last Progress ──▶ Complete
 //! ```
 //!
 //! Invariants

@@ -65,11 +65,11 @@ pub struct Peer {
 /// The status, according to the map, of an acting member that has not reported its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absence {
-    /// It is up, in the incarnation that the entry lists.
+    /// The member is up, in the incarnation that the entry lists.
     Awaited,
-    /// It is not up in that incarnation.
+    /// The member is not up in that incarnation.
     Down,
-    /// It was removed from the cluster: data that only it may have is given up.
+    /// The member was removed from the cluster: data that only it may have is given up.
     Gone,
 }
 

@@ -402,7 +402,7 @@ impl Pg {
             RecordFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
             RecordFor::Activation => self.answer(PeerBody::Activated, actions),
             RecordFor::Progress { call } if is_filled && self.local_state.is_suspect() => {
-                // The lost data is here again. The record that says so was made durable before the store
+                // The lost data has been restored. The record that says so was made durable before the store
                 // forgets the loss.
                 let request = StoreRequest::Absolve { pg: self.shape.pg };
                 self.call(Call::AbsolveFilled { call }, request, actions);

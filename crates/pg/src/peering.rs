@@ -80,7 +80,7 @@ impl Pg {
         }
     }
 
-    /// Handles a member that cannot continue: it said so, or the primary found out.
+    /// Handles a member that cannot continue: it reported that, or the primary found out.
     pub(crate) fn on_peer_failed(&mut self, index: usize, why: String, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let member = lead.peers[index].member;
@@ -493,7 +493,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if self.lead().peers[index].contact == Contact::Out {
-            // It may still send, over a new connection, answers to requests from before it was lost.
+            // The member may still send, over a new connection, answers to requests from before it was lost.
             return Ok(());
         }
         match body {

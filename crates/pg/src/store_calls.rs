@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //!   1. Each call is answered once. Its id is not reused before the answer.
-//!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer reaches nobody. But a change
+//!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer is ignored. But a change
 //!      still counts until it ends, and no member reports its state before that.
 
 use base::Version;
@@ -53,7 +53,7 @@ pub enum Call {
     Floor,
     /// Tells the store that the operator gave up the data of this PG that the store lost.
     Absolve,
-    /// Tells the store that a learner is filled: the data that its store lost is here again.
+    /// Tells the store that a learner is filled: the data that its store lost has been restored.
     AbsolveFilled { call: u32 },
     /// What this OSD holds of the key in work of its scrub.
     ScrubDigest,

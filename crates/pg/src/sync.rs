@@ -65,7 +65,7 @@ impl Syncs {
         Syncs { newest_lazy: adopted, covered: adopted, seen: adopted, ..Syncs::default() }
     }
 
-    /// Notes that a lazy write got its version.
+    /// Notes that a lazy write has received its version.
     pub fn gave_lazily(&mut self, counter: u64) {
         assert!(counter > self.newest_lazy);
         self.newest_lazy = counter;

@@ -112,8 +112,8 @@ impl Pg {
         }
     }
 
-    /// Continues an operation when the members have sent what it must know of its key. No other operation on
-    /// the key is in flight.
+    /// Continues an operation when the members have sent what it must know about its key. No other operation
+    /// on the key is in flight.
     pub(crate) fn on_pieces(
         &mut self,
         slot: WriteSlot,

@@ -1,15 +1,15 @@
 //! Which members receive the writes of an epoch, and which of them must have a write before it is
 //! acknowledged.
 //!
-//! | member | gets writes | must acknowledge |
+//! | member | receives writes | must acknowledge |
 //! |---|---|---|
 //! | acting | yes | yes |
 //! | learner | from its activation on | once it is bound, or while it lags too far behind |
 //!
 //! Invariants
 //!   1. From the moment an epoch is active, its acting members receive every write and must acknowledge it.
-//!   2. A learner can be required only while it gets writes. One that is lost afterwards is still waited for,
-//!      until [`WriteTargets::require_no_more`].
+//!   2. A learner can be required only while it receives writes. One that is lost afterwards is still waited
+//!      for, until [`WriteTargets::require_no_more`].
 
 use super::MemberSet;
 
@@ -59,7 +59,7 @@ impl WriteTargets {
         self.ack_required
     }
 
-    /// Returns whether nobody gets writes: the epoch is not active and fills no learner.
+    /// Returns whether no member receives writes: the epoch is not active and fills no learner.
     pub fn is_empty(&self) -> bool {
         self.targets.is_empty()
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!            copies        1             1               capacity
 //!   source ────────▶ PG ──────▶ slot ────────▶ OSD ─────────────────▶ sink
-//!                        (PG and domain)  costs 0 where the copy is now, else 1
+//!                        (PG and domain)  costs 0 where the copy is now, otherwise 1
 //! ```
 //!
 //! The cheapest path for one more copy is searched until all copies are placed (successive shortest paths).

@@ -30,9 +30,10 @@ use base::OsdId;
 pub struct Candidate {
     /// The OSD; each appears once.
     pub osd: OsdId,
-    /// Its failure domain, which copies of a block must not share: the name of its host, or its own name.
+    /// The failure domain of the OSD, which copies of a block must not share: the name of its host, or its
+    /// own name.
     pub domain: String,
-    /// Its capacity, in any unit; an OSD with 0 gets no copies.
+    /// The capacity of the OSD, in any unit; an OSD with 0 gets no copies.
     pub weight: u64,
     /// Number of PG copies of other pools on it: breaks ties, so that many small pools also spread
     /// evenly.

@@ -38,7 +38,7 @@ pub struct ClientCore {
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
     pub(crate) requests: Table<RequestKey, Request>,
     pub(crate) parts: Table<PartKey, Part>,
-    /// This client's unfinished changes of each stripe, in the order they were requested.
+    /// This client's unfinished changes to each stripe, in the order they were requested.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
     /// Parts in the stage `Ready`. Parts that an event releases are queued here and routed at the end
     /// of [`ClientCore::apply`], so that no part is sent or ended while a list is iterated.
@@ -290,7 +290,7 @@ impl ClientCore {
     fn give_up(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         volume.closing.as_mut().expect("it closes").has_given_up = true;
-        // Replayed writes may still be on their way to an OSD.
+        // Replayed writes may still be in transit to an OSD.
         volume.has_unanswered |= !volume.unsynced.is_empty();
         volume.unsynced.values_mut().for_each(|unsynced| unsynced.gate = None);
         let own = self.requests.iter().filter(|(_, it)| it.volume == handle && it.is_own());
@@ -486,7 +486,7 @@ impl ClientCore {
                 if !self.volumes[&handle].waits_for_room() {
                     return;
                 }
-                // The buffer of kept writes shrinks only once a PG has room. Discards make room, so this
+                // The buffer of kept writes shrinks only once a PG has space. Discards free space, so this
                 // one is made durable and need not be kept.
                 if !is_zero {
                     self.fail(now, key, VolumeError::Full, effects);

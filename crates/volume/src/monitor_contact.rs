@@ -38,7 +38,7 @@ impl MonitorContact {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Farewell {
     pub(crate) session: SessionId,
-    /// Whether a change of the session may still be on its way to an OSD.
+    /// Whether a change by the session may still be in transit to an OSD.
     pub(crate) unanswered: bool,
     /// Number of the last attach request before the close: an answer to a later one shows that the
     /// monitor has received the close.

@@ -70,7 +70,7 @@ pub(crate) enum Work {
     },
 }
 
-/// A change of part of one unit, by compare-and-set on the block's version.
+/// A change to a part of one unit, by compare-and-set on the block's version.
 pub(crate) struct Patch {
     pub(crate) range: Range<u32>,
     /// The new bytes; `None`: zeros.

@@ -5,13 +5,13 @@ use base::{Duration, PgId, StripeIndex};
 
 use crate::part::RETRY_DELAY_MIN;
 
-/// Progress of a replay. It makes passes over the kept writes; one pass is enough if the PG has room
+/// Progress of a replay. It makes passes over the kept writes; one pass is enough if the PG has space
 /// for all of them.
 pub(crate) struct Replay {
     pub(crate) pg: PgId,
     /// Where the pass continues: stripe, and byte within it.
     pub(crate) place: (StripeIndex, u32),
-    /// The PG had no room for a piece in this pass: of the remaining pieces only zeros are sent.
+    /// The PG had no space for a piece in this pass: of the remaining pieces only zeros are sent.
     pub(crate) is_refused: bool,
     /// The pause before the next pass.
     pub(crate) delay: Duration,

@@ -15,7 +15,7 @@ use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
 
 /// A request that has not ended.
 pub(crate) struct Request {
-    /// The user's id; `None`: the core itself made the request, and nobody gets an answer.
+    /// The user's id; `None`: the core itself made the request, and no answer is sent.
     pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
     pub(crate) progress: Progress,
@@ -290,7 +290,7 @@ fn append_extents(lists: &mut Vec<Vec<Extent>>, extents: Vec<Extent>) {
     }
 }
 
-/// Appends an extent; merges it with the last one if both are alike.
+/// Appends an extent; merges it with the last one if both have the same state.
 fn push_extent(extents: &mut Vec<Extent>, extent: Extent) {
     match extents.last_mut() {
         Some(last) if last.allocated == extent.allocated => last.length += extent.length,

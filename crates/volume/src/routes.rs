@@ -76,7 +76,7 @@ impl Routes {
         newer
     }
 
-    /// Applies a change of the map, and drops entries from OSDs that the map has caught up with.
+    /// Applies a change to the map, and drops entries from OSDs that the map has caught up with.
     pub(crate) fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         let result = self.map.apply(delta);
         let map = &self.map;

@@ -48,7 +48,7 @@ pub(crate) struct Volume {
     pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
     /// Bytes of the writes in `unsynced`.
     pub(crate) unsynced_bytes: u64,
-    /// Bytes that wait for room, as last reported to the monitor.
+    /// Bytes that wait for space, as last reported to the monitor.
     pub(crate) told_waiting: u64,
     /// In a lazy volume: reads that wait for overlapping changes which were sent before and received no
     /// answer.
@@ -127,18 +127,18 @@ impl Volume {
         }
     }
 
-    /// Whether its changes may be acknowledged before they are durable.
+    /// Whether the volume's changes may be acknowledged before they are durable.
     pub(crate) fn is_lazy(&self) -> bool {
         self.attached().is_some_and(|attached| attached.lazy)
     }
 
-    /// Whether a replay waits for room in its PG.
+    /// Whether a replay waits for space in its PG.
     pub(crate) fn waits_for_room(&self) -> bool {
         let mut gates = self.unsynced.values().filter_map(|unsynced| unsynced.gate);
         gates.any(|gate| gate.waits_for_room)
     }
 
-    /// Bytes that replays must write but have no room for.
+    /// Bytes that replays must write but have no space for.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         let of_pg = |unsynced: &Unsynced| {
             let gate = unsynced.gate.filter(|gate| gate.waits_for_room)?;

@@ -58,7 +58,7 @@ fn placement_groups_are_listed_and_described() {
         assert_eq!(described[key], few[5][key], "{key}");
     }
     assert!(cluster.run(&["pg", "describe", name]).contains("active"));
-    // Its OSD goes down: the output says so, with the reason.
+    // The PG's OSD goes down: the output says so, with the reason.
     let osd = few[5]["primary"].to_string();
     cluster.run(&["osd", "stop", &osd]);
     cluster.wait_osd(few[5]["primary"].as_u64().expect("an OSD"), false);

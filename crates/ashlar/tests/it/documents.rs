@@ -91,7 +91,7 @@ fn the_architecture_names_files_and_symbols_that_exist() {
     }
 }
 
-/// A crate uses only crates that stand above it in the map of ARCHITECTURE.md.
+/// A crate uses only crates that are above it in the map of ARCHITECTURE.md.
 #[test]
 fn crates_use_only_crates_below_them() {
     let order = [

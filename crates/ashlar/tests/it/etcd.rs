@@ -52,7 +52,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     wait_for("status to tell of it", || has_check(&cluster.json(&["status"]), "state_unavailable"));
     session.ask("write -P 2 4M 4M");
     session.ask("read -P 1 0 4M");
-    // A command that would change something says why it waits.
+    // A command that would change something reports why it waits.
     let create = &mut cluster.command(&["volume", "create", "w", "--size", "16MiB"]);
     let create = Waiting::start(create);
     assert!(create.says.contains("etcd cannot be reached at http://"), "{}", create.says);

@@ -231,7 +231,7 @@ impl Cluster {
         assert_eq!(found["different"], 0, "{found:#}");
     }
 
-    /// Waits until all copies are there and stops the cluster. The copies must be the same, and no
+    /// Waits until all copies are complete, and stops the cluster. The copies must be the same, and no
     /// OSD may hold anything else. Returns how many blocks were compared.
     pub fn check_copies(&self) -> u64 {
         let deadline = Instant::now() + PATIENCE;
@@ -389,7 +389,7 @@ pub fn assert_qemu_io(output: &Output, count: usize) {
     assert_eq!(done, count, "{text}");
 }
 
-/// Whether a line `wrote N/M bytes at ...` says that all was done.
+/// Whether a line `wrote N/M bytes at ...` reports that everything was done.
 fn is_done_in_full(line: &str) -> bool {
     let mut words = line.split_whitespace();
     let is_done = matches!(words.next(), Some("wrote" | "read" | "discard"));

@@ -94,7 +94,7 @@ fn primary_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
 fn a_primary_paused_under_writes_never_serves_stale_data_and_loses_nothing() {
     // Clients that share a volume write durably, so the OSDs commit at once.
     let cluster = three("stood-still", "512MiB", &["--commit", "immediate"]);
-    // One PG: its primary gets every request.
+    // One PG: its primary receives every request.
     let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
     cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "one"]);

@@ -194,7 +194,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
     hosts.check_copies(CLIENT, LOAD_SIZE / (128 << 10) / 2);
 }
 
-/// No monitor can lead: volumes work all the same, and commands say what cannot be done.
+/// No monitor can lead: volumes still work, and commands report what cannot be done.
 fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     let first = hosts.etcd_leader();
     let second = other_than(&[first]);

@@ -70,7 +70,7 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     let words = fs::File::create(&log).expect("writable");
     hung.osd = Some(daemon.stderr(words).spawn().expect("starts"));
     cluster.wait_osd(id, true);
-    // It is the primary of some PGs and another member of the rest.
+    // The OSD on the device is the primary of some PGs and another member of the rest.
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
     cluster.run(&[&create[..], &["--pgs", "16"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
@@ -100,7 +100,7 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
         text.contains(&format!("osd.{id}")) && text.contains("has not answered")
     });
     ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
-    // It takes no part in any PG while it hangs.
+    // The OSD takes no part in any PG while it hangs.
     std::thread::sleep(Duration::from_secs(2));
     assert!(has_check(&cluster, "osd_stalled"));
 

@@ -207,7 +207,8 @@ fn a_server_that_lost_its_lock_can_no_longer_write() {
     let monitor = Pid::from_raw(cluster.pid("mon", 1) as i32).expect("a pid is not 0");
     kill_process(monitor, Signal::STOP).expect("it runs");
     server.signal(Signal::CONT);
-    // Its write reaches the OSDs in this time. It is refused now, or once the server has learned why.
+    // The server's write reaches the OSDs within this time. It is refused now, or once the server has learned
+    // why.
     let early = hanging.ended_within(Duration::from_secs(3));
     kill_process(monitor, Signal::CONT).expect("it is stopped");
     let line = early.unwrap_or_else(|| hanging.end());

@@ -65,7 +65,7 @@ pub fn begin_watch(
 ) -> (Child, Lines<BufReader<ChildStdout>>, BufReader<ChildStderr>) {
     let mut command = cluster.command(&["state", "watch", prefix, "--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
-    // It prints a line when it has begun.
+    // The command prints a line once the watch has begun.
     let mut line = String::new();
     let mut errors = BufReader::new(child.stderr.take().expect("piped"));
     errors.read_line(&mut line).expect("readable");
@@ -80,7 +80,7 @@ impl Watch {
         Watch { child, lines, errors }
     }
 
-    /// The next change of a key with this prefix.
+    /// The next change to a key with this prefix.
     fn next(&mut self, prefix: &str) -> Value {
         loop {
             let line = self.lines.next().expect("it goes on").expect("readable");

@@ -510,7 +510,7 @@ fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
     for pg in &waiting {
         cluster.run(&["pg", "give-up", pg, "--they-are-off", "--yes"]);
     }
-    // The third has every acknowledged write, so it can go on alone.
+    // The third has every acknowledged write, so it can continue alone.
     ask(&cluster, "v", &pieces("read", 1, 32));
     ask(&cluster, "v", &pieces("write", 2, 16));
     qemu_io(&cluster, "v", &["discard 16M 8M"]);
@@ -599,7 +599,7 @@ fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Durati
     longest
 }
 
-/// How often an OSD has reported to the monitor that it stops, which is when it hands its leases back.
+/// How often an OSD has reported to the monitor that it stops, which is when it returns its leases.
 fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     let log = fs::read_to_string(cluster.path().join("log/mon.1.log")).expect("it is there");
     let named = format!("osd=osd.{osd}");

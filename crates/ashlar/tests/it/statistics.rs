@@ -100,7 +100,7 @@ fn every_acknowledged_byte_is_counted_once_across_restarts() {
     cluster.check_copies();
 }
 
-/// All changes of keys in the state store, as `state watch` prints them.
+/// All changes to keys in the state store, as `state watch` prints them.
 struct Changes {
     child: Child,
     _errors: BufReader<ChildStderr>,
@@ -129,7 +129,7 @@ impl Written {
 
 impl Changes {
     fn begin(cluster: &Cluster) -> Changes {
-        // Its standard error is not read, but stays open while it runs.
+        // The standard error of the command is not read, but stays open while the command runs.
         let (child, lines, errors) = begin_watch(cluster, "");
         let seen = Arc::new(Mutex::new(Vec::new()));
         let all = seen.clone();

@@ -14,10 +14,10 @@
 //!      export within a bounded time.
 //!   3. Each name has at most one attached volume. The next one waits until nothing more is sent for the
 //!      previous one, so that a client never sees late writes of a client that has left.
-//!   4. When a session is over, its clients get errors until they disconnect; the next client gets a new
-//!      session. If they were disconnected or moved to the new session instead, they would repeat their
-//!      last writes over data that others have written since, and their next flush would wrongly say
-//!      that their earlier writes are durable.
+//!   4. When a session is over, its clients receive errors until they disconnect; the next client gets a new
+//!      session. If they were disconnected or moved to the new session instead, they would repeat their last
+//!      writes over data that others have written since, and their next flush would wrongly say that their
+//!      earlier writes are durable.
 //!   5. A session is kept while acknowledged writes are not durable, even if all its clients have left:
 //!      one may reconnect, and its next flush must cover those writes.
 

@@ -81,7 +81,7 @@ impl EntryKind {
         matches!(self, EntryKind::WriteLarge | EntryKind::RepairLarge)
     }
 
-    /// Whether this is a change of a block that has its own version in the order of the PG.
+    /// Whether this changes a block and has a version of its own in the order of the PG.
     pub const fn is_versioned(self) -> bool {
         use EntryKind::*;
         matches!(self, Write | WriteLarge | Zero | Delete)

@@ -34,7 +34,7 @@ pub enum NoteKey {
 }
 
 impl NoteKey {
-    /// Returns the key as it is stored in a journal entry and in a checkpoint: a PG, or else a number.
+    /// Returns the key as it is stored in a journal entry and in a checkpoint: a PG, otherwise a number.
     pub fn parts(self) -> (Option<PgId>, u32) {
         match self {
             NoteKey::Pg(pg) => (Some(pg), 0),

@@ -173,7 +173,7 @@ pub enum PeerBody {
         /// Copied from the request.
         call: u32,
     },
-    /// Member: this member cannot continue in this epoch, because its store has no room or failed.
+    /// Member: this member cannot continue in this epoch, because its store has no space or failed.
     Failed {
         /// The reason, for the operator.
         why: String,
@@ -432,7 +432,7 @@ pub enum LeaseMessage {
         /// Copied from the request.
         stamp: u64,
         /// How long the lease is valid, in milliseconds on the holder's clock. Set by the giver, because
-        /// only the giver knows how long it will honour the lease; the holder may have seen other settings.
+        /// only the giver can say how long it will honour the lease; the holder may have seen other settings.
         valid_ms: u32,
         /// PGs for which the lease is not valid, because the giver has a newer epoch of them.
         lost: Vec<(PgId, Epoch)>,

@@ -7,7 +7,7 @@ use base::{Epoch, Incarnation, MapRevision, OsdId, PgId, Position};
 /// The newest entry of a PG: it records and fixes the acting set.
 ///
 /// The acting set has fixed slots, its *positions*, as many as the pool specifies. Each position has a member
-/// or is empty, and a change of one position does not move the others.
+/// or is empty, and a change to one position does not move the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "UncheckedEntry"))]

@@ -419,7 +419,7 @@ impl Reactor {
         }
     }
 
-    /// Ends a connection, with an event if the program knows the connection.
+    /// Ends a connection, with an event if the program has been informed of the connection.
     fn end(&mut self, index: usize, reason: CloseReason, events: &mut Vec<Event>) {
         let connection = self.streams[index].id;
         match &self.streams[index].stage {

@@ -19,7 +19,7 @@ use crate::pg_table::PgSlot;
 use crate::{Effect, StopReason, lines};
 
 impl Node {
-    /// Handles a change of the map, or a whole map.
+    /// Handles a change to the map, or a whole map.
     pub(super) fn on_map(&mut self, now: Time, delta: MapDelta, effects: &mut Vec<Effect>) {
         let mut pools: Vec<PoolId> = delta.pools.iter().map(|change| change.pool.id).collect();
         pools.extend(&delta.removed_pools);
@@ -68,7 +68,7 @@ impl Node {
         before.collect()
     }
 
-    /// If the disk hangs and a PG goes on without this OSD, the store must be reopened.
+    /// If the disk hangs and a PG continues without this OSD, the store must be reopened.
     fn leave_stalled(&mut self, before: &[PgEntry], effects: &mut Vec<Effect>) {
         let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
         let has_left = |entry: &PgEntry| !self.cluster.pg(entry.pg).is_some_and(has_part);

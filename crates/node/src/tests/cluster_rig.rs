@@ -30,7 +30,7 @@ pub struct Host {
     pub incarnation: Incarnation,
     /// The host is paused: nothing arrives, no time passes for it.
     pub is_still: bool,
-    /// The monitor's changes of the map do not reach the host.
+    /// The monitor's changes to the map do not reach the host.
     pub is_deaf: bool,
     pub stopped: Option<StopReason>,
     link: Option<ConnectionId>,

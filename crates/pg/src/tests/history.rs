@@ -2,9 +2,9 @@
 //! unique, so that its history is linearizable exactly when the zones of its values do not
 //! contradict each other (Gibbons and Korach, 1997).
 //!
-//! A value's zone lies between the earliest end and the latest start of the operations that wrote
-//! or read it. Two zones that must contain a time of their own ("forward": the earliest end lies
-//! before the latest start) cannot overlap, and none that need not ("backward") lies within one.
+//! A value's zone is between the earliest end and the latest start of the operations that wrote
+//! or read it. Two zones that must contain a time of their own ("forward": the earliest end is before the
+//! latest start) cannot overlap, and none that need not ("backward") lies within one.
 
 use std::collections::BTreeMap;
 

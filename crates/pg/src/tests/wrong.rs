@@ -12,7 +12,7 @@ fn impossible() -> [Version; 2] {
     [version(6, 1), version(4, u64::MAX)]
 }
 
-/// A member of epoch 5: OSD 1 leads if `leads`, else OSD 2; this one is OSD 1.
+/// A member of epoch 5: OSD 1 leads if `leads`, otherwise OSD 2; this one is OSD 1.
 fn member(leads: bool, learns: bool) -> Pg {
     let alone = entry(5);
     let me = alone.acting_member(OsdId::FIRST).expect("it acts alone");

@@ -60,7 +60,7 @@ impl ClientCore {
         true
     }
 
-    /// Whether the part must wait: it reads a range that a change of this client, whose answer was
+    /// Whether the part must wait: it reads a range that a change by this client, whose answer was
     /// lost, may have written. The read could return the change, and a power loss could then undo the
     /// change before it is kept.
     pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {

@@ -114,7 +114,7 @@ impl ClientCore {
         let link = &mut self.links[osd];
         assert!(link.in_flight.is_empty());
         let Some(info) = self.routes.osd(osd).filter(|info| !info.addresses.is_empty()) else {
-            // The next change of the map may bring an address.
+            // The next change to the map may contain an address.
             link.state = LinkState::Idle;
             return;
         };
@@ -190,7 +190,7 @@ impl ClientCore {
 
     // ---- the map
 
-    /// Handles a change of the map: routes parts again whose primary may have changed.
+    /// Handles a change to the map: routes parts again whose primary may have changed.
     pub(crate) fn on_map_changed(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.links.osds() {
             self.renew_link(now, osd, effects);

@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //!   1. `byte_count` is the sum of the weights of all requests in flight.
-//!   2. A client waits in the queue at most once (the client knows whether it does).
+//!   2. A client waits in the queue at most once (the client records whether it does).
 
 use std::collections::VecDeque;
 
