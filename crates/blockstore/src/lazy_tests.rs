@@ -193,7 +193,8 @@ fn before_its_flush_a_lazy_write_is_not_written_back_and_frees_no_place() {
     let parts = bench.store.parts();
     let old = parts.blocks.get(&key(1)).expect("it is written").location;
     let (sequence, freed) = (parts.root.sequence, parts.blocks.area.freed_bytes());
-    // The block is replaced as a whole, then small writes follow until a checkpoint is due. No flush ends.
+    // The block is replaced as a whole, then small writes follow until a checkpoint is due. No flush
+    // completes.
     bench.write_lazily(1, 0, 32, 200);
     for round in 0..400 {
         bench.write_lazily(2, 0, 1, 1000 + round);

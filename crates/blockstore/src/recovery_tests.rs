@@ -636,7 +636,7 @@ fn places_of_an_unreadable_leaf_are_not_reused_before_a_checkpoint() {
             bench.assert_unit(50, 0, Some(9));
             break;
         }
-        // Power is lost before the checkpoint of this start has ended; then the leaf can be read again.
+        // Power is lost before the checkpoint of this start has finished; then the leaf can be read again.
         let mut disk = bench.off();
         disk.flip(place + 100);
         let mut bench = open(disk);

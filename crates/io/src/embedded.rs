@@ -47,7 +47,7 @@ const LEASES: TableDefinition<u64, u64> = TableDefinition::new("leases");
 /// length.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// How often writes in flight are checked. A longer gap between two checks counts only as this interval: if
-/// the process was stopped in between, its disk is not slow for that.
+/// the process was stopped in between, that does not make its disk slow.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A state store in a file.

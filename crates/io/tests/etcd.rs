@@ -339,7 +339,7 @@ fn the_largest_transactions_under_the_longest_prefix_work() {
     let mut driver = Driver::new(&[&server.url()], &prefix);
     driver.get("nothing");
     let revisions = ["a", "b", "c"].map(|letter| driver.commit(largest_transaction(letter)));
-    // etcd splits what it sends wherever 2 MiB are full, even within a revision.
+    // etcd splits what it sends into messages of about 2 MiB, even within a revision.
     let watch = WatchId(1);
     driver.watch(watch, "", revisions[0]);
     for (revision, letter) in revisions.into_iter().zip(["a", "b", "c"]) {

@@ -593,7 +593,7 @@ fn a_peer_that_does_not_read_is_disconnected() {
     let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
     let peer = RawPeer::connect(&address);
     let Event::RawAccepted { connection, .. } = feed.next() else { panic!() };
-    // One buffer, queued many times: so all entries share its memory.
+    // One buffer, queued many times, so that all entries share its memory.
     let data = pattern(&feed.reactor, 4 << 20, 0);
     for _ in 0..60 {
         feed.reactor.raw_send(connection, vec![data.clone()]);

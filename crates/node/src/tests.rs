@@ -817,7 +817,7 @@ fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
 /// Where the journal of a store begins, in bytes.
 const JOURNAL_OFFSET: u64 = base::MIB;
 
-/// The operator gives the PG up, in the epoch and the run that the OSD is in.
+/// The operator gives up the PG, in the epoch and the run that the OSD is in.
 fn give_up(rig: &mut Rig) {
     let epoch = rig.node.cluster.pg(PG).expect("it has the map").epoch;
     let incarnation = rig.node.cluster.incarnation().expect("it has joined");

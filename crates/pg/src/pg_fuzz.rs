@@ -157,7 +157,7 @@ impl Run {
         if byte == 0 && !writes().any(|other| other.ended < Some(read.started)) {
             return true;
         }
-        // An operation that was answered `Stale` may have happened before its answer.
+        // An operation that was answered `Stale` may have taken effect before its answer.
         let maybe = self.seen.iter().filter(|seen| {
             let is_there = seen.stripe == read.stripe && seen.units.contains(&unit);
             !seen.reads && is_there && matches!(seen.outcome, Some(Err(Refusal::Stale(_))))

@@ -163,8 +163,8 @@ fn changes_keep_all_promises() {
     }
 }
 
-/// Returns the fewest moves of any valid placement, found by trying all, for each way to load the
-/// OSDs.
+/// Returns the minimum number of moves of any valid placement, found by trying all of them, for each way to
+/// load the OSDs.
 fn fewest_moves(
     candidates: &[Candidate],
     copies: u32,

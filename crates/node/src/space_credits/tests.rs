@@ -419,7 +419,7 @@ impl Run {
                 (0..3).for_each(|index| self.break_epoch(index));
                 self.giver = SpaceCredits::new();
                 self.giver_run += 1;
-                // Nothing is begun without a lease of the new run, and so a connection to it.
+                // No write begins without a lease of the new run, and so a connection to it.
                 let giver = member(9, self.giver_run);
                 self.holders.iter_mut().for_each(|holder| holder.credits.on_connected(giver));
             }

@@ -287,7 +287,7 @@ pub fn written(epoch: u32, counter: u64) -> Result<Outcome, Refusal> {
 }
 
 impl Rig {
-    /// A node that has opened its store and asked for a monitor.
+    /// A node that has opened its store and requested a connection to a monitor.
     pub fn over(disk: MemoryDisk) -> Rig {
         Rig::with(disk, identity(), Settings::default())
     }

@@ -219,7 +219,7 @@ impl Pg {
         self.answer_read(slot, outcome, seen, actions);
     }
 
-    /// Handles the store's answer to the read of an only layer.
+    /// Handles the store's answer to the read of a single layer.
     pub(crate) fn on_fetched(
         &mut self,
         slot: ReadSlot,

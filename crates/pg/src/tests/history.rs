@@ -125,9 +125,9 @@ impl History {
         }
     }
 
-    /// Checks that the newest read of each unit shows nothing older than what must be there: what
-    /// was answered when it was durable, or synced since. For schedules in which all members lose
-    /// what they need not keep.
+    /// Checks that the newest read of each unit shows nothing older than what must be kept: changes that were
+    /// answered as durable, or synced since. For schedules in which all members lose everything that they
+    /// need not keep.
     pub fn check_kept(&self) {
         for ((stripe, unit), ops) in self.by_unit() {
             self.check_kept_unit(stripe, unit, &ops);
@@ -244,7 +244,7 @@ fn check_unit(stripe: u32, unit: u32, ops: &[&Seen]) {
             check_pair(stripe, unit, one, other);
         }
     }
-    // Zeros are not unique: a read of zeros needs one that nothing known came after.
+    // Zeros are not unique: a read of zeros needs one that no known change follows.
     for read in zero_reads {
         let is_hidden = |zero_end: u64| {
             known.iter().any(|zone| {

@@ -227,7 +227,7 @@ impl Run {
         serves && !is_full && others.clone().count() > 0 && others.clone().all(is_there)
     }
 
-    /// Until the next activation the others keep what a member lost: they must not leave.
+    /// Until the next activation the others have what a member lost: they must not leave.
     fn must_stay_up(&mut self, at: usize) -> bool {
         let Some(epoch) = self.lost_in else { return false };
         let is_active = (0..self.world.osds.len()).any(|index| {

@@ -103,7 +103,7 @@ fn an_activation_that_one_member_recorded_counts_for_nothing() {
     let kept = write(&mut world, 1, 0, 4);
     let at = world.server().unwrap();
     let others = [(at + 1) % 3, (at + 2) % 3];
-    // A write that one other member gets, then a new epoch that only the primary records.
+    // A write that one other member receives, then a new epoch that only the primary records.
     world.write(at, 1, 0, 1);
     world.deliver(at, others[0], true);
     world.stores_go_on();
@@ -354,7 +354,7 @@ fn a_member_that_lost_a_block_below_its_floor_does_not_delete_it_elsewhere() {
         let key = *lied.blocks.keys().find(|key| key.stripe.get() == 4).unwrap();
         let version = lied.blocks[&key].version;
         assert!(version <= lied.floor, "{version} {}", lied.floor);
-        // Its journal entry is there, its out-of-line data is not: row H, dropped, a hole.
+        // The journal entry is present, its out-of-line data is not: row H, dropped, a hole.
         lied.blocks.remove(&key);
         lied.hole = Some(version);
         let before = world.value(4, 0);

@@ -1,7 +1,7 @@
 //! Members of one PG, the connections between them, a monitor that changes entries, and clients.
 //!
-//! Everything that may happen is an event that the caller chooses: a message arrives, a store goes
-//! on or answers, a process dies, a connection breaks, the map arrives, a lease runs out.
+//! Everything that may happen is an event that the caller chooses: a message arrives, a store makes progress
+//! or answers, a process dies, a connection breaks, the map arrives, a lease expires.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    /// Connections with something on them: (primary, member, to the member).
+    /// Connections with a message in transit: (primary, member, to the member).
     pub fn mail(&self) -> Vec<(usize, usize, bool)> {
         let mut mail = Vec::new();
         for ((primary, member), link) in &self.links {
@@ -478,7 +478,7 @@ impl World {
             let osd = &self.osds[index_of(member.osd)];
             osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
         };
-        // Those that are complete take positions, and lost ones leave, in one change.
+        // Complete learners take positions, and lost members leave, in one change.
         let is_whole = self.shape.face.is_whole_everywhere();
         let is_ready = |learner: &&Learner| needs.contains(&Need::Complete(learner.member));
         let mut ready: Vec<Learner> = entry.learners.iter().filter(is_ready).copied().collect();
@@ -763,7 +763,7 @@ impl World {
         blocks.filter(|(_, block)| !block.is_tombstone || block.version > floor).collect()
     }
 
-    /// All acting members hold the same, or pieces that belong together.
+    /// Checks that all acting members hold the same blocks, or pieces that belong together.
     pub fn check_equal(&self) {
         if !self.shape.face.is_whole_everywhere() {
             return self.check_pieces();

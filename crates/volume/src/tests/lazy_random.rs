@@ -1,6 +1,6 @@
 //! Random schedules of a lazy volume whose OSDs lose power: no read returns older data than an earlier read,
-//! everything that a flush covered is durable, and at the end the volume holds what the changes leave in the
-//! order of their requests.
+//! everything that a flush covered is durable, and at the end the volume is as if the changes had been
+//! executed in the order of their requests.
 
 use base::{Duration, StripeIndex, UNIT_SIZE};
 use format::wire::{Op, Refusal};
@@ -31,8 +31,8 @@ enum Action {
     Break(usize),
     Connect,
     Wait,
-    /// A PG gets a new epoch after this many waiting requests were executed. The seed selects what of it a
-    /// power loss destroys; none: nothing is lost.
+    /// A PG gets a new epoch after this many waiting requests were executed. The seed selects what the PG
+    /// loses with power; `None`: nothing is lost.
     NewEpoch {
         block: u32,
         executed: usize,

@@ -1,5 +1,5 @@
 //! Random schedules: whatever is refused, lost, repeated or moved, every request is answered once, and at the
-//! end the volume holds what the writes leave in the order of their requests.
+//! end the volume is as if the writes had been executed in the order of their requests.
 
 use base::ConnectionId;
 use cluster::map::MapDelta;

@@ -344,7 +344,7 @@ impl World {
         self.net(NetEvent::Received { connection, message: Message::Control(text) });
     }
 
-    /// The next deadline; while a monitor is connected, apart from those of its connection.
+    /// The next deadline; while a monitor is connected, that of its connection is left out.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.monitor {
             Some(_) => self.core.timers.deadline_but_of_monitor(),
@@ -511,7 +511,7 @@ impl World {
         }
     }
 
-    /// Records a change as durable, unless only lazily acknowledged.
+    /// Records a change as durable, unless it was only acknowledged lazily.
     fn settle(&mut self, stripe: StripeIndex, offset: u32, length: u32, lazy: bool) {
         if !lazy || self.durable {
             let units = offset / UNIT as u32..(offset + length) / UNIT as u32;
@@ -528,7 +528,7 @@ impl World {
         }
     }
 
-    /// All members of the PG lose power: each unit that was not durable may revert to an older content, which
+    /// All members of the PG lose power: each unit that was not durable may revert to older content, which
     /// `choose` selects by a number below its argument.
     pub(super) fn lose_power(&mut self, number: u32, mut choose: impl FnMut(usize) -> usize) {
         let of_pg = |stripe: StripeIndex| pg_number(stripe) == number;
