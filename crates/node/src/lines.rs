@@ -1,4 +1,4 @@
-//! Lines for the log of this OSD: one for each change of a state, none for a request.
+//! Lines for the log of this OSD: one for each state change, none for a request.
 //!
 //! A line is created where the change is decided. This file keeps the further state that lines need: how
 //! long a PG has been waiting, and which states have been logged already.

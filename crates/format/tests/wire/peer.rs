@@ -193,7 +193,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     ]
 }
 
-// ---- random messages------------------------------------------------------------------------
+// ---- random messages ------------------------------------------------------------------------
 
 fn any_key() -> impl Strategy<Value = BlockKey> {
     (any::<u32>(), any_image(), any::<u32>()).prop_map(|(hash, image, stripe)| BlockKey {

@@ -1,4 +1,4 @@
-//! Lines for the log: each change of a state leaves one, and nothing else does.
+//! Lines for the log: each state change leaves one, and nothing else does.
 
 use base::TraceEvent;
 use cluster::message::Failure;

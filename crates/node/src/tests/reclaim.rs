@@ -76,7 +76,7 @@ fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
     FromMonitor::Map(MapDelta { osds: vec![osd], pools, ..MapDelta::default() })
 }
 
-/// An OSD that has begun to remove its data of the PG; the disk does nothing.
+/// An OSD that has begun to remove its data for the PG; the disk does nothing.
 fn removing_superfluous_data() -> Rig {
     let mut rig = Rig::serving();
     for stripe in 0..10 {

@@ -1,4 +1,4 @@
-//! What requests cost the logic: messages between OSDs, and loops for a counter of instructions
+//! What requests cost the logic: messages between OSDs, and loops for an instruction counter
 //! (docs/performance.md says how it is used).
 
 use super::cluster_rig::*;
