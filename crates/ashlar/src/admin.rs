@@ -176,7 +176,7 @@ fn lock_text(info: &Value) -> String {
     }
     let mut sessions = info["sessions"].as_array().into_iter().flatten();
     let meaning = match sessions.any(|session| session["id"] == lock["session"]) {
-        false => "it has ended; the next client that attaches gets the lock",
+        false => "ended; the next client that attaches gets the lock",
         true if lock["lazy"] == true => {
             "writes are durable once flushed; no other client can attach the volume"
         }
@@ -263,7 +263,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             print_done(
                 format,
                 &answer,
-                &format!("{name} is deleted; OSDs are removing what is left of it"),
+                &format!("{name} is deleted; the OSDs are removing its remaining data"),
             );
         }
     }
@@ -305,7 +305,7 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
             for pg in pgs {
                 let command = Command::PgGiveUp { pg, accepted: yes, they_are_off };
                 let answer = call(config, format, command)?;
-                print_done(format, &answer, &format!("{pg} now serves what is left of it"));
+                print_done(format, &answer, &format!("{pg} now serves its remaining data"));
             }
         }
     }
@@ -353,11 +353,7 @@ pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failur
 /// `ashlar osd in`
 pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdIn { osd })?;
-    print_done(
-        format,
-        &answer,
-        &format!("{osd} is in; it is getting its share of the data, see `ashlar status`"),
-    );
+    print_done(format, &answer, &format!("{osd} is in; data is moving to it, see `ashlar status`"));
     Ok(())
 }
 
@@ -484,8 +480,8 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
         StateCommand::Recover { they_are_lost, yes } => {
             let recover = Command::StateRecover { they_are_lost, accepted: yes };
             let answer = call(config, format, recover)?;
-            let line =
-                "the state is up to date with the OSDs; PGs serve again soon, see `ashlar status`";
+            let line = "the state is up to date with the OSDs; PGs will serve again soon, see \
+                        `ashlar status`";
             print_done(format, &answer, line);
         }
         StateCommand::Undo { yes } => {
@@ -500,7 +496,7 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
 fn standard_input() -> Result<String, Failure> {
     std::io::read_to_string(std::io::stdin()).map_err(|error| {
         let message = format!("cannot read standard input: {error}");
-        failure("io", message, "it must be JSON in UTF-8")
+        failure("io", message, "the input must be JSON in UTF-8")
     })
 }
 

@@ -136,8 +136,8 @@ fn print(format: Format, value: &Value) {
     println!("{}", line_of(value));
     if value["raw"].is_object() {
         println!(
-            "written to the device: {:.2} bytes per byte; reopened in {:.3} s with {} of journal and \
-             {} blocks",
+            "written to the device: {:.2} bytes per byte of data; reopened in {:.3} s with {} of \
+             journal and {} blocks",
             number(&value["device_bytes_per_byte"]),
             number(&value["recovery"]["seconds"]),
             size_text(value["recovery"]["journal_bytes"].as_u64().unwrap_or(0)),

@@ -119,7 +119,7 @@ pub enum Command {
         after_help = "Example:\n  ashlar etcd .ashlar/etcd --listen=127.0.0.1:2379"
     )]
     Etcd {
-        /// Its data directory
+        /// Data directory of etcd
         path: PathBuf,
         /// Address for clients, HOST:PORT
         #[arg(long)]

@@ -17,7 +17,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let mut programs = std::env::split_paths(&folders).map(|folder| folder.join("etcd"));
     programs.find(|program| program.is_file()).ok_or_else(|| {
-        let message = "etcd is not installed: it is in no directory of PATH";
+        let message = "etcd is not installed: no directory in PATH contains it";
         failure("not_installed", message, "apt-get install etcd-server")
     })
 }

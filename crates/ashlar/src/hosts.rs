@@ -234,7 +234,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
                 }
                 StateEvent::Range { result: Ok(_), .. }
                 | StateEvent::Transacted { outcome: TransactionOutcome::Conflict, .. } => {
-                    let message = "this prefix of etcd already holds a cluster";
+                    let message = "this etcd prefix already holds a cluster";
                     return Err(failure("exists", message, "use another prefix: etcd:URL/PREFIX"));
                 }
                 StateEvent::Range { result: Err(_), .. } => {

@@ -95,7 +95,7 @@ impl MonitorFile {
             failure(
                 "invalid",
                 message,
-                "correct it: it has `id`, a number, and `listen`, a list of addresses",
+                "correct the file: it must have `id`, a number, and `listen`, a list of addresses",
             )
         })
     }

@@ -220,7 +220,9 @@ fn health_sentence(status: &Value) -> &'static str {
     let pgs = &status["pgs"];
     match status["health"].as_str() {
         Some("ok") => "ok: all data can be read and written",
-        Some("warn") if pgs["active"] != pgs["total"] => "warn: I/O to some data waits, see below",
+        Some("warn") if pgs["active"] != pgs["total"] => {
+            "warn: I/O to some data is blocked, see below"
+        }
         Some("warn") => "warn: all data can be read and written, but something needs attention",
         Some("error") => "ERROR: some data is damaged or cannot be served",
         _ => "unknown",
@@ -331,7 +333,7 @@ fn recovery_sentence(status: &Value) -> String {
         (Some(under_way), Some(waits)) => format!("{under_way}; {waits}"),
         (Some(sentence), None) | (None, Some(sentence)) => sentence,
         (None, None) if pgs["clean"] == pgs["total"] => "nothing to do".into(),
-        (None, None) => "nothing is being filled yet".into(),
+        (None, None) => "no backfill is running yet".into(),
     }
 }
 
@@ -392,7 +394,7 @@ mod tests {
             }))
         };
         assert_eq!(sentence(0, 8, &[]), "nothing to do");
-        assert_eq!(sentence(0, 7, &[]), "nothing is being filled yet");
+        assert_eq!(sentence(0, 7, &[]), "no backfill is running yet");
         assert_eq!(sentence(0, 4, &[2]), "waiting for osd.2");
         assert!(sentence(4 << 20, 4, &[]).ends_with("/s, time left: 4 s"));
         assert!(

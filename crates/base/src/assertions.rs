@@ -70,7 +70,7 @@ macro_rules! check {
 pub fn never_happened(condition: &'static str) {
     NEVER_COUNT.with(|count| count.set(count.get() + 1));
     if cfg!(debug_assertions) {
-        panic!("never true, it was believed: {condition}");
+        panic!("a condition believed to be impossible is true: {condition}");
     }
 }
 
@@ -118,7 +118,11 @@ impl Drop for Check {
     fn drop(&mut self) {
         // A test that is already failing reports its own reason.
         if !std::thread::panicking() {
-            assert!(mark_count(self.name) > self.count_before, "{} was not met", self.name);
+            assert!(
+                mark_count(self.name) > self.count_before,
+                "the mark {} was not reached",
+                self.name
+            );
         }
     }
 }

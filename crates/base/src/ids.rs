@@ -59,7 +59,7 @@ macro_rules! counted_id {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
                 let number = u32::deserialize(from)?;
                 $name::new(number).ok_or_else(|| {
-                    serde::de::Error::custom(concat!(stringify!($name), " 0 names nothing"))
+                    serde::de::Error::custom(concat!(stringify!($name), " 0 is not a valid id"))
                 })
             }
         }
@@ -82,7 +82,7 @@ macro_rules! counted_id {
                 let digits = text.strip_prefix($prefix).unwrap_or(text);
                 digits.parse().ok().and_then($name::new).ok_or_else(|| {
                     ParseIdError(format!(
-                        "{text:?} is no {}: write a number from 1, as in {}3",
+                        "{text:?} is not a valid {}: write a number from 1, as in {}3",
                         stringify!($name),
                         $prefix
                     ))
@@ -263,7 +263,12 @@ impl<'de> serde::Deserialize<'de> for Position {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Position, D::Error> {
         let number = <u8 as serde::Deserialize>::deserialize(from)?;
         let count_max = Position::COUNT_MAX;
-        let wrong = || format!("position {number}: there are at most {count_max}, from 0");
+        let wrong = || {
+            format!(
+                "position {number} is out of range: there are at most {count_max}, \
+                                counted from 0"
+            )
+        };
         Position::new(number).ok_or_else(|| serde::de::Error::custom(wrong()))
     }
 }
@@ -299,7 +304,7 @@ impl fmt::Display for PgId {
 impl FromStr for PgId {
     type Err = ParseIdError;
     fn from_str(text: &str) -> Result<PgId, ParseIdError> {
-        let wrong = || ParseIdError(format!("{text:?} is no PG: write POOL.HEX, as in 2.1f"));
+        let wrong = || ParseIdError(format!("{text:?} is not a PG: write POOL.HEX, as in 2.1f"));
         let (pool, number) = text.split_once('.').ok_or_else(wrong)?;
         Ok(PgId {
             pool: pool.parse().map_err(|_| wrong())?,
@@ -389,7 +394,9 @@ impl FromStr for ClusterId {
     fn from_str(text: &str) -> Result<ClusterId, ParseIdError> {
         match u128::from_str_radix(text, 16) {
             Ok(number) if text.len() == 32 => Ok(ClusterId(number)),
-            _ => Err(ParseIdError(format!("{text:?} is no cluster id: 32 hexadecimal digits"))),
+            _ => Err(ParseIdError(format!(
+                "{text:?} is not a cluster id: write 32 hexadecimal digits"
+            ))),
         }
     }
 }

@@ -14,7 +14,7 @@ pub fn seeds(fixed: RangeInclusive<u64>) -> RangeInclusive<u64> {
 
 /// Parses `A..B`, both ends included.
 pub fn parse(text: &str) -> Result<RangeInclusive<u64>, String> {
-    let wrong = || format!("{text:?} is no range of seeds: write A..B, as in 1..500");
+    let wrong = || format!("{text:?} is not a range of seeds: write A..B, as in 1..500");
     let (first, last) = text.split_once("..").ok_or_else(wrong)?;
     let first: u64 = first.parse().map_err(|_| wrong())?;
     let last: u64 = last.parse().map_err(|_| wrong())?;

@@ -120,7 +120,7 @@ impl FromStr for Size {
     fn from_str(text: &str) -> Result<Size, ParseIdError> {
         let wrong = || {
             ParseIdError(format!(
-                "{text:?} is no size: write a number and a unit, as in 10GiB or 10GB"
+                "{text:?} is not a size: write a number and a unit, as in 10GiB or 10GB"
             ))
         };
         let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -371,8 +371,8 @@ impl Blocks {
             }
         }
         Err(format!(
-            "the index names the place {location} for two blocks, or outside of the data area, \
-             and this version cannot repair that: put a copy of the disk in its place, or restore \
+            "the index records location {location} for two blocks, or outside the data area, and \
+             this version cannot repair that: start the OSD from a copy of the disk, or restore \
              its volumes from a backup into a new pool"
         ))
     }

@@ -119,7 +119,7 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
         'C' => (Severity::Error, "data of an acknowledged write is damaged in the journal"),
         'E' => (Severity::Error, "the disk confirmed a journal write and lost it"),
         'G' => (Severity::Error, "an acknowledged journal entry is damaged"),
-        'T' | 'U' => (Severity::Error, "a part of the journal cannot be read"),
+        'T' | 'U' => (Severity::Error, "part of the journal cannot be read"),
         'V' | 'X' => (Severity::Error, "data of the last writes cannot be read"),
         'W' => (Severity::Error, "a note in the journal cannot be read"),
         'Y' => (Severity::Warning, "a root cannot be read; the other one and the journal suffice"),
@@ -151,8 +151,8 @@ fn check_data(stopped: &mut StoppedStore<'_>, report: &mut CheckReport) {
         if let Err(StoreError::Damaged { units }) = stopped.read(key, size) {
             let count: u32 = units.iter().map(|word| word.count_ones()).sum();
             let text = format!(
-                "block {} of image {} (pool {}): {count} units of 4 KiB are damaged; reads of \
-                 them fail until they are written again or discarded",
+                "block {} of image {} (pool {}): {count} 4 KiB units are damaged; reads of them \
+                 fail until they are rewritten or discarded",
                 key.stripe, key.image, key.pool
             );
             report.find(Severity::Error, text);
@@ -165,7 +165,7 @@ impl CheckReport {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(Finding { severity, text });
         } else if self.findings.len() == FINDINGS_MAX {
-            let text = "there are more findings than are listed".to_owned();
+            let text = "not all findings are listed".to_owned();
             self.findings.push(Finding { severity, text });
         }
     }

@@ -331,6 +331,6 @@ impl Checkpoint {
 
 fn area_full(_: NoPage) -> String {
     "the checkpoint area is full, which its accounting should have prevented: this is a bug; the \
-     data is safe in the journal, a newer program can open it"
+     data is safe in the journal, and a newer version can open the store"
         .to_owned()
 }

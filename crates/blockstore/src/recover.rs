@@ -52,9 +52,9 @@ const SUSPECTS_MAX: usize = 64;
 /// Why a store cannot be opened if it has only an older root and not the whole journal after it. For the
 /// operator.
 const ROOT_LOST: &str = "\
-    the newest root of the checkpoint is lost, and the journal continued after it: an older root \
-    does not have the state of the store. Look at the kernel's log and the disk's health, and \
-    start this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
+    the newest checkpoint root is lost, and the journal no longer reaches back to the older root: \
+    the state of the store cannot be rebuilt. Check the kernel log and the disk's health, and \
+    start this OSD again; if the disk cannot be read any more, start the OSD from a copy of it, or \
     restore its volumes from a backup into a new pool";
 
 /// The result of a step of recovery. The error tells the operator why the store cannot be opened.
@@ -209,8 +209,8 @@ impl Recovery {
                 Ok(())
             }
             Err(_) if none_can_be_had => {
-                let reason = "the superblock cannot be read: look at the kernel's log and the \
-                              disk's health, then start this OSD again";
+                let reason = "the superblock cannot be read: check the kernel log and the disk's \
+                              health, then start this OSD again";
                 Err(reason.to_owned())
             }
             Err(reason) => Err(reason),
@@ -247,13 +247,13 @@ impl Recovery {
         let Some(root) = self.roots.pop() else {
             let reason = match self.has_lost {
                 true => {
-                    "the roots, or the directories they name, cannot be read: look at the \
-                     kernel's log and the disk's health, then start this OSD again"
+                    "the roots, or the directories they point to, cannot be read: check the kernel \
+                     log and the disk's health, then start this OSD again"
                 }
                 false => {
-                    "both roots, or the directories they name, are damaged: the store's index \
-                     is lost. This version cannot repair that: put a copy of the disk in its \
-                     place, or restore its volumes from a backup into a new pool"
+                    "both roots, or the directories they point to, are damaged: the store's index \
+                     is lost. This version cannot repair that: start the OSD from a copy of the \
+                     disk, or restore its volumes from a backup into a new pool"
                 }
             };
             return Err(reason.to_owned());
@@ -447,8 +447,8 @@ impl Recovery {
             self.decisions.push(Decision::Cut { from: end, to: tail });
         }
         if self.decisions.len() > DECISIONS_MAX {
-            let reason = "more of the journal is damaged than recovery can settle, and this \
-                          version cannot repair it: put a copy of the disk in its place, or \
+            let reason = "more of the journal is damaged than recovery can handle, and this \
+                          version cannot repair it: start the OSD from a copy of the disk, or \
                           restore its volumes from a backup into a new pool";
             return Err(reason.to_owned());
         }
@@ -480,8 +480,8 @@ impl Recovery {
     ) -> Progress {
         let is_new = |lost: &Range<usize>| !self.replay.is_lost(at, lost);
         if lost.iter().any(is_new) {
-            let reason = "the journal could be read a moment ago and cannot be read now: look at \
-                          the disk, then start this OSD again";
+            let reason = "the journal could be read a moment ago and cannot be read now: check the \
+                          disk, then start this OSD again";
             return Err(reason.to_owned());
         }
         let place = self.parts().journal.place(at);
@@ -577,8 +577,8 @@ impl Recovery {
         }
         let is_appended = self.append_decisions(io);
         if !is_appended || !suspects.iter().all(|pg| self.append_suspect(*pg)) {
-            let reason = "the journal has no room for recovery's decisions, and this version cannot \
-                          repair that: restore its volumes from a backup into a new pool";
+            let reason = "the journal has no room to record recovery's decisions, and this version \
+                          cannot repair that: restore its volumes from a backup into a new pool";
             return Err(reason.to_owned());
         }
         let journal = &mut self.parts_mut().journal;
@@ -665,30 +665,30 @@ fn choose_superblock(
             }
             Err(SuperblockError::Newer(version)) => {
                 return Err(format!(
-                    "this store has format {version}, written by a newer program; this one knows \
-                     {}. Use the newer program",
+                    "this store has format {version}, written by a newer version; this version \
+                     supports {}. Use the newer version",
                     format::disk::FORMAT_VERSION
                 ));
             }
             Err(SuperblockError::Older(version)) => {
                 return Err(format!(
-                    "this store has format {version}, from before the first release; this program \
-                     knows {} only. Create the OSD again",
+                    "this store has format {version}, from before the first release; this version \
+                     supports only {}. Create the OSD again",
                     format::disk::FORMAT_VERSION
                 ));
             }
             Err(SuperblockError::Unsupported(what)) => {
-                return Err(format!("this store cannot be opened by this program: {what}"));
+                return Err(format!("this version cannot open this store: {what}"));
             }
             Err(SuperblockError::Damaged) => {
                 errors.insert(
-                    "its superblock is damaged in both copies, and this version cannot \
-                               repair it: put a copy of the disk in its place, or restore its \
-                               volumes from a backup into a new pool",
+                    "both copies of the superblock are damaged, and this version cannot repair \
+                     them: start the OSD from a copy of the disk, or restore its volumes from a \
+                     backup into a new pool",
                 );
             }
             Err(SuperblockError::NotOurs) => {
-                errors.insert("there is no OSD here: `ashlar osd create` makes one");
+                errors.insert("no OSD found: `ashlar osd create` creates one");
             }
         }
     }
@@ -696,7 +696,7 @@ fn choose_superblock(
         newest.ok_or_else(|| errors.first().map_or(String::new(), |error| error.to_string()))?;
     if device_size < superblock.size {
         return Err(format!(
-            "the store has {} bytes, but the device or file only {device_size}: it was truncated",
+            "the store has {} bytes, but the device or file has only {device_size}: it was truncated",
             superblock.size
         ));
     }

@@ -437,8 +437,8 @@ impl Store {
             DiskError::NoSpace => "no space in the file system".to_owned(),
         };
         let reason = format!(
-            "{what} failed ({why}): the contents of the disk are unknown. Look at the kernel's log \
-             and the disk's health, then start the OSD again: it recovers from its journal"
+            "{what} failed ({why}): the contents of the disk are unknown. Check the kernel log and \
+             the disk's health, then start the OSD again: it recovers from its journal"
         );
         self.stop(reason, effects);
     }

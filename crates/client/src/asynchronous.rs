@@ -119,7 +119,7 @@ impl Client {
         };
         let thread = std::thread::Builder::new().name("ashlar-client".to_string()).spawn(serve);
         let thread = thread.map_err(|error| {
-            failure("io", format!("cannot start a thread: {error}"), "raise the limit on threads")
+            failure("io", format!("cannot start a thread: {error}"), "raise the thread limit")
         })?;
         let waker = started.recv().expect("the thread says how it started")?;
         let jobs = Mutex::new(Some(jobs));

@@ -130,7 +130,7 @@ fn too_late(config: &Config, was_connected: bool) -> Failure {
         return failure(
             "timed_out",
             message,
-            "it may still be carried out: check before you repeat the command",
+            "the command may still be carried out: check before you repeat it",
         );
     }
     no_monitor_answers(config)

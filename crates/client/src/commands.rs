@@ -236,7 +236,7 @@ impl Commands {
         for request in unknown.map(|(request, _)| *request).collect::<Vec<_>>() {
             self.asked.remove(&request);
             let message = "the connection to the monitor was lost before it answered".to_string();
-            let hint = "it may have been carried out: check before you repeat the command";
+            let hint = "the command may have been carried out: check before you repeat it";
             answers.push((request, Err(failure("unknown", message, hint))));
         }
         for asked in self.asked.values_mut() {

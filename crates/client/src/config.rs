@@ -93,7 +93,7 @@ impl Config {
             failure("invalid", message, HOLDS)
         })?;
         if parsed.monitors.is_empty() {
-            let message = format!("{} names no monitor", file.display());
+            let message = format!("{} lists no monitor", file.display());
             return Err(failure("invalid", message, "add an address to `monitors`"));
         }
         if parsed.host.as_ref().is_some_and(|name| !is_host_name(name)) {

@@ -166,7 +166,7 @@ fn merged(file: &ClusterFile, told: &[String]) -> Result<Option<Vec<String>>, St
     if is_known {
         return Ok(Some(list));
     }
-    Err(format!("not changing cluster.toml: it names none of the monitors ({})", list.join(", ")))
+    Err(format!("not changing cluster.toml: it lists none of the monitors ({})", list.join(", ")))
 }
 
 /// Whether other programs can connect to an address that a monitor reports.

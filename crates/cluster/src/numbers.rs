@@ -39,7 +39,7 @@ pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
 pub(crate) fn check_ranges(ranges: &[FenceRange]) -> Result<(), String> {
     let is_range = |(first, last): &FenceRange| first <= last;
     if !ranges.iter().all(is_range) || !ranges.is_sorted_by(|a, b| a.1 < b.0) {
-        return Err("its ranges are not in order".to_string());
+        return Err("the ranges are not in order".to_string());
     }
     ranges.last().map_or(Ok(()), |(_, last)| check_session(*last))
 }
@@ -77,7 +77,7 @@ pub(crate) fn number(what: &str, number: u64, max: u64) -> Result<(), String> {
     if number <= max {
         return Ok(());
     }
-    Err(format!("its {what} is an impossible number: {number}"))
+    Err(format!("the {what} is out of range: {number}"))
 }
 
 #[cfg(test)]

@@ -16,16 +16,16 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String {
     if error.classify() != Category::Data {
         let (line, column) = (error.line(), error.column());
-        return format!("it is not JSON: line {line}, column {column} cannot be read");
+        return format!("not valid JSON: line {line}, column {column} cannot be read");
     }
     let Ok(Value::Object(fields)) = serde_json::from_str(text) else {
-        return "it is not a JSON object like {\"name\": \"value\"}".into();
+        return "not a JSON object like {\"name\": \"value\"}".into();
     };
     let told = |fields: Map<String, Value>| {
         serde_json::from_value::<T>(Value::Object(fields)).err().map(|error| error.to_string())
     };
     // Parsing as an object kept only the last of equally named fields.
-    let Some(what) = told(fields.clone()) else { return "a field is there twice".into() };
+    let Some(what) = told(fields.clone()) else { return "a field appears twice".into() };
     if let Some(name) = missing_in(&what) {
         let mut more = fields.clone();
         more.insert(name.clone(), Value::Null);
@@ -138,7 +138,7 @@ mod tests {
             format!("\"incarnation\" is -2: {number}")
         );
         assert_eq!(with("\"up\":true,", ""), "the field \"up\" is missing");
-        assert_eq!(with("\"up\":true,", "\"up\":true,\"up\":true,"), "a field is there twice");
+        assert_eq!(with("\"up\":true,", "\"up\":true,\"up\":true,"), "a field appears twice");
         let pgs = r#"{"pgs":[{"pg":{"pool":1}}]}"#;
         assert_eq!(
             error("pg/1/0", pgs),

@@ -730,7 +730,7 @@ impl Record {
             Key::Recovery => Record::Recovery(parse(text)?),
         };
         if record.key() != *key {
-            return Err(format!("it is the record of {}", record.key()));
+            return Err(format!("this is the record of {}", record.key()));
         }
         record.check_numbers()?;
         Ok(record)

@@ -136,7 +136,7 @@ impl Setting {
                 default: 1_000,
                 min: 100,
                 max: 60_000,
-                help: "interval between an OSD's reports; one that is silent for five intervals is named",
+                help: "interval between an OSD's reports; status warns after five silent intervals",
                 is_for_osds: true,
             },
             Setting::OsdReturn => Definition {
@@ -154,7 +154,7 @@ impl Setting {
                 default: 300,
                 min: 90,
                 max: 900,
-                help: "length of the leases under which a primary serves; renewed three times in it",
+                help: "duration of the leases under which a primary serves, renewed three times within it",
                 is_for_osds: true,
             },
             Setting::OsdGrace => Definition {
@@ -190,7 +190,7 @@ impl Setting {
                 default: 1_000,
                 min: 100,
                 max: 60_000,
-                help: "an OSD is named while a read, write or flush of its disk takes longer than this",
+                help: "status warns while a read, write or flush of an OSD's disk takes longer than this",
                 is_for_osds: true,
             },
             Setting::NearlyFull => Definition {
@@ -199,7 +199,7 @@ impl Setting {
                 default: 85,
                 min: 1,
                 max: 99,
-                help: "an OSD that is fuller than this is named",
+                help: "status warns about an OSD that is fuller than this",
                 is_for_osds: false,
             },
             Setting::StatsInterval => Definition {
@@ -208,7 +208,7 @@ impl Setting {
                 default: 2_000,
                 min: 200,
                 max: 60_000,
-                help: "interval between statistics of OSDs, of which the monitor stores the sums",
+                help: "interval between the OSDs' statistics, whose sums the monitor stores",
                 is_for_osds: true,
             },
             Setting::LogLevel => Definition {
@@ -217,7 +217,7 @@ impl Setting {
                 default: Level::Info.index() as u64,
                 min: Level::Error.index() as u64,
                 max: Level::Debug.index() as u64,
-                help: "log level of OSDs and monitors; once set, it replaces that of their start",
+                help: "log level of OSDs and monitors; once set, it overrides their start options",
                 is_for_osds: true,
             },
             Setting::ScrubLight => Definition {
@@ -302,7 +302,7 @@ impl Setting {
         if (min..=max).contains(&value) {
             return Ok(value);
         }
-        Err(format!("{} is {}, not {value}", self.name(), self.range_text()))
+        Err(format!("{} must be {}, not {value}", self.name(), self.range_text()))
     }
 
     /// Parses a value: a number, with or without its unit. An error says what is wrong.
@@ -312,7 +312,7 @@ impl Setting {
             let level = text.parse::<Level>();
             return level
                 .map(|level| level.index().into())
-                .map_err(|levels| format!("{text:?} is no value of {name}: write {levels}"));
+                .map_err(|levels| format!("{text:?} is not a valid {name}: write {levels}"));
         }
         let (digits, suffix) =
             text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -344,7 +344,7 @@ impl Setting {
                 Unit::MebibytesPerSecond => "a rate in MiB a second, as in 64 or 64MiB",
                 Unit::Level | Unit::Switch => unreachable!("read above"),
             };
-            format!("{text:?} is no value of {name}: write {example}")
+            format!("{text:?} is not a valid {name}: write {example}")
         })?;
         self.check(value)
     }
@@ -443,7 +443,7 @@ mod tests {
             assert!(Setting::SessionTimeout.parse(wrong).is_err(), "{wrong}");
         }
         let error = Setting::OsdOutAfter.parse("soon").unwrap_err();
-        assert!(error.ends_with("write a span, as in 500ms, 30s, 20m or 1h"), "{error}");
+        assert!(error.ends_with("write a duration, such as 500ms, 30s, 20m or 1h"), "{error}");
         let error = Setting::NearlyFull.parse("100").unwrap_err();
         assert_eq!(error, "nearly_full_percent is from 1 to 99 percent, not 100");
     }

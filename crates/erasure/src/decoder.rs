@@ -43,7 +43,7 @@ pub struct TooFewParts {
 impl fmt::Display for TooFewParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TooFewParts { present, required } = self;
-        write!(f, "{present} parts of the stripe are there, {required} are needed")
+        write!(f, "{present} parts of the stripe are present, {required} are needed")
     }
 }
 

@@ -465,14 +465,14 @@ fn lengths_beyond_the_limits_are_refused_before_anything_is_read() {
         header[..4].copy_from_slice(&checksum.to_le_bytes());
         decode_header(header.first_chunk().unwrap()).expect_err("beyond the limit").0
     };
-    assert_eq!(too_long(12, &control, (4 << 20) + 1), "a frame announces a body of 4194305 bytes");
-    assert_eq!(too_long(12, &sync, (64 << 10) + 1), "a frame announces a body of 65537 bytes");
-    assert_eq!(too_long(16, &control, 4096), "a frame announces a payload of 4096 bytes");
-    assert_eq!(too_long(16, &sync, u32::MAX), "a frame announces a payload of 4294967295 bytes");
-    assert_eq!(too_long(16, &sync, 4095), "a frame announces a payload of 4095 bytes");
+    assert_eq!(too_long(12, &control, (4 << 20) + 1), "invalid frame body length: 4194305 bytes");
+    assert_eq!(too_long(12, &sync, (64 << 10) + 1), "invalid frame body length: 65537 bytes");
+    assert_eq!(too_long(16, &control, 4096), "invalid frame payload length: 4096 bytes");
+    assert_eq!(too_long(16, &sync, u32::MAX), "invalid frame payload length: 4294967295 bytes");
+    assert_eq!(too_long(16, &sync, 4095), "invalid frame payload length: 4095 bytes");
     assert_eq!(
         too_long(16, &sync, (4 << 20) + 4096),
-        "a frame announces a payload of 4198400 bytes"
+        "invalid frame payload length: 4198400 bytes"
     );
 }
 

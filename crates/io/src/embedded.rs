@@ -119,8 +119,8 @@ impl EmbeddedState {
         wake: impl Fn() + Send + 'static,
     ) -> Result<EmbeddedState, Error> {
         if !path.exists() {
-            let why = "there is no state store here; if it was lost, restore it from a backup (that \
-                       of a new cluster is created with its cluster.toml)";
+            let why = "there is no state store at this path; if it was lost, restore it from a \
+                       backup (that of a new cluster is created with its cluster.toml)";
             return Err(Error::new(path.display(), why));
         }
         let opened = Database::builder().set_cache_size(CACHE_SIZE).open(path);
@@ -191,14 +191,13 @@ impl EmbeddedState {
                 Ok(Err(error)) => error.to_string(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
-                    "the thread that writes it has died, which is a bug; the log says why"
-                        .to_string()
+                    "the writer thread has died, which is a bug; see the log".to_string()
                 }
             };
             self.has_failed = true;
             self.pending.clear();
             let reason = format!(
-                "the state store {} cannot be written: {error}; make room or replace the disk, \
+                "the state store {} cannot be written: {error}; free space or replace the disk, \
                  then start the monitor again",
                 self.path.display()
             );
@@ -331,7 +330,7 @@ fn open_error(path: &Path, error: DatabaseError) -> Error {
                 .to_string()
         }
         DatabaseError::RepairAborted => {
-            "it was not closed cleanly, and its repair was interrupted".to_string()
+            "this state store was not closed cleanly, and its repair was interrupted".to_string()
         }
         other => format!("cannot open this state store: {other}"),
     };
@@ -389,8 +388,7 @@ fn read_image(database: &Database) -> Result<StateImage, String> {
         Some(FORMAT) => {}
         Some(newer) => {
             return Err(format!(
-                "the state store has format {newer}, this program knows {FORMAT}: run a newer \
-                 program"
+                "the state store has format {newer}, this version supports {FORMAT}: run a newer version"
             ));
         }
         None => return Err("the file is not a state store of ashlar".to_string()),

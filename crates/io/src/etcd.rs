@@ -116,9 +116,9 @@ impl StateStore for EtcdState {
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => {
                     self.has_failed = true;
-                    let reason = "the thread that talks to etcd has died, which is a bug; the \
-                                  log says why"
-                        .to_string();
+                    let reason =
+                        "the thread that talks to etcd has died, which is a bug; see the log"
+                            .to_string();
                     events.push(StateEvent::Failed { reason });
                 }
             }

@@ -148,7 +148,10 @@ impl Handshake {
     fn check_early(&mut self, output: &mut Vec<u8>) -> Result<(), String> {
         let length = self.input.len().min(MAGIC.len());
         if matches!(self.stage, Stage::Hello) && self.input[..length] != MAGIC[..length] {
-            return self.refuse(output, "it does not speak the protocol of Ashlar".into());
+            return self.refuse(
+                output,
+                "the connecting process does not speak the Ashlar protocol".into(),
+            );
         }
         Ok(())
     }
@@ -194,7 +197,8 @@ impl Handshake {
         let version = *ours.end().min(&hello.version_max);
         if version < *ours.start() || version < hello.version_min {
             let sentence = format!(
-                "it speaks protocol versions {} to {}, its peer {} to {}: one of them must be updated",
+                "the connecting process supports protocol versions {} to {}, the listening one {} \
+                 to {}: one of them must be updated",
                 hello.version_min,
                 hello.version_max,
                 ours.start(),
@@ -204,7 +208,7 @@ impl Handshake {
         }
         if hello.peer.cluster != self.trust.peer.cluster {
             let sentence = format!(
-                "it belongs to cluster {}, its peer to cluster {}",
+                "the connecting process belongs to cluster {}, the listening one to cluster {}",
                 hello.peer.cluster, self.trust.peer.cluster
             );
             return self.refuse(output, sentence);
@@ -213,7 +217,8 @@ impl Handshake {
             .build_responder()
             .expect("the pattern needs nothing but the key");
         if noise.read_message(message, &mut []).is_err() {
-            return self.refuse(output, "its cluster key is not the key of its peer".into());
+            return self
+                .refuse(output, "the connecting process has a different cluster key".into());
         }
         let answer = encode_preamble(&self.trust.peer, version..=version);
         let mut message = [0; NOISE_ANSWER_SIZE];
@@ -247,7 +252,7 @@ impl Handshake {
         let mut answer = [0; PREAMBLE_SIZE];
         let length = noise.read_message(input, &mut answer);
         if length != Ok(PREAMBLE_SIZE) {
-            return Err("the cluster key of the peer is not ours".into());
+            return Err("the peer has a different cluster key".into());
         }
         let answer = decode_preamble(&answer)?;
         if answer.peer.cluster != self.trust.peer.cluster {
@@ -283,7 +288,7 @@ impl Stage {
 }
 
 fn not_ours() -> String {
-    "the peer does not speak the protocol of Ashlar".into()
+    "the peer does not speak the Ashlar protocol".into()
 }
 
 fn builder<'a>(key: &'a ClusterKey, prologue: &'a [u8]) -> snow::Builder<'a> {
@@ -333,7 +338,7 @@ fn decode_preamble(bytes: &[u8]) -> Result<Preamble, String> {
     let field = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
     let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     if bytes[0..8] != MAGIC {
-        return Err("it does not speak the protocol of Ashlar".into());
+        return Err("the connecting process does not speak the Ashlar protocol".into());
     }
     let id = u32::from_le_bytes(field(32));
     let incarnation = u64::from_le_bytes(bytes[40..48].try_into().expect("8 bytes"));
@@ -344,7 +349,7 @@ fn decode_preamble(bytes: &[u8]) -> Result<Preamble, String> {
         _ => None,
     };
     let Some(role) = role else {
-        return Err("its role is unknown to this version".into());
+        return Err("the role of the connecting process is unknown to this version".into());
     };
     let cluster = u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes"));
     Ok(Preamble {
@@ -424,7 +429,7 @@ mod tests {
     #[test]
     fn another_key_is_refused_and_both_sides_say_so() {
         let [initiator, responder] = run(&trust(1, 9, osd()), &trust(2, 9, monitor()), 1000);
-        let sentence = "its cluster key is not the key of its peer";
+        let sentence = "the connecting process has a different cluster key";
         assert_eq!(initiator, Err(format!("the peer refused the connection: {sentence}")));
         assert_eq!(responder, Err(format!("a connection was refused: {sentence}")));
     }

@@ -105,7 +105,7 @@ pub fn random_bytes<const N: usize>() -> [u8; N] {
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
-            Err(error) => panic!("the kernel gives no random bytes: {error}"),
+            Err(error) => panic!("the kernel returned no random bytes: {error}"),
         }
     }
     bytes

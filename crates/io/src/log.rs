@@ -55,7 +55,7 @@ fn event_of(info: &PanicHookInfo<'_>) -> TraceEvent {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
     let event =
-        TraceEvent::error("a bug: the program panics").with("why", text.unwrap_or_default());
+        TraceEvent::error("bug: the program panicked").with("why", text.unwrap_or_default());
     let event = match info.location() {
         Some(place) => event.with("at", place),
         None => event,

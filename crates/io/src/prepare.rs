@@ -150,7 +150,7 @@ pub fn prepare(
         let disk = Disk::open(path)?;
         if disk.size() < size {
             let (path, has) = (path.display(), disk.size());
-            return Err(Error(format!("{path} has only {has} of the {size} bytes wanted")));
+            return Err(Error(format!("{path} has only {has} of the {size} bytes requested")));
         }
         return fill(disk.file(), size, store, progress).map_err(failed);
     }

@@ -37,7 +37,7 @@ fn lines_follow_the_level_and_a_panic_is_one_of_them() {
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with('{')).map(parse).collect();
     let what: Vec<_> = lines.iter().map(|line| line["what"].as_str().expect("a text")).collect();
     let changed = "the log level is changed";
-    assert_eq!(what, [changed, "wanted now", changed, "a bug: the program panics"], "{text}");
+    assert_eq!(what, [changed, "wanted now", changed, "bug: the program panicked"], "{text}");
     assert!(lines.iter().all(|line| line["who"] == "osd.7" && line["time"].is_string()));
     let last = &lines[3];
     assert_eq!(

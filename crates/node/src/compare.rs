@@ -170,7 +170,7 @@ fn compare_pg(
         match index_of(member.osd) {
             Some(index) => members.push(index),
             None => {
-                let text = format!("PG {pg}: {} has a copy, and is not compared", member.osd);
+                let text = format!("PG {pg}: {} has a copy that is not compared", member.osd);
                 found.find(Severity::Warning, text);
             }
         }
@@ -248,7 +248,7 @@ fn compare_block(
                 let text = match error {
                     StoreError::Damaged { units } => {
                         let count: u32 = units.iter().map(|word| word.count_ones()).sum();
-                        format!("{block}: {count} units of 4 KiB are damaged at {osd}")
+                        format!("{block}: {count} 4 KiB units are damaged on {osd}")
                     }
                     StoreError::Full | StoreError::Corrupted => {
                         unreachable!("reads bring no data")
@@ -303,7 +303,7 @@ fn strays_of_unknown_pools(stores: &[StoppedStore<'_>], known: &Known, found: &m
         }
         for (pool, count) in counts {
             found.strays += count;
-            let text = format!("{osd} holds {count} blocks of pool {pool}, which is gone");
+            let text = format!("{osd} holds {count} blocks of pool {pool}, which was removed");
             found.find(Severity::Warning, text);
         }
     }
@@ -318,7 +318,7 @@ impl Comparison {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(Finding { severity, text });
         } else if self.findings.len() == FINDINGS_MAX {
-            let text = "there are more findings than are listed".to_owned();
+            let text = "not all findings are listed".to_owned();
             self.findings.push(Finding { severity: Severity::Error, text });
         }
     }
@@ -337,7 +337,7 @@ impl Comparison {
             let osd = known.osds[*index];
             match state {
                 None => format!("{osd} has nothing"),
-                Some((version, true)) => format!("{osd} has deleted it by {version}"),
+                Some((version, true)) => format!("{osd} has deleted it in version {version}"),
                 Some((version, false)) => format!("{osd} has {version}"),
             }
         };
@@ -348,7 +348,7 @@ impl Comparison {
             self.find(Severity::Error, text);
         } else {
             self.under_way += 1;
-            let text = format!("{text}; a write was under way, the next start settles it");
+            let text = format!("{text}; a write was in progress; the next start resolves this");
             self.find(Severity::Warning, text);
         }
     }
@@ -367,8 +367,8 @@ impl Comparison {
         for (index, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
             self.strays += count;
             let text = format!(
-                "{} holds {count} blocks of PG {pg} and is no member of it: it was away, or has not \
-                 dropped them yet",
+                "{} holds {count} blocks of PG {pg} but is not a member: it was down, or has not \
+                 removed them yet",
                 known.osds[index]
             );
             self.find(Severity::Warning, text);

@@ -236,7 +236,7 @@ fn stage_line(before: Stage, stage: Stage, age: Duration) -> Option<TraceEvent> 
             event.number("oldest_ms", age.as_millis())
         }
         (Stage::Stalled { .. }, Stage::Leaving) => TraceEvent::warn(
-            "the disk answers again, but PGs went on without it: reopening the store",
+            "the disk answers again, but PGs continued without it: reopening the store",
         ),
         (Stage::Stalled { .. }, _) => TraceEvent::info("the disk answers again"),
         (Stage::Probing { .. }, Stage::Well) => {

@@ -67,14 +67,14 @@ impl Lines {
         let is_full = store.space().full;
         if std::mem::replace(&mut self.is_full, is_full) != is_full {
             effects.push(Effect::Trace(match is_full {
-                true => TraceEvent::warn("the store is full: it takes no writes"),
+                true => TraceEvent::warn("the store is full: it accepts no writes"),
                 false => TraceEvent::info("the store has space again"),
             }));
         }
         let damaged = store.damaged_units_count();
         if std::mem::replace(&mut self.has_damage, damaged > 0) != (damaged > 0) {
             effects.push(Effect::Trace(match damaged {
-                0 => TraceEvent::info("no stored data is damaged any more"),
+                0 => TraceEvent::info("stored data is no longer damaged"),
                 _ => TraceEvent::warn("stored data is damaged").number("units", damaged),
             }));
         }
@@ -177,16 +177,16 @@ pub(crate) fn fault_text(osd: OsdId, fault: Fault) -> String {
 /// Logs that this OSD enters an epoch of a PG.
 pub(crate) fn trace_enters(cluster: &ClusterView, entry: &PgEntry, effects: &mut Vec<Effect>) {
     let event = match cluster.leads(entry) {
-        true => TraceEvent::debug("leads an epoch: asks its members"),
-        false => TraceEvent::debug("follows in an epoch"),
+        true => TraceEvent::debug("leading an epoch: querying its members"),
+        false => TraceEvent::debug("following in an epoch"),
     };
     effects.push(Effect::Trace(of_pg(event, entry.pg, entry.epoch)));
 }
 
-/// Logs that this OSD takes no part in a PG, if the reason is new.
+/// Logs that this OSD not taking part in a PG, if the reason is new.
 pub(crate) fn trace_halt(pg: &Pg, why: &str, effects: &mut Vec<Effect>) {
     if !matches!(pg.serving(), Serving::Idle { why: before } if before == why) {
-        let event = TraceEvent::debug("takes no part in a PG").with("pg", pg.id());
+        let event = TraceEvent::debug("not taking part in a PG").with("pg", pg.id());
         effects.push(Effect::Trace(event.with("why", why)));
     }
 }
@@ -203,7 +203,7 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
                 TraceEvent::info("learner is complete").with("member", member.osd)
             }
             Need::Failed(member, why) => {
-                let event = TraceEvent::warn("member cannot go on");
+                let event = TraceEvent::warn("member cannot continue");
                 event.with("member", member.osd).with("why", why)
             }
         };
@@ -215,8 +215,10 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
 pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Effect>) {
     for (giver, was_out) in leases.take_changes(now) {
         let event = match was_out {
-            None => TraceEvent::warn("lease ran out: PGs shared with its giver wait"),
-            Some(span) => TraceEvent::info("lease is back").number("after_ms", span.as_millis()),
+            None => TraceEvent::warn("lease expired: PGs shared with its giver wait"),
+            Some(span) => {
+                TraceEvent::info("lease is valid again").number("after_ms", span.as_millis())
+            }
         };
         effects.push(Effect::Trace(event.with("giver", giver)));
     }

@@ -598,7 +598,7 @@ impl Node {
         }
         self.state = StateLog::read(self.store.notes());
         self.notes = Notes::read(&self.store, *osd)
-            .map_err(|why| format!("the note on the cluster in {path} cannot be read: {why}"))?;
+            .map_err(|why| format!("the cluster note in {path} cannot be read: {why}"))?;
         Ok(())
     }
 

@@ -64,15 +64,15 @@ impl Explainer<'_> {
         let what = match pg.serving() {
             Serving::Active => return None,
             Serving::Idle { why } | Serving::Ended { why } => why.clone(),
-            Serving::Draining => "operations of the earlier epoch are ending".into(),
+            Serving::Draining => "operations of the previous epoch are finishing".into(),
             Serving::Asking | Serving::Filling => {
                 let names = pg.waits_for().into_iter().map(|osd| self.absence_of(pg, osd));
-                let learners = pg.filling().map(|(osd, ..)| format!("{osd} is filled meanwhile"));
+                let learners = pg.filling().map(|(osd, ..)| format!("{osd} is being filled"));
                 names.chain(learners).collect::<Vec<String>>().join(", ")
             }
-            Serving::Comparing => "its members are being brought to the same state".into(),
-            Serving::Journaling => "its members write their records".into(),
-            Serving::Following => "it is joining the epoch".into(),
+            Serving::Comparing => "members are being brought to the same state".into(),
+            Serving::Journaling => "members are writing their records".into(),
+            Serving::Following => "this OSD is joining the epoch".into(),
         };
         Some(what)
     }
@@ -95,7 +95,7 @@ impl Explainer<'_> {
 pub(crate) fn why_idle(pg: &Pg) -> String {
     match pg.serving() {
         Serving::Idle { why } | Serving::Ended { why } => why.clone(),
-        _ => "it is about to join the epoch".into(),
+        _ => "this OSD is about to join the epoch".into(),
     }
 }
 

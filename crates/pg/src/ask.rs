@@ -79,7 +79,7 @@ impl Asks {
     /// request.
     pub fn answered(&mut self, peer: usize, call: u32) -> Result<Asked, String> {
         let ask = self.asks.get(call as usize).filter(|ask| ask.peer == peer).copied();
-        let ask = ask.ok_or("an answer that was not asked for")?;
+        let ask = ask.ok_or("an unsolicited answer")?;
         self.asks.remove(call as usize);
         Ok(ask.what)
     }

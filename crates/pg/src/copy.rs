@@ -250,8 +250,9 @@ impl Pg {
                     // The version is of this epoch, which has given none yet. A version of the next epoch is
                     // above it.
                     self.lead().jobs.remove(job);
-                    let why =
-                        format!("a member has a block with version {version}, which nobody gave");
+                    let why = format!(
+                        "a member has a block with version {version}, which was never assigned"
+                    );
                     return self.end_epoch(Need::NewEpoch, why, actions);
                 }
                 self.adopt(job, targets, given, gathering.as_ref(), actions);
@@ -259,7 +260,7 @@ impl Pg {
             Purpose::Adopt { .. } => {
                 // The member reported another version. It is checked again in the next epoch.
                 self.lead().jobs.remove(job);
-                let why = "a member's block is not as it was listed".to_owned();
+                let why = "a member's block differs from its listing".to_owned();
                 self.end_epoch(Need::NewEpoch, why, actions);
             }
             Purpose::Return { targets } => {
@@ -381,7 +382,7 @@ impl Pg {
         match result {
             Ok(_) => self.on_adopted_by(me, job, actions),
             Err(_) => {
-                let why = "its store is full".to_owned();
+                let why = "the store is full".to_owned();
                 let need = Need::Failed(self.lead().peers[me].member, why.clone());
                 self.end_epoch(need, why, actions);
             }

@@ -127,7 +127,11 @@ impl Pg {
         let peer = &mut self.lead().peers[index];
         let is_failed = std::mem::replace(&mut peer.contact, Contact::Out) == Contact::Out;
         if filler.is_bound() {
-            self.end_epoch(Need::NewEpoch, format!("lost {osd}, which was complete"), actions);
+            self.end_epoch(
+                Need::NewEpoch,
+                format!("lost contact with {osd}, a complete learner"),
+                actions,
+            );
         } else {
             // A learner takes part only once in an epoch, so it needs a new one.
             if !is_failed {
@@ -182,7 +186,7 @@ impl Pg {
             if filler.is_some_and(Filler::is_stuck) {
                 self.on_peer_failed(
                     index,
-                    "its store does not keep up with writes".into(),
+                    "the store does not keep up with writes".into(),
                     actions,
                 );
             }

@@ -275,7 +275,7 @@ impl Pg {
             shape,
             me,
             buffers,
-            serving: Serving::Idle { why: "waits for the map".into() },
+            serving: Serving::Idle { why: "waiting for the map".into() },
             entry: None,
             copies: 1,
             lead: None,
@@ -390,7 +390,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if let Some(lead) = &self.lead {
-            let index = lead.index_of(from).ok_or("the sender is no member")?;
+            let index = lead.index_of(from).ok_or("the sender is not a member")?;
             return self.on_member_said(index, body, actions);
         }
         match &self.entry {

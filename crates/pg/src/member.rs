@@ -139,7 +139,7 @@ impl Pg {
                 FollowStage::Active,
             ) => {
                 if block_size != self.shape.block_size {
-                    return Err("a write of another block size".into());
+                    return Err("a write with the wrong block size".into());
                 }
                 let (pg, block_size) = (self.shape.pg, self.shape.block_size);
                 let header = ChangeHeader { pg, key, block_size, version, lazy };
@@ -394,7 +394,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if !is_durable {
-            return self.cannot_follow("its store has no room for a record", actions);
+            return self.cannot_follow("the store has no room for a record", actions);
         }
         let record = self.local_state.record();
         let is_filled = record.is_some_and(|record| record.filling.is_none());
@@ -439,8 +439,8 @@ impl Pg {
             self.local_state.lacks(version);
             // A learner has not promised room for writes.
             let why = match self.follow().is_learner {
-                true => "its store has no room for a copy",
-                false => "its store has no room for a write",
+                true => "the store has no room for a copy",
+                false => "the store has no room for a write",
             };
             return self.cannot_follow(why, actions);
         };
@@ -461,7 +461,7 @@ impl Pg {
     ) {
         self.follow().taken.end(order);
         if result.is_err() {
-            return self.cannot_follow("its store has no room for a copy", actions);
+            return self.cannot_follow("the store has no room for a copy", actions);
         }
         if matches!(self.follow().stage, FollowStage::Stated | FollowStage::Active) {
             self.answer(PeerBody::Repaired { call }, actions);
@@ -491,7 +491,7 @@ impl Pg {
     /// Handles a copy from the primary for which the node has no room. Nobody promised room for copies.
     pub fn refuse_copy(&mut self, actions: &mut Vec<Action>) {
         if self.follow.is_some() {
-            self.cannot_follow("its store has no room for a copy", actions);
+            self.cannot_follow("the store has no room for a copy", actions);
         }
     }
 

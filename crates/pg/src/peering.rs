@@ -64,7 +64,7 @@ impl Pg {
         peer.contact = Contact::Away;
         if acting.has(index) {
             if was_known {
-                self.end_epoch(Need::NewEpoch, format!("lost {osd}"), actions);
+                self.end_epoch(Need::NewEpoch, format!("lost contact with {osd}"), actions);
             }
         } else {
             self.forget_learner(index, actions);
@@ -90,7 +90,7 @@ impl Pg {
         lead.peers[index].contact = Contact::Out;
         let need = Need::Failed(member, why);
         if lead.acting.has(index) {
-            return self.end_epoch(need, format!("{} cannot go on", member.osd), actions);
+            return self.end_epoch(need, format!("{} cannot continue", member.osd), actions);
         }
         actions.push(Action::Need(need));
         self.forget_learner(index, actions);
@@ -149,7 +149,7 @@ impl Pg {
             // The epoch ended while there was no connection. Over the next connection nothing is asked, but
             // the old answer may still arrive. Closing that connection would end other PGs' epochs.
             Contact::Away if has_ended => return Ok(()),
-            Contact::Away | Contact::Out => return Err("a state that was not asked for".into()),
+            Contact::Away | Contact::Out => return Err("an unsolicited state".into()),
         }
         if !state.history.is_sorted_by(|older, newer| older.epoch < newer.epoch) {
             return Err("a history out of order".into());
@@ -169,7 +169,7 @@ impl Pg {
         let is_whole = !state.is_suspect && state.filling.is_none();
         lead.peers[index].state = Some(state);
         if !is_whole {
-            let why = "it may lack acknowledged writes".to_owned();
+            let why = "the member may lack acknowledged writes".to_owned();
             let need = Need::Failed(member, why);
             return self.end_epoch(need, format!("{} may lack writes", member.osd), actions);
         }
@@ -183,7 +183,7 @@ impl Pg {
             if !planted::on(Bug::FilledEpochActivated) {
                 // Learners took this OSD's state for that of the PG, so this epoch cannot be activated; the
                 // next one can.
-                let why = "its members are back".to_owned();
+                let why = "all members have reported".to_owned();
                 return self.end_epoch(Need::NewEpoch, why, actions);
             }
             self.serving = Serving::Asking;
@@ -193,7 +193,11 @@ impl Pg {
         }
         match self.lead().judge() {
             Judgement::Unknown(index) => {
-                self.on_peer_failed(index, "it does not know the PG".to_owned(), actions);
+                self.on_peer_failed(
+                    index,
+                    "the member has no record of the PG".to_owned(),
+                    actions,
+                );
             }
             Judgement::Same => self.activate(actions),
             Judgement::Compare { newer_than } => {
@@ -286,7 +290,7 @@ impl Pg {
         match self.lead().compare.end() {
             Compared::Same => self.activate(actions),
             Compared::TakenBack => {
-                let why = "writes that too few members have were taken back".to_owned();
+                let why = "writes that too few members had were taken back".to_owned();
                 self.end_epoch(Need::NewEpoch, why, actions);
             }
             Compared::Dropping => {}
@@ -325,7 +329,7 @@ impl Pg {
         if is_durable {
             return self.on_dropped(me, actions);
         }
-        let why = "its store has no room for a record".to_owned();
+        let why = "the store has no room for a record".to_owned();
         let need = Need::Failed(self.lead().peers[me].member, why.clone());
         self.end_epoch(need, why, actions);
     }
@@ -445,7 +449,7 @@ impl Pg {
         if is_durable {
             return self.on_recorded(me, actions);
         }
-        let why = "its activation could not be journaled: its store is full".to_owned();
+        let why = "the activation could not be journaled: the store is full".to_owned();
         if self.lead().is_alone() {
             self.serving = Serving::Idle { why };
             self.lead = None;
@@ -506,7 +510,7 @@ impl Pg {
                     self.on_member_synced(index, actions);
                     Ok(())
                 }
-                _ => Err("a sync that was not asked for".into()),
+                _ => Err("an unsolicited sync".into()),
             },
             PeerBody::Activated => self.on_member_activated(index, actions),
             PeerBody::Failed { why } => {
@@ -537,7 +541,7 @@ impl Pg {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
                     Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
-                    _ => return Err("a repair that was not asked for".into()),
+                    _ => return Err("an unsolicited repair".into()),
                 }
                 Ok(())
             }
@@ -550,7 +554,7 @@ impl Pg {
                     self.on_dropped(index, actions);
                     Ok(())
                 }
-                _ => Err("a note that was not asked for".into()),
+                _ => Err("an unsolicited note".into()),
             },
             PeerBody::Scrubbed { call, floor, digest } => {
                 match self.lead().asks.answered(index, call)? {
@@ -588,7 +592,7 @@ impl Pg {
             return self.on_learner_recorded(index, actions);
         }
         if !lead.unrecorded.has(index) || lead.history.is_empty() {
-            return Err("an activation that was not asked for".into());
+            return Err("an unsolicited activation".into());
         }
         self.on_recorded(index, actions);
         Ok(())

@@ -96,7 +96,7 @@ impl RecordText {
 
     fn into_record(self) -> Result<Record, String> {
         if self.history.len() > HISTORY_COUNT_MAX {
-            return Err(format!("its history has {} activations", self.history.len()));
+            return Err(format!("the history has {} activations", self.history.len()));
         }
         let pg = self.entry.pg;
         let history = self.history.iter().map(|(epoch, adopted)| {
@@ -125,7 +125,7 @@ impl FillingText {
 
     fn into_filling(self, pg: PgId) -> Result<Filling, String> {
         if self.whole.len() > WHOLE_COUNT_MAX {
-            return Err(format!("its filling names {} blocks", self.whole.len()));
+            return Err(format!("the filling lists {} blocks", self.whole.len()));
         }
         let whole = self.whole.iter().map(|text| read_key(pg, text));
         Ok(Filling {
@@ -149,5 +149,5 @@ pub(crate) fn read_key(pg: PgId, text: &str) -> Result<BlockKey, String> {
         let (image, stripe) = (ImageId::new(image)?, StripeIndex::new(stripe));
         Some(BlockKey { pool: pg.pool, hash, image, stripe })
     });
-    key.ok_or_else(|| format!("{text:?} is no block: hash.image.stripe"))
+    key.ok_or_else(|| format!("{text:?} is not a block: expected HASH.IMAGE.STRIPE"))
 }

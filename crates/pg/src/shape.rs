@@ -60,7 +60,7 @@ impl Shape {
                 self.check_place(place)?;
                 self.check_range(*offset, data.len() as u64)?;
                 if checksums.len() as u64 * UNIT_SIZE != data.len() as u64 {
-                    return invalid("a write carries one checksum for each 4 KiB of data");
+                    return invalid("a write must carry one checksum for each 4 KiB of data");
                 }
                 match checksum::first_mismatch(data, checksums) {
                     None => Ok(()),
@@ -80,15 +80,15 @@ impl Shape {
         if (first..=last).contains(&stripe_hash(place.seed, place.stripe)) {
             return Ok(());
         }
-        invalid("the stripe's hash does not fall in this PG")
+        invalid("the stripe does not belong to this PG")
     }
 
     pub(crate) fn check_range(&self, offset: u32, length: u64) -> Result<(), Refusal> {
         if length == 0 {
-            return invalid("a range has at least one unit");
+            return invalid("a range must have at least one unit");
         }
         if !u64::from(offset).is_multiple_of(UNIT_SIZE) || !length.is_multiple_of(UNIT_SIZE) {
-            return invalid("offset and length are multiples of 4 KiB");
+            return invalid("offset and length must be multiples of 4 KiB");
         }
         if u64::from(offset) + length > self.block_size.bytes() {
             return invalid("the range ends beyond its block");

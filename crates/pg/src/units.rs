@@ -180,18 +180,18 @@ impl Held {
             }
         };
         if block_size != size {
-            return Err("a content with another block size".into());
+            return Err("a content with the wrong block size".into());
         }
         let [units, written, damaged] = bitmaps.map(|words| Units::from_words(&words, size));
         let (Some(units), Some(written), Some(damaged)) = (units, written, damaged) else {
             return Err("units beyond the end of a block".into());
         };
         if !written.with(&damaged).without(&units).is_empty() {
-            return Err("a content with units that it does not speak of".into());
+            return Err("a content with written or damaged units that it does not cover".into());
         }
         let units = units.without(&damaged);
         if !written.without(&units).is_empty() {
-            return Err("a content with data of damaged units".into());
+            return Err("a content with data for damaged units".into());
         }
         let length = data.as_ref().map_or(0, |data| data.len() as u64);
         if checksums.len() != written.count() || length != written.count() as u64 * UNIT_SIZE {

@@ -265,7 +265,7 @@ impl Pg {
         };
         let version = self.queue[slot].version();
         self.local_state.lacks(version.expect("only a replicated write is at the store"));
-        let why = "its store has no room for a write".to_owned();
+        let why = "the store has no room for a write".to_owned();
         let member = self.lead().peers[me].member;
         if is_alone {
             // No member has the write, so it never happened. No later write may follow it.
@@ -290,7 +290,7 @@ impl Pg {
             return Err("an answer to a write before the epoch is active".into());
         }
         if !self.versions.was_given(version) {
-            return Err("a version that was not given".into());
+            return Err("a version that was never assigned".into());
         }
         if !self.lead().acting.has(index) {
             self.on_learner_wrote(index, version, actions);

@@ -261,7 +261,7 @@ impl ClientCore {
         if let Attachment::Opening { .. } = volume.attachment {
             let failure = Failure {
                 code: "closed".to_string(),
-                message: format!("volume {} was closed before its attach had ended", volume.name),
+                message: format!("volume {} was closed before its attach completed", volume.name),
                 hint: String::new(),
             };
             self.end_open(handle, Err(failure), effects);

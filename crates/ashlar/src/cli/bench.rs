@@ -16,7 +16,7 @@ Example:
 /// `bench`
 #[derive(Subcommand)]
 pub enum BenchCommand {
-    /// Measure a volume over its whole path. Write loads overwrite its data
+    /// Measure a volume end to end. Write loads overwrite its data
     #[command(after_help = "Example:\n  ashlar bench volume disk1 --op randwrite --depth 32")]
     Volume {
         /// Name of the volume

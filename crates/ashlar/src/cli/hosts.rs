@@ -44,7 +44,7 @@ pub enum MonCommand {
     /// Create another monitor, for a cluster that keeps its state in etcd
     #[command(after_help = "Example:\n  ashlar mon create /var/lib/ashlar/mon.2")]
     Create {
-        /// Its directory (created if missing)
+        /// Directory of the monitor (created if missing)
         path: PathBuf,
         /// Port to listen on; a second monitor on one host needs its own [default: 4130]
         #[arg(long)]
@@ -62,7 +62,7 @@ pub enum MonCommand {
     /// Run a monitor
     #[command(after_help = MON_RUN_EXAMPLE)]
     Run {
-        /// Its directory, which also holds an embedded state
+        /// Directory of the monitor, which also holds an embedded state store
         path: PathBuf,
         /// Where the state is kept [default: `state` in cluster.toml]
         #[arg(long, value_parser = parse_state, value_name = STATE)]

@@ -52,7 +52,7 @@ pub enum OsdCommand {
         #[arg(long, default_value = "128MiB")]
         memory: Size,
         /// Run in the background; return once it serves. Logs to PATH/osd.log, or for a device to a
-        /// file beside cluster.toml
+        /// file next to cluster.toml
         #[arg(long)]
         detach: bool,
         #[command(flatten)]

@@ -11,7 +11,7 @@ const POOL_CREATE_EXAMPLE: &str = "Examples:
 const PG_GIVE_UP_EXAMPLE: &str = "Examples:
   ashlar pg give-up 1.1f                       shows what would be lost
   ashlar pg give-up 1.1f --yes                 for damage that no other copy can repair
-  ashlar pg give-up 1.1f --they-are-off --yes  for OSDs that never come back";
+  ashlar pg give-up 1.1f --they-are-off --yes  for OSDs that are lost for good";
 
 /// `pool`
 #[derive(Subcommand)]
@@ -115,14 +115,14 @@ pub enum PgCommand {
     /// List placement groups
     #[command(after_help = "Example:\n  ashlar pg ls --pool default")]
     Ls {
-        /// Only those of this pool
+        /// Only placement groups of this pool
         #[arg(long)]
         pool: Option<String>,
     },
     /// Show a placement group: epoch, members, state and the reason for it
     #[command(after_help = "Example:\n  ashlar pg describe 1.1f")]
     Describe {
-        /// Its id, POOL.HEX
+        /// Id of the placement group, POOL.HEX
         pg: PgId,
     },
     /// Compare the copies of placement groups now, and repair what is decided
@@ -141,7 +141,7 @@ pub enum PgCommand {
         /// One or more ids, POOL.HEX; stops at the first one that is refused
         #[arg(required = true)]
         pgs: Vec<PgId>,
-        /// Continue without the copies on OSDs that are off and stay off
+        /// Continue without the copies on OSDs that are off and will stay off
         #[arg(long)]
         they_are_off: bool,
         /// Do it; this cannot be undone. Without --yes, only print what would be lost; exit code 1

@@ -14,7 +14,7 @@ const STATE_PUT_EXAMPLE: &str = "Examples:
 const STATE_RECOVER_EXAMPLE: &str = "Examples:
   ashlar state recover                          shows what would be done and which OSDs are missing
   ashlar state recover --yes
-  ashlar state recover --they-are-lost 3 --yes  for OSDs that never come back";
+  ashlar state recover --they-are-lost 3 --yes  for OSDs that are lost for good";
 
 /// `config`
 #[derive(Subcommand)]
@@ -63,17 +63,17 @@ pub enum StateCommand {
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
-    /// Restore keys that only monitors may write but somebody else changed
+    /// Restore keys that only monitors may write but that were edited by hand
     #[command(after_help = "Example:\n  ashlar state undo --yes")]
     Undo {
         /// Do it. Without --yes, only print the last good values; exit code 1
         #[arg(long)]
         yes: bool,
     },
-    /// Bring a damaged or restored state store up to date with what the OSDs know
+    /// Bring a damaged or restored state store up to date with the OSDs' records
     #[command(after_help = STATE_RECOVER_EXAMPLE)]
     Recover {
-        /// OSDs that never come back; what only they know is lost
+        /// OSDs that are lost for good; what only they have recorded is lost too
         #[arg(long, value_name = "OSD", num_args = 1.., value_delimiter = ',')]
         they_are_lost: Vec<OsdId>,
         /// Do it. Without --yes, only print what would be done; exit code 1

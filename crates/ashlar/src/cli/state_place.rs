@@ -19,7 +19,7 @@ pub fn parse_state(text: &str) -> Result<StatePlace, String> {
     }
     let urls = text
         .strip_prefix("etcd:")
-        .ok_or_else(|| format!("{text:?} is not a place for the state: write {STATE}"))?;
+        .ok_or_else(|| format!("{text:?} is not a location for the state: write {STATE}"))?;
     match io::etcd::EtcdPlace::parse(urls, "default") {
         Ok(_) => Ok(StatePlace::Etcd(urls.to_owned())),
         Err(error) => Err(error.to_string()),

@@ -18,8 +18,8 @@ pub struct UpArgs {
     /// Directory of the cluster
     #[arg(long, default_value = ".ashlar")]
     pub dir: PathBuf,
-    /// Number of OSDs; a larger number than before adds OSDs [default: 3 for a new cluster, then the
-    /// existing number]
+    /// Number of OSDs; a larger number than before adds OSDs [default: 3 for a new cluster,
+    /// otherwise the existing number]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub osds: Option<u32>,
     /// Size of each new OSD; disk space is used only as data is written
@@ -30,7 +30,7 @@ pub struct UpArgs {
     #[arg(long, value_enum)]
     pub commit: Option<CommitArg>,
     /// Where the monitor keeps its state: in a file, or in an etcd that `up` runs [default: embedded
-    /// for a new cluster, then what it has]
+    /// for a new cluster, otherwise its present choice]
     #[arg(long, value_enum)]
     pub state: Option<StoreArg>,
     /// Delay before a daemon that exited is restarted, or `never`

@@ -80,7 +80,7 @@ pub struct NbdArgs {
     /// durable
     #[arg(long)]
     pub shared: bool,
-    /// Most data per volume that may be acknowledged but not yet durable; not used with --shared
+    /// Maximum amount of data per volume that may be acknowledged but not yet durable; not used with --shared
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_unsynced)]
     pub unsynced: Size,
     #[command(flatten)]

@@ -110,7 +110,7 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     for (at, store) in stores.iter().enumerate() {
         let this = identity(store);
         if stores[..at].iter().any(|other| identity(other).osd == this.osd) {
-            let message = format!("{} is named twice", this.osd);
+            let message = format!("{} is given twice", this.osd);
             return Err(failure("invalid", message, "name each OSD once"));
         }
         if stores[..at].iter().any(|other| identity(other).cluster != this.cluster) {
@@ -125,8 +125,8 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     drop(progress);
     print_comparison(&found, format);
     if found.findings.iter().any(|finding| finding.severity == Severity::Error) {
-        let hint = "start the OSDs: they repair whatever a checksum or version decides from the other \
-                    copy; see `ashlar status`";
+        let hint = "start the OSDs: they repair copies wherever a checksum or version shows which \
+                    one is right; see `ashlar status`";
         return Err(failure("different", "copies differ or are damaged", hint));
     }
     Ok(())

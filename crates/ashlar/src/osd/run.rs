@@ -79,7 +79,7 @@ fn run_once(
     let superblock = superblock_of(&blocks)?;
     let commit = superblock.commit;
     if disk.buffered() {
-        let what = "O_DIRECT is not supported here: I/O is buffered, with RWF_DSYNC";
+        let what = "O_DIRECT is not supported: I/O is buffered, with RWF_DSYNC";
         io::log::write(&TraceEvent::warn(what).with("path", blocks.display()));
     }
     let (buffered, is_sparse) = (disk.buffered(), !disk.is_device());

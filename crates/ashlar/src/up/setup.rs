@@ -188,7 +188,7 @@ impl Setup {
                 failure("invalid", message, "restore it from a backup")
             })?,
             Err(_) if !path.exists() => self.new_cluster_file()?,
-            Err(error) => return Err(cannot("cluster.toml (it cannot be read)", &error)),
+            Err(error) => return Err(cannot("cluster.toml (which cannot be read)", &error)),
         };
         self.check_store(&file)?;
         let before = file.clone();
@@ -358,7 +358,7 @@ impl Setup {
         for osd in osds {
             if is_stopped(&self.dir, *osd) {
                 self.say(format!(
-                    "{osd} was stopped and stays stopped; start it with: ashlar osd start {osd}"
+                    "{osd} was stopped and remains stopped; start it with: ashlar osd start {osd}"
                 ));
             }
             let arguments = vec!["osd".into(), "run".into(), self.path(&osd.to_string())];
@@ -376,7 +376,7 @@ impl Setup {
                 let status = client::call(config, Command::Status, START_TIME_MAX)?;
                 for osd in missing(&status) {
                     self.say(format!(
-                        "{osd} does not come up; continuing without it ({})",
+                        "{osd} did not start; continuing without it ({})",
                         error.hint
                     ));
                     self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(osd);
@@ -426,7 +426,7 @@ impl Setup {
         let socket = self.dir.join("nbd.sock");
         if socket.as_os_str().len() > SOCKET_NAME_MAX {
             self.say(format!(
-                "{} is too long for the path of a socket: start `ashlar nbd --listen` yourself",
+                "{} is too long for a socket path: start `ashlar nbd --listen` yourself",
                 socket.display()
             ));
             return Ok(());

@@ -369,7 +369,7 @@ impl Supervisor<'_> {
         let is_new = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(*osd);
         if is_new {
             self.on_progress(format!(
-                "{}; continuing without it, requests for its data wait ({}; once it is repaired: \
+                "{}; continuing without it: requests for its data wait ({}; once it is repaired: \
                  ashlar osd start {osd})",
                 error.message, error.hint
             ));
@@ -610,7 +610,7 @@ fn cannot_mark(osd: OsdId, error: &std::io::Error) -> Answer {
 }
 
 fn no_such_osd(osd: OsdId) -> Answer {
-    failed("not_found", &format!("`ashlar up` runs no {osd} here"), "see `ashlar osd ls`")
+    failed("not_found", &format!("this `ashlar up` does not run {osd}"), "see `ashlar osd ls`")
 }
 
 /// Returns the delay before a child is restarted after this number of consecutive failed starts. The delay

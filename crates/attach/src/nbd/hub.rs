@@ -442,7 +442,7 @@ impl Hub {
             _ => name,
         };
         if !self.is_exported(&name) {
-            let why = format!("this server does not serve a volume {name:?}");
+            let why = format!("this server does not serve volume {name:?}");
             return self.refuse(now, connection, RefusalKind::Unknown, &why, effects);
         }
         if attach {

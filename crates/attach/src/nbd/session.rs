@@ -372,11 +372,11 @@ impl Session {
                 Step::Again
             }
             OPT_STARTTLS => {
-                self.refuse_option(option, REP_ERR_UNSUP, "TLS is not offered here");
+                self.refuse_option(option, REP_ERR_UNSUP, "TLS is not supported");
                 Step::Again
             }
             _ => {
-                self.refuse_option(option, REP_ERR_UNSUP, "the option is not known here");
+                self.refuse_option(option, REP_ERR_UNSUP, "unknown option");
                 Step::Again
             }
         }
@@ -389,7 +389,7 @@ impl Session {
 
     fn information(&mut self, option: u32, data: &[u8]) -> Step {
         let Some((name, wanted)) = parse_information(data) else {
-            self.refuse_option(option, REP_ERR_INVALID, "the option's lengths do not fit");
+            self.refuse_option(option, REP_ERR_INVALID, "the option's lengths are inconsistent");
             return Step::Again;
         };
         let name_wanted = wanted.contains(&INFO_NAME);
@@ -407,7 +407,11 @@ impl Session {
             return self.refuse_option(option, REP_ERR_INVALID, why);
         }
         let Some((name, queries)) = parse_meta_context(data) else {
-            return self.refuse_option(option, REP_ERR_INVALID, "the option's lengths do not fit");
+            return self.refuse_option(
+                option,
+                REP_ERR_INVALID,
+                "the option's lengths are inconsistent",
+            );
         };
         let is_list = option == OPT_LIST_META_CONTEXT;
         let matches = |query: &String| query == BASE_ALLOCATION || (is_list && query == "base:");

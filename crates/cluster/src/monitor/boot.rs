@@ -177,15 +177,15 @@ impl Monitor {
             return Err(failure(
                 "not_found",
                 format!("this cluster has no {osd}"),
-                "make it with `ashlar osd create`",
+                "create it with `ashlar osd create`",
             ));
         };
         if !record.store.is_empty() && record.store != boot.store {
             return Err(failure(
                 "other_store",
                 format!("{osd} has the store {}, not {}", record.store, boot.store),
-                "this disk was made for another OSD, or made anew: give it an id of its own with \
-                 `ashlar osd create`",
+                "this disk belongs to another OSD, or was formatted again: give it an id of its \
+                 own with `ashlar osd create`",
             ));
         }
         if boot.run.is_some_and(|run| run != record.info.incarnation) {
@@ -197,7 +197,7 @@ impl Monitor {
             return Err(failure(
                 "running",
                 format!(
-                    "{osd} runs already: process {} on {}, {}",
+                    "{osd} is already running: process {} on {}, {}",
                     record.pid, record.host, record.path
                 ),
                 "stop one of the two; a copied store must never run",
@@ -273,8 +273,8 @@ impl Monitor {
         if store.len() != 32 || !store.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(failure(
                 "invalid",
-                "the identity of a store is 32 hexadecimal digits",
-                "make the OSD with `ashlar osd create`",
+                "the id of a store must have 32 hexadecimal digits",
+                "create the OSD with `ashlar osd create`",
             ));
         }
         let store = store.to_ascii_lowercase();
@@ -297,7 +297,7 @@ impl Monitor {
 fn stale_run(osd: OsdId) -> Failure {
     failure(
         "stale_run",
-        format!("another run of {osd} has joined since this one"),
+        format!("a later run of {osd} has joined the cluster"),
         "this process will exit; if you did not start the other one, check whether a copy of this \
          OSD's disk runs elsewhere",
     )

@@ -89,7 +89,7 @@ pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
     let is_open = matches!(key, Key::Setting(_) | Key::Pool(_) | Key::Osd(_));
     if is_open && text.len() > EDITED_SIZE_MAX {
         let size = text.len();
-        return Err(format!("it has {size} bytes; the limit is {EDITED_SIZE_MAX}"));
+        return Err(format!("the value has {size} bytes; the limit is {EDITED_SIZE_MAX}"));
     }
     Ok(())
 }
@@ -395,7 +395,7 @@ impl CommittedState {
         let mut expected = 0;
         for entry in self.pgs(id) {
             if entry.pg.pool != id || entry.pg.number != expected {
-                return Some(format!("PG {} is in the place of number {expected}", entry.pg));
+                return Some(format!("PG {} is stored at index {expected}", entry.pg));
             }
             if entry.revision > pool.revision {
                 return Some(format!("PG {} is newer than its pool's map", entry.pg));
@@ -405,7 +405,10 @@ impl CommittedState {
                 record.is_some_and(|record| member.incarnation <= record.info.incarnation)
             };
             if !entry.members().all(is_given) {
-                return Some(format!("PG {} has a member that never existed", entry.pg));
+                return Some(format!(
+                    "PG {} has a member with an id or run that was never issued",
+                    entry.pg
+                ));
             }
             expected += 1;
         }

@@ -301,7 +301,7 @@ impl Connections {
         let error = failure(
             "too_large",
             "the answer is too long for one message",
-            "ask for less: name a pool, or a longer prefix",
+            "narrow the request: name a pool, or a longer prefix",
         );
         let answer = FromMonitor::Answer { request, result: Err(error) };
         self.send(connection, &answer, effects);

@@ -100,18 +100,18 @@ impl UndoneEdits {
 fn protected_because(key: &Key) -> Option<&'static str> {
     match key {
         Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
-        Key::Cluster => Some("it names the cluster that everything belongs to"),
-        Key::Leader => Some("only the leading monitor writes it"),
+        Key::Cluster => Some("this key identifies the cluster"),
+        Key::Leader => Some("only the leading monitor writes this key"),
         Key::Monitor(_) => Some("monitors are added and removed with `ashlar mon`"),
         Key::Counter(_) => Some("an id that is issued twice would mix the data of two objects"),
         Key::PgShard(..) => Some("PG entries keep two OSDs from serving the same data"),
         Key::Fence(_) => Some("fences keep ended sessions from writing"),
         Key::Image(_) | Key::ImageName(_) => Some("volumes are changed with `ashlar volume`"),
         Key::Lock(_) => Some("a lock keeps out other writers; `ashlar volume unlock` frees it"),
-        Key::Session(_) => Some("sessions come and go with their clients"),
-        Key::Stats(..) => Some("the leading monitor keeps sums of the OSDs' statistics there"),
+        Key::Session(_) => Some("sessions begin and end with their clients"),
+        Key::Stats(..) => Some("this key holds the leading monitor's sums of the OSDs' statistics"),
         Key::Change | Key::Recovery => {
-            Some("it shows whether the store was restored from a backup")
+            Some("this key shows whether the store was restored from a backup")
         }
         Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: only commands start them"),
     }
@@ -162,7 +162,7 @@ impl Monitor {
             return Err(failure("protected", format!("{shown} may not be written: {why}"), hint));
         }
         let record = self.judged(&key, value).map_err(|why| {
-            let hint = "`ashlar state get` shows the present value: change a copy of it";
+            let hint = "`ashlar state get` shows the current value: edit a copy of it";
             failure("invalid", format!("{shown}: {}", clipped(why)), hint)
         })?;
         let mut batch = Batch::new(&self.committed);
@@ -196,7 +196,7 @@ impl Monitor {
     /// decides where data lies may not change.
     pub(super) fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
         let known = self.committed.pool(wanted.pool.id);
-        let known = known.ok_or("there is no such pool: `ashlar pool create` makes one")?;
+        let known = known.ok_or("there is no such pool: `ashlar pool create` creates one")?;
         let mut frozen = wanted.pool.clone();
         frozen.name.clone_from(&known.pool.name);
         frozen.scheme = known.pool.scheme;
@@ -235,7 +235,7 @@ impl Monitor {
     /// may change.
     fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
         let known = self.committed.osd(wanted.info.id);
-        let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
+        let known = known.ok_or("there is no such OSD: `ashlar osd create` creates one")?;
         let mut changed = known.clone();
         changed.set_in(wanted.info.in_cluster, OutBy::Operator);
         let out_by = changed.out_by;
@@ -248,7 +248,7 @@ impl Monitor {
         changed.info.revision = wanted.info.revision;
         changed.out_by = wanted.out_by;
         if changed != wanted {
-            let why = "only `in`, `tree` and fields of your own may be changed in an OSD";
+            let why = "only `in`, `tree` and fields of your own may be changed in an OSD's record";
             return Err(why.to_string());
         }
         changed.out_by = out_by;
@@ -334,7 +334,9 @@ impl Monitor {
                 self.committed.note_guarded_edit(key);
                 let event = match self.committed.is_damaged() {
                     true => TraceEvent::error("a key that only monitors write was edited by hand"),
-                    false => TraceEvent::info("a key edited by hand has its old value again"),
+                    false => {
+                        TraceEvent::info("a key edited by hand has been restored to its old value")
+                    }
                 };
                 effects.push(Effect::Trace(event.with("key", name)));
                 self.jobs.push_first(Job::MarkEdited);
@@ -393,8 +395,9 @@ impl Monitor {
     pub(super) fn plan_state_undo(&self, accepted: bool) -> Result<Plan, Failure> {
         let committed = &self.committed;
         if !committed.is_edited() || self.edited_keys().next().is_none() {
-            let message = "this monitor knows of no key that was edited by hand while it led";
-            return Err(failure("invalid", message, "`ashlar status` names what is damaged"));
+            let message =
+                "this monitor has no record of a key that was edited by hand while it led";
+            return Err(failure("invalid", message, "`ashlar status` lists the damage"));
         }
         let good = |key: &Key| match committed.record(key) {
             Some(record) => record.to_json(),
@@ -452,7 +455,9 @@ impl Monitor {
             (None, _) if committed.record(key).is_none() => {
                 return Plan::Done(Done::Edited(Ok(())));
             }
-            (None, _) => protected_because(key).unwrap_or("commands alone remove it").to_string(),
+            (None, _) => {
+                protected_because(key).unwrap_or("only commands remove this key").to_string()
+            }
             (Some(text), _) => match self.judged(key, text) {
                 Ok(record) => {
                     batch.put(committed, record);

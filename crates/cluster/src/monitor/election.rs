@@ -502,7 +502,7 @@ impl Election {
                     (lease.ends, lease.renew) = (now + LEASE_SPAN, now + RENEW_SPAN);
                 } else {
                     self.lease = None;
-                    self.lose(now, "the store has ended its lease", effects);
+                    self.lose(now, "the state store has revoked this monitor's lease", effects);
                 }
             }
         }
@@ -533,7 +533,7 @@ impl Election {
                 matches!(effects[told + place], Effect::Stop(StopReason::LostLeadership(_)));
             if is_lost && monitor.leadership.lease().is_some() {
                 effects.truncate(told + place);
-                self.lose(now, "another monitor has the leader's key", effects);
+                self.lose(now, "another monitor holds the leader key", effects);
             } else {
                 self.stage = Stage::Over;
             }
@@ -592,7 +592,7 @@ impl Election {
                 effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
             } else if lease.ends <= now && !self.keeps_ended_lease() {
                 self.lease = None;
-                self.lose(now, "its lease ran out before it was renewed", effects);
+                self.lose(now, "this monitor's lease expired before it was renewed", effects);
             }
         }
         if matches!(self.stage, Stage::Rest { until } if until <= now) {

@@ -248,7 +248,7 @@ impl Monitor {
         let key = (from, to);
         let before = self.entries.links.get(&key);
         let is_new = before.is_none_or(|bar| bar.until <= now);
-        let why = format!("{from} cannot reach it");
+        let why = format!("{from} cannot reach this OSD");
         let run = record.info.incarnation;
         let bar = Bar::raised(before, now, self.event_last, run, why);
         self.entries.look_at(bar.until);

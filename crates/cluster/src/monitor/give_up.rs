@@ -56,15 +56,16 @@ impl Monitor {
             return Err(failure(
                 "unavailable",
                 format!("no OSD that has PG {pg} is up, so there is nothing to serve it from"),
-                "start its OSD, on its disk or on a copy of it. If there is neither, this version \
-                 cannot serve the PG again: restore its volumes from a backup into a new pool",
+                "start one of its OSDs, on its disk or on a copy of it. If there is neither, this \
+                 version cannot serve the PG again: restore its volumes from a backup into a new \
+                 pool",
             ));
         };
         // In this case the primary reports the PG as incomplete, too, but it has nothing to give up.
         if self.members_left(entry).len() < entry.acting_count() {
             return Err(failure(
                 "invalid",
-                format!("PG {pg} waits for members that are down or came back damaged"),
+                format!("PG {pg} waits for members that are down or returned with a damaged store"),
                 format!(
                     "start them. If their copies are lost: `ashlar pg give-up {pg} --they-are-off`"
                 ),
@@ -157,9 +158,9 @@ impl Monitor {
                 ),
             };
             let message = format!(
-                "giving {named} up cannot be undone: PG {pg} continues with the data of {}, and \
-                 the data of {named} is discarded when they come back. {lost}. They must be off, \
-                 and stay off until they have the new map: writes to one that still serves clients \
+                "giving up {named} cannot be undone: PG {pg} continues with the data of {}, and \
+                 the data of {named} is discarded when they return. {lost}. They must be off, and \
+                 remain off until they have the new map: writes to one that still serves clients \
                  would be lost",
                 list_of(&left),
             );
@@ -237,7 +238,7 @@ impl Monitor {
             count => format!(" and {count} more"),
         };
         format!(
-            "the affected blocks are not known: any acknowledged write in this PG, which holds one \
+            "the affected blocks are unknown: any acknowledged write in this PG, which holds one \
              part in {} of each volume of pool {} ({}{more}), may read as older data or as zeros",
             pool.pool.pg_count,
             pool.pool.name,
@@ -250,8 +251,8 @@ impl Monitor {
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let damaged = report.map_or(0, |report| report.damaged_units);
         let message = format!(
-            "giving PG {pg} up cannot be undone. {why}: {}. {osd} knows of {damaged} damaged \
-             pieces of 4 KiB; reads of them will still fail",
+            "giving up PG {pg} cannot be undone. {why}: {}. {osd} has recorded {damaged} damaged 4 \
+             KiB units; reads of them will still fail",
             self.concerned(pg),
         );
         let hint = format!("accept that: ashlar pg give-up {pg} --yes");

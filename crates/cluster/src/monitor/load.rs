@@ -343,8 +343,8 @@ impl Monitor {
             }
             Some(record) if record.format > STATE_FORMAT => {
                 let reason = format!(
-                    "the state store has format {}, this program knows formats up to \
-                     {STATE_FORMAT}: run a newer program",
+                    "the state store has format {}, this version supports formats up to \
+                     {STATE_FORMAT}: run a newer version",
                     record.format
                 );
                 Some(StopReason::State(reason))
@@ -360,8 +360,8 @@ impl Monitor {
                 Some(StopReason::State(reason.to_string()))
             }
             None => {
-                let reason = "the state store holds keys, but not the key cluster: it does not \
-                              belong to Ashlar, or it is damaged";
+                let reason = "the state store holds keys but no `cluster` key: it does not belong \
+                              to Ashlar, or it is damaged";
                 Some(StopReason::State(reason.to_string()))
             }
         }

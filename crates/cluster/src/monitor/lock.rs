@@ -133,7 +133,7 @@ impl Monitor {
         if !accepted {
             return Err(failure(
                 "not_confirmed",
-                format!("session {holder} of {client} holds the lock of volume {name}"),
+                format!("session {holder} of {client} holds the lock on volume {name}"),
                 "that client can never write again, and its pending requests fail: confirm with --yes",
             ));
         }

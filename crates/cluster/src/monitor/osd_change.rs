@@ -57,7 +57,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
     if record.info.in_cluster && record.info.incarnation != Incarnation::ZERO {
         return Err(failure(
             "busy",
-            format!("{osd} is in: the cluster expects its copies back"),
+            format!("{osd} is in: the cluster expects it to return with its copies"),
             "if it is gone for good, run `ashlar osd out ID`; when its PGs have their copies \
              elsewhere, run `ashlar osd rm ID`",
         ));
@@ -66,8 +66,8 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         return Err(failure(
             "busy",
             format!("PG {pg} needs {osd}"),
-            "`ashlar osd out ID`, and wait until `ashlar osd tree` shows that it has no PGs. \
-             If its copy is lost and the PG waits for it: `ashlar pg give-up --they-are-off`",
+            "run `ashlar osd out ID` and wait until `ashlar osd tree` shows that it has no PGs. If \
+             its copy is lost and the PG waits for it: `ashlar pg give-up --they-are-off`",
         ));
     }
     let waiting = committed.removed_pools().find(|pool| pool.osds.contains(&osd));

@@ -238,7 +238,7 @@ impl Monitor {
             domains.len() < pool.pool.scheme.position_count() as usize
         };
         let lacking = self.committed.pools().find(lacks)?;
-        Some(format!("pool {} could not be placed without it", lacking.pool.name))
+        Some(format!("pool {} could not be placed without this OSD", lacking.pool.name))
     }
 }
 

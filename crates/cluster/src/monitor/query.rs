@@ -215,7 +215,7 @@ impl Monitor {
         if absent.is_empty() {
             return None;
         }
-        let waits_for = format!("it waits for {}", absent.join(", "));
+        let waits_for = format!("waiting for {}", absent.join(", "));
         let there = entry.acting_count() - absent.len();
         let min_size = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.min_size);
         Some(if there == 0 {
@@ -235,7 +235,7 @@ impl Monitor {
             None => Some(format!("{osd}, which was removed")),
             Some(record) if !record.info.up => Some(format!("{osd}, which is down")),
             Some(record) if record.info.incarnation != member.incarnation => {
-                Some(format!("{osd}, which came back with a damaged store"))
+                Some(format!("{osd}, which returned with a damaged store"))
             }
             Some(_) => None,
         }

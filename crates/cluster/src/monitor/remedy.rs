@@ -13,12 +13,12 @@ pub(super) fn start_hint(record: &OsdRecord) -> String {
         true => {
             let dir = record.path.rsplit_once('/').map_or("", |(dir, _)| dir);
             format!(
-                "start it: `ashlar osd start {}`; if it does not start, {dir}/log/{osd}.log says why",
+                "start it: `ashlar osd start {}`; if it does not start, see {dir}/log/{osd}.log",
                 osd.get()
             )
         }
         false => format!(
-            "start it on host {}: `ashlar osd run {}`; if it does not start, its log says why",
+            "start it on host {}: `ashlar osd run {}`; if it does not start, see its log",
             record.host, record.path
         ),
     }
@@ -49,7 +49,7 @@ pub(super) fn bring_back(committed: &CommittedState) -> String {
         Some(record) => {
             format!("{} is down: {}. {}", record.info.id, start_hint(record), wait_hint(record))
         }
-        None => "they are being filled: `status` says how much is left".to_owned(),
+        None => "backfill is running: `ashlar status` shows how much is left".to_owned(),
     }
 }
 
@@ -62,23 +62,24 @@ pub(super) fn deletion_hint(committed: &CommittedState) -> String {
             let osd = record.info.id;
             let id = osd.get();
             format!(
-                "it continues by itself when {osd} is up: {}. If its disk is lost for good: \
-                 `ashlar osd out {id}`, then `ashlar osd rm {id}`",
+                "deletion continues automatically when {osd} is up: {}. If its disk is lost for \
+                 good: `ashlar osd out {id}`, then `ashlar osd rm {id}`",
                 start_hint(record)
             )
         }
-        None => "it continues by itself when the PGs are served: `ashlar pg ls`".to_owned(),
+        None => "deletion continues automatically when the PGs are served: see `ashlar pg ls`"
+            .to_owned(),
     }
 }
 
 fn wait_hint(record: &OsdRecord) -> String {
     match record.info.in_cluster {
         true => format!(
-            "Its PGs are filled elsewhere once it has been down for osd_out_after_ms; to do so at \
-             once: `ashlar osd out {}`",
+            "Its PGs are backfilled to other OSDs once it has been down for osd_out_after_ms; to \
+             start that now: `ashlar osd out {}`",
             record.info.id.get()
         ),
-        false => "Its PGs are filled elsewhere".to_owned(),
+        false => "Its PGs are being backfilled to other OSDs".to_owned(),
     }
 }
 
@@ -90,8 +91,8 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
     if let Some(record) = entry.acting().filter_map(record).find(can_return) {
         return format!(
-            "{} is down: {}. If its disk is lost for good: `ashlar osd out {}`, then `status` says \
-             what else there is to do",
+            "{} is down: {}. If its disk is lost for good: `ashlar osd out {}`, then `ashlar \
+             status` shows what else to do",
             record.info.id,
             start_hint(record),
             record.info.id.get()
@@ -117,12 +118,12 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     }
     if !entry.learners.is_empty() {
         return format!(
-            "it continues when {} is filled: `ashlar pg describe {pg}` shows how much is left",
+            "the PG continues when {} is filled: `ashlar pg describe {pg}` shows how much is left",
             entry.learners[0].member.osd
         );
     }
     format!(
-        "`ashlar pg describe {pg}` shows what it waits for. If that is lost for good, \
-         `ashlar pg give-up {pg}` shows the loss before it accepts it"
+        "`ashlar pg describe {pg}` shows what the PG waits for. If that is lost for good, `ashlar \
+         pg give-up {pg}` shows the loss before it accepts it"
     )
 }

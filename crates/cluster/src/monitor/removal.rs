@@ -48,7 +48,7 @@ impl Monitor {
         }
         self.check_placeable(known, &wanted.pool)?;
         let record = self.judged_pool(wanted).map_err(|why| {
-            failure("invalid", clipped(why), "`ashlar pool ls` shows the pool as it is")
+            failure("invalid", clipped(why), "`ashlar pool ls` shows the pool's current values")
         })?;
         let mut batch = Batch::new(&self.committed);
         batch.put(&self.committed, record);

@@ -65,7 +65,7 @@ const OLDER_HINT: &str = "start all OSDs, then run `ashlar state recover`; or st
                           restore a newer copy of its state";
 /// What to do about a store that is damaged.
 const DAMAGED_HINT: &str =
-    "start all OSDs, then run `ashlar state recover`, which restores the state from what they know";
+    "start all OSDs, then run `ashlar state recover`, which restores the state from their records";
 
 /// What this monitor knows about an older store, and about the state that the store lacks.
 #[derive(Default)]
@@ -128,10 +128,10 @@ impl Monitor {
             (Some(damage), _) => format!("the state store cannot be used: {damage}"),
             (None, "") => "the recovery of the state store was interrupted".to_string(),
             (None, why) => format!(
-                "the state store is older than what OSDs know ({why}): a backup of it was restored"
+                "the state store is older than the OSDs' records ({why}): a backup of it was restored"
             ),
         };
-        format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent what they know")
+        format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent their records")
     }
 
     /// Returns how to finish a job that may not run while the store is older; `None`: it may run.
@@ -153,11 +153,11 @@ impl Monitor {
         let Some(record) = committed.osd(osd) else {
             // Each id is given out once.
             let is_given = committed.may_be_given(CounterName::Osd, u64::from(osd.get()));
-            return (!is_given).then(|| format!("{osd} was made since"));
+            return (!is_given).then(|| format!("{osd} was created since the backup"));
         };
         let run = boot.run.unwrap_or(Incarnation::ZERO).max(seen.incarnation);
         if run > record.info.incarnation {
-            return Some(format!("{osd} has started since"));
+            return Some(format!("{osd} has started since the backup"));
         }
         if !committed.change().has(seen.change, seen.reign) {
             return Some(format!("{osd} has seen change {}", seen.change));
@@ -173,7 +173,7 @@ impl Monitor {
         if !self.restore.why.is_empty() {
             return;
         }
-        let event = TraceEvent::error("the state store is older than what OSDs have seen");
+        let event = TraceEvent::error("the state store is older than the OSDs' records");
         effects.push(Effect::Trace(event.with("why", &why)));
         self.restore.why = why;
         self.jobs.extend(self.settling.end());
@@ -248,22 +248,25 @@ impl Monitor {
     ) -> Result<(), Failure> {
         if !self.is_older() {
             let hint = "there is nothing to do";
-            return Err(failure("invalid", "no OSD knows more than the state store", hint));
+            return Err(failure("invalid", "no OSD has newer records than the state store", hint));
         }
         if self.committed.is_edited() {
             let message = "this monitor has the last good values of the edited keys";
             return Err(failure("invalid", message, super::edit::EDITED_HINT));
         }
         if self.restore.left.get().is_some() {
-            return Err(failure("busy", self.older_text(), "wait until it is done"));
+            return Err(failure("busy", self.older_text(), "wait until the recovery is done"));
         }
         let lost = they_are_lost.iter().copied().collect();
         let draft = Draft::of(&self.committed, &self.restore, lost)?;
         if !accepted {
             return Err(failure(
                 "not_accepted",
-                format!("this would restore the state store from what OSDs know: {}", draft.text()),
-                "to do it: `ashlar state recover --yes`",
+                format!(
+                    "this would restore the state store from the OSDs' records: {}",
+                    draft.text()
+                ),
+                "to confirm: `ashlar state recover --yes`",
             ));
         }
         let answer = draft.answer();
@@ -593,7 +596,7 @@ impl<'a> Draft<'a> {
         let Some(what) = number.or_else(|| wanted().broken_rule()) else { return Ok(()) };
         Err(failure(
             "invalid",
-            format!("what OSDs know is contradictory: {what}"),
+            format!("the state assembled from the OSDs' records is not consistent: {what}"),
             "restore a newer copy of the state",
         ))
     }
@@ -695,7 +698,7 @@ impl<'a> Draft<'a> {
                     return Err(failure(
                         "other_store",
                         format!("{osd} has the store {}, not {}", record.store, boot.store),
-                        "stop it: this disk was made for another OSD, or made anew",
+                        "stop this OSD: its disk belongs to another OSD, or was formatted again",
                     ));
                 }
                 record.store.clone_from(&boot.store);
@@ -719,11 +722,11 @@ impl<'a> Draft<'a> {
     fn check_all_told(&self) -> Result<(), Failure> {
         let is_here = |o: &&OsdId| self.restore.known.get(o).is_some_and(|it| it.is_here);
         if let Some(osd) = self.lost.iter().find(is_here) {
-            let hint = "leave it out of --they-are-lost";
+            let hint = "remove it from --they-are-lost";
             return Err(failure("invalid", format!("{osd} is not lost: it is connected"), hint));
         }
         if let Some(osd) = self.lost.iter().find(|o| !self.records.contains_key(&Key::Osd(**o))) {
-            let hint = "leave it out of --they-are-lost";
+            let hint = "remove it from --they-are-lost";
             return Err(failure("not_found", format!("this cluster has no {osd}"), hint));
         }
         let has_run = |record: &&OsdRecord| record.info.incarnation > Incarnation::ZERO;
@@ -737,7 +740,7 @@ impl<'a> Draft<'a> {
         Err(failure(
             "unavailable",
             format!(
-                "{} {word} not reported yet, and may know the newest state",
+                "{} {word} not reported yet, and may have the newest state",
                 first_names(&missing)
             ),
             "start them, on their disks or on copies. If some are lost for good, name them: \
@@ -956,7 +959,7 @@ impl<'a> Draft<'a> {
             ),
         }
         if !back.is_empty() {
-            text.push_str(&format!("; volumes that come back: {}", first_names(&back)));
+            text.push_str(&format!("; volumes that are restored: {}", first_names(&back)));
         }
         if !gone.is_empty() {
             text.push_str(&format!("; volumes that were removed since: {}", first_names(&gone)));
@@ -967,7 +970,7 @@ impl<'a> Draft<'a> {
         if !self.lost.is_empty() {
             let lost: Vec<String> = self.lost.iter().map(OsdId::to_string).collect();
             text.push_str(&format!(
-                "; what only {} knew is lost, acknowledged writes included",
+                "; what only {} had recorded is lost, including acknowledged writes",
                 first_names(&lost)
             ));
         }

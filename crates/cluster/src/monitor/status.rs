@@ -91,14 +91,14 @@ impl PgTally {
                 self.last_copy += u32::from(entry.acting_count() <= scheme.data_count() as usize);
                 self.filling += u32::from(!entry.learners.is_empty());
                 let osds: Vec<String> = entry.acting().map(|m| m.osd.to_string()).collect();
-                let example = || format!("{} is on {} alone", entry.pg, osds.join(", "));
+                let example = || format!("{} is on {} only", entry.pg, osds.join(", "));
                 self.degraded_example.get_or_insert_with(example);
             }
             PgState::Peering(why) => {
                 self.peering += 1;
                 if is_lasting {
                     self.stuck += 1;
-                    let why = why.unwrap_or_else(|| "its primary gives no reason".to_owned());
+                    let why = why.unwrap_or_else(|| "the primary reports no reason".to_owned());
                     self.stuck_example.get_or_insert((entry.pg, why));
                 }
             }
@@ -333,7 +333,7 @@ impl Monitor {
                     code: "task_waits",
                     severity: Severity::Info,
                     message: format!(
-                        "removing what is left of pool {} waits for {waits_for}",
+                        "removing the remaining data of pool {} waits for {waits_for}",
                         record.name
                     ),
                     hint: remedy::deletion_hint(&self.committed).into(),
@@ -368,7 +368,7 @@ impl Monitor {
                 Severity::Error,
                 format!("{} PGs have been inactive for too long ({pg}: {why})", tally.stuck),
                 format!(
-                    "`ashlar pg describe {pg}` names its OSDs: their logs show what they wait for"
+                    "`ashlar pg describe {pg}` lists its OSDs: their logs show what they wait for"
                 )
                 .into(),
             );
@@ -378,7 +378,7 @@ impl Monitor {
                 "pg_peering",
                 Severity::Warn,
                 format!("{} PGs are not active yet", tally.peering - tally.stuck),
-                "their OSDs are agreeing on what each has: this takes a second or two".into(),
+                "peering is running: this takes a second or two".into(),
             );
         }
         if tally.last_copy > 0 {
@@ -426,7 +426,7 @@ impl Monitor {
                         "{osd} has not reported for {:.0} seconds",
                         now.since(heard).as_secs_f64()
                     ),
-                    hint: "its disk may hang: look at the host's kernel log".into(),
+                    hint: "the disk may be hanging: check the host's kernel log".into(),
                 });
             }
             if let Some(report) = live.current_report() {
@@ -453,10 +453,10 @@ impl Monitor {
             severity,
             message,
             hint: match record.info.up {
-                true => format!("`ashlar osd in {0}` brings it back", osd.get()),
+                true => format!("`ashlar osd in {0}` puts it back in the cluster", osd.get()),
                 false => format!(
-                    "`ashlar osd in {0}` brings it back; when it has no PGs it can be forgotten: \
-                     `ashlar osd rm {0}`",
+                    "`ashlar osd in {0}` puts it back in the cluster. Once it has no PGs, it can \
+                     be removed: `ashlar osd rm {0}`",
                     osd.get()
                 ),
             }
@@ -527,8 +527,8 @@ impl Monitor {
                 code: "volume_waits_for_room",
                 severity: Severity::Warn,
                 message: format!(
-                    "{} of volume {name} must be written again, but there is no room: they were \
-                     not flushed when OSDs lost power. Reads and flushes of the volume wait",
+                    "{} of volume {name} must be written again, but the pool is full: these writes \
+                     were not flushed when OSDs lost power. Reads and flushes of the volume wait",
                     Size(waiting_bytes)
                 ),
                 hint: "do not stop its client, which holds this data. Discard what is not needed, \
@@ -546,7 +546,7 @@ impl Monitor {
                 code: "link_broken",
                 severity: Severity::Warn,
                 message: format!("{from} cannot reach {to}, though both reach the monitor"),
-                hint: "look at the network between their hosts, and at firewalls".into(),
+                hint: "check the network between their hosts, and firewalls".into(),
             });
         }
         let resting = self.osds.iter().filter_map(|(osd, live)| {
@@ -562,9 +562,9 @@ impl Monitor {
                      without it will not use it for another {:.0} s",
                     left.as_secs_f64()
                 ),
-                hint: "its log says why it ends; once that is fixed, its PGs use it again by \
-                       themselves"
-                    .into(),
+                hint:
+                    "its log shows why it exits; once that is fixed, PGs use it again automatically"
+                        .into(),
             });
         }
         let mut failing: BTreeMap<OsdId, (u32, &str)> = BTreeMap::new();
@@ -577,8 +577,8 @@ impl Monitor {
                 severity: Severity::Warn,
                 message: format!("{osd} cannot serve {count} of its PGs for now: {why}"),
                 hint: format!(
-                    "it is retried automatically; its log says what its disk lacks: space, or room \
-                     for notes. `ashlar osd out {}` moves its copies elsewhere",
+                    "the cluster retries automatically; the OSD's log shows what its disk lacks: \
+                     space, or room for notes. `ashlar osd out {}` moves its copies elsewhere",
                     osd.get()
                 )
                 .into(),
@@ -594,8 +594,9 @@ impl Monitor {
                 severity: Severity::Error,
                 message: format!("{osd} found damage in its store that is not repaired yet"),
                 hint: format!(
-                    "it is filled from other copies where there are any; `ashlar pg ls` shows the \
-                     PGs concerned; `ashlar osd check {path}` shows more while the OSD is stopped"
+                    "the OSD is filled from other copies where they exist; `ashlar pg ls` shows \
+                     the affected PGs; `ashlar osd check {path}` shows details while the OSD is \
+                     stopped"
                 )
                 .into(),
             });
@@ -608,11 +609,11 @@ impl Monitor {
                 "damaged_units",
                 Severity::Error,
                 format!(
-                    "{osd} has {} damaged pieces of 4 KiB: reads of them need another copy",
+                    "{osd} has {} damaged 4 KiB units: reads of them need another copy",
                     report.damaged_units
                 ),
-                "with one copy, rewrite or discard them from a backup; replace the disk if there \
-                 are more each day",
+                "if there is no other copy, rewrite them from a backup or discard them; replace \
+                 the disk if the number grows daily",
             );
         }
         let limit = self.setting(Setting::NearlyFull);
@@ -622,7 +623,8 @@ impl Monitor {
                 "osd_full",
                 Severity::Error,
                 format!("{osd} is full: writes to its PGs fail"),
-                "remove volumes or discard what is not needed, or add OSDs: a part of its PGs moves there",
+                "remove volumes or discard what is not needed, or add OSDs: some of its PGs then \
+                 move there",
             );
         } else if report.size_bytes > 0
             && used_percent > u128::from(report.size_bytes) * u128::from(limit)
@@ -639,9 +641,9 @@ impl Monitor {
                 "osd_buffered",
                 Severity::Info,
                 format!(
-                    "{osd} lies on a file system that refuses O_DIRECT: its writes are buffered"
+                    "{osd} is on a file system that does not support O_DIRECT: its writes are buffered"
                 ),
-                "safe, but slower: use a disk, or a file system that has O_DIRECT",
+                "safe, but slower: use a disk, or a file system that supports O_DIRECT",
             );
         }
     }
@@ -667,19 +669,19 @@ impl Monitor {
             }
             (true, true) => {
                 let message =
-                    format!("the disk of {osd} has not answered {age}: PGs do without it");
+                    format!("the disk of {osd} has not answered {age}: PGs continue without it");
                 ("osd_stalled", Severity::Warn, message)
             }
             (true, false) => {
                 let message = format!(
-                    "the disk of {osd} hung, and answers again: it gets copies once it has \
-                     answered for a while"
+                    "the disk of {osd} hung, but answers again: PGs use the OSD again once the \
+                     disk has answered for a while"
                 );
                 ("osd_stalled", Severity::Warn, message)
             }
         };
         let hint = format!(
-            "look at the disk's health and its host's kernel log. `ashlar osd out {osd}` moves its \
+            "check the disk's health and its host's kernel log. `ashlar osd out {osd}` moves its \
              copies elsewhere",
             osd = osd.get()
         );
@@ -695,7 +697,7 @@ impl Monitor {
                 severity: Severity::Warn,
                 message: format!(
                     "{sessions} of {SESSION_COUNT_MAX} sessions are in use, including those of \
-                     clients that vanished: at the limit no volume can be attached"
+                     vanished clients: at the limit no volume can be attached"
                 ),
                 hint: "detach volumes; removing a volume, or making it smaller, ends its sessions"
                     .into(),
@@ -738,9 +740,10 @@ impl Monitor {
                 checks.push(Check {
                     code: "setting_unknown",
                     severity: Severity::Info,
-                    message: format!("config/{name} is not a setting that this monitor knows"),
+                    message: format!("config/{name} is not a known setting"),
                     hint:
-                        "it is of another version, or misspelt: `ashlar config ls` lists settings"
+                        "the setting belongs to another version or is misspelled: `ashlar config \
+                         ls` lists the settings"
                             .into(),
                 });
             }
@@ -771,7 +774,8 @@ impl Monitor {
                 severity,
                 message,
                 hint: format!(
-                    "run it on its host: `ashlar mon run PATH`. If it is gone for good: `ashlar mon rm {}`",
+                    "run the monitor on its host: `ashlar mon run PATH`. If it is gone for good: \
+                     `ashlar mon rm {}`",
                     record.id.get()
                 )
                 .into(),
@@ -787,10 +791,11 @@ impl Monitor {
                 // the data.
                 severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
-                hint: "I/O continues; changes, starts and failover wait for it: check that etcd \
-                       is running and that this host can reach it, or check the disk under the \
-                       monitor's directory"
-                    .into(),
+                hint:
+                    "I/O continues; changes, starts and failover wait for the state store: check \
+                       that etcd is running and that this host can reach it, or check the disk \
+                       under the monitor's directory"
+                        .into(),
             });
         }
         // If the store answers at no address, the check above is enough.
@@ -802,10 +807,9 @@ impl Monitor {
                     "the state store does not answer at {}: {}",
                     down.endpoint, down.why
                 ),
-                hint:
-                    "start that member of etcd before another one is lost, or correct `state` in \
-                       cluster.toml where monitors run and start them again"
-                        .into(),
+                hint: "start that etcd member before another one is lost, or correct `state` in \
+                     cluster.toml on the monitors' hosts and restart the monitors"
+                    .into(),
             });
         }
         for room in self.store.endpoints().nearly_full.iter().filter(|_| trouble.is_none()) {
@@ -818,9 +822,9 @@ impl Monitor {
                     base::size::Size(room.size_max),
                     room.endpoint
                 ),
-                hint: "let etcd compact what it holds (`etcdctl compact REVISION`, automatically \
-                       with `--auto-compaction-mode revision --auto-compaction-retention 10000`), \
-                       then give space back: `etcdctl defrag --cluster`; or raise its \
+                hint: "compact etcd's history (`etcdctl compact REVISION`, automatically with \
+                       `--auto-compaction-mode revision --auto-compaction-retention 10000`), then \
+                       free the space: `etcdctl defrag --cluster`; or raise its \
                        `--quota-backend-bytes`"
                     .into(),
             });
@@ -838,7 +842,7 @@ impl Monitor {
                     "{} connections were closed for protocol violations",
                     self.connections.protocol_errors()
                 ),
-                hint: "look for programs of another version".into(),
+                hint: "look for processes of another version".into(),
             });
         }
     }

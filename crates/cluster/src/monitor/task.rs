@@ -203,7 +203,7 @@ impl Tasks {
                 portions.later.insert((now + RETRY_SPAN, portion));
             }
             (_, outcome) => {
-                run.waits_for = Some(format!("an OSD that can do it; one said {outcome:?}"));
+                run.waits_for = Some(format!("an OSD that can do it; one reported {outcome:?}"));
                 portions.later.insert((now + AWAY_SPAN, portion));
             }
         }

@@ -217,7 +217,7 @@ impl Monitor {
             return Err(failure(
                 "too_many_fences",
                 format!("pool {} already has {FENCE_COUNT_MAX} fences", pool.pool.name),
-                "detach other volumes of the pool: then its fences take less room",
+                "detach other volumes of the pool: then its fences take less space",
             ));
         }
         let mut batch = Batch::new(committed);

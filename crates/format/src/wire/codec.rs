@@ -102,7 +102,7 @@ pub fn decode_header(bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, Dec
         return wrong("the checksum of a frame's header does not match");
     }
     if reader.u32()? != MAGIC {
-        return wrong("a frame does not begin with the magic of this protocol");
+        return wrong("a frame does not begin with the protocol's magic number");
     }
     let kind = reader.u16()?;
     let flags = reader.u16()?;
@@ -113,21 +113,21 @@ pub fn decode_header(bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, Dec
         body_checksum: reader.u32()?,
     };
     if flags != 0 || reader.u64()? != 0 {
-        return wrong("a frame's header has bits set that this version does not know");
+        return wrong("unknown bits are set in a frame header");
     }
     let (body_max, payload_max) = match kind {
         KIND_REQUEST | KIND_REPLY | KIND_PEER => (BODY_SIZE_MAX, PAYLOAD_SIZE_MAX),
         KIND_CONTROL => (CONTROL_SIZE_MAX, 0),
         KIND_LEASE => (LEASE_SIZE_MAX, 0),
-        _ => return wrong(format!("a frame is of kind {kind}, which this version does not know")),
+        _ => return wrong(format!("unknown frame kind {kind}")),
     };
     if header.body_length > body_max {
-        return wrong(format!("a frame announces a body of {} bytes", header.body_length));
+        return wrong(format!("invalid frame body length: {} bytes", header.body_length));
     }
     if header.payload_length > payload_max
         || !header.payload_length.is_multiple_of(UNIT_SIZE as u32)
     {
-        return wrong(format!("a frame announces a payload of {} bytes", header.payload_length));
+        return wrong(format!("invalid frame payload length: {} bytes", header.payload_length));
     }
     Ok(header)
 }
@@ -156,7 +156,7 @@ pub fn decode(
         KIND_PEER => Message::Peer(Box::new(decode_peer(&mut reader, &mut payload)?)),
         KIND_LEASE => Message::Lease(Box::new(decode_lease(&mut reader)?)),
         kind => {
-            return wrong(format!("a frame is of kind {kind}, which this version does not know"));
+            return wrong(format!("unknown frame kind {kind}"));
         }
     };
     if !reader.bytes.is_empty() {
@@ -261,9 +261,7 @@ fn decode_request(
             Op::DeleteRange { image: reader.image()?, from: StripeIndex::new(reader.u32()?) }
         }
         tag => {
-            return wrong(format!(
-                "a request has operation {tag}, which this version does not know"
-            ));
+            return wrong(format!("unknown request operation {tag}"));
         }
     };
     Ok(Request { session, sequence, pg, epoch, revision, op })
@@ -283,7 +281,7 @@ fn decode_write(reader: &mut Reader<'_>, payload: &mut Option<Buffer>) -> Result
 
 fn write_flags(reader: &mut Reader<'_>, known: u8) -> Result<u8, DecodeError> {
     let flags = reader.u8()?;
-    if flags & !known == 0 { Ok(flags) } else { wrong(format!("a write has flags {flags:#x}")) }
+    if flags & !known == 0 { Ok(flags) } else { wrong(format!("unknown write flags {flags:#x}")) }
 }
 
 // ---- replies --------------------------------------------------------------------------------
@@ -415,7 +413,7 @@ fn decode_refusal(tag: u8, reader: &mut Reader<'_>) -> Result<Refusal, DecodeErr
         REFUSAL_INVALID => Refusal::Invalid { why: reader.counted_text()? },
         REFUSAL_CORRUPTED => Refusal::Corrupted,
         tag => {
-            return wrong(format!("a reply has outcome {tag}, which this version does not know"));
+            return wrong(format!("unknown reply outcome {tag}"));
         }
     })
 }

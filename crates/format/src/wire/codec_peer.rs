@@ -273,9 +273,7 @@ fn decode_body(
         BODY_KEEP => PeerBody::Keep { call: reader.u32()?, note: reader.note()? },
         BODY_TRIED => PeerBody::Tried { call: reader.u32()?, is_done: reader.bool()? },
         tag => {
-            return wrong(format!(
-                "members say {tag} to each other, which this version does not know"
-            ));
+            return wrong(format!("unknown peer message type {tag}"));
         }
     })
 }
@@ -301,7 +299,7 @@ fn decode_write(
             Change::Zero { offset, length }
         }
         CHANGE_DELETE => Change::Delete,
-        tag => return wrong(format!("a write does {tag}, which this version does not know")),
+        tag => return wrong(format!("unknown type of change {tag} in a peer write")),
     };
     Ok(PeerBody::Write { version, mark, key, block_size, lazy, change })
 }
@@ -459,7 +457,7 @@ impl Reader<'_> {
     fn block_size(&mut self) -> Result<BlockSize, DecodeError> {
         let shift = self.u8()?;
         BlockSize::from_shift(shift)
-            .ok_or_else(|| DecodeError(format!("a block of 2^{shift} bytes is announced")))
+            .ok_or_else(|| DecodeError(format!("invalid block size: 2^{shift} bytes")))
     }
 
     fn listed(&mut self, pool: PoolId) -> Result<Vec<ListedBlock>, DecodeError> {
@@ -511,7 +509,7 @@ impl Reader<'_> {
             CONTENT_GONE => Ok(Content::Gone),
             CONTENT_TOMBSTONE => Ok(Content::Tombstone { version: self.version()? }),
             CONTENT_BLOCK => self.block(payload.take()),
-            tag => wrong(format!("a content is of kind {tag}, which this version does not know")),
+            tag => wrong(format!("unknown content kind {tag}")),
         }
     }
 
@@ -607,6 +605,6 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
             Ok(LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes })
         }
         LEASE_SURRENDER => Ok(LeaseMessage::Surrender),
-        tag => wrong(format!("a lease message is of kind {tag}, which this version does not know")),
+        tag => wrong(format!("unknown lease message type {tag}")),
     }
 }

@@ -106,7 +106,7 @@ pub(super) fn put_entry(bytes: &mut Vec<u8>, entry: &PgEntry) {
 fn position(number: u8) -> Result<Position, DecodeError> {
     match Position::new(number) {
         Some(position) => Ok(position),
-        None => wrong(format!("there is no position {number}")),
+        None => wrong(format!("invalid position {number}")),
     }
 }
 
@@ -115,7 +115,9 @@ pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
     let unit = UNIT_SIZE as u32;
     let end = u64::from(offset) + u64::from(length);
     if !offset.is_multiple_of(unit) || !length.is_multiple_of(unit) || length == 0 {
-        return wrong(format!("a range of {length} bytes at {offset} is not whole 4 KiB units"));
+        return wrong(format!(
+            "a range of {length} bytes at {offset} does not consist of whole 4 KiB units"
+        ));
     }
     if end > BlockSize::MAX.bytes() {
         return wrong(format!("a range of {length} bytes at {offset} ends beyond any block"));
@@ -131,7 +133,7 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub fn take(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
         let Some((taken, rest)) = self.bytes.split_at_checked(length) else {
-            return wrong("a frame's body ends within its message");
+            return wrong("a frame's body is shorter than its message");
         };
         self.bytes = rest;
         Ok(taken)
@@ -161,16 +163,16 @@ impl<'a> Reader<'a> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            value => wrong(format!("a yes or no is {value}, not 0 or 1")),
+            value => wrong(format!("invalid boolean {value}: expected 0 or 1")),
         }
     }
 
     pub fn pool(&mut self) -> Result<PoolId, DecodeError> {
-        PoolId::new(self.u32()?).ok_or_else(|| DecodeError("pool 0 names nothing".into()))
+        PoolId::new(self.u32()?).ok_or_else(|| DecodeError("pool id 0 is not valid".into()))
     }
 
     pub fn image(&mut self) -> Result<ImageId, DecodeError> {
-        ImageId::new(self.u32()?).ok_or_else(|| DecodeError("image 0 names nothing".into()))
+        ImageId::new(self.u32()?).ok_or_else(|| DecodeError("image id 0 is not valid".into()))
     }
 
     pub fn pg(&mut self) -> Result<PgId, DecodeError> {
@@ -195,7 +197,7 @@ impl<'a> Reader<'a> {
     pub fn count(&mut self, max: usize, of: &str) -> Result<usize, DecodeError> {
         let count = usize::from(self.u8()?);
         if count > max {
-            return wrong(format!("{count} {of} are announced, at most {max} are allowed"));
+            return wrong(format!("too many {of}: {count}, at most {max} are allowed"));
         }
         Ok(count)
     }
@@ -204,11 +206,11 @@ impl<'a> Reader<'a> {
     pub fn list(&mut self, max: usize, size: usize, of: &str) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         if count > max {
-            return wrong(format!("{count} {of} are announced, at most {max} are allowed"));
+            return wrong(format!("too many {of}: {count}, at most {max} are allowed"));
         }
         match count * size <= self.bytes.len() {
             true => Ok(count),
-            false => wrong(format!("{count} {of} are announced, and the body ends before them")),
+            false => wrong(format!("a list of {count} {of} ends beyond the body")),
         }
     }
 
@@ -243,14 +245,14 @@ impl<'a> Reader<'a> {
             let position = position(self.u8()?)?;
             match self.member_or_none()? {
                 Some(member) => Ok(Learner { member, position }),
-                None => wrong(format!("nobody learns for {position}")),
+                None => wrong(format!("the learner for {position} has no OSD")),
             }
         };
         let learners = (0..count).map(learner).collect::<Result<_, _>>()?;
         let entry = PgEntry { pg, epoch, revision, primary, positions, learners };
         match entry.check() {
             Ok(()) => Ok(entry),
-            Err(why) => wrong(format!("the entry of PG {pg}: {why}")),
+            Err(why) => wrong(format!("the entry of PG {pg} is invalid: {why}")),
         }
     }
 
@@ -263,7 +265,7 @@ impl<'a> Reader<'a> {
     pub fn counted_text(&mut self) -> Result<String, DecodeError> {
         let length = usize::from(self.u16()?);
         if length > TEXT_SIZE_MAX {
-            return wrong(format!("a text of {length} bytes is announced"));
+            return wrong(format!("a text of {length} bytes is too long"));
         }
         self.text(length)
     }

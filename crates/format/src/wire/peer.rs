@@ -366,15 +366,15 @@ impl Content {
         };
         let words = block_size.unit_count().div_ceil(64) as usize;
         if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {
-            return Err("a content's bitmaps are not those of its block size");
+            return Err("a content's bitmaps do not match its block size");
         }
         let [units, written, damaged] =
             [units, written, damaged].map(|set| UnitSet::from_slice(set));
         if !units.is_within(&UnitSet::first(block_size.unit_count())) {
-            return Err("a content names units beyond its block");
+            return Err("a content covers units beyond its block");
         }
         if !written.is_within(&units) || !damaged.is_within(&units) {
-            return Err("a content has units that it does not speak of");
+            return Err("a content has written or damaged units that it does not cover");
         }
         if !written.within(&damaged).is_empty() {
             return Err("a content has a unit with both data and damage");
@@ -384,7 +384,7 @@ impl Content {
             && checksums.len() == written.count() as usize;
         match is_whole && (data.is_some() != written.is_empty()) {
             true => Ok(()),
-            false => Err("a content has other data than its written units need"),
+            false => Err("a content's data does not match its written units"),
         }
     }
 }

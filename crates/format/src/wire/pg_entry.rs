@@ -126,30 +126,30 @@ impl PgEntry {
     pub fn check(&self) -> Result<(), String> {
         let count = self.members().count();
         if self.positions.len() > usize::from(Position::COUNT_MAX) {
-            return Err(format!("it has {} positions", self.positions.len()));
+            return Err(format!("too many positions: {}", self.positions.len()));
         }
         if count > MEMBERS_MAX {
-            return Err(format!("it has {count} members"));
+            return Err(format!("too many members: {count}"));
         }
         for (nth, member) in self.members().enumerate() {
             if self.members().take(nth).any(|other| other.osd == member.osd) {
-                return Err(format!("{} is in it twice", member.osd));
+                return Err(format!("{} is a member twice", member.osd));
             }
         }
         for (nth, learner) in self.learners.iter().enumerate() {
             let position = learner.position;
             if position.index() >= self.positions.len() {
                 return Err(format!(
-                    "{} learns for {position}, which it has not",
+                    "{} is a learner for {position}, which does not exist",
                     learner.member.osd
                 ));
             }
             if self.learners[..nth].iter().any(|other| other.position == position) {
-                return Err(format!("two members learn for {position}"));
+                return Err(format!("two members are learners for {position}"));
             }
         }
         match self.primary.filter(|primary| self.member_at(*primary).is_none()) {
-            Some(primary) => Err(format!("{primary} leads, and is empty")),
+            Some(primary) => Err(format!("the primary's {primary} is empty")),
             None => Ok(()),
         }
     }
@@ -176,7 +176,7 @@ impl TryFrom<UncheckedEntry> for PgEntry {
         let entry = PgEntry { pg, epoch, revision, primary, positions, learners };
         match entry.check() {
             Ok(()) => Ok(entry),
-            Err(why) => Err(format!("the entry of PG {pg} cannot be: {why}")),
+            Err(why) => Err(format!("the entry of PG {pg} is invalid: {why}")),
         }
     }
 }

@@ -228,11 +228,12 @@ pub(super) async fn meet(
             let first = cluster.get().unwrap_or(found);
             cluster.set(Some(first));
             let is_ours = found == first;
-            let foreign = || "it belongs to another etcd cluster than the others".to_string();
+            let foreign =
+                || "this endpoint belongs to a different etcd cluster than the others".to_string();
             is_ours.then_some(link).ok_or_else(foreign)
         }
         Err(Refusal::Gone) => Err(link.left().await),
-        Err(refusal) => Err(format!("it refused a read: {refusal:?}")),
+        Err(refusal) => Err(format!("this endpoint refused a read: {refusal:?}")),
     }
 }
 

@@ -40,7 +40,7 @@ impl EtcdPlace {
                 return Err(wrong("an endpoint must have a host and a port"));
             }
             if endpoints.iter().any(|endpoint| endpoint == url) {
-                return Err(wrong("an endpoint must be named only once"));
+                return Err(wrong("an endpoint must be listed only once"));
             }
             endpoints.push(url.to_string());
         }

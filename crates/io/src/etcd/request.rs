@@ -96,14 +96,14 @@ impl Context {
             Err(Refusal::LeaseNotFound) => TransactionOutcome::Conflict,
             Err(Refusal::TooLarge(text)) => {
                 self.events.report_condition(Some(format!(
-                    "etcd refuses a transaction ({text}): run it with at least the defaults of \
+                    "etcd refused a transaction ({text}): run it with at least the defaults of \
                      --max-request-bytes and --max-txn-ops"
                 )));
                 TransactionOutcome::Unknown
             }
             Err(Refusal::NoSpace(text)) => {
                 self.events.report_condition(Some(format!(
-                    "etcd takes no writes ({text}): compact and defragment it, or raise \
+                    "etcd accepts no writes ({text}): compact and defragment it, or raise \
                      --quota-backend-bytes, then `etcdctl alarm disarm`"
                 )));
                 TransactionOutcome::Unknown

@@ -77,7 +77,7 @@ impl Follower {
                 return Ended::Broken(format!("etcd canceled a watch: {why}"));
             }
             if !self.gather(&message) {
-                return Ended::Broken("etcd sent changes of a watch out of order".to_string());
+                return Ended::Broken("etcd sent watch events out of order".to_string());
             }
             self.tell(message.0.fragment);
         }

@@ -114,7 +114,7 @@ impl Node {
         };
         // A protocol violation closes the connection.
         if let Err(why) = result {
-            let event = TraceEvent::warn("an OSD breaks the protocol: its connection is closed");
+            let event = TraceEvent::warn("an OSD violated the protocol: its connection is closed");
             effects.push(Effect::Trace(event.with("why", why)));
             self.hang_up(now, connection, effects);
         }
@@ -326,7 +326,7 @@ impl Node {
                 self.release(now, effects);
                 Ok(())
             }
-            LeaseMessage::Granted { .. } => Err("a grant that was not asked for".into()),
+            LeaseMessage::Granted { .. } => Err("an unsolicited grant".into()),
         }
     }
 

@@ -35,7 +35,7 @@ impl Node {
             return Ok(());
         }
         if !is_from_primary(&body) {
-            return Err("an answer that was not asked for".into());
+            return Err("an unsolicited answer".into());
         }
         let is_query = is_query(&body);
         let Some(entry) = self.cluster.pg(pg) else {
@@ -53,13 +53,13 @@ impl Node {
             return self.peers.hold_for_map(now, pg, query);
         }
         if epoch > entry.epoch {
-            return Err("it acts in an epoch that this OSD has not entered".into());
+            return Err("the sender uses an epoch that this OSD has not entered".into());
         }
         if entry.primary_member() != Some(primary) {
-            return Err(format!("it does not lead {pg}"));
+            return Err(format!("the sender is not the primary of {pg}"));
         }
         let Some(slot) = self.pgs.slot(pg) else {
-            return Err(format!("this OSD has no part in {pg}"));
+            return Err(format!("this OSD is not a member of {pg}"));
         };
         if self.pgs[slot].entry().is_none() {
             // This OSD cannot take its part in the PG; tell the primary why.
@@ -67,7 +67,7 @@ impl Node {
         }
         assert!(self.pgs[slot].entry().is_some_and(|entered| entered.epoch == epoch));
         if !is_query && !self.peers.is_heard_over(pg, epoch, connection) {
-            return Err("its message came over another connection than its query".into());
+            return Err("the message came over a different connection than the query".into());
         }
         let revoked_until = self.leases.is_revoked_until(now, entry);
         if let Some(until) = revoked_until.filter(|_| is_query)
@@ -108,7 +108,7 @@ impl Node {
             return Ok(());
         };
         if !self.cluster.leads(entry) || !entry.members().any(|member| *member == follower) {
-            return Err(format!("it has no part in {pg}"));
+            return Err(format!("the sender is not a member of {pg}"));
         }
         if matches!(body, PeerBody::State(_)) {
             self.peers.on_state(pg, follower.osd);
@@ -167,7 +167,7 @@ impl Node {
                 continue;
             }
             self.peers.on_state(pg, osd);
-            let why = "it has a connection and does not answer";
+            let why = "the OSD is connected but does not answer";
             self.peers.need(pg, epoch, Need::Failed(member, why.into()));
         }
     }

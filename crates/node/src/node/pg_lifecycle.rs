@@ -136,7 +136,7 @@ impl Node {
         let entry = self.cluster.pg(id).filter(|entry| self.cluster.has_part(entry));
         let Some(entry) = entry.cloned() else {
             if let Some(slot) = self.pgs.slot(id) {
-                self.halt(now, slot, "this OSD has no part in it".into(), effects);
+                self.halt(now, slot, "this OSD is not a member of the PG".into(), effects);
             }
             return;
         };
@@ -188,7 +188,7 @@ impl Node {
         }
         let until = self.leases.is_revoked_until(now, entry)?;
         self.peers.wait_for_grants(entry.pg, until);
-        Some("waits until the lease of its earlier primary has run out".into())
+        Some("waiting for the lease of the previous primary to expire".into())
     }
 
     /// Returns what prevents this OSD from taking its part in an entry, as text for operators.
@@ -199,11 +199,11 @@ impl Node {
             return Some("this OSD has not joined yet".into());
         };
         if self.reclaim.is_removing(id) {
-            return Some("waits until its old data is removed".into());
+            return Some("waiting for the PG's old data to be removed".into());
         }
         if entry.epoch < pg.epoch_floor() {
             return Some(older(format!(
-                "the map names epoch {} of {id}, but {osd} has already served epoch {}",
+                "the map has epoch {} of {id}, but {osd} has already served epoch {}",
                 entry.epoch,
                 pg.epoch_floor()
             )));
@@ -218,18 +218,18 @@ impl Node {
         }
         let is_newest = entry.members().any(|member| *member == me);
         if !is_newest || entry.epoch == pg.epoch_floor() {
-            return Some(format!("waits for an epoch that names the newest run of {osd}"));
+            return Some(format!("waiting for an epoch that includes the newest run of {osd}"));
         }
         if entry.primary.is_none() {
-            return Some("waits for a member that may lead it; none is up".into());
+            return Some("waiting for a member that may lead the PG; none is up".into());
         }
         if entry.check().is_err() {
-            return Some("its entry is invalid: see `ashlar pg describe`".into());
+            return Some("the PG's entry is invalid: see `ashlar pg describe`".into());
         }
         if self.cluster.leads(entry) && self.is_suspect(id) {
             let what = match entry.acting_count() {
                 1 => "there is no other copy",
-                _ => "no other member can lead it yet",
+                _ => "no other member can lead the PG yet",
             };
             let damage = match self.notes.damage_of(id) {
                 Some(why) => {
@@ -240,7 +240,7 @@ impl Node {
                 ),
             };
             return Some(format!(
-                "{damage}, and {what}; `ashlar pg give-up {id}` says what that means"
+                "{damage}, and {what}; `ashlar pg give-up {id}` shows what would be lost"
             ));
         }
         None
@@ -353,7 +353,8 @@ impl Node {
 
 fn older(what: String) -> String {
     format!(
-        "{what}: the state store went back in time; run `ashlar state recover` to bring it up to \
-         date with the OSDs, or stop the monitor and restore the newest copy of its state file"
+        "{what}: the state store was set back to an older state; run `ashlar state recover` to \
+         bring it up to date with the OSDs, or stop the monitor and restore the newest copy of its \
+         state file"
     )
 }

@@ -163,7 +163,7 @@ impl ClientCore {
     ) {
         if std::mem::take(&mut self.monitor.is_told) {
             let what =
-                "the connection to the monitor is lost: I/O goes on; connecting to another one";
+                "the connection to the monitor is lost: I/O continues; connecting to another one";
             effects.push(Effect::Trace(TraceEvent::warn(what)));
         }
         self.monitor.resubscribed = false;

@@ -88,7 +88,7 @@ impl ClientCore {
                 Outcome::Written { durable, .. },
             ) => {
                 if volume.is_lazy() && !part.lazy && !durable {
-                    let why = "its answer is not durable, as was asked".to_string();
+                    let why = "the answer is not durable, although that was requested".to_string();
                     return self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
                 self.on_acknowledged(key, durable);
@@ -108,7 +108,7 @@ impl ClientCore {
                 self.end_part(now, key, Found::Nothing, effects);
             }
             _ => {
-                let why = "its reply does not match the request".to_string();
+                let why = "the reply does not match the request".to_string();
                 self.end_failed(now, key, VolumeError::Invalid { why }, effects);
             }
         }
@@ -138,7 +138,7 @@ impl ClientCore {
                     self.send_again(key);
                 }
                 _ => {
-                    let why = "it compared a version that was not given".to_string();
+                    let why = "the OSD compared a version, but the request had none".to_string();
                     self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
             },

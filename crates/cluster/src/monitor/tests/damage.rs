@@ -353,7 +353,7 @@ fn numbers_that_were_never_given_are_damage_and_stop_no_monitor() {
             assert_eq!(rig.stopped, None, "{key}{path} {number}");
             let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}{path} {number}"));
             let is_named = told.contains(&format!("{key} ("));
-            assert!(is_named && told.contains(&format!("impossible number: {number})")), "{told}");
+            assert!(is_named && told.contains(&format!("is out of range: {number})")), "{told}");
             assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged", "{key}{path}");
             recover(&mut rig).unwrap();
             assert_mended(&mut rig, &before, key);

@@ -89,7 +89,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     report_all(&mut rig, |_| {});
     let row = rig.command(Command::PgDescribe { pg: waiting.pg }).unwrap();
     assert_eq!(row["state"], "down");
-    assert_eq!(row["why"], format!("it waits for osd.{second}, which is down"));
+    assert_eq!(row["why"], format!("waiting for osd.{second}, which is down"));
     assert_eq!(rig.status()["recovery"]["waits_for"], json!([second]));
     assert_eq!(rig.status()["health"], "error");
     let (severity, hint) = rig.check("pg_down");

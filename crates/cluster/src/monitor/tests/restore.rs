@@ -571,7 +571,7 @@ fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
     let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
     pool.pgs[0].epoch = EPOCH_MAX;
     let message = told(&mut rig);
-    assert!(message.contains("pg/1/0: PG 1.0: its epoch is an impossible number"), "{message}");
+    assert!(message.contains("pg/1/0: PG 1.0: the epoch is out of range"), "{message}");
     assert_eq!((rig.stored("recovery"), rig.stored("image/2")), (None, None));
 }
 

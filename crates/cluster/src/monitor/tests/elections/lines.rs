@@ -23,7 +23,8 @@ fn leadership_that_is_won_and_lost_leaves_lines_at_every_monitor() {
     assert!(monitors.lines.is_empty(), "a renewal is none: {:?}", monitors.lines);
     monitors.cut.insert(0);
     monitors.advance(seconds(4));
-    let lost = "warn this monitor no longer leads  why=\"its lease ran out before it was renewed\"";
+    let lost = "warn this monitor no longer leads  why=\"this monitor's lease expired before it \
+                was renewed\"";
     let said = monitors.said(0);
     assert_eq!(said, [lost, "warn no monitor leads"]);
     let said = monitors.said(1);
