@@ -1,13 +1,13 @@
-//! The copy that OSDs keep of the state store, so that a store restored from a backup is recognised, and
-//! brought up to what was known before: see `monitor/restore.rs`.
+//! The copy that OSDs keep of the state store, so that a store restored from a backup is recognized
+//! and brought up to date again: see `monitor/restore.rs`.
 //!
 //! PG entries are not part of the copy: each OSD has the entries of its own PGs in their records, durable
-//! before the PGs are served. Fences are not part of it, either: a restore fences every session that has no
+//! before the PGs are served. Neither are fences: a restore fences every session that has no
 //! record.
 //!
 //! Invariants
 //!   1. A copy is the state as of its `change`: the number of the last transaction that it includes.
-//!   2. A copy is never replaced by one of an earlier change.
+//!   2. A copy is never replaced by an earlier one.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
 use crate::revisions_by_pool;
 
-/// Bytes of record text in one message or note: with one more record this still stays below the
-/// limits of both.
+/// Maximum number of bytes of record text in one message or note, plus at most one record: that is
+/// still below the limits of both.
 const PART_SIZE_MAX: usize = 256 << 10;
 
 /// Records of the state store by their keys, as of one transaction.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct StateCopy {
-    /// The number of the last transaction in it; 0: nothing was received yet.
+    /// The number of the last transaction included; 0: nothing has been received yet.
     pub change: u64,
     /// The reign that made that transaction: see `records::ChangeRecord`.
     pub reign: u64,
@@ -37,7 +37,7 @@ pub struct StateCopy {
     pub records: BTreeMap<String, Value>,
 }
 
-/// A part of a copy, or a change of it.
+/// A part of a copy, or a change to it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CopyPart {
     /// A whole copy begins: earlier contents are dropped.
@@ -77,13 +77,13 @@ pub struct Seen {
     pub pools: BTreeMap<PoolId, MapRevision>,
 }
 
-/// What an OSD knows about the cluster, or a part of that.
+/// An OSD's records about the cluster, or part of them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct KnownState {
     /// Entries of its PGs, both from their records and from the map. One PG may have several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<PgEntry>,
-    /// The epochs that it activated, of PGs that it holds completely.
+    /// The activated epochs of PGs that it holds completely.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activated: Vec<Activated>,
     /// The pools in its map.
@@ -145,21 +145,20 @@ fn is_pool_sound(pool: PoolId, revision: MapRevision) -> bool {
 pub struct Activated {
     /// The PG.
     pub pg: PgId,
-    /// The epochs, oldest first; the last one is that of the record. Epochs before the first are
-    /// not known.
+    /// The epochs, oldest first; the last one is that of the record. Epochs before the first are unknown.
     pub epochs: Vec<Epoch>,
 }
 
-/// What an OSD knows about a pool.
+/// What an OSD has recorded about a pool.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PoolSeen {
     /// Its rules.
     pub pool: Pool,
     /// The revision of its map.
     pub revision: MapRevision,
-    /// Sessions that are refused for ever.
+    /// Sessions that are permanently refused.
     pub fences: Vec<SessionId>,
-    /// Ranges of sessions that are refused for ever.
+    /// Ranges of sessions that are permanently refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fence_ranges: Vec<FenceRange>,
 }
@@ -172,7 +171,7 @@ pub fn is_copied(key: &Key) -> bool {
         // images.
         Key::Leader | Key::Cluster | Key::Change | Key::Recovery => false,
         Key::PgShard(..) | Key::Fence(_) | Key::ImageName(_) => false,
-        // Sums that nothing depends on.
+        // Nothing depends on these sums.
         Key::Stats(..) => false,
         _ => true,
     }
@@ -198,7 +197,7 @@ pub fn in_parts(
 }
 
 impl CopyKeeper {
-    /// Returns a keeper that has this copy.
+    /// Returns a keeper that starts with this copy.
     #[cfg(test)]
     pub fn new(copy: StateCopy) -> CopyKeeper {
         CopyKeeper { copy, coming: Vec::new() }
@@ -214,8 +213,7 @@ impl CopyKeeper {
         !self.coming.is_empty()
     }
 
-    /// Adds a part sent by a monitor; returns the resulting change of the copy once all its parts
-    /// have arrived.
+    /// Adds a part sent by a monitor; once all parts of a change have arrived, returns the whole change.
     pub fn take(&mut self, part: CopyPart) -> Option<CopyPart> {
         if part.begins {
             self.coming.clear();

@@ -1,4 +1,4 @@
-//! How OSDs and clients notice that their monitor has fallen silent.
+//! How OSDs and clients detect that their monitor has fallen silent.
 //!
 //! A connected monitor that has been silent for a while is probed. The kernel alone would notice a lost
 //! connection later, and would never notice a suspended process.
@@ -9,31 +9,31 @@ use base::{Duration, Time};
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// How long the monitor may take to answer, at first.
 const ANSWER_SPAN_MIN: Duration = Duration::from_secs(1);
-/// After being suspended for this long, a monitor may find that its peers have left.
+/// After a suspension of this length, a monitor may find that its peers have left.
 pub const LEFT_AFTER: Duration =
     Duration::from_millis(ASK_AFTER.as_millis() + ANSWER_SPAN_MIN.as_millis());
-/// The longest time to answer: each time a monitor is left because of its silence, the next one
-/// gets twice the time, because the whole cluster may be slow, and new connections do not make it
+/// The longest time to answer: each time a monitor is abandoned because of its silence, the next
+/// one gets twice the time: the whole cluster may be slow, and new connections would not make it
 /// faster.
 const ANSWER_SPAN_MAX: Duration = Duration::from_secs(8);
-/// After this long without a silent monitor, the next silence is noticed as fast as the first.
+/// After this long without a silent monitor, the time to answer is the shortest again.
 const CALM_SPAN: Duration = Duration::from_secs(5);
 /// A process that checks for the answer later than this was itself suspended, and asks again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
 
 /// Detects a silent monitor by the messages that arrive from it.
 pub struct Heartbeat {
-    /// Since when nothing has indicated a slow cluster.
+    /// The time since which nothing has indicated a slow cluster.
     calm_since: Time,
-    /// When its last message arrived.
+    /// The time at which its last message arrived.
     word: Time,
-    /// When it was asked, if it has sent nothing since.
+    /// The time at which it was asked, if it has sent nothing since.
     asked: Option<Time>,
     /// How long the monitor may take to answer.
     answer_span: Duration,
 }
 
-/// What a heartbeat requires its owner to do.
+/// What the owner of a heartbeat must do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beat {
     /// Ask the monitor whether it is alive.
@@ -54,12 +54,12 @@ impl Default for Heartbeat {
 }
 
 impl Heartbeat {
-    /// Begins with a new connection.
+    /// Starts over with a new connection.
     pub fn begin(&mut self, now: Time) {
         (self.word, self.asked) = (now, None);
     }
 
-    /// Notes that a message of the monitor arrived.
+    /// Notes that a message from the monitor arrived.
     pub fn word(&mut self, now: Time) {
         (self.word, self.asked) = (now, None);
         if now.since(self.calm_since) >= CALM_SPAN {
@@ -67,7 +67,7 @@ impl Heartbeat {
         }
     }
 
-    /// Returns when [`Heartbeat::beat`] must be called.
+    /// Returns the time at which [`Heartbeat::beat`] must be called.
     pub fn due(&self) -> Time {
         self.asked.map_or(self.word + ASK_AFTER, |asked| asked + self.answer_span)
     }
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(heart.beat(at(62_301)), Some(Beat::Silent));
     }
 
-    /// Lets the monitor be silent once; returns how many milliseconds pass until that is noticed.
+    /// Lets the monitor be silent once; returns the number of milliseconds until that is detected.
     fn noticed_after(heart: &mut Heartbeat, from: u64) -> u64 {
         heart.begin(at(from));
         assert_eq!(heart.beat(heart.due()), Some(Beat::Ask));

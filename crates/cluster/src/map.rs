@@ -1,4 +1,4 @@
-//! The cluster map: what OSDs and clients know about the cluster, and how deltas update it.
+//! The cluster map: the description of the cluster that OSDs and clients hold, and how deltas update it.
 //!
 //! Invariants
 //!   1. A pool's revision grows by one with each change of that pool's map; a revision determines the whole
@@ -16,7 +16,7 @@ use base::{
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 
-/// Everything that an OSD or a client knows about the cluster.
+/// The description of the cluster that an OSD or a client holds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClusterMap {
     /// The OSDs, with their addresses.
@@ -25,9 +25,9 @@ pub struct ClusterMap {
     pub pools: BTreeMap<PoolId, PoolMap>,
 }
 
-/// Most addresses that a daemon may announce, in each of its lists.
+/// Maximum number of addresses that a daemon may announce, in each of its lists.
 pub const ADDRESS_COUNT_MAX: usize = 8;
-/// Longest address, in bytes: enough for any IP address with its port, and any path of a socket.
+/// Maximum length of an address, in bytes: enough for any IP address with its port, and any socket path.
 const ADDRESS_SIZE_MAX: usize = 128;
 
 /// Whether a daemon may announce this list of addresses. The rules keep messages that list many
@@ -38,14 +38,14 @@ pub fn may_announce(addresses: &[String]) -> bool {
     addresses.len() <= ADDRESS_COUNT_MAX && addresses.iter().all(fits)
 }
 
-/// What everyone knows about an OSD.
+/// The public description of an OSD.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OsdInfo {
     /// Its id.
     pub id: OsdId,
     /// Grows with each change of this entry.
     pub revision: u64,
-    /// Addresses where it listens: `tcp:HOST:PORT` or `unix:PATH`; several for several networks.
+    /// Addresses where it listens: `tcp:HOST:PORT` or `unix:PATH`; one or more for each network.
     pub addresses: Vec<String>,
     /// Addresses where other OSDs reach it, if they have a network of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -54,7 +54,7 @@ pub struct OsdInfo {
     pub incarnation: Incarnation,
     /// Whether its process is connected to the monitor.
     pub up: bool,
-    /// Whether the planner gives it PGs.
+    /// Whether the planner assigns PGs to it.
     #[serde(rename = "in")]
     pub in_cluster: bool,
 }
@@ -66,8 +66,8 @@ impl OsdInfo {
         self.peer_addresses.iter().chain(&self.addresses).collect()
     }
 
-    /// Returns the index of the address at which `from` tries it first: pairs of OSDs are spread
-    /// over networks of equal preference.
+    /// Returns the index of the address that `from` tries first: pairs of OSDs are spread over
+    /// networks of equal preference.
     pub fn first_address_from(&self, from: OsdId) -> usize {
         let preferred = match self.peer_addresses.len() {
             0 => self.addresses.len(),
@@ -134,17 +134,17 @@ pub struct PoolMap {
     pub revision: MapRevision,
     /// One entry per PG, by number.
     pub pgs: Vec<PgEntry>,
-    /// Sessions that are refused for ever.
+    /// Sessions that are permanently refused.
     pub fences: BTreeSet<SessionId>,
-    /// Ranges of sessions that are refused for ever, in order.
+    /// Ranges of sessions that are permanently refused, in order.
     pub fence_ranges: Vec<FenceRange>,
 }
 
-/// Sessions that are refused for ever: the first and the last one.
+/// Sessions that are permanently refused: the first and the last one.
 pub type FenceRange = (SessionId, SessionId);
 
 impl PoolMap {
-    /// Whether a session is refused for ever.
+    /// Whether a session is permanently refused.
     pub fn is_fenced(&self, session: SessionId) -> bool {
         self.fences.contains(&session) || is_in_ranges(&self.fence_ranges, session)
     }
@@ -159,10 +159,10 @@ pub fn is_in_ranges(ranges: &[FenceRange], session: SessionId) -> bool {
 /// A change of the map: everything in it is committed, and nothing before it is missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct MapDelta {
-    /// Changed OSD entries, whole.
+    /// Changed OSD entries, each complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub osds: Vec<OsdInfo>,
-    /// OSDs that were removed; some of them long ago.
+    /// OSDs that were removed, including ones removed long ago.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed_osds: Vec<OsdId>,
     /// Changed pools.
@@ -176,29 +176,29 @@ pub struct MapDelta {
 /// A change of one pool's map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolDelta {
-    /// The revision that it follows; 0: a snapshot, which needs no earlier map.
+    /// The revision that it applies to; 0: a snapshot, which needs no earlier map.
     pub since: MapRevision,
-    /// The revision it leads to.
+    /// The revision that results.
     pub revision: MapRevision,
-    /// The pool's rules, whole.
+    /// The pool's rules, complete.
     pub pool: Pool,
     /// Changed entries; in a snapshot all of them.
     pub pgs: Vec<PgEntry>,
     /// Added fences; in a snapshot all of them.
     pub fences: Vec<SessionId>,
-    /// All ranges of fences, if one was added; each earlier range lies in one of them. Else empty.
+    /// All ranges of fences, if one was added; each earlier range lies in one of them. Otherwise empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fence_ranges: Vec<FenceRange>,
 }
 
-/// A delta does not follow what the receiver has: it must ask for a snapshot.
+/// A delta does not apply to the receiver's map: the receiver must ask for a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MapGap {
     /// The pool.
     pub pool: PoolId,
 }
 
-/// An image as its clients know it.
+/// The description of an image that its clients receive.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageInfo {
     /// Its id; never reused.
@@ -217,12 +217,12 @@ pub struct ImageInfo {
 }
 
 impl ClusterMap {
-    /// Returns the entry of a PG, if its pool is known.
+    /// Returns the entry of a PG, if its pool is in the map.
     pub fn pg(&self, pg: PgId) -> Option<&PgEntry> {
         self.pools.get(&pg.pool)?.pgs.get(pg.number as usize)
     }
 
-    /// Applies a delta; a pool whose delta does not follow is skipped and returned as the error.
+    /// Applies a delta; a pool whose delta does not apply is skipped and returned as the error.
     pub fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
         for osd in delta.osds {
             if self.osds.get(&osd.id).is_none_or(|known| known.revision < osd.revision) {
@@ -293,11 +293,11 @@ pub struct ClusterFile {
     pub cluster: ClusterId,
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
-    /// Where monitors keep the state: `etcd:URL,URL`, or `embedded` (the default): in a file of the
-    /// only monitor.
+    /// Where the monitors keep the state: in etcd (`etcd:URL,URL`), or in a file of the only
+    /// monitor (`embedded`, the default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Networks on which daemons listen, as `10.0.0.0/8` or `fd00::/8`; connections are spread over
+    /// Networks on which daemons listen, such as `10.0.0.0/8` or `fd00::/8`; connections are spread over
     /// them. Empty: on this machine only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,

@@ -26,9 +26,9 @@ use crate::stats::{OsdStats, Table};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToMonitor {
-    /// Requests the map now and every change from now on. Also sent again after a gap.
+    /// Requests the map now, and every later change. Sent again after a gap.
     Subscribe {
-        /// Revisions already known, by pool; empty if the sender has no map.
+        /// Revisions that the sender already has, by pool; empty if it has no map.
         #[serde(with = "revisions_by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
@@ -60,7 +60,7 @@ pub enum ToMonitor {
         peer_addresses: Vec<String>,
         /// Its process id.
         pid: u32,
-        /// The directory or device, for people.
+        /// The directory or device, for display.
         path: String,
         /// Name of its host, for placement.
         host: String,
@@ -78,23 +78,24 @@ pub enum ToMonitor {
         /// As in [`OsdReport::stalled`].
         #[serde(default)]
         stalled: bool,
-        /// What it has seen of the cluster: a state store that lacks any of this went back in time.
+        /// What it has seen of the cluster: a state store that lacks any of this was set back to an
+        /// older state.
         #[serde(default)]
         seen: Seen,
     },
-    /// A part of what the OSD knows about the cluster, in answer to [`FromMonitor::TellAll`].
+    /// A part of the OSD's records about the cluster, in answer to [`FromMonitor::TellAll`].
     OsdTells {
-        /// This part; the lists of all parts are joined.
+        /// This part; the lists of all parts are concatenated.
         part: KnownState,
         /// Whether more parts follow.
         more: bool,
     },
     /// An OSD's state, sent about once a second.
     OsdReport(OsdReport),
-    /// What an OSD did since its last such message; sent about every `stats_interval_ms` while it
-    /// does something.
+    /// The OSD's statistics since its last such message; sent about every `stats_interval_ms` while
+    /// it is active.
     OsdStats(OsdStats),
-    /// PGs whose primary is this OSD need a new entry. Repeated until the entry's epoch is over.
+    /// PGs whose primary is this OSD need a new entry. Repeated until the entry's epoch has ended.
     PgNeeds {
         /// What each of these PGs needs.
         needs: Vec<PgNeed>,
@@ -105,10 +106,10 @@ pub enum ToMonitor {
         osd: OsdId,
         /// The run that this OSD was connected to.
         incarnation: Incarnation,
-        /// How the peer's absence shows.
+        /// How the peer's absence was detected.
         how: Unreachable,
     },
-    /// The first message of a connection over which a monitor relays a peer to the leader; all
+    /// The first message on a connection over which a monitor relays a peer to the leader; all
     /// later messages are the peer's.
     Relay {
         /// The role of the process whose connection is relayed.
@@ -125,10 +126,9 @@ pub enum ToMonitor {
         /// Name of its host.
         host: String,
     },
-    /// The OSD was asked to stop and no longer serves: its PGs need not wait to see whether it
-    /// comes back.
+    /// The OSD was asked to stop and no longer serves: its PGs need not wait for it to return.
     OsdLeaves,
-    /// The answer to [`FromMonitor::Probe`], over the connection that the probe came over.
+    /// The answer to [`FromMonitor::Probe`], over the connection on which the probe arrived.
     Alive {
         /// Copied from the probe.
         nonce: u64,
@@ -139,7 +139,7 @@ pub enum ToMonitor {
         #[serde(with = "revisions_by_pool")]
         revisions: BTreeMap<PoolId, MapRevision>,
     },
-    /// The OSD holds nothing of this removed pool, durably.
+    /// The OSD has durably deleted everything it held of this removed pool.
     PoolCleared {
         /// The removed pool.
         pool: PoolId,
@@ -156,18 +156,18 @@ pub enum ToMonitor {
         /// gets no lock.
         #[serde(default)]
         lock: bool,
-        /// What attaches the image, for people: `nbd`, `bench`.
+        /// What attaches the image, for display: `nbd`, `bench`.
         client: String,
     },
     /// A session continues over this new connection.
     ResumeSession {
         /// The session.
         session: SessionId,
-        /// The reign that [`FromMonitor::SessionOpened`] sent; 0: it sent none.
+        /// The reign from [`FromMonitor::SessionOpened`]; 0: that message had none.
         #[serde(default)]
         reign: u64,
-        /// Higher than over any earlier connection of this client: an older message may arrive
-        /// late, through a monitor that the client has left.
+        /// Higher than on any earlier connection of this client: an older message may arrive late,
+        /// through a monitor that the client has left.
         #[serde(default)]
         turn: u64,
     },
@@ -176,19 +176,19 @@ pub enum ToMonitor {
     SessionWaits {
         /// The session.
         session: SessionId,
-        /// Bytes that wait; 0: nothing waits any more.
+        /// The number of bytes that wait; 0: nothing waits any more.
         waiting_bytes: u64,
     },
     /// The image is detached.
     CloseSession {
         /// The session.
         session: SessionId,
-        /// A change was given up without an answer: it may still be in flight, so the session is
+        /// The client gave up on a change without an answer: it may still be in flight, so the session is
         /// fenced before the image is attached again, removed or made smaller.
         #[serde(default)]
         unanswered: bool,
     },
-    /// Requests every change of the state store from now on.
+    /// Requests every later change of the state store.
     WatchState {
         /// Only keys with this prefix.
         prefix: String,
@@ -212,7 +212,7 @@ pub enum FromMonitor {
     Pong,
     /// The answer to [`ToMonitor::MonitorHere`] from a monitor that was removed from the cluster.
     MonitorRemoved,
-    /// Where monitors listen; connected monitors come first. Sent to all that get the map.
+    /// Where monitors listen; connected monitors come first. Sent to everyone who receives the map.
     Monitors {
         /// The addresses; a monitor may have several.
         addresses: Vec<String>,
@@ -222,11 +222,11 @@ pub enum FromMonitor {
         /// The number of the run, never used before by this OSD.
         incarnation: Incarnation,
     },
-    /// The state store is older than what OSDs know: the OSD reports all it knows over this
-    /// connection, and joins over a later one, when the state is recovered.
+    /// The state store is older than the OSDs' records: the OSD sends all its records over this
+    /// connection, and joins over a later one, once the state is recovered.
     TellAll,
     /// A part of the copy that OSDs keep of the state store: see [`crate::copy`]. OSDs that have
-    /// joined get the whole copy first, then each change.
+    /// joined receive the whole copy first, then each change.
     StateCopy(CopyPart),
     /// The OSD may not join; trying again will not help.
     OsdRefused {
@@ -258,8 +258,8 @@ pub enum FromMonitor {
         /// Copied into the answer, to match it to this probe.
         nonce: u64,
     },
-    /// A pool was removed: the OSD no longer serves it, and deletes what it holds of it. It answers
-    /// with [`ToMonitor::PoolCleared`].
+    /// A pool was removed: the OSD stops serving it and deletes its data. It answers with
+    /// [`ToMonitor::PoolCleared`].
     ClearPool {
         /// The removed pool.
         pool: PoolId,
@@ -267,12 +267,12 @@ pub enum FromMonitor {
         pg_count: u32,
     },
     /// The sums that include these periods of the OSD's run are in the state store: the OSD may
-    /// forget the periods.
+    /// drop the periods.
     StatsSaved {
-        /// The last of these periods; all earlier ones are saved, too.
+        /// The last of these periods; all earlier ones are saved too.
         sequence: u64,
     },
-    /// Settings that OSDs use, where they differ from their defaults. Sent to an OSD when it has
+    /// The settings used by OSDs that differ from their defaults. Sent to an OSD when it has
     /// joined, and after each change.
     Settings {
         /// All such settings, by name.
@@ -282,14 +282,14 @@ pub enum FromMonitor {
     StateWatched,
     /// A key of the state store has changed.
     StateChanged {
-        /// The store's revision with the change; several keys may change with one.
+        /// The store's revision with the change; several keys may change at one revision.
         revision: u64,
         /// The key.
         key: String,
         /// Its value, cut if it is too long for a message; `None`: the key was deleted.
         value: Option<serde_json::Value>,
     },
-    /// Changes of the state store were missed, and no more are sent: read everything again and
+    /// Changes of the state store were missed, and no more will be sent: read everything again and
     /// start a new watch.
     StateWatchLost,
     /// An image is attached.
@@ -337,7 +337,7 @@ pub enum FromMonitor {
     },
 }
 
-/// Why something was refused, for programs (`code`) and people.
+/// Why something was refused: `code` is for programs, the rest is for people.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Failure {
     /// Stable name of the error: `not_found`, `exists`, `busy`, `invalid`, `cannot_place`, ...
@@ -348,7 +348,7 @@ pub struct Failure {
     pub hint: String,
 }
 
-/// State of an OSD as it reports it.
+/// The state of an OSD, as reported by the OSD itself.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdReport {
     /// The map revisions that this report is based on, by pool.
@@ -424,7 +424,7 @@ pub struct ScrubRow {
 }
 
 impl OsdReport {
-    /// Whether the report was made by an OSD that had this entry, or a newer one.
+    /// Whether the OSD had this entry, or a newer one, when it made the report.
     pub fn knows(&self, entry: &PgEntry) -> bool {
         self.revisions.get(&entry.pg.pool).is_some_and(|told| *told >= entry.revision)
     }
@@ -439,14 +439,14 @@ pub struct FillingProgress {
     pub osd: OsdId,
     /// Bytes copied in this epoch.
     pub done_bytes: u64,
-    /// Approximate bytes still to be compared or copied; `None`: not known yet, the backfill waits
-    /// for its turn.
+    /// Approximate bytes still to be compared or copied; `None`: not known yet, because the
+    /// backfill waits for its turn.
     #[serde(default)]
     pub left_bytes: Option<u64>,
 }
 
-/// Why a PG's primary asks for a new entry. Bound to the epoch in which the need was seen: a late
-/// message has no effect.
+/// Why a PG's primary asks for a new entry. Valid only for the epoch in which the need arose: a
+/// late message has no effect.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PgNeed {
     /// The PG.
@@ -457,20 +457,20 @@ pub struct PgNeed {
     pub what: Need,
 }
 
-/// See [`PgNeed`].
+/// What a PG needs: see [`PgNeed`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Need {
     /// A new epoch with the same members: a connection broke, or an activation failed.
     NewEpoch,
-    /// This learner has everything. Until the epoch ends, the primary acknowledges writes only when
-    /// the learner has them, too.
+    /// This learner is complete. Until the epoch ends, the primary acknowledges writes only once
+    /// the learner has them too.
     Complete(Member),
     /// This member cannot continue (it is full, or does not keep up); the text is for people.
     Failed(Member, String),
 }
 
-/// Whose connection a monitor relays to the leader.
+/// The kind of peer whose connection a monitor relays to the leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RelayedRole {
@@ -499,11 +499,11 @@ impl RelayedRole {
     }
 }
 
-/// How a peer's absence shows.
+/// How a peer's absence was detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unreachable {
-    /// Its connection was reset, and nobody listens at its addresses: its process is gone.
+    /// Its connection was reset, and nothing listens at its addresses: its process is gone.
     Refused,
     /// It has been silent for a second.
     Silent,
@@ -512,7 +512,7 @@ pub enum Unreachable {
     Missed,
 }
 
-/// Operator's commands that the monitor carries out.
+/// Operator commands that the monitor carries out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum Command {
@@ -621,15 +621,15 @@ pub enum Command {
     },
     /// List OSDs: the rows of `status.osds`.
     OsdList,
-    /// List OSDs, pools or volumes with their statistics, by id, as many as one answer holds:
+    /// List OSDs, pools or volumes with their statistics, by id, as many as fit in one answer:
     /// `{"rows": [...], "more": true}`.
     Table {
         /// The kind of row.
         table: Table,
-        /// Only ids above this one; 0: from the first.
+        /// Only ids above this one; 0: all.
         after: u32,
     },
-    /// Show hosts and their OSDs, as failure domains see them.
+    /// Show hosts and their OSDs, grouped by failure domain.
     OsdTree,
     /// List all PGs.
     PgList {
@@ -674,8 +674,8 @@ pub enum Command {
         /// describes what would be lost.
         #[serde(default)]
         accepted: bool,
-        /// The members that are down are switched off and stay off until they have the new map: the
-        /// PG continues with those that are left.
+        /// The operator confirms that the members that are down are switched off and stay off until
+        /// they have the new map: the PG continues with the remaining members.
         #[serde(default)]
         they_are_off: bool,
     },
@@ -705,9 +705,9 @@ pub enum Command {
         #[serde(default)]
         accepted: bool,
     },
-    /// Restore a state store that is older than what OSDs know, from their knowledge.
+    /// Restore a state store that is older than the OSDs' records, from those records.
     StateRecover {
-        /// OSDs that will not answer any more and count as lost.
+        /// OSDs that are lost for good.
         #[serde(default)]
         they_are_lost: Vec<OsdId>,
         /// Whether to do it; without this the command fails with an error that describes what would
@@ -729,7 +729,7 @@ pub enum Command {
         /// Text that `Setting::parse` accepts; `None`: the default.
         value: Option<String>,
     },
-    /// List recorded tasks of an image (removal, shrink) and their progress.
+    /// List recorded tasks (removal, shrink) and their progress.
     TaskList {
         /// Only tasks of this image.
         image: Option<ImageId>,

@@ -5,13 +5,14 @@
 //!            └─▶ jobs ──▶ plan ──▶ transaction ──▶ `committed` ──▶ map, answers
 //!                          ▲              │
 //!                          └ one at a time┘ unknown, conflict: take leadership, read
-//!                                           everything anew, then decide
+//!                                           everything again, then decide
 //! ```
 //!
 //! Invariants
-//!   1. `committed` changes only by a transaction that is known committed, or by reading the store.
-//!   2. At most one transaction is in flight. A job is planned anew after each of its transactions, so a
-//!      monitor that stops between two of them leaves a state from which the next monitor continues.
+//!   1. `committed` changes only by a transaction that is known to be committed, or by reading the store.
+//!   2. At most one transaction is in flight. A job is planned again after each of its
+//!      transactions, so a monitor that stops between two of them leaves a state from which the
+//!      next monitor continues.
 //!   3. Only committed map contents are sent: what `committed` holds.
 //!   4. Everything else here (connections, reports, timers) may be lost at any moment.
 
@@ -102,15 +103,15 @@ pub use relay::is_not_done_yet;
 /// An event that a monitor handles.
 #[derive(Debug)]
 pub enum Event {
-    /// An event of the network.
+    /// A network event.
     Net(NetEvent),
-    /// An event of the state store.
+    /// A state store event.
     State(StateEvent),
     /// The time that [`Monitor::deadline`] returned has come.
     Tick,
 }
 
-/// A request or a report of a monitor to its environment.
+/// A request or a report from a monitor to its environment.
 #[derive(Debug)]
 pub enum Effect {
     /// A request to the network.
@@ -122,7 +123,7 @@ pub enum Effect {
     Ready,
     /// Something happened that should be logged.
     Trace(TraceEvent),
-    /// The log level that the cluster's settings ask for; `None`: the level that the process was started
+    /// The log level in the cluster's settings; `None`: the level that the process was started
     /// with.
     LogLevel(Option<Level>),
     /// The process ends. No effect follows.
@@ -132,7 +133,7 @@ pub enum Effect {
 /// Why a monitor stops, as text for people: what happened, where, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// The state store failed, or holds something that this program does not understand.
+    /// The state store failed, or holds something that this version does not support.
     State(String),
     /// The state store belongs to another cluster.
     OtherCluster(String),
@@ -149,22 +150,22 @@ pub struct Identity {
     pub cluster: ClusterId,
     /// Its monitor id.
     pub monitor: MonitorId,
-    /// The process id, for people.
+    /// The process id, for display.
     pub pid: u32,
-    /// The host's name, for people.
+    /// The host's name, for display.
     pub host: String,
     /// The addresses that the monitor listens on.
     pub addresses: Vec<String>,
-    /// A random number that no other process of this cluster has.
+    /// A random number, unique among the processes of this cluster.
     pub nonce: u64,
 }
 
-/// The monitor of a cluster: plans placement, publishes the map, keeps sessions and tasks.
+/// The monitor of a cluster: plans placement, publishes the map, manages sessions and tasks.
 pub struct Monitor {
     identity: Identity,
     /// When the current event arrived.
     now: Time,
-    /// The current event's number, counted from 1.
+    /// The number of the current event, counted from 1.
     event_last: u64,
     leadership: Leadership,
     store: StoreAccess,
@@ -250,8 +251,8 @@ impl Monitor {
             self.queue_entries(now);
             self.queue_plans();
             self.run_jobs(now, effects);
-            // Follow-up work of the last job, unless a transaction is in flight: its outcome leads back
-            // here.
+            // Follow-up work of the last job, unless a transaction is in flight: its outcome leads
+            // back to this loop.
             while !self.jobs.is_writing() && (self.queue_entries(now) || self.queue_plans()) {
                 self.run_jobs(now, effects);
             }
@@ -274,7 +275,7 @@ impl Monitor {
         all.into_iter().flatten().min()
     }
 
-    /// Whether commands that change the state are executed.
+    /// Whether commands that change the state can be executed.
     fn is_ready(&self) -> bool {
         self.leadership.is_ready()
     }
@@ -292,8 +293,7 @@ impl Monitor {
         setting.span_in(self.committed.changed_settings())
     }
 
-    /// Notes which PGs are not served. OSDs report each second, so this check needs no deadline of
-    /// its own.
+    /// Notes which PGs are not served. OSDs report every second, so this check needs no deadline of its own.
     fn look_at_unserved(&mut self, now: Time) {
         if !self.unserved.is_due(now) {
             return;
@@ -332,8 +332,8 @@ impl Monitor {
         }
     }
 
-    /// Forgets a connection that is gone or that this monitor closed; work that depended on it continues
-    /// without it.
+    /// Removes a connection that is gone or that this monitor closed; work that depended on it
+    /// continues without it.
     fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
         let Some(gone) = self.connections.remove(connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
@@ -469,7 +469,7 @@ impl Monitor {
         }
     }
 
-    /// Whether the peer's role may not send this message: only OSDs speak for OSDs.
+    /// Whether a peer of this role may not send this message: only OSDs may send messages about OSDs.
     fn is_from_wrong_role(&self, connection: ConnectionId, message: &ToMonitor) -> bool {
         let role = self.connections.role(connection);
         match message {
@@ -546,7 +546,7 @@ impl Monitor {
         has_room
     }
 
-    /// Queues a job that somebody requested, or returns why it cannot be queued.
+    /// Queues a requested job, or returns why it cannot be queued.
     fn try_push_asked(&mut self, job: Job) -> Result<(), Failure> {
         if self.is_older() {
             return Err(self.state_older());
@@ -555,8 +555,8 @@ impl Monitor {
     }
 }
 
-/// Whether a peer sends addresses that it may not announce, numbers that were never issued, or too many
-/// items.
+/// Whether a peer sends addresses that it may not announce, numbers that were never issued, or too
+/// many items.
 fn says_too_much(message: &ToMonitor) -> bool {
     match message {
         ToMonitor::OsdBoot { osd, addresses, peer_addresses, incarnation, seen, .. } => {

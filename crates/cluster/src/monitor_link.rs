@@ -24,7 +24,7 @@ pub struct MonitorLink {
     heartbeat: Heartbeat,
 }
 
-/// The stage of the connection. Top to bottom is the order in time.
+/// The stages of the connection, in order of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// No monitor is wanted.
@@ -37,7 +37,7 @@ enum Stage {
     Open { connection: ConnectionId, answer_by: Option<Time> },
 }
 
-/// What the owner must do now.
+/// What the owner must do next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkStep {
     /// Connect to this address, and then call [`MonitorLink::connecting`].
@@ -47,7 +47,7 @@ pub enum LinkStep {
         /// When the attempt times out.
         until: Time,
     },
-    /// Ask the monitor for a sign of life.
+    /// Ask the monitor whether it is alive.
     Ask,
     /// Close this connection: it timed out.
     HangUp {
@@ -68,7 +68,7 @@ impl MonitorLink {
 
     // ---- addresses
 
-    /// Takes the addresses of all monitors, as a monitor sent them.
+    /// Takes the addresses of all monitors, as sent by a monitor.
     pub fn learn(&mut self, told: Vec<String>) {
         self.reconnect.learn(told);
     }
@@ -122,7 +122,7 @@ impl MonitorLink {
         }
     }
 
-    /// Returns when [`MonitorLink::step`] is due. Messages from the monitor postpone it.
+    /// Returns the time at which [`MonitorLink::step`] is due. Messages from the monitor postpone it.
     pub fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::Idle => None,
@@ -191,7 +191,7 @@ impl MonitorLink {
         self.stage = Stage::Open { connection, answer_by: Some(until) };
     }
 
-    /// Notes that a message of the monitor arrived.
+    /// Notes that a message from the monitor arrived.
     pub fn on_message(&mut self, now: Time) {
         self.heartbeat.word(now);
     }

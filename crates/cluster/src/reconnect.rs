@@ -1,22 +1,21 @@
 //! How OSDs and clients connect to a monitor, and to the next one when the connection is lost.
 //!
-//! One address after another is tried, each a moment after the previous attempt failed. A connection that
-//! is not open after one second is given up. So a silent host costs one second; and since this time doubles
-//! after each round of all addresses, a slow monitor is reached nevertheless.
+//! One address after another is tried, each a moment after the previous attempt failed. A
+//! connection that is not open after one second is abandoned. So a silent host costs one second;
+//! since this time doubles after each round of all addresses, a slow monitor is reached as well.
 //!
 //! I/O continues without a monitor.
 
 use base::{Duration, Time};
 
-/// Most addresses of monitors that are remembered.
+/// Maximum number of monitor addresses that are kept.
 const ADDRESS_COUNT_MAX: usize = 800;
 /// How long the first connection to an address may take.
 const CONNECT_SPAN_MIN: Duration = Duration::from_secs(1);
-/// The longest time: the connection may need a name lookup, which asks a second name server after 5
-/// s.
+/// The longest time: the connection may need a name lookup, which tries a second name server after 5 s.
 const CONNECT_SPAN_MAX: Duration = Duration::from_secs(8);
 
-/// Which address is tried next, when, and for how long.
+/// Decides which address is tried next, when, and for how long.
 pub struct Reconnect {
     /// The addresses that this process was started with.
     known: Vec<String>,
@@ -33,7 +32,7 @@ pub struct Reconnect {
     delay: Duration,
     /// Number of failed connections in a row.
     loss_count: usize,
-    /// Whether a monitor serves over the present connection.
+    /// Whether a monitor serves over the current connection.
     is_served: bool,
 }
 
@@ -57,7 +56,7 @@ impl Reconnect {
 
     /// Takes the addresses that a monitor sent, ordered so that each is followed by one of another
     /// monitor. They are tried before addresses that it did not send, beginning with the one after
-    /// the present address.
+    /// the current address.
     pub fn learn(&mut self, mut told: Vec<String>) {
         told.truncate(ADDRESS_COUNT_MAX);
         self.is_news |= self.told != told;
@@ -95,8 +94,8 @@ impl Reconnect {
         self.is_served = true;
     }
 
-    /// Notes that the connection was lost, or could not be made; returns when the next address is
-    /// tried.
+    /// Notes that the connection was lost, or could not be made; returns the time at which the next
+    /// address is tried.
     pub fn lost(&mut self, now: Time) -> Time {
         self.place = (self.place + 1) % self.addresses.len();
         if !std::mem::take(&mut self.is_served) {

@@ -5,10 +5,10 @@ use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-/// Longest value that an error shows, in characters.
+/// Maximum length of a value shown in an error, in characters.
 const SHOWN_MAX: usize = 40;
 
-/// Reads a record; the error is a part of a sentence.
+/// Parses a record; the error is part of a sentence.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| explain::<T>(text, &error))
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //!   1. A record identifies its own key: the text under a key parses to a record of that key.
-//!   2. Fields that this program does not know are kept when it writes a record again.
+//!   2. Fields that this version does not recognize are kept when it writes a record again.
 //!   3. A text with a number that cannot have been issued is not accepted as a record.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use crate::numbers::{self, NUMBER_MAX, number};
 use crate::record_errors::parse;
 use crate::stats::{NewestPeriods, Rows, Table};
 
-/// Format of the state store that this program writes and understands.
+/// Format of the state store that this version reads and writes.
 pub const STATE_FORMAT: u32 = 1;
 
 /// Number of PG entries under one key.
@@ -40,7 +40,7 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A counter of ids, so that none is used twice.
+/// A counter of ids, which prevents an id from being used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CounterName {
@@ -56,7 +56,7 @@ pub enum CounterName {
     Task,
     /// Monitors.
     Monitor,
-    /// Revisions of the OSD table: the highest that an OSD removed since then had used.
+    /// Revisions of the OSD table: the highest that a removed OSD had used.
     #[serde(rename = "osd_revision")]
     OsdRevision,
 }
@@ -72,7 +72,7 @@ impl CounterName {
         ("osd_revision", CounterName::OsdRevision),
     ];
 
-    /// Returns the highest id that this counter may give out.
+    /// Returns the highest id that this counter may issue.
     pub(crate) fn last(self) -> u64 {
         match self {
             CounterName::Image | CounterName::Pool | CounterName::Monitor => {
@@ -155,7 +155,7 @@ impl fmt::Display for Key {
 }
 
 impl Key {
-    /// Parses a key; `None`: this program knows no such key.
+    /// Parses a key; `None`: this version does not recognize it.
     pub fn parse(text: &str) -> Option<Key> {
         let key = match text {
             "cluster" => Key::Cluster,
@@ -198,7 +198,7 @@ impl Key {
     }
 }
 
-/// Fields that a newer program wrote.
+/// Fields that a newer version wrote.
 pub type Rest = BTreeMap<String, Value>;
 
 /// `cluster`: the cluster that the store belongs to.
@@ -206,9 +206,9 @@ pub type Rest = BTreeMap<String, Value>;
 pub struct ClusterRecord {
     /// The cluster.
     pub id: ClusterId,
-    /// [`STATE_FORMAT`] of the program that created the store.
+    /// [`STATE_FORMAT`] of the version that created the store.
     pub format: u32,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -218,13 +218,13 @@ pub struct ClusterRecord {
 pub struct LeaderRecord {
     /// The leading monitor.
     pub monitor: MonitorId,
-    /// Incremented each time that leadership is taken.
+    /// Incremented each time leadership is taken.
     pub run: u64,
     /// Its process id.
     pub pid: u32,
     /// Addresses where it listens.
     pub addresses: Vec<String>,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -238,14 +238,14 @@ pub struct MonitorRecord {
     pub addresses: Vec<String>,
     /// Its process id.
     pub pid: u32,
-    /// Name of its host, for people.
+    /// Name of its host, for display.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// Whether it was removed: its record stays, so that a process that runs with its id is
+    /// Whether it was removed: its record remains, so that a process that runs with its id is
     /// refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -264,19 +264,19 @@ pub struct SettingRecord {
     pub name: String,
     /// Its value.
     pub value: u64,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `counter/NAME`: the last id given out.
+/// `counter/NAME`: the last id issued.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CounterRecord {
     /// What is counted.
     pub name: CounterName,
-    /// The last id given out; 0: none yet.
+    /// The last id issued; 0: none yet.
     pub last: u64,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -284,7 +284,7 @@ pub struct CounterRecord {
 /// `osd/ID`: an OSD that belongs to the cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OsdRecord {
-    /// What everyone knows about it. Its incarnation counts its runs; when this entry changes, its
+    /// Its public description. Its incarnation counts its runs; when this entry changes, its
     /// revision becomes higher than that of every other OSD's entry.
     #[serde(flatten)]
     pub info: OsdInfo,
@@ -292,7 +292,7 @@ pub struct OsdRecord {
     pub store: String,
     /// Its host, as it reported; empty before its first boot.
     pub host: String,
-    /// Its directory or device, for people.
+    /// Its directory or device, for display.
     pub path: String,
     /// Whether `ashlar up` started it, and restarts it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -301,28 +301,27 @@ pub struct OsdRecord {
     pub pid: u32,
     /// Size of its data area in bytes, as last reported; 0: not reported yet.
     pub size_bytes: u64,
-    /// Whether the present run began with damage in its store that may have cost acknowledged
+    /// Whether the current run began with damage in its store that may have cost acknowledged
     /// writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspect: bool,
-    /// Who took it out, if it is out.
+    /// Who took it out of the cluster, if it is out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_by: Option<OutBy>,
-    /// Where people say that it is located, if they do.
+    /// Its location as set by people, if they have set one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<TreePlace>>,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Where an OSD is located among failure domains, written by people: this replaces what the OSD
-/// reports.
+/// An OSD's location among failure domains, as set by people: it replaces what the OSD reports.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TreePlace {
     /// Its host.
     pub host: String,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -331,10 +330,9 @@ pub struct TreePlace {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OutBy {
-    /// An operator: it stays out.
+    /// An operator: the OSD stays out.
     Operator,
-    /// The monitor, because the OSD was down for `osd_out_after_ms`: it is in again when it comes
-    /// back.
+    /// The monitor, because the OSD was down for `osd_out_after_ms`: the OSD is in again when it returns.
     Monitor,
 }
 
@@ -347,10 +345,10 @@ pub struct PoolRecord {
     /// The revision of its map: PG entries and fences contain the revision at which they last
     /// changed.
     pub revision: MapRevision,
-    /// What its PGs were planned for: see `monitor/planning.rs`.
+    /// The fingerprint of the input for which its PGs were planned: see `monitor/planning.rs`.
     #[serde(default)]
     pub planned_for: u64,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -364,11 +362,11 @@ pub struct PgShardRecord {
     pub shard: u32,
     /// The entries, in order of PG number.
     pub pgs: Vec<PgEntry>,
-    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: each
-    /// PG is planned where it is.
+    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: the
+    /// plan of each PG is its current set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Vec<OsdId>>,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -387,12 +385,12 @@ pub struct FenceRecord {
     /// The revision at which the ranges last changed.
     #[serde(default, skip_serializing_if = "is_no_revision")]
     pub ranges_revision: MapRevision,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// A session that is refused for ever.
+/// A session that is permanently refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Fence {
     /// The session.
@@ -404,10 +402,10 @@ pub struct Fence {
 /// `image/ID`: a volume.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// What its clients know about it.
+    /// The description that its clients receive.
     #[serde(flatten)]
     pub info: ImageInfo,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -419,7 +417,7 @@ pub struct ImageNameRecord {
     pub name: String,
     /// The image.
     pub image: ImageId,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -432,9 +430,9 @@ pub struct LockRecord {
     /// The session that holds the lock.
     pub session: SessionId,
     /// Whether the holder's writes may be acknowledged before they are durable: then no other
-    /// session may have the image, not even a reader.
+    /// session may have the image attached, not even for reading.
     pub lazy: bool,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -446,19 +444,19 @@ pub struct SessionRecord {
     pub id: SessionId,
     /// The attached image.
     pub image: ImageId,
-    /// What attached, for people.
+    /// What attached it, for display.
     pub client: String,
     /// Whether it only reads.
     pub read_only: bool,
     /// Whether it has ended: it was without a connection for too long, or was closed with an
     /// unanswered change. It may still have requests in flight. The next attach of the image fences
-    /// it; until then its client may come back.
+    /// it; until then its client may return.
     pub ended: bool,
     /// The reign that opened it: see [`ChangeRecord`]. If a backup of the store was restored in
-    /// between, two sessions can have the same id, but they have different reigns. 0: not known.
+    /// between, two sessions can have the same id, but they have different reigns. 0: unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reign: u64,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -468,11 +466,11 @@ pub struct SessionRecord {
 pub struct TaskRecord {
     /// Its id.
     pub id: TaskId,
-    /// Why it deletes blocks.
+    /// The reason why it deletes blocks.
     pub kind: TaskKind,
     /// The image whose blocks it deletes.
     pub image: ImageId,
-    /// The image's name when the task began, for people.
+    /// The image's name when the task began, for display.
     pub name: String,
     /// Seed of the hash of the image's stripes.
     pub seed: ImageId,
@@ -489,7 +487,7 @@ pub struct TaskRecord {
     pub fence_revision: MapRevision,
     /// PGs with smaller numbers have nothing left to delete.
     pub pgs_done: u32,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -499,31 +497,31 @@ pub struct TaskRecord {
 pub struct RemovedPoolRecord {
     /// The removed pool.
     pub pool: PoolId,
-    /// The name it had, for people; another pool may have that name now.
+    /// Its former name, for display; another pool may have that name now.
     pub name: String,
     /// Number of its PGs.
     pub pg_count: u32,
     /// OSDs that have not reported yet that they hold nothing of it.
     pub osds: BTreeSet<OsdId>,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `stats/TABLE/SHARD`: sums of what OSDs counted, for some rows of a table. Nothing depends on
+/// `stats/TABLE/SHARD`: sums of the OSDs' counters, for some rows of a table. Nothing depends on
 /// them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StatsRecord {
     /// The table.
     pub table: Table,
-    /// Which part of the table. A row stays in its shard.
+    /// Number of the shard. A row never changes its shard.
     pub shard: u32,
     /// The rows, by id.
     pub rows: Rows,
-    /// For each OSD, the newest period that was known when the shard was written: all up to it are
-    /// in these rows.
+    /// For each OSD, the newest period that had been received when the shard was written: these
+    /// rows include all periods up to it.
     pub newest: NewestPeriods,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -534,19 +532,19 @@ pub struct StatsRecord {
 pub struct ChangeRecord {
     /// The number of the last transaction.
     pub last: u64,
-    /// The last reigns, oldest first: the first transaction of each reign, and the reign's name.
+    /// The last reigns, oldest first: the first transaction of each reign, and the reign's number.
     #[serde(default)]
     pub reigns: Vec<(u64, u64)>,
     /// The number that the last restore continued from: everything that OSDs had seen up to it was
     /// taken into account.
     #[serde(default)]
     pub recovered: u64,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Most reigns that are remembered.
+/// Maximum number of reigns that are kept.
 const REIGN_COUNT_MAX: usize = 16;
 
 impl ChangeRecord {
@@ -561,7 +559,7 @@ impl ChangeRecord {
         next
     }
 
-    /// Returns the reign that made a transaction; `None`: too long ago to be known.
+    /// Returns the reign that made a transaction; `None`: the transaction is too old.
     pub fn reign_of(&self, change: u64) -> Option<u64> {
         let mut newest_first = self.reigns.iter().rev();
         newest_first.find(|(first, _)| *first <= change).map(|(_, reign)| *reign)
@@ -574,8 +572,8 @@ impl ChangeRecord {
     }
 }
 
-/// `recovery`: the store must not be used. Either a recovery is still writing what OSDs know, or a key
-/// that only monitors write was edited by hand.
+/// `recovery`: the store must not be used. Either a recovery is still writing the state from the
+/// OSDs' records, or a key that only monitors write was edited by hand.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RecoveryRecord {
     /// The monitor that wrote this record.
@@ -583,7 +581,7 @@ pub struct RecoveryRecord {
     /// Keys that were edited by hand while that monitor led: their values are not trusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edited: Vec<String>,
-    /// Fields that this program does not know.
+    /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -736,8 +734,8 @@ impl Record {
         Ok(record)
     }
 
-    /// Checks that all numbers in the record may have been issued. An error names one that cannot
-    /// have been.
+    /// Checks that all numbers in the record may have been issued. The error contains one that
+    /// cannot have been.
     pub(crate) fn check_numbers(&self) -> Result<(), String> {
         match self {
             Record::Monitor(record) => numbers::check_monitor(record.id),
@@ -807,15 +805,14 @@ impl FenceRecord {
 }
 
 impl SessionRecord {
-    /// Whether this is the session that a client got under this reign; 0 (not known) matches any
-    /// reign.
+    /// Whether this is the session that a client received under this reign; 0 (unknown) matches any reign.
     pub fn is_of(&self, reign: u64) -> bool {
         self.reign == 0 || reign == 0 || self.reign == reign
     }
 }
 
 impl OsdRecord {
-    /// Returns the record of an OSD that never ran.
+    /// Returns the record of an OSD that has never run.
     pub fn new(id: OsdId, store: String, revision: u64) -> OsdRecord {
         let info = OsdInfo {
             id,
@@ -853,13 +850,13 @@ impl PgShardRecord {
 }
 
 impl OsdRecord {
-    /// Returns the host that counts as its failure domain: what people wrote, else what the OSD
-    /// reported.
+    /// Returns the host that counts as its failure domain: the one set by people, otherwise the one
+    /// that the OSD reported.
     pub fn tree_host(&self) -> &str {
         self.tree.as_ref().map_or(&self.host, |place| &place.host)
     }
 
-    /// Sets whether the planner gives it PGs from now on, and if not, who took it out.
+    /// Sets whether the planner assigns PGs to it, and if not, who took it out.
     pub fn set_in(&mut self, is_in: bool, by: OutBy) {
         if self.info.in_cluster != is_in {
             self.info.in_cluster = is_in;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use base::Duration;
 use base::trace::Level;
 
-/// Longest span that a setting may have, in milliseconds: one day.
+/// Maximum duration of a setting, in milliseconds: one day.
 const SPAN_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// A setting of the cluster.
@@ -20,13 +20,13 @@ pub enum Setting {
     SessionTimeout,
     /// How often an OSD reports.
     OsdReport,
-    /// How long OSDs may take to come back after a monitor's start.
+    /// How long OSDs may take to reconnect after a monitor's start.
     OsdReturn,
     /// Length of the leases that allow a primary to serve.
     Lease,
     /// How long an OSD may be without a connection to the monitor before it is down.
     OsdGrace,
-    /// How long an OSD may be silent before it is asked whether it is alive.
+    /// How long an OSD may be silent before it is probed.
     OsdSilent,
     /// How long an OSD may be down before its PGs are planned elsewhere.
     OsdOutAfter,
@@ -54,10 +54,10 @@ pub enum Setting {
     ScrubPaused,
 }
 
-/// What a setting's number means.
+/// The unit of a setting's number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// A span in milliseconds; may be written `10s`.
+    /// A duration in milliseconds; may be written `10s`.
     Milliseconds,
     /// A percentage; may be written `85%`.
     Percent,
@@ -73,20 +73,20 @@ pub enum Unit {
     Level,
 }
 
-/// What defines a setting.
+/// The definition of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Definition {
     /// Its name; the last word is the unit.
     pub name: &'static str,
-    /// What its number means.
+    /// The unit of its number.
     pub unit: Unit,
-    /// The value unless another one is set.
+    /// The default value.
     pub default: u64,
     /// The smallest value.
     pub min: u64,
     /// The largest value.
     pub max: u64,
-    /// What it is, in one line.
+    /// Its description, in one line.
     pub help: &'static str,
     /// Whether it is sent to OSDs.
     pub is_for_osds: bool,
@@ -118,7 +118,7 @@ impl Setting {
         Setting::ScrubPaused,
     ];
 
-    /// Returns the definition of the setting, which is only here.
+    /// Returns the definition of the setting. Parsers, help texts and documents derive from it.
     pub const fn definition(self) -> Definition {
         match self {
             Setting::SessionTimeout => Definition {
@@ -349,7 +349,7 @@ impl Setting {
         self.check(value)
     }
 
-    /// Describes the allowed values, for people.
+    /// Describes the allowed values, for operators.
     pub fn range_text(self) -> String {
         let Definition { unit, min, max, .. } = self.definition();
         match unit {
@@ -391,7 +391,7 @@ impl Setting {
         value.and_then(|value| self.check(value).ok()).unwrap_or(self.definition().default)
     }
 
-    /// Returns its value as a span.
+    /// Returns its value as a duration.
     pub fn span_in(self, changed: &Changed) -> Duration {
         Duration::from_millis(self.value_in(changed))
     }

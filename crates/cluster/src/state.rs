@@ -1,4 +1,4 @@
-//! The state store: keeps the cluster's state when all processes have ended. Readable JSON under keys.
+//! The state store: keeps the cluster's state while no process is running, as readable JSON under keys.
 //!
 //! ```text
 //!   Monitor ──StateEffect──▶ StateStore ──▶ etcd | one redb file | memory (simulator)
@@ -6,14 +6,14 @@
 //! ```
 //!
 //! The semantics are those of etcd v3, as far as Ashlar uses them:
-//!   1. The store has one revision; each transaction that writes increments it, and every key it writes
-//!      gets that revision (0: the key does not exist).
-//!   2. A transaction is atomic: it is applied if all its comparisons hold, else not at all. Its outcome
+//!   1. The store has one revision; each transaction that writes increments it, and every key it
+//!      writes receives that revision (0: the key does not exist).
+//!   2. A transaction is atomic: it is applied if all its comparisons hold, otherwise not at all. Its outcome
 //!      may be unknown: then it was applied, or not, or will be applied later, unless a comparison fails.
 //!   3. A range read sees one revision.
-//!   4. A watch delivers all changes from a revision on, in order, whole revisions at a time; a watch of
-//!      compacted revisions ends with an event that reports this.
-//!   5. A lease that is not renewed within its time ends, and its keys are deleted.
+//!   4. A watch delivers all changes from a revision on, in order, whole revisions at a time; a
+//!      watch from a compacted revision ends with an event that reports this.
+//!   5. A lease that is not renewed within its time to live ends, and its keys are deleted.
 
 pub mod conformance;
 pub mod memory;
@@ -22,28 +22,28 @@ use std::fmt;
 
 use base::{Duration, Time};
 
-/// Most comparisons, and most writes, of a transaction (etcd's default limit).
+/// Maximum number of comparisons, and of writes, in a transaction (etcd's default limit).
 pub const OPERATION_COUNT_MAX: usize = 128;
 
-/// Longest transaction, in bytes of keys and values: etcd refuses requests above 1.5 MiB, and its
-/// framing needs some of that.
+/// Maximum length of a transaction, in bytes of keys and values: etcd refuses requests above 1.5
+/// MiB, and its framing needs some of that.
 pub const TRANSACTION_SIZE_MAX: usize = (3 << 19) - (16 << 10);
 
-/// Most bytes that the framing of one comparison or write takes.
+/// Maximum number of bytes of framing per comparison or write.
 const FRAMING_SIZE_MAX: usize = 32;
 
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 pub const KEY_SIZE_MAX: usize = 512;
 
-/// Most keys of one range read's answer.
+/// Maximum number of keys in the answer to a range read.
 pub const RANGE_COUNT_MAX: usize = 1000;
 
-/// The store's counter of transactions; of a key: its value at the key's last change.
+/// The store's counter of transactions; for a key: the counter's value at the key's last change.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StateRevision(u64);
 
 impl StateRevision {
-    /// Before the first transaction; of a key: it does not exist.
+    /// Before the first transaction; for a key: it does not exist.
     pub const ZERO: StateRevision = StateRevision(0);
 
     /// Returns the revision with this number; any number is valid.
@@ -86,7 +86,7 @@ pub struct WatchId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LeaseId(pub u64);
 
-/// A key and what the store holds under it.
+/// A key and its value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyValue {
     /// The key.
@@ -144,7 +144,7 @@ impl Operation {
     }
 }
 
-/// Writes that are applied together, if all comparisons hold. Every key it writes is also compared.
+/// Writes that are applied together, if all comparisons hold. Every key that is written is also compared.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Transaction {
     compares: Vec<Compare>,
@@ -223,7 +223,7 @@ pub enum StateEffect {
         prefix: String,
         /// Only keys after this one.
         after: Option<String>,
-        /// Most keys to return; the store returns at most [`RANGE_COUNT_MAX`].
+        /// Maximum number of keys to return; the store returns at most [`RANGE_COUNT_MAX`].
         limit: usize,
     },
     /// Write, if the comparisons hold.
@@ -254,7 +254,7 @@ pub enum StateEffect {
         /// The lease ends if it is not renewed for this long; whole seconds, at least one.
         time_to_live: Duration,
     },
-    /// Renew a lease for its whole time.
+    /// Renew a lease for its full time to live.
     LeaseRenew {
         /// Copied into the answer, to match it to this request.
         request: StateRequest,
@@ -268,7 +268,7 @@ pub enum StateEffect {
         /// The lease.
         lease: LeaseId,
     },
-    /// Discard changes up to a revision: watches from there or before are lost.
+    /// Discard changes up to a revision: watches from that revision or earlier are lost.
     Compact {
         /// Copied into the answer, to match it to this request.
         request: StateRequest,
@@ -303,7 +303,7 @@ pub enum StateEvent {
         /// Changed keys; `None`: removed.
         changes: Vec<(String, Option<KeyValue>)>,
     },
-    /// The watch has ended: the revisions it asked for are compacted. Everything must be read
+    /// The watch has ended: the revisions that it requested are compacted. Everything must be read
     /// again.
     WatchLost {
         /// The watch.
@@ -311,7 +311,7 @@ pub enum StateEvent {
         /// The last revision that was discarded.
         compacted: StateRevision,
     },
-    /// The answer to the grant, renewal or revocation of a lease; `None`: there is no such lease
+    /// The answer to the grant, renewal or revocation of a lease; `None`: the lease does not exist
     /// (any more), or none could be granted.
     Lease {
         /// Copied from the request.
@@ -325,9 +325,10 @@ pub enum StateEvent {
         request: StateRequest,
     },
     /// Whether the store can be reached. Requests made meanwhile are still answered: reads and
-    /// transactions soon, with what is known; others when they can be carried out.
+    /// transactions soon, with an error or an unknown outcome if necessary; others when they can be
+    /// carried out.
     Condition {
-        /// For people: why the store cannot be reached, and what to do. `None`: it can be reached
+        /// Why the store cannot be reached, and what to do, as text for operators. `None`: it can be reached
         /// (again).
         trouble: Option<String>,
     },
@@ -337,7 +338,7 @@ pub enum StateEvent {
     /// The store is lost for this process (its disk failed, or its file is damaged): the process
     /// ends and reports why. No event follows.
     Failed {
-        /// For people: what happened, where, and what to do.
+        /// What happened, where, and what to do, as text for operators.
         reason: String,
     },
 }
@@ -358,7 +359,7 @@ pub struct EndpointRoom {
     pub endpoint: String,
     /// Percentage in use.
     pub used_percent: u64,
-    /// The most bytes that the store may use.
+    /// Maximum number of bytes that the store may use.
     pub size_max: u64,
 }
 
@@ -367,7 +368,7 @@ pub struct EndpointRoom {
 pub struct EndpointDown {
     /// The address.
     pub endpoint: String,
-    /// Why, for people.
+    /// Why, as text for operators.
     pub why: String,
 }
 
@@ -378,7 +379,7 @@ pub struct RangeAnswer {
     pub revision: StateRevision,
     /// The keys with their values, in order.
     pub entries: Vec<KeyValue>,
-    /// Whether the limit left out further keys.
+    /// Whether there are more keys beyond the limit.
     pub more: bool,
 }
 
@@ -396,23 +397,23 @@ pub enum TransactionOutcome {
     },
     /// A comparison did not hold, or a lease that it uses has ended; nothing was applied.
     Conflict,
-    /// Not known: it was applied, or not, or may still be.
+    /// Unknown: it was applied, or not, or may still be.
     Unknown,
-    /// It breaks a rule of the store; nothing was applied. This is a bug of ours.
+    /// It breaks a rule of the store; nothing was applied. This is a bug in Ashlar.
     Invalid {
         /// The rule that it breaks.
         why: &'static str,
     },
 }
 
-/// A state store as its shell drives it. Answers may be appended at once, or by a later `poll`.
+/// A state store, as driven by its shell. Answers may be appended at once, or by a later `poll`.
 pub trait StateStore {
     /// Starts an effect; appends the answers that are available.
     fn apply(&mut self, now: Time, effect: StateEffect, events: &mut Vec<StateEvent>);
 
-    /// Appends answers and changes that have arrived since, and ends leases whose time is over.
+    /// Appends answers and changes that have arrived since, and ends leases that have expired.
     fn poll(&mut self, now: Time, events: &mut Vec<StateEvent>);
 
-    /// Returns when `poll` must be called at the latest, if ever.
+    /// Returns the latest time at which `poll` must be called, if ever.
     fn deadline(&self) -> Option<Time>;
 }

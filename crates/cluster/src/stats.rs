@@ -7,8 +7,8 @@
 //!
 //! Invariants
 //!   1. A period is what one run of an OSD counted since the previous period; it never changes, and its
-//!      number is never reused in that run. So it can be sent again and is still added only once.
-//!   2. All numbers only grow, by addition; numbers from a peer are added with saturation.
+//!      number is never reused in that run. So it can be sent again and is still counted only once.
+//!   2. All numbers only grow; numbers from a peer are added with saturation.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ use crate::numbers::NUMBER_MAX;
 const STEP_BITS: u32 = 2;
 /// Smallest latency step in nanoseconds, as a number of bits: 4.1 us.
 const UNIT_BITS: u32 = 12;
-/// Number of latency buckets; the last one holds everything from two minutes on.
+/// Number of latency buckets; the last one holds everything above two minutes.
 const BUCKET_COUNT: usize = 96;
-/// Most rows of a period; operations on further images are counted by pool.
+/// Maximum number of rows in a period; operations on further images are counted by pool.
 pub const ROW_COUNT_MAX: usize = 8_192;
-/// Bytes of text of all periods in one message. Together with the space of images they fit a
-/// control message.
+/// Maximum number of bytes of text of all periods in one message. Together with the space of images
+/// they fit in a control message.
 pub const PERIODS_SIZE_MAX: usize = 3 << 20;
-/// Most images whose space an OSD reports in one message.
+/// Maximum number of images whose space an OSD reports in one message.
 pub const SPACE_COUNT_MAX: usize = 16_384;
 
 const _: () =
@@ -63,7 +63,7 @@ impl Latencies {
         }
     }
 
-    /// Returns the latency that `percent` of all do not exceed; `None` if none was counted.
+    /// Returns the latency that `percent` of all operations do not exceed; `None` if none was counted.
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let count: u128 = self.counts.iter().map(|(_, count)| u128::from(*count)).sum();
         let wanted = (count * u128::from(percent)).div_ceil(100).max(1);
@@ -121,10 +121,10 @@ pub struct Io {
     /// Bytes that they read, wrote or freed.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes: u64,
-    /// Total time of all operations, each from its arrival to its reply, in nanoseconds.
+    /// Total duration of all operations, each from its arrival to its reply, in nanoseconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub nanos: u64,
-    /// How long each operation took; empty if not measured, and in stored sums.
+    /// Latencies of the operations; empty if not measured, and in stored sums.
     #[serde(skip_serializing_if = "Latencies::is_empty")]
     pub latencies: Latencies,
 }
@@ -211,7 +211,7 @@ impl Counters {
         [&self.read, &self.write, &self.trim, &self.flush, &self.stored, &self.recovered]
     }
 
-    /// Returns the sums to store: without latencies, which matter only at the moment.
+    /// Returns the sums to store: without latencies, which are only of current interest.
     #[must_use]
     pub fn without_latencies(mut self) -> Counters {
         for io in [
@@ -233,26 +233,26 @@ impl Counters {
     }
 }
 
-/// What an OSD counted for one image, or for what belongs to a pool but to no image.
+/// An OSD's counters for one image, or for operations of a pool that belong to no image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageCounters {
     /// The pool.
     pub pool: PoolId,
-    /// The image; `None`: what belongs to no image.
+    /// The image; `None`: operations that belong to no image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageId>,
-    /// What was counted.
+    /// The counters.
     pub counters: Counters,
 }
 
-/// What an OSD counted between two moments.
+/// An OSD's counters for one period of time.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Period {
     /// Its number, counted from 1 in each run.
     pub sequence: u64,
     /// The rows, by image; each image once.
     pub rows: Vec<ImageCounters>,
-    /// What belongs to the OSD alone.
+    /// The counters of the OSD itself.
     #[serde(default, skip_serializing_if = "Counters::is_zero")]
     pub own: Counters,
 }
@@ -269,14 +269,14 @@ pub struct ImageSpace {
 /// The statistics that an OSD reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdStats {
-    /// Periods not sent over this connection yet, in order; when a connection begins, all that are
-    /// not saved, at once.
+    /// Periods not sent over this connection yet, in order; the first message on a connection has
+    /// all periods that are not saved.
     #[serde(default)]
     pub periods: Vec<Period>,
     /// Space of images that has changed since it was last sent over this connection.
     #[serde(default)]
     pub space: Vec<ImageSpace>,
-    /// Whether the space of all images was sent over this connection: other images have none.
+    /// Whether the space of all images was sent over this connection: other images use no space.
     #[serde(default)]
     pub space_is_whole: bool,
 }
@@ -296,7 +296,7 @@ impl OsdStats {
     }
 }
 
-/// What statistics are kept for. The order is that of the keys.
+/// The objects for which statistics are kept. The order is that of the keys.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Table {
@@ -322,7 +322,7 @@ impl Table {
     }
 }
 
-/// A period of a run of an OSD; later ones are greater.
+/// A period in a run of an OSD; later ones compare greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 pub struct PeriodId {
     /// The run.
@@ -334,14 +334,14 @@ pub struct PeriodId {
 /// Sums of one row, as stored in the state store.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Sums {
-    /// Its name, for people.
+    /// Its name, for display.
     #[serde(default)]
     pub name: String,
     /// Bytes of blocks in use, counted once and not per copy; 0 for an OSD, which reports its own
     /// usage.
     #[serde(default)]
     pub used_bytes: u64,
-    /// Sums since it was created.
+    /// Sums since the object was created.
     #[serde(flatten)]
     pub counters: Counters,
 }
@@ -349,7 +349,7 @@ pub struct Sums {
 /// Rows by id.
 pub type Rows = BTreeMap<u32, Sums>;
 
-/// The newest period of each OSD that is in the rows beside it.
+/// The newest period of each OSD that is included in the rows stored with it.
 pub type NewestPeriods = BTreeMap<OsdId, PeriodId>;
 
 fn is_zero(number: &u64) -> bool {

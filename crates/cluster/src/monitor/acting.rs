@@ -2,12 +2,12 @@
 //!
 //! | situation | action |
 //! |---|---|
-//! | a learner reported complete in this epoch, in these runs | it takes its position if that is empty or its member leaves with this change; else it waits, bound |
+//! | a learner reported complete in this epoch, in these runs | it takes its position if that is empty or its member leaves with this change; otherwise it waits, bound |
 //! | an acting member lost: down, barred, or back with a damaged store | the member is removed if at least minimum size sound ones remain and all of them were heard from since; else the set stays |
 //! | an acting member in a new run | the new run is entered, same set |
 //! | such a complete learner, and all members sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan that is up and not acting | it becomes a learner, for the position that needs it most |
-//! | everything is as planned | the plan's first OSD leads as soon as it may, if it reaches all members |
+//! | everything is as planned | the plan's first OSD leads as soon as it may, if it can reach all members |
 //! | an OSD that rests after many starts | it does not become a learner; as a member it is removed in its next run if minimum size others remain |
 //! | an acting member or learner whose disk hangs | it is removed if at least minimum size others have disks that answer and were heard from since; else the entry stays |
 //! | a pool with parity has more positions than the entry | the entry gets them, empty |
@@ -29,7 +29,7 @@ use base::planted::{self, Bug};
 use base::{Incarnation, OsdId, Position, Scheme, Time};
 use format::wire::{Learner, MEMBERS_MAX, Member, PgEntry};
 
-/// The condition of an OSD. Moments are event numbers: they also order what happens at the same time.
+/// The condition of an OSD. Times are event numbers, which also order events of the same instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Standing {
     /// The OSD's newest run.
@@ -38,9 +38,9 @@ pub(super) struct Standing {
     pub(super) up: bool,
     /// Whether this run began with damage that may have cost acknowledged writes.
     pub(super) suspect: bool,
-    /// When the newest probe that the OSD has answered was sent; 0: the OSD is not connected.
+    /// The event in which the newest probe that the OSD has answered was sent; 0: the OSD is not connected.
     pub(super) heard: u64,
-    /// When the OSD's newest failure was noticed.
+    /// The event in which the OSD's newest failure was noticed.
     pub(super) noticed: u64,
     /// Whether the OSD started again and again, and rests: this run is accepted only where it is needed.
     pub(super) rests: bool,
@@ -51,17 +51,17 @@ pub(super) struct Standing {
 /// The condition of an OSD's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct DiskStanding {
-    /// Whether the disk hangs, or has not yet shown since then that it answers.
+    /// Whether the disk hangs, or hung and has not completed an operation since.
     pub(super) stalled: bool,
-    /// When `stalled` last changed.
+    /// The time at which `stalled` last changed.
     pub(super) since: Time,
     /// Whether that change was a moment ago: other disks may be about to report the same.
     pub(super) is_new: bool,
-    /// When the disk's oldest running operation began, if it takes long.
+    /// The time at which the disk's oldest pending operation began, if that operation is slow.
     pub(super) oldest: Option<Time>,
 }
 
-/// Everything besides its entry that decides about one PG.
+/// Everything except its entry that determines the next entry of a PG.
 pub(super) struct Given<'a> {
     /// The pool's scheme.
     pub(super) scheme: Scheme,
@@ -73,9 +73,9 @@ pub(super) struct Given<'a> {
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
     /// Learners that the primary reported complete, in the entry's epoch.
     pub(super) complete: BTreeSet<Member>,
-    /// OSDs that cannot take part for now because they failed, and since when.
+    /// OSDs that cannot take part for now because they failed, with the event of the failure.
     pub(super) barred: BTreeMap<OsdId, u64>,
-    /// The broken and the doubted links between OSDs.
+    /// The broken and the suspected links between OSDs.
     pub(super) links: &'a Links,
     /// Whether the primary needs another epoch.
     pub(super) renew: bool,
@@ -84,7 +84,7 @@ pub(super) struct Given<'a> {
 /// Links between OSDs that are all up.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Links {
-    /// Broken links, and since when: the first OSD cannot reach the second.
+    /// Broken links, with the event in which each was noticed: the first OSD cannot reach the second.
     pub(super) broken: BTreeMap<(OsdId, OsdId), u64>,
     /// Links reported as broken, but not confirmed yet; a decision follows soon.
     pub(super) doubted: BTreeSet<(OsdId, OsdId)>,
@@ -101,13 +101,13 @@ impl Links {
         pairs.iter().all(|pair| !self.broken.contains_key(pair) && !self.doubted.contains(pair))
     }
 
-    /// Returns since when the link between the two is known to be broken.
+    /// Returns the event in which the link between the two was found to be broken.
     fn since(&self, one: OsdId, other: OsdId) -> Option<u64> {
         let pairs = [(one, other), (other, one)];
         pairs.iter().filter_map(|pair| self.broken.get(pair).copied()).max()
     }
 
-    /// Returns the OSDs that `one` cannot reach, and since when.
+    /// Returns the OSDs that `one` cannot reach, each with the event in which that was noticed.
     fn from(&self, one: OsdId) -> impl Iterator<Item = (OsdId, u64)> {
         let links = self.broken.range((one, OsdId::FIRST)..);
         let links = links.take_while(move |((from, _), _)| *from == one);
@@ -120,7 +120,7 @@ impl Links {
 enum State {
     /// It is up and holds everything.
     Sound,
-    /// It is up, but the primary cannot work with it; or it rests.
+    /// It is up, but the primary cannot use it; or it rests.
     Barred,
     /// It is up, but its disk hangs: it does not count towards the minimum size.
     Stalled,
@@ -199,13 +199,14 @@ impl Given<'_> {
         self.standings.get(&osd).map_or(0, |standing| standing.heard)
     }
 
-    /// Returns when the loss of a member was noticed.
+    /// Returns the number of the event in which the loss of a member was noticed.
     fn lost_since(&self, member: Member) -> u64 {
         let noticed = self.standings.get(&member.osd).map_or(0, |standing| standing.noticed);
         noticed.max(self.barred.get(&member.osd).copied().unwrap_or(0))
     }
 
-    /// Whether the sound members are enough to go on without others that were lost at `since`.
+    /// Whether the sound members are enough to continue without the others, whose loss was noticed
+    /// in event `since`.
     fn may_go_on_with(&self, sound: &[Member], counted: usize, since: u64) -> bool {
         let min_size = if planted::on(Bug::MemberRemovedBelowMinimum) { 1 } else { self.min_size };
         let is_there = |member: &Member| {
@@ -216,7 +217,7 @@ impl Given<'_> {
     }
 }
 
-/// Returns the entry that follows; `None`: the present one stays. The caller sets its map revision.
+/// Returns the entry that follows; `None`: the present one remains. The caller sets its map revision.
 pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
     let leader = leader_by_links(entry, &mut given);
     let given = &given;
@@ -238,8 +239,8 @@ pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntr
     (given.renew || !next.has_same_members(entry)).then_some(next)
 }
 
-/// Chooses the leader by the known links: the present primary, or, if it reaches too few members, one
-/// that reaches enough. Bars the members that the leader cannot reach.
+/// Chooses the leader by the known links: the present primary, or, if it can reach too few members,
+/// one that can reach enough. Bars the members that the leader cannot reach.
 fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let links = given.links;
     let primary = entry.primary_osd()?;
@@ -273,7 +274,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let gone = entry.acting().filter(|member| !reached.contains(member));
     let gone_since = gone.map(|member| {
         let lost = (!sound.contains(member)).then(|| given.lost_since(*member));
-        // A link that is only doubted does not separate members yet.
+        // A link that is only suspected to be broken does not separate members yet.
         Some((member.osd, links.since(leader, member.osd).max(lost)?))
     });
     let gone_since: Option<Vec<(OsdId, u64)>> = gone_since.collect();
@@ -308,7 +309,7 @@ fn bar_others(given: &mut Given<'_>, leader: OsdId, entry: &PgEntry) {
     bar(given, links.from(leader).filter(|(osd, _)| is_other(osd)));
 }
 
-/// Returns the learners that hold everything now and may take their positions.
+/// Returns the learners that are complete and may take their positions.
 fn ready_learners(entry: &PgEntry, given: &Given<'_>) -> Vec<Learner> {
     let is_complete = |member: &Member| {
         given.complete.contains(member) || planted::on(Bug::LearnerAddedWithoutReport)
@@ -321,8 +322,8 @@ fn ready_learners(entry: &PgEntry, given: &Given<'_>) -> Vec<Learner> {
     entry.learners.iter().filter(is_ready).copied().collect()
 }
 
-/// Removes lost members, if that is allowed, and puts ready learners into empty positions. Returns the
-/// ready learners that find no empty position: they stay bound.
+/// Removes lost members, if that is allowed, and puts ready learners into empty positions. Returns
+/// the ready learners whose positions are not empty: they stay bound.
 fn replace_lost(
     positions: &mut [Option<Member>],
     ready: Vec<Learner>,
@@ -419,8 +420,8 @@ fn surplus_position(
 }
 
 /// Enters members in their newest runs. A member that may have lost data is entered only if every other
-/// member may have lost data too: once entered it counts as sound, and a complete copy might be dropped
-/// in its favor.
+/// member may have lost data too: once entered, it counts as sound, and a complete copy might be
+/// dropped in its favor.
 fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given: &Given<'_>) {
     let is_suspect = |member: &Member| given.state_of(*member) == State::Suspect;
     let all_suspect = !others_are_ready && positions.iter().flatten().all(is_suspect);
@@ -436,9 +437,9 @@ fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given
     }
 }
 
-/// Chooses OSDs of the plan to fill: as many as there are positions without a sound member, or one if
-/// all are sound, so that a change of the plan does not multiply the writes. Present learners continue;
-/// an OSD that cannot reach the leader does not become a new learner.
+/// Chooses OSDs of the plan that are to be filled: as many as there are positions without a sound
+/// member, or one if all are sound, so that a change of the plan does not multiply the writes. Present
+/// learners continue; an OSD that cannot reach the leader does not become a new learner.
 fn learners_beside(
     positions: &[Option<Member>],
     leader: Option<OsdId>,

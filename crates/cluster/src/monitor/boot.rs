@@ -1,10 +1,9 @@
-//! How an OSD joins, and what its new run changes in its PGs.
+//! How an OSD joins, and what a new run changes in its PGs.
 //!
-//! A run gets an incarnation from the counter in the OSD's record, and ends the epoch of every PG that
-//! has this OSD as a member: new entries with the next epoch and the new incarnation, in batches. A
-//! monitor that stops between batches leaves entries with an older incarnation than the OSD's record
-//! has. Nobody serves those PGs, because the OSD has not been told its incarnation, and its next boot
-//! refreshes them.
+//! A run receives an incarnation from the counter in the OSD's record, and ends the epoch of every PG that
+//! has this OSD as a member: new entries with the next epoch and the new incarnation, in batches. A monitor
+//! that stops between batches leaves entries with an older incarnation than the OSD's record. Those PGs are
+//! not served, because the OSD has not been told its incarnation, and its next boot refreshes them.
 //!
 //! A boot message may arrive late, over a connection that its sender has already left, because another
 //! monitor may have held it back. So a boot that would end a run waits until its sender has confirmed it
@@ -22,7 +21,7 @@ use super::{Effect, Monitor, busy, clipped, failure};
 use crate::message::{Failure, FromMonitor, ToMonitor};
 use crate::records::{CounterName, OsdRecord, OutBy, Record};
 
-/// The most OSDs that a cluster may have.
+/// Maximum number of OSDs in a cluster.
 const OSD_COUNT_MAX: usize = 10_000;
 
 impl Monitor {
@@ -98,7 +97,7 @@ impl Monitor {
 
     fn push_boot(&mut self, now: Time, boot: Boot, effects: &mut Vec<Effect>) {
         let connection = boot.connection;
-        // What the OSD has seen may be enough to know that the store is not older.
+        // What the OSD has seen may be enough to show that the store is not older.
         let has_seen = self.settling.is_on() && boot.seen.change > 0;
         if has_seen && self.admitted(&boot).is_ok() && self.why_older_than(&boot).is_none() {
             self.jobs.extend(self.settling.end());
@@ -135,7 +134,7 @@ impl Monitor {
         };
         let incarnation = boot.run.unwrap_or_else(|| record.info.incarnation.next());
         let mut changed = record.clone();
-        // An OSD that a recovery knew only from PG entries has no store id yet.
+        // An OSD that a recovery found only in PG entries has no store id yet.
         changed.store.clone_from(&boot.store);
         changed.info.addresses = boot.addresses.clone();
         changed.info.peer_addresses = boot.peer_addresses.clone();
@@ -160,8 +159,9 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// Whether the OSD's last run was suspect and a PG still has an older run of it: its copy there was
-    /// not refilled since. A store can only report the damage it knows of.
+    /// Whether the OSD's last run was suspect and a PG still has an older run of it: its copy of
+    /// that PG has not been refilled since. A store can report only the damage that it has
+    /// detected.
     fn is_still_suspect(&self, record: &OsdRecord) -> bool {
         let osd = record.info.id;
         let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;
@@ -259,7 +259,7 @@ impl Monitor {
         }
         self.note_stall(now, boot.osd, boot.stalled, None, effects);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
-        // Meanwhile a job may have marked the OSD as down in its record.
+        // In the meantime a job may have marked the OSD as down in its record.
         self.push_sync_osd(boot.osd);
         self.connections.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);

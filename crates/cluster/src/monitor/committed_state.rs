@@ -1,9 +1,9 @@
-//! The state store's content as this monitor knows it: committed records only.
+//! This monitor's copy of the state store: committed records only.
 //!
 //! Invariants
-//!   1. A record is here only after its transaction is known committed.
-//!   2. The entries of a pool's PGs lie in shards without gaps, and no entry has a revision above the
-//!      pool's. Otherwise the store is damaged, and this monitor knows it.
+//!   1. A record is in this copy only once its transaction is known to be committed.
+//!   2. The entries of a pool's PGs lie in shards without gaps, and no entry has a revision above
+//!      the pool's. Otherwise the store is marked as damaged.
 
 use std::collections::BTreeMap;
 
@@ -28,25 +28,25 @@ use crate::stats::Table;
 /// The maximum length of a record that people may write, in bytes.
 const EDITED_SIZE_MAX: usize = 64 << 10;
 
-/// All records, and the keys that this program does not know.
+/// All records, and the keys that this version does not recognize.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CommittedState {
     records: BTreeMap<Key, Stored>,
-    /// Keys that this program does not know: listed, never written.
+    /// Keys that this version does not recognize: listed, never written.
     foreign: BTreeMap<String, (StateRevision, String)>,
     /// The values of all setting records, by name.
     changed_settings: Changed,
     /// Manual edits of our keys that are not checked yet. `records` has the values in force.
     edits: BTreeMap<Key, Edit>,
-    /// Unusable keys, and why each one is unusable. The bad value, which is in `edits`, is the first
-    /// that was read, so this monitor knows no better one.
+    /// Unusable keys, and why each one is unusable. The bad value, which is in `edits`, was the
+    /// first one read, so this monitor has no better one.
     damaged: BTreeMap<Key, String>,
     /// Whether the damaged keys were edited by hand while this monitor led: then `records` has the good
     /// values.
     is_edited: bool,
     /// The rule that the records, compared with each other, violated when they were read, if any.
     broken: Option<String>,
-    /// The number of this process's reign, which no other leader that wrote to this store has.
+    /// The number of this process's reign, unique among all leaders that have written to this store.
     pub(super) reign: u64,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct CommittedState {
 #[derive(Clone, Debug)]
 pub(super) struct Edit {
     revision: StateRevision,
-    /// `None`: the key is gone.
+    /// `None`: the key was removed.
     pub(super) text: Option<String>,
 }
 
@@ -83,8 +83,8 @@ macro_rules! kind {
     };
 }
 
-/// Checks that a text under a key that people may write is short enough. Several such records are
-/// written in one transaction, each with its fields that this program does not know.
+/// Checks that the value of a key that people may write is short enough. Several such records are
+/// written in one transaction, each including fields that this version does not recognize.
 pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
     let is_open = matches!(key, Key::Setting(_) | Key::Pool(_) | Key::Osd(_));
     if is_open && text.len() > EDITED_SIZE_MAX {
@@ -112,7 +112,7 @@ impl CommittedState {
         })
     }
 
-    /// Returns an empty state, for a monitor that leads under this reign.
+    /// Returns an empty state for a monitor with this reign.
     pub(super) fn of_reign(reign: u64) -> CommittedState {
         CommittedState { reign, ..CommittedState::default() }
     }
@@ -129,7 +129,7 @@ impl CommittedState {
     /// Accepts a key as read from the store. A value that cannot be used makes the store damaged; a
     /// setting that cannot be in force is treated as an edit.
     ///
-    /// Errors: what is wrong with a key that tells whose the store is.
+    /// Errors: what is wrong with a key that identifies the owner of the store.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
         let Some(key) = Key::parse(&entry.key) else {
             self.foreign.insert(entry.key, (entry.revision, entry.value));
@@ -148,8 +148,9 @@ impl CommittedState {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            // Damaged statistics are not worth an outage. Without the number of its last transaction the
-            // store looks older than what OSDs have seen: `state recover` asks them.
+            // Damaged statistics are not worth an outage. Without the number of its last
+            // transaction the store looks older than the OSDs' records: `state recover` asks for
+            // them.
             Err(_) if matches!(key, Key::Setting(_) | Key::Stats(..) | Key::Change) => {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
@@ -157,7 +158,7 @@ impl CommittedState {
             Err(error) if matches!(key, Key::Cluster | Key::Leader) => {
                 return Err(format!("the state store's key {} is damaged: {error}", entry.key));
             }
-            // Whatever the record says, a recovery was begun.
+            // Whatever the record contains, a recovery was begun.
             Err(_) if key == Key::Recovery => {
                 Record::Recovery(RecoveryRecord::of(MonitorId::FIRST))
             }
@@ -177,8 +178,8 @@ impl CommittedState {
         self.damaged.insert(key, why);
     }
 
-    /// Notes that a key that only monitors write was edited by hand while this one led. Unless the edit
-    /// changed nothing, its value is ignored; the value in force is known.
+    /// Notes that a key that only monitors write was edited by hand while this one led. Unless the
+    /// edit changed nothing, its value is ignored, and the value in force remains.
     pub(super) fn note_guarded_edit(&mut self, key: Key) {
         let Some(edit) = self.edits.get(&key) else { return };
         let text = edit.text.as_ref();
@@ -221,13 +222,13 @@ impl CommittedState {
     pub(super) fn judge_rules(&mut self) {
         self.note_keys_edited_before();
         // Records that depend on a damaged key cannot be checked; records that a recovery has not
-        // finished are written anew by the next recovery.
+        // finished are written again by the next recovery.
         if self.damaged.is_empty() && !self.is_being_recovered() {
             self.broken = self.broken_rule();
         }
     }
 
-    /// Whether the store holds records that cannot be used or do not fit together.
+    /// Whether the store holds records that cannot be used or are inconsistent.
     pub(super) fn is_damaged(&self) -> bool {
         !self.damaged.is_empty() || self.broken.is_some()
     }
@@ -268,7 +269,7 @@ impl CommittedState {
         self.edits.get(key)
     }
 
-    /// Returns the keys with edits that are to be checked.
+    /// Returns the keys whose edits are to be checked.
     pub(super) fn edited_keys(&self) -> impl Iterator<Item = &Key> {
         self.edits.keys().filter(|key| !self.damaged.contains_key(key))
     }
@@ -286,8 +287,8 @@ impl CommittedState {
         self.records.get(key).map(|stored| &stored.record)
     }
 
-    /// Returns the keys whose revision in the store differs from the one known here: somebody else
-    /// changed them, if this monitor has no transaction in flight.
+    /// Returns the keys whose revision in the store differs from the one known here: if this
+    /// monitor has no transaction in flight, somebody else changed them.
     pub(super) fn differences(&self, store: &BTreeMap<String, KeyValue>) -> Vec<String> {
         let known = self.records.keys().chain(self.edits.keys()).map(Key::to_string);
         let mut keys: Vec<String> = known.chain(self.foreign.keys().cloned()).collect();
@@ -300,7 +301,7 @@ impl CommittedState {
         keys
     }
 
-    /// Returns the revision of any key as known here; `ZERO`: the key does not exist.
+    /// Returns the revision of any key in this copy; `ZERO`: the key does not exist.
     pub(super) fn revision_of(&self, key: &str) -> StateRevision {
         match Key::parse(key) {
             Some(key) => self.revision(&key),
@@ -333,7 +334,7 @@ impl CommittedState {
         self.broken_reference().or_else(|| self.broken_counter())
     }
 
-    /// Describes a counter that is behind an id in use, and would issue that id again.
+    /// Describes a counter that is below an id in use, and would issue that id again.
     fn broken_counter(&self) -> Option<String> {
         let sessions = self.sessions().map(|record| record.id);
         let fences = self.pools().filter_map(|record| self.fences(record.pool.id));
@@ -424,7 +425,7 @@ impl CommittedState {
         }
     }
 
-    /// Whether a recovery was begun, so that the records here may be incomplete.
+    /// Whether a recovery was begun, so that these records may be incomplete.
     pub(super) fn is_being_recovered(&self) -> bool {
         self.records.contains_key(&Key::Recovery)
     }
@@ -566,7 +567,7 @@ impl CommittedState {
         }
     }
 
-    /// Returns the OSDs that the plan has for a PG.
+    /// Returns the OSDs planned for a PG.
     pub(super) fn targets_of(&self, pg: PgId) -> Option<Vec<OsdId>> {
         let key = Key::PgShard(pg.pool, pg.number / PG_SHARD_SIZE);
         let index = (pg.number % PG_SHARD_SIZE) as usize;
@@ -576,7 +577,7 @@ impl CommittedState {
         }
     }
 
-    /// Returns the highest revision that any OSD's entry ever had; 0: there was no OSD.
+    /// Returns the highest revision that any OSD's entry has ever had; 0: there has been no OSD.
     pub(super) fn osd_revision_max(&self) -> u64 {
         let removed = self.counter(CounterName::OsdRevision);
         self.osds().map(|osd| osd.info.revision).max().unwrap_or(0).max(removed)
@@ -608,8 +609,7 @@ impl CommittedState {
         }
     }
 
-    /// Returns the revision that added the pool's newest fence: a receiver of this revision knows all
-    /// fences.
+    /// Returns the revision that added the pool's newest fence: a receiver of this revision has all fences.
     pub(super) fn fence_revision(&self, pool: PoolId) -> MapRevision {
         let fences = self.fences(pool);
         fences.map_or(MapRevision::ZERO, |record| {
@@ -618,8 +618,8 @@ impl CommittedState {
         })
     }
 
-    /// Returns the changes of the pool's map after `since`; `None`: there is nothing newer. Every entry
-    /// and fence knows the revision that added it, so no history is kept.
+    /// Returns the changes of the pool's map after `since`; `None`: there is nothing newer. Every
+    /// entry and fence includes the revision that added it, so no history is kept.
     pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
         let record = self.pool(pool).filter(|record| record.revision > since)?;
         let pgs = self.pgs(pool).filter(|entry| entry.revision > since).cloned().collect();
@@ -654,8 +654,8 @@ impl CommittedState {
     }
 }
 
-/// Whether a setting may be in force. A setting that this program does not know is kept for other
-/// programs.
+/// Whether a setting may be in force. A setting that this version does not recognize is kept for
+/// other versions.
 fn is_in_range(record: &SettingRecord) -> bool {
     Setting::named(&record.name).is_none_or(|setting| setting.check(record.value).is_ok())
 }

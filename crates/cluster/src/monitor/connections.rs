@@ -1,9 +1,9 @@
-//! The peers connected to this monitor, and what each is sent over its connection.
+//! The peers connected to this monitor, and what is sent to each.
 //!
 //! Invariants
 //!   1. Nothing is sent over a connection that is gone.
-//!   2. `order` grows with each connection: of two connections of one peer the one with the higher order
-//!      is the newer.
+//!   2. `order` grows with each connection: of two connections of one peer, the one with the higher
+//!      order is newer.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,9 +16,9 @@ use super::Effect;
 use super::refusal::failure;
 use crate::message::{Failure, FromMonitor, ToMonitor};
 
-/// The most connections; beyond it new ones are closed.
+/// Maximum number of connections; beyond it, new ones are closed.
 pub(super) const CONNECTION_COUNT_MAX: usize = 50_000;
-/// The most messages that are kept until the state is first read; beyond it connections are closed.
+/// Maximum number of messages that are kept until the state is first read; beyond it, connections are closed.
 const EARLY_COUNT_MAX: usize = 10_000;
 
 /// The connections of a monitor.
@@ -28,7 +28,7 @@ pub(super) struct Connections {
     order_last: u64,
     /// Messages that arrived before the state was first read, in order.
     early: VecDeque<(ConnectionId, ToMonitor)>,
-    /// How many peers violated the protocol.
+    /// The number of peers that violated the protocol.
     protocol_errors: u64,
 }
 
@@ -42,9 +42,9 @@ struct Connection {
     osd: Option<OsdId>,
     /// The monitor that counts as present while this connection lasts.
     monitor: Option<MonitorId>,
-    /// The sessions that use this connection, with the bytes of each that wait for room.
+    /// The sessions that use this connection, each with the number of its bytes that wait for free space.
     sessions: BTreeMap<SessionId, u64>,
-    /// The peer watches the keys with this prefix.
+    /// The prefix of the keys that the peer watches.
     state_watch: Option<String>,
     introduced: Option<Introduced>,
 }
@@ -104,7 +104,7 @@ impl Connections {
         Some(Gone { osd: state.osd, sessions: state.sessions.into_keys().collect() })
     }
 
-    /// Starts again with at most one connection, `kept`, as if it were new. Returns the others.
+    /// Starts over with at most one connection, `kept`, as if it were new. Returns the others.
     pub(super) fn begin_anew(
         &mut self,
         kept: Option<ConnectionId>,
@@ -133,7 +133,7 @@ impl Connections {
         self.here.get_mut(&connection).expect("a message comes over a connection that is here")
     }
 
-    /// Returns the role that the peer gave in the handshake. Requires: the connection is here.
+    /// Returns the role that the peer gave in the handshake. Requires: the connection exists.
     pub(super) fn role(&self, connection: ConnectionId) -> Role {
         self.here[&connection].peer.role
     }
@@ -143,7 +143,7 @@ impl Connections {
         self.here_mut(connection).peer.role = role;
     }
 
-    /// Returns the connection's place among all connections to this monitor, while it is here.
+    /// Returns the connection's order among all connections to this monitor; `None`: it is gone.
     pub(super) fn order(&self, connection: ConnectionId) -> Option<u64> {
         self.here.get(&connection).map(|state| state.order)
     }
@@ -183,7 +183,7 @@ impl Connections {
         self.here_mut(connection).introduced = Some(introduced);
     }
 
-    /// Returns the peer's description of itself, if the peer is here and has sent one.
+    /// Returns the peer's description of itself, if the peer is connected and has sent one.
     pub(super) fn introduced(&self, connection: ConnectionId) -> Option<&Introduced> {
         self.here.get(&connection)?.introduced.as_ref()
     }
@@ -193,7 +193,7 @@ impl Connections {
         self.here.values().filter_map(|state| state.introduced.as_ref())
     }
 
-    /// Notes that the peer receives the map from now on, and already has these revisions.
+    /// Subscribes the peer to the map; it already has these revisions.
     pub(super) fn subscribe(&mut self, connection: ConnectionId, has: Subscription) {
         self.here_mut(connection).subscription = Some(has);
     }
@@ -224,7 +224,7 @@ impl Connections {
         }
     }
 
-    /// Notes how many bytes of a session that uses the connection wait for room.
+    /// Notes how many bytes of a session that uses the connection wait for free space.
     pub(super) fn note_waiting(
         &mut self,
         connection: ConnectionId,
@@ -237,13 +237,13 @@ impl Connections {
         }
     }
 
-    /// Returns the sessions with bytes that wait for room, and how many.
+    /// Returns the sessions with bytes that wait for free space, each with their number.
     pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (SessionId, u64)> {
         let all = self.here.values().flat_map(|state| &state.sessions);
         all.filter(|(_, bytes)| **bytes > 0).map(|(session, bytes)| (*session, *bytes))
     }
 
-    /// Notes that the peer is to be sent each change of the keys with this prefix.
+    /// Notes that the peer watches the keys with this prefix.
     pub(super) fn watch_state(&mut self, connection: ConnectionId, prefix: String) {
         self.here_mut(connection).state_watch = Some(prefix);
     }
@@ -254,7 +254,7 @@ impl Connections {
         watching.filter_map(|(id, state)| Some((*id, state.state_watch.as_deref()?)))
     }
 
-    /// Ends all watches of keys, and returns their connections.
+    /// Ends all watches, and returns their connections.
     pub(super) fn end_state_watches(&mut self) -> Vec<ConnectionId> {
         let watching = self.here.iter_mut();
         let ended = watching.filter_map(|(id, state)| state.state_watch.take().map(|_| *id));
@@ -275,7 +275,7 @@ impl Connections {
         std::mem::take(&mut self.early)
     }
 
-    /// Counts a peer's violation of the protocol.
+    /// Counts a protocol violation by a peer.
     pub(super) fn count_protocol_error(&mut self) {
         self.protocol_errors += 1;
     }
@@ -330,7 +330,7 @@ impl Connections {
     }
 }
 
-/// Returns a message in the form in which it is sent.
+/// Returns a message as the text that is sent.
 pub(super) fn to_text(message: &FromMonitor) -> String {
     serde_json::to_string(message).expect("messages have text keys and plain numbers")
 }

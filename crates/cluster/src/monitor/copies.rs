@@ -20,7 +20,7 @@ pub(super) fn whole_copy(committed: &CommittedState) -> impl Iterator<Item = Fro
     })
 }
 
-/// Returns the message that tells OSDs what a transaction changed in their copies; `None`: nothing.
+/// Returns the message that updates the OSDs' copies after a transaction; `None`: nothing changed in them.
 pub(super) fn change_of_copy(writes: &[Write]) -> Option<FromMonitor> {
     let mut part = CopyPart::default();
     for write in writes {

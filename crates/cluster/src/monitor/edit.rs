@@ -2,17 +2,16 @@
 //!
 //! ```text
 //!   store ──Watched──▶ waits (a transaction is in flight) ──▶ CommittedState::edits ─┬▶ Job::Edit: checked
-//!         ──read anew, compared with committed ──────────────▶                  └▶ guarded: damaged
+//!         ──read again, compared with committed ─────────────▶                  └▶ guarded: damaged
 //! ```
 //!
 //! An edit of a key that people may write is checked by the rules of `state put`: it is in force at
-//! once, or it is undone and listed in `status`. A key that only monitors write is *guarded*: after an
-//! edit the store counts as damaged, nothing is changed any more, and the operator has the last good
-//! value written back with `state undo`.
+//! once, or it is undone and listed in `status`. A key that only monitors write is *guarded*: after
+//! an edit the store counts as damaged, nothing else is changed, and the operator restores the last
+//! good value with `state undo`.
 //!
-//! Invariant: while a guarded key is changed nothing is written except the list of such keys
-//! (`recovery`) and keys that people may write. So the next monitor also knows which keys it must not
-//! trust.
+//! Invariant: while a guarded key has an unauthorized value, nothing is written except the list of such keys
+//! (`recovery`) and keys that people may write. So the next monitor also knows which keys it must not trust.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,31 +28,31 @@ use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, RecoveryRecord, 
 use crate::settings::Setting;
 use crate::state::{KeyValue, StateRevision, WatchId};
 
-/// The most changes reported by the store that may wait; beyond it everything is read anew.
+/// Maximum number of changes reported by the store that may wait; beyond it, everything is read again.
 const WATCHED_COUNT_MAX: usize = 10_000;
-/// The most undone edits that are kept for `status`.
+/// Maximum number of undone edits that are kept for `status`.
 const UNDONE_COUNT_MAX: usize = 100;
 /// How long `status` lists an undone edit, unless its key is written correctly before.
 const UNDONE_SPAN: Duration = Duration::from_secs(24 * 3600);
 
-/// Changes that the store reported, and what is needed to tell manual edits from this monitor's own
-/// writes.
+/// Changes that the store reported, and what is needed to distinguish manual edits from this
+/// monitor's own writes.
 #[derive(Default)]
 pub(super) struct Watching {
     /// The watch on all keys, once this monitor has led.
     pub(super) watch: Option<WatchId>,
-    /// Changes that are not compared yet.
+    /// Changes that have not been compared yet.
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
     /// Revisions of this monitor's own transactions that the watch has not reported yet, in order. The
-    /// watch may report a put after the key was removed again: then the key's record does not show who
-    /// wrote it.
+    /// watch may report a put after the key was removed again: in that case the key's record does
+    /// not show who wrote it.
     ours: VecDeque<StateRevision>,
-    /// The revision at which everything was last read: watch events up to it bring nothing new.
+    /// The revision at which everything was last read: watch events up to it contain nothing new.
     pub(super) read_at: StateRevision,
     pub(super) undone: UndoneEdits,
 }
 
-/// A key, and its present value.
+/// A key and its current value.
 pub(super) type Change = (String, Option<KeyValue>);
 
 /// Edits that were undone recently, for `status`.
@@ -83,8 +82,7 @@ impl UndoneEdits {
         self.note(when, Key::Leader, why.to_string());
     }
 
-    /// Forgets an undone edit: the key was written correctly since, so `status` does not list it any
-    /// more.
+    /// Drops an undone edit: the key has been written correctly since, so `status` no longer lists it.
     pub(super) fn forget(&mut self, key: &Key) {
         self.0.remove(key);
     }
@@ -119,8 +117,8 @@ fn protected_because(key: &Key) -> Option<&'static str> {
 
 /// Whether a manual edit of the key makes the store damaged.
 fn is_guarded(key: &Key) -> bool {
-    // The next transaction puts `change` back, a lost `leader` key ends the leadership, and nothing
-    // depends on sums.
+    // The next transaction restores `change`, a lost `leader` key ends the leadership, and nothing
+    // depends on statistics.
     let is_judged = matches!(key, Key::Leader | Key::Change | Key::Stats(..));
     protected_because(key).is_some() && !is_judged
 }
@@ -129,8 +127,8 @@ fn is_guarded(key: &Key) -> bool {
 pub(super) const EDITED_HINT: &str =
     "`ashlar state undo` writes the last good values back; until then failover waits";
 
-/// Whether a key's value is trusted only if a monitor wrote it: data depends on it, and people have no
-/// reason to write it.
+/// Whether a key's value is trusted only if a monitor wrote it: the safety of data depends on it,
+/// and people have no reason to write it.
 pub(super) fn is_never_edited(key: &Key) -> bool {
     // The values of these keys are checked by other means, or nothing depends on them.
     let is_judged =
@@ -139,8 +137,7 @@ pub(super) fn is_never_edited(key: &Key) -> bool {
 }
 
 impl Watching {
-    /// Whether this monitor wrote the change at this revision, or had it included when it read
-    /// everything.
+    /// Whether this monitor wrote the change at this revision, or included it when it last read everything.
     fn is_known(&mut self, told: StateRevision) -> bool {
         while self.ours.front().is_some_and(|revision| *revision < told) {
             self.ours.pop_front();
@@ -171,8 +168,8 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// Returns the record for a text under a key that people may write. An error says why it cannot be
-    /// in force.
+    /// Parses and checks a value for a key that people may write. An error explains why it cannot
+    /// take effect.
     pub(super) fn judged(&self, key: &Key, text: &str) -> Result<Record, String> {
         if let Some(why) = protected_because(key) {
             return Err(why.to_string());
@@ -256,7 +253,7 @@ impl Monitor {
         Ok(Record::Osd(changed))
     }
 
-    /// Handles changes that the store reports: this monitor's own transactions, or manual edits.
+    /// Handles changes reported by the store: this monitor's own transactions, or manual edits.
     pub(super) fn on_watched(
         &mut self,
         watch: WatchId,
@@ -306,7 +303,7 @@ impl Monitor {
                 }
                 if Key::parse(&key) == Some(Key::Leader) {
                     // Another monitor leads, or somebody edited the key. In either case nothing is
-                    // written until leadership is taken anew.
+                    // written until leadership is taken again.
                     self.read_leader(effects);
                     break;
                 }
@@ -315,7 +312,8 @@ impl Monitor {
         }
     }
 
-    /// Handles a manual edit of a key: if it is one of ours, it is checked before anything else is done.
+    /// Handles a manual edit of a key: if the key is one of ours, the edit is checked before
+    /// anything else is done.
     pub(super) fn take_edit(
         &mut self,
         key: String,
@@ -346,7 +344,7 @@ impl Monitor {
         }
     }
 
-    /// Plans the transaction that records which guarded keys are changed, for the monitor that leads next.
+    /// Plans the transaction that records which guarded keys are changed, for the next leader.
     pub(super) fn plan_mark_edited(&self) -> Plan {
         let committed = &self.committed;
         let marked = match committed.record(&Key::Recovery) {
@@ -391,7 +389,7 @@ impl Monitor {
         self.committed.damaged_keys().filter(|key| **key != Key::Recovery)
     }
 
-    /// Plans the transaction that writes the last good values of guarded keys back.
+    /// Plans the transaction that restores the last good values of guarded keys.
     pub(super) fn plan_state_undo(&self, accepted: bool) -> Result<Plan, Failure> {
         let committed = &self.committed;
         if !committed.is_edited() || self.edited_keys().next().is_none() {
@@ -422,7 +420,7 @@ impl Monitor {
                 return Ok(Plan::Write { batch, done: None });
             }
         }
-        // The mark of a restore that was interrupted stays.
+        // The mark of an interrupted restore remains.
         let is_mark =
             |record: &Record| matches!(record, Record::Recovery(it) if !it.edited.is_empty());
         let mark = committed.record(&Key::Recovery).filter(|record| is_mark(record));
@@ -437,7 +435,7 @@ impl Monitor {
     /// Queues the check of a manual edit.
     pub(super) fn queue_edit(&mut self, key: Key) {
         if key == Key::Change {
-            // The next transaction of any job writes its number there, after comparing the key's
+            // The next transaction of any job writes its number to this key, after comparing the key's
             // revision: the edit may be overwritten before it is checked.
             let why = protected_because(&key).expect("it is protected");
             self.watching.undone.note(self.now, key.clone(), why.to_string());

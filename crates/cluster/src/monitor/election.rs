@@ -1,4 +1,4 @@
-//! A monitor among others: it leads under a lease of the store, or relays its connections to the monitor
+//! A monitor among others: it leads under a lease from the store, or relays its connections to the monitor
 //! that leads.
 //!
 //! ```text
@@ -8,13 +8,13 @@
 //! ```
 //!
 //! Invariants
-//!   1. Leading is done by a separate [`Monitor`], created when a lease is granted and put aside with
-//!      everything it knows when leadership is lost: its knowledge is never compared with what another
-//!      leader has written since. Only `status` is answered from it, while nobody leads.
-//!   2. The leader's key is attached to the lease. While the key is attached to another monitor's lease
-//!      nobody takes it, so a leader's time runs out before another one begins.
-//!   3. Safety rests on comparing the leader's key in every transaction. Clocks here only decide when to
-//!      give up.
+//!   1. Leading is done by a separate [`Monitor`], created when a lease is granted and set aside
+//!      with its whole state when leadership is lost: this state is never compared with what
+//!      another leader has written since. Only `status` is answered from it, while nobody leads.
+//!   2. The leader's key is attached to the lease. While the key is attached to another monitor's
+//!      lease, no monitor takes it, so one leader's time ends before the next one begins.
+//!   3. Safety rests on comparing the leader's key in every transaction. Clocks only decide when to
+//!      give up leadership.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, MonitorId, Time, TraceEvent};
@@ -37,15 +37,15 @@ use crate::state::{
     Unavailable, WatchId,
 };
 
-/// The time to live of the leader's lease; etcd grants none that is shorter.
+/// The time to live of the leader's lease, the shortest that etcd grants.
 const LEASE_SPAN: Duration = Duration::from_secs(2);
-/// How often the leader renews its lease.
+/// The interval at which the leader renews its lease.
 const RENEW_SPAN: Duration = Duration::from_millis(500);
 /// How long to wait before an unreachable store is asked again.
 const REST_SPAN: Duration = Duration::from_millis(100);
 /// How long to wait before this monitor tries again to connect to the leader.
 const REGISTER_SPAN: Duration = Duration::from_millis(500);
-/// The bit that marks requests and watches of this file; those of [`Monitor`] have lower numbers.
+/// The bit that marks requests and watches made by this file; those made by [`Monitor`] have lower numbers.
 const OWN: u64 = 1 << 63;
 
 /// One of several monitors over one state store; or the only one.
@@ -57,17 +57,17 @@ pub struct Election {
     registration: Registration,
     lease: Option<Lease>,
     own_last: u64,
-    /// How often this monitor began to lead.
+    /// The number of times that this monitor began to lead.
     lead_count: u64,
-    /// The store access as the last [`Monitor`] here left it.
+    /// The store access, as the last [`Monitor`] of this process left it.
     store: StoreAccess,
-    /// Edits that were undone: manual edits of the leader's key, and edits that the last [`Monitor`]
-    /// here undid.
+    /// Edits that were undone: manual edits of the leader's key, and edits that the last
+    /// [`Monitor`] of this process undid.
     undone: UndoneEdits,
-    /// The request that finds out whether the lease of a vanished leader's key still lives: then
-    /// somebody removed the key.
+    /// The request that finds out whether the lease of a vanished leader's key is still alive: if
+    /// it is, somebody removed the key.
     suspicion: Option<StateRequest>,
-    /// What this monitor knew when it last led, as long as no other monitor is known to have led since.
+    /// The state of this monitor when it last led, as long as no other monitor is known to have led since.
     last_led: Option<LastLed>,
     /// The leader that was last logged.
     leader_told: Option<MonitorId>,
@@ -76,11 +76,11 @@ pub struct Election {
 /// The monitor's state when it last led.
 struct LastLed {
     monitor: Box<Monitor>,
-    /// When it stopped leading.
+    /// The time at which it stopped leading.
     at: Time,
 }
 
-/// The stages; from top to bottom is the order in time.
+/// The stages, in order of time.
 enum Stage {
     /// Waits until it is time to read the leader's key.
     Rest { until: Time },
@@ -94,7 +94,7 @@ enum Stage {
     Leading { monitor: Box<Monitor>, is_serving: bool },
     /// The process is about to end: waits until its lease is revoked.
     Retiring { request: StateRequest },
-    /// Nothing happens any more.
+    /// Stopped: nothing happens any more.
     Over,
 }
 
@@ -108,10 +108,10 @@ struct Leader {
 
 struct Lease {
     id: LeaseId,
-    /// When the lease ends for this monitor, unless it is renewed.
+    /// The time at which this monitor considers the lease expired, unless it is renewed.
     ends: Time,
     renew: Time,
-    /// A renewal request that is not answered yet.
+    /// A renewal request that has not been answered yet.
     asked: Option<StateRequest>,
 }
 
@@ -126,7 +126,7 @@ struct Registration {
 
 impl Election {
     /// Creates a monitor that has not sent any request yet: its deadline is now. Other monitors may use
-    /// the same store. An empty store is taken as a new cluster only if this monitor `may_create`.
+    /// the same store. An empty store is treated as a new cluster only if `may_create` is set.
     pub fn new(identity: Identity, may_create: bool) -> Election {
         Election {
             identity,
@@ -196,7 +196,7 @@ impl Election {
         [stage, lease, self.relay.deadline(), self.registration.retry].into_iter().flatten().min()
     }
 
-    /// Returns the monitor that leads, as far as this monitor knows.
+    /// Returns the leading monitor, to this monitor's knowledge.
     pub fn leader(&self) -> Option<MonitorId> {
         match &self.stage {
             Stage::Following { leader, .. } => leader.as_ref().map(|leader| leader.monitor),
@@ -371,7 +371,7 @@ impl Election {
         }
     }
 
-    /// Follows another monitor that leads, as the store reported at `revision`.
+    /// Follows another monitor, which leads according to the store at `revision`.
     fn follow(
         &mut self,
         now: Time,
@@ -410,8 +410,9 @@ impl Election {
         self.seek_lease(now, effects);
     }
 
-    /// Finds out whether the leader's key went with its lease, or somebody removed it. Nothing is
-    /// attached to that lease any more, so it may be renewed to see whether it still lives.
+    /// Finds out whether the leader's key was deleted with its lease, or somebody removed it.
+    /// Nothing is attached to that lease any more, so it may be renewed to see whether it is still
+    /// alive.
     fn probe_lost_lease(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
         let lease = leader.lease;
@@ -434,7 +435,7 @@ impl Election {
             Ok(Record::Leader(record)) => Some(record),
             _ => None,
         };
-        // A record of this monitor is from an earlier run: that process is gone.
+        // A record with this monitor's id is from an earlier run, whose process is gone.
         let parsed = parsed.filter(|record| record.monitor != self.identity.monitor);
         let Stage::Following { leader, .. } = &mut self.stage else { return };
         let parsed = parsed.zip(entry.lease).map(|(record, lease)| Leader {
@@ -442,7 +443,7 @@ impl Election {
             lease,
             addresses: record.addresses,
         });
-        // The leader may write its key again; it has led all the time.
+        // The leader may write its key again; it has been the leader all along.
         if *leader == parsed && leader.is_some() {
             return;
         }
@@ -522,7 +523,7 @@ impl Election {
         self.stage = Stage::Leading { monitor, is_serving: false };
     }
 
-    /// Passes an event to the leading part of this monitor, if it leads or is about to.
+    /// Passes an event to the leading part of this monitor, if it leads or is about to lead.
     fn tell_monitor(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let Stage::Leading { monitor, is_serving } = &mut self.stage else { return };
         let told = effects.len();
@@ -566,10 +567,10 @@ impl Election {
         if let Some(watch) = monitor.watching.watch {
             effects.push(Effect::State(StateEffect::Unwatch { watch }));
         }
-        // If the leader's key is still ours, it goes with the lease.
+        // If the leader's key is still ours, it is deleted with the lease.
         if let Some(Lease { id: lease, .. }) = self.lease.take() {
             let request = self.next_request();
-            // If the lease still lives, its key was taken from it.
+            // If the lease is still alive, somebody removed its key.
             self.suspicion = monitor.leadership.has_led().then_some(request);
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
         }
@@ -657,8 +658,8 @@ fn leader_key() -> String {
     Key::Leader.to_string()
 }
 
-/// Answers `status` for a monitor that cannot reach the store: with the state of when it led, if it was
-/// the last leader.
+/// Answers `status` for a monitor that cannot reach the store: with its last state as the leader,
+/// if it was the last leader.
 fn status_without_state(
     now: Time,
     identity: &Identity,

@@ -1,12 +1,13 @@
-//! Which PGs need a new entry, and why: because of what primaries report, or because of a change of an
-//! OSD. `acting.rs` makes the entries; here they are written, as many at a time as fit a transaction.
+//! Which PGs need a new entry, and why: because of a report from a primary, or because of a change
+//! to an OSD. `acting.rs` makes the entries; this file writes them, as many at a time as fit in a
+//! transaction.
 //!
-//! What primaries report is kept only in memory: they repeat it in each report until the epoch is over.
+//! Requests from primaries are kept only in memory: primaries repeat them until the epoch has ended.
 //!
 //! Invariants
 //!   1. A primary's request is valid for one epoch of one entry and for the runs of that entry.
-//!   2. A member that its primary cannot work with stays away for a while, longer each time, and comes
-//!      back as a learner: so an entry does not change to and fro.
+//!   2. A member that its primary cannot work with is barred for a while, longer each time, and
+//!      returns as a learner, so that an entry does not flap.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,32 +22,32 @@ use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the next epoch of a PG is delayed after its primary requested one: in that time failures are
-/// noticed.
+/// How long the next epoch of a PG is delayed after its primary requested one: failures are usually
+/// detected in that time.
 const RENEW_DELAY: Duration = Duration::from_millis(10);
 /// The shortest span between two epochs that a primary requested; it doubles each time.
 const RENEW_SPAN_MIN: Duration = Duration::from_millis(100);
 /// The longest span between two epochs that a primary requested.
 const RENEW_SPAN_MAX: Duration = Duration::from_secs(5);
-/// The shortest span between two epochs for a member that cannot go on and cannot be removed.
+/// The shortest span between two epochs for a member that cannot continue and cannot be removed.
 const FAILED_SPAN_MIN: Duration = Duration::from_secs(1);
-/// How long a member stays away the first time; the span doubles each time.
+/// How long a member is barred the first time; the span doubles each time.
 const BAR_SPAN_MIN: Duration = Duration::from_secs(5);
-/// How long a member stays away at most; also the longest span between epochs for one that cannot be
-/// removed.
+/// The longest time that a member is barred; also the longest span between epochs for one that
+/// cannot be removed.
 const BAR_SPAN_MAX: Duration = Duration::from_secs(60);
 
 /// A shard of PG entries.
 type ShardId = (PoolId, u32);
 
-/// What is known about PGs besides their entries.
+/// The state of PGs beyond their entries: which ones may need new entries, and why.
 #[derive(Default)]
 pub(super) struct Entries {
     /// Shards that may need new entries.
     dirty: BTreeSet<ShardId>,
     /// Whether all shards may need new entries.
     all_dirty: bool,
-    /// When to check all PGs again.
+    /// The time at which all PGs are checked again.
     check: Option<Time>,
     pub(super) is_job_queued: bool,
     /// The requests of primaries.
@@ -55,7 +56,7 @@ pub(super) struct Entries {
     renewals: BTreeMap<PgId, Renewal>,
     /// Members that their primaries could not work with.
     bars: BTreeMap<(PgId, OsdId), Bar>,
-    /// Pairs of OSDs, the first of which cannot reach the second, although this monitor hears both.
+    /// Pairs of OSDs, the first of which cannot reach the second, although this monitor hears from both.
     links: BTreeMap<(OsdId, OsdId), Bar>,
 }
 
@@ -63,11 +64,11 @@ pub(super) struct Entries {
 struct Asked {
     epoch: Epoch,
     complete: BTreeSet<Member>,
-    /// When the next epoch that the primary needs may begin, and how long the one after it waits.
+    /// When the next epoch that the primary needs may begin, and how long the one after that is delayed.
     renew: Option<Renewal>,
 }
 
-/// An epoch that a primary requested: when it begins, and how long the next one waits.
+/// An epoch that a primary requested: when it begins, and how long the next one is delayed.
 #[derive(Clone, Copy)]
 struct Renewal {
     at: Time,
@@ -112,7 +113,7 @@ impl Entries {
         self.all_dirty || self.dirty.contains(&shard)
     }
 
-    /// Returns when the next bar or delayed epoch ends.
+    /// Returns the time at which the next bar ends or the next delayed epoch may begin.
     fn next_end(&self, now: Time) -> Option<Time> {
         let bars = self.bars.values().chain(self.links.values()).map(|bar| bar.until);
         let renews = self.asked.values().filter_map(|asked| asked.renew).map(|renew| renew.at);
@@ -139,7 +140,7 @@ impl Renewal {
 }
 
 impl Bar {
-    /// Raises a bar for the first time or again: twice as long if it was up recently.
+    /// Raises a bar for the first time or again: twice as long if it was in effect recently.
     fn raised(
         before: Option<&Bar>,
         now: Time,
@@ -206,8 +207,8 @@ impl Monitor {
                 let is_new = asked.complete.insert(member);
                 let is_up = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|it| it.info.up);
                 if is_new && !others.iter().all(is_up) {
-                    // The PG may go on with these members and without the lost ones, once all of these
-                    // were heard.
+                    // The PG may continue with these members and without the lost ones, once all of
+                    // these have been heard from.
                     self.ask_soon(others.into_iter().chain([member.osd]));
                 }
             }
@@ -227,7 +228,7 @@ impl Monitor {
         self.entries.mark_pg(pg);
     }
 
-    /// Whether the entry has the present run of its primary.
+    /// Whether the entry has the current run of its primary.
     pub(super) fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
         let run = self.committed.osd(osd).map(|record| record.info.incarnation);
         entry.acting_member(osd).map(|member| member.incarnation) == run
@@ -241,8 +242,8 @@ impl Monitor {
         self.entries.bars.insert(key, bar);
     }
 
-    /// Bars a link: one OSD cannot reach another, although this monitor hears both. In PGs that `from`
-    /// leads, `to` cannot take part; or, if `from` reaches too few members, another member leads.
+    /// Bars a link: one OSD cannot reach another, although this monitor hears from both. In PGs that `from`
+    /// leads, `to` cannot take part; or, if `from` can reach too few members, another member leads.
     pub(super) fn bar_link(&mut self, now: Time, from: OsdId, to: OsdId) {
         let Some(record) = self.committed.osd(to) else { return };
         let key = (from, to);
@@ -260,7 +261,7 @@ impl Monitor {
         }
     }
 
-    /// Requests a sign of life from the OSDs that would have to continue without one of the two.
+    /// Probes the OSDs that would have to continue without one of the two.
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.committed.pools() {
@@ -271,19 +272,19 @@ impl Monitor {
         self.ask_soon(others);
     }
 
-    /// Returns the broken links: from, to.
+    /// Returns the broken links as pairs (from, to).
     pub(super) fn broken_links(&self, now: Time) -> impl Iterator<Item = (OsdId, OsdId)> {
         let links = self.entries.links.iter();
         links.filter(move |(_, bar)| bar.until > now).map(|(pair, _)| *pair)
     }
 
-    /// Returns the members that their primaries cannot work with now.
+    /// Returns the members that their primaries currently cannot work with.
     pub(super) fn failing_members(&self, now: Time) -> impl Iterator<Item = (OsdId, &Bar)> {
         let bars = self.entries.bars.iter().filter(move |(_, bar)| bar.until > now);
         bars.map(|((_, osd), bar)| (*osd, bar))
     }
 
-    /// Returns the members that are barred from a PG now, and why.
+    /// Returns the members that are currently barred from a PG, and why.
     pub(super) fn barred_from(
         &self,
         now: Time,
@@ -326,7 +327,7 @@ impl Monitor {
     /// Queues the job that writes entries, if some may be needed; returns whether it did.
     pub(super) fn queue_entries(&mut self, now: Time) -> bool {
         if self.is_older() {
-            // All shards are checked when this monitor begins anew.
+            // All shards are checked when this monitor starts over.
             self.entries.check = None;
             return false;
         }
@@ -350,7 +351,7 @@ impl Monitor {
         }
     }
 
-    /// Handles the end of the job: no entry needs to change now.
+    /// Handles the end of the job: no entry needs to change for now.
     pub(super) fn on_entries_settled(&mut self) {
         let now = self.now;
         let entries = &mut self.entries;
@@ -371,7 +372,7 @@ impl Monitor {
     }
 
     /// Builds new entries for PGs that need them, as many as fit: for all PGs, or only for those marked
-    /// dirty. `None`: no entry needs to change, or the store went back in time.
+    /// dirty. `None`: no entry needs to change, or the store was set back to an older state.
     pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
         if self.is_older() {
             return None;
@@ -404,7 +405,7 @@ impl Monitor {
         (!batch.is_empty()).then_some(batch)
     }
 
-    /// Returns the entries of a shard, with the changed ones replaced; `None`: no entry changes.
+    /// Returns the entries of a shard with changes applied; `None`: no entry changes.
     fn next_entries(
         &self,
         pool: &PoolRecord,
@@ -454,7 +455,7 @@ impl Monitor {
         }
     }
 
-    /// Whether a member may soon be found down: then one epoch serves both purposes.
+    /// Whether a member may soon be found to be down: then one epoch serves both purposes.
     fn is_in_doubt(&self, entry: &PgEntry) -> bool {
         let mut members = entry.members();
         members.any(|member| {
@@ -493,7 +494,7 @@ impl Monitor {
         }
     }
 
-    /// Drops the requests from earlier epochs, after entries were written.
+    /// Drops the requests from earlier epochs after entries were written.
     pub(super) fn on_entries_written(&mut self) {
         let committed = &self.committed;
         let entries = &mut self.entries;

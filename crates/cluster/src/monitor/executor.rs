@@ -1,5 +1,5 @@
-//! Runs jobs: one at a time, each is planned from the committed state, written, and planned again until
-//! it is done.
+//! Runs jobs one at a time: each is planned from the committed state, written, and planned again
+//! until it is done.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +99,7 @@ impl Monitor {
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
-            // Data lost to damage is the primary's matter, not a job: see `Monitor::give_up`.
+            // Data lost to damage is handled by the primary, not by a job: see `Monitor::give_up`.
             Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up_members(*pg, *accepted),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
@@ -189,7 +189,7 @@ impl Monitor {
         }
     }
 
-    /// Marks the work that a committed write may require.
+    /// Marks the follow-up work that a committed write may require.
     fn foresee(&mut self, write: &Write) {
         match write {
             Write::Put(Record::Osd(_)) | Write::Delete(Key::Osd(_)) => {
@@ -212,8 +212,8 @@ impl Monitor {
         }
     }
 
-    /// Finds out, after everything was read anew, whether the transaction in flight was committed, from
-    /// the keys that it writes. It cannot be committed any more, because leadership was taken since.
+    /// Finds out, after everything was read again, whether the transaction in flight was committed, from
+    /// the keys that it writes. If it was not, it never will be, because leadership has been taken since.
     pub(super) fn settle_in_flight(
         &mut self,
         now: Time,
@@ -255,13 +255,13 @@ impl Monitor {
                 let key = write.key();
                 before(&key) > StateRevision::ZERO && !store.contains_key(&key.to_string())
             };
-            // A revision that no key ever has.
+            // A revision that no key has.
             writes.iter().any(is_gone).then_some(StateRevision::ZERO)
         };
         if has_puts { put } else { deleted() }
     }
 
-    /// Continues a job whose transaction is in `committed`.
+    /// Continues a job whose transaction has been applied to `committed`.
     fn go_on(&mut self, now: Time, job: Job, done: Option<Done>, effects: &mut Vec<Effect>) {
         let job = match job {
             Job::Boot(boot) => Job::Boot(self.on_boot_written(now, boot, effects)),

@@ -1,4 +1,4 @@
-//! Decides which OSDs count as up, and notices when one is absent.
+//! Decides which OSDs count as up, and detects when one is absent.
 //!
 //! ```text
 //!   connected ── silent for osd_silent_ms, or reported by a peer ──▶ probed ── no message for PROBE_SPAN ──▶ down
@@ -8,14 +8,15 @@
 //!                                                      └── back ──▶ connected
 //! ```
 //!
-//! A peer's report alone marks no OSD down that this monitor still hears: in that case the link between
-//! the two is broken, see `entries.rs`.
+//! A peer's report alone does not mark an OSD down while this monitor still hears from it: in that
+//! case the link between the two is broken, see `entries.rs`.
 //!
 //! Invariants
-//!   1. An OSD counts as heard only by answers to probes sent after it joined: messages that were in
-//!      transit when it failed prove nothing. Probes are numbered by events.
-//!   2. Each failure is noticed once: from then on the OSD's peers must be heard before a PG goes on
-//!      without it.
+//!   1. Only answers to probes sent after an OSD joined count as hearing from it: messages that
+//!      were in transit when it failed prove nothing. A probe's number is that of the event that
+//!      sent it.
+//!   2. Each failure is noticed once: from then on the OSD's peers must be heard from before a PG
+//!      continues without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,63 +29,63 @@ use crate::settings::Setting;
 
 /// How long an OSD may take to answer a probe.
 pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
-/// A monitor that checks for an answer this long after it was due was itself suspended, and probes again.
+/// A monitor that checks for an answer this long after the deadline was itself suspended, and probes again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
-/// How long a peer's report that an OSD does not listen stays valid.
+/// How long a peer's report that an OSD is not listening remains valid.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
 /// After the whole cluster was switched off, everything starts at the same time. For this long after a
-/// monitor's start, a report from an OSD that has just started marks no OSD down that has not connected
-/// yet, so PGs keep their members over such a start. A report from an OSD whose run continues counts: it
-/// proves that the cluster was not switched off.
+/// monitor's start, a report from an OSD that has just started does not mark an OSD down that has
+/// not connected yet, so that PGs keep their members across such a start. A report from an OSD
+/// whose run continues counts: it proves that the cluster was not switched off.
 const TOGETHER_SPAN: Duration = Duration::from_secs(2);
-/// A peer that reports for this long that it cannot reach an OSD which this monitor hears has a broken
-/// link to it.
+/// If a peer reports for this long that it cannot reach an OSD that this monitor hears from, the
+/// link between the two counts as broken.
 const LINK_SPAN: Duration = Duration::from_millis(900);
-/// For this long after its first report, a peer that repeats the report may be right or wrong. Until
-/// then no member leaves a PG that the PG would need if the peer were right. Three reports arrive in
-/// that time.
+/// For this long after its first report, a peer that repeats the report may be right or wrong.
+/// During this time no PG loses a member that it would need if the peer were right. Three reports
+/// arrive in that time.
 const DOUBT_SPAN: Duration = Duration::from_secs(3);
-/// A peer that does not repeat its report for this long has reached the OSD: reports arrive about once a
+/// A peer that has not repeated its report for this long has reached the OSD: reports arrive about once a
 /// second.
 const REPEAT_SPAN: Duration = Duration::from_millis(1500);
-/// A peer's report is forgotten if it is not repeated for this long.
+/// A peer's report is discarded if it is not repeated for this long.
 const SAID_SPAN: Duration = Duration::from_secs(3);
 /// How long to wait for more answers before PGs are checked, if some are still missing.
 const GATHER_SPAN: Duration = Duration::from_millis(20);
-/// How long until an OSD that had to stay in is checked again for going out.
+/// How long until an OSD that had to stay in is considered again for being taken out.
 const OUT_RETRY_SPAN: Duration = Duration::from_secs(60);
 
-/// What is known of whether an OSD runs.
+/// What is known about whether an OSD is running.
 #[derive(Default)]
 pub(super) struct Liveness {
-    /// When the OSD's last message arrived.
+    /// The time at which the OSD's last message arrived.
     word: Time,
     /// The newest probe that the OSD has answered over this connection, as the number of the event that
     /// sent it; 0: none.
     pub(super) heard: u64,
     /// The event in which the OSD's newest failure was noticed.
     pub(super) noticed: u64,
-    /// When the outstanding probe was sent.
+    /// The time at which the outstanding probe was sent.
     probed: Option<Time>,
-    /// Until when the OSD counts as up although it is not connected.
+    /// The time until which the OSD counts as up although it is not connected.
     grace_ends: Option<Time>,
-    /// Whether the OSD's run is older than this monitor's time as leader.
+    /// Whether the OSD's run began before this monitor became the leader.
     goes_on: bool,
-    /// Until when reports from peers that have just started do not count: the OSD was up before this
-    /// monitor's start and has not connected yet.
+    /// The time until which reports from peers that have just started do not count: the OSD was up
+    /// before this monitor's start and has not connected yet.
     expected_until: Option<Time>,
-    /// Since when the OSD is down, as far as this process knows.
+    /// The time since which the OSD is down, to this process's knowledge.
     down_since: Option<Time>,
-    /// When a peer found that the OSD does not listen.
+    /// The time at which a peer found that the OSD is not listening.
     refused: Option<Time>,
-    /// Peers that cannot reach the OSD: since when, and when each last reported it.
+    /// Peers that cannot reach the OSD: when each first and last reported it.
     said: BTreeMap<OsdId, (Time, Time)>,
-    /// When the OSD is checked next.
+    /// The time at which the OSD is checked next.
     check: Option<Time>,
 }
 
 impl Liveness {
-    /// Whether the OSD counts as up without a connection.
+    /// Whether the OSD counts as up although it is not connected.
     pub(super) fn is_awaited(&self) -> bool {
         self.grace_ends.is_some()
     }
@@ -95,7 +96,7 @@ impl Liveness {
     }
 }
 
-/// Which OSDs are to be checked, and which were probed.
+/// The OSDs that are to be checked, and those that were probed.
 #[derive(Default)]
 pub(super) struct FailureDetector {
     checks: BTreeSet<(Time, OsdId)>,
@@ -103,22 +104,22 @@ pub(super) struct FailureDetector {
     to_ask: BTreeSet<OsdId>,
     /// OSDs whose peers are to be probed.
     failed: BTreeSet<OsdId>,
-    /// OSDs that were probed and not heard since.
+    /// OSDs that were probed and not heard from since.
     asked: BTreeSet<OsdId>,
-    /// When this process resumed after a suspension: peers may have left it because of that.
+    /// The time at which this process resumed after a suspension: peers may have left it meanwhile.
     back_since: Option<Time>,
 }
 
 impl FailureDetector {
-    /// Notes that this process was suspended, and runs again.
+    /// Notes that this process was suspended and has resumed.
     pub(super) fn note_standstill(&mut self, now: Time) {
         self.back_since = Some(now);
     }
 }
 
 impl Monitor {
-    /// Begins to watch all OSDs, after everything was read: those that were up have some time to come
-    /// back to this monitor.
+    /// Begins to watch all OSDs, after everything was read: those that were up have some time to
+    /// reconnect to this monitor.
     pub(super) fn begin_detection(&mut self, now: Time) {
         let ends = now + self.span(Setting::OsdReturn);
         let known: Vec<(OsdId, bool)> =
@@ -151,8 +152,7 @@ impl Monitor {
 
     /// Begins the grace period of an OSD whose connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
-        // An OSD that left this monitor while it was suspended looks for another monitor, and then comes
-        // back.
+        // An OSD that left this monitor while it was suspended looks for another monitor, and then returns.
         let all_return =
             self.failure_detector.back_since.map(|back| back + self.span(Setting::OsdReturn));
         let grace_ends = now + self.span(Setting::OsdGrace);
@@ -202,7 +202,7 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
-    /// Notes that a message arrived, from an OSD if one has joined over the connection.
+    /// Notes that a message arrived; it is an OSD's if one has joined over the connection.
     pub(super) fn on_word(&mut self, now: Time, connection: ConnectionId) {
         let osd = self.connections.osd(connection);
         let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
@@ -236,7 +236,7 @@ impl Monitor {
         }
     }
 
-    /// Handles an OSD's report that it shuts down: it is down at once.
+    /// Handles an OSD's report that it is shutting down: the OSD is marked down at once.
     pub(super) fn on_leaves(
         &mut self,
         now: Time,
@@ -280,7 +280,7 @@ impl Monitor {
             let ends = match how {
                 Unreachable::Refused => now,
                 Unreachable::Silent => now + PROBE_SPAN,
-                // An OSD that has just started cannot have noticed an absence.
+                // An OSD that has just started cannot have detected an absence.
                 Unreachable::Missed if !goes_on => return,
                 Unreachable::Missed => now + PROBE_SPAN,
             };
@@ -318,7 +318,7 @@ impl Monitor {
         self.doubts(now).map(|(pair, _)| pair)
     }
 
-    /// Returns when the first of these doubts ends.
+    /// Returns the time at which the first of these doubts ends.
     pub(super) fn doubts_end(&self, now: Time) -> Option<Time> {
         self.doubts(now).map(|(_, end)| end).min()
     }
@@ -332,12 +332,12 @@ impl Monitor {
         said.filter(move |(_, end)| *end > now)
     }
 
-    /// Returns when the next OSD must be checked.
+    /// Returns the time at which the next OSD must be checked.
     pub(super) fn presence_deadline(&self) -> Option<Time> {
         self.failure_detector.checks.first().map(|(at, _)| *at)
     }
 
-    /// Checks the OSDs whose time has come, and probes those that must be heard.
+    /// Checks the OSDs that are due, and probes those that must be heard from.
     pub(super) fn watch_osds(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some((at, osd)) = self.failure_detector.checks.first().copied()
             && at <= now
@@ -358,7 +358,7 @@ impl Monitor {
         }
     }
 
-    /// Checks an OSD; returns when it is to be checked again.
+    /// Checks an OSD; returns the time at which it is to be checked again.
     fn check_presence(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) -> Option<Time> {
         let silent = self.span(Setting::OsdSilent);
         let live = self.osds.get_mut(&osd)?;
@@ -401,7 +401,7 @@ impl Monitor {
         self.check_down(now, osd)
     }
 
-    /// Marks an OSD that does not answer or leaves as down, even if its connection still looks alive.
+    /// Marks an OSD that does not answer or is leaving as down, even if its connection still looks alive.
     fn take_down(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let connection = self.osds.get(&osd).and_then(|live| live.connection);
         if let Some(connection) = connection {
@@ -413,7 +413,7 @@ impl Monitor {
         self.look_at(osd, now);
     }
 
-    /// Checks an OSD that is down: after some time its PGs are to be planned elsewhere.
+    /// Checks an OSD that is down: after some time its PGs must be planned elsewhere.
     fn check_down(&mut self, now: Time, osd: OsdId) -> Option<Time> {
         let record = self.committed.osd(osd)?;
         if !record.info.in_cluster || record.info.incarnation == Incarnation::ZERO {
@@ -428,7 +428,7 @@ impl Monitor {
         Some(now + OUT_RETRY_SPAN)
     }
 
-    /// Checks all OSDs: a setting has changed, or an OSD is in or out.
+    /// Checks all OSDs, because a setting has changed or an OSD was taken in or out.
     pub(super) fn look_at_all(&mut self, now: Time) {
         let osds: Vec<OsdId> = self.osds.keys().copied().collect();
         for osd in osds {

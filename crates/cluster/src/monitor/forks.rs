@@ -4,11 +4,11 @@
 //! The newest entry of each PG must continue every epoch that was served. Otherwise writes that were
 //! acknowledged in one of the two versions would be lost silently.
 //!
-//! Two facts show a fork. First, members' records list the epochs that they continue: a served epoch
-//! that no member of the newest entry continues belongs to another branch. That alone is not enough,
-//! because both branches number their epochs from the backup on, and old epochs leave the records. So,
-//! second, it counts which branch of the state each OSD has seen, by its copy of the state. If members
-//! of one branch served a PG without any member of the other, and the other way round, the PG was
+//! Two facts show a fork. First, members' records list the epochs that they continue: a served
+//! epoch that no member of the newest entry continues belongs to another branch. That alone is not
+//! enough, because both branches number their epochs from the backup on, and old epochs drop out of
+//! the records. Second, each OSD's copy of the state shows which branch of the state it has seen.
+//! If members of one branch served a PG without any member of the other, and vice versa, the PG was
 //! forked.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use crate::message::Failure;
 const FORKED_HINT: &str = "restore the backup again, start all OSDs except those whose writes you \
                            give up, and declare those lost: --they-are-lost ID";
 
-/// An OSD that has sent everything it knows.
+/// An OSD that has sent all its records.
 pub(super) struct Teller<'a> {
     /// Whether the OSD has seen the branch of the state that the restore keeps, or nothing since the
     /// branches parted.
@@ -33,8 +33,8 @@ pub(super) struct Teller<'a> {
     pub(super) known: &'a KnownState,
 }
 
-/// A member of a PG, as its record shows it. It has every write that was acknowledged in
-/// the record's last epoch.
+/// A member of a PG, according to its record. It has every write that was acknowledged in the
+/// record's last epoch.
 struct Whole<'a> {
     is_kept: bool,
     /// The epochs that the record continues, with the record's own epoch as the last.
@@ -44,8 +44,8 @@ struct Whole<'a> {
 }
 
 impl Whole<'_> {
-    /// Whether the record continues this epoch; before its first epoch nothing is known, which counts as
-    /// yes.
+    /// Whether the record continues this epoch; epochs before the first one in the record are
+    /// unknown and count as continued.
     fn goes_on(&self, epoch: Epoch) -> bool {
         self.epochs.contains(&epoch) || self.epochs.iter().all(|known| *known > epoch)
     }
@@ -107,7 +107,7 @@ fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whol
 
 /// Returns the acting members of this member's last epoch, if that epoch was served: then all of them
 /// have activated it. An epoch that was interrupted acknowledged nothing. Members that removed their
-/// record together with a superfluous copy are unknown. On the branch that is kept, epochs follow each
+/// record together with a surplus copy are unknown. On the branch that is kept, epochs follow each
 /// other and a served one is never skipped, so an epoch with an unknown member counts as not served; on
 /// another branch it counts as served.
 fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {

@@ -1,7 +1,7 @@
-//! `pg give-up`: the operator accepts what an incomplete PG lost, and is informed when the PG is served.
+//! `pg give-up`: the operator accepts what an incomplete PG lost, and is informed once the PG is served.
 //!
-//! The PG's primary accepts data lost to damage, and records that in its store; the monitor records
-//! nothing of it. An operator who gets no answer in time checks the PG's state and, if it is still
+//! The PG's primary accepts data lost to damage, and records that in its store; the monitor does
+//! not record it. An operator who gets no answer in time checks the PG's state and, if it is still
 //! needed, runs the command again.
 //!
 //! Members that are down, while fewer than minimum size are up, are given up by an entry without them:
@@ -24,12 +24,12 @@ use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 /// How long the OSD may take to serve the PG before the operator is informed that the outcome is
 /// unknown.
 pub(super) const GIVE_UP_SPAN: Duration = Duration::from_secs(10);
-/// The most operators that may wait.
+/// Maximum number of waiting operators.
 const GIVE_UP_COUNT_MAX: usize = 1_000;
-/// The most volumes that are listed as affected.
+/// Maximum number of volumes that are listed as affected.
 const NAMED_COUNT_MAX: usize = 5;
 
-/// An operator that waits.
+/// An operator who waits for the result.
 pub(super) struct GiveUp {
     pub(super) pg: PgId,
     pub(super) connection: ConnectionId,
@@ -61,7 +61,7 @@ impl Monitor {
                  pool",
             ));
         };
-        // In this case the primary reports the PG as incomplete, too, but it has nothing to give up.
+        // In this case too the primary reports the PG as incomplete, but it has nothing to give up.
         if self.members_left(entry).len() < entry.acting_count() {
             return Err(failure(
                 "invalid",
@@ -95,8 +95,8 @@ impl Monitor {
         })
     }
 
-    /// Plans `pg give-up --they-are-off`: the PG continues with the acting members that are up; if some
-    /// of those came back undamaged, only with them.
+    /// Plans `pg give-up --they-are-off`: the PG continues with the acting members that are up; if
+    /// some of those returned undamaged, only with them.
     pub(super) fn plan_give_up_members(&self, pg: PgId, accepted: bool) -> Result<Plan, Failure> {
         let entry = self.pg_to_give_up(pg)?;
         let left = self.members_left(entry);
@@ -259,7 +259,7 @@ impl Monitor {
         failure("not_accepted", message, hint)
     }
 
-    /// Informs operators, after a report of the OSD, about PGs that it serves now.
+    /// Informs operators, after a report from the OSD, about PGs that it now serves.
     pub(super) fn confirm_give_ups(&mut self, osd: OsdId, effects: &mut Vec<Effect>) {
         if self.give_ups.is_empty() {
             return;

@@ -17,7 +17,7 @@ use crate::records::{Key, MonitorRecord, Record, TaskId};
 /// A unit of work that changes the state.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Writes the record that tells which cluster the store belongs to.
+    /// Writes the record that identifies the cluster that the store belongs to.
     CreateCluster,
     /// An OSD joins.
     Boot(Boot),
@@ -34,9 +34,9 @@ pub(super) enum Job {
     },
     /// A client detached an image.
     CloseSession { connection: ConnectionId, session: SessionId, unanswered: bool },
-    /// A session's connection was gone for too long.
+    /// A session was without a connection for too long.
     EndSession { session: SessionId },
-    /// The session's client is back after that.
+    /// The session's client has returned after that.
     ResumeSession { connection: ConnectionId, session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
@@ -48,17 +48,17 @@ pub(super) enum Job {
     TaskProgress { task: TaskId, pgs_done: u32 },
     /// Writes new entries for PGs that need them.
     Entries,
-    /// Plans a pool anew.
+    /// Plans a pool again.
     Replan { pool: PoolId, planned: RefCell<Option<Planned>> },
     /// An OSD was down for so long that its PGs are to be planned elsewhere.
     OutOsd { osd: OsdId },
     /// Records that a monitor is present.
     MonitorHere(MonitorRecord),
-    /// A task has nothing left to do.
+    /// A task is finished.
     TaskEnd { task: TaskId },
     /// Writes sums of statistics.
     Stats,
-    /// Writes the state that OSDs know into a store that is older.
+    /// Writes the state from the OSDs' records to a store that is older.
     Restore(Written),
     /// Records which keys were edited by hand.
     MarkEdited,
@@ -72,7 +72,7 @@ pub(super) enum Plan {
     Done(Done),
 }
 
-/// How a job ended.
+/// The result of a job.
 #[derive(Debug)]
 pub(super) enum Done {
     Silent,
@@ -90,21 +90,21 @@ pub(super) enum Done {
     SessionResumed(SessionId),
     /// No entry needs to change.
     EntriesSettled,
-    /// A pool needs no plan any more (`None`), or it cannot be placed: the fingerprint of the input, and
-    /// why.
+    /// A pool needs no further plan (`None`), or it cannot be placed: the fingerprint of the input, and why.
     Replanned(Option<(u64, PlanError)>),
     /// A monitor was added, or a monitor has new addresses.
     MonitorsChanged,
     Unlocked(SessionId, Value),
-    /// The store has what OSDs know, or the last good values. The operator's request gets this answer.
+    /// The store is restored from the OSDs' records, or has its last good values again. This is the
+    /// answer to the operator.
     Restored(Value),
-    /// Somebody put the edited values back by hand.
+    /// Somebody restored the edited values by hand.
     PutBack,
-    /// An edit is in force, or was undone for this reason.
+    /// An edit took effect, or was undone for this reason.
     Edited(Result<(), String>),
 }
 
-/// An OSD that joins. First its record is written, then the entries of its PGs.
+/// An OSD that joins. Its record is written first, then the entries of its PGs.
 #[derive(Debug)]
 pub(super) struct Boot {
     pub(super) connection: ConnectionId,
@@ -127,7 +127,7 @@ pub(super) struct Boot {
     pub(super) given: Option<Incarnation>,
 }
 
-/// A session as its client is informed of it.
+/// A session as reported to its client.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) session: SessionId,

@@ -11,7 +11,7 @@ use super::committed_state::Write;
 use super::job::{Boot, Done, Job};
 use crate::state::StateRequest;
 
-/// Jobs that may wait for their turn; beyond that, requests are refused with "try again".
+/// Maximum number of jobs that may wait for their turn; beyond it, requests are refused with "try again".
 const JOB_COUNT_MAX: usize = 10_000;
 
 /// A job whose transaction is in flight.
@@ -19,7 +19,7 @@ pub(super) struct InFlight {
     request: StateRequest,
     pub(super) job: Job,
     pub(super) writes: Vec<Write>,
-    /// How the job ends when the transaction commits; `None`: the job is planned again.
+    /// The result of the job if the transaction commits; `None`: the job is planned again.
     pub(super) done: Option<Done>,
 }
 
@@ -98,8 +98,8 @@ impl JobQueue {
         self.in_flight = Some(InFlight { request, job, writes, done });
     }
 
-    /// Returns the job in flight, since its outcome is known: the next job may start once this one has
-    /// been handled.
+    /// Takes the job in flight, whose outcome is now known: the next job may start once this one
+    /// has been handled.
     pub(super) fn take_in_flight(&mut self) -> Option<InFlight> {
         self.in_flight.take()
     }

@@ -7,9 +7,9 @@
 //!              └──────────┴─────────────────────┴───────────┘
 //! ```
 //!
-//!   1. Once a monitor has led, it never leads again after another monitor led: its process ends, or it
-//!      begins anew with nothing of what it knew.
-//!      anew with nothing of what it knew.
+//! Invariants
+//!   1. Once a monitor has led, it never leads again after another monitor has led: its process
+//!      ends, or it starts over with none of its earlier state.
 //!   2. A monitor without a lease is the only one that can open its store.
 
 use std::collections::BTreeMap;
@@ -22,21 +22,20 @@ use crate::state::{KeyValue, LeaseId, StateRequest, StateRevision};
 
 /// The leadership of one monitor.
 pub(super) struct Leadership {
-    /// The lease that it leads under, if other monitors use the same store.
+    /// The lease under which it leads, if other monitors use the same store.
     lease: Option<LeaseId>,
     /// Whether an empty store belongs to a new cluster.
     may_create: bool,
     stage: Stage,
-    /// When it became the leader; `None`: it has not led yet.
+    /// The time at which it became the leader; `None`: it has not led yet.
     led_since: Option<Time>,
     /// The store's revision when it became the leader.
     led_from: Option<StateRevision>,
-    /// Manual edits from this revision on are trusted: a monitor had reported the store as damaged
-    /// before.
+    /// Manual edits from this revision on are trusted: a monitor had already reported the store as damaged.
     believes_from: Option<StateRevision>,
 }
 
-/// The stages; from top to bottom is the order in time.
+/// The stages, in order of time.
 enum Stage {
     /// Waits for the first event.
     New,
@@ -48,9 +47,9 @@ enum Stage {
     Lead { request: StateRequest },
     /// Waits for a page of the store.
     Load { request: StateRequest, leader: StateRevision, loaded: BTreeMap<String, KeyValue> },
-    /// Leads and knows the state.
+    /// Leads and has read the state.
     Ready,
-    /// Has emitted the reason why it stops.
+    /// Stopped, and has emitted the reason.
     Stopped,
 }
 
@@ -75,9 +74,9 @@ impl Leadership {
         }
     }
 
-    /// Returns the leadership of a monitor that reads everything anew. Unless the store was restored
-    /// from what OSDs know, manual edits since this monitor began to lead are trusted: they may have
-    /// repaired the store.
+    /// Returns the leadership of a monitor that reads everything again. Unless the store was
+    /// restored from the OSDs' records, manual edits since this monitor began to lead are trusted:
+    /// they may have repaired the store.
     pub(super) fn begin_anew(&self, is_restored: bool) -> Leadership {
         let believes_from = self.believes_from.or(self.led_from).filter(|_| !is_restored);
         Leadership { believes_from, ..Leadership::new(self.lease, self.may_create) }
@@ -97,12 +96,12 @@ impl Leadership {
         self.led_since.is_some()
     }
 
-    /// Returns when this monitor became the leader; `ZERO` before that.
+    /// Returns the time at which this monitor became the leader; `ZERO` before that.
     pub(super) fn led_since(&self) -> Time {
         self.led_since.unwrap_or(Time::ZERO)
     }
 
-    /// Whether this monitor leads and knows the state.
+    /// Whether this monitor leads and has read the state.
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready)
     }
@@ -112,8 +111,8 @@ impl Leadership {
         matches!(self.stage, Stage::Stopped)
     }
 
-    /// Whether this monitor reads the state or knows it, so that a change which the watch misses must be
-    /// found by reading again.
+    /// Whether this monitor has read the state or is reading it, so that a change that the watch
+    /// misses must be found by reading again.
     pub(super) fn has_begun_to_read(&self) -> bool {
         matches!(self.stage, Stage::Lead { .. } | Stage::Load { .. } | Stage::Ready)
     }
@@ -123,7 +122,7 @@ impl Leadership {
         matches!(self.stage, Stage::Lead { request } if request == answered)
     }
 
-    /// Returns when to read the leader's key although no event requires it.
+    /// Returns the time at which to read the leader's key without an event.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::New => Some(Time::ZERO),
@@ -157,7 +156,7 @@ impl Leadership {
         self.stage = Stage::Load { request, leader, loaded };
     }
 
-    /// Returns which read this request was, if one was awaited. The caller sets the next stage.
+    /// Returns which read the request was for, if it is awaited. The caller sets the next stage.
     pub(super) fn take_reading(&mut self, answered: StateRequest) -> Option<Reading> {
         match &mut self.stage {
             Stage::ReadLeader { request } if *request == answered => Some(Reading::LeaderKey),
@@ -168,12 +167,12 @@ impl Leadership {
         }
     }
 
-    /// Notes that all pages are read, of the leadership that began at `leader`.
+    /// Notes that all pages have been read under the leadership that began at `leader`.
     pub(super) fn all_read(&mut self, leader: StateRevision) {
         self.led_from.get_or_insert(leader);
     }
 
-    /// Notes that this monitor leads and knows the state; returns whether this is the first time.
+    /// Notes that this monitor leads and has read the state; returns whether this is the first time.
     pub(super) fn become_ready(&mut self, now: Time) -> bool {
         assert!(self.led_from.is_some(), "the state is read before it is served");
         self.stage = Stage::Ready;
@@ -190,8 +189,8 @@ impl Leadership {
     /// Whether the leader's key is another monitor's, or another monitor may have written since this one
     /// last read. `monitor` and `pid` identify this monitor.
     ///
-    /// Under a lease this monitor continues with what it knows only if its own key is still there: if
-    /// the key was gone for a moment, another monitor may have led in that time.
+    /// Under a lease this monitor keeps its state only if its own key still exists: if the key was
+    /// gone for a moment, another monitor may have led in that time.
     pub(super) fn another_leads(
         &self,
         (monitor, pid): (MonitorId, u32),
@@ -204,7 +203,7 @@ impl Leadership {
         };
         match found.map(|entry| entry.lease) {
             Some(Some(lease)) => lease != ours && !planted::on(Bug::LeadershipTakenOver),
-            // No monitor leads, or the key was edited by hand: the next monitor that writes it leads.
+            // No monitor leads, or the key was edited by hand: the next monitor to write it leads.
             Some(None) | None => self.has_led(),
         }
     }

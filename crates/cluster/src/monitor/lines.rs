@@ -1,4 +1,4 @@
-//! The monitor's log lines: one for each change of a state.
+//! The monitor's log lines: one for each change of state.
 //!
 //! Most changes of a cluster are transactions, so most lines are derived from a transaction's writes:
 //! the old record under a key is compared with the new one.
@@ -16,7 +16,7 @@ fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = O
     members.map(|member| member.osd)
 }
 
-/// Returns the members' runs: a learner that comes back in another run counts as another learner.
+/// Returns the members' runs: a learner that returns in another run counts as a new learner.
 fn runs<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = String> {
     members.map(|member| format!("{}.{}", member.osd, member.incarnation))
 }
@@ -112,7 +112,7 @@ fn trace_shard(committed: &CommittedState, after: &PgShardRecord, effects: &mut 
     }
 }
 
-/// Logs that an OSD reports that its disk hangs, or no longer hangs.
+/// Logs an OSD's report that its disk hangs, or no longer hangs.
 pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
     let event = match stalled {
         true => TraceEvent::warn("OSD is stalled: its disk hangs"),

@@ -48,8 +48,8 @@ impl Monitor {
             StateEvent::WatchLost { watch, .. } if self.watching.watch == Some(watch) => {
                 self.watching.watch = None;
                 self.connections.lose_state_watches(effects);
-                // Becoming the leader begins a new watch; reading everything finds the changes that were
-                // missed.
+                // Becoming the leader starts a new watch; reading everything finds the changes that
+                // were missed.
                 if self.leadership.has_begun_to_read() {
                     self.read_leader(effects);
                 }
@@ -61,7 +61,7 @@ impl Monitor {
     }
 
     /// Records whether the store can be reached. `status` commands that wait for the first reading are
-    /// answered now: the answer shows why it takes so long.
+    /// answered now: the answer shows why reading takes so long.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         self.store.on_condition(trouble);
         if self.store.trouble().is_none() {
@@ -224,7 +224,7 @@ impl Monitor {
         if answer.more {
             self.ask_page(leader, loaded, last, effects);
         } else if led != leader {
-            // Another monitor took leadership meanwhile: the pages may show different times.
+            // Another monitor took leadership meanwhile: the pages may reflect different states.
             self.read_leader(effects);
         } else {
             self.watching.read_at = leader;
@@ -233,7 +233,7 @@ impl Monitor {
         }
     }
 
-    /// Makes the loaded records the state, once everything is read.
+    /// Adopts the loaded records as the state, once everything has been read.
     fn take_loaded(
         &mut self,
         now: Time,
@@ -256,7 +256,7 @@ impl Monitor {
         }
     }
 
-    /// Compares the store with what this monitor knows. Apart from a transaction whose outcome was
+    /// Compares the store with this monitor's state. Apart from a transaction whose outcome was
     /// unknown, every difference is a manual edit.
     fn compare_loaded(
         &mut self,
@@ -275,7 +275,7 @@ impl Monitor {
         }
     }
 
-    /// Takes the state as the last monitor left it.
+    /// Adopts the state as the last leader left it.
     fn take_first(&mut self, loaded: BTreeMap<String, KeyValue>) -> Result<(), StopReason> {
         let mut committed = CommittedState::of_reign(self.committed.reign);
         let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);

@@ -1,9 +1,9 @@
-//! Locks of images: a session that holds the lock has the image to itself, and its writes may be
+//! Locks of images: a session that holds the lock has exclusive use of the image, and its writes may be
 //! acknowledged before they are durable.
 //!
 //! A lock is granted with an attach while no other session that has not ended has the image. The
 //! transaction that removes the holder's session, after a clean close or a fence, also removes the lock.
-//! So once the lock is free, no OSD that knows of the next holder does anything more for the last one.
+//! So once the lock is free, no OSD that has heard of the next holder executes requests of the previous one.
 //!
 //! Invariants
 //!   1. While a lazy holder has an image, no other session has it.
@@ -23,22 +23,21 @@ use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
 
 /// The consequence of an image's lock for an attach.
 pub(super) enum Claim {
-    /// The attach gets the lock.
+    /// The attach receives the lock.
     Granted {
         /// Its writes may be acknowledged before they are durable.
         lazy: bool,
     },
     /// The image is attached without the lock.
     Without,
-    /// The holder's connection is gone: the attach waits until the holder comes back, or ends and is
-    /// fenced.
+    /// The holder's connection is gone: the attach waits until the holder returns, or ends and is fenced.
     Waits,
     /// The attach is refused.
     Refused(Failure),
 }
 
 impl Monitor {
-    /// Decides what an attach gets. Requires: the ended sessions of the image are fenced.
+    /// Decides whether an attach receives the lock. Requires: the ended sessions of the image are fenced.
     pub(super) fn claim_lock(&self, now: Time, image: &ImageInfo, wanted: bool) -> Claim {
         let holder = self.committed.lock(image.id).and_then(|lock| {
             let record = self.committed.session(lock.session).filter(|record| !record.ended)?;
@@ -64,8 +63,8 @@ impl Monitor {
         }
     }
 
-    /// Whether writes to a pool cost a flush: some OSD of the pool does not write through its disk's
-    /// cache, or has not reported that it does.
+    /// Whether durable writes to a pool require a flush: some OSD of the pool does not write
+    /// through its disk's cache, or has not reported that it does.
     fn is_lazy(&self, pool: PoolId) -> bool {
         let members = self.committed.pgs(pool).flat_map(|pg| pg.members());
         members.into_iter().any(|member| {

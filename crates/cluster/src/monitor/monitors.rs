@@ -10,7 +10,7 @@ use super::{Effect, Identity, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, RelayedRole};
 use crate::records::{CounterName, CounterRecord, MonitorRecord, Record, Rest};
 
-/// Most monitors in a cluster.
+/// Maximum number of monitors in a cluster.
 const MONITOR_COUNT_MAX: usize = 100;
 
 impl Monitor {
@@ -95,7 +95,7 @@ impl Monitor {
             return Err(failure("running", message, "stop its process first"));
         }
         let mut batch = Batch::new(&self.committed);
-        // The record stays, so that a process that runs with this id is refused.
+        // The record remains, so that a process that runs with this id is refused.
         let none = MonitorRecord::of_run(monitor, Vec::new(), 0, String::new());
         let record = MonitorRecord { removed: true, rest: record.rest.clone(), ..none };
         batch.put(&self.committed, Record::Monitor(record));
@@ -106,7 +106,7 @@ impl Monitor {
         monitor == self.identity.monitor || self.connections.has_monitor(monitor)
     }
 
-    /// The rows of `mon ls`.
+    /// Returns the rows of `mon ls`.
     pub(super) fn monitor_rows(&self) -> Value {
         let row = |record: &MonitorRecord| {
             json!({
@@ -121,7 +121,8 @@ impl Monitor {
         self.committed.monitors().map(row).collect()
     }
 
-    /// The addresses of the monitors, for every receiver of the map. Connected monitors come first.
+    /// Returns the message with the monitors' addresses, for every receiver of the map. Connected
+    /// monitors come first.
     fn monitor_addresses(&self) -> FromMonitor {
         let (up, down): (Vec<_>, Vec<_>) =
             self.committed.monitors().partition(|record| self.is_monitor_up(record.id));
@@ -141,7 +142,7 @@ impl Monitor {
         }
     }
 
-    /// Whether the connection is not that of a monitor, or is that of another monitor than `named`.
+    /// Whether the connection is not that of a monitor, or is that of a monitor other than `named`.
     /// Only monitors may report themselves and the connections that they relay.
     pub(super) fn is_no_monitor(&self, connection: ConnectionId, named: Option<MonitorId>) -> bool {
         match self.connections.role(connection) {
@@ -151,7 +152,7 @@ impl Monitor {
     }
 }
 
-/// Explains why a removed monitor does not run, and what to do.
+/// Explains why a removed monitor does not run, and how to proceed.
 pub(super) fn removed_text(monitor: MonitorId) -> String {
     format!(
         "{monitor} was removed from the cluster (`ashlar mon rm`): you may delete its directory; \

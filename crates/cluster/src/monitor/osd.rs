@@ -1,4 +1,4 @@
-//! OSDs as they are now: whether they are connected, what they report, and which map they have seen.
+//! The current state of OSDs: whether they are connected, what they report, and which map they have seen.
 //! `failure_detector.rs` decides which OSDs count as up.
 
 use std::collections::BTreeMap;
@@ -25,39 +25,38 @@ const LATE: Duration = Duration::from_secs(1);
 /// What an OSD reports about its disk.
 #[derive(Default)]
 pub(super) struct Stall {
-    /// The disk hangs, or has not yet completed an operation since it hung.
+    /// Whether the disk hangs, or hung and has not completed an operation since.
     pub(super) stalled: bool,
-    /// When `stalled` last changed.
+    /// The time at which `stalled` last changed.
     pub(super) since: Option<Time>,
-    /// When the oldest pending operation began, if that operation is slow.
+    /// The time at which the oldest pending operation began, if that operation is slow.
     pub(super) oldest: Option<Time>,
 }
 
-/// What this monitor knows about an OSD besides its record; lost when this process ends.
+/// This monitor's volatile state of an OSD, in addition to its record; lost when this process ends.
 #[derive(Default)]
 pub(super) struct OsdLive {
-    /// The connection it joined over, while it is connected.
+    /// The connection over which it joined, while it is connected.
     pub(super) connection: Option<ConnectionId>,
-    /// The order number of the newest connection that the OSD joined over, whether or not that
-    /// connection still exists.
+    /// The order of the newest connection over which the OSD joined, whether or not that connection
+    /// still exists.
     pub(super) joined_order: u64,
-    /// The last report, and when it arrived.
+    /// The last report, and its time of arrival.
     pub(super) report: Option<(Time, OsdReport)>,
     /// Backfill rate in bytes per second, computed from its last two reports.
     pub(super) fill_rate: u64,
-    /// When it was registered.
+    /// The time at which it was registered.
     pub(super) since: Time,
     /// Boots that the OSD has not confirmed yet, by connection, each with the nonce of the probe
-    /// that asks for it.
+    /// that asks for the confirmation.
     pub(super) boots: BTreeMap<ConnectionId, (u64, Boot)>,
-    /// When the OSD started, and whether it rests (see `restarts.rs`).
+    /// The OSD's recent starts, and whether it rests (see `restarts.rs`).
     pub(super) starts: Starts,
     /// What the OSD reports about its disk.
     pub(super) stall: Stall,
-    /// What the failure detector knows about it.
+    /// The failure detector's state of it.
     pub(super) liveness: Liveness,
-    /// Map revisions that the OSD has applied, by pool: it refuses requests that carry an older
-    /// one.
+    /// Map revisions that the OSD has applied, by pool: it refuses requests with an older one.
     saw: BTreeMap<PoolId, MapRevision>,
     /// Removed pools that this OSD was asked, over this connection, to clear, and whether it has
     /// reported that it did.
@@ -69,7 +68,7 @@ pub(super) struct OsdLive {
 }
 
 impl OsdLive {
-    /// Whether it counts as up: it is connected, or may still come back.
+    /// Whether it counts as up: it is connected, or may still return.
     pub(super) fn counts_as_up(&self) -> bool {
         self.connection.is_some() || self.liveness.is_awaited()
     }
@@ -83,7 +82,7 @@ impl OsdLive {
 
 impl Monitor {
     /// Registers an OSD that joined over this connection, and closes its older connection.
-    /// `goes_on`: the OSD joined before in the same run.
+    /// `goes_on`: the OSD has already joined in the same run.
     pub(super) fn register_osd(
         &mut self,
         now: Time,
@@ -127,7 +126,7 @@ impl Monitor {
         }
     }
 
-    /// Handles a run of an OSD that did not join: queues the work that was left to its boot.
+    /// Handles a run of an OSD that did not join: queues the work that had been left to its boot.
     pub(super) fn push_sync_known_osd(&mut self, osd: OsdId) {
         if self.committed.osd(osd).is_some() {
             self.push_sync_osd(osd);
@@ -158,8 +157,7 @@ impl Monitor {
         }
         let mut batch = Batch::new(&self.committed);
         batch.put(&self.committed, Record::Osd(changed));
-        // Planned once more: the OSD may have connected or disconnected while the record was
-        // written.
+        // Planned again: the OSD may have connected or disconnected while the record was written.
         Plan::Write { batch, done: None }
     }
 
@@ -212,7 +210,7 @@ impl Monitor {
         }
     }
 
-    /// Returns when the gathered reports about disks may be evaluated.
+    /// Returns the time at which the gathered reports about disks may be evaluated.
     pub(super) fn stalls_settle(&self, now: Time) -> Option<Time> {
         let settles = |live: &OsdLive| Some(live.stall.since? + STALL_GATHER);
         self.osds.values().filter_map(settles).filter(|at| *at > now).min()
@@ -235,7 +233,7 @@ impl Monitor {
     }
 
     /// Returns an OSD of the pool that is up and has not reported that it saw `revision`. An OSD
-    /// that is down reads the map before it accepts anything.
+    /// that is down reads the map before it accepts requests.
     pub(super) fn osd_that_has_not_seen(
         &self,
         pool: PoolId,
@@ -255,8 +253,8 @@ impl Monitor {
     }
 }
 
-/// Returns the backfill rate in bytes per second, from the backfills that appear in both reports.
-/// In a new epoch a backfill counts from zero again.
+/// Returns the backfill rate in bytes per second, from its last two reports. A backfill that is
+/// new, or that started again from zero in a new epoch, counts with all its bytes so far.
 fn fill_rate(before: Option<&(Time, OsdReport)>, now: Time, report: &OsdReport) -> u64 {
     let Some((then, before)) = before else { return 0 };
     let done: BTreeMap<_, u64> =

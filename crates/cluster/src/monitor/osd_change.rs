@@ -1,4 +1,4 @@
-//! Taking OSDs out of the cluster, bringing them back, and removing them.
+//! Taking OSDs out of the cluster, putting them back in, and removing them.
 //!
 //! An OSD that is out keeps serving its PGs until the other OSDs of the plan have their data, so taking an
 //! OSD out loses nothing. An OSD is removed only when no PG needs it; removed pools then no longer wait for
@@ -21,7 +21,7 @@ fn osd_to_change(committed: &CommittedState, osd: OsdId) -> Result<&OsdRecord, F
     })
 }
 
-/// Plans `osd out` and `osd in`. If the OSD already is in that state, the operator's decision
+/// Plans `osd out` and `osd in`. If the OSD is already in that state, the operator's decision
 /// replaces the monitor's.
 pub(super) fn plan_osd_set_in(
     committed: &CommittedState,
@@ -78,7 +78,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         });
     }
     let mut batch = Batch::new(committed);
-    // Receivers of the map learn of the removal as of any other change: by a new revision.
+    // Receivers of the map learn of the removal as they do of any other change: by a new revision.
     let last = committed.osd_revision_max() + 1;
     let name = CounterName::OsdRevision;
     batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));

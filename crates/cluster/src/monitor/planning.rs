@@ -1,13 +1,13 @@
-//! Where PGs should be: the plan of each pool, stored in its shards, so that a restart moves nothing.
+//! Where PGs should be: each pool's plan, stored in its shards, so that a restart moves nothing.
 //!
-//! A pool is planned again when the OSDs that may hold it change: an OSD joins, is taken out or brought
-//! back, or changes its size; or when the pool's failure domain changes. An OSD that goes down stays in the
-//! plan: either it comes back, or it is taken out after `osd_out_after_ms`. The plan is a target;
-//! `acting.rs` reaches it through learners.
+//! A pool is planned again when the OSDs that may hold it change: an OSD joins, is taken out or put
+//! back in, or changes its size; or when the pool's failure domain changes. An OSD that goes down
+//! stays in the plan: either it returns, or it is taken out after `osd_out_after_ms`. The plan is a
+//! target; `acting.rs` reaches it through learners.
 //!
 //! Invariants
-//!   1. `pool.planned_for` is the fingerprint of what all shards were planned for; if it has another value,
-//!      the pool is planned again, starting from the targets in its shards.
+//!   1. `pool.planned_for` is the fingerprint of the input for which all shards were planned; if
+//!      that input has changed, the pool is planned again, starting from the targets in its shards.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,9 +24,9 @@ use crate::records::{OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord,
 /// The state of planning: what is due, queued, or failed.
 #[derive(Default)]
 pub(super) struct Planning {
-    /// Pools may have to be planned again.
+    /// Whether pools may have to be planned again.
     pub(super) is_due: bool,
-    /// Pools without a valid plan: the fingerprint of what planning failed for, and why it failed.
+    /// Pools without a valid plan: the fingerprint of the input for which planning failed, and why it failed.
     failed: BTreeMap<PoolId, (u64, PlanError)>,
     queued: BTreeSet<PoolId>,
 }
@@ -167,7 +167,7 @@ impl Monitor {
         self.candidates_of(&usable, failure_domain, None)
     }
 
-    /// An OSD that has not reported its size yet counts as one of average size.
+    /// Returns the candidates; an OSD that has not reported its size yet counts as one of average size.
     fn candidates_of(
         &self,
         usable: &[&OsdRecord],
@@ -242,7 +242,7 @@ impl Monitor {
     }
 }
 
-/// Whether the planner may use the OSD at all: it is in, and has run.
+/// Whether the planner may use the OSD: it is in, and has run.
 fn is_usable(record: &OsdRecord) -> bool {
     record.info.in_cluster && record.info.incarnation > Incarnation::ZERO
 }

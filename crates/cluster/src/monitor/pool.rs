@@ -17,13 +17,13 @@ use crate::records::{
 };
 use crate::stats::Table;
 
-/// Most pools in a cluster.
+/// Maximum number of pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
-/// Most PGs in a pool: its whole map fits one message.
+/// Maximum number of PGs in a pool: the pool's whole map fits in one message.
 const PG_COUNT_MAX: u32 = 8192;
 /// Members of PGs that a pool has on each OSD, unless the operator gives a PG count.
 const PGS_PER_OSD: u32 = 32;
-/// Bytes of an OSD's record area that one PG takes: a store of 256 MiB was full at 3,700 PGs.
+/// Bytes of an OSD's record area per PG: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
 /// Whether OSDs of this version serve pools with parity. Until they do, no such pool is created.
 const OSDS_SERVE_PARITY: bool = false;
@@ -106,9 +106,9 @@ impl Monitor {
         Ok(())
     }
 
-    /// Writes the shards of a new pool, as many as fit one transaction; the last transaction also
-    /// writes the pool. Shards of a pool that does not exist mean nothing: if the creation is
-    /// interrupted, the next one overwrites its shards or removes them.
+    /// Writes the shards of a new pool, as many as fit in one transaction; the last transaction
+    /// also writes the pool. Shards of a pool that does not exist have no meaning: if the creation
+    /// is interrupted, the next one overwrites its shards or removes them.
     fn write_new_pool(&self, pool: Pool, targets: Vec<Vec<OsdId>>, planned_for: u64) -> Plan {
         let committed = &self.committed;
         let revision = MapRevision::ZERO.next();
@@ -199,7 +199,7 @@ impl Monitor {
         Member { osd, incarnation: record.info.incarnation }
     }
 
-    /// Returns a pool as commands show it, with its space.
+    /// Returns a pool as shown by commands, with its space.
     pub(super) fn pool_row_with(&self, record: &PoolRecord) -> serde_json::Value {
         let mut row = pool_row(&record.pool);
         row["used_bytes"] = self.used_bytes(Table::Pool, record.pool.id.get()).into();
@@ -268,9 +268,9 @@ pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     row
 }
 
-/// Returns the number of PGs whose records fit a store with a data area of this size. Its record
-/// area has more than a 64th of that size, and at least 4 MiB; a record takes 1 KiB there, together
-/// with what a checkpoint writes beside it.
+/// Returns the number of PGs whose records fit in a store with a data area of this size. Its record
+/// area is larger than a 64th of that size, and has at least 4 MiB; each PG takes `PG_RECORD_SIZE`
+/// there, including its share of a checkpoint.
 fn pg_room(size_bytes: u64) -> u64 {
     (size_bytes / 64).max(4 << 20) / PG_RECORD_SIZE
 }

@@ -13,10 +13,10 @@ use crate::map::MapDelta;
 use crate::message::FromMonitor;
 use crate::records::CounterName;
 
-/// Most OSD entries in one message: it stays below 4 MiB even with the longest addresses.
+/// Maximum number of OSD entries in one message: it stays below 4 MiB even with the longest addresses.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
 
-/// Most ids of removed OSDs in one message.
+/// Maximum number of ids of removed OSDs in one message.
 const REMOVED_PER_MESSAGE_MAX: usize = 100_000;
 
 impl Monitor {
@@ -31,7 +31,7 @@ impl Monitor {
         if let Some(osd) = self.connections.osd(connection).filter(|_| have.iter().any(lacks)) {
             return self.on_proven_older(format!("{osd} has a newer map"), effects);
         }
-        // A pool that an older store lacks was not removed: the receiver is sent nothing about it.
+        // A pool that is missing from an older store was not removed: nothing is sent about it.
         let is_known = |pool: PoolId| {
             let id = u64::from(pool.get());
             self.committed.pool(pool).is_some()
@@ -53,7 +53,7 @@ impl Monitor {
         }
     }
 
-    /// Sends one receiver what it lacks. If it `asked`, it gets a message even if it lacks nothing.
+    /// Sends one receiver what it lacks. If it `asked`, it receives a message even if it lacks nothing.
     pub(super) fn send_map(
         &mut self,
         connection: ConnectionId,
@@ -72,7 +72,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         // Between the transactions of a recovery a pool has its new revision, but not yet all its
-        // entries. And what cannot be read must not count as removed.
+        // entries. Also, what cannot be read must not count as removed.
         if self.committed.is_being_recovered() || self.committed.is_damaged() {
             return;
         }

@@ -16,7 +16,7 @@ use crate::message::{Command, Failure, FillingProgress, OsdReport};
 use crate::records::OsdRecord;
 use crate::stats::Table;
 
-/// Longest answer to `state ls`, in bytes of JSON; messages have room for it and their frame.
+/// Maximum length of an answer to `state ls`, in bytes of JSON; it fits in a message with its framing.
 const LIST_SIZE_MAX: usize = 3 << 20;
 
 /// The state of a PG.
@@ -28,10 +28,10 @@ pub(super) enum PgState {
     Filling,
     /// It serves with fewer copies than it should have.
     Degraded,
-    /// Its members are peering: its primary has not reported yet that it serves. With the reason,
-    /// if the primary reported one.
+    /// It is peering: its primary has not reported yet that it serves the PG. With the reason, if
+    /// the primary reported one.
     Peering(Option<String>),
-    /// Its primary is up and cannot serve it.
+    /// Its primary is up but cannot serve it.
     Incomplete(String),
     /// No member is up.
     Down(String),
@@ -65,7 +65,7 @@ impl PgState {
 impl Monitor {
     /// Returns a predicate: whether the primary of an entry serves the PG in the entry's epoch.
     pub(super) fn served(&self) -> impl Fn(&PgEntry) -> bool + '_ {
-        // One pass with a set: a report's list is long.
+        // A set, built in one pass: a report's list is long.
         let active: BTreeSet<_> = self
             .osds
             .iter()
@@ -202,7 +202,7 @@ impl Monitor {
         self.serving_state(entry)
     }
 
-    /// Returns the last report of the PG's primary; `None`: it has not reported in this epoch yet.
+    /// Returns the last report of the PG's primary; `None`: the primary has not reported in this epoch yet.
     pub(super) fn report_of(&self, entry: &PgEntry) -> Option<&OsdReport> {
         let report = self.osds.get(&entry.primary_osd()?)?.current_report()?;
         report.knows(entry).then_some(report)

@@ -1,10 +1,10 @@
-//! Refusals: the errors that commands and peers get, and texts of peers cut to fit into them.
+//! Refusals: the errors that commands and peers receive, and peers' texts cut to fit into them.
 
 use crate::message::Failure;
 
-/// Longest text kept only for people, in bytes.
+/// Maximum length of a text that is kept only for display, in bytes.
 const TEXT_SIZE_MAX: usize = 1024;
-/// Most names listed in a text for people.
+/// Maximum number of names listed in a message.
 const NAMED_COUNT_MAX: usize = 8;
 
 /// Returns a refusal: a code for programs, what happened, and what to do.
@@ -12,7 +12,7 @@ pub(super) fn failure(code: &str, message: impl Into<String>, hint: impl Into<St
     Failure { code: code.into(), message: message.into(), hint: hint.into() }
 }
 
-/// Returns the refusal for a full queue: a moment later it may have room.
+/// Returns the refusal for a full queue: there may be room a moment later.
 pub(super) fn busy() -> Failure {
     failure("busy", "the monitor is overloaded", "try again in a moment")
 }
@@ -27,7 +27,7 @@ pub(super) fn clipped(mut text: String) -> String {
     text
 }
 
-/// Lists the first of these names.
+/// Lists the first few of these names.
 pub(super) fn first_names(names: &[String]) -> String {
     let more = if names.len() > NAMED_COUNT_MAX { ", ..." } else { "" };
     let some = &names[..names.len().min(NAMED_COUNT_MAX)];

@@ -17,7 +17,7 @@
 //!   2. A connection that waits longer than [`WAIT_SPAN`] for a leader is closed, to try another monitor.
 //!   3. A monitor's own connection is never relayed: two monitors that each take the other for the leader
 //!      would forward it in a circle. Commands that arrive over it are refused at once: if one waited here
-//!      for the next leader, nobody could tell any more whether it was carried out.
+//!      for the next leader, nobody could tell whether it was carried out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,9 +35,10 @@ use crate::message::{Command, Failure, FromMonitor, RelayedRole, ToMonitor};
 const WAIT_SPAN: Duration = Duration::from_secs(3);
 /// How long until a leader that could not be reached is tried again.
 const RETRY_SPAN: Duration = Duration::from_millis(100);
-/// Most messages of one connection that wait for the leader; beyond this the connection is closed.
+/// Maximum number of messages of one connection that wait for the leader; beyond this the
+/// connection is closed.
 const QUEUE_COUNT_MAX: usize = 100;
-/// Most bytes of all messages that wait for the leader; beyond this, connections are closed.
+/// Maximum number of bytes of all messages that wait for the leader; beyond this, connections are closed.
 const QUEUE_SIZE_MAX: usize = 64 << 20;
 
 /// All connections to this monitor while it does not lead.
@@ -52,7 +53,7 @@ pub(super) struct Relay {
     connection_last: u64,
     /// Where the leader listens; empty if no leader is known.
     leader: Vec<String>,
-    /// Index of the address to try next, modulo their number.
+    /// Index of the address to try next, modulo the number of addresses.
     address: usize,
     queue_size: usize,
 }
@@ -61,18 +62,18 @@ struct RelayedConnection {
     peer: Peer,
     since: Time,
     stage: Stage,
-    /// Messages it sent before the connection to the leader was open.
+    /// Messages that the peer sent before the connection to the leader was open.
     said: Vec<String>,
 }
 
-/// Top to bottom is the order in time.
+/// The stages, in order of time.
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Waits for a leader, or for the time to try it again.
+    /// Waits for a leader, or for the time of the next attempt.
     Waiting { until: Time },
     /// Waits for the connection to the leader.
     Connecting { ours: ConnectionId },
-    /// Talks to the leader.
+    /// Connected to the leader.
     Open { ours: ConnectionId },
 }
 
@@ -89,8 +90,8 @@ impl Relay {
         }
     }
 
-    /// Handles an event of the network. `lost`: why the state store cannot be used while nobody
-    /// leads, and the answer to `status` then. In that case commands do not wait for a leader.
+    /// Handles a network event. `lost`: why the state store cannot be used while nobody leads, and
+    /// the answer to `status` in that case; then commands do not wait for a leader.
     pub(super) fn on_net(
         &mut self,
         now: Time,
@@ -142,8 +143,8 @@ impl Relay {
             effects.push(send(theirs, Message::Control(to_text(&FromMonitor::Pong))));
             return;
         }
-        // The command comes from another monitor, which took this one for the leader and waits for
-        // the leader itself.
+        // The command comes from another monitor, which took this one for the leader and can wait
+        // for the leader itself.
         let is_monitor = RelayedRole::of(entry.peer.role).is_none();
         if (lost.is_some() || is_monitor)
             && let Message::Control(text) = &message
@@ -155,7 +156,7 @@ impl Relay {
             });
             return;
         }
-        // A peer that has no answer yet sends control messages only.
+        // A peer that has not been answered yet sends only control messages.
         let Message::Control(text) = message else {
             self.send_away(theirs, effects);
             return;
@@ -167,7 +168,7 @@ impl Relay {
         }
     }
 
-    /// Handles a new connection to the leader's address: to the leader, or to something else that
+    /// Handles a new connection to the leader's address: to the leader, or to another process that
     /// listens there now.
     fn reached(&mut self, now: Time, ours: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
         let Some(theirs) = self.ours.get(&ours).copied() else {
@@ -253,7 +254,7 @@ impl Relay {
         }
     }
 
-    /// Does the work whose time has come.
+    /// Does the work that is due.
     pub(super) fn tick(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
@@ -270,7 +271,7 @@ impl Relay {
         }
     }
 
-    /// When `tick` must be called at the latest.
+    /// Returns the latest time at which `tick` must be called.
     pub(super) fn deadline(&self) -> Option<Time> {
         let has_leader = !self.leader.is_empty();
         let due = |entry: &RelayedConnection| match entry.stage {
@@ -286,7 +287,7 @@ impl Relay {
         ConnectionId::new(self.connection_last)
     }
 
-    /// Connects to the leader on behalf of a waiting connection, if its time has come.
+    /// Connects to the leader on behalf of a waiting connection, if that is due.
     fn advance(&mut self, now: Time, theirs: ConnectionId, effects: &mut Vec<Effect>) {
         let entry = self.relayed.get_mut(&theirs).expect("the caller has seen it");
         let Stage::Waiting { until } = entry.stage else { return };
@@ -305,8 +306,8 @@ impl Relay {
         effects.push(Effect::Net(NetEffect::Connect { connection: ours, address }));
     }
 
-    /// Closes a relayed connection. Its commands that did not reach a leader are answered: nothing
-    /// was done.
+    /// Closes a relayed connection. Its commands that did not reach a leader are answered with a
+    /// refusal: they were not carried out.
     fn send_away(&mut self, theirs: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(entry) = self.forget(theirs) else { return };
         effects.extend(self.leave(entry.stage));
@@ -333,8 +334,8 @@ impl Relay {
         }
     }
 
-    /// This monitor now leads: returns the waiting connections and their messages, which it takes
-    /// over. Peers relayed to another monitor must reconnect.
+    /// Handles that this monitor now leads: returns the waiting connections and their messages,
+    /// which it takes over. Peers relayed to another monitor must reconnect.
     pub(super) fn hand_over(&mut self, now: Time, effects: &mut Vec<Effect>) -> Vec<NetEvent> {
         self.set_leader(now, Vec::new(), effects);
         self.queue_size = 0;
@@ -352,7 +353,7 @@ impl Relay {
 }
 
 impl RelayedConnection {
-    /// When this connection needs attention if no event arrives.
+    /// Returns the time at which this connection needs attention if no event arrives.
     fn due(&self) -> Option<Time> {
         let end = self.since + WAIT_SPAN;
         match self.stage {

@@ -84,7 +84,7 @@ fn wait_hint(record: &OsdRecord) -> String {
 }
 
 /// Explains how to make a PG serve again. Giving up is mentioned only where nothing else can help:
-/// the OSDs that the PG waits for are out, removed, or have come back without their data.
+/// the OSDs that the PG waits for are out, removed, or have returned without their data.
 pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     let Some(entry) = committed.pg(pg) else { return String::new() };
     let record = |member: &Member| committed.osd(member.osd);

@@ -15,9 +15,9 @@ use super::{Effect, Monitor, clipped, failure};
 use crate::message::{Command, Failure, FromMonitor};
 use crate::records::{Key, PoolRecord, Record, RemovedPoolRecord, Rest};
 
-/// Most volumes listed in a refusal.
+/// Maximum number of volumes listed in a refusal.
 const NAMED_COUNT_MAX: usize = 3;
-/// Most task records removed by one transaction.
+/// Maximum number of task records removed by one transaction.
 const TASKS_PER_TRANSACTION: usize = 100;
 
 impl Monitor {
@@ -130,7 +130,7 @@ impl Monitor {
         }
     }
 
-    /// Returns a pool removal as commands show it.
+    /// Returns a pool removal as shown by commands.
     pub(super) fn removed_pool_row(&self, record: &RemovedPoolRecord) -> Value {
         json!({
             "kind": "remove_pool",
@@ -150,7 +150,7 @@ impl Monitor {
     }
 }
 
-/// Plans the record that an OSD no longer holds anything of a removed pool.
+/// Plans the transaction that records that an OSD no longer holds anything of a removed pool.
 pub(super) fn plan_pool_cleared(committed: &CommittedState, pool: PoolId, osd: OsdId) -> Plan {
     let Some(record) = committed.removed_pool(pool) else { return Plan::Done(Done::Silent) };
     let mut record = record.clone();

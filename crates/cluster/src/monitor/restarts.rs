@@ -1,35 +1,35 @@
-//! OSDs that end soon after each start. Each start costs their PGs an epoch, and learners must be filled
+//! OSDs that exit soon after each start. Each start costs their PGs an epoch, and learners must be filled
 //! again. So such an OSD rests for a while, longer each time: PGs that have enough other members do not
 //! admit it. A PG that needs the OSD admits it anyway: see `acting.rs`.
 //!
 //! Invariants
-//!   1. A rest ends at the latest `REST_SPAN_MAX` after the start that caused it.
+//!   1. A rest ends at most `REST_SPAN_MAX` after the start that caused it.
 //!   2. For an OSD that ran for `SOON` after its last rest, counting begins again.
 
 use base::{Duration, Time};
 
-/// A start counts as soon if it comes within this span after the previous start or the end of a
-/// rest.
+/// A start counts as an early restart if it follows the previous start, or the end of a rest,
+/// within this span.
 const SOON: Duration = Duration::from_secs(15);
-/// This many soon starts in a row cause a rest.
+/// This many early restarts in a row cause a rest.
 const SOON_COUNT: u32 = 4;
 /// Length of the first rest; each further rest is twice as long.
 const REST_SPAN_MIN: Duration = Duration::from_secs(10);
 /// The longest rest.
 const REST_SPAN_MAX: Duration = Duration::from_secs(60);
 
-/// Starts of one OSD, as far as this monitor process knows.
+/// Starts of one OSD that this monitor process has seen.
 #[derive(Default)]
 pub(super) struct Starts {
     last: Option<Time>,
-    /// Number of soon starts in a row.
+    /// Number of early restarts in a row.
     count: u32,
-    /// When its newest rest ends.
+    /// The end of its newest rest.
     rest: Option<Time>,
 }
 
 impl Starts {
-    /// Returns when the current rest ends, if the OSD rests now.
+    /// Returns the end of the current rest, if the OSD rests now.
     pub(super) fn rest(&self, now: Time) -> Option<Time> {
         self.rest.filter(|end| *end > now)
     }
@@ -39,7 +39,7 @@ impl Starts {
         self.count.saturating_add(1)
     }
 
-    /// Notes a start; returns when the rest that it causes ends, if it causes one.
+    /// Notes a start; returns the end of the rest that it causes, if it causes one.
     pub(super) fn note(&mut self, now: Time) -> Option<Time> {
         let rested = self.rest.unwrap_or(Time::ZERO);
         let is_soon = self.last.is_some_and(|last| now < last.max(rested) + SOON);

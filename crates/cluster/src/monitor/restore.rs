@@ -1,19 +1,21 @@
-//! Recovery of a state store that is older than what OSDs know (a backup of it was restored), or damaged:
-//! the monitor refuses to use it, and `state recover` builds a new state from what OSDs know.
+//! Recovery of a state store that is older than the OSDs' records (a backup of it was restored), or
+//! damaged: the monitor refuses to use it, and `state recover` builds a new state from the OSDs'
+//! records.
 //!
 //! ```text
 //!   OsdBoot (seen) ──▶ the store lacks it ──▶ older: nothing is changed, nobody joins
-//!                                              │ TellAll ──▶ OsdTells: what each OSD knows
-//!   `state recover` ──▶ Draft: what the store is to be ──▶ transactions ──▶ this monitor begins anew
+//!                                              │ TellAll ──▶ OsdTells: each OSD's records
+//!   `state recover` ──▶ Draft: the new contents of the store ──▶ transactions ──▶ this monitor starts over
 //! ```
 //!
-//! The draft takes all records as of one transaction, the newest one known completely; and for each PG the
-//! entry with the highest epoch that any OSD or the store knows. It raises epochs, revisions, runs and ids
-//! above every value that was seen.
+//! The draft takes all records as of one transaction, the newest one of which a complete copy
+//! exists; and for each PG the entry with the highest epoch that any OSD or the store has. It
+//! raises epochs, revisions, runs and ids above every value that was seen.
 //!
 //! Invariants
-//!   1. The draft is made only when every OSD that ever ran has reported all it knows, or is declared lost.
-//!      So no newer entry of a PG exists: it would be in the record of the members that activated it.
+//!   1. The draft is made only once every OSD that has ever run has sent all its records, or is
+//!      declared lost. So no newer entry of a PG exists: it would be in the record of the members
+//!      that activated it.
 //!   2. If one transaction is not enough, the key `recovery` is in the store from the first to the last of
 //!      them. While it is there, every monitor treats the store as older.
 //!   3. Running OSDs keep serving their PGs meanwhile; no OSD joins, and no session begins.
@@ -48,8 +50,7 @@ use crate::records::{
 };
 use crate::state::StateEffect;
 
-/// Margins: epochs, runs and transactions may have been issued and forgotten, so this many are
-/// skipped.
+/// Margins: there may be epochs, runs and transactions of which no record is left, so this many are skipped.
 const EPOCH_MARGIN: u32 = 1000;
 const RUN_MARGIN: u64 = 1000;
 const CHANGE_MARGIN: u64 = 1000;
@@ -57,28 +58,30 @@ const CHANGE_MARGIN: u64 = 1000;
 const ID_MARGIN: u64 = 10_000;
 const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
-/// Most parts that one OSD may send; more is a protocol violation.
+/// Maximum number of parts that one OSD may send; more is a protocol violation.
 const PART_COUNT_MAX: u32 = 10_000;
 
-/// What to do about a store that is older.
+/// The advice for a store that is older.
 const OLDER_HINT: &str = "start all OSDs, then run `ashlar state recover`; or stop the monitor and \
                           restore a newer copy of its state";
-/// What to do about a store that is damaged.
+/// The advice for a store that is damaged.
 const DAMAGED_HINT: &str =
     "start all OSDs, then run `ashlar state recover`, which restores the state from their records";
 
-/// What this monitor knows about an older store, and about the state that the store lacks.
+/// This monitor's evidence that the store is older, and what OSDs have sent of the state that the
+/// store lacks.
 #[derive(Default)]
 pub(super) struct Restore {
-    /// Why the store counts as older, for people; empty if it does not.
+    /// Why the store counts as older, as text for the operator; empty if it does not.
     why: String,
     known: BTreeMap<OsdId, KnownBy>,
-    /// The newest copy that an OSD sent; copies of the state that the store lacks come first.
+    /// The newest copy that an OSD sent; copies of a state that the store lacks are preferred.
     copy: Option<StateCopy>,
-    /// Everything must be read again: a manual edit may have repaired a store that was damaged when this
-    /// monitor first read it.
+    /// Whether everything must be read again because a manual edit may have repaired a store that
+    /// was damaged when this monitor first read it.
     is_mended_by_hand: bool,
-    /// Everything must be read again: the store is restored, or has its last good values again.
+    /// Whether everything must be read again because the store is restored, or has its last good
+    /// values again.
     is_done: bool,
     /// The connection of the operator who requested the recovery.
     asker: Option<ConnectionId>,
@@ -92,12 +95,13 @@ struct KnownBy {
     state: KnownState,
     part_count: u32,
     is_whole: bool,
-    /// The OSD is still connected.
+    /// Whether the OSD is still connected.
     is_here: bool,
 }
 
 impl Monitor {
-    /// Whether the store went back in time, or has not been completely restored since.
+    /// Whether the store was set back to an older state or is damaged, and has not been completely
+    /// restored since.
     pub(super) fn is_older(&self) -> bool {
         !self.restore.why.is_empty()
             || self.committed.is_being_recovered()
@@ -109,7 +113,7 @@ impl Monitor {
         failure(code, self.older_text(), hint)
     }
 
-    /// Returns the code of the check and of refusals, and what to do.
+    /// Returns the code of the check and of refusals, and the hint.
     pub(super) fn older_code(&self) -> (&'static str, &'static str) {
         match self.committed.is_damaged() {
             true if self.committed.is_edited() => ("state_damaged", super::edit::EDITED_HINT),
@@ -134,8 +138,8 @@ impl Monitor {
         format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent their records")
     }
 
-    /// Returns how to finish a job that may not run while the store is older; `None`: it may run.
-    /// Work left undone is found to be due when the monitor begins again.
+    /// Returns the result of a job that may not run while the store is older; `None`: it may run.
+    /// Work left undone is found to be due when the monitor starts over.
     pub(super) fn left_undone(&self, job: &Job) -> Option<Done> {
         match job {
             Job::Restore(_) | Job::Boot(_) | Job::MarkEdited => None,
@@ -147,11 +151,11 @@ impl Monitor {
         }
     }
 
-    /// Describes, for people, what the OSD has seen that this store lacks, if anything.
+    /// Describes what the OSD has seen that this store lacks, if anything.
     pub(super) fn why_older_than(&self, boot: &Boot) -> Option<String> {
         let (osd, seen, committed) = (boot.osd, &boot.seen, &self.committed);
         let Some(record) = committed.osd(osd) else {
-            // Each id is given out once.
+            // Each id is issued once.
             let is_given = committed.may_be_given(CounterName::Osd, u64::from(osd.get()));
             return (!is_given).then(|| format!("{osd} was created since the backup"));
         };
@@ -167,8 +171,8 @@ impl Monitor {
         Some(format!("{osd} has a newer map of pool {pool}"))
     }
 
-    /// Handles the proof that the store is older: OSDs that have joined must also report what they
-    /// know, over new connections.
+    /// Handles the proof that the store is older: OSDs that have joined must also send their
+    /// records, over new connections.
     pub(super) fn on_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
         if !self.restore.why.is_empty() {
             return;
@@ -182,7 +186,7 @@ impl Monitor {
         }
     }
 
-    /// Asks an OSD that cannot join for all it knows.
+    /// Asks an OSD that cannot join for all its records.
     pub(super) fn ask_all(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
         if let Some(why) = self.why_older_than(&boot) {
             self.on_proven_older(why, effects);
@@ -197,8 +201,8 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::TellAll, effects);
     }
 
-    /// Handles the disconnection of an OSD that has reported what it knows. Its report still
-    /// counts, unless the OSD is declared lost.
+    /// Handles the disconnection of an OSD that has sent its records. They still count, unless the
+    /// OSD is declared lost.
     pub(super) fn on_teller_gone(&mut self, gone: ConnectionId) {
         let mut known = self.restore.known.values_mut();
         if let Some(known) = known.find(|known| known.boot.connection == gone) {
@@ -206,7 +210,7 @@ impl Monitor {
         }
     }
 
-    /// Handles one part of an OSD's report of what it knows.
+    /// Handles one part of an OSD's records.
     pub(super) fn on_tells(
         &mut self,
         now: Time,
@@ -276,7 +280,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Plans the next transaction of a recovery; the last one ends it.
+    /// Plans the next transaction of a recovery; the last one completes it.
     pub(super) fn plan_restore(&self, written: &Written) -> Plan {
         let committed = &self.committed;
         let Some(Record::Change(change)) = written.records.get(&Key::Change) else {
@@ -286,7 +290,8 @@ impl Monitor {
         self.restore.left.set(Some((writes.len(), written.records.len().max(writes.len()))));
         let has_begun = committed.is_being_recovered();
         let end = has_begun.then_some(Write::Delete(Key::Recovery));
-        // Only the last transaction brings the store up to the copy: until then the copy is newer.
+        // Only the last transaction brings the store up to the copy's number: until then the copy
+        // counts as newer.
         let mut batch = Batch::replacing_change(committed, change.clone());
         let mut all = writes.iter().cloned().chain(end);
         if all.all(|write| batch.try_add(committed, vec![write])) {
@@ -302,7 +307,7 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// The store is restored: answers the operator, and lets this monitor begin again.
+    /// Handles that the store is restored: answers the operator, and makes this monitor start over.
     pub(super) fn on_restored(
         &mut self,
         connection: ConnectionId,
@@ -325,17 +330,17 @@ impl Monitor {
         self.on_restored(written.connection, written.request, answer, effects);
     }
 
-    /// A manual edit may have repaired the store.
+    /// Notes that a manual edit may have repaired the store.
     pub(super) fn on_mended_by_hand(&mut self) {
         self.restore.is_mended_by_hand = true;
     }
 
-    /// A manual edit has restored the values that were edited before.
+    /// Notes that a manual edit has restored the values that were edited before.
     pub(super) fn put_back(&mut self) {
         self.restore.is_done = true;
     }
 
-    /// Makes this monitor forget everything, after a recovery or when a manual edit may have
+    /// Discards all of this monitor's state, after a recovery or when a manual edit may have
     /// repaired the store: it reads the store again, and OSDs and clients reconnect.
     pub(super) fn begin_anew(&mut self, effects: &mut Vec<Effect>) {
         let asker = self.restore.asker.take();
@@ -371,13 +376,13 @@ fn writes_to(committed: &CommittedState, wanted: &BTreeMap<Key, Record>) -> Vec<
     puts.chain(gone.map(|key| Write::Delete(key.clone()))).collect()
 }
 
-/// The state that the store should get.
+/// The state to be written to the store.
 struct Draft<'a> {
     committed: &'a CommittedState,
     restore: &'a Restore,
     lost: BTreeSet<OsdId>,
     records: BTreeMap<Key, Record>,
-    /// Number of sessions that end: there are too many, or their ids were given out twice.
+    /// Number of sessions that end: there are too many, or their ids were issued twice.
     ended_count: usize,
     /// PGs whose newest entry the store lacks.
     newer_count: usize,
@@ -419,7 +424,7 @@ impl<'a> Draft<'a> {
         self.tellers().map(|(_, state)| state)
     }
 
-    /// Returns the reports of OSDs that are complete and not declared lost.
+    /// Returns the records of OSDs that have sent all of them and are not declared lost.
     fn tellers(&self) -> impl Iterator<Item = (OsdId, &'a KnownState)> + use<'a> {
         let lost = self.lost.clone();
         let whole = self.restore.known.iter().filter(|(_, known)| known.is_whole);
@@ -431,8 +436,8 @@ impl<'a> Draft<'a> {
         self.restore.known.values().map(|known| &known.boot)
     }
 
-    /// Returns the reports, each with a flag: whether the state that its OSD has seen belongs to
-    /// the history that is kept.
+    /// Returns the OSDs' records, each with whether the state that the OSD has seen belongs to the
+    /// history that is kept.
     fn tellers_by_way(&self) -> BTreeMap<OsdId, Teller<'a>> {
         let change = self.change_kept();
         let teller = |(osd, known)| {
@@ -442,7 +447,7 @@ impl<'a> Draft<'a> {
         self.tellers().map(teller).collect()
     }
 
-    /// Returns the copy that the store is restored from; `None`: from what the store holds.
+    /// Returns the copy from which the store is restored; `None`: it is restored from its own contents.
     fn copy(&self) -> Option<&'a StateCopy> {
         let (committed, copy) = (self.committed, self.restore.copy.as_ref());
         let is_usable = !committed.is_damaged() && !committed.is_being_recovered();
@@ -452,7 +457,7 @@ impl<'a> Draft<'a> {
     /// Returns the transaction record that the store continues from.
     fn change_kept(&self) -> ChangeRecord {
         match (self.copy(), self.records.get(&Key::Change)) {
-            // The record came with the whole copy, maybe before the first transaction of the
+            // The record arrived with the whole copy, maybe before the first transaction of the
             // current leader.
             (Some(copy), Some(Record::Change(record))) if copy.change > record.last => {
                 let next = record.with(record.last + 1, copy.reign);
@@ -483,7 +488,7 @@ impl<'a> Draft<'a> {
                 // Blocks that an older task has not deleted yet may be in use again.
                 Key::Task(_) => false,
                 Key::Cluster => true,
-                // No copy knows a monitor better than its own record here.
+                // A monitor's record in the store is at least as good as that in any copy.
                 Key::Monitor(_) => !committed.is_damaged(),
                 key => copy.is_none() && is_copied(key),
             };
@@ -494,7 +499,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Removes sessions that the store or an OSD already refuses, or whose id was given out twice,
+    /// Removes sessions that the store or an OSD already refuses, or whose id was issued twice,
     /// together with their locks: after the restore every session id without a record is fenced.
     fn end_sessions(&mut self) {
         let mut fences: BTreeSet<(PoolId, SessionId)> = BTreeSet::new();
@@ -512,7 +517,7 @@ impl<'a> Draft<'a> {
             fences.contains(&(pool, session))
                 || of_pool.any(|(_, ranges)| is_in_ranges(ranges, session))
         };
-        // OSDs cannot tell the two clients apart, so neither of them may continue.
+        // OSDs cannot distinguish the two clients, so neither of them may continue.
         let is_given_twice = |record: &SessionRecord| {
             let here = self.committed.session(record.id);
             here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
@@ -533,7 +538,7 @@ impl<'a> Draft<'a> {
             }
         }
         for sessions in stay.values() {
-            // Each session that stays separates two ranges.
+            // Each session that remains separates two ranges.
             let surplus = sessions.len().saturating_sub(FENCE_RANGE_COUNT_MAX - 1);
             let gone = sessions.iter().take(surplus);
             over.extend(gone.clone().map(|(_, session)| *session));
@@ -559,7 +564,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Returns the ranges of all ids up to the last one that may have been given out, except the
+    /// Returns the ranges of all ids up to the last one that may have been issued, except the
     /// sessions of this pool.
     fn fence_ranges(&self, pool: PoolId) -> Vec<FenceRange> {
         let last = SessionId::new(self.counter(CounterName::Session));
@@ -601,7 +606,7 @@ impl<'a> Draft<'a> {
         ))
     }
 
-    /// Adds the pools that OSDs know and that were created after the copy.
+    /// Adds the pools that OSDs have in their maps and that were created after the copy.
     fn add_pools(&mut self) {
         let last = self.counter(CounterName::Pool);
         for seen in self.told().flat_map(|told| &told.pools) {
@@ -638,7 +643,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Returns, for each PG, the entry with the highest epoch that is known.
+    /// Returns, for each PG, the entry with the highest known epoch.
     fn newest_entries(&mut self) -> Result<BTreeMap<PgId, PgEntry>, Failure> {
         let mut newest: BTreeMap<PgId, PgEntry> = BTreeMap::new();
         let counts: BTreeMap<PoolId, u32> =
@@ -670,8 +675,7 @@ impl<'a> Draft<'a> {
         Ok(newest)
     }
 
-    /// Adds the OSDs that reported, and those that PG entries name, each with the newest run that
-    /// was seen.
+    /// Adds the OSDs that reported, and those in PG entries, each with the newest run that was seen.
     fn add_osds(&mut self, newest: &BTreeMap<PgId, PgEntry>) -> Result<(), Failure> {
         let mut runs: BTreeMap<OsdId, Incarnation> = BTreeMap::new();
         let entries = self
@@ -718,7 +722,7 @@ impl<'a> Draft<'a> {
         known.is_some_and(|known| known.is_whole)
     }
 
-    /// Checks that every OSD has reported what it knows, or is declared lost.
+    /// Checks that every OSD has sent its records, or is declared lost.
     fn check_all_told(&self) -> Result<(), Failure> {
         let is_here = |o: &&OsdId| self.restore.known.get(o).is_some_and(|it| it.is_here);
         if let Some(osd) = self.lost.iter().find(is_here) {
@@ -748,8 +752,7 @@ impl<'a> Draft<'a> {
         ))
     }
 
-    /// Raises the runs of OSDs that reported nothing: they may have had runs that are recorded
-    /// nowhere.
+    /// Raises the runs of OSDs that reported nothing: they may have had runs of which no record is left.
     fn raise_runs(&mut self) -> Result<(), Failure> {
         let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
         let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
@@ -868,8 +871,7 @@ impl<'a> Draft<'a> {
         Ok(new.map(entry).collect())
     }
 
-    /// Raises the counters so that no id is issued twice, even if its first use is recorded
-    /// nowhere.
+    /// Raises the counters so that no id is issued twice, even if no record of its first use is left.
     fn raise_counters(&mut self) -> Result<(), Failure> {
         let mut last: BTreeMap<CounterName, u64> = BTreeMap::new();
         for key in self.records.keys().chain(self.committed.all().map(|(key, _)| key)) {
@@ -912,7 +914,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Sets the transaction number above every one that was seen: all changes up to it are settled.
+    /// Sets the transaction number above every one that was seen: the recovery has taken all
+    /// changes up to it into account.
     fn number(&mut self) {
         let seen = self.boots().map(|boot| boot.seen.change).max().unwrap_or(0);
         let known = self.committed.change().last.max(self.change_kept().last);
@@ -921,7 +924,7 @@ impl<'a> Draft<'a> {
         self.put(Record::Change(ChangeRecord { last, reigns, recovered: last, rest }));
     }
 
-    /// Returns the names of volumes that come back, and of those that disappear.
+    /// Returns the names of volumes that are restored, and of those that are removed.
     fn volumes(&self) -> (Vec<String>, Vec<String>) {
         let wanted: BTreeSet<&String> = self.images().map(|record| &record.info.name).collect();
         let here: BTreeSet<&String> =
@@ -945,7 +948,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Describes the restore for people.
+    /// Describes the restore for the operator.
     fn text(&self) -> String {
         let (back, gone) = self.volumes();
         let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);

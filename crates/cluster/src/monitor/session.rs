@@ -1,9 +1,10 @@
-//! Sessions: attachments of images. A session is in the store from before its client learns of it until it
-//! is fenced, or is closed with no request in flight. Its connection is known only to this process.
+//! Sessions: attachments of images. A session is recorded in the store before its client is told of
+//! it, and until it is fenced, or is closed with no request in flight. Its connection is recorded
+//! only in this process.
 //!
-//! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it blocks
-//! no other client, and the next attach of its image fences it. Until then its client may come back and
-//! continue: no other client has had the image.
+//! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it
+//! blocks no other client, and the next attach of its image fences it. Until then its client may
+//! return and continue: no other client has had the image.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
@@ -16,8 +17,8 @@ use super::{Effect, Monitor, Setting, failure};
 use crate::message::FromMonitor;
 use crate::records::{CounterName, Record, Rest, SessionRecord};
 
-/// Most sessions in the store, ended ones included. An ended session is removed with its image, or
-/// when it is fenced.
+/// Maximum number of sessions in the store, including ended ones. An ended session is removed with
+/// its image, or when it is fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
 impl Monitor {
@@ -32,7 +33,7 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// Notes how much of a session was acknowledged but not flushed, and waits for free space.
+    /// Notes how many acknowledged but unflushed bytes of a session wait for free space.
     pub(super) fn on_session_waits(
         &mut self,
         connection: ConnectionId,
@@ -54,8 +55,7 @@ impl Monitor {
         self.connections.introduced(connection)
     }
 
-    /// Continues the session over this connection; without a connection, if this one is closed
-    /// already.
+    /// Continues the session over this connection, or without a connection if this one is already closed.
     pub(super) fn connect_session(
         &mut self,
         now: Time,
@@ -73,7 +73,7 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// Forgets a session that has ended for good.
+    /// Stops tracking a session that has ended for good.
     pub(super) fn forget_session(&mut self, session: SessionId) {
         if let Some(connection) = self.sessions.forget(session) {
             self.connections.remove_session(connection, session);
@@ -81,7 +81,7 @@ impl Monitor {
         self.wake_opens();
     }
 
-    /// Queues the attaches that waited again, after a session has come back or ended for good.
+    /// Queues the waiting attaches again, after a session has returned or ended for good.
     fn wake_opens(&mut self) {
         self.jobs.extend(self.sessions.take_waiting());
     }
@@ -113,8 +113,7 @@ impl Monitor {
         let ours = self.committed.session(session).filter(|record| record.is_of(reign));
         let is_ended = ours.map(|record| record.ended);
         if is_ended.is_some() && !self.sessions.is_newest_turn(session, turn) {
-            // The client has left this connection, which will close, and is connected over another
-            // one.
+            // The client has abandoned this connection, which will close, and is connected over another one.
             return;
         }
         match is_ended {
@@ -125,8 +124,8 @@ impl Monitor {
                     self.close(now, connection, effects);
                 }
             }
-            // A session that an older store does not know is checked when the store is restored and
-            // the client reconnects.
+            // A session that is missing from an older store is checked when the store is restored
+            // and the client reconnects.
             None if self.is_older() => {}
             None if self.settling.is_on() => self.close(now, connection, effects),
             None => {
@@ -135,8 +134,8 @@ impl Monitor {
         }
     }
 
-    /// Whether this connection may close the session: its own client may; if that is not connected,
-    /// anyone with the cluster's key may.
+    /// Whether this connection may close the session: its own client may; if that client is not
+    /// connected, anyone with the cluster's key may.
     pub(super) fn may_close_session(&self, connection: ConnectionId, session: SessionId) -> bool {
         self.sessions.connection(session).is_none_or(|owner| owner == connection)
     }
@@ -213,13 +212,13 @@ impl Monitor {
             let record = SessionRecord { ended: true, ..record.clone() };
             batch.put(&self.committed, Record::Session(record));
         } else {
-            // An ended session may be closed, too: its client knows that no request is in flight.
+            // An ended session may be closed too: its client has no request in flight.
             batch.add(&self.committed, self.removal_of(session));
         }
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
     }
 
-    /// Plans the return of a client that was silent for too long: it continues, unless its session
+    /// Plans the return of a client that was silent for too long: its session continues, unless it
     /// was fenced.
     pub(super) fn plan_resume_session(&self, session: SessionId) -> Plan {
         let Some(record) = self.committed.session(session) else {
@@ -234,7 +233,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::SessionResumed(session)) }
     }
 
-    /// Handles the recorded end of a silent session. Its client may have come back while the record
+    /// Handles the recorded end of a silent session. Its client may have returned while the record
     /// was written.
     pub(super) fn on_session_silent(&mut self, session: SessionId) {
         match self.sessions.connection(session) {

@@ -1,9 +1,9 @@
-//! Tracks where the sessions of the store are connected, since when the others have been disconnected, and
+//! Tracks the connections of the store's sessions, how long the others have been disconnected, and
 //! which attaches wait for one of them. Lost when this process ends.
 //!
 //! Invariants
 //!   1. A session is in `gone` exactly while its place is [`Place::Gone`], until its end is queued.
-//!   2. A waiting attach is tried again whenever a session comes back or ends.
+//!   2. A waiting attach is retried whenever a session returns or ends.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +19,11 @@ const WAITING_COUNT_MAX: usize = 1_024;
 #[derive(Default)]
 pub(super) struct SessionTracker {
     places: BTreeMap<SessionId, Place>,
-    /// Sessions without a connection, by the time when they lost it.
+    /// Sessions without a connection, by the time at which they lost it.
     gone: BTreeSet<(Time, SessionId)>,
-    /// The newest turn in which the client resumed the session.
+    /// The newest turn in which each session's client resumed it.
     turns: BTreeMap<SessionId, u64>,
-    /// When locks were granted, by holder; only locks that this monitor granted.
+    /// The time at which each lock was granted, by holder; only locks that this monitor granted.
     locked_since: BTreeMap<SessionId, Time>,
     /// Attaches that wait until a lock's holder comes back or ends.
     waiting: Vec<Job>,
@@ -34,7 +34,7 @@ enum Place {
     /// Its client is connected.
     Connected { connection: ConnectionId },
     /// Its connection was lost at `since`; the session ends `session_timeout_ms` later unless its
-    /// client comes back.
+    /// client returns.
     Gone { since: Time },
 }
 
@@ -67,7 +67,7 @@ impl SessionTracker {
         self.gone.insert((now, session));
     }
 
-    /// Forgets where the session is; returns the connection that it had.
+    /// Forgets the session's place; returns the connection that it had.
     pub(super) fn drop_place(&mut self, session: SessionId) -> Option<ConnectionId> {
         match self.places.remove(&session)? {
             Place::Connected { connection } => Some(connection),
@@ -85,7 +85,7 @@ impl SessionTracker {
         self.drop_place(session)
     }
 
-    /// Returns when the first session without a connection ends.
+    /// Returns the time at which the first session without a connection ends.
     pub(super) fn deadline(&self, timeout: Duration) -> Option<Time> {
         self.gone.first().map(|(since, _)| *since + timeout)
     }
@@ -105,18 +105,17 @@ impl SessionTracker {
         is_newest
     }
 
-    /// Notes when the session was granted a lock.
+    /// Notes the time at which the session was granted a lock.
     pub(super) fn note_lock(&mut self, now: Time, session: SessionId) {
         self.locked_since.insert(session, now);
     }
 
-    /// Returns when the session was granted its lock, if this monitor granted it.
+    /// Returns the time at which the session was granted its lock, if this monitor granted it.
     pub(super) fn locked_since(&self, session: SessionId) -> Option<Time> {
         self.locked_since.get(&session).copied()
     }
 
-    /// Lets an attach wait until the lock's holder comes back or ends; returns false if too many
-    /// wait.
+    /// Makes an attach wait until the lock's holder returns or ends; returns false if too many are waiting.
     pub(super) fn wait(&mut self, attach: Job) -> bool {
         let has_room = self.waiting.len() < WAITING_COUNT_MAX;
         if has_room {

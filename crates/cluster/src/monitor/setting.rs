@@ -1,4 +1,4 @@
-//! Settings at the monitor: shown, changed, and sent to the OSDs that use them.
+//! Settings in the monitor: showing them, changing them, and sending them to the OSDs that use them.
 
 use base::ConnectionId;
 use serde_json::{Value, json};

@@ -1,11 +1,12 @@
 //! The first seconds of a monitor: its store may be a backup, and no OSD has reported what it has seen.
 //!
-//! A monitor with such a store could give out ids and locks that were given out before. So requests for
-//! them wait until an OSD connects that has seen the state and nothing that the store lacks, until the
-//! store is proven older, or for five seconds. PG entries wait, too: an epoch that was already used with
-//! other members would be mistaken for that earlier one. If no OSD ever ran, nothing waits.
+//! A monitor with such a store could issue ids and locks that were issued before. So requests for
+//! them wait until an OSD connects that has seen the state but nothing that the store lacks, until
+//! the store is proven older, or for five seconds. PG entries wait too: an epoch that was already
+//! used with other members would be mistaken for that earlier one. If no OSD has ever run, nothing
+//! waits.
 //!
-//! Invariant: a job that waits has not begun. So it may be dropped with the connection that requested it.
+//! Invariant: a waiting job has not begun. So it may be dropped with the connection that requested it.
 
 use base::{ConnectionId, Duration, Time};
 
@@ -19,23 +20,23 @@ const SETTLING_SPAN: Duration = Duration::from_secs(5);
 /// The jobs that wait for the first OSD.
 #[derive(Default)]
 pub(super) struct Settling {
-    /// When settling ends at the latest; `None`: it has ended.
+    /// The latest time at which settling ends; `None`: it has ended.
     until: Option<Time>,
     held: Vec<Job>,
 }
 
 impl Settling {
-    /// Begins settling: the store was read for the first time, and it has OSDs that ran.
+    /// Begins settling: the store was read for the first time, and it has OSDs that have run.
     pub(super) fn begin(&mut self, now: Time) {
         self.until = Some(now + SETTLING_SPAN);
     }
 
-    /// Returns when settling ends without an OSD.
+    /// Returns the time at which settling ends without an OSD.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.until
     }
 
-    /// Whether settling is on: no OSD has reported yet what it has seen.
+    /// Whether the monitor is settling: no OSD has reported yet what it has seen.
     pub(super) fn is_on(&self) -> bool {
         self.until.is_some()
     }
@@ -65,14 +66,14 @@ impl Settling {
         self.held.push(job);
     }
 
-    /// Ends settling and returns the waiting jobs: the store is as new as what an OSD has seen, or
-    /// is known to be older.
+    /// Ends settling and returns the waiting jobs: an OSD has shown that the store is up to date,
+    /// or the store is known to be older.
     pub(super) fn end(&mut self) -> Vec<Job> {
         self.until = None;
         std::mem::take(&mut self.held)
     }
 
-    /// Ends settling if no OSD came in time; returns the waiting jobs, which then run without one.
+    /// Ends settling if no OSD has connected in time; returns the waiting jobs, which then run anyway.
     pub(super) fn end_if_due(&mut self, now: Time) -> Vec<Job> {
         if self.until.is_some_and(|until| until <= now) { self.end() } else { Vec::new() }
     }
@@ -88,11 +89,10 @@ impl Settling {
     }
 }
 
-/// Whether a command gives out something that may have been given out since a backup, or takes it
-/// back.
+/// Whether a command issues something that may have been issued since a backup, or revokes it.
 ///
-/// Ids of OSDs and monitors do not wait, because they must be made before the first OSD runs: an
-/// OSD whose id was given out twice is refused because of its store's identity.
+/// Ids of OSDs and monitors do not wait, because they must be issued before the first OSD runs: an
+/// OSD whose id was issued twice is refused because of its store's identity.
 fn gives_out(command: &Command) -> bool {
     matches!(
         command,

@@ -1,4 +1,4 @@
-//! Statistics at the leader: counters reported by OSDs are summed by OSD, pool and volume. The sums are
+//! Statistics in the leader: counters reported by OSDs are summed by OSD, pool and volume. The sums are
 //! written to the state store, a bounded number of bytes at a time, however many volumes there are.
 //!
 //! ```text
@@ -9,10 +9,11 @@
 //!
 //! Invariants
 //!   1. A period of an OSD is counted in a row exactly once, whichever monitors led meanwhile: a shard
-//!      records the newest period of each OSD that was known when it was written, and its rows include that
-//!      period and all before it. An OSD keeps a period until every shard with a part of it is written.
-//!   2. A row stays in its shard; a shard's value fits a transaction, whatever its rows hold.
-//!   3. Nothing else depends on statistics: errors in them do no harm to data.
+//!      records the newest period of each OSD that had been received when it was written, and its rows
+//!      include that period and all before it. An OSD keeps a period until every shard with a part of
+//!      it is written.
+//!   2. A row never changes its shard; a shard's value fits in a transaction, whatever its rows hold.
+//!   3. Nothing else depends on statistics: errors in them cannot harm data.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,20 +30,20 @@ use crate::stats::{
     Counters, ImageSpace, Io, NewestPeriods, OsdStats, Period, PeriodId, Rows, Sums, Table,
 };
 
-/// Most rows in a shard.
+/// Maximum number of rows in a shard.
 const SHARD_ROW_COUNT_MAX: usize = 256;
 /// Number of intervals over which rates are averaged.
 const INTERVAL_COUNT: usize = 3;
-/// About how many bytes one write of statistics may take: even with the shortest intervals, an etcd
+/// Approximate maximum size of one write of statistics: even with the shortest intervals, an etcd
 /// with default limits has room for hours of history.
 const SAVE_SIZE_MAX: usize = 128 << 10;
 /// Approximate size of a row, and of a period's id, as JSON text, in bytes.
 const ROW_SIZE: usize = 400;
 const NEWEST_SIZE: usize = 50;
-/// Most (image, OSD) pairs whose space is tracked; beyond this the space of volumes is no longer
-/// updated.
+/// Maximum number of (image, OSD) pairs whose space is tracked; beyond it, the space of volumes is
+/// no longer updated.
 const SPACE_COUNT_MAX: usize = 1 << 20;
-/// Longest answer with rows of a table, in bytes; a message has room for this and one more row.
+/// Maximum length of an answer with rows of a table, in bytes; a message has room for this and one more row.
 const TABLE_SIZE_MAX: usize = 3 << 20;
 
 /// Statistics of all OSDs, volumes and pools; lost when this process ends, except for what is in
@@ -51,12 +52,12 @@ const TABLE_SIZE_MAX: usize = 3 << 20;
 pub(super) struct Stats {
     rows: BTreeMap<(Table, u32), Row>,
     shards: BTreeMap<(Table, u32), Shard>,
-    /// The newest period of each OSD that this leader received.
+    /// The newest period that this leader has received from each OSD.
     received: NewestPeriods,
-    /// The newest period that each OSD was informed is saved.
+    /// The newest period of each OSD that the OSD was told is saved.
     told: NewestPeriods,
     space: Space,
-    /// When the next interval ends.
+    /// The time at which the next interval ends.
     tick_at: Option<Time>,
     ticked_at: Time,
     /// Whether a [`Job::Stats`] waits for its turn.
@@ -69,12 +70,12 @@ struct Row {
     shard: u32,
     /// The sums that are written to the store.
     sums: Sums,
-    /// The row was in the store when this leader began: the newest periods recorded in its shard
-    /// apply to it.
+    /// Whether the row was in the store when this leader began: then the newest periods recorded in
+    /// its shard apply to it.
     is_kept: bool,
-    /// Counted in the current interval.
+    /// Counts of the current interval.
     recent: Counters,
-    /// Counted in the previous intervals, the newest last.
+    /// Counts of the previous intervals, the newest last.
     intervals: VecDeque<(Duration, Counters)>,
 }
 
@@ -83,8 +84,8 @@ struct Shard {
     ids: BTreeSet<u32>,
     /// The newest periods that this leader found in the store.
     newest: NewestPeriods,
-    /// For each OSD, the first and the last period that is in the rows of this shard but not in the
-    /// store.
+    /// For each OSD, the first and the last period that the rows of this shard include and the
+    /// store does not.
     unsaved: BTreeMap<OsdId, (PeriodId, PeriodId)>,
     is_dirty: bool,
 }
@@ -97,7 +98,7 @@ struct Space {
     count: usize,
     /// OSDs that have reported the space of all images since this leader began.
     whole: BTreeSet<OsdId>,
-    /// Those OSDs of `whole` that were down at the last check.
+    /// The OSDs in `whole` that were down at the last check.
     down: BTreeSet<OsdId>,
 }
 
@@ -119,7 +120,7 @@ impl Space {
         }
     }
 
-    /// Forgets what these OSDs reported over these connections.
+    /// Drops what these OSDs reported over these connections.
     fn forget(&mut self, is_forgotten: impl Fn(OsdId, u64) -> bool) {
         for of_image in self.images.values_mut() {
             of_image.retain(|osd, (_, order)| !is_forgotten(*osd, *order));
@@ -129,7 +130,7 @@ impl Space {
     }
 
     /// Notes which OSDs are up. When an OSD goes down, its report counts for one more interval:
-    /// other OSDs become primaries of its PGs soon.
+    /// other OSDs soon become primaries of its PGs.
     fn look(&mut self, committed: &CommittedState) {
         let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
         let down: BTreeSet<OsdId> = self.whole.iter().copied().filter(|osd| !is_up(osd)).collect();
@@ -154,7 +155,7 @@ impl Space {
 }
 
 impl Stats {
-    /// Returns a row; a new row gets a place in a shard.
+    /// Returns a row; a new row is assigned to a shard.
     fn row(&mut self, table: Table, id: u32) -> &mut Row {
         let Stats { rows, shards, .. } = self;
         rows.entry((table, id)).or_insert_with(|| {
@@ -168,7 +169,7 @@ impl Stats {
         })
     }
 
-    /// Adds what an OSD counted in a period, if the row does not include it already.
+    /// Adds an OSD's counts of a period, unless the row already includes them.
     fn add(
         &mut self,
         (table, id): (Table, u32),
@@ -241,7 +242,7 @@ impl Stats {
         }
     }
 
-    /// Returns the dirty shards, the one that has waited longest first.
+    /// Returns the dirty shards, the one waiting longest first.
     fn dirty(&self) -> impl Iterator<Item = ((Table, u32), &Shard)> {
         let is_behind = |place: &(Table, u32)| self.cursor.is_none_or(|cursor| *place > cursor);
         let all = || self.shards.iter().filter(|(_, shard)| shard.is_dirty);
@@ -250,14 +251,14 @@ impl Stats {
         behind.chain(before).map(|(place, shard)| (*place, shard))
     }
 
-    /// Starts an interval, if none is running.
+    /// Starts an interval if none is running.
     fn wake(&mut self, now: Time, interval: Duration) {
         if self.tick_at.is_none() {
             (self.ticked_at, self.tick_at) = (now, Some(now + interval));
         }
     }
 
-    /// Returns when rates must be computed and sums written.
+    /// Returns the time at which rates must be computed and sums written.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.tick_at
     }
@@ -288,7 +289,7 @@ impl Row {
         }
     }
 
-    /// Returns what was counted in the last intervals, and their total length.
+    /// Returns the counts of the last intervals, and their total length.
     fn lately(&self) -> (Duration, Counters) {
         let mut sum = (Duration::ZERO, Counters::default());
         for (span, counters) in &self.intervals {
@@ -308,7 +309,7 @@ impl Monitor {
             let mut shard = Shard { newest: record.newest.clone(), ..Shard::default() };
             for (id, sums) in &record.rows {
                 if stats.rows.contains_key(&(record.table, *id)) {
-                    // A manual edit has copied this row: the first one counts.
+                    // A manual edit has copied this row: the first copy counts.
                     shard.is_dirty = true;
                     continue;
                 }
@@ -334,7 +335,7 @@ impl Monitor {
         for period in &told.periods {
             let id = PeriodId { incarnation, sequence: period.sequence };
             if self.stats.received.get(&osd).is_some_and(|received| *received >= id) {
-                // The OSD did not receive the message that this period is saved, if it is.
+                // If this period is saved, the OSD did not receive the message about that.
                 self.stats.told.remove(&osd);
                 continue;
             }
@@ -410,7 +411,7 @@ impl Monitor {
         self.stats.told.retain(|osd, _| is_osd(osd));
     }
 
-    /// Updates the space of volumes and pools, where all of it is known, and the names.
+    /// Updates the names, and the space of volumes and pools whose total is known.
     fn look_at_space(&mut self) {
         let Monitor { stats, committed, .. } = self;
         stats.space.look(committed);
@@ -435,7 +436,7 @@ impl Monitor {
         }
     }
 
-    /// Plans the write of the shards that waited longest, as many as one write may take.
+    /// Plans the write of the shards that have waited longest, as many as fit in one write.
     pub(super) fn plan_stats(&self) -> Plan {
         let mut batch = Batch::new(&self.committed);
         let mut size = 0;
@@ -480,7 +481,7 @@ impl Monitor {
         StatsRecord { table, shard, rows, newest, rest }
     }
 
-    /// Informs OSDs which of their periods they may forget.
+    /// Tells OSDs which of their periods they may drop.
     pub(super) fn tell_stats_saved(&mut self, effects: &mut Vec<Effect>) {
         let mut open: BTreeMap<OsdId, PeriodId> = BTreeMap::new();
         for shard in self.stats.shards.values() {
@@ -548,7 +549,7 @@ impl Monitor {
         rates_of_rows(self.stats.rows.range((table, id)..=(table, id)))
     }
 
-    /// Returns the rows of a table with ids above `after`, as many as fit an answer.
+    /// Returns the rows of a table with ids above `after`, as many as fit in one answer.
     pub(super) fn table(&self, table: Table, after: u32) -> Result<Value, Failure> {
         let committed = &self.committed;
         let mut rows = Vec::new();

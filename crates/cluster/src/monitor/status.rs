@@ -19,10 +19,10 @@ use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
 use crate::stats::Table;
 
-/// How long after a monitor becomes leader the others may take to connect to it.
+/// How long the other monitors may take to connect to a new leader.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
 
-/// How bad a check is; later variants are worse.
+/// The severity of a check; later variants are worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Severity {
     Info,
@@ -48,7 +48,7 @@ struct Check {
     hint: Cow<'static, str>,
 }
 
-/// Whether a list has used four fifths of its room: time to do something about it.
+/// Whether a list has used four fifths of its limit, so that the operator should act.
 const fn is_near(count: usize, count_max: usize) -> bool {
     count * 5 >= count_max * 4
 }
@@ -245,7 +245,7 @@ impl Monitor {
         })
     }
 
-    /// Returns the progress of backfill: how much is left, how fast it runs, when it will be done.
+    /// Returns the progress of backfill: how much is left, its rate, and the time left.
     fn recovery(&self) -> Value {
         let reports = || self.osds.values().filter_map(|live| Some((live, live.current_report()?)));
         let left = reports().flat_map(|(_, report)| &report.filling).map(|fill| fill.left_bytes);
@@ -261,7 +261,7 @@ impl Monitor {
         })
     }
 
-    /// Returns the OSDs that are down and whose absence leaves PGs short of a copy: nothing is
+    /// Returns the OSDs that are down and whose absence leaves PGs short of a copy: no other OSD is
     /// filled in their place meanwhile.
     fn awaited_osds(&self) -> BTreeSet<OsdId> {
         let is_away = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|record| !record.info.up);
@@ -538,7 +538,7 @@ impl Monitor {
         }
     }
 
-    /// Checks for OSDs that cannot reach each other though both are up, that restart repeatedly, or
+    /// Checks for OSDs that cannot reach each other although both are up, that restart repeatedly, or
     /// that cannot serve some of their PGs.
     fn check_links(&self, now: Time, checks: &mut Vec<Check>) {
         for (from, to) in self.broken_links(now) {
@@ -648,7 +648,7 @@ impl Monitor {
         }
     }
 
-    /// Checks an OSD's disk, by a report of this age: whether it is slow or hangs.
+    /// Checks whether an OSD's disk is slow or hangs, based on a report of age `ago`.
     fn check_disk(&self, osd: OsdId, report: &OsdReport, ago: Duration, checks: &mut Vec<Check>) {
         let is_slow = report.oldest_operation_ms > self.setting(Setting::DiskSlow);
         let age_ms = report.oldest_operation_ms + ago.as_millis();
@@ -750,8 +750,7 @@ impl Monitor {
         }
     }
 
-    /// Checks for monitors that are not connected: without them the cluster survives fewer
-    /// failures.
+    /// Checks for monitors that are not connected: without them the cluster tolerates fewer failures.
     fn check_monitors(&self, now: Time, checks: &mut Vec<Check>) {
         // After a change of leader the other monitors still need time to connect to it.
         if now.since(self.leadership.led_since()) < MONITOR_RETURN_SPAN {
@@ -787,8 +786,8 @@ impl Monitor {
         if let Some(trouble) = trouble {
             checks.push(Check {
                 code: "state_unavailable",
-                // A monitor that has led knows what is served; before that it can say nothing about
-                // the data.
+                // A monitor that has led has the state of the PGs; before that it has no
+                // information about the data.
                 severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint:
@@ -876,7 +875,7 @@ impl Monitor {
             }));
         }
         let introduced = self.connections.all_introduced();
-        // These processes have no id of their own: they are numbered by role, in the order in which
+        // These processes have no ids of their own: they are numbered by role, in the order in which
         // they connected.
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
         for process in introduced {

@@ -1,18 +1,19 @@
-//! Access to the state store: ids for requests and watches, and what is wrong with the store. Kept from one
-//! time of leading to the next, unlike what a [`Monitor`](super::Monitor) knows.
+//! Access to the state store: ids for requests and watches, and what is wrong with the store. Kept
+//! from one leadership of this process to the next, unlike the state of a
+//! [`Monitor`](super::Monitor).
 //!
 //! Invariant: no id of a request or a watch is used twice by one process.
 
 use crate::state::{Endpoints, StateRequest, WatchId};
 
-/// What this process knows about its state store, besides the state itself.
+/// This process's view of its state store, apart from the state itself.
 #[derive(Clone, Default)]
 pub(super) struct StoreAccess {
     request_last: u64,
     watch_last: u64,
-    /// Why the store cannot be used, if so; for people.
+    /// Why the store cannot be used, as text for operators; `None`: it can be used.
     trouble: Option<String>,
-    /// At which addresses the store does not answer, or is nearly full.
+    /// The addresses at which the store does not answer, or is nearly full.
     endpoints: Endpoints,
 }
 
@@ -29,17 +30,17 @@ impl StoreAccess {
         WatchId(self.watch_last)
     }
 
-    /// Returns why the store cannot be used, if so.
+    /// Returns why the store cannot be used; `None`: it can be used.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Notes the condition that the store reports.
+    /// Notes the condition reported by the store.
     pub(super) fn on_condition(&mut self, trouble: Option<String>) {
         self.trouble = trouble;
     }
 
-    /// Returns what is wrong at the store's addresses.
+    /// Returns the problems at the store's addresses.
     pub(super) fn endpoints(&self) -> &Endpoints {
         &self.endpoints
     }

@@ -1,8 +1,8 @@
 //! Recorded tasks: deleting the blocks of removed volumes, and those cut off by shrinking a volume.
 //!
-//! A task goes through its pool PG by PG, with requests to each primary over the connection that the OSD
-//! made to this monitor. Deleting is idempotent, so work that was done but not recorded is repeated after a
-//! restart. A PG whose primary is absent waits; the others continue.
+//! A task processes its pool PG by PG, with requests to each primary over the connection that the
+//! OSD made to this monitor. Deleting is idempotent, so work that was done but not recorded is
+//! repeated after a restart. A PG whose primary is absent waits; the others continue.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,30 +17,30 @@ use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor};
 use crate::records::{Key, Record, TaskId, TaskKind, TaskRecord, ZeroRange};
 
-/// Most requests of one task in flight: few, because clients come first.
+/// Maximum number of requests of one task in flight: few, because clients have priority.
 const ASKED_COUNT_MAX: usize = 8;
 /// A task records its progress each time it has done this fraction of its PGs.
 const PROGRESS_PARTS: u32 = 8;
-/// How long until a busy or stale OSD is asked again.
+/// Delay before a request to a busy or stale OSD is repeated.
 const RETRY_SPAN: Duration = Duration::from_millis(200);
-/// How long until an OSD that is absent, or cannot carry out the request, is asked again.
+/// Delay before a request to an OSD that is absent, or cannot carry it out, is repeated.
 const AWAY_SPAN: Duration = Duration::from_secs(1);
 
-/// A task as it runs in this process.
+/// The state of a task in this process.
 pub(super) struct TaskRun {
     stage: TaskStage,
     /// Blocks deleted by this process.
     blocks_deleted: u64,
-    /// What the task waits for, for people.
+    /// What the task waits for, as text for operators.
     waits_for: Option<String>,
     is_progress_queued: bool,
-    /// When this process began to delete, and how many PGs were done by then.
+    /// The time at which this process began to delete, and how many PGs were done by then.
     began: Option<(Time, u32)>,
     /// How long the rest takes at the pace so far; `None`: unknown.
     time_left: Option<Duration>,
 }
 
-/// Top to bottom is the order in time.
+/// The stages, in order of time.
 enum TaskStage {
     /// Waits until every OSD of the pool that is up has seen the fences.
     Fence,
@@ -61,13 +61,13 @@ enum Portion {
 
 /// The progress of a task's portions.
 struct Portions {
-    /// PGs from this one on were not requested yet.
+    /// The first PG that has not been requested yet.
     next: u32,
     /// Portions to request (again), by time.
     later: BTreeSet<(Time, Portion)>,
     /// Portions in flight, by sequence.
     asked: BTreeMap<u64, (Portion, ConnectionId)>,
-    /// PGs at or after `done_up_to` that are done.
+    /// PGs at or after `done_up_to` that are already done.
     done: BTreeSet<u32>,
     /// PGs before this one are done.
     done_up_to: u32,
@@ -126,13 +126,13 @@ impl Portions {
     }
 }
 
-/// The recorded tasks, as they run in this process.
+/// The state of all recorded tasks in this process.
 #[derive(Default)]
 pub(super) struct Tasks {
     runs: BTreeMap<TaskId, TaskRun>,
-    /// The last sequence given to a request; none is used twice.
+    /// The last sequence assigned to a request; none is used twice.
     sequence_last: u64,
-    /// Whether something happened that a task may wait for.
+    /// Whether something happened for which a task may be waiting.
     has_news: bool,
 }
 
@@ -153,12 +153,12 @@ impl Tasks {
         }
     }
 
-    /// Notes that something happened that a task may wait for.
+    /// Notes that something happened for which a task may be waiting.
     pub(super) fn note_news(&mut self) {
         self.has_news = true;
     }
 
-    /// Whether tasks should continue now; clears the news noted so far.
+    /// Whether tasks should continue now; clears `has_news`.
     pub(super) fn take_due(&mut self, now: Time) -> bool {
         std::mem::take(&mut self.has_news) || self.deadline().is_some_and(|due| due <= now)
     }
@@ -168,7 +168,7 @@ impl Tasks {
         self.sequence_last
     }
 
-    /// Returns what a task waits for, for people.
+    /// Returns what a task waits for, as text for operators.
     pub(super) fn waits_for(&self, task: TaskId) -> Option<&str> {
         self.runs.get(&task)?.waits_for.as_deref()
     }
@@ -228,7 +228,7 @@ impl Tasks {
         }
     }
 
-    /// Returns when a portion must be requested again.
+    /// Returns the time at which a portion must be requested again.
     pub(super) fn deadline(&self) -> Option<Time> {
         let next = |run: &TaskRun| match &run.stage {
             TaskStage::Delete(portions) if portions.asked.len() < ASKED_COUNT_MAX => {
@@ -309,7 +309,7 @@ impl Monitor {
         }
     }
 
-    /// Sends the request for a portion to its PG's primary. An error names the OSD that is missing.
+    /// Sends the request for a portion to its PG's primary. The error names the missing OSD.
     fn ask(
         &mut self,
         record: &TaskRecord,
@@ -366,7 +366,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Returns a task as commands show it.
+    /// Returns a task as shown by commands.
     pub(super) fn task_row(&self, record: &TaskRecord) -> Value {
         let pool = self.committed.pool(record.pool);
         let run = self.tasks.runs.get(&record.id);

@@ -1,6 +1,6 @@
-//! Since when PGs have not been served. A pause that ends within seconds is not an error.
+//! How long PGs have not been served. A pause that ends within seconds is not an error.
 //!
-//! Lost when this process ends: after a failover each PG gets these seconds again.
+//! Lost when this process ends: after a failover the time of each PG starts again.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ const PEERING_SPAN: Duration = Duration::from_secs(10);
 /// How often PGs are checked.
 const LOOK_SPAN: Duration = Duration::from_millis(500);
 
-/// PGs that are not served, and when they were last checked.
+/// PGs that are not served, and the time of the last check.
 #[derive(Default)]
 pub(super) struct Unserved {
     since: BTreeMap<PgId, Time>,
@@ -25,7 +25,7 @@ impl Unserved {
         self.looked.is_none_or(|looked| now.since(looked) >= LOOK_SPAN)
     }
 
-    /// Notes that these PGs, and no others, are not served now.
+    /// Notes that these PGs, and no others, are currently not served.
     pub(super) fn look(&mut self, now: Time, unserved: Vec<PgId>) {
         let before = std::mem::take(&mut self.since);
         let since = |pg: PgId| (pg, before.get(&pg).copied().unwrap_or(now));

@@ -1,8 +1,9 @@
 //! Creating, resizing and removing volumes.
 //!
-//! Removing and shrinking: sessions that had the image and were not closed cleanly are fenced, in as many
-//! transactions as needed; then one transaction changes the image and records the task that deletes its
-//! blocks. Until that last transaction the volume is unchanged. An attach also fences such sessions.
+//! Removing and shrinking: sessions that had the image attached and were not closed cleanly are fenced,
+//! in as many transactions as needed; then one transaction changes the image and records the task that
+//! deletes its blocks. Until that last transaction the volume is unchanged. An attach also fences such
+//! sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,20 +22,20 @@ use crate::records::{
     SessionRecord, TaskId, TaskKind, TaskRecord, ZeroRange,
 };
 
-/// Most volumes in a cluster: their list fits one message.
+/// Maximum number of volumes in a cluster: their list fits in one message.
 const IMAGE_COUNT_MAX: usize = 16_384;
 /// Largest volume, in bytes; with small blocks the limit is lower: 2^32 - 1 blocks.
 const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
-/// Most single fences of a pool: their record fits a transaction.
+/// Maximum number of single fences in a pool: their record fits in a transaction.
 pub(super) const FENCE_COUNT_MAX: usize = 25_000;
-/// Most ranges of fenced sessions of a pool.
+/// Maximum number of ranges of fenced sessions in a pool.
 pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
-/// Most single fences of a pool, or as many as it has ranges, if that is more. Beyond this the
-/// fences are joined into ranges, and every receiver of the map gets all ranges.
+/// If a pool has more single fences than this, and more than it has ranges, they are joined into
+/// ranges, and every receiver of the map receives all ranges.
 const FENCES_APART_MAX: usize = 16;
-/// Most sessions fenced by one transaction.
+/// Maximum number of sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
-/// Most recorded tasks at one time.
+/// Maximum number of recorded tasks at one time.
 const TASK_COUNT_MAX: usize = 256;
 
 pub(super) fn no_volume(name: &str) -> Failure {
@@ -222,8 +223,7 @@ impl Monitor {
         }
         let mut batch = Batch::new(committed);
         batch.put(committed, Record::Pool(PoolRecord { revision, ..pool.clone() }));
-        // The fence record may be long: the limit on fences keeps it below the size of a
-        // transaction.
+        // The fence record may be long: the limit on fences keeps it below the maximum size of a transaction.
         batch.put(committed, Record::Fence(record));
         for session in sessions {
             batch.add(committed, self.removal_of(session));
@@ -253,14 +253,14 @@ impl Monitor {
             open.filter(|session| !is_of_other(session.image) && !ends.contains(&session.id));
         let mut ranges = ranges_beside(open.map(|session| session.id), last);
         ranges.retain(|(first, last)| fenced.range(first..=last).next().is_some());
-        // More ranges are not kept: the fences stay single, up to their own limit.
+        // Beyond the limit on ranges, fences remain single, up to their own limit.
         if ranges.len() <= FENCE_RANGE_COUNT_MAX {
             record.fences.clear();
             (record.ranges, record.ranges_revision) = (ranges, revision);
         }
     }
 
-    /// Records the task that deletes the blocks behind `size`.
+    /// Records the task that deletes the blocks beyond `size`.
     fn record_task(
         &self,
         batch: &mut Batch,
@@ -293,14 +293,13 @@ impl Monitor {
         Ok(id)
     }
 
-    /// Returns a volume as commands show it.
+    /// Returns a volume as shown by commands.
     pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
         let sessions = self.committed.sessions_of(info.id).filter(|record| !record.ended);
         self.volume_row_with(info, sessions.map(|record| self.session_details(record)).collect())
     }
 
-    /// Returns a session and the process that has it; without the process while the session is not
-    /// connected.
+    /// Returns a session and, while it is connected, the process that has it.
     fn session_details(&self, record: &SessionRecord) -> Value {
         let process = self.process_of_session(record.id);
         let mut row = session_row(record);
@@ -310,7 +309,7 @@ impl Monitor {
         row
     }
 
-    /// Returns all volumes as commands show them.
+    /// Returns all volumes as shown by commands.
     pub(super) fn volume_rows(&self) -> Value {
         self.volume_rows_after(0).map(|(_, row)| row).collect()
     }

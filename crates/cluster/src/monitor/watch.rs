@@ -1,4 +1,4 @@
-//! `state watch`: sends every change of the store, in order, to the connections that asked for it.
+//! `state watch`: sends every change of the store, in order, to the connections that requested it.
 
 use base::ConnectionId;
 use format::wire::CONTROL_SIZE_MAX;
@@ -11,7 +11,7 @@ use crate::message::FromMonitor;
 use crate::state::StateRevision;
 
 impl Connections {
-    /// Begins to send the connection each change of keys with this prefix.
+    /// Begins to send to the connection each change of keys with this prefix.
     pub(super) fn begin_state_watch(
         &mut self,
         connection: ConnectionId,
@@ -22,7 +22,7 @@ impl Connections {
         self.send(connection, &FromMonitor::StateWatched, effects);
     }
 
-    /// Sends each watcher the changes that it asked for.
+    /// Sends each watcher the changes of its keys.
     pub(super) fn tell_state_watchers(
         &self,
         revision: StateRevision,
@@ -47,7 +47,7 @@ impl Connections {
     }
 }
 
-/// Returns a value for people; a text that is not JSON, or too long for a message, is cut.
+/// Returns a value for display; a text that is not JSON, or is too long for a message, is cut.
 fn value_of(text: &str) -> Value {
     let cut = || Value::String(clipped(text.to_string()));
     let Ok(value) = serde_json::from_str::<Value>(text) else { return cut() };

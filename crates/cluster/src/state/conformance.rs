@@ -1,4 +1,5 @@
-//! Checks of what every state store must do, written against the trait. Each store's tests run them.
+//! Checks of the behavior that every state store must have, written against the trait. Each store's
+//! tests run them.
 //!
 //! A check panics if a promise is broken. Stores that answer later are polled until they answer, on a clock
 //! that advances with each poll.
@@ -27,7 +28,7 @@ pub fn run(mut make: impl FnMut() -> Box<dyn StateStore>) {
     }
 }
 
-/// Polls before a check gives up on an answer.
+/// Maximum number of polls before a check gives up on an answer.
 const POLL_COUNT_MAX: u32 = 10_000;
 
 struct Driver {

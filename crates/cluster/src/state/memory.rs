@@ -15,9 +15,9 @@ use super::{
     StateRevision, StateStore, Transaction, TransactionOutcome, WatchId,
 };
 
-/// Most changes kept for watches that begin in the past; older ones are compacted.
+/// Maximum number of changes kept for watches that begin in the past; older ones are compacted.
 const HISTORY_COUNT_MAX: usize = 10_000;
-/// Most bytes of keys and values kept for such watches.
+/// Maximum number of bytes of keys and values kept for such watches.
 const HISTORY_SIZE_MAX: usize = 16 << 20;
 
 /// A state store that lives as long as its process.
@@ -59,7 +59,7 @@ impl RevisionChanges {
     }
 }
 
-/// A step that a durable copy of the store must take to follow it.
+/// A change that a durable copy of the store must apply to follow it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateChange {
     /// The store is at this revision now.
@@ -88,8 +88,9 @@ pub struct StateImage {
 }
 
 impl MemoryState {
-    /// Returns the store that a durable copy describes. All leases start again with their full
-    /// span, since their owners could not renew them meanwhile. Earlier changes count as compacted.
+    /// Returns the store that a durable copy describes. All leases start again with their full time
+    /// to live, since their owners could not renew them meanwhile. Earlier changes count as
+    /// compacted.
     pub fn from_image(now: Time, image: StateImage) -> MemoryState {
         let mut state = MemoryState {
             revision: image.revision,
@@ -120,8 +121,8 @@ impl MemoryState {
         self.keys.values()
     }
 
-    /// Carries out an effect and appends its events; appends to `changes` what a durable copy must
-    /// do before the events may be delivered.
+    /// Carries out an effect and appends its events; appends to `changes` what must be applied to a
+    /// durable copy before the events may be delivered.
     pub fn apply_recorded(
         &mut self,
         now: Time,
