@@ -556,7 +556,7 @@ mod tests {
         info["lock"]["lazy"] = json!(false);
         assert!(lock_text(&info).starts_with("session 7: writes are durable once acknowledged"));
         info["lock"]["session"] = json!(3);
-        assert!(lock_text(&info).starts_with("session 3: it has ended"), "{}", lock_text(&info));
+        assert!(lock_text(&info).starts_with("session 3: ended"), "{}", lock_text(&info));
     }
 
     #[test]

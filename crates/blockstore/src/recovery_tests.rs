@@ -433,7 +433,7 @@ fn a_journal_that_went_on_behind_a_lost_root_stops_the_store() {
         }
         let bench = Bench::on(disk, settings(), 3);
         let reason = bench.stopped.expect("the other root is too old");
-        assert!(reason.contains("newest root"), "{reason}");
+        assert!(reason.contains("newest checkpoint root"), "{reason}");
     }
 }
 
@@ -755,7 +755,7 @@ fn an_older_root_is_not_used_where_it_leaves_the_journal_no_room() {
     let mut disk = bench.off();
     disk.flip(root_place + 8);
     let bench = Bench::on(disk, settings(), 3);
-    assert!(bench.stopped.is_some_and(|reason| reason.contains("newest root")));
+    assert!(bench.stopped.is_some_and(|reason| reason.contains("newest checkpoint root")));
 }
 
 #[test]

@@ -688,7 +688,7 @@ fn block_sizes_share_a_store() {
 fn opening_something_that_is_no_store_says_why() {
     let empty = crate::harness::MemoryDisk::default();
     let bench = Bench::on(empty, settings(), 1);
-    assert!(bench.stopped.is_some_and(|reason| reason.contains("no OSD here")));
+    assert!(bench.stopped.is_some_and(|reason| reason.contains("no OSD found")));
     let mut disk = created(&options(CommitMode::Fsync, 512));
     disk.flip(100);
     disk.flip((64 << 10) + 100);

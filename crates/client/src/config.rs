@@ -255,6 +255,6 @@ mod tests {
         let none = GOOD.replace("\"unix:/x\"", "");
         let folder = Folder::with_cluster("nomonitor", &none);
         let error = Config::load(&folder.0.join(DIRECTORY)).expect_err("wrong");
-        assert!(error.message.contains("names no monitor"), "{}", error.message);
+        assert!(error.message.contains("lists no monitor"), "{}", error.message);
     }
 }

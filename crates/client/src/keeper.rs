@@ -185,7 +185,7 @@ fn with_monitors(text: &str, file: &ClusterFile, list: Vec<String>) -> Result<St
     let wrong = |error: &dyn std::fmt::Display| io::Error::new("cluster.toml", error);
     let table = toml::de::DeTable::parse(text).map_err(|error| wrong(&error))?;
     let entry = table.get_ref().iter().find(|(key, _)| key.get_ref() == "monitors");
-    let (_, value) = entry.ok_or_else(|| wrong(&"it names no monitors"))?;
+    let (_, value) = entry.ok_or_else(|| wrong(&"the file lists no monitors"))?;
     let span = value.span();
     let new = toml::Value::from(list.clone()).to_string();
     let text = format!("{}{new}{}", &text[..span.start], &text[span.end..]);

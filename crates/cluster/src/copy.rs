@@ -2,7 +2,7 @@
 //! and brought up to date again: see `monitor/restore.rs`.
 //!
 //! PG entries are not part of the copy: each OSD has the entries of its own PGs in their records, durable
-//! before the PGs are served. Neither are fences: a restore fences every session that has no
+//! before the PGs are served. Fences are not part of it either: a restore fences every session that has no
 //! record.
 //!
 //! Invariants

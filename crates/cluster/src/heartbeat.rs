@@ -12,7 +12,7 @@ const ANSWER_SPAN_MIN: Duration = Duration::from_secs(1);
 /// After a suspension of this length, a monitor may find that its peers have left.
 pub const LEFT_AFTER: Duration =
     Duration::from_millis(ASK_AFTER.as_millis() + ANSWER_SPAN_MIN.as_millis());
-/// The longest time to answer: each time a monitor is abandoned because of its silence, the next
+/// The longest time to answer. Each time a monitor is abandoned because of its silence, the next
 /// one gets twice the time: the whole cluster may be slow, and new connections would not make it
 /// faster.
 const ANSWER_SPAN_MAX: Duration = Duration::from_secs(8);

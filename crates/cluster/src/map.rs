@@ -140,7 +140,7 @@ pub struct PoolMap {
     pub fence_ranges: Vec<FenceRange>,
 }
 
-/// Sessions that are permanently refused: the first and the last one.
+/// A range of permanently refused sessions: the first and the last one.
 pub type FenceRange = (SessionId, SessionId);
 
 impl PoolMap {

@@ -145,9 +145,9 @@ mod tests {
             "\"pgs\" is [{\"pg\":{\"pool\":1}}]: the field \"number\" is missing"
         );
         assert_eq!(with("[]", "\"x\""), "\"addresses\" is \"x\": a list is expected");
-        assert!(with("}", "").starts_with("it is not JSON: line 2, column"), "{}", with("}", ""));
-        assert!(error("osd/3", "[]").starts_with("it is not a JSON object"));
-        assert!(error("osd/3", "7").starts_with("it is not a JSON object"));
+        assert!(with("}", "").starts_with("not valid JSON: line 2, column"), "{}", with("}", ""));
+        assert!(error("osd/3", "[]").starts_with("not a JSON object"));
+        assert!(error("osd/3", "7").starts_with("not a JSON object"));
     }
 
     #[test]

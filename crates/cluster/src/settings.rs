@@ -445,7 +445,7 @@ mod tests {
         let error = Setting::OsdOutAfter.parse("soon").unwrap_err();
         assert!(error.ends_with("write a duration, such as 500ms, 30s, 20m or 1h"), "{error}");
         let error = Setting::NearlyFull.parse("100").unwrap_err();
-        assert_eq!(error, "nearly_full_percent is from 1 to 99 percent, not 100");
+        assert_eq!(error, "nearly_full_percent must be from 1 to 99 percent, not 100");
     }
 
     #[test]
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(Setting::LogLevel.parse("debug"), Ok(3));
         assert_eq!(Setting::LogLevel.text_of(3), "debug");
         let error = Setting::LogLevel.parse("7").unwrap_err();
-        assert_eq!(error, "\"7\" is no value of log_level: write one of error, warn, info, debug");
+        assert_eq!(error, "\"7\" is not a valid log_level: write one of error, warn, info, debug");
         assert_eq!(Setting::log_level_in(&Changed::new()), None);
         // A level that is set takes effect, even if it is the default.
         let changed = |value| Changed::from([("log_level".to_string(), value)]);

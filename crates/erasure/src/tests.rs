@@ -78,7 +78,7 @@ fn fewer_than_k_parts_make_nothing() {
     let code = Code::reed_solomon(4, 2).unwrap();
     let too_few = TooFewParts { present: 3, required: 4 };
     assert_eq!(code.decoder(&[0, 3, 5, 3], &[1]).unwrap_err(), too_few);
-    assert_eq!(too_few.to_string(), "3 parts of the stripe are there, 4 are needed");
+    assert_eq!(too_few.to_string(), "3 parts of the stripe are present, 4 are needed");
 }
 
 #[test]

@@ -674,7 +674,7 @@ mod tests {
         transaction.commit().unwrap();
         drop(database);
         let error = open(&path).err().unwrap();
-        assert!(error.0.contains("run a newer program"), "{error}");
+        assert!(error.0.contains("run a newer version"), "{error}");
     }
 
     #[test]

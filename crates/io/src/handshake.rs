@@ -453,7 +453,7 @@ mod tests {
             let error = Handshake::respond(&ours).receive(&hello, &mut output);
             let error = error.expect_err("no common version");
             let range =
-                format!("versions {} to {}, its peer 1 to 1", versions.start(), versions.end());
+                format!("versions {} to {}, the listening one 1 to 1", versions.start(), versions.end());
             assert!(error.contains(&range), "{error}");
             assert_eq!(output[0], STATUS_REFUSED);
             assert!(String::from_utf8_lossy(&output).contains(&range));
@@ -525,10 +525,10 @@ mod tests {
         let ours = trust(1, 9, monitor());
         let mut output = Vec::new();
         let error = Handshake::respond(&ours).receive(b"GET / HTTP/1.1\r\n", &mut output);
-        assert!(error.expect_err("not ours").contains("does not speak the protocol"));
+        assert!(error.expect_err("not ours").contains("does not speak the Ashlar protocol"));
         let error = Handshake::initiate(&ours, &mut Vec::new())
             .receive(b"HTTP/1.1 400 Bad Request\r\n", &mut output);
-        assert!(error.expect_err("not ours").contains("does not speak the protocol"));
+        assert!(error.expect_err("not ours").contains("does not speak the Ashlar protocol"));
     }
 
     #[test]

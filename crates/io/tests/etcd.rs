@@ -633,7 +633,7 @@ fn an_unused_endpoint_that_does_not_answer_is_reported() {
     };
     assert_eq!((&dead.endpoint, &wrong.endpoint), (&other, &foreign.url()));
     assert!(dead.why.contains("refused"), "{dead:?}");
-    assert!(wrong.why.contains("another etcd"), "{wrong:?}");
+    assert!(wrong.why.contains("a different etcd"), "{wrong:?}");
     server.kill();
     server.more = Some(port);
     server.start();
@@ -690,7 +690,7 @@ fn an_etcd_that_starts_later_is_found_and_a_foreign_one_refused() {
     driver.get("a").unwrap();
     server.kill();
     let trouble = driver.wait(|event| match event {
-        StateEvent::Condition { trouble: Some(text) } if text.contains("another etcd") => {
+        StateEvent::Condition { trouble: Some(text) } if text.contains("a different etcd") => {
             Some(text.clone())
         }
         _ => None,

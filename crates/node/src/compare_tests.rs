@@ -235,7 +235,7 @@ fn a_version_that_differs_is_an_error_where_it_was_acknowledged_and_else_a_write
     let (mut one, mut two) = twins();
     one.write(2, 5, 0x55);
     let found = compared(&[&one, &two]);
-    says(&found, Severity::Warning, &["osd.1 has 1.5", "osd.2 has 1.4", "under way"]);
+    says(&found, Severity::Warning, &["osd.1 has 1.5", "osd.2 has 1.4", "in progress"]);
     assert_eq!((found.under_way, found.different), (1, 0));
     // After a later write on both members, the earlier one was acknowledged or adopted.
     one.write(0, 6, 0x66);
@@ -252,7 +252,7 @@ fn a_lost_deletion_is_an_error_above_the_floor_and_nothing_below() {
     one.write(3, 6, 1);
     two.write(3, 6, 1);
     let found = compared(&[&one, &two]);
-    says(&found, Severity::Error, &["osd.1 has deleted it by 1.5", "osd.2 has 1.1"]);
+    says(&found, Severity::Error, &["osd.1 has deleted it in version 1.5", "osd.2 has 1.1"]);
     let (mut one, two) = twins();
     one.ask(Request::SetFloor { pg: PG, floor: version(3) });
     one.ask(Request::Sync);
@@ -285,7 +285,7 @@ fn copies_at_osds_that_are_no_members_are_strays() {
     let mut two_elsewhere = two;
     two_elsewhere.note_record(&[1]);
     let found = compared(&[&one, &two_elsewhere]);
-    says(&found, Severity::Warning, &["osd.2 holds 2 blocks of PG 1.0", "no member"]);
+    says(&found, Severity::Warning, &["osd.2 holds 2 blocks of PG 1.0", "is not a member"]);
     assert_eq!((found.strays, found.blocks), (2, 2));
 }
 

@@ -287,7 +287,7 @@ impl CommittedState {
         self.records.get(key).map(|stored| &stored.record)
     }
 
-    /// Returns the keys whose revision in the store differs from the one known here: if this
+    /// Returns the keys whose revision in the store differs from the one in this copy: if this
     /// monitor has no transaction in flight, somebody else changed them.
     pub(super) fn differences(&self, store: &BTreeMap<String, KeyValue>) -> Vec<String> {
         let known = self.records.keys().chain(self.edits.keys()).map(Key::to_string);

@@ -334,7 +334,7 @@ impl Relay {
         }
     }
 
-    /// Handles that this monitor now leads: returns the waiting connections and their messages,
+    /// Handles the start of this monitor's leadership: returns the waiting connections and their messages,
     /// which it takes over. Peers relayed to another monitor must reconnect.
     pub(super) fn hand_over(&mut self, now: Time, effects: &mut Vec<Effect>) -> Vec<NetEvent> {
         self.set_leader(now, Vec::new(), effects);

@@ -307,7 +307,7 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// Handles that the store is restored: answers the operator, and makes this monitor start over.
+    /// Handles the end of the restore: answers the operator, and makes this monitor start over.
     pub(super) fn on_restored(
         &mut self,
         connection: ConnectionId,
@@ -986,6 +986,6 @@ fn above(number: u64, margin: u64) -> Result<u64, Failure> {
     if number <= NUMBER_MAX {
         return Ok(number + margin);
     }
-    let message = format!("an OSD's copy of the state has an impossible number: {number}");
+    let message = format!("a number in an OSD's copy of the state is out of range: {number}");
     Err(failure("invalid", message, "restore a newer copy of the state"))
 }

@@ -335,7 +335,7 @@ impl Monitor {
         for period in &told.periods {
             let id = PeriodId { incarnation, sequence: period.sequence };
             if self.stats.received.get(&osd).is_some_and(|received| *received >= id) {
-                // If this period is saved, the OSD did not receive the message about that.
+                // If this period is saved, the OSD missed the message about that.
                 self.stats.told.remove(&osd);
                 continue;
             }

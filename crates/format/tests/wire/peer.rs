@@ -485,7 +485,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
         assert!(too_many.0.contains(what), "{name}: {too_many}");
         // A count within the limit, but without that many elements.
         let missing = forged(&named(name), at, &(count as u32).to_le_bytes()).unwrap_err();
-        assert!(missing.0.contains("the body ends before them"), "{name}: {missing}");
+        assert!(missing.0.contains("ends beyond the body"), "{name}: {missing}");
     };
     refused("peer-listed", FIELDS + 5, LIST_COUNT_MAX, "at most 1024 are allowed");
     refused("peer-activate", FIELDS + 24, HISTORY_COUNT_MAX, "at most 64 are allowed");
@@ -504,18 +504,18 @@ fn contents_that_contradict_themselves_are_refused() {
         let error = forged(&message, at, field).unwrap_err();
         assert!(error.0.contains(what), "{error}");
     };
-    refused(size, &[13], "a block of 2^13 bytes");
-    refused(size, &[21], "a block of 2^21 bytes");
+    refused(size, &[13], "invalid block size: 2^13");
+    refused(size, &[21], "invalid block size: 2^21");
     // 16 KiB has 4 units, 512 KiB needs two words.
     refused(size, &[14], "units beyond its block");
     assert!(forged(&message, size, &[19]).is_err());
     refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its block");
-    refused(units, &0x40u64.to_le_bytes(), "units that it does not speak of");
-    refused(damaged, &0x100u64.to_le_bytes(), "units that it does not speak of");
+    refused(units, &0x40u64.to_le_bytes(), "units that it does not cover");
+    refused(damaged, &0x100u64.to_le_bytes(), "units that it does not cover");
     refused(damaged, &0x10u64.to_le_bytes(), "both data and damage");
-    refused(written, &0x70u64.to_le_bytes(), "other data");
-    refused(written, &0x10u64.to_le_bytes(), "other data");
-    refused(FIELDS + 4, &[3], "a content is of kind 3");
+    refused(written, &0x70u64.to_le_bytes(), "data does not match");
+    refused(written, &0x10u64.to_le_bytes(), "data does not match");
+    refused(FIELDS + 4, &[3], "unknown content kind 3");
 }
 
 #[test]
@@ -524,7 +524,7 @@ fn writes_beyond_their_block_are_refused() {
     let offset = FIELDS + 24 + 12 + 3;
     assert!(forged(&zero, offset, &8192u32.to_le_bytes()).unwrap_err().0.contains("its block"));
     assert!(forged(&zero, offset, &0u32.to_le_bytes()).is_ok());
-    assert!(forged(&zero, offset - 1, &[9]).unwrap_err().0.contains("a write does 9"));
+    assert!(forged(&zero, offset - 1, &[9]).unwrap_err().0.contains("unknown type of change 9"));
     let full = data(2);
     let put = write(Change::Write { offset: 0, checksums: checksums(&full), data: full });
     assert!(forged(&put, offset, &126_976u32.to_le_bytes()).unwrap_err().0.contains("its block"));

@@ -71,7 +71,7 @@ fn a_connection_that_breaks_names_what_the_pg_needs() {
     cluster.break_wires(0, 1);
     cluster.advance(500);
     let told = lines(&cluster.hosts[0].lines, "PG needs a new epoch");
-    let why = format!("why=\"lost {}\"", osd(1));
+    let why = format!("why=\"lost contact with {}\"", osd(1));
     assert!(told.len() == 1 && told[0].contains(&why), "{told:?}");
 }
 

@@ -179,7 +179,7 @@ fn a_primary_whose_other_members_are_down_fills_a_learner_and_serves_nothing() {
     assert!(cluster.needs_of_epoch().contains(&complete), "{:?}", cluster.report(0));
     let report = cluster.report(0);
     assert_eq!(report.active, []);
-    let why = "osd.2 is down, osd.3 is down, osd.4 is filled meanwhile";
+    let why = "osd.2 is down, osd.3 is down, osd.4 is being filled";
     assert_eq!(report.incomplete, [(PG, why.to_owned())]);
     assert!(!cluster.replies.contains_key(&waiting), "nothing is written meanwhile");
     cluster.set_entry(&[0, 3], &[]);

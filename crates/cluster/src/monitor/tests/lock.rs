@@ -199,7 +199,7 @@ fn unlock_fences_the_holder_before_the_lock_is_free() {
     let (old, ..) = rig.lock(holder).unwrap().unwrap();
     let asked = rig.command(unlock(false)).unwrap_err();
     assert_eq!(asked.code, "not_confirmed");
-    assert_eq!(asked.message, "session 1 of test holds the lock of volume v");
+    assert_eq!(asked.message, "session 1 of test holds the lock on volume v");
     assert!(rig.stored("lock/1").is_some());
     let answer = rig.command(unlock(true)).unwrap();
     assert_eq!(answer["session"], 1);

@@ -747,7 +747,7 @@ fn a_pool_goes_when_it_has_no_volumes_and_its_name_is_free_at_once() {
     let checks = status["checks"].as_array().unwrap();
     let waits = checks.iter().find(|check| check["code"] == "task_waits").unwrap();
     let hint = waits["hint"].as_str().unwrap();
-    assert!(hint.starts_with("it continues by itself when osd.2 is up: start it"), "{hint}");
+    assert!(hint.starts_with("deletion continues automatically when osd.2 is up: start it"), "{hint}");
     assert!(hint.ends_with("`ashlar osd out 2`, then `ashlar osd rm 2`"), "{hint}");
     let made = rig.make_pool("p", 8).unwrap();
     assert_eq!(made["id"], 2, "an id is never given again");
