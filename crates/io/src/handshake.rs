@@ -452,8 +452,11 @@ mod tests {
             let mut output = Vec::new();
             let error = Handshake::respond(&ours).receive(&hello, &mut output);
             let error = error.expect_err("no common version");
-            let range =
-                format!("versions {} to {}, the listening one 1 to 1", versions.start(), versions.end());
+            let range = format!(
+                "versions {} to {}, the listening one 1 to 1",
+                versions.start(),
+                versions.end()
+            );
             assert!(error.contains(&range), "{error}");
             assert_eq!(output[0], STATUS_REFUSED);
             assert!(String::from_utf8_lossy(&output).contains(&range));

@@ -1,4 +1,4 @@
-//! What a monitor does, told by claims.
+//! Tests of the monitor, each named by its claim.
 
 mod damage;
 mod elections;

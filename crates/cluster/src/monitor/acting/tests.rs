@@ -1,4 +1,4 @@
-//! The table row by row, and what always holds, whatever comes.
+//! The rows of the table one by one, and the invariants under random events.
 
 use base::{Epoch, MapRevision, PgId, PoolId, Scheme};
 
@@ -14,8 +14,8 @@ fn member(number: u32, run: u64) -> Member {
     Member { osd: osd(number), incarnation: Incarnation::new(run) }
 }
 
-/// An entry with so many positions: these members at the first ones, learners for the empty ones and
-/// then for the last of the others.
+/// Returns an entry with this many positions: these members at the first ones, and learners for the
+/// empty positions, then for the last of the others.
 fn entry(copies: usize, primary: u32, acting: &[Member], learners: &[Member]) -> PgEntry {
     let pg = PgId { pool: PoolId::FIRST, number: 0 };
     let mut entry = PgEntry::new(pg, acting.iter().copied()).led_by(osd(primary));
@@ -39,7 +39,7 @@ fn learning(entry: &PgEntry) -> Vec<Member> {
     entry.learning().copied().collect()
 }
 
-/// A pool of a few OSDs: all up in their first run, heard at 10.
+/// A pool of a few OSDs: all up in their first run, last heard from in event 10.
 #[derive(Clone)]
 struct Scene {
     scheme: Scheme,
@@ -88,14 +88,14 @@ impl Scene {
         self
     }
 
-    /// Down since before the others were heard.
+    /// Marks an OSD down, before the others were heard from.
     fn down(self, number: u32) -> Scene {
         self.with(number, |standing| {
             (standing.up, standing.heard, standing.noticed) = (false, 0, 9)
         })
     }
 
-    /// Its disk hangs, since before the others were heard.
+    /// Makes an OSD's disk hang, before the others were heard from.
     fn stalled(self, number: u32) -> Scene {
         self.with(number, |standing| {
             standing.noticed = 9;
@@ -104,13 +104,13 @@ impl Scene {
         })
     }
 
-    /// The first OSD cannot reach these, though they are heard.
+    /// Breaks the links from an OSD to these others, which are still heard from.
     fn cut(mut self, from: u32, to: &[u32]) -> Scene {
         self.links.broken.extend(to.iter().map(|to| ((osd(from), osd(*to)), 9)));
         self
     }
 
-    /// The first OSD says that it cannot reach the second.
+    /// Makes the first OSD report that it cannot reach the second.
     fn doubt(mut self, from: u32, to: u32) -> Scene {
         self.links.doubted.insert((osd(from), osd(to)));
         self
@@ -138,7 +138,7 @@ impl Scene {
     }
 }
 
-/// What `next` makes of members in their first run.
+/// Checks the next entry, in which all members are in their first run.
 fn assert_next(scene: &Scene, before: &PgEntry, primary: u32, acting: &[u32], learners: &[u32]) {
     let next = scene.next(before).expect("there is a next entry");
     let (is_acting, is_learning) = (next.acting(), next.learning());
@@ -171,12 +171,12 @@ fn an_osd_that_rests_is_taken_in_only_where_it_is_needed() {
     let unheard = scene.clone().with(3, |s| s.heard = 8);
     let next = unheard.next(&entry(3, 1, &all, &[])).unwrap();
     assert_eq!(acting(&next), [member(1, 2), all[1], all[2]]);
-    // It is no learner before its rest is over, where others suffice.
+    // It does not become a learner before its rest is over, if the others suffice.
     assert_eq!(scene.next(&entry(3, 2, &all[1..], &[])), None);
     assert_next(&scene, &entry(3, 2, &all[1..2], &[]), 2, &[2], &[1, 3]);
     let over = scene.clone().with(1, |standing| standing.rests = false);
     assert_eq!(learning(&over.next(&entry(3, 2, &all[1..], &[])).unwrap()), [member(1, 2)]);
-    // Nobody is put out whose run is in already.
+    // A member whose run is already in the entry is not removed.
     assert_eq!(
         scene.next(&entry(3, 2, &[all[1], all[2], member(1, 2)], &[])).unwrap().acting_count(),
         3
@@ -184,7 +184,7 @@ fn an_osd_that_rests_is_taken_in_only_where_it_is_needed() {
     let learns = entry(3, 2, &all[1..], &[member(1, 2)]);
     assert_eq!(scene.next(&learns), None);
     assert_eq!(scene.clone().complete(member(1, 2)).next(&learns).unwrap().acting_count(), 3);
-    // Too few are left without it: it stays, and it learns.
+    // Too few would be left without it: it remains a member, or becomes a learner.
     let needed = scene.clone().down(2);
     let next = needed.next(&entry(3, 1, &all, &[])).unwrap();
     assert_eq!(acting(&next), [member(1, 2), member(2, 1), member(3, 1)]);
@@ -201,14 +201,14 @@ fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
     let scene = Scene::new(3, &[1, 2, 3], 2);
     let cut = scene.clone().cut(1, &[2, 3]);
     assert_next(&cut, &rest, 2, &[2, 3], &[]);
-    // The one that was cut off is no learner while it says that it cannot reach the primary.
+    // The OSD that was cut off does not become a learner while it reports that it cannot reach the primary.
     assert_eq!(cut.next(&entry(3, 2, &all[1..], &[])), None);
     assert_next(&scene, &entry(3, 2, &all[1..], &[]), 2, &[2, 3], &[1]);
-    // Not before those who go on were heard.
+    // Nothing changes before the remaining members were heard from.
     assert_eq!(cut.clone().with(3, |s| s.heard = 8).next(&rest), None);
-    // Where others say the same of it, it is the same.
+    // Reports of the same links from the other side change nothing.
     assert_next(&cut.clone().cut(2, &[1]).cut(3, &[1]), &rest, 2, &[2, 3], &[]);
-    // Where it reaches enough, or nobody reaches more, it stays.
+    // If it can reach enough members, or no other can reach more, it keeps the lead.
     assert_next(&scene.clone().cut(1, &[2]), &rest, 1, &[1, 3], &[]);
     assert_eq!(cut.clone().cut(3, &[2]).next(&rest), None, "2 and 3 are parted, too");
     let two = entry(3, 1, &all[..2], &[]);
@@ -227,7 +227,7 @@ fn nobody_leaves_for_a_broken_link_while_the_primary_may_be_the_one_that_is_cut_
     assert_eq!(scene.clone().doubt(1, 3).next(&rest), None);
     assert_next(&scene.clone().doubt(3, 1), &rest, 1, &[1, 3], &[]);
     assert_next(&scene.clone().cut(1, &[3]).doubt(1, 3), &rest, 2, &[2, 3], &[]);
-    // Nor does one lead that may reach no more.
+    // A member that may not be able to reach more does not take the lead.
     let both = scene.cut(1, &[3]);
     assert_eq!(both.clone().doubt(2, 3).next(&rest), None);
     let four = [all[0], all[1], all[2], member(4, 1)];
@@ -411,10 +411,10 @@ fn members_stay_at_their_positions() {
     assert_eq!(degraded.learners, [new]);
     let filled = scene.clone().down(2).complete(member(4, 1)).next(&degraded).unwrap();
     assert_eq!(filled.positions, [Some(all[0]), Some(member(4, 1)), Some(all[2])]);
-    // Where all are well a learner is filled for the one that the plan does not want.
+    // If all members are sound, a learner is filled for the member that is not in the plan.
     let moves = scene.next(&entry(3, 1, &all, &[])).unwrap();
     assert_eq!((&moves.learners[..], &acting(&moves)[..]), (&[new][..], &all[..]));
-    // Meanwhile another one is lost: what is empty is filled first.
+    // Meanwhile another member is lost: the learner is filled for its position first.
     let lost = scene.clone().down(3).next(&moves).unwrap();
     let again = Learner { position: Position::new(2).unwrap(), ..new };
     assert_eq!((lost.learners, acting(&moves)), (vec![again], all.to_vec()));
@@ -459,11 +459,11 @@ fn a_member_whose_disk_hangs_goes_where_others_are_enough() {
         assert_eq!((next.primary_osd(), acting(&next)), (Some(osd(primary)), rest));
         assert!(next.learners.is_empty());
     }
-    // It is no learner as long as it does.
+    // It does not become a learner as long as its disk hangs.
     assert_eq!(scene.clone().stalled(3).next(&entry(3, 1, &all[..2], &[])), None);
     let back = scene.next(&entry(3, 1, &all[..2], &[])).unwrap();
     assert_eq!(learning(&back), [member(3, 1)]);
-    // A learner goes as well, and one that was reported complete does not join.
+    // A learner is removed as well, and one that was reported complete does not join.
     let next = scene.clone().stalled(3).next(&entry(3, 1, &all[..2], &all[2..])).unwrap();
     assert_eq!((&acting(&next)[..], &next.learners[..]), (&all[..2], &[][..]));
     let mut complete = Scene::new(3, &[1, 3], 2).stalled(3);
@@ -479,16 +479,16 @@ fn where_too_few_disks_answer_no_epoch_begins() {
     let scene = Scene::new(3, &[1, 2, 3], 2);
     assert_eq!(scene.clone().stalled(1).stalled(2).next(&now), None);
     assert_eq!(scene.clone().stalled(1).stalled(2).stalled(3).next(&now), None);
-    // One that is down does not leave either: the one that hangs counts for nothing.
+    // A member that is down is not removed either: the one whose disk hangs does not count.
     let one_left = scene.clone().stalled(1).down(3);
     assert_eq!(one_left.next(&now), None);
-    // Others are to be heard from since.
+    // The others must have been heard from since.
     let unheard = scene.clone().stalled(1).with(2, |standing| standing.heard = 5);
     assert_eq!(unheard.next(&now), None);
-    // Reports that come together are judged together, also those of one that answers again.
+    // Reports that arrive together are evaluated together, including one of a disk that answers again.
     let new = scene.clone().stalled(1).with(2, |standing| standing.disk.is_new = true);
     assert_eq!(new.next(&now), None);
-    // Who has not ended what he began before may hang, too.
+    // A disk that has not finished an earlier operation may hang too.
     let began = |at| Some(Time::from_nanos(at));
     let late = scene.clone().stalled(1).with(2, |standing| standing.disk.oldest = began(99));
     assert_eq!(late.next(&now), None);
@@ -496,14 +496,14 @@ fn where_too_few_disks_answer_no_epoch_begins() {
     assert_eq!(acting(&busy.next(&now).unwrap()), all[1..]);
 }
 
-/// A world in which what a member holds is known: whether it has every acknowledged write.
+/// A model of which members have every acknowledged write.
 struct World {
     scene: Scene,
     entry: PgEntry,
     event: u64,
-    /// Members in which everything acknowledged is, by OSD.
+    /// OSDs that have every acknowledged write.
     whole: BTreeSet<OsdId>,
-    /// OSDs whose store lost some of it, and was not filled since.
+    /// OSDs whose store lost acknowledged writes and has not been filled since.
     damaged: BTreeSet<OsdId>,
     random: u64,
 }
@@ -521,7 +521,7 @@ impl World {
         standing.up && standing.incarnation == member.incarnation
     }
 
-    /// Something happens.
+    /// Makes a random event happen.
     fn disturb(&mut self) {
         self.event += 1;
         let count = self.scene.standings.len() as u64;
@@ -585,8 +585,7 @@ impl World {
         self.scene.targets = numbers[..self.scene.copies].iter().map(|n| osd(*n)).collect();
     }
 
-    /// Writes are acknowledged where all acting members are there, and a learner may be filled. A
-    /// damaged member forbids it.
+    /// Acknowledges writes if all acting members are present and none is damaged; a learner may be filled.
     fn serve(&mut self) {
         let is_good =
             |member: &Member| self.is_there(member) && !self.damaged.contains(&member.osd);
@@ -610,7 +609,7 @@ impl World {
         }
     }
 
-    /// The monitor looks at it.
+    /// Makes the monitor compute the next entry.
     fn step(&mut self) {
         let before = self.entry.clone();
         let Some(next) = self.scene.next(&before) else { return };
@@ -665,7 +664,7 @@ impl World {
 }
 
 impl World {
-    /// Where nothing new is known entries do not change to and fro.
+    /// Checks that entries settle if there are no further events.
     fn comes_to_rest(&mut self) {
         let renew = std::mem::take(&mut self.scene.renew);
         for _ in 0..20 {
@@ -705,7 +704,7 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
             world.step();
             world.comes_to_rest();
         }
-        // Everybody comes back, and what was lost is given up: it ends where the plan wants it.
+        // All OSDs return, and lost data is given up: the entry ends up as planned.
         world.whole = world.scene.standings.keys().copied().collect();
         world.scene.renew = false;
         world.scene.barred.clear();

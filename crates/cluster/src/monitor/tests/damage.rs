@@ -12,7 +12,7 @@ use crate::numbers::{EPOCH_MAX, NUMBER_MAX, REVISION_MAX, SESSION_MAX};
 
 const GIB: u64 = 1 << 30;
 
-/// What a cluster has under every kind of key that damage can be mended of.
+/// One key of each kind for which damage can be repaired.
 const KEYS: [&str; 15] = [
     "osd/1",
     "pool/1",
@@ -31,8 +31,8 @@ const KEYS: [&str; 15] = [
     "counter/monitor",
 ];
 
-/// A cluster with something under each of [`KEYS`]: volume `v`, attached with its lock by session 2; and
-/// one that is removed, with a task that waits and session 1, which is fenced.
+/// Returns a cluster with a record under each of [`KEYS`]: volume `v`, attached with its lock by
+/// session 2, and a removed volume, with a waiting task and session 1, which is fenced.
 fn cluster() -> Rig {
     let mut rig = Rig::with_copies(3, 2, 2, 8);
     rig.make_volume("v", GIB).unwrap();
@@ -54,14 +54,14 @@ fn cluster() -> Rig {
     rig
 }
 
-/// Another hand writes while no monitor leads.
+/// Edits a key by hand while no monitor leads.
 fn damage(rig: &mut Rig, key: &str, value: Option<&str>) {
     rig.hand_writes_unseen(key, value);
     rig.restart();
     rig.tick();
 }
 
-/// What `status` says of the damage.
+/// Returns what `status` reports about the damage.
 fn damage_told(rig: &mut Rig) -> Option<String> {
     let status = rig.status();
     let mut checks = status["checks"].as_array().unwrap().iter();
@@ -85,13 +85,13 @@ fn come_again(rig: &mut Rig) {
     }
 }
 
-/// What lies at OSDs, in all the records that matter to data.
+/// Returns the members of each PG.
 fn members(rig: &Rig) -> Vec<(PgId, BTreeSet<base::OsdId>)> {
     let of = |entry: &format::wire::PgEntry| entry.acting().map(|m| m.osd).collect();
     rig.entries().iter().map(|entry| (entry.pg, of(entry))).collect()
 }
 
-/// The cluster is as it was, and gives out nothing twice.
+/// Checks that the cluster is as before, and issues no id twice.
 fn assert_mended(rig: &mut Rig, before: &[(PgId, BTreeSet<base::OsdId>)], key: &str) {
     assert_eq!(rig.stopped, None, "{key}");
     assert_eq!(damage_told(rig), None, "{key}");
@@ -121,7 +121,7 @@ fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
             assert_eq!(rig.stopped, None, "{key}");
             let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}"));
             assert!(told.contains(&format!("{key} (")), "{told}");
-            // Nobody is told that something is gone, and nothing is given out.
+            // Nobody is told that anything was removed, and nothing is issued.
             let client = rig.client();
             let mut map = ClusterMap::default();
             assert_eq!(rig.subscribe(client, &mut map), Ok(0), "{key}");
@@ -140,7 +140,7 @@ fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
             assert_eq!(rig.stored(key).unwrap().value, value, "it is left for people");
             let shown = rig.command(Command::StateGet { key: key.into() }).unwrap();
             assert!(shown.to_string().contains(value), "{shown}");
-            // Written well it is as if nothing had been, at once.
+            // Once the good value is written, the store is usable again at once.
             rig.hand_writes(key, Some(&good));
             assert_eq!(damage_told(&mut rig), None, "{key}");
             come_again(&mut rig);
@@ -170,14 +170,14 @@ fn a_recovery_takes_what_is_damaged_from_osds() {
             rig.entries().iter().zip(epochs).all(|(entry, epoch)| entry.epoch > epoch),
             "{key}"
         );
-        // All of it is as of one transaction: sessions, locks and tasks go on.
+        // Everything is as of one transaction: sessions, locks and tasks continue.
         let session = SessionId::new(2);
         let is_fenced = rig.osds[&osd_id(1)].map.pools.values().all(|pool| pool.is_fenced(session));
         let committed = &rig.monitor.committed;
         assert!(!is_fenced && committed.session(session).is_some(), "{key}");
         assert!(committed.lock(ImageId::FIRST).is_some() && rig.tasks().len() == 1, "{key}");
         assert_mended(&mut rig, &before, key);
-        // Another monitor finds nothing strange.
+        // Another monitor finds no damage.
         rig.restart();
         rig.tick();
         assert_eq!(damage_told(&mut rig), None, "{key}");
@@ -195,7 +195,7 @@ fn a_manual_edit_while_no_monitor_led_is_not_believed() {
         rig.report(2, |_| {});
         rig.make_volume("later", GIB).unwrap();
         let before = members(&rig);
-        // A setting that cannot be in force is undone only once nothing is damaged.
+        // An invalid setting is undone only once nothing is damaged.
         rig.hand_writes_unseen("config/nothing", Some("{}"));
         damage(&mut rig, key, Some(&older));
         for _ in 0..2 {
@@ -270,7 +270,7 @@ fn a_recovery_from_damage_is_begun_anew_wherever_the_monitor_ends() {
     for key in ["lock/1", "pool/1", "session/2"] {
         for mishap in (1..=5).flat_map(Mishap::all_of) {
             let mut rig = cluster();
-            // More than one transaction takes.
+            // More records than fit in one transaction.
             for number in 0..150 {
                 rig.make_volume(&format!("v{number}"), GIB).unwrap();
             }
@@ -311,7 +311,7 @@ fn a_recovery_that_cannot_be_read_is_one_that_is_not_whole() {
     assert!(!rig.checks().contains(&"state_older".to_string()));
 }
 
-/// Another hand writes a number into a record while no monitor leads, in a way that only the number tells.
+/// Edits one number of a record by hand while no monitor leads, leaving no other trace of the edit.
 fn write_number(rig: &mut Rig, key: &str, path: &str, number: u64) {
     let mut value: Value = serde_json::from_str(&rig.stored(key).unwrap().value).unwrap();
     *value.pointer_mut(path).expect("it is there") = json!(number);
@@ -412,7 +412,7 @@ fn a_counter_that_has_given_its_last_id_gives_no_more() {
         write_number(&mut rig, key, "/last", last);
         come_again(&mut rig);
         assert_eq!(damage_told(&mut rig), None, "{key}");
-        // Who has the volume does not come back.
+        // The client that has the volume does not return.
         rig.advance(Duration::from_secs(11));
         let client = rig.client();
         let refused = match key {

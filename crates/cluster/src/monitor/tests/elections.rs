@@ -21,7 +21,7 @@ use crate::state::{
     TransactionOutcome, Unavailable, WatchId,
 };
 
-/// Who is at an end of a connection.
+/// The process at one end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Who {
     Election(usize),
@@ -30,37 +30,37 @@ enum Who {
 
 type End = (Who, ConnectionId);
 
-/// What a client, an OSD or a command is told.
+/// A client, an OSD or a command, with the messages that it received.
 #[derive(Default)]
 struct Client {
     said: VecDeque<FromMonitor>,
     is_closed: bool,
 }
 
-/// Monitors that talk to each other and to one store without delay.
+/// Monitors that communicate with each other and with one store without delay.
 struct Monitors {
     now: Time,
     store: MemoryState,
     processes: Vec<Option<Election>>,
     /// Monitors whose store does not answer.
     cut: BTreeSet<usize>,
-    /// What they asked, and what they would have been told, until it does.
+    /// Requests from these monitors and events for them, held back until the store answers again.
     held: Vec<(usize, StateEffect)>,
     held_events: Vec<(usize, StateEvent)>,
-    /// Transactions whose outcome nobody was told, that may happen yet.
+    /// Transactions with an unknown outcome that may still be applied.
     late: Vec<(usize, StateEffect)>,
-    /// Monitors whose transactions happen and are answered with "unknown".
+    /// Monitors whose transactions are applied but answered with "unknown".
     unsure: BTreeSet<usize>,
     ends: BTreeMap<End, End>,
     clients: Vec<Client>,
     events: VecDeque<(usize, Event)>,
     connection_last: u64,
     stopped: Vec<StopReason>,
-    /// Lines for the log, and whose.
+    /// Log lines, each with its monitor.
     lines: Vec<(usize, TraceEvent)>,
 }
 
-/// Ids of one monitor are nobody else's in the store they share.
+/// The shift that makes the ids of each monitor distinct in the shared store.
 const OF_MONITOR: u32 = 48;
 
 fn outer(monitor: usize, id: u64) -> u64 {
@@ -111,14 +111,14 @@ impl Monitors {
         self.settle();
     }
 
-    /// The store tells that it cannot be asked, or that it can.
+    /// Makes the store report that it cannot be reached, or that it can.
     fn trouble(&mut self, number: usize, why: Option<&str>) {
         let trouble = why.map(str::to_string);
         self.events.push_back((number, Event::State(StateEvent::Condition { trouble })));
         self.settle();
     }
 
-    /// The process ends without a word.
+    /// Kills the process.
     fn kill(&mut self, number: usize) {
         self.processes[number] = None;
         self.held.retain(|(monitor, _)| *monitor != number);
@@ -177,7 +177,7 @@ impl Monitors {
             }
             Effect::Net(NetEffect::Close { connection }) => {
                 self.break_off((Who::Election(number), connection));
-                // Nothing of it is told any more, not even that it is closed.
+                // No further events of this connection are delivered, not even that it is closed.
                 self.events.retain(|(monitor, event)| {
                     let Event::Net(event) = event else { return true };
                     let (NetEvent::Accepted { connection: id, .. }
@@ -200,7 +200,7 @@ impl Monitors {
         self.tell(there, NetEvent::Accepted { connection, peer });
     }
 
-    /// One end is gone: the other is told.
+    /// Breaks a connection at one end: the other end is notified.
     fn break_off(&mut self, here: End) {
         if let Some(there) = self.ends.remove(&here) {
             self.ends.remove(&there);
@@ -240,7 +240,7 @@ impl Monitors {
                 self.late.push((number, StateEffect::Transact { request, transaction }));
                 return;
             }
-            // Asked again until it can be.
+            // Repeated until the store can be reached.
             effect if away => {
                 self.held.push((number, effect));
                 return;
@@ -308,7 +308,7 @@ impl Monitors {
         }
     }
 
-    /// The store answers everybody again, and tells what it held back.
+    /// Makes the store answer all monitors again, and delivers what was held back.
     fn mend(&mut self) {
         self.cut.clear();
         self.unsure.clear();
@@ -320,12 +320,12 @@ impl Monitors {
         self.settle();
     }
 
-    /// A transaction that was given up happens now, if its comparisons still hold.
+    /// Applies a transaction that was given up, if its comparisons still hold.
     fn land_late(&mut self) {
         let Some((number, StateEffect::Transact { request, transaction })) = self.late.pop() else {
             return;
         };
-        // Who asked has been told that nobody knows.
+        // The requester has already been answered with "unknown".
         let request = StateRequest(outer(number, request.0));
         let mut told = Vec::new();
         let effect = StateEffect::Transact { request, transaction };
@@ -335,7 +335,7 @@ impl Monitors {
         self.settle();
     }
 
-    /// Moves the clock on, ringing every deadline on the way.
+    /// Advances the clock, with a tick at every deadline on the way.
     fn advance(&mut self, span: Duration) {
         let end = self.now + span;
         loop {
@@ -383,7 +383,7 @@ impl Monitors {
         })
     }
 
-    /// A command asked of one monitor, and its answer if that came at once.
+    /// Sends a command to one monitor; returns the answer if it arrives at once.
     fn ask(&mut self, monitor: usize, command: Command) -> Option<Result<Value, Failure>> {
         let client = self.client(monitor);
         self.say(client, &ToMonitor::Command { request: 1, command });
@@ -434,7 +434,7 @@ impl Monitors {
         leaders[0]
     }
 
-    /// Another hand than a monitor's writes a key, or removes it.
+    /// Writes or removes a key by hand.
     fn hand_writes(&mut self, key: &str, value: Option<&str>) {
         let entry = self.store.entries().find(|entry| entry.key == key);
         let revision = entry.map_or(StateRevision::ZERO, |entry| entry.revision);
@@ -452,14 +452,14 @@ impl Monitors {
         self.settle();
     }
 
-    /// Checks of a code, by `status`.
+    /// Returns the checks with this code from `status`.
     fn checks(&mut self, monitor: usize, code: &str) -> Vec<Value> {
         let status = self.ask(monitor, Command::Status).expect("answered").expect("a status");
         let checks = status["checks"].as_array().unwrap().clone();
         checks.into_iter().filter(|check| check["code"] == code).collect()
     }
 
-    /// Keys with an edit that was undone, as `status` names them.
+    /// Returns the keys whose edits were undone, according to `status`.
     fn undone(&mut self, monitor: usize) -> Vec<String> {
         let key = |check: Value| {
             let text = check["message"].as_str().unwrap().to_string();
@@ -476,7 +476,7 @@ impl Monitors {
         Some(serde_json::from_str(&entry.value).unwrap())
     }
 
-    /// The process ends in good order.
+    /// Ends the process cleanly.
     fn retire(&mut self, number: usize) {
         let mut effects = Vec::new();
         self.processes[number].as_mut().unwrap().retire(&mut effects);
@@ -545,7 +545,7 @@ fn any_monitor_takes_commands_and_osds_to_the_leader() {
         );
     }
     assert_eq!(monitors.stored("osd/3").unwrap()["up"], true);
-    // An OSD's words over a monitor are still an OSD's, and a client's a client's.
+    // A relayed peer keeps its role: an OSD is an OSD, a client is a client.
     let client = monitors.client(1);
     let needs = ToMonitor::PoolCleared { pool: base::PoolId::FIRST };
     monitors.say(client, &needs);
@@ -595,7 +595,7 @@ fn when_the_leader_dies_another_one_leads_after_its_lease() {
     monitors.kill(0);
     assert!(monitors.clients[osd].is_closed, "it must come again");
     assert_eq!(monitors.leaders(), [0usize; 0]);
-    // Whoever comes meanwhile waits for the next leader.
+    // A peer that connects meanwhile waits for the next leader.
     let waits = monitors.boot(2, 1, Some(Incarnation::new(1)));
     monitors.advance(seconds(1));
     assert_eq!(monitors.leaders(), [0usize; 0], "its lease has not ended");
@@ -605,7 +605,7 @@ fn when_the_leader_dies_another_one_leads_after_its_lease() {
     let booted = FromMonitor::OsdBooted { incarnation: Incarnation::new(1) };
     monitors.advance(seconds(1));
     assert!(monitors.clients[waits].said.contains(&booted), "the same run goes on");
-    // The one that died comes back, and follows.
+    // The monitor that died returns, and follows.
     monitors.start(0);
     monitors.advance(seconds(10));
     assert_eq!(monitors.leader(), leader);
@@ -632,9 +632,9 @@ fn a_leader_cut_off_from_the_store_closes_its_connections() {
     assert!(monitors.clients[osd].is_closed && monitors.clients[over].is_closed);
     let leader = monitors.leader();
     assert_ne!(leader, 0);
-    // What the others write meanwhile is not undone when it is back.
+    // What the others write meanwhile is not undone when the monitor returns.
     monitors.ask(leader, osd_create(2)).unwrap().unwrap();
-    // A command over it comes to nothing, and says so.
+    // A command sent to it is refused.
     let lost = monitors.client(0);
     monitors.say(lost, &ToMonitor::Command { request: 1, command: osd_create(9) });
     monitors.advance(seconds(4));
@@ -653,7 +653,7 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
     let mut monitors = Monitors::new(1);
     monitors.ask(0, osd_create(1)).unwrap().unwrap();
     let record = monitors.stored("osd/1").unwrap();
-    // Nobody hears of it: as if another one had led, written, and died.
+    // No monitor is notified: as if another monitor had led, written, and died.
     monitors.cut.insert(0);
     let mut transaction = Transaction::new();
     let revision = |key: &str| {
@@ -669,7 +669,7 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
     let effect = StateEffect::Transact { request: StateRequest(0), transaction };
     monitors.store.apply(monitors.now, effect, &mut Vec::new());
     monitors.mend();
-    // Its next transaction finds out.
+    // The next transaction detects it.
     monitors.ask(0, osd_create(2));
     monitors.advance(seconds(5));
     assert_eq!(monitors.leader(), 0);
@@ -689,7 +689,7 @@ fn a_manual_edit_of_the_leaders_key_is_named_beside_those_named_before() {
         assert_eq!(monitors.leader(), 0);
         assert_eq!(monitors.undone(0), ["change", "leader", "osd/1"], "{bad:?}");
         monitors.ask(0, osd_create(2)).unwrap().unwrap();
-        // The next time it comes to lead, too.
+        // The same holds the next time it becomes the leader.
         monitors.cut.insert(0);
         monitors.advance(seconds(1));
         monitors.mend();
@@ -728,7 +728,7 @@ fn the_only_monitor_serves_on_while_the_store_is_away() {
     assert!(!monitors.clients[client].is_closed);
     let rows = monitors.ask(0, Command::OsdList).unwrap().unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 1);
-    // What changes something is refused, and was not done.
+    // A command that changes the state is refused and not executed.
     monitors.trouble(0, Some("etcd is silent"));
     let refused = monitors.ask(0, osd_create(2)).unwrap().unwrap_err();
     assert_eq!((&*refused.code, &*refused.message), ("state_unavailable", "etcd is silent"));
@@ -746,7 +746,7 @@ fn a_former_leader_refuses_relayed_connections() {
     monitors.cut.extend([0, 1]);
     monitors.advance(seconds(4));
     assert_eq!(monitors.leaders(), [0; 0]);
-    // The other one has not heard of it yet.
+    // The other monitor has not noticed yet.
     let client = monitors.client(1);
     let create = ToMonitor::Command { request: 1, command: osd_create(1) };
     monitors.say(client, &create);
@@ -843,7 +843,7 @@ fn a_relayed_connection_that_waits_too_long_is_sent_to_another_monitor() {
     let osd = monitors.boot(0, 1, None);
     monitors.advance(seconds(2));
     assert!(!monitors.clients[osd].is_closed);
-    // It waits for a leader, not for this monitor, which says that it is there.
+    // The OSD waits for a leader; this monitor itself answers a ping.
     assert!(monitors.clients[osd].said.is_empty());
     monitors.say(osd, &ToMonitor::Ping);
     assert_eq!(monitors.clients[osd].said, [FromMonitor::Pong]);
@@ -901,7 +901,7 @@ fn a_monitor_that_is_not_there_is_warned_of_until_it_is_back_or_forgotten() {
     monitors.advance(seconds(1));
     monitors.ask(0, Command::MonitorRemove { monitor: monitor_id(2) }).unwrap().unwrap();
     assert_eq!(monitors.checks(0, "monitor_down"), [Value::Null; 0]);
-    // When another one comes to lead the rest may take its time to come.
+    // When another monitor becomes the leader, the others have some time to connect.
     monitors.retire(0);
     assert_eq!(monitors.checks(1, "monitor_down"), [Value::Null; 0]);
     monitors.advance(seconds(4));
@@ -911,12 +911,12 @@ fn a_monitor_that_is_not_there_is_warned_of_until_it_is_back_or_forgotten() {
 #[test]
 fn two_monitors_that_each_take_the_other_for_the_leader_relay_nothing_in_a_circle() {
     let mut monitors = Monitors::new(2);
-    // The second one knows that the first leads; a monitor's connection to it is no client.
+    // The second monitor is aware that the first leads, and does not relay a connection from a monitor.
     let other = monitors.connection_of(1, Role::Monitor(monitor_id(0)));
     assert!(monitors.clients[other].is_closed);
 }
 
-/// Numbers that look random and are the same for one seed.
+/// A pseudo-random generator with a seed.
 struct Chance(u64);
 
 impl Chance {
@@ -928,8 +928,8 @@ impl Chance {
     }
 }
 
-/// What was answered is in the store whatever happens to monitors, and no id is given twice. How many
-/// OSDs were made.
+/// Checks that whatever was acknowledged is in the store, whatever happens to monitors, and that no
+/// id is issued twice. Returns the number of OSDs created.
 fn live_through(seed: u64) -> usize {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut monitors = Monitors::new(3);
@@ -989,11 +989,11 @@ fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
     assert!(done > 5 * counts.len(), "something was done: {counts:?}");
 }
 
-/// A session and whether it has the lock, or why there is none.
+/// A session and whether it has the lock, or why it was refused.
 type Granted = Result<(SessionId, bool), String>;
 
 impl Monitors {
-    /// Asks one monitor for the lock of volume `v`.
+    /// Requests the lock on volume `v` from one monitor.
     fn ask_lock(&mut self, monitor: usize) -> (usize, Option<Granted>) {
         let client = self.client(monitor);
         (client, self.ask_lock_over(client))
@@ -1025,7 +1025,7 @@ impl Monitors {
     }
 }
 
-/// Monitors, one OSD, and volume `v`.
+/// Returns monitors with one OSD and volume `v`.
 fn monitors_with_volume(count: usize) -> Monitors {
     let mut monitors = Monitors::new(count);
     monitors.ask(0, osd_create(1)).unwrap().unwrap();
@@ -1048,14 +1048,14 @@ fn a_lock_holds_whichever_monitors_its_holder_and_others_are_connected_to() {
     for monitor in 0..3 {
         assert_eq!(monitors.ask_lock(monitor).1, Some(Err("locked".into())));
     }
-    // One that is gone over there is waited for, also by those who ask elsewhere.
+    // If the holder's connection is lost at one monitor, attaches at other monitors wait too.
     monitors.leave(holder);
     let (next, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
     let back = monitors.client(1);
     monitors.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(monitors.lock_answer(next), Some(Err("locked".into())));
-    // It gives the lock back there, and is told.
+    // The holder releases the lock over that monitor, and is notified.
     monitors.say(back, &ToMonitor::CloseSession { session, unanswered: false });
     assert!(monitors.clients[back].said.contains(&FromMonitor::SessionClosed { session }));
     assert!(monitors.ask_lock(2).1.unwrap().unwrap().1);
@@ -1068,7 +1068,7 @@ fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
     let (session, _) = granted.unwrap().unwrap();
     monitors.kill(0);
     assert!(monitors.clients[holder].is_closed);
-    // Before the next one leads another client asks, and the holder comes back after it.
+    // Before the next monitor leads, another client requests the lock; the holder returns later.
     let (other, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
     monitors.advance(seconds(7));
@@ -1076,7 +1076,7 @@ fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
     let back = monitors.client(1);
     monitors.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(monitors.lock_answer(other), Some(Err("locked".into())));
-    // One that does not come back is fenced before the next gets the lock.
+    // A holder that does not return is fenced before the next one receives the lock.
     monitors.leave(back);
     let (next, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);

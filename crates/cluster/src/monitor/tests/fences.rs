@@ -1,4 +1,4 @@
-//! Fences, however many sessions come and go.
+//! The number of fences stays bounded, however many sessions begin and end.
 
 use base::{PoolId, SessionId};
 
@@ -9,7 +9,7 @@ use crate::records::{Key, Record};
 
 const GIB: u64 = 1 << 30;
 
-/// Sessions of the volume that end one after the other, each fenced by the next attach.
+/// Opens and loses sessions of the volume one after another, each fenced by the next attach.
 fn fence_many(rig: &mut Rig, volume: &str, count: usize) -> Vec<SessionId> {
     let mut sessions = Vec::new();
     for _ in 0..count {
@@ -35,7 +35,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
         let client = rig.client();
         open.push(rig.open_session(client, "shared").unwrap().unwrap().0);
         ended.extend(fence_many(&mut rig, "v", 20));
-        // A late one is told all of it.
+        // A new subscriber receives all fences.
         let mut map = ClusterMap::default();
         let client = rig.client();
         rig.subscribe(client, &mut map).unwrap();
@@ -55,7 +55,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
     };
     assert!(record.count() < 50, "{} for {} sessions", record.count(), ended.len());
     assert!(record.ranges.len() >= 19, "{:?}", record.ranges);
-    // Nobody's attachment ended by it, and a monitor that comes to lead goes on so.
+    // This ended no open session, and a new leader continues the same way.
     rig.restart();
     rig.tick();
     for session in open {

@@ -1,4 +1,4 @@
-//! What `status` says of PGs, and what helps.
+//! What `status` reports about PGs, and its hints.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     rig.kill_osd(4);
     assert_eq!(rig.check("pg_peering").0, "warn", "new epochs are not served yet");
     assert_eq!(rig.status()["health"], "warn");
-    // As its primary tells it meanwhile.
+    // As reported by the primaries meanwhile.
     report_all(&mut rig, |report| {
         report.peering = report.active.drain(..).map(|pg| (pg, "asks".into())).collect();
     });
@@ -68,7 +68,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     let recovery = rig.status()["recovery"].clone();
     assert_eq!((&recovery["bytes_left"], &recovery["eta_seconds"]), (&json!(80 << 20), &json!(4)));
     assert_eq!(recovery["waits_for"], json!([]));
-    // One that waits for its turn: when all is done nobody can say.
+    // With a backfill that waits for its turn, the time left is unknown.
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     let waiting = progress(0, None);
     rig.report(primary, |report| report.filling = vec![progress(20 << 20, Some(1)), waiting]);
@@ -79,7 +79,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     );
     assert_eq!(row["planned"].as_array().unwrap().len(), 2);
 
-    // Both members of a PG are gone, one after the other: it waits for the one that was there last.
+    // Both members of a PG go down, one after the other: the PG waits for the last one.
     let waiting = rig.entries().into_iter().find(|entry| entry.learners.is_empty()).unwrap();
     let first = waiting.acting().next().unwrap().osd.get();
     let second = waiting.acting().nth(1).unwrap().osd.get();
@@ -94,7 +94,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert_eq!(rig.status()["health"], "error");
     let (severity, hint) = rig.check("pg_down");
     assert_eq!(severity, "error");
-    // On the host and at the path of the one that was there last; giving up would not help it.
+    // The hint has the path of the last member; giving up would not help.
     assert!(hint.contains(&format!("`ashlar osd run /osd{second}`")), "{hint}");
     assert!(!hint.contains("give-up"), "{hint}");
     rig.command(Command::OsdOut { osd: osd_id(second) }).unwrap();

@@ -145,7 +145,7 @@ fn wrong_osds_are_refused() {
         refusals.push(error.code);
     }
     assert_eq!(refusals, ["running", "other_store"]);
-    // An old run that comes back after a new one has joined.
+    // An old run returns after a new one has joined.
     rig.kill_osd(1);
     rig.boot(1);
     let mut old = rig.boot_message(osd_id(1));
@@ -189,13 +189,13 @@ fn a_boot_ends_no_run_unless_its_sender_is_there() {
         *incarnation = None;
     }
     let (run, epochs) = (rig.osds[&osd_id(1)].incarnation, rig.entries());
-    // Another monitor held it back, and is connected since.
+    // Another monitor held the boot back and forwards it now.
     let late = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
     rig.say(late, &echo);
     let last = rig.inbox.get_mut(&late).unwrap().pop_back();
     let Some(FromMonitor::Probe { nonce }) = last else { panic!("{last:?}") };
     assert_eq!(rig.entries(), epochs);
-    // An answer over another connection is none.
+    // An answer over another connection does not count.
     let connection = rig.osds[&osd_id(1)].connection.unwrap();
     rig.say(connection, &ToMonitor::Alive { nonce });
     assert_eq!(rig.entries(), epochs);
@@ -203,7 +203,7 @@ fn a_boot_ends_no_run_unless_its_sender_is_there() {
     rig.boot(1);
     assert_eq!(rig.osds[&osd_id(1)].refused, None);
     assert_eq!(rig.osds[&osd_id(1)].incarnation, run);
-    // Who is there says so.
+    // A sender that is still there confirms its boot.
     let again = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
     rig.say(again, &echo);
     let last = rig.inbox.get_mut(&again).unwrap().pop_back();
@@ -399,13 +399,13 @@ fn a_connection_that_a_client_has_left_takes_no_session_with_it() {
     let resume = |turn| ToMonitor::ResumeSession { session, reign: 0, turn };
     let present = rig.client();
     rig.say(present, &resume(3));
-    // A monitor that stood still passes on what it was told before its guest left it.
+    // A monitor that was suspended forwards an old message of a client that has left it.
     let left = rig.client();
     rig.say(left, &resume(2));
     rig.break_connection(left);
     rig.advance(Duration::from_secs(60));
     assert_eq!(code(rig.remove_volume("v")), "busy");
-    // And one that comes later takes the session over.
+    // A later turn takes the session over.
     let next = rig.client();
     rig.say(next, &resume(4));
     rig.break_connection(present);
@@ -633,13 +633,13 @@ fn status_tells_health_with_reasons() {
     assert_eq!(rig.checks()[0], "pg_incomplete");
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!((&row["state"], &row["why"]), (&json!("incomplete"), &json!("entry lost")));
-    // Not without a yes: what would be lost is said.
+    // Without confirmation, the command only reports what would be lost.
     let asked =
         rig.command(Command::PgGiveUp { pg, accepted: false, they_are_off: false }).unwrap_err();
     assert_eq!(asked.code, "not_accepted");
     assert!(asked.message.contains("entry lost") && asked.hint.contains("--yes"), "{asked:?}");
     assert!(rig.osds[&osd].gave_up.is_empty());
-    // An answer comes when the OSD serves it, or when it has not for too long.
+    // The answer arrives when the OSD serves the PG, or after a timeout.
     let client = rig.client();
     assert_eq!(rig.command_over(client, give_up.clone()), None);
     let entry = rig.osds[&osd].map.pg(pg).unwrap().clone();

@@ -1,4 +1,4 @@
-//! Lines for the log: each change of the cluster leaves one, and nothing else does.
+//! Log lines: there is one for each change of the cluster, and no others.
 
 use base::trace::Level;
 use base::{Duration, OsdId, TraceEvent};
@@ -10,7 +10,7 @@ use crate::message::{Command, FromMonitor, ToMonitor};
 
 const GIB: u64 = 1 << 30;
 
-/// Lines with these words, each as text with its level.
+/// Returns the lines with this message, each as text with its level.
 fn lines(all: &[TraceEvent], what: &str) -> Vec<String> {
     let those = all.iter().filter(|event| event.what == what);
     those.map(|event| format!("{} {event}", event.level)).collect()
@@ -39,7 +39,7 @@ fn a_member_that_dies_and_comes_back_leaves_a_line_for_each_change() {
     let begins = lines(&rig.lines, "OSD begins a run");
     assert!(begins.len() == 1 && begins[0].contains("run=2"), "{begins:?}");
     assert_eq!(lines(&rig.lines, "OSD is up").len(), 1);
-    // One for each epoch; a learner begins and ends as often as the OSD was a member.
+    // There is one for each epoch, and each backfill that begins also ends.
     let epochs = (epochs(&rig) - before) as usize;
     assert_eq!(lines(&rig.lines, "PG has a new epoch").len(), epochs);
     let [begun, done] =
@@ -93,7 +93,7 @@ fn a_fenced_client_leaves_a_line_that_names_its_volume() {
     let [line] = &fenced[..] else { panic!("{fenced:?}") };
     assert!(line.starts_with(&format!("warn client is fenced  session={session} ")), "{line}");
     assert!(line.ends_with("volume=v"), "{line}");
-    // One that is closed as it should be is not.
+    // A session that is closed cleanly is not fenced.
     let client = rig.client();
     let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
     rig.say(client, &ToMonitor::CloseSession { session, unanswered: false });
@@ -149,7 +149,7 @@ fn the_level_of_the_log_is_a_setting_that_reaches_everybody() {
     );
     let told = crate::settings::Changed::from([("log_level".to_string(), 3)]);
     assert_eq!(rig.osds[&osd_id(1)].settings, told);
-    // A monitor that does not lead is told when it comes, and when it changes.
+    // A monitor that does not lead is informed when it connects, and when the level changes.
     let here = ToMonitor::MonitorHere {
         monitor: base::MonitorId::new(2).unwrap(),
         addresses: vec!["tcp:10.0.0.2:1".into()],
@@ -168,7 +168,7 @@ fn the_level_of_the_log_is_a_setting_that_reaches_everybody() {
     assert_eq!(told(&rig), [1]);
     rig.command(set(None)).unwrap();
     assert_eq!((told(&rig), rig.level), (vec![1, 0], None));
-    // A monitor that comes to lead has it at once.
+    // A new leader applies it at once.
     rig.command(set(Some("error"))).unwrap();
     rig.restart();
     rig.tick();

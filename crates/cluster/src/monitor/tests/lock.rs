@@ -1,4 +1,4 @@
-//! Who gets an image's lock, who waits, who is refused, and what takes it away.
+//! Locks of images: who receives one, who waits, who is refused, and how a lock is taken away.
 
 use base::{Duration, GIB, SessionId};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::rig::{Rig, osd_id};
 use crate::message::{Command, Failure, ToMonitor};
 
-/// A volume `v` on two OSDs that both flush.
+/// Returns a cluster with volume `v` on two OSDs in commit mode `fsync`.
 fn rig() -> Rig {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
@@ -16,7 +16,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// A volume `v` on two OSDs that write through.
+/// Returns a cluster with volume `v` on two OSDs in commit mode `immediate`.
 fn immediate_rig() -> Rig {
     let mut rig = rig();
     for number in [1, 2] {

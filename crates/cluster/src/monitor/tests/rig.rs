@@ -1,4 +1,4 @@
-//! A monitor over a store in memory, with OSDs and clients that are a few lines each.
+//! A monitor on a store in memory, with minimal OSDs and clients.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -37,27 +37,27 @@ pub fn identity() -> Identity {
     }
 }
 
-/// What the store does with the next transactions.
+/// A fault at one of the next transactions or effects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mishap {
-    /// It happens and is answered.
+    /// No fault: transactions are applied and answered.
     None,
     /// The monitor's process ends before effect `n` (counted from 1), of whatever kind.
     KillAtEffect(u32),
     /// The monitor's process ends before transaction `n` (counted from 1) reaches the store.
     KillBefore(u32),
-    /// The monitor's process ends after transaction `n` happened and before it hears of it.
+    /// The monitor's process ends after transaction `n` was applied and before it receives the answer.
     KillAfter(u32),
-    /// Transaction `n` happens; its answer says unknown.
+    /// Transaction `n` is applied; the answer is "unknown".
     UnknownHappened(u32),
-    /// Transaction `n` does not happen; its answer says unknown.
+    /// Transaction `n` is not applied; the answer is "unknown".
     UnknownLost(u32),
-    /// Transaction `n` happens only with the next effect; its answer says unknown.
+    /// Transaction `n` is applied only with the next effect; the answer is "unknown".
     UnknownLate(u32),
 }
 
 impl Mishap {
-    /// All that can become of transaction `n`.
+    /// Returns all faults of transaction `n`.
     pub fn all_of(n: u32) -> [Mishap; 5] {
         [
             Mishap::KillBefore(n),
@@ -80,13 +80,13 @@ pub struct FakeOsd {
     pub suspect: bool,
     pub map: ClusterMap,
     pub refused: Option<Failure>,
-    /// Whether it keeps quiet about what it saw.
+    /// Whether it does not report which revisions it has seen.
     pub is_slow_to_see: bool,
-    /// Whether it hangs: it hears nothing and says nothing, and its connection stays.
+    /// Whether it hangs: it receives and sends nothing, and its connection remains open.
     pub is_silent: bool,
-    /// Task requests it did.
+    /// Task requests that it executed.
     pub deleted: Vec<(PgId, Op, MapRevision)>,
-    /// Portions that each PG's deletion takes; then it is complete.
+    /// Number of portions left until each PG's deletion is complete.
     pub portions: BTreeMap<PgId, u32>,
     /// What it answers to task requests instead.
     pub refusal: Option<Refusal>,
@@ -95,13 +95,13 @@ pub struct FakeOsd {
     pub scrubs: Vec<(PgId, bool)>,
     pub settings: Changed,
     pub cleared: Vec<PoolId>,
-    /// Periods that it was told to be saved, as it was told.
+    /// Periods that the monitor reported as saved, in order.
     pub saved: Vec<u64>,
-    /// What it keeps of the state.
+    /// Its copy of the state.
     pub copy: CopyKeeper,
-    /// What its PGs' records go back to.
+    /// The epochs in its PGs' records.
     pub activated: Vec<Activated>,
-    /// Whether it keeps quiet about what it knows.
+    /// Whether it does not send its records.
     pub is_mute: bool,
 }
 
@@ -113,7 +113,7 @@ impl FakeOsd {
         Seen { change: copy.change, reign: copy.reign, incarnation, pools }
     }
 
-    /// What it knows, in two parts.
+    /// Returns its records, in two parts.
     fn tells(&self, id: OsdId) -> [ToMonitor; 2] {
         let is_ours = |entry: &&PgEntry| entry.members().any(|member| member.osd == id);
         let entries = self.map.pools.values().flat_map(|pool| &pool.pgs).filter(is_ours);
@@ -141,13 +141,13 @@ pub struct Rig {
     pub store: MemoryState,
     pub monitor: Monitor,
     pub osds: BTreeMap<OsdId, FakeOsd>,
-    /// Messages that came to clients, by connection.
+    /// Messages received by clients, by connection.
     pub inbox: BTreeMap<ConnectionId, VecDeque<FromMonitor>>,
     pub open: BTreeSet<ConnectionId>,
     pub stopped: Option<StopReason>,
-    /// Lines for the log.
+    /// Log lines.
     pub lines: Vec<TraceEvent>,
-    /// The level of the log that the settings asked for last.
+    /// The log level last requested by the settings.
     pub level: Option<Level>,
     pub mishap: Mishap,
     pub transactions: u32,
@@ -158,7 +158,7 @@ pub struct Rig {
     request_last: u64,
     late: Option<StateEffect>,
     events: VecDeque<Event>,
-    /// What the store tells of its changes while it is slow to tell.
+    /// The watch events held back while the store is slow.
     slow: Option<Vec<StateEvent>>,
 }
 
@@ -201,7 +201,7 @@ impl Rig {
         rig
     }
 
-    /// Everything up, with a pool of `pg_count` PGs.
+    /// Returns a cluster with all OSDs up and a pool of `pg_count` PGs.
     pub fn with_pool(osd_count: u32, pg_count: u32) -> Rig {
         let mut rig = Rig::new();
         for number in 1..=osd_count {
@@ -220,7 +220,7 @@ impl Rig {
         self.settle();
     }
 
-    /// Lets everything happen until nobody has anything to do.
+    /// Handles events until none is left.
     fn settle(&mut self) {
         let mut steps = 0;
         while let Some(event) = self.events.pop_front() {
@@ -237,7 +237,7 @@ impl Rig {
         }
     }
 
-    /// Moves the clock on, ringing every deadline on the way.
+    /// Advances the clock, with a tick at every deadline on the way.
     pub fn advance(&mut self, span: Duration) {
         let end = self.now + span;
         while let Some(deadline) = self.monitor.deadline()
@@ -250,7 +250,7 @@ impl Rig {
         self.tick();
     }
 
-    /// The process ends and another one starts over the same store; everybody connects again.
+    /// Ends the process and starts another one on the same store; all peers reconnect.
     pub fn restart(&mut self) {
         self.kills += 1;
         self.mishap = Mishap::None;
@@ -274,7 +274,7 @@ impl Rig {
         self.events.push_back(Event::Tick);
     }
 
-    /// `false`: the process ended.
+    /// Carries out an effect; `false`: the process ended.
     fn effect(&mut self, effect: Effect) -> bool {
         if let Effect::Trace(event) = effect {
             self.lines.push(event);
@@ -360,24 +360,24 @@ impl Rig {
         }
     }
 
-    /// From now on the store answers, and is slow to tell of changes.
+    /// From now on the store answers requests, but holds watch events back.
     pub fn tell_slowly(&mut self) {
         self.slow = Some(Vec::new());
     }
 
-    /// It tells what it has not told yet.
+    /// Delivers the watch events that were held back.
     pub fn tell_all(&mut self) {
         self.events.extend(self.slow.take().expect("it was slow").into_iter().map(Event::State));
         self.settle();
     }
 
-    /// Another hand than the monitor's writes a key, or removes it.
+    /// Writes or removes a key by hand.
     pub fn hand_writes(&mut self, key: &str, value: Option<&str>) {
         self.hand_writes_unseen(key, value);
         self.settle();
     }
 
-    /// As `hand_writes`; the monitor is not told before something else happens.
+    /// Like `hand_writes`, but the monitor is not notified before its next event.
     pub fn hand_writes_unseen(&mut self, key: &str, value: Option<&str>) {
         let revision = self.stored(key).map_or(StateRevision::ZERO, |entry| entry.revision);
         let key = key.to_string();
@@ -398,12 +398,12 @@ impl Rig {
         self.store_told(events);
     }
 
-    /// What the store told and the monitor has not heard yet is lost.
+    /// Drops the store's events that the monitor has not received yet.
     pub fn forget_told(&mut self) {
         self.events.clear();
     }
 
-    /// What the store has under a key.
+    /// Returns the store's value of a key.
     pub fn stored(&self, key: &str) -> Option<KeyValue> {
         let entries = self.store_range(key).entries;
         entries.into_iter().find(|entry| entry.key == key)
@@ -540,7 +540,8 @@ impl Rig {
         self.events.push_back(Event::Net(NetEvent::Received { connection, message }));
     }
 
-    /// Says it right behind a tick at `span` from now, before the store answers what that led to.
+    /// Sends a message right after a tick at `span` from now, before the store answers the
+    /// resulting requests.
     pub fn say_behind_tick(
         &mut self,
         span: Duration,
@@ -584,7 +585,7 @@ impl Rig {
         }
     }
 
-    /// Makes an OSD's id, starts it, and lets it report.
+    /// Creates an OSD, starts it, and makes it report.
     pub fn add_osd(&mut self, number: u32) {
         let made = self.command(Command::OsdCreate { store: store_of(number) }).unwrap();
         assert_eq!(made["id"], number);
@@ -620,26 +621,26 @@ impl Rig {
         self.queue(connection, &message);
     }
 
-    /// Connects, as the same run if it has one.
+    /// Connects an OSD, as the same run if it has one.
     pub fn boot(&mut self, number: u32) {
         self.queue_boot(osd_id(number));
         self.settle();
     }
 
-    /// An OSD cannot reach another one's present run.
+    /// Makes an OSD report that it cannot reach the current run of another one.
     pub fn unreachable(&mut self, from: u32, to: u32, how: Unreachable) {
         let incarnation = self.monitor.committed.osd(osd_id(to)).unwrap().info.incarnation;
         let connection = self.osds[&osd_id(from)].connection.unwrap();
         self.say(connection, &ToMonitor::OsdUnreachable { osd: osd_id(to), incarnation, how });
     }
 
-    /// The OSD's process ends, and it is noticed that it does not come back.
+    /// Ends the OSD's process, and waits until the OSD is marked down.
     pub fn kill_osd(&mut self, number: u32) {
         self.crash_osd(number);
         self.advance(Duration::from_millis(301));
     }
 
-    /// The OSD's process ends.
+    /// Ends the OSD's process.
     pub fn crash_osd(&mut self, number: u32) {
         let osd = self.osds.get_mut(&osd_id(number)).unwrap();
         osd.incarnation = None;
@@ -649,7 +650,7 @@ impl Rig {
         }
     }
 
-    /// A report that says it serves what the map gives it, changed by `edit`.
+    /// Sends a report that the OSD serves the PGs assigned to it, changed by `edit`.
     pub fn report(&mut self, number: u32, edit: impl FnOnce(&mut OsdReport)) {
         let osd = &self.osds[&osd_id(number)];
         let entries = osd.map.pools.values().flat_map(|pool| &pool.pgs);
@@ -667,7 +668,8 @@ impl Rig {
         self.say(connection, &ToMonitor::OsdReport(report));
     }
 
-    /// The answer to a command, asked again over a new connection if the monitor ends meanwhile.
+    /// Returns the answer to a command, which is repeated over a new connection if the monitor ends
+    /// meanwhile.
     pub fn command(&mut self, command: Command) -> Result<Value, Failure> {
         for _ in 0..100 {
             let connection = self.client();
@@ -681,7 +683,7 @@ impl Rig {
         panic!("no answer to {command:?}");
     }
 
-    /// The answer to a command, if it comes at once.
+    /// Returns the answer to a command, if it arrives at once.
     pub fn command_over(
         &mut self,
         connection: ConnectionId,
@@ -709,7 +711,7 @@ impl Rig {
         })
     }
 
-    /// Everything up, with a pool of copies that OSDs do not share.
+    /// Returns a cluster with all OSDs up and a pool whose failure domain is the OSD.
     pub fn with_copies(osd_count: u32, replicas: u32, min_size: u32, pg_count: u32) -> Rig {
         let mut rig = Rig::new();
         for number in 1..=osd_count {
@@ -736,7 +738,7 @@ impl Rig {
         })
     }
 
-    /// All entries, as committed.
+    /// Returns all committed entries.
     pub fn entries(&self) -> Vec<PgEntry> {
         let committed = &self.monitor.committed;
         let pools = committed.pools().map(|pool| pool.pool.id);
@@ -747,12 +749,12 @@ impl Rig {
         self.entries()[number as usize].clone()
     }
 
-    /// Where the plan of the first pool has each PG.
+    /// Returns the planned OSDs of each PG of the first pool.
     pub fn targets(&self) -> Vec<Vec<OsdId>> {
         self.monitor.targets(PoolId::FIRST).collect()
     }
 
-    /// The entry's primary says what it needs.
+    /// Makes the entry's primary report a need.
     pub fn need(&mut self, entry: &PgEntry, what: Need) {
         self.need_from(entry.primary_osd().unwrap(), entry, what);
     }
@@ -763,7 +765,8 @@ impl Rig {
         self.say(osd.connection.unwrap(), &ToMonitor::PgNeeds { needs });
     }
 
-    /// Primaries of PGs whose members are all there report learners complete, until there are none.
+    /// Makes primaries of PGs whose members are all present report their learners complete, until
+    /// there are none.
     pub fn fill(&mut self) {
         for _ in 0..100 {
             let is_there = |member: &Member| {
@@ -834,7 +837,7 @@ impl Rig {
         })
     }
 
-    /// Asks for the image with its lock, or for reading; gives what names the answer.
+    /// Requests the image with its lock, or for reading; returns the id of the request.
     pub fn ask_lock(&mut self, connection: ConnectionId, image: &str, read_only: bool) -> u64 {
         self.request_last += 1;
         let (request, image, client) = (self.request_last, image.into(), "test".into());
@@ -843,7 +846,7 @@ impl Rig {
         request
     }
 
-    /// What such an ask got: session, locked and lazy.
+    /// Returns the answer to such a request: session, locked and lazy.
     pub fn lock_answer(
         &mut self,
         connection: ConnectionId,
@@ -862,7 +865,7 @@ impl Rig {
         })
     }
 
-    /// A client's map, from a subscription.
+    /// Subscribes a client to the map.
     pub fn subscribe(
         &mut self,
         connection: ConnectionId,
@@ -873,7 +876,7 @@ impl Rig {
         self.read_map(connection, map)
     }
 
-    /// Applies what came of the map; tells how many messages that were.
+    /// Applies the received map messages; returns their number.
     pub fn read_map(
         &mut self,
         connection: ConnectionId,
@@ -903,7 +906,7 @@ impl Rig {
         checks.iter().map(|check| check["code"].as_str().unwrap().to_string()).collect()
     }
 
-    /// What status says of a check, and what it says to do.
+    /// Returns the severity and the hint of a check in `status`.
     pub fn check(&mut self, code: &str) -> (String, String) {
         let status = self.status();
         let checks = status["checks"].as_array().unwrap();

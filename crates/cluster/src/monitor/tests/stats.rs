@@ -1,5 +1,5 @@
-//! Is everything that OSDs count added up once, whoever leads, and does it cost the same however many
-//! volumes there are?
+//! Statistics: everything that OSDs count is added exactly once, whoever leads, at a cost that does
+//! not depend on the number of volumes.
 
 use base::{Duration, GIB, ImageId, MIB, PoolId};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use super::rig::{Mishap, Rig, osd_id};
 use crate::message::{Command, ToMonitor};
 use crate::stats::{Counters, ImageCounters, ImageSpace, OsdStats, Period, Table};
 
-/// A period with `count` writes of 4 KiB to each of these images.
+/// Returns a period with `count` writes of 4 KiB to each of these images.
 fn period(sequence: u64, images: impl IntoIterator<Item = u32>, count: u64) -> Period {
     let row = |image: u32| {
         let mut counters = Counters::default();
@@ -39,7 +39,7 @@ impl Rig {
         self.say(connection, &ToMonitor::OsdStats(stats));
     }
 
-    /// The newest period of the OSD that it may forget.
+    /// Returns the newest period that the OSD may drop.
     fn saved(&self, number: u32) -> u64 {
         self.osds[&osd_id(number)].saved.last().copied().unwrap_or(0)
     }
@@ -130,7 +130,7 @@ fn a_period_counts_once_whoever_leads_and_is_kept_until_it_is_saved() {
     rig.intervals(1);
     assert_eq!(rig.saved(1), 1);
     rig.stats(1, &[period(2, [2], 3)]);
-    // It is not in the store: the next leader hears it from the OSD, with what it has heard before.
+    // The period is not in the store: the next leader receives it from the OSD, together with earlier ones.
     rig.restart();
     rig.tick();
     assert_eq!((rig.written("v1"), rig.written("v2")), (10, 0));
@@ -140,7 +140,7 @@ fn a_period_counts_once_whoever_leads_and_is_kept_until_it_is_saved() {
     assert_eq!(rig.saved(1), 1);
     rig.intervals(1);
     assert_eq!(rig.saved(1), 2);
-    // A new run counts from one again; what came of the one before is still to be written.
+    // A new run counts from one again; the last period of the previous run is still to be written.
     rig.stats(1, &[period(3, [1], 2)]);
     rig.crash_osd(1);
     rig.boot(1);
@@ -154,7 +154,7 @@ fn a_period_counts_once_whoever_leads_and_is_kept_until_it_is_saved() {
     assert_eq!((rig.written("v1"), rig.written("v2")), (14, 3));
     rig.stats(1, &[period(1, [1], 2)]);
     assert_eq!(rig.written("v1"), 14);
-    // What is saved and was not heard to be so is told again, and said again.
+    // A period that the OSD did not hear to be saved is sent again, and acknowledged again.
     assert_eq!(rig.saved(1), 1);
     let pool = rig.rows(Table::Pool);
     assert_eq!(pool[0]["io"]["write"]["ops"], 17);
@@ -177,7 +177,7 @@ fn sums_are_right_wherever_a_monitor_ends_while_it_writes_them() {
             told(&mut rig, sequence, sequence);
             rig.intervals(1);
             if rig.kills > kills {
-                // Its OSDs have joined again, and tell all that they were not told to be saved.
+                // Its OSDs have joined again, and send all periods that they were not told to be saved.
                 let saved = [rig.saved(1), rig.saved(2)].into_iter().min().unwrap();
                 told(&mut rig, saved + 1, sequence);
             }
@@ -220,7 +220,7 @@ fn the_store_is_written_as_often_for_one_volume_as_for_thousands() {
         let values = rig.command(Command::StateList { prefix: "stats/".into() }).unwrap();
         let longest = values.as_array().unwrap().iter().map(|row| row.to_string().len()).max();
         assert!(longest.unwrap() < 256 << 10, "{longest:?}");
-        // What had to wait is written when its turn has come.
+        // Shards that had to wait are written in their turn.
         rig.intervals(20);
         assert_eq!((rig.saved(1), rig.saved(2)), (10, 10));
         rig.restart();
@@ -243,7 +243,7 @@ fn space_is_what_the_leaders_of_pgs_have_and_does_not_vanish_with_a_monitor() {
     rig.space(2, &[(1, 5 * MIB)], false);
     rig.intervals(1);
     assert_eq!(rig.info("v1")["used_bytes"], 6 * MIB);
-    // The next leader knows it from the store until it was told all.
+    // The next leader uses the value from the store until all OSDs have reported.
     rig.restart();
     rig.tick();
     assert_eq!(rig.info("v1")["used_bytes"], 6 * MIB);
@@ -254,7 +254,7 @@ fn space_is_what_the_leaders_of_pgs_have_and_does_not_vanish_with_a_monitor() {
     rig.intervals(1);
     assert_eq!(rig.info("v1")["used_bytes"], 5 * MIB);
     assert_eq!(rig.info("v2")["used_bytes"], 0, "it was not told again");
-    // One that has gone counts until another one leads.
+    // An OSD that has gone down counts until another OSD reports in its place.
     rig.kill_osd(2);
     assert_eq!(rig.info("v1")["used_bytes"], 5 * MIB);
     rig.space(1, &[(1, 5 * MIB)], false);
@@ -275,7 +275,7 @@ fn what_is_gone_is_forgotten_and_a_manual_edit_is_undone() {
     rig.hand_writes(key, Some("{}"));
     assert_eq!(rig.stored(key).unwrap().value, text);
     assert!(rig.checks().contains(&"state_edit_undone".to_string()));
-    // A damaged value that stood there while no monitor ran costs its sums, and nothing else.
+    // A value damaged while no monitor ran loses its sums, and nothing else.
     rig.hand_writes_unseen(key, Some("rubbish"));
     rig.forget_told();
     rig.restart();

@@ -1,25 +1,25 @@
-//! Scripts of what becomes of one PG: `tests/script/next_entry/*.txt`. A block is some commands, a line
-//! `----`, and the entries that follow from them. `UPDATE=1` writes what follows anew.
+//! Scripts of the successive entries of one PG: `tests/script/next_entry/*.txt`. A block has
+//! commands, a line `----`, and the resulting entries. `UPDATE=1` rewrites the resulting entries.
 //!
 //! ```text
 //!   pool copies=3 min_size=2 plan=1,2,3 osds=4    a PG as planned, all OSDs up in their first run
-//!   down 2          its process is gone, and that was noticed
-//!   heard 1 3       they have answered a question that was asked just now
-//!   up 2 [suspect]  it has started anew; suspect: with damage that may have cost writes
-//!   plan 1,4,3      where the PG is to be from now on
+//!   down 2          its process is gone, and that was detected
+//!   heard 1 3       they have answered a probe that was sent just now
+//!   up 2 [suspect]  it has restarted; suspect: with damage that may have cost writes
+//!   plan 1,4,3      the new plan of the PG
 //!   complete 4      the primary reports in this epoch that the learner holds everything
-//!   stalled 3       its disk hangs; `answers 3`: it does no longer
+//!   stalled 3       its disk hangs; `answers 3`: it no longer does
 //! ```
 //!
-//! After each block entries follow until none does: `osd.2.1` is OSD 2 in its first run, `-` an empty
-//! position.
+//! After each block, entries are computed until nothing changes: `osd.2.1` is OSD 2 in its first
+//! run, `-` an empty position.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use super::*;
 
-/// A PG, and what is known of its OSDs.
+/// A PG, and the condition of its OSDs.
 struct Script {
     scene: Scene,
     entry: PgEntry,
@@ -83,14 +83,14 @@ impl Script {
         }
     }
 
-    /// The entries that follow now, one a line.
+    /// Returns the entries that follow now, one per line.
     fn entries(&mut self) -> String {
         let mut lines = String::new();
         while let Some(next) = self.scene.next(&self.entry) {
             next.check().expect("an entry that can be");
             assert_eq!(next.epoch, self.entry.epoch.next());
             self.entry = next;
-            // What was reported was reported of the epoch before.
+            // The reports were for the previous epoch.
             self.scene.complete.clear();
             lines.push_str(&self.line());
             assert!(lines.lines().count() < 10, "it never comes to rest:\n{lines}");
@@ -98,7 +98,7 @@ impl Script {
         if lines.is_empty() { "no change\n".to_string() } else { lines }
     }
 
-    /// The present entry.
+    /// Returns the current entry as a line.
     fn line(&self) -> String {
         let name = |member: &Member| format!("{}.{}", member.osd, member.incarnation);
         let positions = self.entry.positions.iter();
@@ -115,7 +115,7 @@ impl Script {
     }
 }
 
-/// The script with what follows from its commands.
+/// Returns the script with the entries that result from its commands.
 fn run(text: &str) -> String {
     let mut script: Option<Script> = None;
     let mut after = String::new();
@@ -132,7 +132,7 @@ fn run(text: &str) -> String {
                 let script = script.as_mut().expect("a script begins with pool");
                 let is_first = script.event == 10;
                 after.push_str(&if is_first { script.line() } else { script.entries() });
-                // What followed when the script was written.
+                // Skip the recorded entries.
                 while lines.next_if(|line| !line.is_empty()).is_some() {}
             }
             Some((command, arguments)) => {
@@ -144,7 +144,7 @@ fn run(text: &str) -> String {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods)] // Scripts are files, for people.
+#[allow(clippy::disallowed_methods)] // Scripts are files.
 fn entries_follow_as_the_scripts_say() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/script/next_entry");
     let files = std::fs::read_dir(&dir).expect("scripts are there");

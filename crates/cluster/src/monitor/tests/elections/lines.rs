@@ -1,9 +1,9 @@
-//! Lines on who leads.
+//! Log lines about which monitor leads.
 
 use super::*;
 
 impl Monitors {
-    /// What a monitor has said since the last look, with level.
+    /// Returns a monitor's log lines since the last call, with levels.
     fn said(&mut self, number: usize) -> Vec<String> {
         let (its, others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.lines).into_iter().partition(|(who, _)| *who == number);
