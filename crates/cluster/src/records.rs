@@ -371,7 +371,7 @@ pub struct PgShardRecord {
     pub rest: Rest,
 }
 
-/// `fence/POOL`: sessions that the pool's OSDs refuse for ever.
+/// `fence/POOL`: sessions that the pool's OSDs permanently refuse.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct FenceRecord {
     /// The pool.
