@@ -101,7 +101,10 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
     live_on(&cluster);
     cluster.down();
     fs::write(&file, backup).expect("written");
-    start_and_recover(&cluster, "volumes that are restored: w; volumes that were removed since: gone");
+    start_and_recover(
+        &cluster,
+        "volumes that are restored: w; volumes that were removed since: gone",
+    );
     verify(&cluster);
     // The store is no longer found to be old, not even at the next start.
     cluster.down();
