@@ -337,11 +337,11 @@ impl Setting {
         let value = number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
         let value = value.ok_or_else(|| {
             let example = match unit {
-                Unit::Milliseconds => "a span, as in 500ms, 30s, 20m or 1h",
-                Unit::Percent => "a part, as in 85%",
-                Unit::Hours => "a number of hours or days, as in 168, 12h or 30d",
-                Unit::HourOfDay => "an hour, as in 22",
-                Unit::MebibytesPerSecond => "a rate in MiB a second, as in 64 or 64MiB",
+                Unit::Milliseconds => "a duration, such as 500ms, 30s, 20m or 1h",
+                Unit::Percent => "a percentage, such as 85%",
+                Unit::Hours => "a number of hours or days, such as 168, 12h or 30d",
+                Unit::HourOfDay => "an hour from 0 to 24, such as 22",
+                Unit::MebibytesPerSecond => "a rate in MiB/s, such as 64 or 64MiB",
                 Unit::Level | Unit::Switch => unreachable!("read above"),
             };
             format!("{text:?} is not a valid {name}: write {example}")
