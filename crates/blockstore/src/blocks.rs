@@ -371,9 +371,10 @@ impl Blocks {
             }
         }
         Err(format!(
-            "the index records location {location} for two blocks, or outside the data area, and \
-             this version cannot repair that: start the OSD from a copy of the disk, or restore \
-             its volumes from a backup into a new pool"
+            "the index is damaged: location {location} is used by two blocks, is outside the data \
+             area, or is in a segment with another block size. This version cannot repair that: \
+             start the OSD from a copy of the disk, or restore its volumes from a backup into a \
+             new pool"
         ))
     }
 }

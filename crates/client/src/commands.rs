@@ -50,7 +50,7 @@ struct Asked {
 
 /// The states of the connection, in the order in time.
 enum State {
-    /// No request is open, or it is time to connect.
+    /// No request is open and there is no connection; the next request connects at once.
     Idle,
     Waiting {
         until: Time,

@@ -340,7 +340,7 @@ impl Setting {
                 Unit::Milliseconds => "a duration, such as 500ms, 30s, 20m or 1h",
                 Unit::Percent => "a percentage, such as 85%",
                 Unit::Hours => "a number of hours or days, such as 168, 12h or 30d",
-                Unit::HourOfDay => "an hour from 0 to 24, such as 22",
+                Unit::HourOfDay => "an hour from 0 to 23, such as 22",
                 Unit::MebibytesPerSecond => "a rate in MiB/s, such as 64 or 64MiB",
                 Unit::Level | Unit::Switch => unreachable!("read above"),
             };

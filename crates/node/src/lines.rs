@@ -215,7 +215,9 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
 pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Effect>) {
     for (giver, was_out) in leases.take_changes(now) {
         let event = match was_out {
-            None => TraceEvent::warn("lease expired: PGs shared with its giver wait"),
+            None => TraceEvent::warn(
+                "lease expired: the PGs shared with the OSD that gave it must wait",
+            ),
             Some(span) => {
                 TraceEvent::info("lease is valid again").number("after_ms", span.as_millis())
             }

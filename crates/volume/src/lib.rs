@@ -257,8 +257,9 @@ pub struct Settings {
     pub address: Option<String>,
     /// How long a request is retried after network and PG faults; `None`: without limit.
     pub retry_for: Option<Duration>,
-    /// Most bytes of each lazy volume that are written but not durable; the volume is synced before
-    /// it exceeds them, but a single change may. At least [`UNSYNCED_SIZE_MIN`].
+    /// Maximum number of bytes of a lazy volume that may be written but not yet durable. The volume is
+    /// synced before it would exceed this; only a single larger change can. At least
+    /// [`UNSYNCED_SIZE_MIN`].
     pub unsynced_size_max: u64,
 }
 

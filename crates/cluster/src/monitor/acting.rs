@@ -67,7 +67,8 @@ pub(super) struct Given<'a> {
     pub(super) scheme: Scheme,
     /// The pool's minimum size.
     pub(super) min_size: usize,
-    /// The plan: one OSD for each position, in any order; the first is to lead.
+    /// The plan: as many OSDs as there are positions. Their order does not assign positions, but the first
+    /// should lead.
     pub(super) targets: &'a [OsdId],
     /// The condition of all OSDs.
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,

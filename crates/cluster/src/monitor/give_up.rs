@@ -195,7 +195,8 @@ impl Monitor {
         others
     }
 
-    /// Whether an OSD that is up has reported that its store is undamaged.
+    /// Returns whether the member's OSD is connected and reports an undamaged store, and the monitor has
+    /// no record that the store is suspect.
     fn is_sound(&self, member: &Member) -> bool {
         let is_suspect = self.committed.osd(member.osd).is_none_or(|record| record.suspect);
         let report = self.osds.get(&member.osd).and_then(OsdLive::current_report);

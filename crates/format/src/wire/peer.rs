@@ -19,10 +19,10 @@ pub const HISTORY_COUNT_MAX: usize = 64;
 /// Maximum number of keys in [`Filling::whole`].
 pub const WHOLE_COUNT_MAX: usize = 1024;
 
-/// Most bytes of a note on scrubs.
+/// Maximum size of a scrub note, in bytes.
 pub const SCRUB_NOTE_SIZE_MAX: usize = 48 << 10;
 
-/// Most pools in [`LeaseMessage::Renew`].
+/// Maximum number of pools in [`LeaseMessage::Renew`].
 pub const REVISION_COUNT_MAX: usize = 256;
 /// Maximum number of PGs in [`LeaseMessage::Granted`]: all PGs of the largest pool. A giver that would have
 /// to list more grants no lease.

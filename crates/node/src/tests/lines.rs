@@ -56,7 +56,10 @@ fn a_lost_lease_leaves_a_line_and_so_does_its_return() {
     assert!(lines(&cluster.hosts[0].lines, "lease").is_empty());
     cluster.part(0, 2);
     cluster.advance(800);
-    let out = format!("warn lease expired: PGs shared with its giver wait  giver={}", osd(2));
+    let out = format!(
+        "warn lease expired: the PGs shared with the OSD that gave it must wait  giver={}",
+        osd(2)
+    );
     assert_eq!(lines(&cluster.hosts[0].lines, "lease"), [out]);
     cluster.mend();
     cluster.advance(800);
