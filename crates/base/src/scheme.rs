@@ -60,9 +60,9 @@ impl Scheme {
     pub fn parse_xor(text: &str) -> Result<Scheme, ParseIdError> {
         let (data, parity) = parts(text)?;
         if parity != 1 {
-            let message =
-                format!("xor has one parity part, not {parity}: use --ec {text} for more");
-            return Err(ParseIdError(message));
+            let more =
+                if parity > 1 { format!(": use --ec {text} for more") } else { String::new() };
+            return Err(ParseIdError(format!("xor has one parity part, not {parity}{more}")));
         }
         checked(Scheme::Xor { data })
     }
@@ -277,15 +277,20 @@ fn checked(scheme: Scheme) -> Result<Scheme, ParseIdError> {
 
 /// Reads `4+2`.
 fn parts(text: &str) -> Result<(u8, u8), ParseIdError> {
-    let number = |text: &str| -> Option<u8> {
-        let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        is_plain.then(|| text.parse().unwrap_or(u8::MAX))
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers =
+        text.split_once('+').filter(|(data, parity)| is_number(data) && is_number(parity));
+    let Some((data, parity)) = numbers else {
+        let message = format!("{text:?} is no scheme: write data and parity parts, as in 4+2");
+        return Err(ParseIdError(message));
     };
-    let read =
-        text.split_once('+').and_then(|(data, parity)| Some((number(data)?, number(parity)?)));
-    read.ok_or_else(|| {
-        ParseIdError(format!("{text:?} is no scheme: write data and parity parts, as in 4+2"))
-    })
+    match (data.parse(), parity.parse()) {
+        (Ok(data), Ok(parity)) => Ok((data, parity)),
+        _ => Err(ParseIdError(format!(
+            "{text} are too many parts: a stripe has at most {DATA_COUNT_MAX} data parts and \
+             {PARITY_COUNT_MAX} parity parts"
+        ))),
+    }
 }
 
 fn unreadable(text: &str) -> ParseIdError {
@@ -340,8 +345,17 @@ mod tests {
             assert!(Scheme::parse_reed_solomon(text).is_err(), "{text}");
             assert!(format!("ec {text}").parse::<Scheme>().is_err(), "{text}");
         }
-        for text in ["2+2", "1+1", "2+0", "17+1"] {
-            assert!(Scheme::parse_xor(text).is_err(), "{text}");
+        for (text, why) in [
+            ("2+2", "xor has one parity part, not 2: use --ec 2+2 for more"),
+            ("2+0", "xor has one parity part, not 0"),
+            ("1+1", "a stripe has 2 to 16 data parts, not 1"),
+            ("17+1", "a stripe has 2 to 16 data parts, not 17"),
+            (
+                "300+1",
+                "300+1 are too many parts: a stripe has at most 16 data parts and 4 parity parts",
+            ),
+        ] {
+            assert_eq!(Scheme::parse_xor(text), Err(ParseIdError(why.to_string())));
         }
     }
 

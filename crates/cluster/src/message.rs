@@ -520,7 +520,9 @@ pub enum Command {
     PoolCreate {
         /// Its name.
         pool: String,
-        /// Copies or parity; `None`: 2 copies, or 1 where there is only one OSD.
+        /// Copies or parity; `None`: 2 copies, or 1 where there is only one OSD. Programs that know copies
+        /// only send `replicas`.
+        #[serde(alias = "replicas")]
         scheme: Option<Scheme>,
         /// Fewest members for a write; `None`: [`Scheme::min_size_default`].
         min_size: Option<u32>,

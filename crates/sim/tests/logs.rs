@@ -12,7 +12,7 @@ fn what_happens_to_a_simulated_cluster_leaves_lines() {
         "logs info: PG has a new epoch  pg=",
         "logs info: PG is active  pg=",
         "logs warn: PG is not served  pg=",
-        "logs warn: lease ran out",
+        "logs warn: lease expired",
         "logs warn: client is fenced  session=",
         "logs info: session is fenced  session=",
         "logs warn: the session is over",

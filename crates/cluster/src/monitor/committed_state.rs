@@ -11,6 +11,7 @@ use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
+use super::pool::check_pool;
 use super::refusal::first_names;
 use super::{clipped, failure};
 use crate::map::{MapDelta, PoolDelta};
@@ -393,6 +394,9 @@ impl CommittedState {
 
     fn broken_pool(&self, pool: &PoolRecord) -> Option<String> {
         let id = pool.pool.id;
+        if let Err(why) = check_pool(&pool.pool) {
+            return Some(format!("the record of pool {id} cannot be used: {why}"));
+        }
         let mut expected = 0;
         for entry in self.pgs(id) {
             if entry.pg.pool != id || entry.pg.number != expected {

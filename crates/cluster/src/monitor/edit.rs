@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::committed_state::{Batch, Write, check_size};
 use super::job::{Done, Job, Plan};
-use super::pool::{cannot_place, check_min_size, check_name};
+use super::pool::{cannot_place, check_name, check_pool};
 use super::{Effect, Monitor, clipped, failure};
 use crate::map::Pool;
 use crate::message::Failure;
@@ -208,7 +208,7 @@ impl Monitor {
         if named.is_some_and(|other| other.pool.id != wanted.pool.id) {
             return Err(format!("there is already a pool {}", wanted.pool.name));
         }
-        check_min_size(wanted.pool.scheme, wanted.pool.min_size)?;
+        check_pool(&wanted.pool)?;
         self.check_placeable(known, &wanted.pool).map_err(|error| error.message)?;
         let (revision, planned_for) = (known.revision.next(), known.planned_for);
         Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))

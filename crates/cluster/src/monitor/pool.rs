@@ -25,8 +25,11 @@ const PG_COUNT_MAX: u32 = 8192;
 const PGS_PER_OSD: u32 = 32;
 /// Bytes of an OSD's record area per PG: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
-/// Whether OSDs of this version serve pools with parity. Until they do, no such pool is created.
-const OSDS_SERVE_PARITY: bool = false;
+/// Maximum number of members of all PGs of a pool, for the same reason.
+const PG_MEMBER_COUNT_MAX: u32 = 8 * PG_COUNT_MAX;
+/// Whether OSDs of this version serve pools with parity. Until they do, such a pool is neither created nor
+/// accepted from a record. Tests of this crate have no real OSDs.
+const OSDS_SERVE_PARITY: bool = cfg!(test);
 
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
@@ -63,7 +66,7 @@ impl Monitor {
         check_min_size(scheme, min_size)
             .map_err(|why| failure("invalid", why, "leave --min-size out for the default"))?;
         let pg_count = match *pg_count {
-            Some(count) => checked_pg_count(count)?,
+            Some(count) => checked_pg_count(count, scheme)?,
             None => default_pg_count(candidates.len(), scheme),
         };
         let current = vec![Vec::new(); pg_count as usize];
@@ -170,10 +173,10 @@ impl Monitor {
         pool: &Pool,
         planned: impl FnOnce() -> Sets,
     ) -> Option<String> {
-        let spare = pool.scheme.position_count() - pool.min_size;
         if pool.scheme.is_whole_everywhere() || pool.failure_domain == FailureDomain::Host {
             return None;
         }
+        let spare = pool.scheme.position_count().saturating_sub(pool.min_size);
         let records = self.committed.osds();
         let hosts: BTreeMap<OsdId, &str> =
             records.map(|record| (record.info.id, record.tree_host())).collect();
@@ -235,18 +238,33 @@ impl Monitor {
 /// Refuses what OSDs of this version cannot serve.
 pub(super) fn check_served(command: &Command) -> Result<(), Failure> {
     match command {
-        Command::PoolCreate { scheme: Some(scheme), .. }
-            if !scheme.is_whole_everywhere() && !OSDS_SERVE_PARITY =>
-        {
-            let message = format!("pools with parity ({scheme}) cannot be used yet");
-            Err(failure("unsupported", message, "use copies: `ashlar pool create --replicas 2`"))
+        Command::PoolCreate { scheme: Some(scheme), .. } => {
+            check_scheme_served(*scheme).map_err(|why| {
+                let hint = "use copies: `ashlar pool create --replicas 2`";
+                failure("unsupported", why, hint)
+            })
         }
         _ => Ok(()),
     }
 }
 
+fn check_scheme_served(scheme: Scheme) -> Result<(), String> {
+    if scheme.is_whole_everywhere() || OSDS_SERVE_PARITY {
+        return Ok(());
+    }
+    Err(format!("pools with parity ({scheme}) cannot be used yet"))
+}
+
+/// Checks what holds for every pool, whether a command made it, a person edited it or a recovery read it.
+pub(super) fn check_pool(pool: &Pool) -> Result<(), String> {
+    pool.scheme.check_block_size(pool.block_size)?;
+    check_min_size(pool.scheme, pool.min_size)?;
+    check_member_count(pool.pg_count, pool.scheme)?;
+    check_scheme_served(pool.scheme)
+}
+
 /// Checks the minimum size of a pool.
-pub(super) fn check_min_size(scheme: Scheme, min_size: u32) -> Result<(), String> {
+fn check_min_size(scheme: Scheme, min_size: u32) -> Result<(), String> {
     let (fewest, most) = scheme.min_size_limits();
     if (fewest..=most).contains(&min_size) {
         return Ok(());
@@ -275,20 +293,37 @@ fn pg_room(size_bytes: u64) -> u64 {
     (size_bytes / 64).max(4 << 20) / PG_RECORD_SIZE
 }
 
-fn checked_pg_count(count: u32) -> Result<u32, Failure> {
-    if count.is_power_of_two() && count <= PG_COUNT_MAX {
+fn checked_pg_count(count: u32, scheme: Scheme) -> Result<u32, Failure> {
+    let most = pg_count_max(scheme);
+    if count.is_power_of_two() && count <= most {
         return Ok(count);
     }
     Err(failure(
         "invalid",
-        format!("a pool cannot have {count} PGs"),
-        format!("use a power of two from 1 to {PG_COUNT_MAX}"),
+        format!("a pool of {scheme} cannot have {count} PGs"),
+        format!("use a power of two from 1 to {most}"),
     ))
+}
+
+/// Checks that the whole map of a pool fits in one message.
+fn check_member_count(pg_count: u32, scheme: Scheme) -> Result<(), String> {
+    let most = pg_count_max(scheme);
+    if pg_count <= most {
+        return Ok(());
+    }
+    Err(format!("a pool of {scheme} can have at most {most} PGs, not {pg_count}"))
+}
+
+/// Returns the largest number of PGs that a pool may have, a power of two.
+fn pg_count_max(scheme: Scheme) -> u32 {
+    let most = (PG_MEMBER_COUNT_MAX / scheme.position_count().max(1)).min(PG_COUNT_MAX);
+    1 << most.ilog2()
 }
 
 fn default_pg_count(osd_count: usize, scheme: Scheme) -> u32 {
     let wanted = u32::try_from(osd_count).unwrap_or(u32::MAX).saturating_mul(PGS_PER_OSD);
-    (wanted / scheme.position_count()).clamp(1, PG_COUNT_MAX).next_power_of_two()
+    let wanted = (wanted / scheme.position_count()).clamp(1, PG_COUNT_MAX).next_power_of_two();
+    wanted.min(pg_count_max(scheme))
 }
 
 pub(super) fn cannot_place(

@@ -46,10 +46,13 @@ impl Monitor {
         if wanted.pool == known.pool {
             return Ok(Plan::Done(answer));
         }
-        self.check_placeable(known, &wanted.pool)?;
-        let record = self.judged_pool(wanted).map_err(|why| {
+        let refused = |why| {
             failure("invalid", clipped(why), "`ashlar pool ls` shows the pool's current values")
-        })?;
+        };
+        // More OSDs would not help where the change itself is impossible.
+        known.pool.scheme.check_change(wanted.pool.scheme).map_err(refused)?;
+        self.check_placeable(known, &wanted.pool)?;
+        let record = self.judged_pool(wanted).map_err(refused)?;
         let mut batch = Batch::new(&self.committed);
         batch.put(&self.committed, record);
         Ok(Plan::Write { batch, done: Some(answer) })

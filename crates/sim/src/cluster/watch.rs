@@ -53,7 +53,7 @@ pub const CONSEQUENCES: [&str; 29] = [
     "PG that waited for lost members went on with a learner",
     "message of an old epoch",
     "lease granted",
-    "lease ran out",
+    "lease expired",
     "request met no lease",
     "request of an older session waits",
     "PG lost by a lease's answer",
@@ -516,7 +516,7 @@ impl Watch {
         consequences.add("PG lost by a lease's answer", lost.len() as u64);
         let until = asked + Duration::from_millis(u64::from(*valid_ms));
         let before = self.leases.insert((holder, giver), until);
-        consequences.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
+        consequences.add("lease expired", u64::from(before.is_some_and(|before| before < now)));
     }
 
     /// Checks a read that an OSD answers in an epoch, at a time of its clock: the OSD must have
@@ -878,7 +878,7 @@ mod tests {
             watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);
         }
         assert_eq!(consequences.get("lease granted"), 3);
-        assert_eq!(consequences.get("lease ran out"), 1);
+        assert_eq!(consequences.get("lease expired"), 1);
         watch.monitor_says(&map(1, 2), Time::ZERO).expect("an entry");
         let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
         let judge = |now| watch.judge_read(0, pg(), Epoch::new(1), at(now), index_of);

@@ -252,15 +252,6 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
     ] {
         assert_eq!(code(rig.command(with(replicas, None, pg_count, min_size))), "invalid");
     }
-    let parity = Command::PoolCreate {
-        pool: "p".into(),
-        scheme: Some(Scheme::Xor { data: 2 }),
-        min_size: None,
-        pg_count: None,
-        failure_domain: Some(FailureDomain::Osd),
-        block_size: None,
-    };
-    assert_eq!(code(rig.command(parity)), "unsupported");
     for name in ["", "a/b", "a@b", ".x", "-x", &"x".repeat(64), "ä"] {
         assert_eq!(code(rig.command(pool_create(name))), "invalid", "{name}");
     }

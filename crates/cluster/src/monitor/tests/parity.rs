@@ -1,5 +1,4 @@
-//! Pools with parity: records, placement, sizes and what changes them. The commands are put straight into
-//! the monitor's queue, behind the check that refuses such pools.
+//! Pools with parity: records, placement, sizes and what changes them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,6 @@ use serde_json::{Value, json};
 use super::rig::{Rig, osd_id};
 use crate::map::FailureDomain;
 use crate::message::Command;
-use crate::monitor::job::Job;
 use crate::records::Record;
 use crate::stats::Table;
 
@@ -29,9 +27,7 @@ fn with_parity(osd_count: u32, pg_count: u32) -> Rig {
         failure_domain: Some(FailureDomain::Osd),
         block_size: None,
     };
-    let connection = rig.client();
-    rig.monitor.jobs.push(Job::Command { connection, request: 1, command });
-    rig.tick();
+    rig.command(command).unwrap();
     assert_eq!(rig.entries().len() as u32, pg_count);
     rig
 }
@@ -48,6 +44,17 @@ fn set(scheme: Scheme, min_size: Option<u32>) -> Command {
 
 fn pool_row(rig: &mut Rig) -> Value {
     rig.rows(Table::Pool)[0].clone()
+}
+
+/// Returns the message of a check that `status` shows.
+fn message_of(rig: &mut Rig, code: &str) -> String {
+    let status = rig.status();
+    let checks = status["checks"].as_array().unwrap();
+    let named = checks.iter().find(|check| check["code"] == code);
+    named.unwrap_or_else(|| panic!("no {code}: {checks:?}"))["message"]
+        .as_str()
+        .unwrap()
+        .to_string()
 }
 
 /// Whether every PG is where it should be, with a primary that has data.
@@ -217,11 +224,54 @@ fn a_pg_with_fewer_members_than_parts_is_not_given_up() {
 #[test]
 fn a_host_that_has_too_many_members_is_named() {
     let mut rig = with_parity(6, 8);
-    let status = rig.status();
-    let checks = status["checks"].as_array().unwrap();
-    let named = checks.iter().find(|check| check["code"] == "host_loss_stops_pool").unwrap();
-    let message = named["message"].as_str().unwrap();
+    let message = message_of(&mut rig, "host_loss_stops_pool");
     assert!(message.contains("goes on without 1 members of a PG, but host h has 6"), "{message}");
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     assert!(!rig.checks().contains(&"host_loss_stops_pool".to_string()));
+}
+
+#[test]
+fn a_record_that_no_pool_can_have_is_not_used() {
+    for (field, bad, why) in [
+        ("min_size", json!(3), "min_size of ec 4+2 must be from 4 to 6, not 3"),
+        ("block_size", json!(16 * KIB), "blocks of ec 4+2 are at least 64 KiB, not 16 KiB"),
+        ("pg_count", json!(16384), "a pool of ec 4+2 can have at most 8192 PGs, not 16384"),
+    ] {
+        let mut rig = with_parity(6, 8);
+        let key = crate::records::Key::parse("pool/1").unwrap();
+        let mut edited = rig.monitor.committed.record(&key).unwrap().to_json();
+        edited[field] = bad;
+        rig.hand_writes("pool/1", Some(&edited.to_string()));
+        assert_eq!(pool_row(&mut rig)["scheme"], "ec 4+2");
+        let message = message_of(&mut rig, "state_edit_undone");
+        assert!(message.contains("pool/1"), "{message}");
+        // While no monitor leads there is no earlier value to go back to.
+        rig.hand_writes_unseen("pool/1", Some(&edited.to_string()));
+        rig.restart();
+        rig.tick();
+        let message = message_of(&mut rig, "state_damaged");
+        assert!(message.contains(why), "{message}");
+    }
+}
+
+#[test]
+fn the_map_of_a_pool_fits_in_one_message() {
+    let mut rig = Rig::new();
+    for number in 1..=20 {
+        rig.add_osd(number);
+    }
+    let create = |scheme, pg_count| Command::PoolCreate {
+        pool: "p".into(),
+        scheme: Some(scheme),
+        min_size: None,
+        pg_count: Some(pg_count),
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: None,
+    };
+    let widest = Scheme::ReedSolomon { data: 16, parity: 4 };
+    let error = rig.command(create(widest, 4096)).unwrap_err();
+    assert_eq!((&error.code[..], error.hint.contains("from 1 to 2048")), ("invalid", true));
+    rig.command(create(widest, 2048)).unwrap();
+    let map = serde_json::to_string(&rig.entries()).unwrap();
+    assert!(map.len() < 4 << 20, "{}", map.len());
 }
