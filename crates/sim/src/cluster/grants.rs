@@ -1,12 +1,13 @@
 //! Checks leases by the messages on the network: no member may take part in an epoch while an earlier primary
-//! of the PG may still serve because of its lease.
+//! of the PG may still serve because of its lease; and whoever renews a lease counts all credit that its writes
+//! have used.
 //!
 //! The checker knows more than any process: what each process was sent, what its clock shows, and each grant
 //! that was sent, even if it never arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, Epoch, MapRevision, PgId, Time};
+use base::{BlockSize, Duration, Epoch, MapRevision, PgId, Time};
 use format::wire::{LeaseMessage, Member, PgEntry};
 
 /// How many grants are kept for each holder and giver: more than are in use at a time.
@@ -25,6 +26,20 @@ pub struct Grants {
     given: BTreeMap<(usize, usize), Vec<Grant>>,
     /// Runs that have surrendered their leases.
     surrendered: BTreeSet<(usize, u64)>,
+    /// What runs of primaries have sent to runs of members.
+    used: BTreeMap<Pair, Used>,
+}
+
+/// A run of a primary and a run of another member: the index and the number of the run of each.
+pub type Pair = [(usize, u64); 2];
+
+/// Space for which a primary needs credit of a member.
+#[derive(Default)]
+struct Used {
+    /// One block for each write of data that was sent.
+    sent_bytes: u64,
+    /// The part of this that was sent before the first claim of this pair.
+    earlier_bytes: Option<u64>,
 }
 
 struct Grant {
@@ -78,6 +93,25 @@ impl Grants {
             }
             LeaseMessage::Granted { .. } => {}
         }
+    }
+
+    /// Records that a primary sends a write of data to an acting member.
+    pub fn write_sent(&mut self, pair: Pair, block_size: BlockSize) {
+        self.used.entry(pair).or_default().sent_bytes += block_size.bytes();
+    }
+
+    /// Checks the credit that a primary claims to have used. Until it is counted, nothing may be sent.
+    pub fn claimed(&mut self, pair: Pair, begun_bytes: u64) -> Result<(), String> {
+        let used = self.used.entry(pair).or_default();
+        let needed = used.sent_bytes - *used.earlier_bytes.get_or_insert(used.sent_bytes);
+        if begun_bytes >= needed {
+            return Ok(());
+        }
+        let [(holder, _), (giver, _)] = pair;
+        Err(format!(
+            "osd {holder} has sent writes of {needed} bytes to osd {giver}, and counts {begun_bytes} bytes of \
+             credit as used"
+        ))
     }
 
     /// Records that an OSD grants a lease.
@@ -198,5 +232,18 @@ mod tests {
         left.asked((0, 7), 1, &LeaseMessage::Surrender, at(200));
         assert_eq!(judge(&left, holder(7, 1, 300)), Ok(()), "it has handed its leases back");
         assert_eq!(grants.judge(2, PG, Epoch::new(2), &[holder(7, 1, 300)]), Ok(()));
+    }
+
+    #[test]
+    fn credit_that_writes_used_must_be_counted() {
+        let block = BlockSize::DEFAULT;
+        let pair = [(0, 7), (1, 3)];
+        let mut grants = Grants::default();
+        grants.write_sent(pair, block);
+        assert_eq!(grants.claimed(pair, 0), Ok(()), "it was sent before");
+        grants.write_sent(pair, block);
+        assert!(grants.claimed(pair, block.bytes() - 1).is_err());
+        assert_eq!(grants.claimed(pair, block.bytes()), Ok(()));
+        assert_eq!(grants.claimed([(0, 7), (1, 4)], 0), Ok(()), "another run begins anew");
     }
 }

@@ -191,6 +191,13 @@ impl Net {
         Some(self.processes(*end).1)
     }
 
+    /// Whether the run at the other end that this connection was opened to still has it open.
+    pub fn is_open(&self, process: Process, id: ConnectionId) -> bool {
+        let Some(end) = self.by_id.get(&(process, id)) else { return false };
+        let [one, other] = &self.ends[end.connection];
+        one.open && other.open
+    }
+
     fn end(&mut self, id: EndId) -> &mut End {
         &mut self.ends[id.connection][id.side]
     }

@@ -2,9 +2,9 @@
 
 use base::{ConnectionId, PgId, SessionId};
 use cluster::message::FromMonitor;
-use format::wire::{Member, Message, Outcome, PeerBody, PeerMessage};
+use format::wire::{Change, LeaseMessage, Member, Message, Outcome, PeerBody, PeerMessage};
 
-use super::grants::Holder;
+use super::grants::{Holder, Pair};
 use super::net::EndId;
 use super::process::Process;
 use super::world::World;
@@ -18,6 +18,7 @@ impl World {
         message: &Message,
     ) -> Result<(), String> {
         let to = self.net.peer_of(from, connection);
+        let is_open = self.net.is_open(from, connection);
         match (from, message) {
             (Process::Monitor(_), Message::Control(text)) => {
                 // Operations of the previous epoch are sent again, and may take effect twice.
@@ -38,6 +39,9 @@ impl World {
                         self.requests.syncs.asked(message.pg, message.epoch, to);
                     }
                     self.judge_part(from, message)?;
+                    if is_open {
+                        self.note_write(from, to, message);
+                    }
                     return self.watch.peer_says(to, message, &mut self.tally.consequences);
                 }
             }
@@ -48,6 +52,12 @@ impl World {
                     self.watch.grants.asked((holder, run), giver, message, now);
                     // A grant goes in the opposite direction: its sender is the giver.
                     self.watch.grants.granted(holder, giver, message);
+                    if let LeaseMessage::Renew { begun_bytes, .. } = &**message
+                        && is_open
+                    {
+                        let pair = self.pair(holder, giver);
+                        self.watch.grants.claimed(pair, *begun_bytes)?;
+                    }
                 }
             }
             _ => {}
@@ -80,6 +90,24 @@ impl World {
                 self.note_map(index, text);
             }
             Message::Request(_) | Message::Reply(_) | Message::Peer(_) => {}
+        }
+    }
+
+    fn pair(&self, holder: usize, giver: usize) -> Pair {
+        [holder, giver].map(|index| (index, self.life(Process::Osd(index))))
+    }
+
+    /// Notes a write for which its primary needs credit: every write of data to an acting member.
+    fn note_write(&mut self, from: usize, to: usize, message: &PeerMessage) {
+        let PeerBody::Write { block_size, change: Change::Write { .. }, .. } = &message.body else {
+            return;
+        };
+        let entry = self.watch.grants.entry(message.pg, message.epoch);
+        let is_acting = entry
+            .is_some_and(|entry| entry.acting().any(|member| Some(member.osd) == self.osds[to].id));
+        if is_acting {
+            let pair = self.pair(from, to);
+            self.watch.grants.write_sent(pair, *block_size);
         }
     }
 
