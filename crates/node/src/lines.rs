@@ -10,7 +10,7 @@ use blockstore::BlockKey;
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PgEntry};
-use pg::{Fault, Pg, ScrubEvent, Serving};
+use pg::{Fault, FaultKind, Pg, ScrubEvent, Serving};
 
 use crate::Effect;
 use crate::cluster_view::ClusterView;
@@ -149,6 +149,11 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
         }
         ScrubEvent::Repaired { key, faults } => {
             wrong(block(TraceEvent::warn("scrub repaired a block"), key), faults)
+        }
+        ScrubEvent::Found { key, faults }
+            if faults.iter().all(|(_, fault)| fault.kind == FaultKind::NotCompared) =>
+        {
+            wrong(block(TraceEvent::warn("scrub could not compare a block"), key), faults)
         }
         ScrubEvent::Found { key, faults } => {
             wrong(block(TraceEvent::warn("scrub found damage that is not repaired"), key), faults)

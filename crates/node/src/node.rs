@@ -407,10 +407,13 @@ impl Node {
         if self.phase != Phase::Running {
             return self.scrubbing.end();
         }
-        let Turn { recall, born, scrub, day } =
+        let Turn { recall, looking, born, scrub, day } =
             self.scrubbing.begin_turn(now, &self.pgs, &self.cluster);
         for slot in recall {
             self.drive(now, slot, effects, |pg, actions| pg.recall_scrubs(actions));
+        }
+        for slot in looking {
+            self.drive(now, slot, effects, |pg, actions| pg.limit_look(now, actions));
         }
         for slot in born {
             self.drive(now, slot, effects, |pg, actions| pg.begin_scrub_schedule(day, actions));

@@ -56,6 +56,8 @@ pub(crate) struct Scrubbing {
 pub(crate) struct Turn {
     /// PGs whose members are asked for their notes.
     pub(crate) recall: Vec<PgSlot>,
+    /// PGs whose members read for a key of a scrub: that has a limit.
+    pub(crate) looking: Vec<PgSlot>,
     /// PGs whose schedule begins.
     pub(crate) born: Vec<PgSlot>,
     /// A scrub that begins, or goes on.
@@ -138,6 +140,8 @@ impl Scrubbing {
             entry.is_some_and(|entry| cluster.leads(entry))
         };
         self.asked.retain(|pg, _| pgs.get(*pg).is_some_and(is_led));
+        let looking = pgs.iter().filter(|(_, pg)| pg.is_looking());
+        let looking: Vec<PgSlot> = looking.map(|(slot, _)| slot).collect();
         let unknown = pgs.iter().filter(|(_, pg)| is_led(pg) && !pg.knows_scrubs());
         let recall = unknown.map(|(slot, _)| slot).take(RECALL_COUNT_MAX).collect();
         let known = || pgs.iter().filter(|(_, pg)| is_led(pg) && pg.knows_scrubs());
@@ -156,8 +160,9 @@ impl Scrubbing {
             let repairs = cluster.value(Setting::ScrubRepair) != 0;
             Go { slot, begin, bytes: self.bytes, repairs }
         });
-        let turn = Turn { recall, born, scrub, day };
-        if turn.scrub.is_some() || !turn.recall.is_empty() || !turn.born.is_empty() {
+        let turn = Turn { recall, looking, born, scrub, day };
+        let goes_on = !turn.looking.is_empty() || turn.scrub.is_some();
+        if goes_on || !turn.recall.is_empty() || !turn.born.is_empty() {
             self.due = Some(now + TURN);
         }
         turn

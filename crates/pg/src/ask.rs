@@ -43,9 +43,9 @@ pub enum Asked {
     /// A page of keys, for a scrub.
     ScrubList { walk: u32 },
     /// What the member holds of the key in work of a scrub.
-    Scrub,
+    Scrub { look: u32 },
     /// Units for a repair of a scrub.
-    ScrubFetch,
+    ScrubFetch { look: u32 },
     /// A repair of a scrub.
     Mend,
     /// The member's note on scrubs.

@@ -330,6 +330,8 @@ pub enum FaultKind {
     Lost,
     /// The member does not have the key.
     Missing,
+    /// It did not answer in time, or looking at the key ended epochs.
+    NotCompared,
     /// It has an older version.
     Stale,
 }

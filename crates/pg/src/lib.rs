@@ -88,7 +88,7 @@ pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
 pub use scrub::ScrubEvent;
-pub use scrub::note::{Finding, Running, ScrubNote};
+pub use scrub::note::{Finding, Running, ScrubNote, Trial};
 pub use shape::Shape;
 
 use copies::delete::Deletions;
@@ -693,8 +693,8 @@ impl Pg {
                 actions.push(Action::Absolved);
             }
             Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),
-            Call::ScrubDigest => self.on_own_digest(result, actions),
-            Call::ScrubCopy => self.on_own_scrub_copy(result, actions),
+            Call::ScrubDigest { look } => self.on_own_digest(look, result, actions),
+            Call::ScrubCopy { look } => self.on_own_scrub_copy(look, result, actions),
             Call::ScrubMend { units } => self.on_own_mended(units, result, actions),
             Call::ScrubKeep => {
                 let me = self.lead().me;

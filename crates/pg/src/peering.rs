@@ -534,7 +534,7 @@ impl Pg {
             }
             PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
                 Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
-                Asked::ScrubFetch => self.on_peer_scrub_copy(content, actions),
+                Asked::ScrubFetch { look } => self.on_peer_scrub_copy(look, content, actions),
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {
@@ -558,9 +558,9 @@ impl Pg {
             },
             PeerBody::Scrubbed { call, floor, digest } => {
                 match self.lead().asks.answered(index, call)? {
-                    Asked::Scrub => {
+                    Asked::Scrub { look } => {
                         let seen = Seen::of(digest, floor, self.shape.block_size)?;
-                        self.on_peer_scrubbed(index, seen, actions)
+                        self.on_peer_scrubbed((index, look), seen, actions)
                     }
                     _ => Err("a digest that was not asked for".into()),
                 }

@@ -10,14 +10,16 @@
 //!   1. A key is compared while no change of it is in flight, and none begins before it is done.
 //!   2. The cursor passes a key when what was found of it is repaired or listed.
 //!   3. Nothing begins before the notes of all acting members are known, or after the epoch has ended.
+//!   4. What members read for a key ends in bounded time, or without them (`limit`).
 
+mod limit;
 pub mod member;
 pub mod note;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
-use base::{OsdId, UNIT_SIZE, Version};
+use base::{OsdId, Time, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, ListedBlock, PeerBody};
 
@@ -25,7 +27,7 @@ use self::member::digest_of;
 use self::note::{Finding, Running, ScrubNote};
 use super::ask::Asked;
 use super::copy::intact_count;
-use super::face::{Fault, Remedy, Seen, Verdict};
+use super::face::{Fault, FaultKind, Remedy, Seen, Verdict};
 use super::member_set::MemberSet;
 use super::operation::{WriteFor, WriteKind};
 use super::page::Page;
@@ -58,6 +60,12 @@ pub struct Scrub {
     is_unkept: bool,
     /// Keys done since then.
     keys_unkept: u64,
+    /// Counts what members are asked to read: an answer names the look that it is for.
+    looks: u32,
+    /// Looks that were given up, and how many of their answers are still to come.
+    late: BTreeMap<u32, usize>,
+    /// Keys that are noted before they are looked at: an epoch ended, maybe because of one of them.
+    careful_left: u64,
 }
 
 /// How far the members' notes are known.
@@ -82,11 +90,17 @@ struct Work {
     deep: bool,
     /// What was wrong before it was repaired.
     before: Vec<(usize, Fault)>,
+    /// The number of what members are asked to read now.
+    look: u32,
+    /// When members were first seen reading for it; anew after a repair.
+    since: Option<Time>,
     stage: Stage,
 }
 
 /// How far a key has got. Top to bottom is the order in time.
 enum Stage {
+    /// Waits until the note that names it is durable.
+    Noting,
     /// Waits for its turn.
     Turn,
     /// Waits for what members hold; by index.
@@ -165,10 +179,10 @@ impl Pg {
         }
         let mut missing = lead.acting;
         missing.take(lead.me);
-        lead.scrub.stage = match missing.is_empty() {
-            true => RecallStage::Known,
-            false => RecallStage::Asked(missing),
-        };
+        lead.scrub.stage = RecallStage::Asked(missing);
+        if missing.is_empty() {
+            return self.on_notes_known();
+        }
         for index in missing.iter() {
             let call = self.lead().asks.ask(index, Asked::Recall);
             self.send(index, PeerBody::Recall { call }, actions);
@@ -189,10 +203,20 @@ impl Pg {
         if let RecallStage::Asked(missing) = &mut self.lead().scrub.stage {
             missing.take(index);
             if missing.is_empty() {
-                self.lead().scrub.stage = RecallStage::Known;
+                self.on_notes_known();
             }
         }
         Ok(())
+    }
+
+    /// Handles the last acting member's note.
+    fn on_notes_known(&mut self) {
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        let is_cut_off = self.scrub_note.running.is_some() && self.scrub_note.epoch < epoch;
+        let scrub = &mut self.lead().scrub;
+        scrub.stage = RecallStage::Known;
+        // The epoch before may have ended because of one of the keys that this one compares first.
+        scrub.careful_left = if is_cut_off { KEEP_EVERY } else { 0 };
     }
 
     /// As primary: begins the schedule of a PG that has no note yet. `now`: seconds since 1970.
@@ -220,7 +244,8 @@ impl Pg {
             running.on_demand |= on_demand;
             return true;
         }
-        let running = Running { deep, on_demand, since: now, cursor: None, keys: 0, more: 0 };
+        let running =
+            Running { deep, on_demand, since: now, cursor: None, keys: 0, more: 0, trial: None };
         self.scrub_note.running = Some(running);
         self.lead().scrub.end_walk();
         actions.push(Action::Scrub(ScrubEvent::Began { deep }));
@@ -257,7 +282,7 @@ impl Pg {
         };
         let acting_count = self.lead().acting.count();
         let scrub = &mut self.lead().scrub;
-        if scrub.work.is_some() || scrub.allowance <= 0 {
+        if scrub.work.is_some() || scrub.allowance <= 0 || scrub.late.len() >= limit::LATE_MAX {
             return;
         }
         if scrub.pages.is_empty() {
@@ -280,8 +305,19 @@ impl Pg {
             self.lead().scrub.is_unkept = true;
         }
         let deep = running.deep || self.scrub_note.finding(&key).is_some();
-        let work = Work { key, walk, slot: None, deep, before: Vec::new(), stage: Stage::Turn };
+        let (before, stage) = (Vec::new(), Stage::Turn);
+        let work = Work { key, walk, slot: None, deep, before, look: 0, since: None, stage };
         self.lead().scrub.work = Some(work);
+        match self.lead().scrub.careful_left {
+            0 => self.take_scrub_turn(actions),
+            _ => self.note_before_look(actions),
+        }
+    }
+
+    /// Queues the key in work for its turn.
+    fn take_scrub_turn(&mut self, actions: &mut Vec<Action>) {
+        let Work { key, deep, .. } = *self.work();
+        self.work().stage = Stage::Turn;
         if planted::on(Bug::ScrubWithoutTurn) {
             return self.look(deep, actions);
         }
@@ -358,44 +394,46 @@ impl Pg {
             let lead = self.lead();
             (lead.me, lead.acting_others(), lead.acting.count())
         };
+        let look = self.next_look();
         let work = self.work();
         work.deep = deep;
         work.stage = Stage::Looking { seen: vec![None; count] };
         let key = work.key;
         for index in others {
-            let call = self.lead().asks.ask(index, Asked::Scrub);
+            let call = self.lead().asks.ask(index, Asked::Scrub { look });
             self.send(index, PeerBody::Scrub { call, key, deep }, actions);
         }
         assert!(self.lead().acting.has(me));
-        self.call(Call::ScrubDigest, StoreRequest::Digest { key, deep }, actions);
+        self.call(Call::ScrubDigest { look }, StoreRequest::Digest { key, deep }, actions);
     }
 
     /// Handles what this OSD's own store holds of the key.
     pub(crate) fn on_own_digest(
         &mut self,
+        look: u32,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
         let (floor, me) = (self.local_state.floor(), self.lead().me);
         let seen = Seen::of(digest_of(result), floor, self.shape.block_size);
-        self.on_seen(me, seen.expect("the store knows its blocks"), actions);
+        self.on_seen((me, look), seen.expect("the store knows its blocks"), actions);
     }
 
     /// Handles what a member holds of the key.
     pub(crate) fn on_peer_scrubbed(
         &mut self,
-        index: usize,
+        (index, look): (usize, u32),
         seen: Seen,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         self.check_version(seen.key.version())?;
         self.check_version(seen.floor)?;
-        self.on_seen(index, seen, actions);
+        self.on_seen((index, look), seen, actions);
         Ok(())
     }
 
-    fn on_seen(&mut self, index: usize, found: Seen, actions: &mut Vec<Action>) {
-        if !self.is_scrubbing() {
+    fn on_seen(&mut self, (index, look): (usize, u32), found: Seen, actions: &mut Vec<Action>) {
+        if !self.is_scrubbing() || self.is_late(look, actions) {
             return;
         }
         let Stage::Looking { seen } = &mut self.work().stage else {
@@ -440,7 +478,7 @@ impl Pg {
             Remedy::Tombstone { version, targets } => {
                 let content = Content::Tombstone { version: *version };
                 let targets = *targets;
-                self.work().stage = Stage::Mending { missing: targets };
+                self.begin_mending(targets);
                 for index in targets.iter() {
                     self.mend_at(index, content.clone(), actions);
                 }
@@ -464,10 +502,11 @@ impl Pg {
         };
         let Some((index, units)) = left.front() else { return self.mend_all(actions) };
         let (index, units) = (*index, units.words(block_size));
+        let look = self.next_look();
         if index == me {
-            self.call(Call::ScrubCopy, StoreRequest::Copy { key, units }, actions);
+            self.call(Call::ScrubCopy { look }, StoreRequest::Copy { key, units }, actions);
         } else {
-            let call = self.lead().asks.ask(index, Asked::ScrubFetch);
+            let call = self.lead().asks.ask(index, Asked::ScrubFetch { look });
             self.send(index, PeerBody::Fetch { call, key, units }, actions);
         }
     }
@@ -475,6 +514,7 @@ impl Pg {
     /// Handles this OSD's own units for a repair.
     pub(crate) fn on_own_scrub_copy(
         &mut self,
+        look: u32,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -482,22 +522,23 @@ impl Pg {
             unreachable!("the store answers a copy with a copy");
         };
         let held = Held::of(content, self.shape.block_size, false);
-        self.on_right_units(held.expect("the store knows the size of its blocks"), actions);
+        self.on_right_units(look, held.expect("the store knows the size of its blocks"), actions);
     }
 
     /// Handles a member's units for a repair.
     pub(crate) fn on_peer_scrub_copy(
         &mut self,
+        look: u32,
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         let held = Held::of(content, self.shape.block_size, true)?;
-        self.on_right_units(held, actions);
+        self.on_right_units(look, held, actions);
         Ok(())
     }
 
-    fn on_right_units(&mut self, held: Held, actions: &mut Vec<Action>) {
-        if !self.is_scrubbing() {
+    fn on_right_units(&mut self, look: u32, held: Held, actions: &mut Vec<Action>) {
+        if !self.is_scrubbing() || self.is_late(look, actions) {
             return;
         }
         let Pg { lead, buffers, .. } = self;
@@ -540,7 +581,7 @@ impl Pg {
         let copied = copied.unwrap_or_else(|| Copied::zeros(version, Units::default()));
         let mut missing = whole;
         units.iter().for_each(|index| missing.add(index));
-        self.work().stage = Stage::Mending { missing };
+        self.begin_mending(missing);
         let some = copied.within(&mend, &buffers);
         for index in missing.iter() {
             let content = match whole.has(index) {
@@ -549,6 +590,13 @@ impl Pg {
             };
             self.mend_at(index, content, actions);
         }
+    }
+
+    /// Begins to repair members. That takes as long as a write does; what they read afterwards has its own
+    /// limit.
+    fn begin_mending(&mut self, missing: MemberSet) {
+        let work = self.work();
+        (work.stage, work.since) = (Stage::Mending { missing }, None);
     }
 
     fn mend_at(&mut self, index: usize, content: Content, actions: &mut Vec<Action>) {
@@ -606,7 +654,10 @@ impl Pg {
             unreachable!("a key is in work");
         };
         let is_repaired = faults.is_empty() && !before.is_empty();
-        let faults = self.by_osd(faults);
+        let mut faults = self.by_osd(faults);
+        if faults.iter().any(|(_, fault)| fault.kind == FaultKind::NotCompared) {
+            self.scrub_note.keep_listed(&key, &mut faults);
+        }
         let mut is_news = is_repaired;
         if !faults.is_empty() {
             actions.push(Action::Scrub(ScrubEvent::Found { key, faults: faults.clone() }));
@@ -626,6 +677,8 @@ impl Pg {
         {
             running.cursor = Some(key);
             running.keys += 1;
+            // The next note names no key in work, or the next one.
+            is_news |= running.trial.take().is_some() && self.lead().scrub.careful_left == 0;
         }
         let scrub = &mut self.lead().scrub;
         scrub.keys_unkept += 1;
@@ -686,8 +739,15 @@ impl Pg {
     pub(crate) fn on_note_kept(&mut self, index: usize, actions: &mut Vec<Action>) {
         let scrub = &mut self.lead().scrub;
         scrub.keeping.take(index);
-        if scrub.keeping.is_empty() && scrub.is_unkept && self.is_scrubbing() {
+        if !scrub.keeping.is_empty() || !self.is_scrubbing() {
+            return;
+        }
+        if self.lead().scrub.is_unkept {
             self.keep_note(actions);
+        } else if (self.lead().scrub.work.as_ref())
+            .is_some_and(|it| matches!(it.stage, Stage::Noting))
+        {
+            self.take_scrub_turn(actions);
         }
     }
 }

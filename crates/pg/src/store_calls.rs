@@ -56,9 +56,9 @@ pub enum Call {
     /// Tells the store that a learner is filled: the data that its store lost has been restored.
     AbsolveFilled { call: u32 },
     /// What this OSD holds of the key in work of its scrub.
-    ScrubDigest,
+    ScrubDigest { look: u32 },
     /// Units of this OSD for a repair of its scrub.
-    ScrubCopy,
+    ScrubCopy { look: u32 },
     /// A repair of this OSD by its scrub. `units`: how many units it brings.
     ScrubMend { units: u32 },
     /// A note of this OSD's scrub.
@@ -112,8 +112,8 @@ impl Call {
             | Call::ListNewer(_)
             | Call::PeerCopy { .. }
             | Call::ListDeletion(_)
-            | Call::ScrubDigest
-            | Call::ScrubCopy
+            | Call::ScrubDigest { .. }
+            | Call::ScrubCopy { .. }
             | Call::ScrubKeep
             | Call::PeerDigest { .. }
             | Call::PeerKeep { .. }

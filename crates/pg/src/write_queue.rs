@@ -171,6 +171,12 @@ impl WriteQueue {
         self.order.range((key, 0)..(key, order)).next().is_none()
     }
 
+    /// Returns whether another operation on its block waits behind it.
+    pub fn is_awaited(&self, slot: WriteSlot) -> bool {
+        let Write { key, order, .. } = self.writes[slot];
+        self.order.range((key, order + 1)..=(key, u64::MAX)).next().is_some()
+    }
+
     /// Returns the newest unfinished write to a block that is older than `order` and changes one of `units`.
     pub fn before(&self, key: BlockKey, units: &Range<u32>, order: u64) -> Option<WriteSlot> {
         if planted::on(Bug::ReadOfUnfinishedWrite) {

@@ -56,6 +56,17 @@ pub struct Running {
     pub keys: u64,
     /// Keys with damage that the list has no room for, among those done.
     pub more: u64,
+    /// The key in work, if the epoch is careful.
+    pub trial: Option<Trial>,
+}
+
+/// A key that is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trial {
+    /// The key.
+    pub key: BlockKey,
+    /// The epochs in which its look began, this one included.
+    pub epochs: u32,
 }
 
 /// Damage of one key.
@@ -108,6 +119,16 @@ impl ScrubNote {
                 true
             }
         }
+    }
+
+    /// Adds to the faults of a key that was not compared what is listed of it from before.
+    pub(super) fn keep_listed(&self, key: &BlockKey, faults: &mut Vec<(OsdId, Fault)>) {
+        let listed = self.finding(key).map_or(&[][..], |finding| &finding.faults);
+        let is_new =
+            |it: &&(OsdId, Fault)| it.1.kind != FaultKind::NotCompared && !faults.contains(it);
+        let mut all: Vec<(OsdId, Fault)> = listed.iter().filter(is_new).copied().collect();
+        all.append(faults);
+        *faults = all;
     }
 
     /// Removes what is listed of keys after `after` (`None`: from the first one on) and before `before`
@@ -172,6 +193,8 @@ struct RunningText {
     keys: u64,
     #[serde(default)]
     more: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trial: Option<(String, u32)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -190,6 +213,7 @@ impl NoteText {
             cursor: running.cursor.map(key_text),
             keys: running.keys,
             more: running.more,
+            trial: running.trial.map(|trial| (key_text(trial.key), trial.epochs)),
         });
         let findings = note.findings.iter().map(|finding| FindingText {
             block: key_text(finding.key),
@@ -236,8 +260,12 @@ impl NoteText {
 impl RunningText {
     fn into_running(self, pg: PgId) -> Result<Running, String> {
         let cursor = self.cursor.map(|text| read_key(pg, &text)).transpose()?;
+        let trial = self
+            .trial
+            .map(|(text, epochs)| Ok::<Trial, String>(Trial { key: read_key(pg, &text)?, epochs }));
+        let trial = trial.transpose()?;
         let RunningText { deep, on_demand, since, keys, more, .. } = self;
-        Ok(Running { deep, on_demand, since, cursor, keys, more })
+        Ok(Running { deep, on_demand, since, cursor, keys, more, trial })
     }
 }
 
@@ -258,11 +286,12 @@ impl FindingText {
 
 impl FaultKind {
     /// All kinds.
-    pub const ALL: [FaultKind; 5] = [
+    pub const ALL: [FaultKind; 6] = [
         FaultKind::Damaged,
         FaultKind::Differs,
         FaultKind::Lost,
         FaultKind::Missing,
+        FaultKind::NotCompared,
         FaultKind::Stale,
     ];
 
@@ -273,6 +302,7 @@ impl FaultKind {
             FaultKind::Differs => "differs",
             FaultKind::Lost => "lost",
             FaultKind::Missing => "missing",
+            FaultKind::NotCompared => "not compared",
             FaultKind::Stale => "stale",
         }
     }
@@ -310,6 +340,7 @@ mod tests {
             cursor: Some(key(8)),
             keys: u64::MAX,
             more: 0,
+            trial: Some(Trial { key: key(9), epochs: u32::MAX }),
         };
         let mut note = ScrubNote { running: Some(running), number: u64::MAX, ..Default::default() };
         for stripe in (0..200).rev() {

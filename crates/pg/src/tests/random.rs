@@ -4,7 +4,7 @@ use super::history::Kind;
 use super::model::data_of;
 use super::world::{Random, World};
 use super::{UNIT, UNITS, layer, place_in};
-use base::{Epoch, Version};
+use base::{Duration, Epoch, Version};
 use blockstore::BlockKey;
 use format::wire::{Member, Op, Outcome};
 
@@ -273,6 +273,8 @@ impl Run {
         let bytes = [1, 1 << 20][self.random.below(2)];
         let repairs = self.random.below(8) > 0;
         self.world.scrub_on(at, begins, bytes, repairs);
+        let span = Duration::from_secs(self.random.below(3) as u64);
+        self.world.limit_look(at, span);
     }
 
     /// One member loses things silently, and a scrub puts them back.

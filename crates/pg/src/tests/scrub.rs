@@ -1,6 +1,6 @@
 //! Scrubs: what each kind of damage leads to, and what may happen in the middle of one.
 
-use base::{OsdId, UNIT_SIZE};
+use base::{Duration, OsdId, UNIT_SIZE};
 use blockstore::BlockKey;
 use format::wire::{Outcome, PeerBody};
 
@@ -208,40 +208,43 @@ fn listed_damage_of_a_block_that_was_deleted_is_struck() {
     assert_eq!(world.scrub_note(1).damaged_count(), 0);
 }
 
-#[test]
-fn a_write_waits_for_the_turn_of_its_key_and_reads_do_not() {
-    let (mut world, key) = with_blocks(3);
-    let stripe = key.stripe.get();
-    // Until the members were asked about the key.
-    world.scrub_on(0, Some(true), BLOCK, true);
-    for _ in 0..3 {
-        world.settle();
-        world.scrub_on(0, Some(true), BLOCK, true);
-    }
-    world.scrub_on(0, None, 1 << 20, true);
-    let asked = |world: &World| {
-        let is_asked =
-            |body: &PeerBody| matches!(body, PeerBody::Scrub { key: it, .. } if *it == key);
-        world.sent.iter().any(|(.., body)| is_asked(body))
-    };
-    for _ in 0..200 {
-        if asked(&world) {
-            break;
+/// Returns how often members were asked for a digest of a key.
+fn looks(world: &World, key: BlockKey) -> usize {
+    let sent = world.sent.iter();
+    sent.filter(|(.., body)| matches!(body, PeerBody::Scrub { key: it, .. } if *it == key)).count()
+}
+
+fn writes(world: &World) -> usize {
+    let sent = world.sent.iter();
+    sent.filter(|(.., body)| matches!(body, PeerBody::Write { .. })).count()
+}
+
+/// Scrubs at a primary until it has asked the other members about a key once more.
+fn until_looking(world: &mut World, at: usize, key: BlockKey) {
+    let before = looks(world, key);
+    for _ in 0..400 {
+        world.scrub_on(at, Some(true), 1 << 20, true);
+        if looks(world, key) > before {
+            return;
         }
-        let mail = world.mail();
-        match mail.first() {
+        match world.mail().first() {
             Some((primary, member, is_to_member)) => {
                 world.deliver(*primary, *member, *is_to_member);
             }
             None => world.stores_go_on(),
         }
-        world.stores_go_on();
+        if looks(world, key) == before {
+            world.stores_go_on();
+        }
     }
-    assert!(asked(&world));
-    let writes = |world: &World| {
-        let sent = world.sent.iter();
-        sent.filter(|(.., body)| matches!(body, PeerBody::Write { .. })).count()
-    };
+    panic!("nobody is asked about the key");
+}
+
+#[test]
+fn a_write_waits_for_the_turn_of_its_key_and_reads_do_not() {
+    let (mut world, key) = with_blocks(3);
+    let stripe = key.stripe.get();
+    until_looking(&mut world, 0, key);
     let before = writes(&world);
     let read = world.read(0, stripe, 0, 1);
     let write = world.write(0, stripe, 0, 1);
@@ -252,6 +255,115 @@ fn a_write_waits_for_the_turn_of_its_key_and_reads_do_not() {
     assert!(matches!(world.history.outcome(write), Some(Ok(Outcome::Written { .. }))));
     world.scrub_all(true, true);
     assert_eq!(told(&world), Vec::<String>::new());
+}
+
+#[test]
+fn a_look_that_takes_long_is_given_up_and_its_late_answers_count_for_nothing() {
+    let (mut world, key) = with_blocks(3);
+    until_looking(&mut world, 0, key);
+    world.store_goes_on(0);
+    world.limit_look(0, Duration::ZERO);
+    world.limit_look(0, Duration::from_secs(29));
+    assert_eq!(told(&world), Vec::<String>::new(), "nobody waits");
+    let before = writes(&world);
+    let write = world.write(0, key.stripe.get(), 0, 1);
+    assert_eq!(writes(&world), before, "it waits");
+    world.limit_look(0, Duration::ZERO);
+    assert_eq!(told(&world), ["found: osd.2 not compared, osd.3 not compared"]);
+    assert_eq!(writes(&world), before + 2);
+    let note = world.scrub_note(0);
+    assert_eq!(note.running.unwrap().cursor, Some(key));
+    assert!(note.findings[0].faults.iter().all(|it| it.1.kind == FaultKind::NotCompared));
+    // Now the members answer, while the next key is in work.
+    world.settle();
+    assert!(matches!(world.history.outcome(write), Some(Ok(Outcome::Written { .. }))));
+    world.scrub_all(true, true);
+    world.scrub_all(true, true);
+    assert_eq!(told(&world).len(), 1);
+    assert_eq!(world.scrub_note(0).damaged_count(), 0);
+    no_damage(&world);
+}
+
+#[test]
+fn a_look_that_nobody_waits_for_has_a_limit_too() {
+    let (mut world, key) = with_blocks(3);
+    until_looking(&mut world, 0, key);
+    world.limit_look(0, Duration::ZERO);
+    world.limit_look(0, Duration::from_millis(29_900));
+    assert_eq!(told(&world).len(), 0);
+    world.limit_look(0, Duration::from_millis(100));
+    let found = "found: osd.1 not compared, osd.2 not compared, osd.3 not compared";
+    assert_eq!(told(&world), [found]);
+}
+
+#[test]
+fn what_is_known_of_a_key_stays_listed_when_it_is_not_compared() {
+    let (mut world, key) = with_blocks(3);
+    world.osds[1].store.damage(key, 1);
+    world.scrub_all(true, false);
+    until_looking(&mut world, 0, key);
+    world.store_goes_on(0);
+    world.limit_look(0, Duration::ZERO);
+    world.limit_look(0, Duration::from_secs(30));
+    let found = "found: osd.2 damaged, osd.2 not compared, osd.3 not compared";
+    assert_eq!(told(&world)[1], found);
+    let kinds =
+        world.scrub_note(0).findings[0].faults.iter().map(|it| it.1.kind).collect::<Vec<_>>();
+    assert_eq!(kinds, [FaultKind::Damaged, FaultKind::NotCompared, FaultKind::NotCompared]);
+}
+
+#[test]
+fn few_looks_await_late_answers() {
+    let (mut world, _) = with_blocks(3);
+    let keys: Vec<BlockKey> = world.blocks(0).into_keys().collect();
+    until_looking(&mut world, 0, keys[0]);
+    // The store of one member does not answer.
+    for _ in 0..100 {
+        world.scrub_on(0, None, 1 << 20, true);
+        for (primary, member, is_to_member) in world.mail() {
+            world.deliver(primary, member, is_to_member);
+        }
+        world.store_goes_on(0);
+        world.store_goes_on(1);
+        world.limit_look(0, Duration::ZERO);
+        world.limit_look(0, Duration::from_secs(30));
+    }
+    let asked = |world: &World| keys.iter().filter(|key| looks(world, **key) > 0).count();
+    assert_eq!(asked(&world), 4);
+    world.settle();
+    world.scrub_on(0, None, 1 << 20, true);
+    world.settle();
+    assert_eq!(asked(&world), keys.len());
+}
+
+#[test]
+fn a_key_whose_look_ends_epochs_is_passed() {
+    let (mut world, key) = with_blocks(3);
+    for round in 0..3 {
+        let at = world.server().expect("somebody serves");
+        until_looking(&mut world, at, key);
+        // The notes that name the key are durable before members are asked.
+        let trial = |index: usize| world.scrub_note(index).running.and_then(|it| it.trial);
+        let epochs = (0..3).filter_map(trial).map(|trial| trial.epochs).max();
+        assert_eq!(epochs, (round > 0).then_some(round));
+        world.kill(at);
+        world.settle();
+        world.start(at);
+        world.settle();
+        assert!(world.is_whole());
+    }
+    let before = looks(&world, key);
+    world.scrub_all(true, true);
+    assert_eq!(looks(&world, key), before);
+    let found = &told(&world)[..];
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].matches("not compared").count(), 3, "{found:?}");
+    let last = world.scrub_events.last().map(|(_, event)| event.clone());
+    assert_eq!(last, Some(ScrubEvent::Ended { deep: true, keys: 8 }));
+    // The next scrub tries it again.
+    world.scrub_all(true, true);
+    let at = world.server().unwrap();
+    assert_eq!(world.scrub_note(at).damaged_count(), 0);
 }
 
 #[test]
@@ -281,12 +393,7 @@ fn a_scrub_goes_on_at_its_cursor_with_the_next_primary() {
     world.scrub_all(true, true);
     let last = world.scrub_events.last().map(|(_, event)| event.clone());
     assert_eq!(last, Some(ScrubEvent::Ended { deep: true, keys: 8 }));
-    let looks = |key: &BlockKey| {
-        let sent = world.sent.iter();
-        sent.filter(|(.., body)| matches!(body, PeerBody::Scrub { key: it, .. } if it == key))
-            .count()
-    };
-    assert_eq!(looks(&keys[0]), 2, "each of two members was asked once");
+    assert_eq!(looks(&world, keys[0]), 2, "each of two members was asked once");
 }
 
 #[test]

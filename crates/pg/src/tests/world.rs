@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{BufferPool, Epoch, Incarnation, MapRevision, OsdId, Position};
+use base::{BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Time};
 use format::wire::{Learner, Member, Op, Outcome, PeerBody, PgEntry};
 
 use super::history::{History, Kind};
@@ -83,6 +83,8 @@ pub struct World {
     pub scrub_events: Vec<(usize, ScrubEvent)>,
     /// The time of day.
     day_time: u64,
+    /// The time, as far as looks of scrubs have limits.
+    now: Time,
     is_traced: bool,
 }
 
@@ -127,6 +129,7 @@ impl World {
             sent: Vec::new(),
             scrub_events: Vec::new(),
             day_time: 1_000,
+            now: Time::ZERO,
             is_traced: std::env::var_os("TRACE").is_some(),
         };
         for _ in 0..osds {
@@ -708,6 +711,15 @@ impl World {
             }
             pg.scrub(bytes, repairs, now, actions);
         });
+    }
+
+    /// What a node does while members read for a key of a scrub: time passes.
+    pub fn limit_look(&mut self, index: usize, span: Duration) {
+        self.now = self.now + span;
+        let now = self.now;
+        if self.is_up(index) {
+            self.with(index, |pg, actions| pg.limit_look(now, actions));
+        }
     }
 
     /// Runs a scrub to its end: one that is under way, if it is of this depth.
