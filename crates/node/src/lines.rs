@@ -158,6 +158,10 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
         ScrubEvent::Found { key, faults } => {
             wrong(block(TraceEvent::warn("scrub found damage that is not repaired"), key), faults)
         }
+        ScrubEvent::NoteUnread { osd, why } => {
+            let event = TraceEvent::warn("a note on scrubs cannot be read and counts as none");
+            event.with("from", osd).with("why", why)
+        }
         ScrubEvent::Ended { deep, keys } => {
             let event = TraceEvent::info("scrub ended").with("depth", depth_name(*deep));
             event.number("blocks", *keys)

@@ -16,7 +16,7 @@ mod space_credits;
 
 use base::planted::{self, Bug};
 use base::{BufferPool, ConnectionId, Duration, OsdId, PgId, Time, TraceEvent, Version};
-use blockstore::{BlockKey, NoteKey, Request as StoreRequest};
+use blockstore::{BlockKey, NoteKey, Request as StoreRequest, StoreError};
 use cluster::message::{Need, ToMonitor};
 use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
@@ -667,6 +667,14 @@ impl Node {
             Action::Store { call, request } => {
                 self.stats.on_asked(&request);
                 self.store.ask(now, StoreCall::Pg(slot, call), request);
+            }
+            Action::StoreUnpromised { call, request } => {
+                if self.may_take_repair(now, slot, &request) {
+                    self.stats.on_asked(&request);
+                    return self.store.ask(now, StoreCall::Pg(slot, call), request);
+                }
+                let full = Err(StoreError::Full);
+                self.pgs.call(slot, |pg, actions| pg.store_done(call, full, actions));
             }
             Action::List { call, listing } => {
                 let keys = self.list(slot, &listing);

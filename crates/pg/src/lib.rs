@@ -124,6 +124,14 @@ pub enum Action {
         /// The request.
         request: StoreRequest,
     },
+    /// Send a repair to the store, for which no space was promised. If it needs space that was promised to
+    /// writes, the node answers [`StoreError::Full`] in the store's place.
+    StoreUnpromised {
+        /// Passed back with the answer, to match it to this request.
+        call: CallId,
+        /// The request.
+        request: StoreRequest,
+    },
     /// List an image's blocks in the PG's hash range. The node passes the list to [`Pg::listed`].
     List {
         /// Passed back with the answer, to match it to this request.

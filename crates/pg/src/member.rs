@@ -78,6 +78,11 @@ impl Follow {
         self.mark
     }
 
+    /// Returns the OSD that leads the epoch.
+    pub fn primary(&self) -> OsdId {
+        self.primary
+    }
+
     /// Returns whether the epoch is activated here.
     pub fn is_active(&self) -> bool {
         self.stage == FollowStage::Active

@@ -566,7 +566,10 @@ impl Pg {
                 }
             }
             PeerBody::Recalled { call, note } => match self.lead().asks.answered(index, call)? {
-                Asked::Recall => self.on_recalled(index, note),
+                Asked::Recall => {
+                    self.on_recalled(index, &note, actions);
+                    Ok(())
+                }
                 _ => Err("a note on scrubs that was not asked for".into()),
             },
             PeerBody::Tried { call, .. } => {

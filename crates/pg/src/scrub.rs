@@ -44,6 +44,8 @@ const KEEP_EVERY: u64 = 64;
 pub struct Scrub {
     /// Whether the notes of all acting members are known.
     stage: RecallStage,
+    /// A member had another note than this OSD.
+    notes_differ: bool,
     /// Keys of each acting member, by index; empty: no walk is under way.
     pages: Vec<Page>,
     /// Counts the walks: what was asked for an earlier one is of no use to this one.
@@ -133,6 +135,13 @@ pub enum ScrubEvent {
         /// What is wrong, by member.
         faults: Vec<(OsdId, Fault)>,
     },
+    /// A note of another member cannot be read, and counts as none.
+    NoteUnread {
+        /// The member that sent it.
+        osd: OsdId,
+        /// What is wrong with it.
+        why: String,
+    },
     /// It went through all keys.
     Ended {
         /// Whether data was read.
@@ -181,7 +190,7 @@ impl Pg {
         missing.take(lead.me);
         lead.scrub.stage = RecallStage::Asked(missing);
         if missing.is_empty() {
-            return self.on_notes_known();
+            return self.on_notes_known(actions);
         }
         for index in missing.iter() {
             let call = self.lead().asks.ask(index, Asked::Recall);
@@ -189,34 +198,53 @@ impl Pg {
         }
     }
 
-    /// Handles a member's note.
-    pub(crate) fn on_recalled(&mut self, index: usize, note: Vec<u8>) -> Result<(), String> {
-        if !note.is_empty() {
-            let note = ScrubNote::decode(self.shape.pg, &note)?;
-            if note.epoch > self.entry.as_ref().expect("an epoch is entered").epoch {
-                return Err("a note on scrubs from a later epoch".into());
+    /// Handles a member's note. One that cannot be read counts as none.
+    pub(crate) fn on_recalled(&mut self, index: usize, note: &[u8], actions: &mut Vec<Action>) {
+        let note = match self.read_note(note) {
+            Ok(note) => note,
+            Err(why) => {
+                let osd = self.lead().peers[index].member.osd;
+                actions.push(Action::Scrub(ScrubEvent::NoteUnread { osd, why }));
+                ScrubNote::default()
             }
-            if note.is_newer_than(&self.scrub_note) {
-                self.scrub_note = note;
-            }
+        };
+        self.lead.as_mut().expect("this OSD leads").scrub.notes_differ |= note != self.scrub_note;
+        if note.is_newer_than(&self.scrub_note) {
+            self.scrub_note = note;
         }
         if let RecallStage::Asked(missing) = &mut self.lead().scrub.stage {
             missing.take(index);
             if missing.is_empty() {
-                self.on_notes_known();
+                self.on_notes_known(actions);
             }
         }
-        Ok(())
     }
 
-    /// Handles the last acting member's note.
-    fn on_notes_known(&mut self) {
+    /// Reads a note that another member sent; the error says why it is of no use.
+    pub(crate) fn read_note(&self, note: &[u8]) -> Result<ScrubNote, String> {
+        if note.is_empty() {
+            return Ok(ScrubNote::default());
+        }
+        let mut note = ScrubNote::decode(self.shape.pg, note)?;
+        if note.epoch > self.entry.as_ref().expect("an epoch is entered").epoch {
+            return Err("it is from a later epoch".into());
+        }
+        note.drop_keys_unless(|key| self.shape.check_key(*key).is_ok());
+        Ok(note)
+    }
+
+    /// Handles the last acting member's note. If they differ, all members get the newest one: some of them may
+    /// be new, and those that had it may leave before the next one.
+    fn on_notes_known(&mut self, actions: &mut Vec<Action>) {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let is_cut_off = self.scrub_note.running.is_some() && self.scrub_note.epoch < epoch;
         let scrub = &mut self.lead().scrub;
         scrub.stage = RecallStage::Known;
         // The epoch before may have ended because of one of the keys that this one compares first.
         scrub.careful_left = if is_cut_off { KEEP_EVERY } else { 0 };
+        if scrub.notes_differ {
+            self.keep_note(actions);
+        }
     }
 
     /// As primary: begins the schedule of a PG that has no note yet. `now`: seconds since 1970.
@@ -606,8 +634,13 @@ impl Pg {
                 Content::Block { version, .. } | Content::Tombstone { version } => *version,
                 Content::Gone => unreachable!("a scrub removes nothing"),
             };
-            let units = intact_count(&content) as u32;
-            self.repair_own(key, version, content, Call::ScrubMend { units }, actions);
+            let is_delete = matches!(content, Content::Tombstone { .. });
+            let units = 0..self.shape.block_size.unit_count();
+            let call = Call::ScrubMend { units: intact_count(&content) as u32 };
+            self.local_state.on_repair(version, key, units, is_delete);
+            let call = self.calls.begin(call);
+            let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
+            actions.push(Action::StoreUnpromised { call, request });
         } else {
             let call = self.lead().asks.ask(index, Asked::Mend);
             self.send(index, PeerBody::Mend { call, key, content }, actions);
@@ -667,7 +700,7 @@ impl Pg {
             is_news |= self.scrub_note.strike_key(&key);
         }
         if is_repaired {
-            self.scrub_note.repaired += 1;
+            self.scrub_note.repaired = self.scrub_note.repaired.saturating_add(1);
             let faults = self.by_osd(before);
             actions.push(Action::Scrub(ScrubEvent::Repaired { key, faults }));
         }
@@ -676,7 +709,7 @@ impl Pg {
             && running.cursor.is_none_or(|cursor| cursor < key)
         {
             running.cursor = Some(key);
-            running.keys += 1;
+            running.keys = running.keys.saturating_add(1);
             // The next note names no key in work, or the next one.
             is_news |= running.trial.take().is_some() && self.lead().scrub.careful_left == 0;
         }
@@ -724,7 +757,7 @@ impl Pg {
         lead.scrub.keys_unkept = 0;
         lead.scrub.keeping = lead.acting;
         self.scrub_note.epoch = epoch;
-        self.scrub_note.number += 1;
+        self.scrub_note.number = self.scrub_note.number.saturating_add(1);
         let note = self.scrub_note.encode();
         for index in self.lead().acting_others() {
             let call = self.lead().asks.ask(index, Asked::Keep);

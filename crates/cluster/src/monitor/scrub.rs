@@ -154,14 +154,14 @@ impl Monitor {
         let entries = committed.pools().flat_map(|pool| committed.pgs(pool.pool.id));
         for row in entries.filter_map(|entry| self.scrub_of(entry)) {
             tally.running += u32::from(row.running.is_some());
-            tally.repaired += row.repaired;
+            tally.repaired = tally.repaired.saturating_add(row.repaired);
             if row.overdue {
                 tally.overdue += 1;
                 tally.overdue_example.get_or_insert(row.pg);
             }
             if row.damaged > 0 {
                 tally.damaged_pgs += 1;
-                tally.damaged_blocks += row.damaged;
+                tally.damaged_blocks = tally.damaged_blocks.saturating_add(row.damaged);
                 let wrong = row.blocks.first().map_or("", |(.., wrong)| wrong.as_str());
                 tally.damaged_example.get_or_insert((row.pg, wrong.to_owned()));
             }
@@ -177,7 +177,8 @@ impl Monitor {
         for pool in committed.pools() {
             for row in committed.pgs(pool.pool.id).filter_map(|entry| self.scrub_of(entry)) {
                 if row.damaged > 0 {
-                    *pools.entry(&pool.pool.name).or_default() += row.damaged;
+                    let count = pools.entry(&pool.pool.name).or_default();
+                    *count = count.saturating_add(row.damaged);
                 }
                 for osd in &row.osds {
                     *osds.entry(*osd).or_default() += 1;

@@ -1,6 +1,7 @@
 //! The node's part in space credits: requests that wait for space, and requests that use it.
 
 use base::{BlockSize, Time};
+use blockstore::Request as StoreRequest;
 use format::wire::{Change, Content, PeerBody, PgEntry};
 
 use super::Node;
@@ -72,6 +73,25 @@ impl Node {
         let reserve_bytes = self.store.space().reserve_bytes;
         self.review_demand(now);
         self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+    }
+
+    /// Returns whether this OSD, as an acting member, has space for a repair beyond the space promised to
+    /// writes. What the store keeps for writes with a version is not for repairs.
+    pub(super) fn may_take_repair(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        request: &StoreRequest,
+    ) -> bool {
+        let StoreRequest::Repair { key, content: Content::Block { .. }, .. } = request else {
+            return true;
+        };
+        if self.store.has_place(key) {
+            return true;
+        }
+        let bytes = self.pgs[slot].block_size().bytes();
+        self.review_demand(now);
+        self.space_credits.may_take_copy(self.space(), 0, bytes)
     }
 
     /// Checks whether this OSD's own store now has space for the requests that wait for it.

@@ -528,6 +528,38 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     assert!(is_written(&cluster.ask(0, write(0, 1, 8))), "there is space again");
 }
 
+#[test]
+fn a_repair_by_a_scrub_takes_no_space_that_was_promised_to_writes() {
+    for has_room in [true, false] {
+        let mut cluster = Cluster::serving(2);
+        assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+        let blocks = cluster.blocks(1).len();
+        if !has_room {
+            cluster.hosts[1].node.as_mut().unwrap().space_credits.begin_own(1 << 50);
+        }
+        let epoch = cluster.entry.epoch;
+        let (checksums, data) = fill(1, 1);
+        let key =
+            blockstore::BlockKey { stripe: base::StripeIndex::new(7), ..cluster.blocks(1)[0].0 };
+        let words = |bits: u64| vec![bits];
+        let content = format::wire::Content::Block {
+            version: Version { epoch, counter: 1 },
+            block_size: base::BlockSize::MIN,
+            units: words(u64::MAX >> (64 - base::BlockSize::MIN.unit_count())),
+            written: words(1),
+            damaged: words(0),
+            checksums,
+            data: Some(data),
+        };
+        let body = PeerBody::Mend { call: 0, key, content };
+        let connection = cluster.primary_connection(1, 0);
+        let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
+        cluster.give(1, Event::Net(NetEvent::Received { connection, message }));
+        cluster.pump();
+        assert_eq!(cluster.blocks(1).len(), blocks + usize::from(has_room));
+    }
+}
+
 /// Messages of the PG in its epoch that no correct peer sends.
 fn wrong_bodies() -> Vec<PeerBody> {
     let version = Version { epoch: Epoch::new(1), counter: 99 };

@@ -3,13 +3,13 @@
 //!
 //! Invariants
 //!   1. A member does nothing for a scrub before its record of the epoch, nor as a learner.
-//!   2. A repair that the store refuses changes nothing, and does not end the member's part in the epoch.
+//!   2. A repair that finds no room changes nothing, and does not end the member's part in the epoch.
 
 use base::Version;
 use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
 use format::wire::{Digest, PeerBody};
 
-use super::ScrubNote;
+use super::{ScrubEvent, ScrubNote};
 use crate::copy::intact_count;
 use crate::store_calls::Call;
 use crate::units::Held;
@@ -47,7 +47,8 @@ impl Pg {
                 let order = self.begin_taken();
                 let units = intact_count(&content) as u32;
                 let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
-                self.call(Call::PeerMend { order, call, units }, request, actions);
+                let call = self.calls.begin(Call::PeerMend { order, call, units });
+                actions.push(Action::StoreUnpromised { call, request });
                 Ok(())
             }
             PeerBody::Recall { call } => {
@@ -57,9 +58,19 @@ impl Pg {
                 Ok(())
             }
             PeerBody::Keep { call, note } => {
-                self.scrub_note = ScrubNote::decode(self.shape.pg, &note)?;
+                let note = match self.read_note(&note) {
+                    Ok(note) => note,
+                    Err(why) => {
+                        let osd = self.follow().primary();
+                        actions.push(Action::Scrub(ScrubEvent::NoteUnread { osd, why }));
+                        self.answer(PeerBody::Tried { call, is_done: false }, actions);
+                        return Ok(());
+                    }
+                };
+                let bytes = note.encode();
+                self.scrub_note = note;
                 let key = NoteKey::Scrub(self.shape.pg);
-                let request = StoreRequest::Note { key, bytes: note };
+                let request = StoreRequest::Note { key, bytes };
                 self.call(Call::PeerKeep { call }, request, actions);
                 Ok(())
             }

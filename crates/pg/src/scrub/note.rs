@@ -14,9 +14,15 @@ use crate::face::{Fault, FaultKind};
 use crate::record::{key_text, read_key};
 
 /// Most keys with damage that a note lists.
-pub const FINDINGS_MAX: usize = 96;
+pub const FINDINGS_MAX: usize = 64;
 /// Most faults that a note lists of one key: one or two of each member.
 const FAULTS_MAX: usize = 16;
+/// Most bytes of a note without its list, of a finding without its faults, and of a fault.
+const HEAD_SIZE_MAX: usize = 1024;
+const FINDING_SIZE_MAX: usize = 96;
+const FAULT_SIZE_MAX: usize = 40;
+const LIST_SIZE_MAX: usize = FINDINGS_MAX * (FINDING_SIZE_MAX + FAULTS_MAX * FAULT_SIZE_MAX);
+const _: () = assert!(HEAD_SIZE_MAX + LIST_SIZE_MAX <= SCRUB_NOTE_SIZE_MAX);
 
 /// The note on the scrubs of a PG. Times are seconds since 1970.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -88,7 +94,7 @@ impl ScrubNote {
 
     /// Returns the number of keys with damage.
     pub fn damaged_count(&self) -> u64 {
-        self.findings.len() as u64 + self.more
+        (self.findings.len() as u64).saturating_add(self.more)
     }
 
     /// Returns what is listed of a key.
@@ -113,7 +119,7 @@ impl ScrubNote {
             }
             Err(_) => {
                 if let Some(running) = &mut self.running {
-                    running.more += 1;
+                    running.more = running.more.saturating_add(1);
                     self.more = self.more.max(running.more);
                 }
                 true
@@ -146,6 +152,15 @@ impl ScrubNote {
     pub fn strike_key(&mut self, key: &BlockKey) -> bool {
         let place = self.findings.binary_search_by_key(key, |finding| finding.key);
         place.map(|place| self.findings.remove(place)).is_ok()
+    }
+
+    /// Forgets what the note says of keys that are none of the PG's; a cursor among them begins anew.
+    pub fn drop_keys_unless(&mut self, is_of_pg: impl Fn(&BlockKey) -> bool) {
+        self.findings.retain(|finding| is_of_pg(&finding.key));
+        if let Some(running) = &mut self.running {
+            running.cursor = running.cursor.filter(&is_of_pg);
+            running.trial = running.trial.filter(|trial| is_of_pg(&trial.key));
+        }
     }
 
     /// Reads a note that [`ScrubNote::encode`] wrote. The error says what is wrong with it.
@@ -326,7 +341,7 @@ mod tests {
     }
 
     fn finding(stripe: u32) -> Finding {
-        let fault = Fault { kind: FaultKind::Damaged, units: 256 };
+        let fault = Fault { kind: FaultKind::NotCompared, units: 256 };
         let osd = |number| OsdId::new(number).unwrap();
         let faults = (0..8).map(|index| (osd(u32::MAX - index), fault)).collect();
         Finding { key: key(stripe), at: u64::MAX, faults }
@@ -342,7 +357,16 @@ mod tests {
             more: 0,
             trial: Some(Trial { key: key(9), epochs: u32::MAX }),
         };
-        let mut note = ScrubNote { running: Some(running), number: u64::MAX, ..Default::default() };
+        let mut note = ScrubNote {
+            epoch: Epoch::new(u32::MAX),
+            number: u64::MAX,
+            born_at: u64::MAX,
+            light_at: u64::MAX,
+            deep_at: u64::MAX,
+            repaired: u64::MAX,
+            running: Some(running),
+            ..Default::default()
+        };
         for stripe in (0..200).rev() {
             let mut finding = finding(u32::MAX - stripe);
             finding.faults.extend(finding.faults.clone());
@@ -358,6 +382,9 @@ mod tests {
         assert_eq!((note.findings.len(), note.more), (FINDINGS_MAX, 200 - FINDINGS_MAX as u64));
         let bytes = note.encode();
         assert!(bytes.len() <= SCRUB_NOTE_SIZE_MAX);
+        assert!(bytes.len() <= HEAD_SIZE_MAX + LIST_SIZE_MAX);
+        let names = FaultKind::ALL.map(|kind| kind.name().len());
+        assert_eq!(names.iter().max(), Some(&FaultKind::NotCompared.name().len()));
         assert_eq!(ScrubNote::decode(PG, &bytes), Ok(note));
         assert_eq!(ScrubNote::decode(PG, &ScrubNote::default().encode()), Ok(Default::default()));
     }
@@ -368,6 +395,17 @@ mod tests {
         note.findings.reverse();
         assert!(ScrubNote::decode(PG, &note.encode()).is_err());
         assert!(ScrubNote::decode(PG, b"{").is_err());
+    }
+
+    #[test]
+    fn keys_of_other_pgs_are_dropped() {
+        let mut note = ScrubNote { running: full().running, ..ScrubNote::default() };
+        note.list(finding(3));
+        note.list(finding(8));
+        note.drop_keys_unless(|it| *it == key(8));
+        assert!(note.finding(&key(3)).is_none() && note.finding(&key(8)).is_some());
+        let running = note.running.unwrap();
+        assert_eq!((running.cursor, running.trial), (Some(key(8)), None));
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn told(world: &World) -> Vec<String> {
     let event = |(_, event): &(usize, ScrubEvent)| match event {
         ScrubEvent::Repaired { faults, .. } => Some(format!("repaired: {}", brief(faults))),
         ScrubEvent::Found { faults, .. } => Some(format!("found: {}", brief(faults))),
-        ScrubEvent::Began { .. } | ScrubEvent::Ended { .. } => None,
+        _ => None,
     };
     world.scrub_events.iter().filter_map(event).collect()
 }
@@ -409,6 +409,110 @@ fn a_member_without_room_for_a_repair_stays_and_the_damage_is_listed() {
     world.scrub_all(false, true);
     assert_eq!(world.scrub_note(0).damaged_count(), 0);
     no_damage(&world);
+}
+
+#[test]
+fn a_repair_takes_no_space_that_was_promised_to_writes() {
+    for at in 0..3 {
+        let (mut world, key) = with_blocks(3);
+        remove(&mut world, at, key);
+        world.osds[at].lacks_room = true;
+        let epoch = world.entry.epoch;
+        world.scrub_all(true, true);
+        assert_eq!(told(&world), [format!("found: {} missing", osd_id(at))]);
+        assert!(!world.blocks(at).contains_key(&key));
+        assert_eq!(world.entry.epoch, epoch);
+        world.osds[at].lacks_room = false;
+        world.scrub_all(true, true);
+        no_damage(&world);
+    }
+}
+
+#[test]
+fn members_that_joined_get_the_note_from_the_next_primary() {
+    let (mut world, key) = with_blocks(3);
+    for at in 0..3 {
+        world.osds[at].store.damage(key, 1);
+    }
+    world.kill(2);
+    world.settle();
+    world.scrub_all(true, true);
+    world.start(2);
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.scrub_note(2), ScrubNote::default(), "nobody told it yet");
+    let at = world.server().unwrap();
+    world.scrub_on(at, None, 0, true);
+    world.settle();
+    assert_eq!(world.scrub_note(2), world.scrub_note(at));
+    assert_eq!(world.scrub_note(2).damaged_count(), 1);
+    let kept = |world: &World| {
+        world.sent.iter().filter(|(.., body)| matches!(body, PeerBody::Keep { .. })).count()
+    };
+    // Where all have the same note, nothing is written.
+    let before = kept(&world);
+    world.kill(1);
+    world.settle();
+    let at = world.server().unwrap();
+    world.scrub_on(at, None, 0, true);
+    world.settle();
+    assert_eq!(kept(&world), before);
+}
+
+#[test]
+fn a_note_that_cannot_be_read_counts_as_none() {
+    let (mut world, _) = with_blocks(3);
+    world.scrub_all(true, true);
+    let epoch = world.entry.epoch;
+    for body in [&b"{"[..], b"\xff", br#"{"epoch":99,"number":1}"#] {
+        world.kill(0);
+        world.settle();
+        world.start(0);
+        world.settle();
+        let at = world.server().unwrap();
+        world.scrub_on(at, None, 0, true);
+        for _ in 0..8 {
+            world.stores_go_on();
+            for (primary, member, is_to_member) in world.mail() {
+                world.spoil_note(primary, member, body);
+                world.deliver(primary, member, is_to_member);
+            }
+        }
+        let entry = world.entry.clone();
+        world.settle();
+        assert_eq!(world.entry, entry, "the epoch goes on");
+        assert!(world.scrub_note(at).deep_at > 0);
+    }
+    assert!(world.entry.epoch > epoch);
+    let unread = world.scrub_events.iter();
+    let unread = unread.filter(|(_, event)| matches!(event, ScrubEvent::NoteUnread { .. }));
+    assert_eq!(unread.count(), 6);
+}
+
+#[test]
+fn the_counts_of_a_note_do_not_overflow() {
+    let (mut world, key) = with_blocks(3);
+    for at in 0..3 {
+        world.osds[at].store.damage(key, 1);
+    }
+    world.scrub_all(true, true);
+    let mut note = world.scrub_note(0);
+    (note.number, note.repaired, note.more) = (u64::MAX, u64::MAX, u64::MAX);
+    for at in 0..3 {
+        world.kill(at);
+        world.osds[at].store.alter(key, |state, _| state.scrub_note = Some(note.encode()));
+    }
+    for at in 0..3 {
+        world.start(at);
+    }
+    world.settle();
+    let at = world.server().unwrap();
+    let first = world.blocks(at).into_keys().next().unwrap();
+    world.osds[at].store.damage(first, 1);
+    world.scrub_all(true, true);
+    let note = world.scrub_note(at);
+    assert!(note.finding(&key).is_some());
+    assert_eq!((note.number, note.repaired), (u64::MAX, u64::MAX));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use base::{BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Time};
+use blockstore::StoreError;
 use format::wire::{Learner, Member, Op, Outcome, PeerBody, PgEntry};
 
 use super::history::{History, Kind};
@@ -37,6 +38,8 @@ pub struct Osd {
     pub incarnation: u64,
     /// The newest epoch that it read in the map and acted on.
     seen: Epoch,
+    /// All space is promised to writes.
+    pub lacks_room: bool,
 }
 
 /// A message in transit.
@@ -134,7 +137,8 @@ impl World {
         };
         for _ in 0..osds {
             let store = Store::default();
-            world.osds.push(Osd { pg: None, store, incarnation: 0, seen: Epoch::ZERO });
+            let (incarnation, seen) = (0, Epoch::ZERO);
+            world.osds.push(Osd { pg: None, store, incarnation, seen, lacks_room: false });
         }
         for index in 0..osds {
             world.start(index);
@@ -195,7 +199,7 @@ impl World {
             println!("{index} starts: {facts:?} {record:?}");
         }
         let note = osd.store.now.scrub_note.as_ref();
-        let note = note.map(|bytes| ScrubNote::decode(self.shape.pg, bytes).unwrap());
+        let note = note.and_then(|bytes| ScrubNote::decode(self.shape.pg, bytes).ok());
         let mut pg = Pg::new(self.shape, osd_id(index), facts, record, BufferPool::default());
         pg.know_scrubs(note.unwrap_or_default());
         osd.pg = Some(pg);
@@ -282,6 +286,10 @@ impl World {
                 let is_large = self.random.below(100) < self.large_percent;
                 osd.store.ask(call, request, is_large);
             }
+            Action::StoreUnpromised { call, .. } if osd.lacks_room => {
+                pg.store_done(call, Err(StoreError::Full), next);
+            }
+            Action::StoreUnpromised { call, request } => osd.store.ask(call, request, false),
             Action::List { call, listing } => {
                 let keys = osd.store.now.blocks.iter().filter(|(key, block)| {
                     key.image == listing.image
@@ -711,6 +719,15 @@ impl World {
             }
             pg.scrub(bytes, repairs, now, actions);
         });
+    }
+
+    /// Replaces the note in the next message of a member to its primary, if it has one.
+    pub fn spoil_note(&mut self, primary: usize, member: usize, bytes: &[u8]) {
+        let link = self.links.get_mut(&(primary, member));
+        let letter = link.and_then(|link| link.to_primary.front_mut());
+        if let Some(Letter { body: PeerBody::Recalled { note, .. }, .. }) = letter {
+            *note = bytes.to_vec();
+        }
     }
 
     /// What a node does while members read for a key of a scrub: time passes.
