@@ -19,8 +19,9 @@ use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
 use super::ask::{Asked, Contact};
-use super::face::{Gathering, Source, Wanted, WantedFor};
+use super::face::{FaultKind, Gathering, Source, Wanted, WantedFor};
 use super::operation::{Follower, WriteFor, WriteKind};
+use super::scrub::note::Finding;
 use super::slots::{JobSlot, ReadSlot, WriteSlot};
 use super::store_calls::Call;
 use super::units::{Held, Units};
@@ -154,6 +155,14 @@ impl Pg {
         };
         let lost = Units::from_words(&damaged, self.shape.block_size);
         let lost = lost.expect("the store knows the size of its blocks");
+        let differs = |finding: &Finding| {
+            finding.faults.iter().any(|(_, fault)| fault.kind == FaultKind::Differs)
+        };
+        let key = self.lead().jobs[job].key;
+        if self.scrub_note.finding(&key).is_some_and(differs) {
+            // Members hold several contents, and none has a majority: to copy one of them could make one.
+            return self.end_job(job, actions);
+        }
         if lost.is_empty() {
             // Another job mended the units, or a write replaced them.
             return self.end_job(job, actions);

@@ -110,7 +110,7 @@ impl Blocks<'_> {
                 }
             }
         }
-        let whole = self.whole();
+        let whole = self.whole(&lost);
         let is_decided = !is_open && whole.is_some();
         let whole = whole.unwrap_or_default();
         let remedy = (is_decided && !(whole.is_empty() && targets.is_empty()))
@@ -137,19 +137,26 @@ impl Blocks<'_> {
         winner.map_or(Decision::Open, |winner| Decision::Right(*winner))
     }
 
-    /// Returns the members that need the whole block: those with an older version, and those that lost it.
+    /// Returns the members that get the whole block: those with an older version, and those that lost it. One
+    /// that can read a unit of its older version which nobody has of the newest is left out: it would lose it.
     /// `None`: it cannot be decided whether the key was lost or deleted.
-    fn whole(&self) -> Option<MemberSet> {
+    fn whole(&self, lost: &Units) -> Option<MemberSet> {
         let mut whole = MemberSet::default();
         let mut unproven = 0;
         for (index, seen) in self.seen.iter().enumerate() {
-            if seen.key.version() < self.newest {
+            let has_more = match &seen.key {
+                SeenKey::Gone | SeenKey::Tombstone(_) => false,
+                SeenKey::Block { units, .. } => {
+                    lost.iter().any(|unit| units[unit as usize] != UnitSeen::Damaged)
+                }
+            };
+            if seen.key.version() < self.newest && !has_more {
                 whole.add(index);
             }
             // Its tombstones up to the floor are gone: it may have been told to delete the block.
             unproven += usize::from(seen.key == SeenKey::Gone && self.newest <= seen.floor);
         }
-        (unproven == 0 || self.holders.len() > unproven).then_some(whole)
+        (unproven == 0 || self.holders.len() * 2 > self.seen.len()).then_some(whole)
     }
 
     fn remedy(&self, whole: MemberSet, units: MemberSet, mend: Units, lost: Units) -> Remedy {
@@ -292,5 +299,20 @@ mod tests {
         assert_eq!(told(&one), r#"2 Missing; from ["0:4"] whole [2] units [] lost 0"#);
         assert_eq!(told(&[block(4, "1200"), gone(4)]), "1 Missing; nothing");
         assert_eq!(told(&[block(4, "1200"), gone(4), gone(5)]), "1 Missing, 2 Missing; nothing");
+        // Half of them are no majority, whatever the floors of the others say.
+        let half = [block(4, "1200"), block(4, "1200"), gone(0), gone(4)];
+        assert_eq!(told(&half), "2 Missing, 3 Missing; nothing");
+    }
+
+    #[test]
+    fn an_older_unit_that_nobody_has_of_the_newest_version_is_kept() {
+        let one = [block(5, "1x34"), block(4, "1234"), gone(0)];
+        assert_eq!(
+            told(&one),
+            r#"1 Stale, 2 Missing, 0 Lost 1; from ["0:3"] whole [2] units [] lost 1"#
+        );
+        let one = [block(5, "1x34"), block(4, "1x34")];
+        assert_eq!(told(&one), r#"1 Stale, 0 Lost 1; from ["0:3"] whole [1] units [] lost 1"#);
+        assert_eq!(told(&[block(5, "1x34"), block(4, "1034")]), "1 Stale, 0 Lost 1; nothing");
     }
 }

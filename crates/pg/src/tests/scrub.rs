@@ -429,6 +429,25 @@ fn a_repair_takes_no_space_that_was_promised_to_writes() {
 }
 
 #[test]
+fn a_read_copies_nothing_of_a_key_whose_members_differ() {
+    for is_listed in [true, false] {
+        let (mut world, key) = with_blocks(2);
+        let at = world.server().unwrap();
+        if is_listed {
+            corrupt(&mut world, at, key, 77);
+            world.scrub_all(true, true);
+            assert_eq!(world.scrub_note(at).damaged_count(), 1);
+        }
+        world.osds[at].store.damage(key, 1);
+        let read = world.read(at, key.stripe.get(), 1, 1);
+        world.settle();
+        let is_damaged = world.osds[at].store.now.blocks[&key].damaged != 0;
+        assert_eq!(is_damaged, is_listed);
+        assert_eq!(world.history.outcome(read).is_some_and(|it| it.is_err()), is_listed);
+    }
+}
+
+#[test]
 fn members_that_joined_get_the_note_from_the_next_primary() {
     let (mut world, key) = with_blocks(3);
     for at in 0..3 {
