@@ -4,7 +4,8 @@
 //! A read that fails is repeated in smaller and smaller pieces. A transient error then loses nothing, and a
 //! permanent one loses only the pieces that stay unreadable.
 //!
-//! `Disk` tracks the age of its oldest read, write or flush; a read in pieces is one read. Age counts only while the owner's loop runs:
+//! `Disk` tracks the age of its oldest read, write or flush; a read in pieces is one read.
+//! Age counts only while the owner's loop runs:
 //! a host that paused does not look like a disk that hangs.
 //!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until

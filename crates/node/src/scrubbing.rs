@@ -31,6 +31,7 @@ const ROW_COUNT_MAX: usize = 128;
 /// Blocks with damage that a report lists of one PG.
 const LISTED_MAX: usize = 16;
 const HOUR: u64 = 3600;
+const DAY: u64 = 24 * HOUR;
 
 /// Which PG is scrubbed, and how fast.
 #[derive(Default)]
@@ -254,7 +255,10 @@ fn is_within(hour: u64, [from, to]: [u64; 2]) -> bool {
 /// Returns how late the scrub of a PG is, in thousandths of its interval, and whether it is deep. `None`:
 /// none is due. `spans`: hours between light and between deep ones; 0: never.
 fn due(pg: PgId, note: &ScrubNote, spans: [u64; 2], day: u64) -> Option<(u64, bool)> {
+    // A time far ahead was told by a clock that was wrong: it would put off all scrubs.
+    let told = |at: u64| if at > day.saturating_add(DAY) { 0 } else { at };
     let late = |span_hours: u64, last: u64| {
+        let last = told(last).max(told(note.born_at));
         let span = span_hours * HOUR;
         // PGs that were scrubbed together spread over the last eighth of the interval.
         let spread = u64::from(jitter(pg)) * (span / 8) / u64::from(u32::MAX);
@@ -264,8 +268,8 @@ fn due(pg: PgId, note: &ScrubNote, spans: [u64; 2], day: u64) -> Option<(u64, bo
     if note.born_at == 0 {
         return None;
     }
-    let deep = late(spans[1], note.deep_at.max(note.born_at)).map(|late| (late, true));
-    deep.or_else(|| late(spans[0], note.light_at.max(note.born_at)).map(|late| (late, false)))
+    let deep = late(spans[1], note.deep_at).map(|late| (late, true));
+    deep.or_else(|| late(spans[0], note.light_at).map(|late| (late, false)))
 }
 
 /// Returns a number that is the same for a PG always, and differs between PGs.
@@ -344,7 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumps_back_makes_nothing_due() {
-        assert_eq!(due(PG, &note(50_000 * HOUR, 50_000 * HOUR), SPANS, 10 * HOUR), None);
+    fn a_clock_that_jumps_back_a_little_makes_nothing_due() {
+        let day = 50_000 * HOUR;
+        assert_eq!(due(PG, &note(day + 23 * HOUR, day + 23 * HOUR), SPANS, day), None);
+        assert_eq!(due(PG, &note(day + 25 * HOUR, day), SPANS, day).map(|it| it.1), Some(false));
+    }
+
+    #[test]
+    fn a_clock_that_was_far_ahead_once_does_not_end_scrubs() {
+        let day = 10_000 * HOUR;
+        let ahead = ScrubNote { born_at: u64::MAX, ..note(u64::MAX, u64::MAX) };
+        assert!(due(PG, &ahead, SPANS, day).is_some_and(|(_, deep)| deep));
+        let done = ScrubNote { born_at: u64::MAX, ..note(day, day) };
+        assert_eq!(due(PG, &done, SPANS, day), None);
     }
 }

@@ -38,6 +38,8 @@ use super::{Action, Pg, Serving};
 
 /// The note is kept after this many keys.
 const KEEP_EVERY: u64 = 64;
+/// A day, in seconds.
+const DAY: u64 = 24 * 3600;
 
 /// What a primary keeps of the scrub of its epoch.
 #[derive(Default)]
@@ -151,6 +153,12 @@ pub enum ScrubEvent {
     },
 }
 
+/// Returns when the last scrub began, now that one ends that began at `since`. A time far ahead was told by a
+/// clock that was wrong.
+fn later(last: u64, since: u64) -> u64 {
+    if last > since.saturating_add(DAY) { since } else { last.max(since) }
+}
+
 impl Scrub {
     /// Ends the walk: its pages, and what was asked for them, are of no use to the next one.
     fn end_walk(&mut self) {
@@ -233,8 +241,8 @@ impl Pg {
         Ok(note)
     }
 
-    /// Handles the last acting member's note. If they differ, all members get the newest one: some of them may
-    /// be new, and those that had it may leave before the next one.
+    /// Handles the last acting member's note. If they differ, all members get the newest one: some may be new,
+    /// and those that had it may leave before the next one.
     fn on_notes_known(&mut self, actions: &mut Vec<Action>) {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let is_cut_off = self.scrub_note.running.is_some() && self.scrub_note.epoch < epoch;
@@ -250,7 +258,7 @@ impl Pg {
     /// As primary: begins the schedule of a PG that has no note yet. `now`: seconds since 1970.
     pub fn begin_scrub_schedule(&mut self, now: u64, actions: &mut Vec<Action>) {
         if self.knows_scrubs() && self.scrub_note.born_at == 0 {
-            self.scrub_note.born_at = now;
+            self.scrub_note.born_at = now.max(1);
             self.keep_note(actions);
         }
     }
@@ -268,6 +276,7 @@ impl Pg {
         if !self.knows_scrubs() {
             return false;
         }
+        let now = now.max(1);
         if let Some(running) = self.scrub_note.running.as_mut().filter(|it| it.deep || !deep) {
             running.on_demand |= on_demand;
             return true;
@@ -734,11 +743,11 @@ impl Pg {
         let Running { deep, since, cursor, keys, more, .. } = running;
         let note = &mut self.scrub_note;
         note.running = None;
-        note.light_at = note.light_at.max(since);
+        note.light_at = later(note.light_at, since);
         if deep {
             note.strike(cursor, None);
             note.more = more;
-            note.deep_at = note.deep_at.max(since);
+            note.deep_at = later(note.deep_at, since);
         }
         self.lead().scrub.end_walk();
         actions.push(Action::Scrub(ScrubEvent::Ended { deep, keys }));

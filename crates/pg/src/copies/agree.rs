@@ -137,8 +137,9 @@ impl Blocks<'_> {
         winner.map_or(Decision::Open, |winner| Decision::Right(*winner))
     }
 
-    /// Returns the members that get the whole block: those with an older version, and those that lost it. One
-    /// that can read a unit of its older version which nobody has of the newest is left out: it would lose it.
+    /// Returns the members that get the whole block: those with an older version, and those that lost it.
+    /// One that can read a unit of its older version which nobody has of the newest is left out: it would
+    /// lose it.
     /// `None`: it cannot be decided whether the key was lost or deleted.
     fn whole(&self, lost: &Units) -> Option<MemberSet> {
         let mut whole = MemberSet::default();

@@ -2,7 +2,8 @@
 //! meanwhile; and a key whose look ends epochs is passed.
 //!
 //! Invariants
-//!   1. A key in work is read for [`AWAITED_MAX`] while something waits behind it, and for [`LOOK_MAX`] at most.
+//!   1. A key in work is read for [`AWAITED_MAX`] while something waits behind it, and for [`LOOK_MAX`] at
+//!      most.
 //!   2. Of looks that were given up, at most [`LATE_MAX`] await answers: then no key begins.
 //!   3. A key that is looked at in a careful epoch is named by a durable note before.
 
