@@ -241,8 +241,8 @@ impl Pg {
         Ok(note)
     }
 
-    /// Handles the last acting member's note. If they differ, all members get the newest one: some may be new,
-    /// and those that had it may leave before the next one.
+    /// Handles the last acting member's note. If they differ, all members get the newest one: some may be
+    /// new, and those that had it may leave before the next one.
     fn on_notes_known(&mut self, actions: &mut Vec<Action>) {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let is_cut_off = self.scrub_note.running.is_some() && self.scrub_note.epoch < epoch;
