@@ -4,9 +4,9 @@
 //! A read that fails is repeated in smaller and smaller pieces. A transient error then loses nothing, and a
 //! permanent one loses only the pieces that stay unreadable.
 //!
-//! `Disk` tracks the age of its oldest read, write or flush; a read in pieces is one read.
-//! Age counts only while the owner's loop runs:
-//! a host that paused does not look like a disk that hangs.
+//! `Disk` tracks the age of its oldest read, write or flush; each piece of a read counts for itself, because a
+//! disk that answers does not hang. Age counts only while the owner's loop runs: a host that paused does not
+//! look like a disk that hangs.
 //!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
 //! it is retried.
@@ -319,7 +319,7 @@ impl Disk {
         pool: &BufferPool,
         effects: &mut Vec<Effect>,
     ) -> Option<ReadDone> {
-        let InFlight { purpose, again, begun, .. } = self.remove(op);
+        let InFlight { purpose, again, .. } = self.remove(op);
         let pieces = match again {
             Some(Again::Read { .. }) if is_read => {
                 return Some(ReadDone { purpose, bytes: buffer.freeze(), lost: Vec::new() });
@@ -352,8 +352,6 @@ impl Disk {
         let size = pieces.piece().len();
         let buffer = pool.take(size);
         let op = self.begin(purpose, Some(Again::Piece(pieces)));
-        // All pieces are one read: a disk that takes long over a bad region is as slow as the sum of them.
-        self.in_flight[op.0 as u32 as usize].1.begun = begun;
         effects.push(Effect::Disk(DiskEffect::Read { op, offset, buffer }));
         None
     }

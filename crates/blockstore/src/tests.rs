@@ -271,27 +271,6 @@ fn an_unreadable_place_costs_its_units_only() {
     bench.assert_unit(2, 0, Some(6));
 }
 
-#[test]
-fn a_read_in_pieces_ages_as_one_read() {
-    let mut bench = Bench::new(CommitMode::Fsync);
-    bench.write(1, 0, 32, 5);
-    bench.checkpoint();
-    let parts = bench.store.parts();
-    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
-    bench.disk.unreadable = Some((place, place + (32 << 12)));
-    bench.ask(Request::Digest { key: key(1), deep: true });
-    let (mut reads, mut age) = (0, Duration::ZERO);
-    while !bench.disk.ops.is_empty() {
-        age = age.max(bench.store.oldest_operation());
-        reads += 1;
-        bench.now = bench.now + Duration::from_millis(100);
-        bench.store.runs(bench.now);
-        assert!(bench.step());
-    }
-    assert!(reads > 100, "{reads}");
-    assert!(age >= Duration::from_millis((reads - 2) * 100), "{age:?} for {reads} reads");
-}
-
 /// Returns a store whose checkpoint must read leaves and journal data: 200 blocks with one written unit in
 /// leaves, 50 of them with three units in the journal. Returns also where the second of these units of the
 /// last block is.
