@@ -26,7 +26,8 @@ pub const DATA_COUNT_MAX: u8 = 16;
 pub const PARITY_COUNT_MAX: u8 = 4;
 /// Most bytes of data in a stripe: it fits one message.
 pub const STRIPE_BYTES_MAX: u64 = 4 * MIB;
-/// Smallest block of a pool with parity: a parity part must always be larger than the table beside it.
+/// Smallest block of a pool with parity: stored with each parity part is a table of the versions and written
+/// units of all data parts, which must stay small beside the part.
 pub const PARITY_BLOCK_BYTES_MIN: u64 = 64 * KIB;
 
 const _: () = assert!(DATA_COUNT_MAX + PARITY_COUNT_MAX <= Position::COUNT_MAX);

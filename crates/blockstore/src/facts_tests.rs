@@ -25,8 +25,8 @@ fn place_of(bench: &Bench, number: u32) -> u64 {
 }
 
 /// Writes versions (1, 1) to (1, 4): a small one that is recorded as durable, a whole block, two small
-/// ones. Returns also the place of the whole block's data and the lsn of the entry after it. All are of one
-/// turn, because an entry of a later turn would record that they are durable.
+/// ones. Also returns the place of the whole block's data and the LSN of the entry after it. The last three
+/// are submitted in one turn of the loop: an entry of a later turn would record that they are durable.
 fn four_writes_of_one_turn() -> (Bench, u64, Lsn) {
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));

@@ -272,7 +272,7 @@ fn an_unreadable_place_costs_its_units_only() {
 }
 
 /// Returns a store whose checkpoint must read leaves and journal data: 200 blocks with one written unit in
-/// leaves, 50 of them with three units in the journal. Returns also where the second of these units of the
+/// leaves, 50 of them with three units in the journal. Also returns where the second of these units of the
 /// last block is.
 fn unread_store() -> (Bench, u64) {
     let mut bench = Bench::new(CommitMode::Fsync);

@@ -16,7 +16,7 @@ use crate::pg_table::PgSlot;
 /// The caller of a store request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StoreCall {
-    /// Writes the note on the cluster.
+    /// Writes the note about the cluster.
     ClusterNote,
     /// The last flush of a run.
     LastSync,

@@ -605,7 +605,7 @@ impl Node {
         Ok(())
     }
 
-    /// Writes the note on the cluster if it is out of date and no write of it is under way.
+    /// Writes the note about the cluster if it is out of date and no write of it is under way.
     fn keep_notes(&mut self, now: Time) {
         self.tidy_state(now);
         if self.notes.is_due() && self.cluster.me().is_some() {

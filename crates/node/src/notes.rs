@@ -5,7 +5,7 @@
 //! too, see `state_log.rs`.
 //!
 //! Invariants
-//!   1. At most one write of the note on the cluster is under way at a time.
+//!   1. At most one write of the note about the cluster is under way at a time.
 //!   2. A lease longer than any before is given only after a note with its span is durable, because a
 //!      later run must wait that long.
 //!   3. A note never replaces a newer revision of a pool with an older one.
@@ -31,9 +31,9 @@ pub(crate) struct Notes {
     damaged: BTreeMap<PgId, String>,
     /// The newest run of this OSD and the newest map revisions found in its records of PGs.
     recorded: Seen,
-    /// The map differs from the note on the cluster.
+    /// The map differs from the note about the cluster.
     is_old: bool,
-    /// If a write of the note on the cluster is under way: the lease span in that note.
+    /// If a write of the note about the cluster is under way: the lease span in that note.
     open: Option<Duration>,
 }
 
@@ -50,9 +50,9 @@ impl Notes {
         }
     }
 
-    /// Reads the notes of earlier runs of this OSD. The error says why the note on the cluster cannot be
-    /// read. A PG whose note cannot be read is kept as damaged: its data here is as suspect as after
-    /// damage found by recovery.
+    /// Reads the notes that earlier runs of this OSD left in its store. The error says why the note about the
+    /// cluster cannot be read. A PG whose note cannot be read is listed as damaged: its data here is as
+    /// suspect as after damage found by recovery.
     pub(crate) fn read(store: &Store, osd: OsdId) -> Result<Notes, String> {
         let mut notes = Notes { recorded: seen_in_records(store, osd), ..Notes::unread() };
         for (key, note) in store.notes() {
@@ -120,7 +120,7 @@ impl Notes {
         self.damaged.retain(|id, _| is_suspect(*id));
     }
 
-    // ---- the note on the cluster
+    // ---- the note about the cluster
 
     /// Returns the span of leases that may be given now if `wanted` is the span in the settings.
     pub(crate) fn lease_allowed(&self, wanted: Duration) -> Duration {
@@ -137,12 +137,12 @@ impl Notes {
         self.is_old = true;
     }
 
-    /// Returns whether the note on the cluster must be written and no write of it is under way.
+    /// Returns whether the note about the cluster must be written and no write of it is under way.
     pub(crate) fn is_due(&self) -> bool {
         self.is_old && self.open.is_none()
     }
 
-    /// Begins a write of the note on the cluster and returns its bytes. Requires: it is due.
+    /// Begins a write of the note about the cluster and returns its bytes. Requires: it is due.
     pub(crate) fn begin(
         &mut self,
         cluster: ClusterId,
@@ -179,7 +179,7 @@ pub(crate) fn records(store: &Store) -> impl Iterator<Item = Record> + '_ {
 }
 
 /// Returns what this OSD has seen of the cluster according to its records of PGs, which may be newer than
-/// the note on the cluster.
+/// the note about the cluster.
 fn seen_in_records(store: &Store, osd: OsdId) -> Seen {
     let mut seen = Seen::default();
     for entry in records(store).map(|record| record.entry) {
@@ -197,7 +197,7 @@ pub(crate) fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
     *known = (*known).max(revision);
 }
 
-/// The note on the cluster, stored under `NoteKey::Cluster`.
+/// The note about the cluster, stored under `NoteKey::Cluster`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ClusterNote {
     /// The cluster that this OSD belongs to.

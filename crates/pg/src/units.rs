@@ -166,8 +166,8 @@ impl Held {
         }
     }
 
-    /// Checks a content and returns it; the error says what is wrong with it. With `checks_data` the data is
-    /// compared with its checksums.
+    /// Checks the content of a block and returns it; the error says what is wrong with it. With `checks_data`
+    /// the data is compared with its checksums.
     pub fn of(content: Content, size: BlockSize, checks_data: bool) -> Result<Held, String> {
         let (version, block_size, bitmaps, checksums, data) = match content {
             Content::Gone => return Ok(Held::Gone),
@@ -180,28 +180,33 @@ impl Held {
             }
         };
         if block_size != size {
-            return Err("a content with the wrong block size".into());
+            return Err("the content of a block with the wrong block size".into());
         }
         let [units, written, damaged] = bitmaps.map(|words| Units::from_words(&words, size));
         let (Some(units), Some(written), Some(damaged)) = (units, written, damaged) else {
             return Err("units beyond the end of a block".into());
         };
         if !written.with(&damaged).without(&units).is_empty() {
-            return Err("a content with written or damaged units that it does not cover".into());
+            return Err(
+                "the content of a block with written or damaged units that it does not cover"
+                    .into(),
+            );
         }
         let units = units.without(&damaged);
         if !written.without(&units).is_empty() {
-            return Err("a content with data for damaged units".into());
+            return Err("the content of a block with data for damaged units".into());
         }
         let length = data.as_ref().map_or(0, |data| data.len() as u64);
         if checksums.len() != written.count() || length != written.count() as u64 * UNIT_SIZE {
-            return Err("a content without a checksum and 4 KiB of data for each unit".into());
+            return Err(
+                "the content of a block without a checksum and 4 KiB of data for each unit".into(),
+            );
         }
         if checks_data
             && let Some(data) = &data
             && checksum::first_mismatch(data, &checksums).is_some()
         {
-            return Err("a content whose data does not match its checksums".into());
+            return Err("the content of a block whose data does not match its checksums".into());
         }
         let data = data.filter(|data| !data.is_empty());
         Ok(Held::Copy(Copied { version, units, written, checksums, data }))

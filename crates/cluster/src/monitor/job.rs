@@ -95,8 +95,8 @@ pub(super) enum Done {
     /// A monitor was added, or a monitor has new addresses.
     MonitorsChanged,
     Unlocked(SessionId, Value),
-    /// The store is restored from the OSDs' records, or has its last good values again. This is the
-    /// answer to the operator.
+    /// The store has been restored from the OSDs' records, or its last good values have been written back.
+    /// With the answer to the operator.
     Restored(Value),
     /// Somebody restored the edited values by hand.
     PutBack,

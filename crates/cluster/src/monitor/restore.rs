@@ -80,8 +80,8 @@ pub(super) struct Restore {
     /// Whether everything must be read again because a manual edit may have repaired a store that
     /// was damaged when this monitor first read it.
     is_mended_by_hand: bool,
-    /// Whether everything must be read again because the store is restored, or has its last good
-    /// values again.
+    /// Whether everything must be read again because the store has been restored, or its last good
+    /// values have been written back.
     is_done: bool,
     /// The connection of the operator who requested the recovery.
     asker: Option<ConnectionId>,

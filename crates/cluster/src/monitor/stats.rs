@@ -495,7 +495,7 @@ impl Monitor {
             let sequence = match open.get(osd) {
                 None => received.sequence,
                 Some(oldest) if oldest.incarnation == received.incarnation => oldest.sequence - 1,
-                // A gap in an earlier run hides gaps in this one.
+                // The oldest period that is not saved is of an earlier run: of this run nothing is known.
                 Some(_) => 0,
             };
             let id = PeriodId { sequence, ..*received };

@@ -366,25 +366,27 @@ impl Content {
         };
         let words = block_size.unit_count().div_ceil(64) as usize;
         if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {
-            return Err("a content's bitmaps do not match its block size");
+            return Err("the bitmaps of a block's content do not match its block size");
         }
         let [units, written, damaged] =
             [units, written, damaged].map(|set| UnitSet::from_slice(set));
         if !units.is_within(&UnitSet::first(block_size.unit_count())) {
-            return Err("a content covers units beyond its block");
+            return Err("the content of a block covers units beyond its end");
         }
         if !written.is_within(&units) || !damaged.is_within(&units) {
-            return Err("a content has written or damaged units that it does not cover");
+            return Err(
+                "the content of a block marks units as written or damaged that it does not cover",
+            );
         }
         if !written.within(&damaged).is_empty() {
-            return Err("a content has a unit with both data and damage");
+            return Err("the content of a block has a unit with both data and damage");
         }
         let data_length = data.as_ref().map_or(0, |data| data.len());
         let is_whole = data_length == written.count() as usize * UNIT_SIZE as usize
             && checksums.len() == written.count() as usize;
         match is_whole && (data.is_some() != written.is_empty()) {
             true => Ok(()),
-            false => Err("a content's data does not match its written units"),
+            false => Err("the data of a block's content does not match its written units"),
         }
     }
 }

@@ -507,14 +507,14 @@ fn contents_that_contradict_themselves_are_refused() {
     refused(size, &[13], "invalid block size: 2^13");
     refused(size, &[21], "invalid block size: 2^21");
     // 16 KiB has 4 units, 512 KiB needs two words.
-    refused(size, &[14], "units beyond its block");
+    refused(size, &[14], "units beyond its end");
     assert!(forged(&message, size, &[19]).is_err());
-    refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its block");
-    refused(units, &0x40u64.to_le_bytes(), "units that it does not cover");
-    refused(damaged, &0x100u64.to_le_bytes(), "units that it does not cover");
+    refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its end");
+    refused(units, &0x40u64.to_le_bytes(), "that it does not cover");
+    refused(damaged, &0x100u64.to_le_bytes(), "that it does not cover");
     refused(damaged, &0x10u64.to_le_bytes(), "both data and damage");
-    refused(written, &0x70u64.to_le_bytes(), "data does not match");
-    refused(written, &0x10u64.to_le_bytes(), "data does not match");
+    refused(written, &0x70u64.to_le_bytes(), "content does not match its written units");
+    refused(written, &0x10u64.to_le_bytes(), "content does not match its written units");
     refused(FIELDS + 4, &[3], "unknown content kind 3");
 }
 

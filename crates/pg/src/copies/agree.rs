@@ -41,8 +41,8 @@ pub fn agree(seen: &[Seen], block_size: BlockSize) -> Verdict {
     Verdict { faults, remedy }
 }
 
-/// Returns the faults of the members without the newest version. `counts`: whether it is a fault that a
-/// member has nothing of the key.
+/// Returns the faults of the members without the newest version. `counts`: whether a member that stores
+/// nothing under the key counts as faulty.
 fn lacking(seen: &[Seen], newest: Version, counts: impl Fn(&Seen) -> bool) -> Vec<(usize, Fault)> {
     let mut faults = Vec::new();
     for (index, seen) in seen.iter().enumerate() {

@@ -380,7 +380,7 @@ fn a_scrub_goes_on_at_its_cursor_with_the_next_primary() {
         world.settle();
     }
     assert_eq!(done(&world, 0), 3, "one key each time");
-    // The cursor becomes durable with damage that is found.
+    // A scrub that finds damage saves its cursor along with it.
     let keys: Vec<BlockKey> = world.blocks(0).into_keys().collect();
     world.osds[2].store.damage(keys[3], 0);
     world.scrub_on(0, None, BLOCK, true);
