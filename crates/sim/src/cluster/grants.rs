@@ -109,8 +109,8 @@ impl Grants {
         }
         let [(holder, _), (giver, _)] = pair;
         Err(format!(
-            "osd {holder} has sent writes of {needed} bytes to osd {giver}, and counts {begun_bytes} bytes of \
-             credit as used"
+            "osd {holder} has sent writes of {needed} bytes to osd {giver}, and counts {begun_bytes} bytes \
+             of credit as used"
         ))
     }
 

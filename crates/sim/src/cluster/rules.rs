@@ -1,7 +1,7 @@
 //! Passes every message to the checkers: when it is sent, and when it arrives.
 
 use base::{ConnectionId, PgId, SessionId};
-use cluster::message::FromMonitor;
+use cluster::message::{FromMonitor, ToMonitor};
 use format::wire::{Change, LeaseMessage, Member, Message, Outcome, PeerBody, PeerMessage};
 
 use super::grants::{Holder, Pair};
@@ -26,6 +26,12 @@ impl World {
                 self.faults.count += u64::from(ends_epoch);
                 if ends_epoch {
                     self.judge_power_losses();
+                }
+            }
+            (Process::Client(_), Message::Control(text)) => {
+                let told = text.contains("close_session").then(|| serde_json::from_str(text));
+                if let Some(Ok(ToMonitor::CloseSession { session, unanswered: false })) = told {
+                    self.state.session_closed(session);
                 }
             }
             (Process::Osd(index), Message::Control(text)) => {

@@ -57,6 +57,10 @@ pub struct StateDoor {
     entries: BTreeMap<PgId, PgEntry>,
     /// Sessions that are marked as ended.
     ended: BTreeSet<SessionId>,
+    /// Sessions that monitors opened.
+    opened: BTreeSet<SessionId>,
+    /// Sessions of which clients said, with all requests answered, that they are over.
+    closed: BTreeSet<SessionId>,
     /// The fences that existed when each session was opened.
     fences: BTreeMap<SessionId, FenceRecord>,
     /// What monitors wrote, by key; recorded once manual edits may happen.
@@ -114,6 +118,8 @@ impl StateDoor {
             cuts: BTreeMap::new(),
             entries: BTreeMap::new(),
             ended: BTreeSet::new(),
+            opened: BTreeSet::new(),
+            closed: BTreeSet::new(),
             fences: BTreeMap::new(),
             written: None,
         }
@@ -462,8 +468,12 @@ impl StateDoor {
             ));
         }
         self.note_written(transaction);
+        let fences = transaction.operations().iter().any(|it| it.key().starts_with("fence/"));
         for operation in transaction.operations() {
             self.judge_write(operation)?;
+            if !fences {
+                self.judge_removal(operation)?;
+            }
             let resumed = self.session_goes_on(operation);
             tally.consequences.add("session went on after its time", resumed.into());
         }
@@ -473,12 +483,31 @@ impl StateDoor {
         broken_lock(own).map_or(Ok(()), Err)
     }
 
+    /// Records that a client says of a session that it is over, and that no request of it is unanswered.
+    pub fn session_closed(&mut self, session: SessionId) {
+        self.closed.insert(session);
+    }
+
+    /// Checks that a session is removed without a fence only when no request of it can be in flight: its
+    /// client said so, or it was marked as ended first.
+    fn judge_removal(&self, operation: &Operation) -> Result<(), String> {
+        let Operation::Delete { key } = operation else { return Ok(()) };
+        let Some(Key::Session(id)) = Key::parse(key) else { return Ok(()) };
+        // A session that was made by hand is removed when that edit is undone.
+        let is_over = self.ended.contains(&id) || self.closed.contains(&id);
+        match is_over || !self.opened.contains(&id) {
+            true => Ok(()),
+            false => Err(format!("session {id} is removed, but its requests may be in flight")),
+        }
+    }
+
     /// Notes whether a write marks a session as ended. Returns whether it removes such a mark.
     fn session_goes_on(&mut self, operation: &Operation) -> bool {
         let Operation::Put { key, value, .. } = operation else { return false };
         let parsed = Key::parse(key).map(|key| Record::parse(&key, value));
         let Some(Ok(Record::Session(record))) = parsed else { return false };
         self.note_fences(record.id);
+        self.opened.insert(record.id);
         if record.ended {
             self.ended.insert(record.id);
         }
