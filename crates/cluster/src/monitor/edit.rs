@@ -189,9 +189,16 @@ impl Monitor {
         Ok(Record::Setting(record))
     }
 
-    /// Checks an edited pool: name, minimum size and failure domain may change, and parity may be added; what
-    /// decides where data lies may not change.
-    pub(super) fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
+    fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
+        let record = self.changed_pool(wanted)?;
+        self.check_placeable(&record.pool).map_err(|error| error.message)?;
+        Ok(Record::Pool(record))
+    }
+
+    /// Checks a pool that was changed: name, minimum size and failure domain may change, and parity may be
+    /// added; what decides where data lies may not change. Returns the record to write, once
+    /// [`Monitor::check_placeable`] has accepted the pool.
+    pub(super) fn changed_pool(&self, wanted: PoolRecord) -> Result<PoolRecord, String> {
         let known = self.committed.pool(wanted.pool.id);
         let known = known.ok_or("there is no such pool: `ashlar pool create` creates one")?;
         let mut frozen = wanted.pool.clone();
@@ -209,14 +216,14 @@ impl Monitor {
             return Err(format!("there is already a pool {}", wanted.pool.name));
         }
         check_pool(&wanted.pool)?;
-        self.check_placeable(known, &wanted.pool).map_err(|error| error.message)?;
         let (revision, planned_for) = (known.revision.next(), known.planned_for);
-        Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))
+        Ok(PoolRecord { revision, planned_for, ..wanted })
     }
 
     /// Checks that a pool's members could follow a change of its failure domain, and that new positions
-    /// would get members.
-    pub(super) fn check_placeable(&self, known: &PoolRecord, wanted: &Pool) -> Result<(), Failure> {
+    /// would get members. Requires: there is such a pool.
+    pub(super) fn check_placeable(&self, wanted: &Pool) -> Result<(), Failure> {
+        let known = self.committed.pool(wanted.id).expect("the caller has found it");
         let (scheme, failure_domain) = (wanted.scheme, wanted.failure_domain);
         if (scheme, failure_domain) == (known.pool.scheme, known.pool.failure_domain) {
             return Ok(());

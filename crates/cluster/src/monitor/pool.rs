@@ -19,14 +19,13 @@ use crate::stats::Table;
 
 /// Maximum number of pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
-/// Maximum number of PGs in a pool: the pool's whole map fits in one message.
+/// Maximum number of PGs in a pool, and of members of all of them: the pool's whole map fits in one message.
 const PG_COUNT_MAX: u32 = 8192;
+const PG_MEMBER_COUNT_MAX: u32 = 8 * PG_COUNT_MAX;
 /// Members of PGs that a pool has on each OSD, unless the operator gives a PG count.
 const PGS_PER_OSD: u32 = 32;
 /// Bytes of an OSD's record area per PG: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
-/// Maximum number of members of all PGs of a pool, for the same reason.
-const PG_MEMBER_COUNT_MAX: u32 = 8 * PG_COUNT_MAX;
 /// Whether OSDs of this version serve pools with parity. Until they do, such a pool is neither created nor
 /// accepted from a record. Tests of this crate have no real OSDs.
 const OSDS_SERVE_PARITY: bool = cfg!(test);
@@ -322,8 +321,7 @@ fn pg_count_max(scheme: Scheme) -> u32 {
 
 fn default_pg_count(osd_count: usize, scheme: Scheme) -> u32 {
     let wanted = u32::try_from(osd_count).unwrap_or(u32::MAX).saturating_mul(PGS_PER_OSD);
-    let wanted = (wanted / scheme.position_count()).clamp(1, PG_COUNT_MAX).next_power_of_two();
-    wanted.min(pg_count_max(scheme))
+    (wanted / scheme.position_count()).clamp(1, pg_count_max(scheme)).next_power_of_two()
 }
 
 pub(super) fn cannot_place(

@@ -46,15 +46,13 @@ impl Monitor {
         if wanted.pool == known.pool {
             return Ok(Plan::Done(answer));
         }
-        let refused = |why| {
+        // First the change itself: where it is impossible, more OSDs would not help.
+        let record = self.changed_pool(wanted).map_err(|why| {
             failure("invalid", clipped(why), "`ashlar pool ls` shows the pool's current values")
-        };
-        // More OSDs would not help where the change itself is impossible.
-        known.pool.scheme.check_change(wanted.pool.scheme).map_err(refused)?;
-        self.check_placeable(known, &wanted.pool)?;
-        let record = self.judged_pool(wanted).map_err(refused)?;
+        })?;
+        self.check_placeable(&record.pool)?;
         let mut batch = Batch::new(&self.committed);
-        batch.put(&self.committed, record);
+        batch.put(&self.committed, Record::Pool(record));
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
