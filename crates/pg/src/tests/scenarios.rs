@@ -898,10 +898,7 @@ fn an_epoch_in_which_learners_were_filled_without_all_members_is_not_activated()
     world.connect();
     let before = world.sent.len();
     while *world.serving(at) == Serving::Filling {
-        world.stores_go_on();
-        for (primary, member, is_to_member) in world.mail() {
-            world.deliver(primary, member, is_to_member);
-        }
+        world.exchange();
     }
     assert!(matches!(world.serving(at), Serving::Ended { .. }), "{:?}", world.serving(at));
     let is_activation = |body: &PeerBody| matches!(body, PeerBody::Activate { filling: None, .. });

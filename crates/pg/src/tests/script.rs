@@ -114,10 +114,10 @@ impl Run {
                 }
                 world.connect();
             }
-            ["step"] => step(world),
+            ["step"] => world.exchange(),
             ["steps"] => {
                 while step_is_due(world) {
-                    step(world);
+                    world.exchange();
                 }
             }
             ["settle"] => world.settle(),
@@ -175,15 +175,6 @@ fn step_is_due(world: &World) -> bool {
     let is_idle = |osd: &super::world::Osd| osd.pg.is_none() || osd.store.ready() == 0;
     let wait = world.osds.iter().all(|osd| is_idle(osd) && osd.store.is_idle());
     !world.mail().is_empty() || !wait
-}
-
-fn step(world: &mut World) {
-    world.stores_go_on();
-    for (primary, member, is_to_member) in world.mail() {
-        if world.mail().contains(&(primary, member, is_to_member)) {
-            world.deliver(primary, member, is_to_member);
-        }
-    }
 }
 
 fn print_entry(world: &World, output: &mut String) {

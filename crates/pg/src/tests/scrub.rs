@@ -65,6 +65,35 @@ fn remove(world: &mut World, at: usize, key: BlockKey) {
     });
 }
 
+/// Damage that no copy can repair.
+fn damage_everywhere(world: &mut World, key: BlockKey) {
+    for osd in &mut world.osds {
+        osd.store.damage(key, 1);
+    }
+}
+
+/// A whole PG with damage that no copy can repair. The last member was away when a scrub found it.
+fn with_a_member_that_was_not_told() -> World {
+    let (mut world, key) = with_blocks(3);
+    damage_everywhere(&mut world, key);
+    world.kill(2);
+    world.settle();
+    world.scrub_all(true, true);
+    world.start(2);
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.scrub_note(2), ScrubNote::default(), "nobody told it yet");
+    world
+}
+
+/// Lets the primary ask for the notes of all members. Returns the primary.
+fn recall(world: &mut World) -> usize {
+    let at = world.server().unwrap();
+    world.scrub_on(at, None, 0, true);
+    world.settle();
+    at
+}
+
 fn no_damage(world: &World) {
     for osd in &world.osds {
         assert!(osd.store.now.blocks.values().all(|block| block.damaged == 0));
@@ -191,9 +220,7 @@ fn listed_damage_outlives_every_process_and_a_change_of_the_primary() {
 #[test]
 fn listed_damage_of_a_block_that_was_deleted_is_struck() {
     let (mut world, key) = with_blocks(3);
-    for at in 0..3 {
-        world.osds[at].store.damage(key, 1);
-    }
+    damage_everywhere(&mut world, key);
     world.scrub_all(true, true);
     assert_eq!(world.scrub_note(1).damaged_count(), 1);
     let at = world.server().unwrap();
@@ -320,9 +347,7 @@ fn few_looks_await_late_answers() {
     // The store of one member does not answer.
     for _ in 0..100 {
         world.scrub_on(0, None, 1 << 20, true);
-        for (primary, member, is_to_member) in world.mail() {
-            world.deliver(primary, member, is_to_member);
-        }
+        world.deliver_all();
         world.store_goes_on(0);
         world.store_goes_on(1);
         world.limit_look(0, Duration::ZERO);
@@ -449,20 +474,8 @@ fn a_read_copies_nothing_of_a_key_whose_members_differ() {
 
 #[test]
 fn members_that_joined_get_the_note_from_the_next_primary() {
-    let (mut world, key) = with_blocks(3);
-    for at in 0..3 {
-        world.osds[at].store.damage(key, 1);
-    }
-    world.kill(2);
-    world.settle();
-    world.scrub_all(true, true);
-    world.start(2);
-    world.settle();
-    assert!(world.is_whole());
-    assert_eq!(world.scrub_note(2), ScrubNote::default(), "nobody told it yet");
-    let at = world.server().unwrap();
-    world.scrub_on(at, None, 0, true);
-    world.settle();
+    let mut world = with_a_member_that_was_not_told();
+    let at = recall(&mut world);
     assert_eq!(world.scrub_note(2), world.scrub_note(at));
     assert_eq!(world.scrub_note(2).damaged_count(), 1);
     let kept = |world: &World| {
@@ -472,9 +485,7 @@ fn members_that_joined_get_the_note_from_the_next_primary() {
     let before = kept(&world);
     world.kill(1);
     world.settle();
-    let at = world.server().unwrap();
-    world.scrub_on(at, None, 0, true);
-    world.settle();
+    recall(&mut world);
     assert_eq!(kept(&world), before);
 }
 
@@ -511,9 +522,7 @@ fn a_note_that_cannot_be_read_counts_as_none() {
 #[test]
 fn the_counts_of_a_note_do_not_overflow() {
     let (mut world, key) = with_blocks(3);
-    for at in 0..3 {
-        world.osds[at].store.damage(key, 1);
-    }
+    damage_everywhere(&mut world, key);
     world.scrub_all(true, true);
     let mut note = world.scrub_note(0);
     (note.number, note.repaired, note.more) = (u64::MAX, u64::MAX, u64::MAX);
@@ -542,16 +551,10 @@ fn a_lost_tombstone_is_put_back() {
     world.zero(at, key.stripe.get(), 0, UNITS);
     // Before a floor passes it.
     while world.osds[1].store.now.blocks.get(&key).is_none_or(|block| !block.is_tombstone) {
-        world.stores_go_on();
-        for (primary, member, is_to_member) in world.mail() {
-            world.deliver(primary, member, is_to_member);
-        }
+        world.exchange();
     }
     for _ in 0..4 {
-        world.stores_go_on();
-        for (primary, member, is_to_member) in world.mail() {
-            world.deliver(primary, member, is_to_member);
-        }
+        world.exchange();
     }
     world.osds[1].store.alter(key, |state, key| {
         let block = state.blocks.entry(key).or_default();
@@ -559,10 +562,7 @@ fn a_lost_tombstone_is_put_back() {
     });
     for _ in 0..200 {
         world.scrub_on(at, Some(false), 1 << 20, true);
-        world.stores_go_on();
-        for (primary, member, is_to_member) in world.mail() {
-            world.deliver(primary, member, is_to_member);
-        }
+        world.exchange();
     }
     assert_eq!(told(&world)[0], "repaired: osd.2 stale");
     assert!(world.osds[1].store.now.blocks[&key].is_tombstone);
@@ -570,18 +570,7 @@ fn a_lost_tombstone_is_put_back() {
 
 #[test]
 fn an_older_note_never_replaces_a_newer_one() {
-    let (mut world, key) = with_blocks(3);
-    for at in 0..3 {
-        world.osds[at].store.damage(key, 1);
-    }
-    // One member does not hear of it.
-    world.kill(2);
-    world.settle();
-    world.scrub_all(true, true);
-    world.start(2);
-    world.settle();
-    assert!(world.is_whole());
-    assert_eq!(world.scrub_note(2), ScrubNote::default(), "nobody told it");
+    let mut world = with_a_member_that_was_not_told();
     for at in [0, 1] {
         world.kill(at);
         world.settle();
@@ -592,8 +581,6 @@ fn an_older_note_never_replaces_a_newer_one() {
     }
     world.start(1);
     world.settle();
-    let at = world.server().unwrap();
-    world.scrub_on(at, None, 0, true);
-    world.settle();
+    let at = recall(&mut world);
     assert_eq!(world.scrub_note(at).damaged_count(), 1);
 }

@@ -653,6 +653,21 @@ impl World {
         }
     }
 
+    /// Delivers all messages in transit.
+    pub fn deliver_all(&mut self) {
+        for (primary, member, is_to_member) in self.mail() {
+            if self.mail().contains(&(primary, member, is_to_member)) {
+                self.deliver(primary, member, is_to_member);
+            }
+        }
+    }
+
+    /// Lets stores and messages make progress, and nothing else: no housekeeping, no new entry.
+    pub fn exchange(&mut self) {
+        self.stores_go_on();
+        self.deliver_all();
+    }
+
     /// Lets everything make progress without a fault until nothing happens any more.
     pub fn settle(&mut self) {
         for _ in 0..2000 {
@@ -674,12 +689,7 @@ impl World {
         }
         self.connect();
         self.renew();
-        self.stores_go_on();
-        for (primary, member, is_to_member) in self.mail() {
-            if self.mail().contains(&(primary, member, is_to_member)) {
-                self.deliver(primary, member, is_to_member);
-            }
-        }
+        self.exchange();
         self.renew();
         for index in 0..self.osds.len() {
             self.keep_house(index);
