@@ -664,17 +664,15 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         match action {
-            Action::Store { call, request } => {
-                self.stats.on_asked(&request);
-                self.store.ask(now, StoreCall::Pg(slot, call), request);
-            }
-            Action::StoreUnpromised { call, request } => {
-                if self.may_take_repair(now, slot, &request) {
-                    self.stats.on_asked(&request);
-                    return self.store.ask(now, StoreCall::Pg(slot, call), request);
-                }
+            Action::StoreUnpromised { call, request }
+                if !self.may_take_repair(now, slot, &request) =>
+            {
                 let full = Err(StoreError::Full);
                 self.pgs.call(slot, |pg, actions| pg.store_done(call, full, actions));
+            }
+            Action::Store { call, request } | Action::StoreUnpromised { call, request } => {
+                self.stats.on_asked(&request);
+                self.store.ask(now, StoreCall::Pg(slot, call), request);
             }
             Action::List { call, listing } => {
                 let keys = self.list(slot, &listing);

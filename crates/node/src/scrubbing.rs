@@ -31,7 +31,6 @@ const ROW_COUNT_MAX: usize = 128;
 /// Blocks with damage that a report lists of one PG.
 const LISTED_MAX: usize = 16;
 const HOUR: u64 = 3600;
-const DAY: u64 = 24 * HOUR;
 
 /// Which PG is scrubbed, and how fast.
 #[derive(Default)]
@@ -162,8 +161,8 @@ impl Scrubbing {
             Go { slot, begin, bytes: self.bytes, repairs }
         });
         let turn = Turn { recall, looking, born, scrub, day };
-        let goes_on = !turn.looking.is_empty() || turn.scrub.is_some();
-        if goes_on || !turn.recall.is_empty() || !turn.born.is_empty() {
+        let has_slots = [&turn.recall, &turn.looking, &turn.born].iter().any(|it| !it.is_empty());
+        if has_slots || turn.scrub.is_some() {
             self.due = Some(now + TURN);
         }
         turn
@@ -255,10 +254,8 @@ fn is_within(hour: u64, [from, to]: [u64; 2]) -> bool {
 /// Returns how late the scrub of a PG is, in thousandths of its interval, and whether it is deep. `None`:
 /// none is due. `spans`: hours between light and between deep ones; 0: never.
 fn due(pg: PgId, note: &ScrubNote, spans: [u64; 2], day: u64) -> Option<(u64, bool)> {
-    // A time far ahead was told by a clock that was wrong: it would put off all scrubs.
-    let told = |at: u64| if at > day.saturating_add(DAY) { 0 } else { at };
     let late = |span_hours: u64, last: u64| {
-        let last = told(last).max(told(note.born_at));
+        let last = pg::credible(last, day).max(pg::credible(note.born_at, day));
         let span = span_hours * HOUR;
         // PGs that were scrubbed together spread over the last eighth of the interval.
         let spread = u64::from(jitter(pg)) * (span / 8) / u64::from(u32::MAX);

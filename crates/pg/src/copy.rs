@@ -359,25 +359,25 @@ impl Pg {
         let lead = self.lead();
         let (me, key) = (lead.me, lead.jobs[job].key);
         if index == me {
-            self.repair_own(key, version, content, Call::Adopt(job), actions);
+            let request = self.own_repair(key, version, content);
+            self.call(Call::Adopt(job), request, actions);
         } else {
             let call = self.lead().asks.ask(index, Asked::Adopt { job });
             self.send(index, PeerBody::Repair { call, key, content }, actions);
         }
     }
 
-    pub(crate) fn repair_own(
+    /// Begins a repair of this OSD's own store. Returns the request for the store.
+    pub(crate) fn own_repair(
         &mut self,
         key: BlockKey,
         version: Version,
         content: Content,
-        call: Call,
-        actions: &mut Vec<Action>,
-    ) {
+    ) -> StoreRequest {
         let is_delete = matches!(content, Content::Tombstone { .. });
         let units = 0..self.shape.block_size.unit_count();
         self.local_state.on_repair(version, key, units, is_delete);
-        self.call(call, StoreRequest::Repair { pg: self.shape.pg, key, content }, actions);
+        StoreRequest::Repair { pg: self.shape.pg, key, content }
     }
 
     /// Handles the end of this OSD's own repair at the beginning of an epoch.

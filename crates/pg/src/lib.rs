@@ -88,7 +88,7 @@ pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
 pub use scrub::ScrubEvent;
-pub use scrub::note::{Finding, Running, ScrubNote, Trial};
+pub use scrub::note::{Finding, Running, ScrubNote, Trial, credible};
 pub use shape::Shape;
 
 use copies::delete::Deletions;
@@ -776,6 +776,12 @@ impl Pg {
     fn call(&mut self, call: Call, request: StoreRequest, actions: &mut Vec<Action>) {
         let call = self.calls.begin(call);
         actions.push(Action::Store { call, request });
+    }
+
+    /// Like [`Pg::call`], for a repair for which no space was promised.
+    fn call_unpromised(&mut self, call: Call, request: StoreRequest, actions: &mut Vec<Action>) {
+        let call = self.calls.begin(call);
+        actions.push(Action::StoreUnpromised { call, request });
     }
 }
 

@@ -38,8 +38,6 @@ use super::{Action, Pg, Serving};
 
 /// The note is kept after this many keys.
 const KEEP_EVERY: u64 = 64;
-/// A day, in seconds.
-const DAY: u64 = 24 * 3600;
 
 /// What a primary keeps of the scrub of its epoch.
 #[derive(Default)]
@@ -153,10 +151,9 @@ pub enum ScrubEvent {
     },
 }
 
-/// Returns when the last scrub began, now that one ends that began at `since`. A time far ahead was told by a
-/// clock that was wrong.
+/// Returns when the last scrub began, now that one ends that began at `since`.
 fn later(last: u64, since: u64) -> u64 {
-    if last > since.saturating_add(DAY) { since } else { last.max(since) }
+    note::credible(last, since).max(since)
 }
 
 impl Scrub {
@@ -208,14 +205,8 @@ impl Pg {
 
     /// Handles a member's note. One that cannot be read counts as none.
     pub(crate) fn on_recalled(&mut self, index: usize, note: &[u8], actions: &mut Vec<Action>) {
-        let note = match self.read_note(note) {
-            Ok(note) => note,
-            Err(why) => {
-                let osd = self.lead().peers[index].member.osd;
-                actions.push(Action::Scrub(ScrubEvent::NoteUnread { osd, why }));
-                ScrubNote::default()
-            }
-        };
+        let from = self.lead().peers[index].member.osd;
+        let note = self.read_note(from, note, actions).unwrap_or_default();
         self.lead.as_mut().expect("this OSD leads").scrub.notes_differ |= note != self.scrub_note;
         if note.is_newer_than(&self.scrub_note) {
             self.scrub_note = note;
@@ -228,17 +219,31 @@ impl Pg {
         }
     }
 
-    /// Reads a note that another member sent; the error says why it is of no use.
-    pub(crate) fn read_note(&self, note: &[u8]) -> Result<ScrubNote, String> {
+    /// Reads a note that another member sent. `None`: it is of no use, and the log says why.
+    pub(crate) fn read_note(
+        &self,
+        from: OsdId,
+        note: &[u8],
+        actions: &mut Vec<Action>,
+    ) -> Option<ScrubNote> {
         if note.is_empty() {
-            return Ok(ScrubNote::default());
+            return Some(ScrubNote::default());
         }
-        let mut note = ScrubNote::decode(self.shape.pg, note)?;
-        if note.epoch > self.entry.as_ref().expect("an epoch is entered").epoch {
-            return Err("it is from a later epoch".into());
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        let read = match ScrubNote::decode(self.shape.pg, note) {
+            Ok(note) if note.epoch > epoch => Err("it is from a later epoch".into()),
+            read => read,
+        };
+        match read {
+            Ok(mut note) => {
+                note.drop_keys_unless(|key| self.shape.check_key(*key).is_ok());
+                Some(note)
+            }
+            Err(why) => {
+                actions.push(Action::Scrub(ScrubEvent::NoteUnread { osd: from, why }));
+                None
+            }
         }
-        note.drop_keys_unless(|key| self.shape.check_key(*key).is_ok());
-        Ok(note)
     }
 
     /// Handles the last acting member's note. If they differ, all members get the newest one: some may be
@@ -643,13 +648,9 @@ impl Pg {
                 Content::Block { version, .. } | Content::Tombstone { version } => *version,
                 Content::Gone => unreachable!("a scrub removes nothing"),
             };
-            let is_delete = matches!(content, Content::Tombstone { .. });
-            let units = 0..self.shape.block_size.unit_count();
             let call = Call::ScrubMend { units: intact_count(&content) as u32 };
-            self.local_state.on_repair(version, key, units, is_delete);
-            let call = self.calls.begin(call);
-            let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
-            actions.push(Action::StoreUnpromised { call, request });
+            let request = self.own_repair(key, version, content);
+            self.call_unpromised(call, request, actions);
         } else {
             let call = self.lead().asks.ask(index, Asked::Mend);
             self.send(index, PeerBody::Mend { call, key, content }, actions);

@@ -1,7 +1,7 @@
 //! The node's part in space credits: requests that wait for space, and requests that use it.
 
 use base::{BlockSize, Time};
-use blockstore::Request as StoreRequest;
+use blockstore::{BlockKey, Request as StoreRequest};
 use format::wire::{Change, Content, PeerBody, PgEntry};
 
 use super::Node;
@@ -66,13 +66,8 @@ impl Node {
         };
         let me = self.identity.osd;
         let learns = |entry: &PgEntry| entry.learner(me).is_some();
-        if self.store.has_place(key) || !self.pgs[slot].entry().is_some_and(learns) {
-            return true;
-        }
-        let bytes = self.pgs[slot].block_size().bytes();
-        let reserve_bytes = self.store.space().reserve_bytes;
-        self.review_demand(now);
-        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+        let is_learner = self.pgs[slot].entry().is_some_and(learns);
+        !is_learner || self.may_take_block(now, slot, key, true)
     }
 
     /// Returns whether this OSD, as an acting member, has space for a repair beyond the space promised to
@@ -86,12 +81,25 @@ impl Node {
         let StoreRequest::Repair { key, content: Content::Block { .. }, .. } = request else {
             return true;
         };
+        self.may_take_block(now, slot, key, false)
+    }
+
+    /// Returns whether this OSD has a place for a block already, or space for it beyond the space promised to
+    /// others. `with_reserve`: what the store keeps for writes with a version may be used, too.
+    fn may_take_block(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        key: &BlockKey,
+        with_reserve: bool,
+    ) -> bool {
         if self.store.has_place(key) {
             return true;
         }
         let bytes = self.pgs[slot].block_size().bytes();
+        let reserve_bytes = if with_reserve { self.store.space().reserve_bytes } else { 0 };
         self.review_demand(now);
-        self.space_credits.may_take_copy(self.space(), 0, bytes)
+        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
     }
 
     /// Checks whether this OSD's own store now has space for the requests that wait for it.

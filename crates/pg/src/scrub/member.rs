@@ -9,7 +9,7 @@ use base::Version;
 use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
 use format::wire::{Digest, PeerBody};
 
-use super::{ScrubEvent, ScrubNote};
+use super::ScrubNote;
 use crate::copy::intact_count;
 use crate::store_calls::Call;
 use crate::units::Held;
@@ -47,8 +47,7 @@ impl Pg {
                 let order = self.begin_taken();
                 let units = intact_count(&content) as u32;
                 let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
-                let call = self.calls.begin(Call::PeerMend { order, call, units });
-                actions.push(Action::StoreUnpromised { call, request });
+                self.call_unpromised(Call::PeerMend { order, call, units }, request, actions);
                 Ok(())
             }
             PeerBody::Recall { call } => {
@@ -58,14 +57,10 @@ impl Pg {
                 Ok(())
             }
             PeerBody::Keep { call, note } => {
-                let note = match self.read_note(&note) {
-                    Ok(note) => note,
-                    Err(why) => {
-                        let osd = self.follow().primary();
-                        actions.push(Action::Scrub(ScrubEvent::NoteUnread { osd, why }));
-                        self.answer(PeerBody::Tried { call, is_done: false }, actions);
-                        return Ok(());
-                    }
+                let primary = self.follow().primary();
+                let Some(note) = self.read_note(primary, &note, actions) else {
+                    self.answer(PeerBody::Tried { call, is_done: false }, actions);
+                    return Ok(());
                 };
                 let bytes = note.encode();
                 self.scrub_note = note;

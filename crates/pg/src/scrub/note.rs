@@ -24,6 +24,15 @@ const FAULT_SIZE_MAX: usize = 40;
 const LIST_SIZE_MAX: usize = FINDINGS_MAX * (FINDING_SIZE_MAX + FAULTS_MAX * FAULT_SIZE_MAX);
 const _: () = assert!(HEAD_SIZE_MAX + LIST_SIZE_MAX <= SCRUB_NOTE_SIZE_MAX);
 
+/// A day, in seconds.
+const DAY: u64 = 24 * 3600;
+
+/// Returns a time that a note has, or 0 if it is more than a day ahead of `now`: a clock that was wrong told
+/// it, and it would put off all scrubs.
+pub fn credible(at: u64, now: u64) -> u64 {
+    if at > now.saturating_add(DAY) { 0 } else { at }
+}
+
 /// The note on the scrubs of a PG. Times are seconds since 1970.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct ScrubNote {
