@@ -18,7 +18,6 @@ impl World {
         message: &Message,
     ) -> Result<(), String> {
         let to = self.net.peer_of(from, connection);
-        let is_open = self.net.is_open(from, connection);
         match (from, message) {
             (Process::Monitor(_), Message::Control(text)) => {
                 // Operations of the previous epoch are sent again, and may take effect twice.
@@ -45,9 +44,7 @@ impl World {
                         self.requests.syncs.asked(message.pg, message.epoch, to);
                     }
                     self.judge_part(from, message)?;
-                    if is_open {
-                        self.note_write(from, to, message);
-                    }
+                    self.note_write((from, connection), to, message);
                     return self.watch.peer_says(to, message, &mut self.tally.consequences);
                 }
             }
@@ -59,9 +56,8 @@ impl World {
                     // A grant goes in the opposite direction: its sender is the giver.
                     self.watch.grants.granted(holder, giver, message);
                     if let LeaseMessage::Renew { begun_bytes, .. } = &**message
-                        && is_open
+                        && let Some(pair) = self.pair((holder, connection), giver)
                     {
-                        let pair = self.pair(holder, giver);
                         self.watch.grants.claimed(pair, *begun_bytes)?;
                     }
                 }
@@ -99,20 +95,22 @@ impl World {
         }
     }
 
-    fn pair(&self, holder: usize, giver: usize) -> Pair {
-        [holder, giver].map(|index| (index, self.life(Process::Osd(index))))
+    /// Returns the runs at both ends of a connection. `None`: one of them is over.
+    fn pair(&self, (holder, connection): (usize, ConnectionId), giver: usize) -> Option<Pair> {
+        let run = |index| (index, self.life(Process::Osd(index)));
+        let is_open = self.net.is_open(Process::Osd(holder), connection);
+        is_open.then(|| [run(holder), run(giver)])
     }
 
     /// Notes a write for which its primary needs credit: every write of data to an acting member.
-    fn note_write(&mut self, from: usize, to: usize, message: &PeerMessage) {
+    fn note_write(&mut self, from: (usize, ConnectionId), to: usize, message: &PeerMessage) {
         let PeerBody::Write { block_size, change: Change::Write { .. }, .. } = &message.body else {
             return;
         };
         let entry = self.watch.grants.entry(message.pg, message.epoch);
         let is_acting = entry
             .is_some_and(|entry| entry.acting().any(|member| Some(member.osd) == self.osds[to].id));
-        if is_acting {
-            let pair = self.pair(from, to);
+        if is_acting && let Some(pair) = self.pair(from, to) {
             self.watch.grants.write_sent(pair, *block_size);
         }
     }
