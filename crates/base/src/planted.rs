@@ -70,6 +70,11 @@ pub enum Bug {
     MarkCountsUnflushed,
     /// PG: a read does not wait for unfinished writes of its units.
     ReadOfUnfinishedWrite,
+    /// PG: a primary with a slow disk answers what another member read, although a later write that is
+    /// part of it has not ended.
+    ReadElsewhereIgnoresWrites,
+    /// PG: a primary with a slow disk reads from a learner.
+    ReadElsewhereFromLearner,
     /// PG: a learner is reported complete before its backfill has finished.
     LearnerCountedAsMember,
     /// PG: tombstones are dropped while members are missing or being backfilled.
@@ -169,6 +174,7 @@ impl Bug {
         ("stalled-member-counted", Bug::StalledMemberCounted),
         ("stalls-judged-one-by-one", Bug::StallsJudgedOneByOne),
         ("older-session-served-on", Bug::OlderSessionServedOn),
+        ("read-elsewhere-from-learner", Bug::ReadElsewhereFromLearner),
         ("read-without-lease", Bug::ReadWithoutLease),
         ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
         ("stale-revision-accepted", Bug::StaleRevisionAccepted),

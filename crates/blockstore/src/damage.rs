@@ -20,6 +20,11 @@ impl Damage {
         self.found_count
     }
 
+    /// Returns the number of units that are damaged now, of those found since the start.
+    pub fn left_count(&self) -> u64 {
+        self.units.values().map(|units| u64::from(units.count())).sum()
+    }
+
     /// Returns the damaged units of a block.
     pub fn of(&self, key: &BlockKey) -> UnitSet {
         self.units.get(key).copied().unwrap_or_default()

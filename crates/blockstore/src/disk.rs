@@ -19,6 +19,7 @@ use format::door::{DiskEffect, DiskOp};
 use slab::Slab;
 
 use crate::allocator::Place;
+use crate::disk_figures::DiskFigures;
 use crate::pages::LeafGroupId;
 use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
 
@@ -211,6 +212,7 @@ pub struct Disk {
     /// How long the owner's loop has run.
     ran: Time,
     turn: Option<Time>,
+    figures: DiskFigures,
 }
 
 impl Disk {
@@ -223,6 +225,7 @@ impl Disk {
             retries: 0,
             ran: Time::ZERO,
             turn: None,
+            figures: DiskFigures::default(),
         }
     }
 
@@ -246,6 +249,36 @@ impl Disk {
     /// Returns how long the owner's loop has run.
     pub fn ran(&self) -> Time {
         self.ran
+    }
+
+    /// Returns what was counted of the disk.
+    pub fn figures(&self) -> DiskFigures {
+        self.figures
+    }
+
+    /// Counts an operation that the disk has carried out.
+    fn count(&mut self, ended: &InFlight) {
+        let span = self.ran.since(ended.begun);
+        match ended.purpose {
+            Purpose::Read(..) | Purpose::Leaf { .. } => self.figures.reads.count(span),
+            Purpose::Group(_) => self.figures.writes.count(span),
+            Purpose::Flush => self.figures.flushes.count(span),
+            Purpose::Large(_)
+            | Purpose::WriteBackRead { .. }
+            | Purpose::WriteBack
+            | Purpose::LeafWrite(_)
+            | Purpose::StreamWrite
+            | Purpose::RootWrite
+            | Purpose::FlushData
+            | Purpose::FlushPages
+            | Purpose::FlushRoot
+            | Purpose::Reserve(_)
+            | Purpose::Discard(_)
+            | Purpose::RecoveryRead
+            | Purpose::RecoveryLeaf { .. }
+            | Purpose::RecoveryWrite
+            | Purpose::RecoveryFlush => {}
+        }
     }
 
     /// Whether no operation is in flight.
@@ -306,6 +339,7 @@ impl Disk {
     /// Ends an operation, and returns its purpose.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
         let ended = self.remove(op);
+        self.count(&ended);
         self.retries -= usize::from(ended.is_retry);
         ended.purpose
     }
@@ -319,7 +353,12 @@ impl Disk {
         pool: &BufferPool,
         effects: &mut Vec<Effect>,
     ) -> Option<ReadDone> {
-        let InFlight { purpose, again, .. } = self.remove(op);
+        let ended = self.remove(op);
+        match is_read {
+            true => self.count(&ended),
+            false => self.figures.read_errors += 1,
+        }
+        let InFlight { purpose, again, .. } = ended;
         let pieces = match again {
             Some(Again::Read { .. }) if is_read => {
                 return Some(ReadDone { purpose, bytes: buffer.freeze(), lost: Vec::new() });

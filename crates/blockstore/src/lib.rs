@@ -21,6 +21,7 @@ mod data_area;
 mod decide;
 mod discards;
 mod disk;
+mod disk_figures;
 mod index;
 mod journal;
 mod journal_cache;
@@ -59,6 +60,7 @@ use format::wire::{Content, Digest};
 
 pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
+pub use disk_figures::{DiskFigures, OperationFigures};
 pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
 pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;

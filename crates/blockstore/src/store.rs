@@ -27,6 +27,7 @@ use format::door::{DiskError, DiskEvent};
 
 use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, Io, Purpose, ReadDone};
+use crate::disk_figures::DiskFigures;
 use crate::index::location_of;
 use crate::journal::{Answers, IDLE_RESERVE};
 use crate::moves::Moves;
@@ -155,6 +156,11 @@ impl Store {
     /// Returns how long the owner's loop has run, counted as for [`Store::oldest_operation`].
     pub fn ran(&self) -> Time {
         self.disk.ran()
+    }
+
+    /// Returns what was counted of the disk since the store was opened.
+    pub fn disk_figures(&self) -> DiskFigures {
+        self.disk.figures()
     }
 
     /// Whether no disk operation is in flight.
@@ -593,6 +599,11 @@ impl Store {
     /// What recovery found.
     pub fn recovery_report(&self) -> RecoveryReport {
         self.report.clone()
+    }
+
+    /// Number of units found damaged since the start, and not rewritten or discarded since.
+    pub fn damaged_units_left(&self) -> u64 {
+        self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.left_count())
     }
 
     /// Number of damaged units found since the start.

@@ -278,6 +278,13 @@ pub enum FromMonitor {
         /// All such settings, by name.
         changed: Changed,
     },
+    /// These OSDs' disks take many times as long as those of their peers: primaries read from other
+    /// members where they can. Sent to an OSD when it has joined, and after each change; it replaces
+    /// the list before. Nothing but speed depends on it.
+    SlowDisks {
+        /// The OSDs.
+        osds: Vec<OsdId>,
+    },
     /// Changes of the state store follow from here on.
     StateWatched,
     /// A key of the state store has changed.
@@ -377,6 +384,12 @@ pub struct OsdReport {
     pub peering: Vec<(PgId, String)>,
     /// Number of units found damaged and not rewritten since.
     pub damaged_units: u64,
+    /// What its disk did since the store was opened.
+    #[serde(default)]
+    pub disk: DiskWork,
+    /// Whether the last [`FromMonitor::SlowDisks`] named it: the next leader begins with that.
+    #[serde(default)]
+    pub slow: bool,
     /// Age of its disk's oldest pending read, write or flush, in milliseconds.
     #[serde(default)]
     pub oldest_operation_ms: u64,
@@ -421,6 +434,27 @@ pub struct ScrubRow {
     /// OSDs whose copies of those blocks are wrong.
     #[serde(default)]
     pub osds: Vec<OsdId>,
+}
+
+/// Operations of a disk, of one kind: sums that only grow while its store is open.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct DiskOperations {
+    /// How many have ended.
+    pub count: u64,
+    /// How long they took together, in nanoseconds.
+    pub nanos: u64,
+}
+
+/// Operations of a disk, by kind.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskWork {
+    /// Reads of data and of pages.
+    pub reads: DiskOperations,
+    /// Journal writes.
+    pub writes: DiskOperations,
+    /// Flushes of the journal.
+    pub flushes: DiskOperations,
 }
 
 impl OsdReport {

@@ -52,6 +52,7 @@ mod session;
 mod session_tracker;
 mod setting;
 mod settling;
+mod slow_disks;
 mod stats;
 mod status;
 mod store_access;
@@ -92,6 +93,7 @@ use relay::no_state;
 use restore::Restore;
 use session_tracker::SessionTracker;
 use settling::Settling;
+use slow_disks::SlowDisks;
 use stats::Stats;
 use store_access::StoreAccess;
 use task::Tasks;
@@ -185,6 +187,7 @@ pub struct Monitor {
     restore: Restore,
     unserved: Unserved,
     settling: Settling,
+    slow_disks: SlowDisks,
 }
 
 impl Monitor {
@@ -218,6 +221,7 @@ impl Monitor {
             restore: Restore::default(),
             unserved: Unserved::default(),
             settling: Settling::default(),
+            slow_disks: SlowDisks::default(),
         }
     }
 
@@ -245,6 +249,7 @@ impl Monitor {
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
             self.tick_stats(now);
+            self.judge_disks(now, effects);
             if self.tasks.take_due(now) {
                 self.advance_tasks(now, effects);
             }
@@ -272,7 +277,7 @@ impl Monitor {
         let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
         let settling = self.settling.deadline();
         let all = [gone, osds, entries, self.tasks.deadline(), give_up, stats, settling];
-        all.into_iter().flatten().min()
+        all.into_iter().flatten().chain(self.slow_disks.deadline()).min()
     }
 
     /// Whether commands that change the state can be executed.

@@ -32,6 +32,8 @@ pub enum Setting {
     OsdOutAfter,
     /// How long a disk operation may take before a warning.
     DiskSlow,
+    /// How long a disk must take many times as long as those of its peers before a warning.
+    DiskSlower,
     /// How much of an OSD may be in use before a warning.
     NearlyFull,
     /// How often statistics are reported and stored.
@@ -97,7 +99,7 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 18] = [
+    pub const ALL: [Setting; 19] = [
         Setting::SessionTimeout,
         Setting::OsdReport,
         Setting::OsdReturn,
@@ -106,6 +108,7 @@ impl Setting {
         Setting::OsdSilent,
         Setting::OsdOutAfter,
         Setting::DiskSlow,
+        Setting::DiskSlower,
         Setting::NearlyFull,
         Setting::StatsInterval,
         Setting::LogLevel,
@@ -192,6 +195,15 @@ impl Setting {
                 max: 60_000,
                 help: "status warns while a read, write or flush of an OSD's disk takes longer than this",
                 is_for_osds: true,
+            },
+            Setting::DiskSlower => Definition {
+                name: "disk_slower_ms",
+                unit: Unit::Milliseconds,
+                default: 60_000,
+                min: 1_000,
+                max: SPAN_MS_MAX,
+                help: "a disk that takes ten times as long as its peers' for this long is named, and spared",
+                is_for_osds: false,
             },
             Setting::NearlyFull => Definition {
                 name: "nearly_full_percent",

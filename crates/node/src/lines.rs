@@ -71,7 +71,7 @@ impl Lines {
                 false => TraceEvent::info("the store has space again"),
             }));
         }
-        let damaged = store.damaged_units_count();
+        let damaged = store.damaged_units_left();
         if std::mem::replace(&mut self.has_damage, damaged > 0) != (damaged > 0) {
             effects.push(Effect::Trace(match damaged {
                 0 => TraceEvent::info("stored data is no longer damaged"),

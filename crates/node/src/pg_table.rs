@@ -5,7 +5,7 @@
 //!   2. Between events no action is left over: a caller carries out the actions of one PG before it calls
 //!      into another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Index;
 
 use base::{BufferPool, OsdId, PgId, PoolId};
@@ -34,6 +34,8 @@ pub(crate) struct PgTable {
     osd: OsdId,
     buffers: BufferPool,
     limits: Limits,
+    /// OSDs whose disks are slow, as the monitor said last.
+    slow_disks: BTreeSet<OsdId>,
     pgs: Vec<Pg>,
     slots: BTreeMap<PgId, PgSlot>,
     /// Actions that the PG called last has requested.
@@ -49,6 +51,7 @@ impl PgTable {
             osd,
             buffers,
             limits,
+            slow_disks: BTreeSet::new(),
             pgs: Vec::new(),
             slots: BTreeMap::new(),
             actions: Vec::new(),
@@ -115,7 +118,22 @@ impl PgTable {
             limits: self.limits,
             face: &pg::Copies,
         };
-        Pg::new(shape, self.osd, facts, record, self.buffers.clone())
+        let mut pg = Pg::new(shape, self.osd, facts, record, self.buffers.clone());
+        pg.set_slow_disks(&self.slow_disks);
+        pg
+    }
+
+    /// Whether the monitor said last that this OSD's disk is slow.
+    pub(crate) fn is_slow_here(&self) -> bool {
+        self.slow_disks.contains(&self.osd)
+    }
+
+    /// Handles the monitor's list of slow disks. It changes where later reads go, and nothing else.
+    pub(crate) fn set_slow_disks(&mut self, osds: Vec<OsdId>) {
+        self.slow_disks = osds.into_iter().collect();
+        for pg in &mut self.pgs {
+            pg.set_slow_disks(&self.slow_disks);
+        }
     }
 
     /// Calls into a PG. The caller must then carry out the PG's actions, see [`PgTable::take_actions`].

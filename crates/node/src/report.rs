@@ -1,7 +1,8 @@
 //! The reports of this OSD to the monitor, and when they are sent.
 
 use base::{OsdId, Time};
-use cluster::message::{FillingProgress, OsdReport};
+use blockstore::OperationFigures;
+use cluster::message::{DiskOperations, DiskWork, FillingProgress, OsdReport};
 use pg::{Pg, Serving};
 
 use crate::cluster_view::ClusterView;
@@ -117,7 +118,9 @@ pub(crate) fn report(
         full: space.full,
         commit: store.commit_mode().to_string(),
         buffered: is_buffered,
-        damaged_units: store.damaged_units_count(),
+        damaged_units: store.damaged_units_left(),
+        disk: disk_work(store),
+        slow: pgs.is_slow_here(),
         stalled: disk_watch.is_stalled(),
         oldest_operation_ms: store.oldest_operation().as_millis(),
         ..OsdReport::default()
@@ -144,6 +147,13 @@ pub(crate) fn report(
         report.filling.extend(filling);
     }
     report
+}
+
+/// Returns what the disk did, as the monitor compares it with the disks of others.
+fn disk_work(store: &LocalStore) -> DiskWork {
+    let figures = store.disk_figures();
+    let of = |OperationFigures { count, nanos }| DiskOperations { count, nanos };
+    DiskWork { reads: of(figures.reads), writes: of(figures.writes), flushes: of(figures.flushes) }
 }
 
 /// Returns whether a PG that is not served needs more than peering among its members.

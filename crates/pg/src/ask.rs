@@ -6,7 +6,7 @@
 use blockstore::BlockKey;
 use slab::Slab;
 
-use super::slots::JobSlot;
+use super::slots::{JobSlot, ReadSlot};
 
 /// How far the exchange with a member has got. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,8 @@ pub enum Asked {
     Listing,
     /// A block for a job.
     Fetch { job: JobSlot },
+    /// Units of a block for a client's read, because this OSD's disk is slow.
+    Read { read: ReadSlot },
     /// A repair, so that all acting members have the same blocks.
     Adopt { job: JobSlot },
     /// A block of a learner's backfill.

@@ -1,10 +1,12 @@
 //! The face of replicated blocks: every position holds the whole block. So any acting member alone can answer
-//! reads ([`read`]), also over older layers ([`chain`]), and delete images by range ([`delete`]).
+//! reads ([`read`]), also over older layers ([`chain`]), and delete images by range ([`delete`]). A primary with a
+//! slow disk reads from another one (`read_elsewhere`).
 
 pub mod agree;
 pub mod chain;
 pub mod delete;
 pub mod read;
+mod read_elsewhere;
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -74,6 +74,8 @@ mod pg_fuzz;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use base::planted::{self, Bug};
 use base::{BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
@@ -258,6 +260,10 @@ pub struct Pg {
     scrub_note: ScrubNote,
     /// The time of day, in seconds since 1970, when the node last called [`Pg::scrub`].
     scrub_now: u64,
+    /// OSDs whose disks are slow: reads go to others where they can.
+    slow_disks: BTreeSet<OsdId>,
+    /// Number of reads that went to others for that.
+    reads_elsewhere: u64,
     // As primary: writes on their way to all members.
     write_targets: WriteTargets,
     versions: Versions,
@@ -295,6 +301,8 @@ impl Pg {
             mended_units: 0,
             scrub_note: ScrubNote::default(),
             scrub_now: 0,
+            slow_disks: BTreeSet::new(),
+            reads_elsewhere: 0,
             write_targets: WriteTargets::default(),
             versions: Versions::new(),
             syncs: Syncs::default(),
@@ -312,6 +320,11 @@ impl Pg {
     /// Returns how many 4 KiB units this OSD lost and restored from another copy since the process started.
     pub fn mended_units(&self) -> u64 {
         self.mended_units
+    }
+
+    /// Sets which OSDs have slow disks, for reads that start from now on.
+    pub fn set_slow_disks(&mut self, osds: &BTreeSet<OsdId>) {
+        self.slow_disks.clone_from(osds);
     }
 
     /// Returns how far the PG has got in its newest entry.

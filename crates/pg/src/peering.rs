@@ -535,6 +535,7 @@ impl Pg {
             PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
                 Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
                 Asked::ScrubFetch { look } => self.on_peer_scrub_copy(look, content, actions),
+                Asked::Read { read } => self.on_peer_read(read, content, actions),
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {

@@ -1,5 +1,6 @@
 //! A PG over a store in memory that carries out requests at once and answers when told to.
 
+mod elsewhere;
 mod history;
 mod lazy;
 mod model;

@@ -123,6 +123,34 @@ impl Copied {
         within
     }
 
+    /// Returns the data of a range of units, with a checksum for each; `None`: some unit could not be read.
+    pub fn range(
+        &self,
+        units: Range<u32>,
+        buffers: &BufferPool,
+    ) -> Option<(Vec<Checksum>, Buffer)> {
+        let wanted = Units::from_range(units.clone());
+        if !wanted.without(&self.units).is_empty() {
+            return None;
+        }
+        if let Some(data) = &self.data
+            && self.written == wanted
+        {
+            return Some((self.checksums.clone(), data.clone()));
+        }
+        let unit_size = UNIT_SIZE as usize;
+        let mut checksums = vec![Checksum::ZERO_UNIT; units.len()];
+        let mut bytes = buffers.take_zeroed(units.len() * unit_size);
+        for (index, unit) in self.written.iter().enumerate().filter(|(_, it)| wanted.has(*it)) {
+            let data = self.data.as_ref().expect("a copy with written units has data");
+            let place = (unit - units.start) as usize;
+            bytes[place * unit_size..][..unit_size]
+                .copy_from_slice(&data[index * unit_size..][..unit_size]);
+            checksums[place] = self.checksums[index];
+        }
+        Some((checksums, bytes.freeze()))
+    }
+
     /// Returns a copy whose units all read as zeros.
     pub fn zeros(version: Version, units: Units) -> Copied {
         let written = Units::default();

@@ -7,7 +7,7 @@
 //! | an acting member in a new run | the new run is entered, same set |
 //! | such a complete learner, and all members sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan that is up and not acting | it becomes a learner, for the position that needs it most |
-//! | everything is as planned | the plan's first OSD leads as soon as it may, if it can reach all members |
+//! | everything is as planned | the plan's first OSD whose disk is not slow leads as soon as it may, if it reaches all members; if all are slow, the first |
 //! | an OSD that rests after many starts | it does not become a learner; as a member it is removed in its next run if minimum size others remain |
 //! | an acting member or learner whose disk hangs | it is removed if at least minimum size others have disks that answer and were heard from since; else the entry stays |
 //! | a pool with parity has more positions than the entry | the entry gets them, empty |
@@ -59,6 +59,8 @@ pub(super) struct DiskStanding {
     pub(super) is_new: bool,
     /// The time at which the disk's oldest pending operation began, if that operation is slow.
     pub(super) oldest: Option<Time>,
+    /// Whether the disk answers, but takes many times as long as those of its peers.
+    pub(super) slow: bool,
 }
 
 /// Everything except its entry that determines the next entry of a PG.
@@ -576,8 +578,9 @@ fn primary_of(
         member.map(|member| given.state_of(*member))
     };
     let is_sound = |osd: &OsdId| state(*osd) == Some(State::Sound);
+    let is_slow = |osd: &OsdId| given.standings.get(osd).is_some_and(|it| it.disk.slow);
     let mut planned: Vec<OsdId> = given.targets.to_vec();
-    planned.sort_by_key(|osd| !given.has_data(positions, *osd));
+    planned.sort_by_key(|osd| (!given.has_data(positions, *osd), is_slow(osd)));
     let first = planned.first().copied();
     let planned = planned.into_iter();
     let at_rest = learners.is_empty()

@@ -263,6 +263,7 @@ impl Monitor {
         self.push_sync_osd(boot.osd);
         self.connections.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);
+        self.greet_with_slow_disks(boot.connection, effects);
         for part in whole_copy(&self.committed) {
             self.connections.send(boot.connection, &part, effects);
         }

@@ -477,20 +477,21 @@ impl Monitor {
                 heard: liveness.map_or(0, |liveness| liveness.heard),
                 noticed: liveness.map_or(0, |liveness| liveness.noticed),
                 rests: live.is_some_and(|live| live.starts.rest(self.now).is_some()),
-                disk: live.map(|live| self.disk_of(live)).unwrap_or_default(),
+                disk: live.map(|live| self.disk_of(osd, live)).unwrap_or_default(),
             };
             (osd, standing)
         };
         self.committed.osds().map(standing).collect()
     }
 
-    fn disk_of(&self, live: &OsdLive) -> DiskStanding {
+    fn disk_of(&self, osd: OsdId, live: &OsdLive) -> DiskStanding {
         let stall = &live.stall;
         DiskStanding {
             stalled: stall.stalled,
             since: stall.since.unwrap_or_default(),
             is_new: stall.since.is_some_and(|since| self.now < since + STALL_GATHER),
             oldest: stall.oldest,
+            slow: self.slow_disks.is_slow(osd),
         }
     }
 

@@ -154,6 +154,7 @@ impl Monitor {
         let scrubs = self.scrub_tally();
         check_scrubs(&scrubs, &mut checks);
         self.check_osds(now, &mut checks);
+        self.check_slow_disks(&mut checks);
         self.check_waiting(&mut checks);
         self.check_links(now, &mut checks);
         self.check_limits(&mut checks);
@@ -686,6 +687,27 @@ impl Monitor {
             osd = osd.get()
         );
         checks.push(Check { code, severity, message, hint: hint.into() });
+    }
+
+    /// Checks for disks that answer, but take many times as long as those of their peers.
+    fn check_slow_disks(&self, checks: &mut Vec<Check>) {
+        for (osd, found) in self.slow_disks.slow() {
+            let figures = found
+                .map_or_else(|| "an earlier leader measured it".to_owned(), |found| found.text());
+            checks.push(Check {
+                code: "osd_slow",
+                severity: Severity::Warn,
+                message: format!(
+                    "the disk of {osd} is slow: {figures}. PGs read from other members where they can"
+                ),
+                hint: format!(
+                    "look at the disk's health (SMART), its host's kernel log and what else uses it. \
+                     Writes to its PGs wait for it: `ashlar osd out {}` moves its copies elsewhere",
+                    osd.get()
+                )
+                .into(),
+            });
+        }
     }
 
     /// Checks lists that have a limit, beyond which requests are refused.

@@ -14,4 +14,5 @@ mod parity;
 mod restore;
 mod rig;
 mod scrub;
+mod slow_disks;
 mod stats;

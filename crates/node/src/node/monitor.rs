@@ -99,6 +99,7 @@ impl Node {
                 let told_every = self.cluster.span(Setting::StatsInterval);
                 self.stats.at = self.stats.at.min(now + told_every);
             }
+            FromMonitor::SlowDisks { osds } => self.pgs.set_slow_disks(osds),
             FromMonitor::StatsSaved { sequence } => self.stats.on_saved(sequence),
             // Receiving any message is enough: it shows that the monitor is alive.
             FromMonitor::Pong => {}

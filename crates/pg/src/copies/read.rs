@@ -25,11 +25,21 @@ pub struct Read {
     order: u64,
     /// How many more times the read may have units that this OSD lost restored from other members.
     mends_left: usize,
-    stage: ReadStage,
+    pub(super) stage: ReadStage,
+}
+
+impl Read {
+    pub(super) fn key(&self) -> BlockKey {
+        self.key
+    }
+
+    pub(super) fn wants(&self) -> Wants {
+        self.wants
+    }
 }
 
 /// How far a read has got. Top to bottom is the order in time.
-enum ReadStage {
+pub(super) enum ReadStage {
     /// Waits for the end of a write to its units in one of its layers.
     Waiting,
     /// Waits for the allocation of every layer.
@@ -38,6 +48,8 @@ enum ReadStage {
     FetchParts(Box<Chain>),
     /// Waits for data of the only layer.
     Fetch,
+    /// Waits for data of the only layer from another member, because this OSD's disk is slow.
+    FetchElsewhere,
     /// The answer contains the effect of later writes. The read waits until all members hold those writes.
     Overtaken(Outcome, Vec<BlockSeen>),
 }
@@ -77,13 +89,21 @@ impl Pg {
             return;
         }
         match (read.wants, read.parents.is_empty()) {
-            (Wants::Data { offset, length }, true) => {
-                let request = StoreRequest::Read { key: read.key, offset, length };
-                self.reads[slot].stage = ReadStage::Fetch;
-                self.call(Call::Fetch(slot), request, actions);
-            }
+            (Wants::Data { .. }, true) => match self.quicker_member() {
+                Some(index) => self.fetch_elsewhere(slot, index, actions),
+                None => self.fetch_here(slot, actions),
+            },
             _ => self.examine_layers(slot, actions),
         }
+    }
+
+    /// Reads the only layer from this OSD's store.
+    pub(super) fn fetch_here(&mut self, slot: ReadSlot, actions: &mut Vec<Action>) {
+        let Read { key, wants: Wants::Data { offset, length }, .. } = self.reads[slot] else {
+            unreachable!("the read wants data");
+        };
+        self.reads[slot].stage = ReadStage::Fetch;
+        self.call(Call::Fetch(slot), StoreRequest::Read { key, offset, length }, actions);
     }
 
     fn write_before_read(&self, read: &Read) -> Option<WriteSlot> {
@@ -95,7 +115,7 @@ impl Pg {
         })
     }
 
-    fn units_read(&self, read: &Read) -> Range<u32> {
+    pub(super) fn units_read(&self, read: &Read) -> Range<u32> {
         match read.wants {
             Wants::Data { offset, length } => {
                 let (first, end) = units_of(offset, length);
@@ -257,7 +277,7 @@ impl Pg {
     }
 
     /// Answers a read once all members hold the writes that it saw.
-    fn answer_read(
+    pub(super) fn answer_read(
         &mut self,
         slot: ReadSlot,
         outcome: Outcome,
@@ -322,7 +342,7 @@ impl Pg {
 }
 
 /// Returns the client's answer to a read: data with one checksum for each unit.
-fn read_outcome(version: Version, checksums: Vec<Checksum>, data: Buffer) -> Outcome {
+pub(super) fn read_outcome(version: Version, checksums: Vec<Checksum>, data: Buffer) -> Outcome {
     assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
     Outcome::Read { version, checksums, data }
 }

@@ -2,7 +2,7 @@
 
 use super::history::Kind;
 use super::model::data_of;
-use super::world::{Random, World};
+use super::world::{Random, World, osd_id};
 use super::{UNIT, UNITS, layer, place_in};
 use base::{Duration, Epoch, Version};
 use blockstore::BlockKey;
@@ -33,6 +33,8 @@ struct Run {
     faults: usize,
     /// Number of events in the run.
     steps: usize,
+    /// How often an OSD hears which disks are slow, in events of a thousand.
+    slow: usize,
     /// Disks lose something now and then.
     may_rot: bool,
 }
@@ -44,7 +46,8 @@ impl Run {
         let mut world = World::of_pieces(seed ^ 0x5555, 3 + random.below(3));
         world.large_percent = [0, 20, 60][random.below(3)];
         let faults = [2, 8, 20][random.below(3)];
-        Run { world, lazy: Lazy::Never, lost_in: None, random, faults, steps: 4000, may_rot: false }
+        let (lazy, lost_in, steps, slow) = (Lazy::Never, None, 4000, 0);
+        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot: false }
     }
 
     fn new(seed: u64) -> Run {
@@ -60,7 +63,9 @@ impl Run {
                 osd.store.is_immediate = random.below(8) == 0;
             }
         }
-        Run { world, lazy, lost_in: None, random, faults, steps: 4000, may_rot: true }
+        let (lost_in, steps) = (None, 4000);
+        let slow = [0, 40][random.below(2)];
+        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot: true }
     }
 
     fn any(&mut self) -> usize {
@@ -152,6 +157,20 @@ impl Run {
                 self.world.osds[at].store.is_full &= self.random.below(4) > 0;
             }
             _ => self.world.keep_house(at),
+        }
+    }
+
+    /// An OSD hears which disks are slow, whether they are or not. Its own is often one of them.
+    fn hear_of_slow_disks(&mut self) {
+        let at = self.any();
+        let mut slow = std::collections::BTreeSet::new();
+        for index in 0..self.world.osds.len() {
+            if self.random.below(8) < if index == at { 6 } else { 2 } {
+                slow.insert(osd_id(index));
+            }
+        }
+        if let Some(pg) = &mut self.world.osds[at].pg {
+            pg.set_slow_disks(&slow);
         }
     }
 
@@ -352,6 +371,7 @@ impl Run {
                 dice if dice < 170 => self.delete_others(),
                 dice if dice < 350 => self.keep_house(),
                 dice if dice < 380 => self.scrub(),
+                dice if dice < 380 + self.slow => self.hear_of_slow_disks(),
                 _ => self.go_on(),
             }
         }
@@ -432,6 +452,7 @@ fn planted_bugs_are_found() {
     let bugs = [
         Bug::AckBeforeMembers,
         Bug::ReadOfUnfinishedWrite,
+        Bug::ReadElsewhereFromLearner,
         Bug::LearnerCountedAsMember,
         Bug::TombstoneDroppedEarly,
         Bug::CounterReusedAfterRestart,

@@ -94,6 +94,7 @@ pub struct FakeOsd {
     /// PGs that it was asked to scrub, and whether deeply.
     pub scrubs: Vec<(PgId, bool)>,
     pub settings: Changed,
+    pub slow_disks: Vec<OsdId>,
     pub cleared: Vec<PoolId>,
     /// Periods that the monitor reported as saved, in order.
     pub saved: Vec<u64>,
@@ -480,6 +481,7 @@ impl Rig {
                 }
             }
             FromMonitor::Settings { changed } => osd.settings = changed,
+            FromMonitor::SlowDisks { osds } => osd.slow_disks = osds,
             FromMonitor::StatsSaved { sequence } => osd.saved.push(sequence),
             FromMonitor::Probe { nonce } => self.queue(connection, &ToMonitor::Alive { nonce }),
             FromMonitor::ClearPool { pool, .. } => {

@@ -1,0 +1,448 @@
+//! Disks that answer, but take many times as long as those of their peers.
+//!
+//! OSDs report what their disks did: sums of reads, journal writes and flushes. At the end of each interval
+//! the leader computes the mean time of each kind, and compares every disk with its *peers*: the OSDs that
+//! it shares a PG with.
+//!
+//! ```text
+//!   Well ── slow for an interval ──▶ Doubted ── slow ever since, for disk_slower_ms ──▶ Slow
+//!    ▲ ◀───────────── not ──────────────┘                                              │
+//!    └──────────── well ever since, for disk_slower_ms; or not measured for long ◀─────┘
+//! ```
+//!
+//! Invariants
+//!   1. Nothing but speed depends on this: a wrong judgement costs an epoch, and reads that take the longer
+//!      way. So it needs no place in the state store.
+//!   2. Disks are compared by figures of the same interval and of the same kind.
+//!   3. A disk without figures is neither slow nor well: what was found last stays, for a while.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{ConnectionId, Duration, OsdId, Time, TraceEvent};
+
+use super::{Effect, Monitor};
+use crate::message::{DiskOperations, DiskWork, FromMonitor};
+use crate::settings::Setting;
+
+/// A disk is slow if it takes so many times as long as its peers'.
+const RATIO_SLOW: u64 = 10;
+/// A slow disk is well again below so many times: one at the limit does not come and go.
+const RATIO_WELL: u64 = 5;
+/// A mean below this is never slow: the clients of a disk that fast do not notice.
+const MEAN_SLOW_MIN: Duration = Duration::from_millis(2);
+/// Fewer operations of a kind in an interval say nothing.
+const COUNT_MIN: u64 = 3;
+/// `disk_slower_ms` has so many intervals.
+const INTERVAL_COUNT: u64 = 6;
+/// A slow disk that has not been measured for so many times `disk_slower_ms` is tried again.
+const FORGET_AFTER: u64 = 10;
+
+/// A kind of operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Reads,
+    Writes,
+    Flushes,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Reads, Kind::Writes, Kind::Flushes];
+
+    fn of(self, work: &DiskWork) -> DiskOperations {
+        match self {
+            Kind::Reads => work.reads,
+            Kind::Writes => work.writes,
+            Kind::Flushes => work.flushes,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Reads => "reads",
+            Kind::Writes => "journal writes",
+            Kind::Flushes => "flushes",
+        }
+    }
+}
+
+/// Mean times of an interval, by kind; `None`: too few operations.
+type Means = [Option<Duration>; Kind::ALL.len()];
+
+/// How a disk compares with its peers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Comparison {
+    kind: Kind,
+    /// The mean of this disk.
+    mean: Duration,
+    /// The median of the means of its peers.
+    peers: Duration,
+}
+
+impl Comparison {
+    fn is_above(&self, ratio: u64) -> bool {
+        let limit = self.peers.as_nanos().saturating_mul(ratio);
+        self.mean >= MEAN_SLOW_MIN && self.mean.as_nanos() >= limit
+    }
+
+    /// Describes it: `flushes take 84.2 ms, those of its peers 3.1 ms`.
+    pub(super) fn text(&self) -> String {
+        let (mean, peers) = (millis_text(self.mean), millis_text(self.peers));
+        format!("{} take {mean}, those of its peers {peers}", self.kind.name())
+    }
+}
+
+fn millis_text(span: Duration) -> String {
+    let micros = span.as_nanos() / 1000;
+    match micros {
+        0..10_000 => format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10),
+        _ => format!("{} ms", micros / 1000),
+    }
+}
+
+/// The stages of the picture above.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Well,
+    Doubted {
+        since: Time,
+    },
+    Slow {
+        /// The last comparison that found it slow; `None`: another leader found it.
+        found: Option<Comparison>,
+        /// Since when it has been well.
+        well_since: Option<Time>,
+        /// When it was last measured.
+        measured: Time,
+    },
+}
+
+struct Disk {
+    /// The sums at the end of the last interval.
+    before: Option<DiskWork>,
+    stage: Stage,
+}
+
+/// What is known of the disks of all OSDs; lost when this monitor no longer leads.
+#[derive(Default)]
+pub(super) struct SlowDisks {
+    /// When the current interval ends.
+    ends: Option<Time>,
+    /// An interval has ended: until then OSDs keep what an earlier leader told them, and report it.
+    has_judged: bool,
+    disks: BTreeMap<OsdId, Disk>,
+}
+
+/// What an OSD reported last.
+struct Reported {
+    work: DiskWork,
+    /// The leader before told it that it is slow.
+    was_slow: bool,
+    peers: BTreeSet<OsdId>,
+}
+
+impl SlowDisks {
+    /// Whether this OSD's disk is slow.
+    pub(super) fn is_slow(&self, osd: OsdId) -> bool {
+        self.disks.get(&osd).is_some_and(|disk| matches!(disk.stage, Stage::Slow { .. }))
+    }
+
+    /// Returns the OSDs whose disks are slow, each with what was found last.
+    pub(super) fn slow(&self) -> impl Iterator<Item = (OsdId, Option<Comparison>)> + '_ {
+        self.disks.iter().filter_map(|(osd, disk)| match disk.stage {
+            Stage::Slow { found, .. } => Some((*osd, found)),
+            Stage::Well | Stage::Doubted { .. } => None,
+        })
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.ends
+    }
+
+    /// Ends an interval: judges every disk by what it did since the last one. `span`: how long a disk must
+    /// be slow, or well again.
+    fn judge(&mut self, now: Time, span: Duration, reported: &BTreeMap<OsdId, Reported>) {
+        self.disks.retain(|osd, _| reported.contains_key(osd));
+        let mut means: BTreeMap<OsdId, Means> = BTreeMap::new();
+        for (osd, told) in reported {
+            let stage = match told.was_slow {
+                true => Stage::Slow { found: None, well_since: None, measured: now },
+                false => Stage::Well,
+            };
+            let disk = self.disks.entry(*osd).or_insert(Disk { before: None, stage });
+            let before = disk.before.replace(told.work);
+            means.insert(*osd, before.map_or([None; 3], |before| means_of(&before, &told.work)));
+        }
+        for (osd, told) in reported {
+            let others = told.peers.iter().filter(|peer| *peer != osd);
+            let others: Vec<Means> = others.filter_map(|peer| means.get(peer)).copied().collect();
+            let found = compare(&means[osd], &others);
+            let disk = self.disks.get_mut(osd).expect("just inserted");
+            disk.stage = next_stage(disk.stage, now, span, &found);
+        }
+    }
+}
+
+/// Returns the means of what was done between two reports. A store that was opened anew counts from zero:
+/// then there are none.
+fn means_of(before: &DiskWork, after: &DiskWork) -> Means {
+    Kind::ALL.map(|kind| {
+        let (before, after) = (kind.of(before), kind.of(after));
+        let count = after.count.checked_sub(before.count)?;
+        let nanos = after.nanos.checked_sub(before.nanos)?;
+        (count >= COUNT_MIN).then(|| Duration::from_nanos(nanos / count))
+    })
+}
+
+/// Compares a disk with its peers, by each kind of which there are figures.
+fn compare(own: &Means, others: &[Means]) -> Vec<Comparison> {
+    let of_kind = |(index, kind): (usize, Kind)| {
+        let mean = own[index]?;
+        let mut peers: Vec<Duration> = others.iter().filter_map(|means| means[index]).collect();
+        peers.sort_unstable();
+        let median = peers.get(peers.len().checked_sub(1)? / 2)?;
+        Some(Comparison { kind, mean, peers: *median })
+    };
+    Kind::ALL.into_iter().enumerate().filter_map(of_kind).collect()
+}
+
+/// Returns the stage that follows from what an interval showed.
+fn next_stage(stage: Stage, now: Time, span: Duration, found: &[Comparison]) -> Stage {
+    let interval = interval_of(span);
+    let began = Time::from_nanos(now.as_nanos().saturating_sub(interval.as_nanos()));
+    let slow = found.iter().find(|comparison| comparison.is_above(RATIO_SLOW)).copied();
+    match (stage, slow) {
+        (Stage::Well, Some(_)) => Stage::Doubted { since: began },
+        (Stage::Doubted { since }, Some(found)) if now.since(since) >= span => {
+            Stage::Slow { found: Some(found), well_since: None, measured: now }
+        }
+        (Stage::Doubted { .. }, Some(_)) => stage,
+        (Stage::Well | Stage::Doubted { .. }, None) => Stage::Well,
+        (Stage::Slow { .. }, Some(found)) => {
+            Stage::Slow { found: Some(found), well_since: None, measured: now }
+        }
+        (Stage::Slow { found: before, well_since, measured }, None) => {
+            let is_of_kind =
+                |one: &&Comparison| before.is_none_or(|before| before.kind == one.kind);
+            let same = found.iter().find(is_of_kind);
+            let Some(same) = same else {
+                let forget = Duration::from_nanos(span.as_nanos().saturating_mul(FORGET_AFTER));
+                return if now.since(measured) >= forget { Stage::Well } else { stage };
+            };
+            if same.is_above(RATIO_WELL) {
+                return Stage::Slow { found: Some(*same), well_since: None, measured: now };
+            }
+            let since = well_since.unwrap_or(began);
+            match now.since(since) >= span {
+                true => Stage::Well,
+                false => Stage::Slow { found: before, well_since: Some(since), measured: now },
+            }
+        }
+    }
+}
+
+fn interval_of(span: Duration) -> Duration {
+    Duration::from_nanos(span.as_nanos() / INTERVAL_COUNT)
+}
+
+impl Monitor {
+    /// Ends an interval when it is due, and tells OSDs if other disks are slow now.
+    pub(super) fn judge_disks(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let span = self.span(Setting::DiskSlower);
+        let next = now + interval_of(span);
+        // A shorter interval takes effect at once.
+        let ends = *self.slow_disks.ends.get_or_insert(next);
+        if now < ends {
+            self.slow_disks.ends = Some(ends.min(next));
+            return;
+        }
+        self.slow_disks.ends = Some(next);
+        let reported = self.reported_work();
+        let before: Vec<OsdId> = self.slow_disks.slow().map(|(osd, _)| osd).collect();
+        self.slow_disks.judge(now, span, &reported);
+        let after: Vec<(OsdId, Option<Comparison>)> = self.slow_disks.slow().collect();
+        let is_first = !std::mem::replace(&mut self.slow_disks.has_judged, true);
+        if after.iter().map(|(osd, _)| *osd).eq(before.iter().copied()) && !is_first {
+            return;
+        }
+        for (osd, found) in after.iter().filter(|(osd, _)| !before.contains(osd)) {
+            let event = TraceEvent::warn("the disk of an OSD is slower than its peers'");
+            let why = found.map_or_else(|| "an earlier leader found it".into(), |it| it.text());
+            effects.push(Effect::Trace(event.with("osd", osd).with("why", why)));
+        }
+        for osd in before.iter().filter(|osd| after.iter().all(|(slow, _)| slow != *osd)) {
+            let event = TraceEvent::info("the disk of an OSD is no longer slower than its peers'");
+            effects.push(Effect::Trace(event.with("osd", osd)));
+        }
+        let joined: Vec<_> = self.osds.values().filter_map(|live| live.connection).collect();
+        for connection in joined {
+            self.send_slow_disks(connection, effects);
+        }
+        self.entries.mark_all();
+    }
+
+    /// Tells an OSD that has joined which disks are slow.
+    pub(super) fn greet_with_slow_disks(
+        &self,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.slow_disks.has_judged {
+            self.send_slow_disks(connection, effects);
+        }
+    }
+
+    fn send_slow_disks(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        let osds = self.slow_disks.slow().map(|(osd, _)| osd).collect();
+        self.connections.send(connection, &FromMonitor::SlowDisks { osds }, effects);
+    }
+
+    /// Returns what the OSDs that are connected reported last, with their peers.
+    fn reported_work(&self) -> BTreeMap<OsdId, Reported> {
+        let reports =
+            self.osds.iter().filter_map(|(osd, live)| Some((osd, live.current_report()?)));
+        let reported = reports.map(|(osd, report)| {
+            let peers = BTreeSet::new();
+            (*osd, Reported { work: report.disk, was_slow: report.slow, peers })
+        });
+        let mut reported: BTreeMap<OsdId, Reported> = reported.collect();
+        for entry in self.committed.pools().flat_map(|pool| self.committed.pgs(pool.pool.id)) {
+            for member in entry.members() {
+                if let Some(told) = reported.get_mut(&member.osd) {
+                    told.peers.extend(entry.members().map(|peer| peer.osd));
+                }
+            }
+        }
+        reported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPAN: Duration = Duration::from_secs(60);
+
+    fn osd(number: u32) -> OsdId {
+        OsdId::new(number).unwrap()
+    }
+
+    fn operations(count: u64, each_ms: u64) -> DiskOperations {
+        DiskOperations { count, nanos: count * each_ms * 1_000_000 }
+    }
+
+    /// Three OSDs that share all PGs. Each interval adds operations to their sums.
+    #[derive(Default)]
+    struct Rig {
+        disks: SlowDisks,
+        now: Time,
+        work: BTreeMap<OsdId, DiskWork>,
+        was_slow: bool,
+    }
+
+    impl Rig {
+        /// Ends an interval in which each OSD did 20 flushes of these lengths; `None`: it did nothing.
+        fn interval(&mut self, each_ms: [Option<u64>; 3]) -> Vec<OsdId> {
+            self.now = self.now + interval_of(SPAN);
+            let all: BTreeSet<OsdId> = (1..=3).map(osd).collect();
+            for (id, each) in all.iter().zip(each_ms) {
+                let work = self.work.entry(*id).or_default();
+                let more = operations(if each.is_some() { 20 } else { 0 }, each.unwrap_or(0));
+                work.flushes.count += more.count;
+                work.flushes.nanos += more.nanos;
+            }
+            let was_slow = self.was_slow;
+            let told = |(id, work): (&OsdId, &DiskWork)| {
+                let was_slow = was_slow && *id == osd(3);
+                (*id, Reported { work: *work, was_slow, peers: all.clone() })
+            };
+            let reported = self.work.iter().map(told).collect();
+            self.disks.judge(self.now, SPAN, &reported);
+            self.disks.slow().map(|(id, _)| id).collect()
+        }
+
+        fn intervals(&mut self, count: usize, each_ms: [Option<u64>; 3]) -> Vec<OsdId> {
+            (0..count).map(|_| self.interval(each_ms)).last().unwrap_or_default()
+        }
+    }
+
+    const SLOW: [Option<u64>; 3] = [Some(1), Some(1), Some(10)];
+    const WELL: [Option<u64>; 3] = [Some(1), Some(1), Some(2)];
+
+    #[test]
+    fn a_disk_is_slow_after_a_minute_and_well_again_after_another() {
+        let mut rig = Rig::default();
+        assert!(rig.interval(SLOW).is_empty(), "the first sums have nothing before them");
+        assert!(rig.intervals(5, SLOW).is_empty(), "for 50 s");
+        assert_eq!(rig.interval(SLOW), [osd(3)]);
+        let (_, found) = rig.disks.slow().next().unwrap();
+        assert_eq!(found.unwrap().text(), "flushes take 10 ms, those of its peers 1.00 ms");
+        assert_eq!(rig.intervals(5, WELL), [osd(3)], "well for 50 s");
+        assert!(rig.interval(WELL).is_empty());
+    }
+
+    #[test]
+    fn one_quick_interval_begins_the_minute_anew() {
+        let mut rig = Rig::default();
+        rig.intervals(6, SLOW);
+        rig.interval(WELL);
+        assert!(rig.intervals(5, SLOW).is_empty());
+        assert_eq!(rig.interval(SLOW), [osd(3)]);
+        rig.intervals(5, WELL);
+        rig.interval([Some(1), Some(1), Some(6)]);
+        assert_eq!(rig.intervals(5, WELL), [osd(3)], "six times as long is not well yet");
+        assert!(rig.interval(WELL).is_empty());
+    }
+
+    #[test]
+    fn disks_that_are_all_slow_or_all_quick_are_no_finding() {
+        let mut rig = Rig::default();
+        assert!(rig.intervals(9, [Some(90), Some(70), Some(99)]).is_empty());
+        let quick = |nanos| Comparison {
+            kind: Kind::Reads,
+            mean: Duration::from_nanos(nanos),
+            peers: Duration::from_nanos(nanos / 20),
+        };
+        assert!(!quick(1_900_000).is_above(RATIO_SLOW));
+        assert!(quick(2_000_000).is_above(RATIO_SLOW));
+    }
+
+    #[test]
+    fn a_slow_disk_without_figures_stays_slow_for_a_while() {
+        let mut rig = Rig::default();
+        rig.intervals(7, SLOW);
+        let idle = [Some(1), Some(1), None];
+        assert_eq!(rig.intervals(59, idle), [osd(3)]);
+        assert!(rig.interval(idle).is_empty(), "after ten minutes it is tried again");
+        let mut rig = Rig::default();
+        rig.intervals(4, SLOW);
+        rig.interval(idle);
+        assert!(rig.intervals(5, SLOW).is_empty(), "it was not slow all the time");
+    }
+
+    #[test]
+    fn a_new_leader_begins_with_what_the_osd_was_told() {
+        let mut rig = Rig { was_slow: true, ..Rig::default() };
+        assert_eq!(rig.interval(SLOW), [osd(3)]);
+        assert_eq!(rig.intervals(5, WELL), [osd(3)]);
+        assert!(rig.interval(WELL).is_empty(), "the report is not believed twice");
+    }
+
+    #[test]
+    fn sums_that_begin_anew_give_no_figures() {
+        let before = DiskWork { reads: operations(100, 1), ..DiskWork::default() };
+        let after = DiskWork { reads: operations(50, 9), ..DiskWork::default() };
+        assert_eq!(means_of(&before, &after), [None; 3]);
+        let few = DiskWork { reads: operations(102, 1), ..DiskWork::default() };
+        assert_eq!(means_of(&before, &few), [None; 3]);
+    }
+
+    #[test]
+    fn kinds_are_compared_apart() {
+        let (ms, us) = (Duration::from_millis(9), Duration::from_micros(100));
+        // A disk that flushes is not slower than one that reads.
+        assert!(compare(&[None, None, Some(ms)], &[[Some(us), None, None]]).is_empty());
+        let found = compare(&[Some(us), None, Some(ms)], &[[Some(us), None, Some(us)]; 2]);
+        assert_eq!(found.len(), 2);
+        assert!(!found[0].is_above(RATIO_SLOW) && found[1].is_above(RATIO_SLOW));
+    }
+}

@@ -1,0 +1,91 @@
+//! Reads of a primary whose own disk is slow, from another acting member.
+//!
+//! Invariants
+//!   1. The member is asked after all earlier writes of the units have ended, so it holds them: a write ends
+//!      when all acting members have it. If its connection breaks, the epoch ends, and the read with it.
+//!   2. What the member answered may include later writes, also ones that this OSD does not hold yet. The
+//!      block's version tells: the answer waits until they have ended, like that of this OSD's own store.
+//!   3. Only data that matches its checksums is used. Where the member lost units, or has no such block,
+//!      this OSD reads its own store: there the read is repaired as ever.
+
+use base::planted::{self, Bug};
+use format::wire::{Content, PeerBody};
+
+use super::chain::BlockSeen;
+use super::read::ReadStage;
+use crate::ask::{Asked, Contact};
+use crate::operation::Wants;
+use crate::slots::ReadSlot;
+use crate::units::{Held, Units, units_of};
+use crate::{Action, Pg};
+
+impl Pg {
+    /// Returns the member to read from if this OSD's disk is slow; `None`: it reads from its own store. The
+    /// members whose disks are not slow take turns.
+    pub(super) fn quicker_member(&self) -> Option<usize> {
+        let lead = self.lead.as_ref()?;
+        if !self.slow_disks.contains(&self.me) {
+            return None;
+        }
+        let is_quick = |index: &usize| {
+            let peer = &lead.peers[*index];
+            peer.contact == Contact::Known && !self.slow_disks.contains(&peer.member.osd)
+        };
+        let others = || lead.acting_others().chain(self.learners_by_mistake()).filter(is_quick);
+        let turn = self.reads_elsewhere.checked_rem(others().count() as u64)?;
+        others().nth(turn as usize)
+    }
+
+    /// Returns the learners' indices if the bug is planted, else nothing.
+    fn learners_by_mistake(&self) -> std::ops::Range<usize> {
+        let lead = self.lead.as_ref().filter(|_| planted::on(Bug::ReadElsewhereFromLearner));
+        lead.map_or(0..0, |lead| lead.acting.count()..lead.peers.len())
+    }
+
+    /// Asks another member for the units of a read.
+    pub(super) fn fetch_elsewhere(
+        &mut self,
+        slot: ReadSlot,
+        index: usize,
+        actions: &mut Vec<Action>,
+    ) {
+        let key = self.reads[slot].key();
+        let units = Units::from_range(self.units_read(&self.reads[slot]));
+        let units = units.words(self.shape.block_size);
+        self.reads[slot].stage = ReadStage::FetchElsewhere;
+        self.reads_elsewhere += 1;
+        let call = self.lead().asks.ask(index, Asked::Read { read: slot });
+        self.send(index, PeerBody::Fetch { call, key, units }, actions);
+    }
+
+    /// Handles a member's units for a read.
+    pub(crate) fn on_peer_read(
+        &mut self,
+        slot: ReadSlot,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let held = Held::of(content, self.shape.block_size, true)?;
+        self.check_version(held.version())?;
+        let read = &self.reads[slot];
+        assert!(matches!(read.stage, ReadStage::FetchElsewhere));
+        let Wants::Data { offset, length } = read.wants() else {
+            unreachable!("only data is read elsewhere");
+        };
+        let (first, end) = units_of(offset, length);
+        let Held::Copy(copied) = held else {
+            self.fetch_here(slot, actions);
+            return Ok(());
+        };
+        let Some((checksums, data)) = copied.range(first..end, &self.buffers) else {
+            self.fetch_here(slot, actions);
+            return Ok(());
+        };
+        let outcome = super::read::read_outcome(copied.version, checksums, data);
+        let seen = BlockSeen { image: self.reads[slot].key().image, version: copied.version };
+        let is_ignored = planted::on(Bug::ReadElsewhereIgnoresWrites);
+        let seen = if is_ignored { Vec::new() } else { vec![seen] };
+        self.answer_read(slot, outcome, seen, actions);
+        Ok(())
+    }
+}
