@@ -46,7 +46,8 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::Reads, Kind::Writes, Kind::Flushes];
+    /// Those first that a slow disk goes on doing: reads go to others.
+    const ALL: [Kind; 3] = [Kind::Flushes, Kind::Writes, Kind::Reads];
 
     fn of(self, work: &DiskWork) -> DiskOperations {
         match self {
@@ -248,7 +249,9 @@ impl Monitor {
     /// Ends an interval when it is due, and tells OSDs if other disks are slow now.
     pub(super) fn judge_disks(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let span = self.span(Setting::DiskSlower);
-        let next = now + interval_of(span);
+        // Of each interval there are at least two reports.
+        let reports = self.span(Setting::OsdReport);
+        let next = (now + interval_of(span)).max(now + reports + reports);
         // A shorter interval takes effect at once.
         let ends = *self.slow_disks.ends.get_or_insert(next);
         if now < ends {
@@ -441,8 +444,8 @@ mod tests {
         let (ms, us) = (Duration::from_millis(9), Duration::from_micros(100));
         // A disk that flushes is not slower than one that reads.
         assert!(compare(&[None, None, Some(ms)], &[[Some(us), None, None]]).is_empty());
-        let found = compare(&[Some(us), None, Some(ms)], &[[Some(us), None, Some(us)]; 2]);
+        let found = compare(&[Some(ms), None, Some(us)], &[[Some(us), None, Some(us)]; 2]);
         assert_eq!(found.len(), 2);
-        assert!(!found[0].is_above(RATIO_SLOW) && found[1].is_above(RATIO_SLOW));
+        assert!(found[0].is_above(RATIO_SLOW) && !found[1].is_above(RATIO_SLOW));
     }
 }

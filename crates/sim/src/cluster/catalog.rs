@@ -29,7 +29,7 @@ pub const OPERATIONS: [&str; 20] = [
 ];
 
 /// Faults that are injected, and events that follow from them.
-pub const FAULTS: [&str; 84] = [
+pub const FAULTS: [&str; 86] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -79,6 +79,8 @@ pub const FAULTS: [&str; 84] = [
     "unflushed write torn",
     "unflushed writes reordered",
     "slow disk operation",
+    "disk became slow",
+    "disk named as slow",
     "disk took seconds",
     "disk hung",
     "all disks hung",

@@ -21,6 +21,7 @@ impl World {
         let faults = self.faults.rates;
         if self.stage_is_work() {
             self.hang_some();
+            self.slow_some();
         }
         if self.chaos.chance(faults.connection_breaks)
             && let Some((one, other, wakes)) = self.net.break_any(self.now)

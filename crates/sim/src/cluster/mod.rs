@@ -46,6 +46,7 @@ mod request_watch;
 mod rules;
 mod runs;
 mod scrubs;
+mod slow_disks;
 mod state;
 mod syncs;
 mod truce;

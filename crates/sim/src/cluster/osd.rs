@@ -12,6 +12,7 @@ use pg::Limits;
 use super::disk_hang::Hang;
 use super::plan::Plan;
 use super::process::{monitor_addresses, osd_address};
+use super::slow_disks::Slowness;
 use crate::disk::SimDisk;
 use crate::register::Moment;
 use crate::store::install_store;
@@ -59,6 +60,10 @@ pub struct Osd {
     pub in_flight: u64,
     /// How its disk hangs.
     pub(super) hang: Hang,
+    /// How slow its disk is.
+    pub(super) slowness: Slowness,
+    /// Number of disk operations so far.
+    pub operation_count: u64,
     /// What its last run had learned about its disk, if that run ended in order to restart.
     pub stalls: Option<node::Stalls>,
     /// The end of a turn of its loop is scheduled.
@@ -128,6 +133,8 @@ impl Osd {
             idle_since: None,
             in_flight: 0,
             hang: Hang::default(),
+            slowness: Slowness::default(),
+            operation_count: 0,
             stalls: None,
             turn_due: false,
             must_stop: false,
@@ -211,6 +218,7 @@ impl Osd {
     pub fn submit(&mut self, now: Time, effect: DiskEffect) -> DiskOp {
         self.note_idle(now);
         self.in_flight += 1;
+        self.operation_count += 1;
         self.idle_since = None;
         if let DiskEffect::Write { offset, buffers, .. } = &effect {
             let length: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();

@@ -21,6 +21,7 @@ impl World {
         match (from, message) {
             (Process::Monitor(_), Message::Control(text)) => {
                 // Operations of the previous epoch are sent again, and may take effect twice.
+                self.note_slow_disks(text);
                 let ends_epoch = self.watch.monitor_says(text, self.now)?;
                 self.faults.count += u64::from(ends_epoch);
                 if ends_epoch {

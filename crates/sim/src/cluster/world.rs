@@ -20,6 +20,7 @@ use super::plan::{Faults, Plan};
 use super::process::{Process, monitor_address, monitor_id, osd_address};
 use super::request_watch::RequestWatch;
 use super::runs::Runs;
+use super::slow_disks::SlowDisks;
 use super::state::StateDoor;
 use super::volume_model::{Life, Volume};
 use super::watch::Watch;
@@ -66,6 +67,7 @@ pub struct World {
     pub(super) watch: Watch,
     pub(super) drill: Option<Drill>,
     pub(super) hangs: Hangs,
+    pub(super) slow_disks: SlowDisks,
     pub(super) monitors: Vec<MonitorProcess>,
     pub(super) osds: Vec<Osd>,
     pub(super) clients: Vec<Client>,
@@ -115,6 +117,7 @@ impl World {
             watch: Watch::default(),
             drill: None,
             hangs: Hangs::draw(run.seed),
+            slow_disks: SlowDisks::draw(run.seed),
             medium: Random::new(run.seed, "cluster medium"),
             timing: Random::new(run.seed, "cluster timing"),
             net,
@@ -187,7 +190,8 @@ impl World {
     fn build(&mut self) -> Result<(), String> {
         (0..self.monitors.len()).for_each(|index| self.start_monitor(index));
         let osds = (0..self.osds.len()).map(Job::CreateOsd);
-        self.operator.jobs = osds.chain([Job::CreatePool]).collect();
+        let settings = self.slow_disks.job();
+        self.operator.jobs = osds.chain([Job::CreatePool]).chain(settings).collect();
         self.schedule(Duration::ZERO, Item::OperatorTurn);
         self.wait("the cluster is not built", |world| world.operator.jobs.is_empty())?;
         for index in 0..self.clients.len() {
@@ -221,6 +225,7 @@ impl World {
             }
         }
         self.wait("an operation is never answered", is_answered)?;
+        self.end_slowness()?;
         self.detach_all()?;
         self.plan_all_in();
         let lack = self.wait_until_whole()?;
@@ -229,6 +234,7 @@ impl World {
         self.black_out()?;
         self.run_without_monitors()?;
         let lack = lack.or(self.hang_all_disks()?);
+        self.slow_one_disk()?;
         self.change_leases()?;
         self.leave_requests_behind()?;
         self.lose_all_power()?;
@@ -734,7 +740,10 @@ impl World {
                     let work = DiskWork::of(&effect);
                     let op = self.osds[index].submit(self.now, effect);
                     let mut after = 1 + self.timing.below(self.plan.disk_latency * 2);
-                    if self.timing.chance(self.plan.slow_disk) {
+                    let slowness = self.osds[index].slowness.factor(self.now);
+                    if let Some(factor) = slowness {
+                        after *= factor;
+                    } else if self.timing.chance(self.plan.slow_disk) {
                         after *= 100;
                         self.tally.faults.add("slow disk operation", 1);
                     }
