@@ -178,6 +178,12 @@ fn render(status: &Value) -> String {
             rate("read"),
             rate("write")
         ));
+        for condition in pool["conditions"].as_array().into_iter().flatten() {
+            let word = |key: &str| condition[key].as_str().unwrap_or_default();
+            let (count, code) = (&condition["count"], word("code"));
+            line(format!("            {count} PGs {code}, as {}", word("message")));
+            line(format!("              -> {}", word("hint")));
+        }
     }
     let pgs = &status["pgs"];
     let mut states =
@@ -350,7 +356,9 @@ mod tests {
             "osds": [{"id": 2, "up": false, "size_bytes": 1 << 30, "used_bytes": 1 << 20}],
             "pgs": {"total": 8, "active": 6, "clean": 4, "degraded": 2, "down": 2},
             "io": {"read": {"ops_per_second": 7, "bytes_per_second": 0}, "write": {}},
-            "pools": [{"name": "fast", "used_bytes": 0, "io": {}}],
+            "pools": [{"name": "fast", "used_bytes": 0, "io": {}, "conditions": [
+                {"code": "pg_degraded", "count": 2, "message": "1.3: 1 of 2 copies", "hint": "wait"},
+            ]}],
             "recovery": {"bytes_left": 1 << 20, "bytes_per_second": 1 << 18, "eta_seconds": 4},
             "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:a:1", "host": "h"}],
             "ended": [
@@ -372,6 +380,8 @@ mod tests {
             "reads       7/s",
             "writes      -",
             "pool        fast: 0",
+            "2 PGs pg_degraded, as 1.3: 1 of 2 copies",
+            "-> wait",
             "used of 1 GiB (0 %)",
             "tcp:a:1 on h",
             "osd.2       exited (exit status: 1), restarts within 20 s; see /l",

@@ -37,6 +37,7 @@ mod lock;
 mod monitors;
 mod osd;
 mod osd_change;
+mod pg_health;
 mod planning;
 mod pool;
 mod publish;

@@ -56,6 +56,36 @@ fn documented_log_lines_exist_in_the_sources() {
     }
 }
 
+/// docs/health.md lists exactly the codes that `status` may show.
+#[test]
+fn every_health_code_is_documented() {
+    let text = read(&root().join("docs/health.md"));
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let documented: BTreeSet<&str> = rows.collect();
+    let monitor = root().join("crates/cluster/src/monitor");
+    let source: String = ["status.rs", "pg_health.rs", "restore.rs"]
+        .iter()
+        .map(|name| read(&monitor.join(name)))
+        .collect();
+    // A code stands in quotes beside its severity, after `code:`, or in a table of codes.
+    let mut used = BTreeSet::new();
+    let words: Vec<&str> = source.split('"').collect();
+    for neighbours in words.windows(3) {
+        let [before, word, after] = neighbours else { unreachable!("windows of three") };
+        let is_word =
+            word.contains('_') && word.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        let is_code = before.ends_with("code: ")
+            || before.ends_with("=> ") && word.starts_with("pg_")
+            || before.trim_end().ends_with("=> (") && word.starts_with("state_")
+            || after.trim_start_matches(',').trim_start().starts_with("Severity::");
+        if is_word && is_code {
+            used.insert(*word);
+        }
+    }
+    assert!(used.len() > 35, "{used:?}");
+    assert_eq!(documented, used);
+}
+
 /// Every step of "Follow one write" is `path: symbol`, and the symbol is defined in that file.
 #[test]
 fn the_architecture_names_files_and_symbols_that_exist() {

@@ -215,6 +215,7 @@ impl Monitor {
             "id": row["id"],
             "used_bytes": row["used_bytes"],
             "available_bytes": row["available_bytes"],
+            "conditions": self.pg_conditions(record.pool.id),
             "io": self.rates_of(Table::Pool, record.pool.id.get()),
         })
     }

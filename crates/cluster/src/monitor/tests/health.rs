@@ -51,6 +51,20 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert!(has(&mut rig, "pg_degraded") && has(&mut rig, "osd_down"));
     assert!(has(&mut rig, "pg_last_copy"), "two copies, and one of them is away");
     assert_eq!(status["recovery"]["waits_for"], json!([4]));
+    let conditions = status["pools"][0]["conditions"].as_array().unwrap().clone();
+    assert_eq!(
+        (&conditions[0]["code"], &conditions[0]["count"]),
+        (&json!("pg_degraded"), &json!(32))
+    );
+    assert!(conditions[0]["message"].as_str().unwrap().contains("1 of 2 copies"));
+    assert!(conditions[0]["hint"].as_str().unwrap().contains("osd.4 is down"));
+    assert_eq!(conditions.len(), 1);
+    rig.report(1, |report| (report.full, report.suspect) = (true, true));
+    let status = rig.status();
+    let conditions = status["pools"][0]["conditions"].as_array().unwrap();
+    let codes: Vec<&str> = conditions.iter().map(|it| it["code"].as_str().unwrap()).collect();
+    assert_eq!(codes, ["pg_suspect", "pg_full", "pg_degraded"], "the worst first");
+    rig.report(1, |_| {});
 
     rig.boot(4);
     let filling = rig.entries().into_iter().find(|entry| !entry.learners.is_empty()).unwrap();

@@ -1,0 +1,154 @@
+//! What is wrong with PGs, pool by pool: a code, a sentence, and what to do.
+//!
+//! A PG may have several conditions at once: one that lacks a copy may also be misplaced. `docs/health.md` lists
+//! all codes; a test compares it with the sources.
+
+use std::collections::BTreeMap;
+
+use base::{OsdId, PoolId};
+use format::wire::PgEntry;
+use serde_json::{Value, json};
+
+use super::Monitor;
+use super::query::PgState;
+use super::remedy;
+
+/// Something that is not as it should be with a PG. Worse ones come first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Condition {
+    /// No member is up.
+    Down,
+    /// It cannot serve.
+    Incomplete,
+    /// Its members are peering.
+    Peering,
+    /// A member's store is damaged in a way that may have cost writes.
+    Suspect,
+    /// A member is full: writes fail.
+    Full,
+    /// Fewer members than the pool's minimum size.
+    Undersized,
+    /// Fewer copies than the pool keeps.
+    Degraded,
+    /// It has all copies, and not where the plan wants them.
+    Misplaced,
+}
+
+impl Condition {
+    const fn code(self) -> &'static str {
+        match self {
+            Condition::Down => "pg_down",
+            Condition::Incomplete => "pg_incomplete",
+            Condition::Peering => "pg_peering",
+            Condition::Suspect => "pg_suspect",
+            Condition::Full => "pg_full",
+            Condition::Undersized => "pg_undersized",
+            Condition::Degraded => "pg_degraded",
+            Condition::Misplaced => "pg_misplaced",
+        }
+    }
+}
+
+/// PGs of a pool that share a condition.
+struct Group {
+    count: u32,
+    /// What it is of one of them.
+    example: String,
+    hint: String,
+}
+
+impl Monitor {
+    /// Returns the abnormal states of a pool's PGs, the worst first: `[{code, count, message, hint}]`.
+    pub(super) fn pg_conditions(&self, pool: PoolId) -> Value {
+        let served = self.served();
+        let mut groups: BTreeMap<Condition, Group> = BTreeMap::new();
+        for (entry, targets) in self.committed.pgs(pool).zip(self.targets(pool)) {
+            let state = match served(entry) {
+                true => self.serving_state(entry),
+                false => self.pg_state(entry),
+            };
+            for (condition, what) in self.conditions_of(entry, &state, &targets) {
+                let new = || Group {
+                    count: 0,
+                    example: format!("{}: {what}", entry.pg),
+                    hint: self.hint_for(condition, entry),
+                };
+                groups.entry(condition).or_insert_with(new).count += 1;
+            }
+        }
+        let row = |(condition, group): (Condition, Group)| {
+            json!({
+                "code": condition.code(),
+                "count": group.count,
+                "message": group.example,
+                "hint": group.hint,
+            })
+        };
+        groups.into_iter().map(row).collect()
+    }
+
+    /// Returns what is wrong with a PG, each with the details.
+    fn conditions_of(
+        &self,
+        entry: &PgEntry,
+        state: &PgState,
+        targets: &[OsdId],
+    ) -> Vec<(Condition, String)> {
+        let pool = self.committed.pool(entry.pg.pool).map(|record| &record.pool);
+        let (copies, min_size) = pool.map_or((1, 1), |pool| (pool.replicas, pool.min_size));
+        let acting = || entry.acting().map(|member| member.osd);
+        let count = entry.acting_count();
+        let mut found = match state {
+            PgState::Down(why) => vec![(Condition::Down, why.clone())],
+            PgState::Incomplete(why) => vec![(Condition::Incomplete, why.clone())],
+            PgState::Peering(why) => {
+                let why = why.clone().unwrap_or_else(|| "its members are agreeing".to_owned());
+                vec![(Condition::Peering, why)]
+            }
+            PgState::Active | PgState::Filling | PgState::Degraded => Vec::new(),
+        };
+        let report = |osd: &OsdId| self.osds.get(osd).and_then(|live| live.current_report());
+        if let Some(osd) = acting().find(|osd| report(osd).is_some_and(|report| report.suspect)) {
+            let what = format!("the store of {osd} is damaged, and what it held is not proven");
+            found.push((Condition::Suspect, what));
+        }
+        if let Some(osd) = acting().find(|osd| report(osd).is_some_and(|report| report.full)) {
+            found.push((Condition::Full, format!("{osd} is full: writes fail")));
+        }
+        if count < min_size as usize {
+            let what = format!("{count} members, and {min_size} must have each write");
+            found.push((Condition::Undersized, what));
+        }
+        if count < copies as usize {
+            found.push((Condition::Degraded, format!("{count} of {copies} copies")));
+        } else if let Some(osd) = acting().find(|osd| !targets.contains(osd)) {
+            found.push((Condition::Misplaced, format!("{osd} has a copy that is to move")));
+        }
+        found
+    }
+
+    fn hint_for(&self, condition: Condition, entry: &PgEntry) -> String {
+        match condition {
+            Condition::Down | Condition::Incomplete | Condition::Undersized => {
+                remedy::what_helps(&self.committed, entry.pg)
+            }
+            Condition::Peering => format!(
+                "this takes a second or two; if it lasts, `ashlar pg describe {}` names its OSDs, and \
+                 their logs show what they wait for",
+                entry.pg
+            ),
+            Condition::Suspect => {
+                "it is filled from other copies where there are any; if there are \
+                                   none, `ashlar pg give-up` shows the loss before it accepts it"
+                    .to_owned()
+            }
+            Condition::Full => {
+                "remove volumes or discard what is not needed, or add OSDs".to_owned()
+            }
+            Condition::Degraded => remedy::bring_back(&self.committed),
+            Condition::Misplaced => {
+                "nothing: its copies move by themselves, and it serves meanwhile".to_owned()
+            }
+        }
+    }
+}
