@@ -1,6 +1,6 @@
-//! Disks that answer, but take many times as long as before, for minutes. At the end of some runs, while nothing
-//! else happens, one disk becomes slow: the monitor must name it, and no other, and must no longer name it once
-//! it is well again.
+//! Disks that answer, but take many times as long as before, for minutes. At the end of some runs, while
+//! nothing else happens, one disk becomes slow: the monitor must name it, and no other, and must no longer
+//! name it once it is well again.
 
 use std::collections::BTreeSet;
 
