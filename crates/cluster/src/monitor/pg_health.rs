@@ -95,7 +95,8 @@ impl Monitor {
         targets: &[OsdId],
     ) -> Vec<(Condition, String)> {
         let pool = self.committed.pool(entry.pg.pool).map(|record| &record.pool);
-        let (copies, min_size) = pool.map_or((1, 1), |pool| (pool.replicas, pool.min_size));
+        let Some(pool) = pool else { return Vec::new() };
+        let (wanted, min_size) = (pool.scheme.position_count() as usize, pool.min_size as usize);
         let acting = || entry.acting().map(|member| member.osd);
         let count = entry.acting_count();
         let mut found = match state {
@@ -115,12 +116,13 @@ impl Monitor {
         if let Some(osd) = acting().find(|osd| report(osd).is_some_and(|report| report.full)) {
             found.push((Condition::Full, format!("{osd} is full: writes fail")));
         }
-        if count < min_size as usize {
+        if count < min_size {
             let what = format!("{count} members, and {min_size} must have each write");
             found.push((Condition::Undersized, what));
         }
-        if count < copies as usize {
-            found.push((Condition::Degraded, format!("{count} of {copies} copies")));
+        if count < wanted {
+            let noun = if pool.scheme.is_whole_everywhere() { "copies" } else { "parts" };
+            found.push((Condition::Degraded, format!("{count} of {wanted} {noun}")));
         } else if let Some(osd) = acting().find(|osd| !targets.contains(osd)) {
             found.push((Condition::Misplaced, format!("{osd} has a copy that is to move")));
         }
