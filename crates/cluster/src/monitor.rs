@@ -83,7 +83,7 @@ use connections::{Connections, Introduced};
 use edit::Watching;
 use entries::Entries;
 use failure_detector::FailureDetector;
-use give_up::{GIVE_UP_SPAN, GiveUp};
+use give_up::{GIVE_UP_SPAN, GiveUp, MembersGiveUp, MembersGiveUps};
 use job::Job;
 use job_queue::JobQueue;
 use leadership::Leadership;
@@ -183,6 +183,7 @@ pub struct Monitor {
     sessions: SessionTracker,
     /// Operators that wait for an incomplete PG to be served with the remaining data; the oldest first.
     give_ups: Vec<GiveUp>,
+    members_give_ups: MembersGiveUps,
     tasks: Tasks,
     stats: Stats,
     restore: Restore,
@@ -217,6 +218,7 @@ impl Monitor {
             planning: Planning::default(),
             sessions: SessionTracker::default(),
             give_ups: Vec::new(),
+            members_give_ups: MembersGiveUps::default(),
             tasks: Tasks::default(),
             stats: Stats::default(),
             restore: Restore::default(),
@@ -249,6 +251,7 @@ impl Monitor {
             self.end_gone_sessions(now);
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
+            self.continue_give_ups(now, effects);
             self.tick_stats(now);
             self.judge_disks(now, effects);
             if self.tasks.take_due(now) {
@@ -274,6 +277,7 @@ impl Monitor {
         }
         let gone = self.sessions.deadline(self.span(Setting::SessionTimeout));
         let give_up = self.give_ups.first().map(|waits| waits.ends);
+        let give_up = give_up.into_iter().chain(self.members_give_ups.deadline()).min();
         let osds = self.presence_deadline();
         let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
         let settling = self.settling.deadline();
@@ -343,6 +347,7 @@ impl Monitor {
     fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
         let Some(gone) = self.connections.remove(connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
+        self.members_give_ups.forget(connection);
         self.sessions.forget_waiting(connection);
         self.settling.forget(connection);
         self.on_teller_gone(connection);
@@ -529,6 +534,12 @@ impl Monitor {
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {
+                self.connections.answer(connection, request, Err(error), effects);
+            }
+        } else if let Command::PgGiveUp { pg, accepted, they_are_off: true } = command {
+            let since = self.event_last;
+            let asked = MembersGiveUp { connection, request, pg, accepted, since };
+            if let Err(error) = self.ask_before_give_up(now, asked) {
                 self.connections.answer(connection, request, Err(error), effects);
             }
         } else if let Command::StateRecover { they_are_lost, accepted } = command {

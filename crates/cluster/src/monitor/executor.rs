@@ -8,6 +8,7 @@ use base::{Time, TraceEvent};
 use super::committed_state::{Batch, Write};
 use super::connections::to_text;
 use super::copies::change_of_copy;
+use super::give_up::MembersGiveUp;
 use super::job::{Done, Job, Opened, Plan};
 use super::job_queue::InFlight;
 use super::lines::trace_writes;
@@ -54,6 +55,9 @@ impl Monitor {
             Job::EndSession { session } => self.plan_end_session(*session),
             Job::ResumeSession { session, .. } => self.plan_resume_session(*session),
             Job::Command { command, .. } => self.plan_command(command),
+            Job::GiveUpMembers(asked) => self
+                .plan_give_up_members(asked)
+                .unwrap_or_else(|error| Plan::Done(Done::Answer(Err(error)))),
             Job::Edit { key } => self.plan_edit(key),
             Job::PoolCleared { pool, osd } => plan_pool_cleared(&self.committed, *pool, *osd),
             Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),
@@ -99,8 +103,7 @@ impl Monitor {
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
-            // Data lost to damage is handled by the primary, not by a job: see `Monitor::give_up`.
-            Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up_members(*pg, *accepted),
+            Command::PgGiveUp { .. } => unreachable!("it is no job, or one of its own"),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
             }
@@ -160,7 +163,7 @@ impl Monitor {
         revision: StateRevision,
         effects: &mut Vec<Effect>,
     ) {
-        if matches!(job, Job::Command { .. }) {
+        if matches!(job, Job::Command { .. } | Job::GiveUpMembers(_)) {
             for key in writes.iter().map(Write::key).filter(|key| *key != Key::Change) {
                 self.watching.undone.forget(&key);
             }
@@ -276,7 +279,11 @@ impl Monitor {
 
     fn finish(&mut self, now: Time, job: Job, done: Done, effects: &mut Vec<Effect>) {
         match (job, done) {
-            (Job::Command { connection, request, .. }, Done::Answer(result)) => {
+            (
+                Job::Command { connection, request, .. }
+                | Job::GiveUpMembers(MembersGiveUp { connection, request, .. }),
+                Done::Answer(result),
+            ) => {
                 self.connections.answer(connection, request, result, effects);
             }
             (Job::Boot(boot), Done::Booted(incarnation)) => {

@@ -8,6 +8,11 @@
 //! `they_are_off`. Only the operator's confirmation keeps two halves of a PG from serving: each of the
 //! given-up members must stay off until it has the new map. A member whose run in the entry is over and
 //! whose new run may have lost data is given up with them, if another member is left.
+//!
+//! A PG may continue with few members for long, so none of these may be one that has just died, unnoticed:
+//! the command waits until each acting member has answered a probe sent after the command arrived, or is down.
+
+use std::collections::VecDeque;
 
 use base::{ConnectionId, Duration, OsdId, PgId, Time};
 use serde_json::json;
@@ -15,7 +20,7 @@ use serde_json::json;
 use format::wire::{Member, PgEntry};
 
 use super::committed_state::Batch;
-use super::job::{Done, Plan};
+use super::job::{Done, Job, Plan};
 use super::osd::OsdLive;
 use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, OsdReport};
@@ -37,7 +42,82 @@ pub(super) struct GiveUp {
     pub(super) ends: Time,
 }
 
+/// A command that gives up members, while it waits until each acting member is known to be up or down.
+#[derive(Debug)]
+pub(super) struct MembersGiveUp {
+    pub(super) connection: ConnectionId,
+    pub(super) request: u64,
+    pub(super) pg: PgId,
+    pub(super) accepted: bool,
+    /// The event in which the command arrived: answers to earlier probes do not count.
+    pub(super) since: u64,
+}
+
+/// Commands that give up members and wait, each with the time at which it is refused; the oldest first.
+#[derive(Default)]
+pub(super) struct MembersGiveUps(VecDeque<(Time, MembersGiveUp)>);
+
+impl MembersGiveUps {
+    /// Returns the time at which the first of them no longer waits.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.0.front().map(|(ends, _)| *ends)
+    }
+
+    /// Drops the commands of a closed connection.
+    pub(super) fn forget(&mut self, gone: ConnectionId) {
+        self.0.retain(|(_, waits)| waits.connection != gone);
+    }
+}
+
 impl Monitor {
+    /// Begins to give up members of a PG that are off: its acting members are probed.
+    pub(super) fn ask_before_give_up(
+        &mut self,
+        now: Time,
+        asked: MembersGiveUp,
+    ) -> Result<(), Failure> {
+        let acting = self.committed.pg(asked.pg).into_iter().flat_map(PgEntry::acting);
+        let acting: Vec<OsdId> = acting.map(|member| member.osd).collect();
+        if self.members_give_ups.0.len() >= GIVE_UP_COUNT_MAX {
+            return Err(busy());
+        }
+        self.ask_soon(acting);
+        self.members_give_ups.0.push_back((now + GIVE_UP_SPAN, asked));
+        Ok(())
+    }
+
+    /// Queues the commands whose members are all known to be up or down, and those that have waited for too long.
+    pub(super) fn continue_give_ups(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for (ends, waits) in std::mem::take(&mut self.members_give_ups.0) {
+            let entry = self.committed.pg(waits.pg);
+            let is_unclear = entry.is_some_and(|entry| self.unclear(entry, waits.since).is_some());
+            if is_unclear && now < ends {
+                self.members_give_ups.0.push_back((ends, waits));
+                continue;
+            }
+            let (connection, request) = (waits.connection, waits.request);
+            if let Err(error) = self.try_push_asked(Job::GiveUpMembers(waits)) {
+                self.connections.answer(connection, request, Err(error), effects);
+            }
+        }
+    }
+
+    /// Returns an acting member that is neither known to be up nor down: it counts as up or is joining, and
+    /// has not answered a probe sent in the event `since` or later.
+    fn unclear(&self, entry: &PgEntry, since: u64) -> Option<OsdId> {
+        let is_unclear = |osd: &OsdId| {
+            let is_heard = self
+                .osds
+                .get(osd)
+                .is_some_and(|live| live.connection.is_some() && live.liveness.heard >= since);
+            match self.present(*osd) {
+                Some(_) => !is_heard,
+                None => self.is_present(*osd),
+            }
+        };
+        entry.acting().map(|member| member.osd).find(is_unclear)
+    }
+
     /// Informs the primary of an incomplete PG that the operator accepts its loss; the operator's answer
     /// follows the primary's report. Not `accepted`: the error describes what would be lost.
     pub(super) fn give_up(
@@ -97,8 +177,19 @@ impl Monitor {
 
     /// Plans `pg give-up --they-are-off`: the PG continues with the acting members that are up; if
     /// some of those returned undamaged, only with them.
-    pub(super) fn plan_give_up_members(&self, pg: PgId, accepted: bool) -> Result<Plan, Failure> {
+    pub(super) fn plan_give_up_members(&self, asked: &MembersGiveUp) -> Result<Plan, Failure> {
+        let pg = asked.pg;
         let entry = self.pg_to_give_up(pg)?;
+        if let Some(osd) = self.unclear(entry, asked.since) {
+            return Err(failure(
+                "busy",
+                format!(
+                    "it is not known yet whether {osd} is off: it counts as up, but does not answer"
+                ),
+                "try again in a few seconds: until then it answers or is down. If it is to be given \
+                 up, make sure that it is off",
+            ));
+        }
         let left = self.members_left(entry);
         let is_left = |osd: &OsdId| left.iter().any(|member| member.osd == *osd);
         let acting = entry.acting().map(|member| member.osd);
@@ -130,15 +221,7 @@ impl Monitor {
                  the volumes from a backup into a new pool",
             ));
         }
-        let counts_as_up = |osd: OsdId| self.present(osd).is_some();
-        if let Some(osd) = off.iter().find(|osd| !counts_as_up(**osd) && self.is_present(**osd)) {
-            return Err(failure(
-                "busy",
-                format!("{osd} is not down: this monitor has just heard from it"),
-                "stop it, or wait until it has joined: then there may be nothing to give up",
-            ));
-        }
-        if !accepted {
+        if !asked.accepted {
             // Every acting member has every acknowledged write.
             let sound = left.iter().filter(|member| self.is_sound(member)).take(needed);
             let sound: Vec<Member> = sound.copied().collect();

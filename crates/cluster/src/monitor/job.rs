@@ -9,6 +9,7 @@ use placement::PlanError;
 use serde_json::Value;
 
 use super::committed_state::Batch;
+use super::give_up::MembersGiveUp;
 use crate::copy::Seen;
 use crate::map::ImageInfo;
 use crate::message::{Command, Failure};
@@ -40,6 +41,8 @@ pub(super) enum Job {
     ResumeSession { connection: ConnectionId, session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
+    /// An operator gives up members of a PG that are off; all others have been heard from.
+    GiveUpMembers(MembersGiveUp),
     /// Checks a manual edit of a key.
     Edit { key: Key },
     /// An OSD no longer holds anything of a removed pool.

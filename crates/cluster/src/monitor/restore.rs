@@ -146,7 +146,9 @@ impl Monitor {
             Job::Edit { .. } if self.committed.is_edited() => None,
             Job::Command { command: Command::StateUndo { .. }, .. } => None,
             Job::OpenSession { .. } => Some(Done::SessionRefused(self.state_older())),
-            Job::Command { .. } => Some(Done::Answer(Err(self.state_older()))),
+            Job::Command { .. } | Job::GiveUpMembers(_) => {
+                Some(Done::Answer(Err(self.state_older())))
+            }
             _ => Some(Done::Silent),
         }
     }

@@ -10,6 +10,7 @@
 
 use base::{ConnectionId, Duration, Time};
 
+use super::give_up::MembersGiveUp;
 use super::job::Job;
 use crate::message::Command;
 
@@ -49,9 +50,11 @@ impl Settling {
     /// Whether the job waits for the first OSD.
     pub(super) fn holds(&self, job: &Job) -> bool {
         let gives = match job {
-            Job::OpenSession { .. } | Job::Entries | Job::Replan { .. } | Job::OutOsd { .. } => {
-                true
-            }
+            Job::OpenSession { .. }
+            | Job::GiveUpMembers(_)
+            | Job::Entries
+            | Job::Replan { .. }
+            | Job::OutOsd { .. } => true,
             Job::Command { command, .. } => gives_out(command),
             // For a new run, entries of the OSD's PGs would be written.
             Job::Boot(boot) => boot.run.is_none() && boot.seen.change == 0,
@@ -81,9 +84,9 @@ impl Settling {
     /// Drops the waiting jobs of a closed connection.
     pub(super) fn forget(&mut self, gone: ConnectionId) {
         self.held.retain(|job| match job {
-            Job::OpenSession { connection, .. } | Job::Command { connection, .. } => {
-                *connection != gone
-            }
+            Job::OpenSession { connection, .. }
+            | Job::Command { connection, .. }
+            | Job::GiveUpMembers(MembersGiveUp { connection, .. }) => *connection != gone,
             _ => true,
         });
     }
@@ -102,6 +105,5 @@ fn gives_out(command: &Command) -> bool {
             | Command::VolumeResize { .. }
             | Command::VolumeRemove { .. }
             | Command::VolumeUnlock { .. }
-            | Command::PgGiveUp { .. }
     )
 }

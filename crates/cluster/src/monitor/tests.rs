@@ -4,6 +4,7 @@ mod damage;
 mod elections;
 mod faults;
 mod fences;
+mod give_up;
 mod health;
 mod life;
 mod lines;
