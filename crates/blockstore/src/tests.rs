@@ -370,10 +370,16 @@ fn a_read_error_costs_the_units_that_cannot_be_read() {
     bench.run();
     let parts = bench.store.parts();
     let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
+    assert_eq!(bench.store.disk_figures().read_errors, 0);
     bench.disk.read_errors = 3;
     assert!(bench.read(1, 0, 32).is_ok());
+    let figures = bench.store.disk_figures();
+    assert_eq!((figures.read_errors, bench.store.damaged_units_count()), (3, 0), "nothing is lost");
+    assert!(figures.reads.count > 0 && figures.writes.count > 0 && figures.flushes.count > 0);
     bench.disk.unreadable = Some((place + 5 * UNIT_SIZE, place + 5 * UNIT_SIZE + 512));
     assert_eq!(bench.read(1, 0, 32), Err(StoreError::Damaged { units: vec![1 << 5] }));
+    assert!(bench.store.disk_figures().read_errors > 3);
+    assert_eq!((bench.store.damaged_units_count(), bench.store.damaged_units_left()), (1, 1));
     assert_eq!(bench.store.damaged_units_count(), 1);
 }
 

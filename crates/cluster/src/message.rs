@@ -384,6 +384,9 @@ pub struct OsdReport {
     pub peering: Vec<(PgId, String)>,
     /// Number of units found damaged and not rewritten since.
     pub damaged_units: u64,
+    /// What its disk got wrong since the store was opened.
+    #[serde(default)]
+    pub media: MediaErrors,
     /// What its disk did since the store was opened.
     #[serde(default)]
     pub disk: DiskWork,
@@ -434,6 +437,16 @@ pub struct ScrubRow {
     /// OSDs whose copies of those blocks are wrong.
     #[serde(default)]
     pub osds: Vec<OsdId>,
+}
+
+/// What a disk got wrong: sums that only grow while its store is open.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MediaErrors {
+    /// Reads that it answered with an error, each repeat included.
+    pub read_errors: u64,
+    /// Units that it could not read, or whose data did not match the checksum; also those repaired since.
+    pub units: u64,
 }
 
 /// Operations of a disk, of one kind: sums that only grow while its store is open.

@@ -183,6 +183,9 @@ pub struct Counters {
     /// Operations refused because there was no free space.
     #[serde(skip_serializing_if = "is_zero")]
     pub refused_full: u64,
+    /// Reads that the disk of an OSD answered with an error.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub read_errors: u64,
     /// Units (4 KiB) that an OSD found damaged.
     #[serde(skip_serializing_if = "is_zero")]
     pub damaged_units: u64,
@@ -203,6 +206,7 @@ impl Counters {
         self.recovered.add(&other.recovered);
         sum(&mut self.failed, other.failed);
         sum(&mut self.refused_full, other.refused_full);
+        sum(&mut self.read_errors, other.read_errors);
         sum(&mut self.damaged_units, other.damaged_units);
         sum(&mut self.repaired_units, other.repaired_units);
     }

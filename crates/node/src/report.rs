@@ -2,7 +2,7 @@
 
 use base::{OsdId, Time};
 use blockstore::OperationFigures;
-use cluster::message::{DiskOperations, DiskWork, FillingProgress, OsdReport};
+use cluster::message::{DiskOperations, DiskWork, FillingProgress, MediaErrors, OsdReport};
 use pg::{Pg, Serving};
 
 use crate::cluster_view::ClusterView;
@@ -119,6 +119,10 @@ pub(crate) fn report(
         commit: store.commit_mode().to_string(),
         buffered: is_buffered,
         damaged_units: store.damaged_units_left(),
+        media: MediaErrors {
+            read_errors: store.disk_figures().read_errors,
+            units: store.damaged_units_count(),
+        },
         disk: disk_work(store),
         slow: pgs.is_slow_here(),
         stalled: disk_watch.is_stalled(),

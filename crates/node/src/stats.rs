@@ -38,7 +38,8 @@ pub struct Stats {
     sequence_last: u64,
     /// The newest period that was sent over this connection.
     sequence_told: u64,
-    /// Damaged and mended units that earlier periods already contain.
+    /// Errors of reads, damaged and mended units that earlier periods already contain.
+    read_errors: u64,
     damaged_units: u64,
     mended_units: u64,
     /// Used space of images, in bytes, as sent over this connection.
@@ -91,6 +92,7 @@ impl Stats {
             kept: VecDeque::new(),
             sequence_last: 0,
             sequence_told: 0,
+            read_errors: 0,
             damaged_units: 0,
             mended_units: 0,
             space_told: BTreeMap::new(),
@@ -157,8 +159,9 @@ impl Stats {
     }
 
     /// Ends the current period, if something was counted and there is room for it.
-    fn end_period(&mut self, damaged_units: u64, mended_units: u64) {
+    fn end_period(&mut self, read_errors: u64, damaged_units: u64, mended_units: u64) {
         let own = Counters {
+            read_errors: read_errors.saturating_sub(self.read_errors),
             damaged_units: damaged_units.saturating_sub(self.damaged_units),
             repaired_units: mended_units.saturating_sub(self.mended_units),
             ..Counters::default()
@@ -181,6 +184,7 @@ impl Stats {
             return;
         }
         (self.damaged_units, self.mended_units) = (damaged_units, mended_units);
+        self.read_errors = read_errors;
         self.sequence_last += 1;
         self.kept.push_back((size, Period { sequence: self.sequence_last, rows, own }));
     }
@@ -200,7 +204,8 @@ impl Stats {
         cluster: &ClusterView,
     ) -> Vec<OsdStats> {
         let mended = pgs.iter().map(|(_, pg)| pg.mended_units()).sum();
-        self.end_period(store.damaged_units_count(), mended);
+        let read_errors = store.disk_figures().read_errors;
+        self.end_period(read_errors, store.damaged_units_count(), mended);
         let mut space = self.space_to_tell(store, pgs, cluster);
         let mut periods = self.untold();
         let is_new = std::mem::take(&mut self.is_new_connection);

@@ -868,10 +868,15 @@ fn bit_rot_ends_in_an_error_or_a_suspect_pg_and_never_in_wrong_data() {
                 damaged += 1;
                 let unit = units[0].trailing_zeros();
                 assert_eq!(units, [1 << unit]);
-                assert!(last_report(&rig).damaged_units > 0);
+                let found = last_report(&rig).damaged_units;
+                assert!(found > 0);
+                assert_eq!(last_report(&rig).media.units, found);
                 assert!(rig.lines.iter().any(|event| event.what == "stored data is damaged"));
                 rig.ask(2, write(unit, 1, 7)).unwrap();
                 assert_eq!(rig.read_bytes(2, read(0, 4)), [7; 4], "rewritten");
+                rig.advance(Duration::from_secs(1));
+                let report = last_report(&rig);
+                assert_eq!((report.damaged_units, report.media.units), (0, found));
             }
             (_, other) => panic!("page {page}: {other:?}"),
         }

@@ -24,6 +24,8 @@ pub(super) enum Condition {
     Peering,
     /// A member's store is damaged in a way that may have cost writes.
     Suspect,
+    /// Scrubs found blocks that they could not repair.
+    Damaged,
     /// A member is full: writes fail.
     Full,
     /// Fewer members than the pool's minimum size.
@@ -41,6 +43,7 @@ impl Condition {
             Condition::Incomplete => "pg_incomplete",
             Condition::Peering => "pg_peering",
             Condition::Suspect => "pg_suspect",
+            Condition::Damaged => "pg_damaged",
             Condition::Full => "pg_full",
             Condition::Undersized => "pg_undersized",
             Condition::Degraded => "pg_degraded",
@@ -113,6 +116,10 @@ impl Monitor {
             let what = format!("the store of {osd} is damaged, and what it held is not proven");
             found.push((Condition::Suspect, what));
         }
+        if let Some(row) = self.scrub_of(entry).filter(|row| row.damaged > 0) {
+            let what = format!("{} damaged blocks that a scrub could not repair", row.damaged);
+            found.push((Condition::Damaged, what));
+        }
         if let Some(osd) = acting().find(|osd| report(osd).is_some_and(|report| report.full)) {
             found.push((Condition::Full, format!("{osd} is full: writes fail")));
         }
@@ -144,6 +151,10 @@ impl Monitor {
                                    none, `ashlar pg give-up` shows the loss before it accepts it"
                     .to_owned()
             }
+            Condition::Damaged => format!(
+                "`ashlar pg describe {}` lists the blocks; what is written anew or discarded is whole again",
+                entry.pg
+            ),
             Condition::Full => {
                 "remove volumes or discard what is not needed, or add OSDs".to_owned()
             }

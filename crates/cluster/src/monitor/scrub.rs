@@ -47,7 +47,7 @@ impl Monitor {
         }
     }
 
-    fn scrub_of(&self, entry: &PgEntry) -> Option<&ScrubRow> {
+    pub(super) fn scrub_of(&self, entry: &PgEntry) -> Option<&ScrubRow> {
         let live = self.osds.get(&entry.primary_osd()?)?;
         live.connection?;
         live.scrubs.get(&entry.pg)

@@ -615,6 +615,7 @@ fn io_value(sums: &Counters, span: Duration, recent: &Counters) -> Value {
         "recovered": uncounted(&sums.recovered, &recent.recovered),
         "failed": sums.failed,
         "refused_full": sums.refused_full,
+        "read_errors": sums.read_errors,
         "damaged_units": sums.damaged_units,
         "repaired_units": sums.repaired_units,
     })

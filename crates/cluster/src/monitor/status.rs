@@ -14,13 +14,15 @@ use super::remedy::{self, start_hint};
 use super::scrub::ScrubTally;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
-use crate::message::OsdReport;
+use crate::message::{MediaErrors, OsdReport};
 use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
 use crate::stats::Table;
 
 /// How long the other monitors may take to connect to a new leader.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
+/// A disk that failed so often since its OSD started is to be replaced. One bad place costs fewer, and is repaired.
+const MEDIA_ERRORS_WARN: u64 = 10;
 
 /// The severity of a check; later variants are worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -616,6 +618,20 @@ impl Monitor {
                 ),
                 "if there is no other copy, rewrite them from a backup or discard them; replace \
                  the disk if the number grows daily",
+            );
+        }
+        let MediaErrors { read_errors, units } = report.media;
+        if read_errors.saturating_add(units) >= MEDIA_ERRORS_WARN {
+            add(
+                "osd_media_errors",
+                Severity::Warn,
+                format!(
+                    "since {osd} started, its disk answered {read_errors} reads with an error, and {units} \
+                     units of 4 KiB could not be read or were not as written"
+                ),
+                "replace the disk before it loses more: `ashlar osd out` moves its copies elsewhere. \
+                 Look at its health (SMART), its cable and its host's kernel log; `ashlar osd ls --json` \
+                 has the sums over all its runs",
             );
         }
         let limit = self.setting(Setting::NearlyFull);

@@ -6,7 +6,7 @@ use base::Duration;
 use serde_json::json;
 
 use super::rig::{Rig, osd_id};
-use crate::message::{Command, FillingProgress, OsdReport};
+use crate::message::{Command, FillingProgress, MediaErrors, OsdReport};
 
 #[test]
 fn how_pgs_stand_is_told_with_the_remedy() {
@@ -119,4 +119,20 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     rig.boot(second);
     rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
     assert_eq!(rig.check("osd_out").0, "info", "its PGs move");
+}
+
+#[test]
+fn a_disk_that_fails_again_and_again_is_named_before_data_is_lost() {
+    let mut rig = Rig::with_copies(3, 2, 1, 8);
+    let fails = |rig: &mut Rig, read_errors, units| {
+        rig.report(2, |report| report.media = MediaErrors { read_errors, units });
+        rig.checks().contains(&"osd_media_errors".to_string())
+    };
+    assert!(!fails(&mut rig, 5, 4));
+    assert!(fails(&mut rig, 5, 5));
+    assert_eq!(rig.check("osd_media_errors").0, "warn");
+    assert!(fails(&mut rig, u64::MAX, u64::MAX), "a sum beyond the largest number");
+    rig.kill_osd(2);
+    rig.boot(2);
+    assert!(!fails(&mut rig, 0, 0), "it counts anew");
 }

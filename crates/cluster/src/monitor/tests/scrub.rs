@@ -58,6 +58,9 @@ fn damage_and_late_scrubs_are_told_as_long_as_their_primary_reports_them() {
     assert!(!rig.checks().contains(&"pg_damaged".to_string()), "it does not lead the PG");
     rig.report(primary, |report| report.scrubs = vec![row(pg, 1)]);
     assert_eq!(rig.checks()[0], "pg_damaged");
+    let conditions = rig.status()["pools"][0]["conditions"].clone();
+    let is_told = |row: &serde_json::Value| row["code"] == "pg_damaged" && row["count"] == 1;
+    assert!(conditions.as_array().unwrap().iter().any(is_told), "{conditions}");
     let scrub = rig.status()["scrub"].clone();
     assert_eq!((&scrub["damaged_blocks"], &scrub["repaired_blocks"]), (&json!(1), &json!(3)));
     assert_eq!(scrub["damaged_osds"], json!([{ "osd": 1, "pgs": 1 }]));
