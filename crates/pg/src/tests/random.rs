@@ -298,7 +298,8 @@ impl Run {
 
     /// One member loses things silently, and a scrub puts them back.
     fn check_scrub(&mut self) {
-        // One that is under way ends: it has passed keys.
+        // One that is under way ends first: it may have passed what was damaged since. The next one passes it.
+        self.world.scrub_all(true, true);
         self.world.scrub_all(true, true);
         let acting = self.world.acting();
         let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
