@@ -10,7 +10,8 @@
 //! whose new run may have lost data is given up with them, if another member is left.
 //!
 //! A PG may continue with few members for long, so none of these may be one that has just died, unnoticed:
-//! the command waits until each acting member has answered a probe sent after the command arrived, or is down.
+//! the command waits until each acting member has answered a probe sent after the command arrived, or is
+//! down.
 
 use std::collections::VecDeque;
 
@@ -86,7 +87,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Queues the commands whose members are all known to be up or down, and those that have waited for too long.
+    /// Queues the commands whose members are all known to be up or down, and those that have waited for
+    /// too long.
     pub(super) fn continue_give_ups(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (ends, waits) in std::mem::take(&mut self.members_give_ups.0) {
             let entry = self.committed.pg(waits.pg);

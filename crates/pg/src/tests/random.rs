@@ -298,7 +298,7 @@ impl Run {
 
     /// One member loses things silently, and a scrub puts them back.
     fn check_scrub(&mut self) {
-        // One that is under way ends first: it may have passed what was damaged since. The next one passes it.
+        // One that is under way ends first: it may have passed what was damaged since.
         self.world.scrub_all(true, true);
         self.world.scrub_all(true, true);
         let acting = self.world.acting();
