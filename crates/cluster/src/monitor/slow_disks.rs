@@ -57,6 +57,10 @@ impl Kind {
         }
     }
 
+    fn rank(self) -> usize {
+        Kind::ALL.iter().position(|kind| *kind == self).expect("all kinds")
+    }
+
     fn name(self) -> &'static str {
         match self {
             Kind::Reads => "reads",
@@ -218,8 +222,11 @@ fn next_stage(stage: Stage, now: Time, span: Duration, found: &[Comparison]) -> 
         }
         (Stage::Doubted { .. }, Some(_)) => stage,
         (Stage::Well | Stage::Doubted { .. }, None) => Stage::Well,
-        (Stage::Slow { .. }, Some(found)) => {
-            Stage::Slow { found: Some(found), well_since: None, measured: now }
+        (Stage::Slow { found: before, .. }, Some(found)) => {
+            // It is well again when this kind is: so one that a slow disk goes on doing is kept.
+            let kept = before.filter(|before| before.kind.rank() < found.kind.rank());
+            let found = Some(kept.unwrap_or(found));
+            Stage::Slow { found, well_since: None, measured: now }
         }
         (Stage::Slow { found: before, well_since, measured }, None) => {
             let is_of_kind =
@@ -420,6 +427,26 @@ mod tests {
         rig.intervals(4, SLOW);
         rig.interval(idle);
         assert!(rig.intervals(5, SLOW).is_empty(), "it was not slow all the time");
+    }
+
+    #[test]
+    fn a_disk_that_is_no_longer_read_is_well_by_what_it_goes_on_doing() {
+        let of = |kind, ms| Comparison {
+            kind,
+            mean: Duration::from_millis(ms),
+            peers: Duration::from_millis(1),
+        };
+        let at = |second| Time::ZERO + Duration::from_secs(second);
+        let mut stage = Stage::Doubted { since: Time::ZERO };
+        stage = next_stage(stage, at(60), SPAN, &[of(Kind::Flushes, 20)]);
+        // The last interval in which it is slow has figures of reads.
+        stage = next_stage(stage, at(70), SPAN, &[of(Kind::Flushes, 9), of(Kind::Reads, 11)]);
+        for second in [80, 90, 100, 110, 120] {
+            stage = next_stage(stage, at(second), SPAN, &[of(Kind::Flushes, 1)]);
+            assert!(matches!(stage, Stage::Slow { .. }), "{second} s");
+        }
+        stage = next_stage(stage, at(130), SPAN, &[of(Kind::Flushes, 1)]);
+        assert_eq!(stage, Stage::Well);
     }
 
     #[test]
