@@ -32,9 +32,13 @@ impl Agenda {
         self.items.insert((at, self.number_last), (life, item));
     }
 
-    /// Returns whether a transaction of the state store is under way.
-    pub fn has_transactions(&self) -> bool {
-        self.transaction_count > 0
+    /// Returns the steps of transactions of the state store that are under way.
+    pub fn transactions(&self) -> impl Iterator<Item = &StateStep> {
+        let steps = self.items.values().filter_map(|(_, item)| match item {
+            Item::State(step) if step.is_of_transaction() => Some(step),
+            _ => None,
+        });
+        steps.take(self.transaction_count as usize)
     }
 
     /// Returns the time of the first item.

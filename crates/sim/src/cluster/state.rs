@@ -65,6 +65,8 @@ pub struct StateDoor {
     fences: BTreeMap<SessionId, FenceRecord>,
     /// What monitors wrote, by key; recorded once manual edits may happen.
     written: Option<BTreeMap<String, String>>,
+    /// Transactions that write statistics only.
+    of_stats: BTreeSet<(MonitorRun, StateRequest)>,
 }
 
 struct Watch {
@@ -122,6 +124,29 @@ impl StateDoor {
             closed: BTreeSet::new(),
             fences: BTreeMap::new(),
             written: None,
+            of_stats: BTreeSet::new(),
+        }
+    }
+
+    /// Returns whether a step belongs to a transaction that writes more than statistics.
+    pub fn may_change_map(&self, step: &StateStep) -> bool {
+        let transaction = match step {
+            StateStep::Tell(run, StateEvent::Transacted { request, .. })
+            | StateStep::Reach { run, effect: StateEffect::Transact { request, .. }, .. } => {
+                (*run, *request)
+            }
+            _ => return false,
+        };
+        !self.of_stats.contains(&transaction)
+    }
+
+    fn note_if_of_stats(&mut self, run: MonitorRun, effect: &StateEffect) {
+        let StateEffect::Transact { request, transaction } = effect else { return };
+        let is_of_stats = |operation: &Operation| {
+            matches!(Key::parse(operation.key()), Some(Key::Stats(..) | Key::Change))
+        };
+        if transaction.operations().iter().all(is_of_stats) {
+            self.of_stats.insert((run, *request));
         }
     }
 
@@ -264,6 +289,7 @@ impl StateDoor {
         faults: Chance,
         tally: &mut Tally,
     ) -> Result<Vec<Step>, String> {
+        self.note_if_of_stats(run, &effect);
         let fails = self.random.chance(faults);
         let cut = self.cuts.get(&run.0).copied().filter(|until| *until > now);
         if !fails && cut.is_none() {

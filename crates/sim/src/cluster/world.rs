@@ -266,6 +266,7 @@ impl World {
 
     fn rest_and_compare(&mut self) -> Result<(), String> {
         self.pass(REST)?;
+        let listed = self.scrub_everything()?;
         // If a member is too full, other OSDs are tried from time to time, and drop what they
         // received.
         let (mut epochs, mut since) = (0, self.now);
@@ -277,7 +278,6 @@ impl World {
             }
             world.now.since(since) > CLEARED_WITHIN
         })?;
-        let listed = self.scrub_everything()?;
         self.compare_members(&listed)
     }
 
