@@ -356,7 +356,11 @@ impl Disk {
         let ended = self.remove(op);
         match is_read {
             true => self.count(&ended),
-            false => self.figures.read_errors += 1,
+            // Pieces are read only because the whole failed: that is one error.
+            false => {
+                let is_piece = matches!(ended.again, Some(Again::Piece(_)));
+                self.figures.read_errors += u64::from(!is_piece);
+            }
         }
         let InFlight { purpose, again, .. } = ended;
         let pieces = match again {

@@ -33,7 +33,7 @@ pub struct DiskFigures {
     pub writes: OperationFigures,
     /// Flushes of journal entries; those of checkpoints wait for what was written back before.
     pub flushes: OperationFigures,
-    /// Reads that the disk answered with an error, each repeat included. A read that succeeds when it is
-    /// repeated lost nothing, but is a sign of what comes.
+    /// Reads that the disk answered with an error. The pieces in which such a read is repeated do not count.
+    /// A read that succeeds when it is repeated lost nothing, but is a sign of what comes.
     pub read_errors: u64,
 }

@@ -78,6 +78,9 @@ pub enum ToMonitor {
         /// As in [`OsdReport::stalled`].
         #[serde(default)]
         stalled: bool,
+        /// As in [`OsdReport::slow`].
+        #[serde(default)]
+        slow: bool,
         /// What it has seen of the cluster: a state store that lacks any of this was set back to an
         /// older state.
         #[serde(default)]
@@ -284,6 +287,8 @@ pub enum FromMonitor {
     SlowDisks {
         /// The OSDs.
         osds: Vec<OsdId>,
+        /// OSDs whose disks do not answer: a primary that reads from other members leaves them out.
+        stalled: Vec<OsdId>,
     },
     /// Changes of the state store follow from here on.
     StateWatched,
@@ -443,7 +448,7 @@ pub struct ScrubRow {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MediaErrors {
-    /// Reads that it answered with an error, each repeat included.
+    /// Reads that it answered with an error, repeats not counted.
     pub read_errors: u64,
     /// Units that it could not read, or whose data did not match the checksum; also those repaired since.
     pub units: u64,

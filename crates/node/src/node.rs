@@ -22,7 +22,7 @@ use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{ListedBlock, Member, Message, PeerBody};
-use pg::{Action, Listing, Pg, ScrubNote};
+use pg::{Action, Listing, Pg, ScrubNote, SlowDisks};
 
 use crate::cluster_view::ClusterView;
 use crate::connection_ids::ConnectionIds;
@@ -642,6 +642,15 @@ impl Node {
         let result = self.pgs.call(slot, call);
         self.carry_out(now, slot, effects);
         result
+    }
+
+    /// Handles the monitor's list of slow disks. It changes where reads go, and nothing else.
+    fn set_slow_disks(&mut self, now: Time, disks: SlowDisks, effects: &mut Vec<Effect>) {
+        let slots: Vec<PgSlot> = self.pgs.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.drive(now, slot, effects, |pg, actions| pg.set_slow_disks(&disks, actions));
+        }
+        self.pgs.set_slow_disks(disks);
     }
 
     /// Carries out the actions of the PG in `slot`, in order, including the further actions that these

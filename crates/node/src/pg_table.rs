@@ -5,13 +5,13 @@
 //!   2. Between events no action is left over: a caller carries out the actions of one PG before it calls
 //!      into another.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Index;
 
 use base::{BufferPool, OsdId, PgId, PoolId};
 use blockstore::PgFacts;
 use cluster::map::Pool;
-use pg::{Action, Limits, Pg, Record, ScrubNote, Shape};
+use pg::{Action, Limits, Pg, Record, ScrubNote, Shape, SlowDisks};
 
 /// Index of a PG in the table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct PgTable {
     buffers: BufferPool,
     limits: Limits,
     /// OSDs whose disks are slow, as the monitor said last.
-    slow_disks: BTreeSet<OsdId>,
+    slow_disks: SlowDisks,
     pgs: Vec<Pg>,
     slots: BTreeMap<PgId, PgSlot>,
     /// Actions that the PG called last has requested.
@@ -51,7 +51,7 @@ impl PgTable {
             osd,
             buffers,
             limits,
-            slow_disks: BTreeSet::new(),
+            slow_disks: SlowDisks::default(),
             pgs: Vec::new(),
             slots: BTreeMap::new(),
             actions: Vec::new(),
@@ -119,21 +119,20 @@ impl PgTable {
             face: &pg::Copies,
         };
         let mut pg = Pg::new(shape, self.osd, facts, record, self.buffers.clone());
-        pg.set_slow_disks(&self.slow_disks);
+        let mut actions = Vec::new();
+        pg.set_slow_disks(&self.slow_disks, &mut actions);
+        assert!(actions.is_empty(), "no read waits yet");
         pg
     }
 
     /// Whether the monitor said last that this OSD's disk is slow.
     pub(crate) fn is_slow_here(&self) -> bool {
-        self.slow_disks.contains(&self.osd)
+        self.slow_disks.slow.contains(&self.osd)
     }
 
-    /// Handles the monitor's list of slow disks. It changes where later reads go, and nothing else.
-    pub(crate) fn set_slow_disks(&mut self, osds: Vec<OsdId>) {
-        self.slow_disks = osds.into_iter().collect();
-        for pg in &mut self.pgs {
-            pg.set_slow_disks(&self.slow_disks);
-        }
+    /// Sets the monitor's list of slow disks, for PGs that are made from now on.
+    pub(crate) fn set_slow_disks(&mut self, disks: SlowDisks) {
+        self.slow_disks = disks;
     }
 
     /// Calls into a PG. The caller must then carry out the PG's actions, see [`PgTable::take_actions`].

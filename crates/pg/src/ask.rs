@@ -34,6 +34,8 @@ pub enum Asked {
     Fetch { job: JobSlot },
     /// Units of a block for a client's read, because this OSD's disk is slow.
     Read { read: ReadSlot },
+    /// Units that are no longer needed: the read did not wait for the member.
+    GivenUpRead,
     /// A repair, so that all acting members have the same blocks.
     Adopt { job: JobSlot },
     /// A block of a learner's backfill.
@@ -84,6 +86,13 @@ impl Asks {
         let ask = ask.ok_or("an unsolicited answer")?;
         self.asks.remove(call as usize);
         Ok(ask.what)
+    }
+
+    /// Gives up a request for a read's units: the answer will be dropped. Returns whether there is one.
+    pub fn give_up_read(&mut self, call: u32, read: ReadSlot) -> bool {
+        let is_read = |ask: &&mut Ask| ask.what == Asked::Read { read };
+        let found = self.asks.get_mut(call as usize).filter(is_read);
+        found.map(|ask| ask.what = Asked::GivenUpRead).is_some()
     }
 
     /// Drops all open requests to this member.

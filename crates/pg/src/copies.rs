@@ -6,7 +6,7 @@ pub mod agree;
 pub mod chain;
 pub mod delete;
 pub mod read;
-mod read_elsewhere;
+pub(crate) mod read_elsewhere;
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -74,8 +74,6 @@ mod pg_fuzz;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-
 use base::planted::{self, Bug};
 use base::{BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
@@ -85,6 +83,7 @@ use format::wire::{
 
 pub use copies::Copies;
 pub use copies::delete::DELETE_PORTION_MAX;
+pub use copies::read_elsewhere::SlowDisks;
 pub use face::{Face, Fault, FaultKind};
 pub use lead::Absence;
 pub use limits::Limits;
@@ -260,8 +259,8 @@ pub struct Pg {
     scrub_note: ScrubNote,
     /// The time of day, in seconds since 1970, when the node last called [`Pg::scrub`].
     scrub_now: u64,
-    /// OSDs whose disks are slow: reads go to others where they can.
-    slow_disks: BTreeSet<OsdId>,
+    /// Which disks are slow, or do not answer: reads go to others where they can.
+    slow_disks: SlowDisks,
     /// Number of reads that went to others for that.
     reads_elsewhere: u64,
     // As primary: writes on their way to all members.
@@ -301,7 +300,7 @@ impl Pg {
             mended_units: 0,
             scrub_note: ScrubNote::default(),
             scrub_now: 0,
-            slow_disks: BTreeSet::new(),
+            slow_disks: SlowDisks::default(),
             reads_elsewhere: 0,
             write_targets: WriteTargets::default(),
             versions: Versions::new(),
@@ -320,11 +319,6 @@ impl Pg {
     /// Returns how many 4 KiB units this OSD lost and restored from another copy since the process started.
     pub fn mended_units(&self) -> u64 {
         self.mended_units
-    }
-
-    /// Sets which OSDs have slow disks, for reads that start from now on.
-    pub fn set_slow_disks(&mut self, osds: &BTreeSet<OsdId>) {
-        self.slow_disks.clone_from(osds);
     }
 
     /// Returns how far the PG has got in its newest entry.

@@ -536,6 +536,7 @@ impl Pg {
                 Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
                 Asked::ScrubFetch { look } => self.on_peer_scrub_copy(look, content, actions),
                 Asked::Read { read } => self.on_peer_read(read, content, actions),
+                Asked::GivenUpRead => Ok(()),
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {

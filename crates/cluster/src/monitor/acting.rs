@@ -61,6 +61,8 @@ pub(super) struct DiskStanding {
     pub(super) oldest: Option<Time>,
     /// Whether the disk answers, but takes many times as long as those of its peers.
     pub(super) slow: bool,
+    /// Whether that is not known yet: the leader is new, and the OSD has not joined there.
+    pub(super) unjudged: bool,
 }
 
 /// Everything except its entry that determines the next entry of a PG.
@@ -583,7 +585,9 @@ fn primary_of(
     planned.sort_by_key(|osd| (!given.has_data(positions, *osd), is_slow(osd)));
     let first = planned.first().copied();
     let planned = planned.into_iter();
+    let is_judged = |osd: OsdId| given.standings.get(&osd).is_none_or(|it| !it.disk.unjudged);
     let at_rest = learners.is_empty()
+        && planned.clone().all(is_judged)
         && acting.len() == given.targets.len()
         && planned.clone().all(|osd| is_sound(&osd));
     let reaches_all =

@@ -44,6 +44,7 @@ impl Monitor {
             incarnation,
             suspect,
             stalled,
+            slow,
             seen,
         } = message
         else {
@@ -62,6 +63,7 @@ impl Monitor {
             supervised,
             suspect,
             stalled,
+            slow,
             seen,
             given: None,
         };
@@ -222,6 +224,7 @@ impl Monitor {
     ) -> Boot {
         if boot.given.is_none() {
             self.note_stall(now, boot.osd, boot.stalled, None, effects);
+            self.note_slowness(boot.osd, boot.slow);
             let record = self.committed.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
             if record.suspect && boot.run.is_none() {
@@ -258,6 +261,7 @@ impl Monitor {
             return;
         }
         self.note_stall(now, boot.osd, boot.stalled, None, effects);
+        self.note_slowness(boot.osd, boot.slow);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
         // In the meantime a job may have marked the OSD as down in its record.
         self.push_sync_osd(boot.osd);

@@ -477,21 +477,26 @@ impl Monitor {
                 heard: liveness.map_or(0, |liveness| liveness.heard),
                 noticed: liveness.map_or(0, |liveness| liveness.noticed),
                 rests: live.is_some_and(|live| live.starts.rest(self.now).is_some()),
-                disk: live.map(|live| self.disk_of(osd, live)).unwrap_or_default(),
+                disk: self.disk_of(osd, live),
             };
             (osd, standing)
         };
         self.committed.osds().map(standing).collect()
     }
 
-    fn disk_of(&self, osd: OsdId, live: &OsdLive) -> DiskStanding {
-        let stall = &live.stall;
+    fn disk_of(&self, osd: OsdId, live: Option<&OsdLive>) -> DiskStanding {
+        let slow = self.slow_disks.is_slow(osd, live.and_then(|live| live.was_slow));
+        let unjudged = slow.is_none();
+        let Some(OsdLive { stall, .. }) = live else {
+            return DiskStanding { unjudged, ..DiskStanding::default() };
+        };
         DiskStanding {
             stalled: stall.stalled,
             since: stall.since.unwrap_or_default(),
             is_new: stall.since.is_some_and(|since| self.now < since + STALL_GATHER),
             oldest: stall.oldest,
-            slow: self.slow_disks.is_slow(osd),
+            slow: slow == Some(true),
+            unjudged,
         }
     }
 

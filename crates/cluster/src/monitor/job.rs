@@ -124,6 +124,8 @@ pub(super) struct Boot {
     pub(super) suspect: bool,
     /// Whether its disk hangs, or hung recently.
     pub(super) stalled: bool,
+    /// Whether the leader before said that its disk is slow.
+    pub(super) slow: bool,
     /// What the OSD has seen of the cluster.
     pub(super) seen: Seen,
     /// The incarnation in the OSD's record, once this job has written it.

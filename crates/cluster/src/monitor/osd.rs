@@ -54,6 +54,8 @@ pub(super) struct OsdLive {
     pub(super) starts: Starts,
     /// What the OSD reports about its disk.
     pub(super) stall: Stall,
+    /// Whether a leader told the OSD that its disk is slow, as it reports; `None`: it has not joined here.
+    pub(super) was_slow: Option<bool>,
     /// The failure detector's state of it.
     pub(super) liveness: Liveness,
     /// Map revisions that the OSD has applied, by pool: it refuses requests with an older one.
@@ -176,6 +178,7 @@ impl Monitor {
         let began = Time::from_nanos(now.as_nanos().saturating_sub(age.as_nanos()));
         let (stalled, oldest) = (report.stalled, (age > LATE).then_some(began));
         live.fill_rate = fill_rate(live.report.as_ref(), now, &report);
+        live.was_slow = Some(report.slow);
         live.report = Some((now, report));
         self.note_scrubs(osd, scrubs);
         self.note_stall(now, osd, stalled, oldest, effects);
@@ -183,6 +186,11 @@ impl Monitor {
             self.push_sync_osd(osd);
         }
         self.confirm_give_ups(osd, effects);
+    }
+
+    /// Notes what an OSD that joins was told about its disk.
+    pub(super) fn note_slowness(&mut self, osd: OsdId, slow: bool) {
+        self.osds.entry(osd).or_default().was_slow = Some(slow);
     }
 
     /// Notes what an OSD reports about its disk.

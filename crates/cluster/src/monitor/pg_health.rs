@@ -62,8 +62,8 @@ struct Group {
 
 impl Monitor {
     /// Returns the abnormal states of a pool's PGs, the worst first: `[{code, count, message, hint}]`.
-    pub(super) fn pg_conditions(&self, pool: PoolId) -> Value {
-        let served = self.served();
+    /// `served`: see [`Monitor::served`].
+    pub(super) fn pg_conditions(&self, pool: PoolId, served: impl Fn(&PgEntry) -> bool) -> Value {
         let mut groups: BTreeMap<Condition, Group> = BTreeMap::new();
         for (entry, targets) in self.committed.pgs(pool).zip(self.targets(pool)) {
             let state = match served(entry) {
@@ -147,8 +147,8 @@ impl Monitor {
                 entry.pg
             ),
             Condition::Suspect => {
-                "it is filled from other copies where there are any; if there are \
-                                   none, `ashlar pg give-up` shows the loss before it accepts it"
+                "it is filled from other copies where there are any; if there are none, `ashlar pg \
+                 give-up` shows the loss before it accepts it"
                     .to_owned()
             }
             Condition::Damaged => format!(

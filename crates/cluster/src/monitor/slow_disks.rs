@@ -10,11 +10,16 @@
 //!    └──────────── well ever since, for disk_slower_ms; or not measured for long ◀─────┘
 //! ```
 //!
+//! A disk that was slow by its reads is not measured, because reads go to other members. It is tried again
+//! after a while, and after twice as long each time that it was slow once more.
+//!
 //! Invariants
 //!   1. Nothing but speed depends on this: a wrong judgement costs an epoch, and reads that take the longer
 //!      way. So it needs no place in the state store.
 //!   2. Disks are compared by figures of the same interval and of the same kind.
 //!   3. A disk without figures is neither slow nor well: what was found last stays, for a while.
+//!   4. A new leader hands no PG back to a slow disk: until it has judged, OSDs tell it what they were told, and
+//!      a PG with a planned member that has not joined yet keeps its primary.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,12 +35,14 @@ const RATIO_SLOW: u64 = 10;
 const RATIO_WELL: u64 = 5;
 /// A mean below this is never slow: the clients of a disk that fast do not notice.
 const MEAN_SLOW_MIN: Duration = Duration::from_millis(2);
-/// Fewer operations of a kind in an interval say nothing.
+/// Fewer operations of a kind in an interval say nothing, unless they took half of it together.
 const COUNT_MIN: u64 = 3;
 /// `disk_slower_ms` has so many intervals.
 const INTERVAL_COUNT: u64 = 6;
 /// A slow disk that has not been measured for so many times `disk_slower_ms` is tried again.
 const FORGET_AFTER: u64 = 10;
+/// That span doubles so many times at most.
+const DOUBLINGS_MAX: u32 = 4;
 
 /// A kind of operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +86,7 @@ pub(super) struct Comparison {
     kind: Kind,
     /// The mean of this disk.
     mean: Duration,
-    /// The median of the means of its peers.
+    /// The median of the means of its peers: the greater of the two in the middle.
     peers: Duration,
 }
 
@@ -125,6 +132,8 @@ struct Disk {
     /// The sums at the end of the last interval.
     before: Option<DiskWork>,
     stage: Stage,
+    /// How many times it was tried again without having been measured, since it was last found well.
+    tries: u32,
 }
 
 /// What is known of the disks of all OSDs; lost when this monitor no longer leads.
@@ -135,6 +144,17 @@ pub(super) struct SlowDisks {
     /// An interval has ended: until then OSDs keep what an earlier leader told them, and report it.
     has_judged: bool,
     disks: BTreeMap<OsdId, Disk>,
+    /// What OSDs were told last.
+    told: Told,
+}
+
+/// What OSDs are told.
+#[derive(Clone, PartialEq, Eq, Default)]
+struct Told {
+    /// OSDs whose disks are slow.
+    slow: Vec<OsdId>,
+    /// OSDs whose disks do not answer: nothing is read there if another member can answer.
+    stalled: Vec<OsdId>,
 }
 
 /// What an OSD reported last.
@@ -146,9 +166,13 @@ struct Reported {
 }
 
 impl SlowDisks {
-    /// Whether this OSD's disk is slow.
-    pub(super) fn is_slow(&self, osd: OsdId) -> bool {
-        self.disks.get(&osd).is_some_and(|disk| matches!(disk.stage, Stage::Slow { .. }))
+    /// Whether this OSD's disk is slow, given what it was told before, as far as it has reported that to this
+    /// leader. `None`: not known yet.
+    pub(super) fn is_slow(&self, osd: OsdId, was_slow: Option<bool>) -> Option<bool> {
+        if !self.has_judged {
+            return was_slow;
+        }
+        Some(self.disks.get(&osd).is_some_and(|disk| matches!(disk.stage, Stage::Slow { .. })))
     }
 
     /// Returns the OSDs whose disks are slow, each with what was found last.
@@ -164,47 +188,68 @@ impl SlowDisks {
     }
 
     /// Ends an interval: judges every disk by what it did since the last one. `span`: how long a disk must
-    /// be slow, or well again.
+    /// be slow, or well again. What is known of a disk stays while its OSD is not connected.
     fn judge(&mut self, now: Time, span: Duration, reported: &BTreeMap<OsdId, Reported>) {
-        self.disks.retain(|osd, _| reported.contains_key(osd));
         let mut means: BTreeMap<OsdId, Means> = BTreeMap::new();
         for (osd, told) in reported {
             let stage = match told.was_slow {
                 true => Stage::Slow { found: None, well_since: None, measured: now },
                 false => Stage::Well,
             };
-            let disk = self.disks.entry(*osd).or_insert(Disk { before: None, stage });
+            let disk = self.disks.entry(*osd).or_insert(Disk { before: None, stage, tries: 0 });
             let before = disk.before.replace(told.work);
-            means.insert(*osd, before.map_or([None; 3], |before| means_of(&before, &told.work)));
+            let busy = Duration::from_nanos(interval_of(span).as_nanos() / 2);
+            let of_interval = |before| means_of(&before, &told.work, busy);
+            means.insert(*osd, before.map_or([None; 3], of_interval));
         }
         for (osd, told) in reported {
             let others = told.peers.iter().filter(|peer| *peer != osd);
             let others: Vec<Means> = others.filter_map(|peer| means.get(peer)).copied().collect();
             let found = compare(&means[osd], &others);
-            let disk = self.disks.get_mut(osd).expect("just inserted");
-            disk.stage = next_stage(disk.stage, now, span, &found);
+            self.disks.get_mut(osd).expect("just inserted").end_interval(now, span, &found);
+        }
+    }
+}
+
+impl Disk {
+    /// Takes the stage that follows from what an interval showed.
+    fn end_interval(&mut self, now: Time, span: Duration, found: &[Comparison]) {
+        let was_slow = matches!(self.stage, Stage::Slow { .. });
+        self.stage = next_stage(self.stage, now, span, found);
+        match self.stage {
+            Stage::Well if was_slow => self.tries = 0,
+            Stage::Slow { measured, .. } => {
+                let times = FORGET_AFTER << self.tries.min(DOUBLINGS_MAX);
+                if now.since(measured).as_nanos() >= span.as_nanos().saturating_mul(times) {
+                    self.tries = self.tries.saturating_add(1);
+                    self.stage = Stage::Well;
+                }
+            }
+            Stage::Well | Stage::Doubted { .. } => {}
         }
     }
 }
 
 /// Returns the means of what was done between two reports. A store that was opened anew counts from zero:
-/// then there are none.
-fn means_of(before: &DiskWork, after: &DiskWork) -> Means {
+/// then there are none. `busy`: even one operation that takes so long has a mean.
+fn means_of(before: &DiskWork, after: &DiskWork, busy: Duration) -> Means {
     Kind::ALL.map(|kind| {
         let (before, after) = (kind.of(before), kind.of(after));
         let count = after.count.checked_sub(before.count)?;
         let nanos = after.nanos.checked_sub(before.nanos)?;
-        (count >= COUNT_MIN).then(|| Duration::from_nanos(nanos / count))
+        let is_enough = count >= COUNT_MIN || (count > 0 && nanos >= busy.as_nanos());
+        is_enough.then(|| Duration::from_nanos(nanos / count))
     })
 }
 
-/// Compares a disk with its peers, by each kind of which there are figures.
+/// Compares a disk with its peers, by each kind of which there are figures. Of an even number of peers the
+/// greater of the two means in the middle counts: with a quick and a slow peer nothing is known.
 fn compare(own: &Means, others: &[Means]) -> Vec<Comparison> {
     let of_kind = |(index, kind): (usize, Kind)| {
         let mean = own[index]?;
         let mut peers: Vec<Duration> = others.iter().filter_map(|means| means[index]).collect();
         peers.sort_unstable();
-        let median = peers.get(peers.len().checked_sub(1)? / 2)?;
+        let median = peers.get(peers.len() / 2)?;
         Some(Comparison { kind, mean, peers: *median })
     };
     Kind::ALL.into_iter().enumerate().filter_map(of_kind).collect()
@@ -228,14 +273,10 @@ fn next_stage(stage: Stage, now: Time, span: Duration, found: &[Comparison]) -> 
             let found = Some(kept.unwrap_or(found));
             Stage::Slow { found, well_since: None, measured: now }
         }
-        (Stage::Slow { found: before, well_since, measured }, None) => {
+        (Stage::Slow { found: before, well_since, .. }, None) => {
             let is_of_kind =
                 |one: &&Comparison| before.is_none_or(|before| before.kind == one.kind);
-            let same = found.iter().find(is_of_kind);
-            let Some(same) = same else {
-                let forget = Duration::from_nanos(span.as_nanos().saturating_mul(FORGET_AFTER));
-                return if now.since(measured) >= forget { Stage::Well } else { stage };
-            };
+            let Some(same) = found.iter().find(is_of_kind) else { return stage };
             if same.is_above(RATIO_WELL) {
                 return Stage::Slow { found: Some(*same), well_since: None, measured: now };
             }
@@ -267,19 +308,27 @@ impl Monitor {
         }
         self.slow_disks.ends = Some(next);
         let reported = self.reported_work();
-        let before: Vec<OsdId> = self.slow_disks.slow().map(|(osd, _)| osd).collect();
+        let committed = &self.committed;
+        let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
+        self.slow_disks.disks.retain(|osd, _| is_up(osd));
         self.slow_disks.judge(now, span, &reported);
         let after: Vec<(OsdId, Option<Comparison>)> = self.slow_disks.slow().collect();
+        let told = Told {
+            slow: after.iter().map(|(osd, _)| *osd).collect(),
+            stalled: self.stalled_osds(),
+        };
         let is_first = !std::mem::replace(&mut self.slow_disks.has_judged, true);
-        if after.iter().map(|(osd, _)| *osd).eq(before.iter().copied()) && !is_first {
+        let before = std::mem::replace(&mut self.slow_disks.told, told.clone());
+        if before == told && !is_first {
             return;
         }
-        for (osd, found) in after.iter().filter(|(osd, _)| !before.contains(osd)) {
+        for (osd, found) in after.iter().filter(|(osd, _)| !before.slow.contains(osd)) {
             let event = TraceEvent::warn("the disk of an OSD is slower than its peers'");
             let why = found.map_or_else(|| "an earlier leader found it".into(), |it| it.text());
             effects.push(Effect::Trace(event.with("osd", osd).with("why", why)));
         }
-        for osd in before.iter().filter(|osd| after.iter().all(|(slow, _)| slow != *osd)) {
+        let is_well = |osd: &&OsdId| !told.slow.contains(osd) && reported.contains_key(osd);
+        for osd in before.slow.iter().filter(is_well) {
             let event = TraceEvent::info("the disk of an OSD is no longer slower than its peers'");
             effects.push(Effect::Trace(event.with("osd", osd)));
         }
@@ -302,8 +351,14 @@ impl Monitor {
     }
 
     fn send_slow_disks(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        let osds = self.slow_disks.slow().map(|(osd, _)| osd).collect();
-        self.connections.send(connection, &FromMonitor::SlowDisks { osds }, effects);
+        let Told { slow, stalled } = self.slow_disks.told.clone();
+        self.connections.send(connection, &FromMonitor::SlowDisks { osds: slow, stalled }, effects);
+    }
+
+    /// Returns the OSDs that last reported that their disks do not answer.
+    fn stalled_osds(&self) -> Vec<OsdId> {
+        let stalled = self.osds.iter().filter(|(_, live)| live.stall.stalled);
+        stalled.map(|(osd, _)| *osd).collect()
     }
 
     /// Returns what the OSDs that are connected reported last, with their peers.
@@ -331,6 +386,7 @@ mod tests {
     use super::*;
 
     const SPAN: Duration = Duration::from_secs(60);
+    const BUSY: Duration = Duration::from_secs(5);
 
     fn osd(number: u32) -> OsdId {
         OsdId::new(number).unwrap()
@@ -423,6 +479,13 @@ mod tests {
         let idle = [Some(1), Some(1), None];
         assert_eq!(rig.intervals(59, idle), [osd(3)]);
         assert!(rig.interval(idle).is_empty(), "after ten minutes it is tried again");
+        assert_eq!(rig.intervals(7, SLOW), [osd(3)]);
+        assert_eq!(rig.intervals(119, idle), [osd(3)], "the second time after twice as long");
+        assert!(rig.interval(idle).is_empty());
+        assert_eq!(rig.intervals(7, SLOW), [osd(3)]);
+        assert!(rig.intervals(6, WELL).is_empty());
+        rig.intervals(7, SLOW);
+        assert!(rig.intervals(60, idle).is_empty(), "it was found well since: ten minutes again");
         let mut rig = Rig::default();
         rig.intervals(4, SLOW);
         rig.interval(idle);
@@ -461,9 +524,25 @@ mod tests {
     fn sums_that_begin_anew_give_no_figures() {
         let before = DiskWork { reads: operations(100, 1), ..DiskWork::default() };
         let after = DiskWork { reads: operations(50, 9), ..DiskWork::default() };
-        assert_eq!(means_of(&before, &after), [None; 3]);
+        assert_eq!(means_of(&before, &after, BUSY), [None; 3]);
         let few = DiskWork { reads: operations(102, 1), ..DiskWork::default() };
-        assert_eq!(means_of(&before, &few), [None; 3]);
+        assert_eq!(means_of(&before, &few, BUSY), [None; 3]);
+    }
+
+    #[test]
+    fn a_disk_so_slow_that_it_ends_few_operations_is_measured() {
+        let after = DiskWork { flushes: operations(1, 5_000), ..DiskWork::default() };
+        let mean = Some(Duration::from_secs(5));
+        assert_eq!(means_of(&DiskWork::default(), &after, BUSY), [mean, None, None]);
+    }
+
+    #[test]
+    fn where_one_of_two_peers_is_as_slow_nothing_is_known() {
+        let of = |ms| [Some(Duration::from_millis(ms)), None, None];
+        let found = compare(&of(20), &[of(1), of(20)]);
+        assert!(!found[0].is_above(RATIO_SLOW), "one quick disk beside two of another kind");
+        assert!(compare(&of(20), &[of(1), of(2)])[0].is_above(RATIO_SLOW));
+        assert!(compare(&of(20), &[of(1)])[0].is_above(RATIO_SLOW), "a single peer decides");
     }
 
     #[test]

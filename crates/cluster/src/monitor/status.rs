@@ -179,6 +179,8 @@ impl Monitor {
                 "hint": check.hint,
             })
         };
+        let served = self.served();
+        let summary = |record| self.pool_summary(record, &served);
         json!({
             "health": health,
             "checks": checks.into_iter().map(check).collect::<Vec<Value>>(),
@@ -204,20 +206,20 @@ impl Monitor {
             },
             "tasks": self.task_rows(None),
             "io": self.cluster_rates(),
-            "pools": self.committed.pools().map(|record| self.pool_summary(record)).collect::<Vec<Value>>(),
+            "pools": self.committed.pools().map(summary).collect::<Vec<Value>>(),
             "processes": self.processes(),
         })
     }
 
     /// Returns a summary of a pool: its space and its client rates.
-    fn pool_summary(&self, record: &PoolRecord) -> Value {
+    fn pool_summary(&self, record: &PoolRecord, served: impl Fn(&PgEntry) -> bool) -> Value {
         let row = self.pool_row_with(record);
         json!({
             "name": row["name"],
             "id": row["id"],
             "used_bytes": row["used_bytes"],
             "available_bytes": row["available_bytes"],
-            "conditions": self.pg_conditions(record.pool.id),
+            "conditions": self.pg_conditions(record.pool.id, served),
             "io": self.rates_of(Table::Pool, record.pool.id.get()),
         })
     }

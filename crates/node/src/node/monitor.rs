@@ -39,6 +39,7 @@ impl Node {
             incarnation: self.cluster.incarnation(),
             suspect: self.store.has_unsettled_damage() || self.notes.has_damaged(),
             stalled: self.disk_watch.is_stalled(),
+            slow: self.pgs.is_slow_here(),
             seen: seen(&self.cluster, &self.notes, self.state.copy()),
         };
         self.tell_monitor(&boot, effects);
@@ -99,7 +100,10 @@ impl Node {
                 let told_every = self.cluster.span(Setting::StatsInterval);
                 self.stats.at = self.stats.at.min(now + told_every);
             }
-            FromMonitor::SlowDisks { osds } => self.pgs.set_slow_disks(osds),
+            FromMonitor::SlowDisks { osds, stalled } => {
+                let (slow, stalled) = (osds.into_iter().collect(), stalled.into_iter().collect());
+                self.set_slow_disks(now, pg::SlowDisks { slow, stalled }, effects);
+            }
             FromMonitor::StatsSaved { sequence } => self.stats.on_saved(sequence),
             // Receiving any message is enough: it shows that the monitor is alive.
             FromMonitor::Pong => {}

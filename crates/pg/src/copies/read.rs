@@ -49,7 +49,12 @@ pub(super) enum ReadStage {
     /// Waits for data of the only layer.
     Fetch,
     /// Waits for data of the only layer from another member, because this OSD's disk is slow.
-    FetchElsewhere,
+    FetchElsewhere {
+        /// The member's index.
+        index: usize,
+        /// The number of the request to it.
+        call: u32,
+    },
     /// The answer contains the effect of later writes. The read waits until all members hold those writes.
     Overtaken(Outcome, Vec<BlockSeen>),
 }

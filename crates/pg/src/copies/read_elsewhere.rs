@@ -5,9 +5,15 @@
 //!      when all acting members have it. If its connection breaks, the epoch ends, and the read with it.
 //!   2. What the member answered may include later writes, also ones that this OSD does not hold yet. The
 //!      block's version tells: the answer waits until they have ended, like that of this OSD's own store.
-//!   3. Only data that matches its checksums is used. Where the member lost units, or has no such block,
-//!      this OSD reads its own store: there the read is repaired as ever.
+//!   3. Only data that matches its checksums is used; other data ends the connection, like any malformed
+//!      message. Where the member lost units, or has no such block, this OSD reads its own store: there the
+//!      read is repaired as ever.
+//!   4. A read does not wait for a member whose disk does not answer: it comes back to this OSD's store, and
+//!      the member's answer, if it comes, is dropped.
 
+use std::collections::BTreeSet;
+
+use base::OsdId;
 use base::planted::{self, Bug};
 use format::wire::{Content, PeerBody};
 
@@ -19,17 +25,48 @@ use crate::slots::ReadSlot;
 use crate::units::{Held, Units, units_of};
 use crate::{Action, Pg};
 
+/// What the monitor last said of OSDs' disks.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct SlowDisks {
+    /// Those that take many times as long as their peers'.
+    pub slow: BTreeSet<OsdId>,
+    /// Those that do not answer.
+    pub stalled: BTreeSet<OsdId>,
+}
+
 impl Pg {
+    /// Sets which disks are slow. Later reads of a slow primary go to other members. Reads that wait for a
+    /// member whose disk does not answer come back.
+    pub fn set_slow_disks(&mut self, disks: &SlowDisks, actions: &mut Vec<Action>) {
+        self.slow_disks.clone_from(disks);
+        let Some(lead) = &self.lead else { return };
+        let waits = |(slot, read): (ReadSlot, &super::read::Read)| match read.stage {
+            ReadStage::FetchElsewhere { index, call } => {
+                let hangs = disks.stalled.contains(&lead.peers[index].member.osd);
+                hangs.then_some((slot, call))
+            }
+            _ => None,
+        };
+        let waiting: Vec<(ReadSlot, u32)> = self.reads.iter().filter_map(waits).collect();
+        for (slot, call) in waiting {
+            if self.lead().asks.give_up_read(call, slot) {
+                self.fetch_here(slot, actions);
+            }
+        }
+    }
+
     /// Returns the member to read from if this OSD's disk is slow; `None`: it reads from its own store. The
     /// members whose disks are not slow take turns.
     pub(super) fn quicker_member(&self) -> Option<usize> {
         let lead = self.lead.as_ref()?;
-        if !self.slow_disks.contains(&self.me) {
+        let SlowDisks { slow, stalled } = &self.slow_disks;
+        if !slow.contains(&self.me) {
             return None;
         }
         let is_quick = |index: &usize| {
             let peer = &lead.peers[*index];
-            peer.contact == Contact::Known && !self.slow_disks.contains(&peer.member.osd)
+            let osd = peer.member.osd;
+            peer.contact == Contact::Known && !slow.contains(&osd) && !stalled.contains(&osd)
         };
         let others = || lead.acting_others().chain(self.learners_by_mistake()).filter(is_quick);
         let turn = self.reads_elsewhere.checked_rem(others().count() as u64)?;
@@ -52,9 +89,9 @@ impl Pg {
         let key = self.reads[slot].key();
         let units = Units::from_range(self.units_read(&self.reads[slot]));
         let units = units.words(self.shape.block_size);
-        self.reads[slot].stage = ReadStage::FetchElsewhere;
         self.reads_elsewhere += 1;
         let call = self.lead().asks.ask(index, Asked::Read { read: slot });
+        self.reads[slot].stage = ReadStage::FetchElsewhere { index, call };
         self.send(index, PeerBody::Fetch { call, key, units }, actions);
     }
 
@@ -68,7 +105,7 @@ impl Pg {
         let held = Held::of(content, self.shape.block_size, true)?;
         self.check_version(held.version())?;
         let read = &self.reads[slot];
-        assert!(matches!(read.stage, ReadStage::FetchElsewhere));
+        assert!(matches!(read.stage, ReadStage::FetchElsewhere { .. }));
         let Wants::Data { offset, length } = read.wants() else {
             unreachable!("only data is read elsewhere");
         };

@@ -7,6 +7,7 @@ use format::wire::{Outcome, PeerBody};
 
 use super::model::values_of;
 use super::world::{World, osd_id};
+use crate::SlowDisks;
 
 /// Members that are all there, and which of them leads. Its disk is slow, and those of `others`.
 fn slow_primary(copies: usize, others: &[usize]) -> (World, usize) {
@@ -14,12 +15,8 @@ fn slow_primary(copies: usize, others: &[usize]) -> (World, usize) {
     world.settle();
     let at = world.server().expect("somebody serves");
     let slow = others.iter().map(|other| (at + other) % copies).chain([at]).map(osd_id).collect();
-    hears(&mut world, at, &slow);
+    world.hears_of_disks(at, &SlowDisks { slow, ..SlowDisks::default() });
     (world, at)
-}
-
-fn hears(world: &mut World, at: usize, slow: &BTreeSet<base::OsdId>) {
-    world.osds[at].pg.as_mut().expect("it is up").set_slow_disks(slow);
 }
 
 /// The members that were asked for blocks, in order.
@@ -85,7 +82,7 @@ fn a_member_with_a_slow_disk_is_not_asked() {
 fn a_primary_whose_disk_is_well_again_reads_by_itself() {
     let (mut world, at) = slow_primary(2, &[]);
     let value = write(&mut world, at, 0, 4);
-    hears(&mut world, at, &BTreeSet::new());
+    world.hears_of_disks(at, &SlowDisks::default());
     assert_eq!(read(&mut world, at)[0], value);
     assert!(asked(&world).is_empty());
 }
@@ -106,6 +103,25 @@ fn a_block_that_does_not_exist_reads_as_zeros() {
     let number = world.read(at, 1, 0, 4);
     world.settle();
     assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Read { .. }))));
+}
+
+#[test]
+fn a_read_comes_back_from_a_member_whose_disk_does_not_answer() {
+    let (mut world, at) = slow_primary(2, &[]);
+    let value = write(&mut world, at, 0, 1);
+    let other = 1 - at;
+    let number = world.read(at, 1, 0, 4);
+    let mut disks = SlowDisks { slow: [osd_id(at)].into(), ..SlowDisks::default() };
+    world.hears_of_disks(at, &disks);
+    assert_eq!(values_read(&world, number), None, "the other member has not answered");
+    disks.stalled.insert(osd_id(other));
+    world.hears_of_disks(at, &disks);
+    world.stores_go_on();
+    assert_eq!(values_read(&world, number).expect("it was read here")[0], value);
+    assert_eq!(read(&mut world, at)[0], value);
+    assert_eq!(asked(&world), [other], "nothing more was asked");
+    // The answer to the first request has come by now, and was dropped.
+    assert_eq!(world.server(), Some(at), "in the same epoch");
 }
 
 /// A write is under way when another member reads: that member has it, a third one does not. Returns the

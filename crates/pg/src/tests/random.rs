@@ -163,15 +163,16 @@ impl Run {
     /// An OSD hears which disks are slow, whether they are or not. Its own is often one of them.
     fn hear_of_slow_disks(&mut self) {
         let at = self.any();
-        let mut slow = std::collections::BTreeSet::new();
+        let mut disks = crate::SlowDisks::default();
         for index in 0..self.world.osds.len() {
             if self.random.below(8) < if index == at { 6 } else { 2 } {
-                slow.insert(osd_id(index));
+                disks.slow.insert(osd_id(index));
+            }
+            if self.random.below(8) == 0 {
+                disks.stalled.insert(osd_id(index));
             }
         }
-        if let Some(pg) = &mut self.world.osds[at].pg {
-            pg.set_slow_disks(&slow);
-        }
+        self.world.hears_of_disks(at, &disks);
     }
 
     fn fail(&mut self) {

@@ -267,6 +267,13 @@ impl World {
         }
     }
 
+    /// The monitor tells an OSD which disks are slow.
+    pub fn hears_of_disks(&mut self, index: usize, disks: &crate::SlowDisks) {
+        if self.is_up(index) {
+            self.with(index, |pg, actions| pg.set_slow_disks(disks, actions));
+        }
+    }
+
     /// Calls a PG and carries out what it asks.
     pub fn with(&mut self, index: usize, call: impl FnOnce(&mut Pg, &mut Vec<Action>)) {
         let mut actions = Vec::new();

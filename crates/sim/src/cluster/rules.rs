@@ -46,6 +46,7 @@ impl World {
                     }
                     self.judge_part(from, message)?;
                     self.note_write((from, connection), to, message);
+                    self.judge_fetch(to, message)?;
                     return self.watch.peer_says(to, message, &mut self.tally.consequences);
                 }
             }
@@ -113,6 +114,16 @@ impl World {
             .is_some_and(|entry| entry.acting().any(|member| Some(member.osd) == self.osds[to].id));
         if is_acting && let Some(pair) = self.pair(from, to) {
             self.watch.grants.write_sent(pair, *block_size);
+        }
+    }
+
+    /// Checks that blocks are read only from acting members: a learner may not have them yet.
+    fn judge_fetch(&self, to: usize, message: &PeerMessage) -> Result<(), String> {
+        let PeerBody::Fetch { key, .. } = &message.body else { return Ok(()) };
+        let Some(entry) = self.watch.grants.entry(message.pg, message.epoch) else { return Ok(()) };
+        match entry.acting().any(|member| Some(member.osd) == self.osds[to].id) {
+            true => Ok(()),
+            false => Err(format!("a member that is not acting was asked for {key:?}")),
         }
     }
 

@@ -71,7 +71,9 @@ impl SlowDisks {
         if !text.contains("\"slow_disks\"") {
             return false;
         }
-        let Ok(FromMonitor::SlowDisks { osds }) = serde_json::from_str(text) else { return false };
+        let Ok(FromMonitor::SlowDisks { osds, .. }) = serde_json::from_str(text) else {
+            return false;
+        };
         let before = std::mem::replace(&mut self.named, osds.into_iter().collect());
         !self.named.is_subset(&before)
     }

@@ -408,6 +408,7 @@ impl Monitors {
             incarnation,
             suspect: false,
             stalled: false,
+            slow: false,
             seen: Seen::default(),
         };
         self.say(client, &boot);

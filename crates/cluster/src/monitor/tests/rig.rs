@@ -481,7 +481,7 @@ impl Rig {
                 }
             }
             FromMonitor::Settings { changed } => osd.settings = changed,
-            FromMonitor::SlowDisks { osds } => osd.slow_disks = osds,
+            FromMonitor::SlowDisks { osds, .. } => osd.slow_disks = osds,
             FromMonitor::StatsSaved { sequence } => osd.saved.push(sequence),
             FromMonitor::Probe { nonce } => self.queue(connection, &ToMonitor::Alive { nonce }),
             FromMonitor::ClearPool { pool, .. } => {
@@ -612,6 +612,7 @@ impl Rig {
             incarnation: osd.incarnation,
             suspect: osd.suspect,
             stalled: false,
+            slow: osd.slow_disks.contains(&id),
             seen: osd.seen(),
         }
     }

@@ -1,6 +1,6 @@
 //! A disk that takes many times as long as those of its peers: who is told, and who leads meanwhile.
 
-use base::Duration;
+use base::{Duration, Epoch};
 
 use super::rig::{Rig, osd_id};
 use crate::message::DiskOperations;
@@ -46,6 +46,10 @@ impl Disks {
         Some((text("severity"), text("message")))
     }
 
+    fn epochs(&self) -> Vec<Epoch> {
+        self.rig.entries().iter().map(|entry| entry.epoch).collect()
+    }
+
     fn led_by(&self, number: u32) -> usize {
         let entries = self.rig.entries();
         entries.iter().filter(|entry| entry.primary_osd() == Some(osd_id(number))).count()
@@ -89,11 +93,13 @@ fn the_next_leader_goes_on_with_what_osds_were_told() {
     let mut disks = Disks::new();
     disks.pass(80, [2, 60, 3]);
     assert_eq!(disks.told(2), [osd_id(2)]);
+    let epochs = disks.epochs();
     disks.rig.restart();
     disks.pass(20, [2, 60, 3]);
     let (_, message) = disks.warning().unwrap();
     assert!(message.contains("osd.2"), "{message}");
     assert_eq!(disks.led_by(2), 0);
+    assert_eq!(disks.epochs(), epochs, "no PG was handed back and away again");
     // One that joins meanwhile hears it, too.
     disks.rig.kill_osd(3);
     disks.rig.osds.get_mut(&osd_id(3)).unwrap().slow_disks.clear();
