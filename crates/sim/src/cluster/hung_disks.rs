@@ -101,6 +101,7 @@ impl World {
             _ => self.freeze(Process::Osd(victim), Duration::from_secs(20)),
         }
         let withdrawal_count = self.watch.withdrawal_count;
+        self.watch.has_refused_room = false;
         let end = self.now + Duration::from_secs(9);
         for _ in 0..300 {
             self.ask_for_drill(attached)?;
@@ -117,7 +118,9 @@ impl World {
             world.clients[0].open.is_empty()
         })?;
         self.pass(Duration::from_secs(2))?;
-        // Meanwhile copies may move from one member to another.
+        // Meanwhile copies may move from one member to another. A PG that continues without a learner that is
+        // too full makes its OSD begin anew, too.
+        let is_judged = is_judged && !self.watch.has_refused_room;
         if is_judged && self.watch.withdrawal_count > withdrawal_count {
             return Err("a member left while all disks hung, or one took three seconds".into());
         }
