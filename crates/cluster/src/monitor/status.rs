@@ -21,7 +21,8 @@ use crate::stats::Table;
 
 /// How long the other monitors may take to connect to a new leader.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
-/// A disk that failed so often since its OSD started is to be replaced. One bad place costs fewer, and is repaired.
+/// A disk that has failed this often since its OSD started should be replaced. One bad place counts once or
+/// twice, and is repaired.
 const MEDIA_ERRORS_WARN: u64 = 10;
 
 /// The severity of a check; later variants are worse.
