@@ -29,6 +29,20 @@ pub enum Bug {
     RepairInTwoSteps,
     /// Store: a lazy write is answered before it is written.
     LazyAckBeforeWrite,
+    /// Store: a repair of a PG is journaled without saying before what the PG has committed.
+    RepairWithoutMarks,
+    /// Store: a checkpoint frees the journal under prepared versions.
+    HeadPassesPrepared,
+    /// Store: a checkpoint writes back before the journal says what is committed.
+    WriteBackBeforeMarks,
+    /// Store: recovery forgets that a settle took versions back.
+    SettleForgotten,
+    /// Store: recovery does not take the places of prepared versions.
+    PreparedPlaceNotTaken,
+    /// Store: a block is moved with its prepared versions.
+    MoveCopiesView,
+    /// Store: the place of a version that was taken back is allocated again before a checkpoint.
+    RolledBackPlaceReusedEarly,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: a fenced session's requests are executed.
@@ -163,6 +177,13 @@ impl Bug {
         ("moved-place-reused-early", Bug::MovedPlaceReusedEarly),
         ("repair-in-two-steps", Bug::RepairInTwoSteps),
         ("lazy-ack-before-write", Bug::LazyAckBeforeWrite),
+        ("repair-without-marks", Bug::RepairWithoutMarks),
+        ("head-passes-prepared", Bug::HeadPassesPrepared),
+        ("write-back-before-marks", Bug::WriteBackBeforeMarks),
+        ("settle-forgotten", Bug::SettleForgotten),
+        ("prepared-place-not-taken", Bug::PreparedPlaceNotTaken),
+        ("move-copies-view", Bug::MoveCopiesView),
+        ("rolled-back-place-reused-early", Bug::RolledBackPlaceReusedEarly),
         ("duplicate-executed", Bug::DuplicateExecuted),
         ("fence-ignored", Bug::FenceIgnored),
         ("epoch-not-compared", Bug::EpochNotCompared),

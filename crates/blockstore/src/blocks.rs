@@ -24,11 +24,13 @@ use format::disk::{
     BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, Superblock, UnitSet,
 };
 
+use crate::AsOf;
 use crate::allocator::segment_of;
 use crate::damage::Damage;
 use crate::data_area::{DataArea, Freed};
 use crate::index::{BlockInfo, Index, KEY_FIRST, location_of};
-use crate::overlay::{Overlay, Overlays, UnitState};
+use crate::overlay::{Layers, Overlay, Overlays, UnitState};
+use crate::prepared::Prepared;
 
 /// An entry that changes a block.
 pub struct Change<'a> {
@@ -46,6 +48,8 @@ pub struct Change<'a> {
 pub struct Blocks {
     index: Index,
     overlays: Overlays,
+    /// Versions above the index and the overlays, which may still be taken back.
+    pub prepared: Prepared,
     pub area: DataArea,
     pub damage: Damage,
     /// Whether something was deleted or zeroed since the last checkpoint began, so that the next one gives
@@ -59,6 +63,7 @@ impl Blocks {
         Blocks {
             index: Index::new(),
             overlays: Overlays::default(),
+            prepared: Prepared::default(),
             area: DataArea::new(superblock.data, is_sparse),
             damage: Damage::default(),
             gives_back: false,
@@ -78,6 +83,11 @@ impl Blocks {
         self.index.get(key)
     }
 
+    /// Returns where the units of the block are as of a state, without its leaf.
+    pub fn layers(&self, key: &BlockKey, as_of: AsOf) -> Layers<'_> {
+        Layers { prepared: self.prepared.as_of(key, as_of), ..self.overlays.layers(key) }
+    }
+
     /// Whether a checkpoint would give space back.
     pub fn gives_back(&self) -> bool {
         self.gives_back
@@ -95,8 +105,11 @@ impl Blocks {
             EntryKind::Write => self.write_inline(change, key),
             EntryKind::WriteLarge => self.write_large(change, key),
             EntryKind::Zero => self.zero(change, key),
-            EntryKind::Delete | EntryKind::RepairTombstone => self.delete(change, key),
+            EntryKind::Delete | EntryKind::RepairTombstone | EntryKind::PrepareDelete => {
+                self.delete(change, key);
+            }
             EntryKind::Repair | EntryKind::RepairLarge => self.repair(change, key),
+            EntryKind::Prepare | EntryKind::PrepareLarge => self.repair(change, key),
             EntryKind::RepairGone => self.remove(change, key),
             _ => {}
         }
@@ -168,29 +181,17 @@ impl Blocks {
         self.put(change, key, LOCATION_NONE, true);
     }
 
-    /// Applies a repair: the units in the repair get its content, others stay.
+    /// Applies a repair or a committed version: the units in it get its content, others stay.
     fn repair(&mut self, change: &Change<'_>, key: BlockKey) {
         let header = change.header;
         let block_size = header.block_size.expect("the format demands it");
-        let is_all = replaces_all(change.old, block_size, &header.units);
+        let is_all = match header.kind.is_prepared() {
+            true => header.flags.is_whole,
+            false => replaces_all(change.old, block_size, &header.units),
+        };
         self.overlays.change(key, |overlay| {
-            overlay.repair_count += 1;
-            match is_all {
-                true => overlay.reset(),
-                false => header.units.iter().for_each(|unit| overlay.set(unit, UnitState::Zero)),
-            }
-            header.damaged.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
-            for ((index, unit), checksum) in
-                (0u32..).zip(header.data_units()).zip(&header.checksums)
-            {
-                let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
-                let state = match (change.bad.contains(index), header.kind) {
-                    (true, _) => UnitState::Damaged,
-                    (false, EntryKind::RepairLarge) => UnitState::Place(*checksum),
-                    (false, _) => UnitState::Journal(*checksum, lsn),
-                };
-                overlay.set(unit, state);
-            }
+            overlay.repair_count += u32::from(!header.kind.is_prepared());
+            lay(overlay, change, is_all);
         });
         // If units became zeros, the block may now be empty.
         let has_zeros = header.units.count() > header.written.count() + header.damaged.count();
@@ -224,7 +225,7 @@ impl Blocks {
             pg: header.pg.expect("the format demands it").number as u16,
             block_size: header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
             location,
-            tombstone: matches!(header.kind, EntryKind::Delete | EntryKind::RepairTombstone),
+            tombstone: is_deletion(header.kind),
         };
         self.gives_back |= takes_away && old_location != LOCATION_NONE;
         if old_location != LOCATION_NONE && old_location != location {
@@ -240,7 +241,12 @@ impl Blocks {
         match header.kind {
             _ if location == LOCATION_NONE => self.damage.forget(key),
             EntryKind::WriteLarge | EntryKind::RepairLarge => self.damage.forget(key),
-            EntryKind::Repair => self.damage.forget_units(key, header.units.iter()),
+            EntryKind::Prepare | EntryKind::PrepareLarge if header.flags.is_whole => {
+                self.damage.forget(key);
+            }
+            EntryKind::Repair | EntryKind::Prepare => {
+                self.damage.forget_units(key, header.units.iter());
+            }
             _ => {
                 let units = first..first + header.length / UNIT_SIZE as u32;
                 self.damage.forget_units(key, units);
@@ -252,6 +258,12 @@ impl Blocks {
     fn set_info(&mut self, key: BlockKey, old: Option<BlockInfo>, info: Option<BlockInfo>) {
         self.overlays.keep_info(&key, old);
         self.index.set(key, info);
+    }
+
+    /// Gives back a place that nothing in the index refers to, after a checkpoint that begins later.
+    pub fn gives_back_place(&mut self, location: u32, block_size: BlockSize) {
+        self.gives_back = true;
+        self.area.free(location, block_size, true);
     }
 
     /// Records that tombstones of the PG up to `floor` are not needed. The checkpoint that drops them is
@@ -270,7 +282,8 @@ impl Blocks {
         self.overlays.freeze();
         for (pg, floor) in floors {
             let keys: Vec<BlockKey> = self.index.tombstones_up_to(pg, floor).collect();
-            for key in keys {
+            // A tombstone stays while a version is prepared over it.
+            for key in keys.into_iter().filter(|key| self.prepared.of_key(key).is_empty()) {
                 self.overlays.freeze_as_gone(key);
                 self.index.set(key, None);
             }
@@ -377,6 +390,31 @@ impl Blocks {
              new pool"
         ))
     }
+}
+
+/// Lays the units of a repair or of a prepared version over the overlay. `is_all`: the block holds nothing
+/// else afterwards.
+pub fn lay(overlay: &mut Overlay, change: &Change<'_>, is_all: bool) {
+    let header = change.header;
+    match is_all || is_deletion(header.kind) {
+        true => overlay.reset(),
+        false => header.units.iter().for_each(|unit| overlay.set(unit, UnitState::Zero)),
+    }
+    header.damaged.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
+    for ((index, unit), checksum) in (0u32..).zip(header.data_units()).zip(&header.checksums) {
+        let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
+        let state = match change.bad.contains(index) {
+            true => UnitState::Damaged,
+            false if header.kind.is_large() => UnitState::Place(*checksum),
+            false => UnitState::Journal(*checksum, lsn),
+        };
+        overlay.set(unit, state);
+    }
+}
+
+/// Whether the block is deleted after an entry of this kind.
+fn is_deletion(kind: EntryKind) -> bool {
+    matches!(kind, EntryKind::Delete | EntryKind::RepairTombstone | EntryKind::PrepareDelete)
 }
 
 /// Whether the block holds nothing but these units after a repair of them.

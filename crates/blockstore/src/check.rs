@@ -70,6 +70,8 @@ pub struct Inspection {
     pub blocks: u64,
     /// Number of tombstones.
     pub tombstones: u64,
+    /// Number of versions that may still be taken back.
+    pub prepared: u64,
     /// Number of notes.
     pub notes: u64,
     /// Space for data.
@@ -120,7 +122,7 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
         'E' => (Severity::Error, "the disk confirmed a journal write and lost it"),
         'G' => (Severity::Error, "an acknowledged journal entry is damaged"),
         'T' | 'U' => (Severity::Error, "part of the journal cannot be read"),
-        'V' | 'X' => (Severity::Error, "data of the last writes cannot be read"),
+        'V' | 'X' | 'Z' => (Severity::Error, "data of the last writes cannot be read"),
         'W' => (Severity::Error, "a note in the journal cannot be read"),
         'Y' => (Severity::Warning, "a root cannot be read; the other one and the journal suffice"),
         'I' | 'J' => {
@@ -191,6 +193,7 @@ pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String>
         checkpoint_sequence: parts.root.sequence,
         blocks: parts.blocks.index().count() - tombstones,
         tombstones,
+        prepared: parts.blocks.prepared.count(),
         notes: parts.notes.count(),
         space: store.space(),
         suspect: store.has_unsettled_damage(),

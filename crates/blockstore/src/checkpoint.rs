@@ -2,7 +2,10 @@
 //! be freed.
 //!
 //! ```text
-//!   begin: live overlays become frozen; new changes go to new overlays
+//!   gather: data of old prepared versions is read
+//!     ▼
+//!   begin: old prepared versions are journaled again, and what is committed; live overlays become frozen;
+//!     │    new changes go to new overlays
 //!     ▼
 //!   Durable ─▶ Recorded ─▶ WriteBack ─▶ FlushData ─▶ Leaves ─▶ Streams ─▶ FlushPages ─▶ Root ─▶ FlushRoot ─▶ trim
 //! ```
@@ -14,6 +17,7 @@
 //!   3. Write-back overwrites only units whose new data is still in the journal, so after a crash at any
 //!      moment it is replayed.
 
+mod copies;
 mod leaf_groups;
 mod write_back;
 
@@ -22,12 +26,13 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use base::planted::{self, Bug};
-use base::{Buffer, Checksum, Lsn};
+use base::{Buffer, BufferPool, Checksum, Lsn};
 use format::disk::{
     BlockKey, LeafPage, Root, STREAM_PAGE_CAPACITY, StreamPage, StreamRef, encode_notes,
     encode_pgs, encode_ranges,
 };
 
+pub use crate::checkpoint::copies::Gather;
 use crate::checkpoint::leaf_groups::{LeafGroups, NoPage, Unnamed};
 use crate::checkpoint::write_back::WriteBack;
 use crate::disk::{Io, Purpose};
@@ -44,9 +49,11 @@ pub type Progress = Result<(), String>;
 
 /// A checkpoint being made.
 pub struct Checkpoint {
-    /// The checkpoint contains everything before this lsn.
+    /// The checkpoint contains everything before this lsn that is committed.
     until: Lsn,
-    /// Checksum of the last entry before `until`.
+    /// `until`, or the oldest prepared version when the checkpoint began: the journal is kept from here on.
+    replay: Lsn,
+    /// Checksum of the last entry before `replay`.
     previous: Checksum,
     sequence: u64,
     pgs: PgRecordMap,
@@ -104,13 +111,22 @@ struct Streams {
 
 impl Checkpoint {
     /// Begins a checkpoint, and freezes the changes so far. Requires: no other checkpoint is running.
-    pub fn begin(parts: &mut Parts) -> Checkpoint {
+    pub fn begin(gather: Gather, parts: &mut Parts, pool: &BufferPool) -> Checkpoint {
         parts.wants_checkpoint = false;
+        if !planted::on(Bug::WriteBackBeforeMarks) {
+            gather.copy(parts, pool);
+        }
         let freed = parts.blocks.freeze(parts.pgs.floors());
         parts.journal.want_all();
+        let until = (parts.journal.tail(), parts.journal.previous());
+        let oldest = parts.blocks.prepared.oldest();
+        let oldest = oldest.map(|version| (version.header.lsn, version.header.previous));
+        let oldest = oldest.filter(|_| !planted::on(Bug::HeadPassesPrepared));
+        let (replay, previous) = oldest.unwrap_or(until);
         Checkpoint {
-            until: parts.journal.tail(),
-            previous: parts.journal.previous(),
+            until: until.0,
+            replay,
+            previous,
             sequence: parts.root.sequence + 1,
             pgs: parts.pgs.snapshot(),
             notes: parts.notes.snapshot(),
@@ -150,7 +166,7 @@ impl Checkpoint {
                     return Ok(false);
                 }
                 if planted::on(Bug::TrimBeforeCheckpoint) {
-                    parts.journal.trim(self.until);
+                    parts.journal.trim(self.replay);
                 }
                 self.stage = Stage::WriteBack(WriteBack::plan(&parts.blocks));
                 Ok(true)
@@ -187,7 +203,7 @@ impl Checkpoint {
             (Stage::Streams(_), Purpose::StreamWrite) => self.page_writes -= 1,
             (Stage::FlushPages(root), Purpose::FlushPages) => {
                 assert!(root.sequence == parts.root.sequence + 1);
-                assert!(root.replay >= parts.root.replay);
+                assert!(root.replay >= parts.root.replay && root.until >= parts.root.until);
                 let root = root.clone();
                 let bytes = io.pool.copy_of(&root.encode(parts.superblock.store.tag()));
                 let place = parts.root_place(root.sequence);
@@ -266,7 +282,8 @@ impl Checkpoint {
         let [pgs, notes, discards] = refs;
         let root = Root {
             sequence: self.sequence,
-            replay: self.until,
+            until: self.until,
+            replay: self.replay,
             previous: self.previous,
             directory: StreamRef::EMPTY,
             pgs,
@@ -319,7 +336,7 @@ impl Checkpoint {
     /// durable ([`Checkpoint::is_finished`]).
     pub fn finish(self, parts: &mut Parts) {
         let Stage::Finished(root) = self.stage else { unreachable!("its root is durable") };
-        parts.journal.trim(self.until);
+        parts.journal.trim(self.replay);
         parts.root = root;
         let old_streams = std::mem::replace(&mut parts.stream_pages, self.stream_pages);
         for page in self.unnamed.pages.into_iter().chain(old_streams) {

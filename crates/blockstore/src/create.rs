@@ -125,6 +125,7 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
     };
     let root = Root {
         sequence: 0,
+        until: Lsn::ZERO,
         replay: Lsn::ZERO,
         previous: CHAIN_START,
         directory: StreamRef::EMPTY,

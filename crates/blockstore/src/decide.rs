@@ -20,9 +20,10 @@
 //! @V   next       lost  ok    no     Damaged    block data that cannot be read: its units are damaged, the rest is replayed
 //! @W   next       lost  ok    no     Lost       not a block's data but a note or decisions cannot be read: suspect
 //! @X   next       whole lost  no     Damaged    out-of-line data that cannot be read: its units are damaged
+//! @Z   next       bad    bad   no     Damaged    a prepared version that a later entry calls committed: it counts as recorded
 //! @N   (decided before)               Skip       an earlier recovery cut here, or stated a hole
 //! @O   (decided before)               Drop       an earlier recovery dropped it
-//! @P   next       _      _     _      Drop       a later entry of a block with a dropped one
+//! @P   next       _      _     _      Drop       a later entry of a block with a dropped one, or a version behind a dropped one of its PG
 //! ```
 //!
 //! Rows for things outside the journal, each counted every time it applies:
@@ -75,8 +76,11 @@ pub struct Seen {
     pub data: Content,
     /// Whether an entry records that everything up to the end of this place was durable.
     pub is_acked: bool,
-    /// Whether an earlier entry of the same block was dropped.
+    /// Whether an earlier entry of the same block was dropped; of a version that is prepared or skipped,
+    /// also whether an earlier one of its PG is missing.
     pub follows_dropped: bool,
+    /// Whether this is a prepared version that a later whole entry calls committed.
+    pub is_committed: bool,
 }
 
 /// What recovery does with an entry.
@@ -110,6 +114,7 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
         (Newer, true) => ('J', Verdict::Hole),
         (Unchained, false) => ('K', Verdict::Stop),
         (Unchained, true) => ('L', Verdict::Hole),
+        (Next, false) if seen.is_committed && seen.has_bad() => ('Z', Verdict::Damaged),
         (Next, false) if seen.body == Content::Bad => ('B', Verdict::Stop),
         (Next, _) if seen.follows_dropped => ('P', Verdict::Drop),
         (Next, false) if seen.body == Content::Unreadable && seen.is_block_data => {
@@ -123,6 +128,12 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
         (Next, false) if seen.data == Content::Bad => ('H', Verdict::Drop),
         (Next, false) if seen.data == Content::Unreadable => ('X', Verdict::Damaged),
         (Next, _) => ('A', Verdict::Replay),
+    }
+}
+
+impl Seen {
+    fn has_bad(&self) -> bool {
+        self.body == Content::Bad || self.data == Content::Bad
     }
 }
 

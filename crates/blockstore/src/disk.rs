@@ -55,6 +55,8 @@ pub enum Purpose {
     Read(RequestId, ReadPart),
     /// A leaf is read.
     Leaf { page: u32, checksum: Checksum },
+    /// Data of a prepared version is read to be journaled again; it begins at this lsn.
+    GatherRead(Lsn),
     /// Journal data of a block is read to be written back, starting at this unit.
     WriteBackRead { key: BlockKey, unit: u32 },
     /// A block is written back.
@@ -274,6 +276,7 @@ impl Disk {
             | Purpose::FlushRoot
             | Purpose::Reserve(_)
             | Purpose::Discard(_)
+            | Purpose::GatherRead(_)
             | Purpose::RecoveryRead
             | Purpose::RecoveryLeaf { .. }
             | Purpose::RecoveryWrite

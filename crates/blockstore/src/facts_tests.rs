@@ -56,7 +56,10 @@ fn states(mut bench: Bench, last: Version, hole: Option<Version>) -> Bench {
     for _ in 0..2 {
         let facts = bench.store.facts(PG);
         let floor = Version::ZERO;
-        assert_eq!(facts, PgFacts { last, held: last, hole, floor, is_suspect: false });
+        assert_eq!(
+            facts,
+            PgFacts { last, committed: Version::ZERO, held: last, hole, floor, is_suspect: false }
+        );
         bench = bench.crash();
         assert_eq!(bench.store.facts(PG), facts);
         bench.checkpoint();
@@ -68,7 +71,14 @@ fn states(mut bench: Bench, last: Version, hole: Option<Version>) -> Bench {
 fn an_unknown_pg_has_no_facts() {
     let bench = Bench::new(CommitMode::Fsync);
     let zero = Version::ZERO;
-    let facts = PgFacts { last: zero, held: zero, hole: None, floor: zero, is_suspect: false };
+    let facts = PgFacts {
+        last: zero,
+        committed: zero,
+        held: zero,
+        hole: None,
+        floor: zero,
+        is_suspect: false,
+    };
     assert_eq!(bench.store.facts(PG), facts);
 }
 

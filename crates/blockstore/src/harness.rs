@@ -11,7 +11,7 @@ use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
 use format::wire::Content;
 
 use crate::{
-    Answer, BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings,
+    Answer, AsOf, BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings,
     Store, StoreError, StoreId, create,
 };
 
@@ -582,9 +582,63 @@ impl Bench {
         self.ask(Request::Repair { pg: PG, key: key(number), content })
     }
 
+    pub fn prepare(
+        &mut self,
+        number: u32,
+        version: Version,
+        content: Content,
+        replaces: Option<Version>,
+        lazy: bool,
+    ) -> RequestId {
+        let key = key(number);
+        self.ask(Request::Prepare { pg: PG, key, version, content, replaces, lazy })
+    }
+
+    /// Prepares the next version, in which the units from `first` on hold `unit(tag + i)`.
+    pub fn prepare_units(&mut self, number: u32, first: u32, count: u32, tag: u64) -> Version {
+        let version = self.next_version();
+        let units: Vec<u32> = (first..first + count).collect();
+        let content = self.content(version, &units, &units, tag);
+        let id = self.prepare(number, version, content, None, false);
+        self.run();
+        assert!(self.is_durable(id), "{:?}", self.answers.get(&id));
+        version
+    }
+
+    pub fn skip(&mut self, version: Version, lazy: bool) -> RequestId {
+        self.ask(Request::Skip { pg: PG, version, lazy })
+    }
+
+    pub fn commit(&mut self, upto: Version) {
+        let id = self.ask(Request::Commit { pg: PG, upto });
+        assert_eq!(self.answers.remove(&id), Some(Ok(Answer::Committed)), "at once");
+    }
+
+    pub fn settle(&mut self, upto: Version) -> Result<Answer, StoreError> {
+        self.done(Request::Settle { pg: PG, note: None, upto })
+    }
+
+    /// Checks a unit as of a state.
+    pub fn assert_as_of(&mut self, as_of: AsOf, number: u32, index: u32, tag: Option<u64>) {
+        let offset = index * UNIT_SIZE as u32;
+        let request = Request::Read { key: key(number), offset, length: UNIT_SIZE as u32, as_of };
+        match self.done(request) {
+            Ok(Answer::Read { data, .. }) => {
+                let expected = tag.map(|tag| unit(tag + u64::from(index)));
+                let found = (!data.is_empty()).then_some(&data[..]);
+                assert!(found == expected.as_deref(), "{as_of:?}, block {number}, unit {index}");
+            }
+            other => panic!("{other:?} is no read"),
+        }
+    }
+
     /// Returns the block as another member would receive it.
     pub fn copy(&mut self, number: u32, units: &[u64]) -> Content {
-        match self.done(Request::Copy { key: key(number), units: units.to_vec() }) {
+        match self.done(Request::Copy {
+            key: key(number),
+            units: units.to_vec(),
+            as_of: AsOf::View,
+        }) {
             Ok(Answer::Copy { content }) => {
                 content.check().expect("it agrees with itself");
                 if let Content::Block { checksums, data: Some(data), .. } = &content {
@@ -613,6 +667,7 @@ impl Bench {
             key: key(number),
             offset: first * UNIT_SIZE as u32,
             length: count * UNIT_SIZE as u32,
+            as_of: AsOf::View,
         };
         match self.done(request)? {
             Answer::Read { data, checksums, .. } => {

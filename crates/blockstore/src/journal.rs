@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE};
-use format::disk::{Area, CommitMode, EntryHeader, EntryKind, Superblock, UnitSet};
+use format::disk::{Area, CommitMode, EntryFlags, EntryHeader, EntryKind, Superblock, UnitSet};
 
 use crate::disk::{Io, Purpose};
 use crate::journal_cache::{JournalCache, slice_at};
@@ -649,6 +649,9 @@ pub fn plain_header(kind: EntryKind) -> EntryHeader {
         units: UnitSet::EMPTY,
         written: UnitSet::EMPTY,
         damaged: UnitSet::EMPTY,
+        committed: base::Version::ZERO,
+        replaces: None,
+        flags: EntryFlags::default(),
         checksums: Vec::new(),
     }
 }

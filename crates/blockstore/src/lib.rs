@@ -31,6 +31,7 @@ mod overlay;
 mod pages;
 mod parts;
 mod pg_records;
+mod prepared;
 mod read;
 mod record_room;
 mod recover;
@@ -45,6 +46,8 @@ mod fuzz;
 mod harness;
 #[cfg(test)]
 mod lazy_tests;
+#[cfg(test)]
+mod prepared_tests;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]
@@ -62,6 +65,7 @@ pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check,
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
 pub use disk_figures::{DiskFigures, OperationFigures};
 pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
+pub use prepared::PreparedRoom;
 pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;
 
@@ -106,8 +110,11 @@ pub struct Identity {
 /// What a store records about a PG in addition to its blocks. See `docs/internals/pg.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PgFacts {
-    /// The highest version of a write, zero or delete that was accepted. Repairs do not count.
+    /// The highest version of a write, zero or delete that was accepted, or prepared or skipped. Repairs do
+    /// not count, nor what is prepared in peering.
     pub last: Version,
+    /// All prepared versions up to this one have become stable. Zero in a replicated pool.
+    pub committed: Version,
     /// The highest version of any block that the PG ever had in this store, repairs included.
     pub held: Version,
     /// The lowest version that a recovery dropped, as long as the PG's last write is of the same epoch.
@@ -172,6 +179,20 @@ pub enum Event {
     Tick,
 }
 
+/// Which versions of a block a read sees. They differ only where versions are prepared: in pools that keep
+/// parity.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum AsOf {
+    /// The prepared versions over the stable one.
+    #[default]
+    View,
+    /// The stable version alone.
+    Stable,
+    /// The newest content at or below this version. If the stable version is already above it, that one:
+    /// the answer says its version.
+    Version(Version),
+}
+
 /// A request to the store. Offsets and lengths are in bytes within the block, and multiples of 4 KiB.
 #[derive(Debug)]
 pub enum Request {
@@ -231,11 +252,15 @@ pub enum Request {
         offset: u32,
         /// Length of the range, in bytes.
         length: u32,
+        /// Which versions it sees.
+        as_of: AsOf,
     },
     /// Ask which units of the block are written, and which are damaged.
     Extents {
         /// The block.
         key: BlockKey,
+        /// Which versions it sees.
+        as_of: AsOf,
     },
     /// Read the block for another member. Answered by [`Answer::Copy`], which lists damaged units;
     /// otherwise like a read.
@@ -245,6 +270,8 @@ pub enum Request {
         /// Only these units, bit `i` of word `i / 64` (at most 4 words; bits beyond the block are ignored).
         /// Empty: all units.
         units: Vec<u64>,
+        /// Which versions it sees.
+        as_of: AsOf,
     },
     /// Ask what the block holds, without its data. Answered by [`Answer::Digest`]; otherwise like a copy of
     /// the whole block.
@@ -255,7 +282,57 @@ pub enum Request {
         /// metadata says, and damaged units are those already known.
         deep: bool,
     },
-    /// Replace units of the block, whatever its version was. Atomic even across a crash. The PG's last
+    /// Journal a version of a block that may still be taken back: a later [`Request::Commit`] or
+    /// [`Request::Settle`] makes it stable, or it goes. The PG's versions must come in their order, without a
+    /// gap within an epoch ([`StoreError::Unordered`]). The data is first verified against its checksums
+    /// ([`StoreError::Corrupted`]). Done at the same point as a write.
+    Prepare {
+        /// The PG that `version` belongs to.
+        pg: PgId,
+        /// The block.
+        key: BlockKey,
+        /// The new version of the block; `content` has the same.
+        version: Version,
+        /// What changes: units of a block, or its deletion.
+        content: Content,
+        /// In peering: all prepared versions of the key above this one go when this one is journaled. Such
+        /// a version is outside the order of the PG's versions and does not raise its last version.
+        replaces: Option<Version>,
+        /// As in a write.
+        lazy: bool,
+    },
+    /// Journal that the PG has this version, which changes no block here. Done at the same point as a write.
+    Skip {
+        /// The PG that `version` belongs to.
+        pg: PgId,
+        /// The version, in the order of the PG's versions.
+        version: Version,
+        /// As in a write.
+        lazy: bool,
+    },
+    /// Make the PG's prepared versions up to `upto` stable, in order. Nothing is written: later entries of
+    /// the PG say so. Never waits; answered at once by [`Answer::Committed`]. Requires: they are durable.
+    Commit {
+        /// The PG.
+        pg: PgId,
+        /// The last version that becomes stable. Versions that the PG does not have here do not count.
+        upto: Version,
+    },
+    /// In one entry: store the PG's note, make its prepared versions up to `upto` stable, and remove all
+    /// above. `upto` becomes the PG's last version. Requests of the PG that wait for room, and would prepare
+    /// or skip versions, end with [`StoreError::Unordered`]. Never waits behind other requests. Done when
+    /// everything so far is durable.
+    Settle {
+        /// The PG.
+        pg: PgId,
+        /// The note, if one is stored: its key must be the PG's.
+        note: Option<(NoteKey, Vec<u8>)>,
+        /// The last version that the PG has afterwards. If something above it is stable, the request ends
+        /// with [`StoreError::AboveSettled`].
+        upto: Version,
+    },
+    /// Replace units of the block, whatever its version was. Must not meet prepared versions of the block
+    /// ([`StoreError::Unordered`]). Atomic even across a crash. The PG's last
     /// version does not change: repairs are outside the order of versions, see `docs/internals/pg.md`. The
     /// data is first verified against its checksums ([`StoreError::Corrupted`]). Done when durable.
     /// Requires: the block size is that of the pool.
@@ -329,6 +406,8 @@ pub enum Answer {
     /// A lazy write or zero, all entries before it, and earlier data of its block are written. They survive
     /// a crash of the process, but not yet a power loss.
     Written,
+    /// The versions are stable.
+    Committed,
     /// The data that was read.
     Read {
         /// The block's version; `ZERO` where it was never written.
@@ -363,8 +442,13 @@ pub enum StoreError {
     /// later ones of the same PG and epoch are refused too, so that the stored versions of an epoch have no
     /// gap.
     Full,
-    /// The content of a repair contradicts itself or its checksums; nothing changed.
+    /// The content of a repair or of a prepared version contradicts itself or its checksums; nothing changed.
     Corrupted,
+    /// The version does not follow what the PG or the block has, or a settle overtook the request, or a
+    /// repair meets prepared versions; nothing changed.
+    Unordered,
+    /// A version above the one to settle at is stable; nothing changed.
+    AboveSettled,
     /// These units of the block are damaged. Rewrite or discard them, or fetch another copy.
     Damaged {
         /// Bit `i` of word `i / 64` stands for unit `i`.

@@ -1,7 +1,7 @@
 //! Overlays: what changed in each block since the last checkpoint, unit by unit, on top of its leaf.
 //!
 //! ```text
-//!   a unit is looked up in    live ──▶ frozen (while a checkpoint runs) ──▶ the leaf
+//!   a unit is looked up in    prepared versions, newest first ──▶ live ──▶ frozen (while a checkpoint runs) ──▶ the leaf
 //! ```
 //!
 //! Invariants
@@ -17,6 +17,7 @@ use base::{Checksum, Lsn};
 use format::disk::{BlockKey, UnitSet};
 
 use crate::index::BlockInfo;
+use crate::prepared::PreparedVersion;
 
 /// Where the content of a unit is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,7 +169,7 @@ impl Overlays {
 
     /// Returns both overlays of one block.
     pub fn layers(&self, key: &BlockKey) -> Layers<'_> {
-        Layers { live: self.live.get(key), frozen: self.frozen.get(key) }
+        Layers { prepared: &[], live: self.live.get(key), frozen: self.frozen.get(key) }
     }
 
     /// Changes a block's live overlay.
@@ -220,9 +221,11 @@ impl Overlays {
     }
 }
 
-/// Both overlays of one block, looked up once for all of its units.
+/// The overlays of one block, looked up once for all of its units.
 #[derive(Clone, Copy)]
 pub struct Layers<'a> {
+    /// Prepared versions, oldest first.
+    pub prepared: &'a [PreparedVersion],
     pub live: Option<&'a Overlay>,
     pub frozen: Option<&'a Overlay>,
 }
@@ -231,7 +234,9 @@ impl Layers<'_> {
     /// Returns where the unit's content is; `None`: the leaf determines it.
     pub fn get(&self, unit: u32) -> Option<UnitState> {
         let state = |overlay: Option<&Overlay>| overlay.and_then(|overlay| overlay.get(unit));
-        state(self.live).or_else(|| state(self.frozen))
+        let mut prepared = self.prepared.iter().rev();
+        let prepared = prepared.find_map(|version| version.overlay.get(unit));
+        prepared.or_else(|| state(self.live)).or_else(|| state(self.frozen))
     }
 
     /// Returns the number of repairs in both overlays.
@@ -272,12 +277,12 @@ mod tests {
         frozen.set(2, UnitState::Damaged);
         live.set(2, UnitState::Zero);
         (live.repair_count, frozen.repair_count) = (1, 2);
-        let layers = Layers { live: Some(&live), frozen: Some(&frozen) };
+        let layers = Layers { prepared: &[], live: Some(&live), frozen: Some(&frozen) };
         let states = [0, 1, 2].map(|unit| layers.get(unit));
         assert_eq!(states, [None, Some(UnitState::Damaged), Some(UnitState::Zero)]);
         assert_eq!(layers.repair_count(), 3);
-        let below = Layers { live: None, frozen: Some(&frozen) };
+        let below = Layers { prepared: &[], live: None, frozen: Some(&frozen) };
         assert_eq!(below.get(2), Some(UnitState::Damaged));
-        assert_eq!(Layers { live: None, frozen: None }.get(2), None);
+        assert_eq!(Layers { prepared: &[], live: None, frozen: None }.get(2), None);
     }
 }

@@ -5,9 +5,11 @@
 
 use std::rc::Rc;
 
-use base::{BlockSize, Checksum, Lsn, PgId};
+use base::planted::{self, Bug};
+use base::{BlockSize, Checksum, Lsn, PgId, Version};
 use format::disk::{
-    EntryKind, LeafPage, PAGE_SIZE, PageRef, Root, StreamRef, Superblock, record_size,
+    EntryHeader, EntryKind, LeafPage, PAGE_SIZE, PageRef, Root, StreamRef, Superblock,
+    decode_marks, record_size,
 };
 
 use crate::Settings;
@@ -41,6 +43,7 @@ impl Parts {
     pub fn new(superblock: Superblock, settings: &Settings) -> Parts {
         let root = Root {
             sequence: 0,
+            until: Lsn::ZERO,
             replay: Lsn::ZERO,
             previous: crate::create::CHAIN_START,
             directory: StreamRef::EMPTY,
@@ -80,7 +83,8 @@ impl Parts {
 
     /// Room for records and notes.
     pub fn record_room(&self) -> RecordRoom {
-        let used_bytes = self.blocks.index().record_bytes() + self.notes.bytes();
+        let used_bytes =
+            self.blocks.index().record_bytes() + self.blocks.prepared.growth() + self.notes.bytes();
         RecordRoom::new(used_bytes, self.superblock.checkpoints.size)
     }
 
@@ -95,6 +99,13 @@ impl Parts {
         let old_bytes = old.map_or(0, |old| old.record_size());
         let new_bytes = record_size(block_size, has_place) as u64;
         self.record_room().can_change(old_bytes, new_bytes)
+    }
+
+    /// Whether the journal has room for an entry besides `reserve` bytes and what copies of prepared
+    /// versions need.
+    pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
+        let kept = self.blocks.prepared.kept_bytes(self.superblock.sector_size);
+        self.journal.has_room(kind, checksum_count, reserve + kept)
     }
 
     /// Whether damage may have destroyed acknowledged writes of the PG.
@@ -140,14 +151,85 @@ impl Parts {
         (leaf, self.pages.end_wait(page, checksum))
     }
 
-    /// Applies an entry, in the same way for a request and for recovery. `note`: the inline data of a note.
+    /// Makes the PG's prepared versions up to `upto` stable, in order. Nothing is written: the next entry
+    /// of the PG says it.
+    pub fn commit(&mut self, pg: PgId, upto: Version) {
+        let Some(upto) = self.pgs.commit(pg, upto) else { return };
+        self.blocks.prepared.note_unsaid(pg);
+        self.commit_prepared(pg, upto);
+    }
+
+    fn commit_prepared(&mut self, pg: PgId, upto: Version) {
+        while let Some((key, version)) = self.blocks.prepared.first_of(pg, upto) {
+            self.blocks.commit_one(key, version);
+        }
+    }
+
+    /// Applies an entry of a pool that keeps parity. `data`: its inline data, unless that is a block's.
+    fn apply_prepared(&mut self, change: &Change<'_>, data: &[u8]) {
+        let header = change.header;
+        let pg = header.pg.expect("the format demands it");
+        self.commit(pg, header.committed);
+        self.pgs.apply(header, pg, change.lsn);
+        match (header.kind, header.key) {
+            (EntryKind::Settle, _) => {
+                self.commit_prepared(pg, header.version);
+                self.blocks.roll_back(pg, header.version);
+                self.pgs.settle(pg, header.version);
+                if header.flags.has_note {
+                    self.notes.apply(header, data);
+                }
+            }
+            (kind, Some(key)) if kind.is_prepared() => self.blocks.prepare(change, pg, key, true),
+            _ => {}
+        }
+        self.blocks.prepared.note_said(pg);
+    }
+
+    /// Applies an entry that says what was committed of several PGs.
+    fn apply_marks(&mut self, header: &EntryHeader, data: &[u8]) {
+        let marks = data.get(..header.length as usize).and_then(decode_marks);
+        for (pg, committed) in marks.unwrap_or_default() {
+            self.commit(pg, committed);
+            self.blocks.prepared.note_said(pg);
+        }
+    }
+
+    /// Applies an entry before the root's `until`: the checkpoint contains what it did, except a prepared
+    /// version that was not committed when the checkpoint began, and what takes such a version back.
+    pub fn collect(&mut self, change: &Change<'_>) {
+        let header = change.header;
+        match (header.kind, header.pg, header.key) {
+            (EntryKind::Settle, Some(pg), _) if !planted::on(Bug::SettleForgotten) => {
+                self.blocks.roll_back(pg, header.version);
+            }
+            (kind, Some(pg), Some(key)) if kind.is_prepared() && self.is_collected(header) => {
+                self.blocks.prepare(change, pg, key, false);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether an entry before the root's `until` matters.
+    pub fn is_collected(&self, header: &EntryHeader) -> bool {
+        let committed = header.pg.map_or(Version::ZERO, |pg| self.pgs.get(pg).committed);
+        let is_above = header.kind.is_prepared() && header.version > committed;
+        is_above || header.kind == EntryKind::Settle
+    }
+
+    /// Applies an entry, in the same way for a request and for recovery. `note`: the inline data, unless it
+    /// is a block's.
     pub fn apply(&mut self, change: &Change<'_>, note: &[u8]) {
         let header = change.header;
+        if header.kind.carries_committed() {
+            return self.apply_prepared(change, note);
+        }
         if let Some(pg) = header.pg {
             self.pgs.apply(header, pg, change.lsn);
         }
         match (header.kind, header.key, header.pg) {
             (EntryKind::Note, ..) => self.notes.apply(header, note),
+            (EntryKind::Marks, ..) => self.apply_marks(header, note),
             (EntryKind::Floor, _, Some(pg)) => self.blocks.on_floor(pg, self.pgs.get(pg).floor),
             (_, Some(key), _) => self.blocks.apply(change, key),
             _ => {}

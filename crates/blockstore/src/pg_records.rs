@@ -1,6 +1,7 @@
 //! What a store records about each PG in addition to its blocks: versions, the floor, whether it is suspect.
 //!
-//! Invariant: `last` and `held` of a PG never decrease.
+//! Invariant: `committed` and `held` of a PG never decrease; `last` decreases only when a settle takes
+//! prepared versions back.
 
 use std::collections::BTreeMap;
 
@@ -57,15 +58,40 @@ impl PgRecords {
             EntryKind::Floor => record.floor = record.floor.max(header.version),
             EntryKind::Absolve => record.absolved = Some(lsn),
             EntryKind::Suspect => record.suspect = Some(lsn),
+            // A settle is recorded with what it does to prepared versions.
+            EntryKind::Settle => {}
             kind => {
                 record.held = record.held.max(header.version);
-                if kind.is_versioned() {
+                let is_next = kind.is_prepared() && header.replaces.is_none();
+                let is_next = is_next && !header.flags.is_copy;
+                if kind.is_versioned() || kind == EntryKind::Skip || is_next {
                     record.last = record.last.max(header.version);
                     // The PG made all earlier writes safe before it began a new epoch.
                     record.hole = record.hole.filter(|hole| hole.epoch >= record.last.epoch);
                 }
             }
         }
+    }
+
+    /// Raises what is committed of the PG to `upto`, but not above its last version. Returns the new value
+    /// if it was raised.
+    pub fn commit(&mut self, pg: PgId, upto: Version) -> Option<Version> {
+        let record = self.records.get_mut(&pg)?;
+        let upto = upto.min(record.last);
+        if upto <= record.committed {
+            return None;
+        }
+        record.committed = upto;
+        Some(upto)
+    }
+
+    /// Records a settle: everything up to `upto` is stable, and there is nothing above.
+    pub fn settle(&mut self, pg: PgId, upto: Version) {
+        let record = self.records.entry(pg).or_default();
+        record.last = upto;
+        record.committed = upto;
+        record.held = record.held.max(upto);
+        record.hole = None;
     }
 
     /// Records that recovery dropped this version. It is a hole if the PG's last write is of the same

@@ -27,7 +27,7 @@ use crate::index::BlockInfo;
 use crate::overlay::{Layers, UnitState};
 use crate::pages::LeafWaiter;
 use crate::parts::Parts;
-use crate::{Answer, Effect, RequestId, StoreError};
+use crate::{Answer, AsOf, Effect, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
 /// A read that fails after this many repeats is answered as damaged, so that no read continues for ever.
@@ -39,6 +39,7 @@ pub struct BlockRange {
     pub key: BlockKey,
     pub offset: u32,
     pub length: u32,
+    pub as_of: AsOf,
 }
 
 /// What a read returns.
@@ -89,9 +90,9 @@ impl Stamp {
     }
 
     /// Returns the current state of the block, if it exists.
-    pub fn of_block(parts: &Parts, key: &BlockKey) -> Option<Stamp> {
-        let info = parts.blocks.get(key)?;
-        Some(Stamp::of(parts, parts.blocks.overlays().layers(key), info))
+    pub fn of_block(parts: &Parts, key: &BlockKey, as_of: AsOf) -> Option<Stamp> {
+        let info = parts.blocks.as_of(key, as_of)?;
+        Some(Stamp::of(parts, parts.blocks.layers(key, as_of), info))
     }
 }
 
@@ -125,7 +126,7 @@ impl Reads {
     pub fn begin(&mut self, id: RequestId, range: BlockRange, parts: &mut Parts, io: &mut Io<'_>) {
         assert!((range.offset as u64).is_multiple_of(UNIT_SIZE));
         assert!((range.length as u64).is_multiple_of(UNIT_SIZE));
-        let info = parts.blocks.get(&range.key);
+        let info = parts.blocks.as_of(&range.key, range.as_of);
         let Some(info) = info.filter(|info| info.location != LOCATION_NONE) else {
             let version = info.map_or(Version::ZERO, |info| info.version);
             let data = io.pool.take(0).freeze();
@@ -139,11 +140,11 @@ impl Reads {
     pub fn begin_extents(
         &mut self,
         id: RequestId,
-        key: BlockKey,
+        (key, as_of): (BlockKey, AsOf),
         parts: &mut Parts,
         io: &mut Io<'_>,
     ) {
-        let info = parts.blocks.get(&key);
+        let info = parts.blocks.as_of(&key, as_of);
         let Some(info) = info.filter(|info| info.location != LOCATION_NONE) else {
             let words = info.map_or(0, |info| info.block_size.unit_count());
             let none = UnitSet::EMPTY.words(words);
@@ -154,7 +155,8 @@ impl Reads {
             };
             return io.done(id, Ok(answer));
         };
-        let range = BlockRange { key, offset: 0, length: info.block_size.bytes() as u32 };
+        let length = info.block_size.bytes() as u32;
+        let range = BlockRange { key, offset: 0, length, as_of };
         self.plan(id, Query { range, kind: Kind::Extents, attempt: 0 }, info, parts, io);
     }
 
@@ -162,12 +164,12 @@ impl Reads {
     pub fn begin_copy(
         &mut self,
         id: RequestId,
-        key: BlockKey,
+        (key, as_of): (BlockKey, AsOf),
         units: &[u64],
         parts: &mut Parts,
         io: &mut Io<'_>,
     ) {
-        self.copy(id, key, UnitSet::from_slice(units), 0, parts, io);
+        self.copy(id, (key, as_of), UnitSet::from_slice(units), 0, parts, io);
     }
 
     /// Begins to find out what a block holds. With `deep`, its data is read and verified.
@@ -190,7 +192,7 @@ impl Reads {
         parts: &mut Parts,
         io: &mut Io<'_>,
     ) {
-        let digest = match parts.blocks.get(&key) {
+        let digest = match parts.blocks.as_of(&key, AsOf::View) {
             None => Digest::Gone,
             Some(BlockInfo { version, tombstone: true, .. }) => Digest::Tombstone { version },
             Some(info) if info.location == LOCATION_NONE => {
@@ -199,7 +201,8 @@ impl Reads {
                 Digest::Block { version, written, damaged, checksums: Vec::new() }
             }
             Some(info) => {
-                let range = BlockRange { key, offset: 0, length: info.block_size.bytes() as u32 };
+                let length = info.block_size.bytes() as u32;
+                let range = BlockRange { key, offset: 0, length, as_of: AsOf::View };
                 let kind = Kind::Digest { deep };
                 return self.plan(id, Query { range, kind, attempt }, info, parts, io);
             }
@@ -210,14 +213,14 @@ impl Reads {
     fn copy(
         &mut self,
         id: RequestId,
-        key: BlockKey,
+        (key, as_of): (BlockKey, AsOf),
         asked: UnitSet,
         attempt: u32,
         parts: &mut Parts,
         io: &mut Io<'_>,
     ) {
         let nothing = |content| Ok(Answer::Copy { content });
-        let Some(info) = parts.blocks.get(&key) else {
+        let Some(info) = parts.blocks.as_of(&key, as_of) else {
             return io.done(id, nothing(Content::Gone));
         };
         let BlockInfo { version, block_size, .. } = info;
@@ -240,7 +243,7 @@ impl Reads {
             return io.done(id, nothing(content));
         }
         let (offset, length) = units.span();
-        let range = BlockRange { key, offset, length };
+        let range = BlockRange { key, offset, length, as_of };
         self.plan(id, Query { range, kind: Kind::Copy(units), attempt }, info, parts, io);
     }
 
@@ -255,7 +258,7 @@ impl Reads {
         let Query { range, kind, attempt } = query;
         let first = range.offset / UNIT as u32;
         let count = range.length / UNIT as u32;
-        let layers = parts.blocks.overlays().layers(&range.key);
+        let layers = parts.blocks.layers(&range.key, range.as_of);
         let state = |unit: u32| match kind {
             // A unit between copied ones: it is not read.
             Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
@@ -349,7 +352,8 @@ impl Reads {
         let first = read.range.offset / UNIT as u32;
         let mut units = UnitSet::EMPTY;
         damaged.iter().for_each(|unit| units.insert(first + unit));
-        if !units.is_empty() {
+        // What is known of damage is about the stable content.
+        if !units.is_empty() && read.is_stable(parts) {
             parts.blocks.damage.found(read.range.key, units);
         }
         let result = match read.kind {
@@ -383,10 +387,12 @@ impl Reads {
     fn again(&mut self, id: RequestId, read: Read, parts: &mut Parts, io: &mut Io<'_>) {
         let Read { range, kind, .. } = read;
         let attempt = read.attempt + 1;
-        let info = parts.blocks.get(&range.key).filter(|info| info.location != LOCATION_NONE);
+        let info = parts.blocks.as_of(&range.key, range.as_of);
+        let info = info.filter(|info| info.location != LOCATION_NONE);
+        let of_block = (range.key, range.as_of);
         if let Some(info) = info {
             return match kind {
-                Kind::Copy(units) => self.copy(id, range.key, units, attempt, parts, io),
+                Kind::Copy(units) => self.copy(id, of_block, units, attempt, parts, io),
                 Kind::Data | Kind::Extents | Kind::Digest { .. } => {
                     self.plan(id, Query { range, kind, attempt }, info, parts, io);
                 }
@@ -396,8 +402,8 @@ impl Reads {
         let mut answers = Vec::new();
         let held = &mut Io { disk: &mut *io.disk, pool: io.pool, effects: &mut answers };
         match kind {
-            Kind::Copy(units) => self.copy(id, range.key, units, attempt, parts, held),
-            Kind::Extents => self.begin_extents(id, range.key, parts, held),
+            Kind::Copy(units) => self.copy(id, of_block, units, attempt, parts, held),
+            Kind::Extents => self.begin_extents(id, of_block, parts, held),
             Kind::Digest { deep } => self.digest(id, range.key, (deep, attempt), parts, held),
             Kind::Data => self.begin(id, range, parts, held),
         }
@@ -462,8 +468,13 @@ impl Read {
         self.outstanding += u32::from(self.leaf.is_none());
     }
 
+    /// Whether the read sees no prepared version.
+    fn is_stable(&self, parts: &Parts) -> bool {
+        parts.blocks.prepared.as_of(&self.range.key, self.range.as_of).is_empty()
+    }
+
     fn is_overtaken(&self, parts: &Parts) -> bool {
-        let now = Stamp::of_block(parts, &self.range.key);
+        let now = Stamp::of_block(parts, &self.range.key, self.range.as_of);
         now != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
     }
 
@@ -615,7 +626,7 @@ impl Read {
         states: &[UnitState],
         parts: &Parts,
     ) -> Answer {
-        if !deep {
+        if !deep && self.is_stable(parts) {
             damaged = parts.blocks.damage.of(&self.range.key);
         }
         let mut written = UnitSet::EMPTY;
@@ -639,7 +650,10 @@ impl Read {
 
     fn extents(&self, states: &[UnitState], parts: &Parts) -> Answer {
         let mut written = UnitSet::EMPTY;
-        let mut damaged = parts.blocks.damage.of(&self.range.key);
+        let mut damaged = match self.is_stable(parts) {
+            true => parts.blocks.damage.of(&self.range.key),
+            false => UnitSet::EMPTY,
+        };
         for (unit, state) in states.iter().enumerate() {
             match state {
                 UnitState::Zero => continue,

@@ -406,6 +406,8 @@ impl Recovery {
             return Ok(());
         }
         self.survey.settle();
+        // The root is durable, so everything that it contains was durable and recorded before.
+        self.survey.acked = self.survey.acked.max(self.parts().root.until);
         if self.survey.is_ahead {
             return Err(ROOT_LOST.to_owned());
         }

@@ -10,7 +10,7 @@ use crate::decide::{Content, Header, Seen, decide, is_suspicious};
 use crate::harness::{Bench, MemoryDisk, PG, SIZE, key, options, settings};
 use crate::journal::plain_header;
 use crate::{
-    Answer, CheckOptions, CheckReport, CommitMode, NoteKey, Request, Severity, check, inspect,
+    Answer, AsOf, CheckOptions, CheckReport, CommitMode, NoteKey, Request, Severity, check, inspect,
 };
 
 const ENTRY: u64 = 512 + 4096;
@@ -336,6 +336,34 @@ fn row_x_large_data_that_cannot_be_read_costs_its_own_units() {
     bench.checkpoint();
     bench.assert_unit(2, 2, Some(950));
     bench.assert_unit(3, 0, Some(300));
+}
+
+#[test]
+fn row_z_a_prepared_version_that_a_later_entry_calls_committed_counts_as_recorded() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let units: Vec<u32> = (0..32).collect();
+    let version = bench.next_version();
+    let content = bench.content(version, &units, &units, 900);
+    bench.prepare(2, version, content, None, true);
+    bench.run();
+    let info = bench.store.parts().blocks.as_of(&key(2), AsOf::View).expect("it is prepared");
+    let place = bench.store.parts().place(info.location);
+    bench.commit(version);
+    let next = bench.next_version();
+    bench.skip(next, true);
+    bench.run();
+    let mut disk = bench.off();
+    disk.flip(place + 2 * UNIT_SIZE);
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AFZ");
+    for _ in 0..2 {
+        assert_eq!(bench.store.version_as_of(&key(2), AsOf::Stable), version);
+        bench.assert_unit(2, 1, Some(900));
+        assert!(bench.read(2, 2, 1).is_err());
+        bench = bench.crash();
+    }
+    assert!(!bench.store.is_suspect(PG));
+    assert_eq!(bench.store.facts(PG).last, next);
 }
 
 #[test]
@@ -827,7 +855,7 @@ fn every_row_can_happen_and_decides_what_the_table_says() {
         Header::Unchained,
         Header::Next,
     ] {
-        for index in 0..72 {
+        for index in 0..144 {
             let bit = |at: u32| bits[(index >> at) & 1];
             let seen = Seen {
                 header,
@@ -835,14 +863,15 @@ fn every_row_can_happen_and_decides_what_the_table_says() {
                 is_acked: bit(1),
                 follows_dropped: bit(2),
                 body: [Whole, Unreadable, Bad][(index / 8) % 3],
-                data: [Whole, Unreadable, Bad][index / 24],
+                data: [Whole, Unreadable, Bad][(index / 24) % 3],
+                is_committed: index >= 72,
             };
             let (row, verdict) = decide(seen);
             assert!(table[&row].contains(&format!(" {verdict:?} ")), "row {row}: {verdict:?}");
             rows.insert(row);
         }
     }
-    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMPTUVWX");
+    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMPTUVWXZ");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use base::{MIB, Version};
 use format::wire::Content;
 
 use crate::harness::{Bench, PG, key, settings};
-use crate::{Answer, CommitMode, NoteKey, Request, StoreError};
+use crate::{Answer, AsOf, CommitMode, NoteKey, Request, StoreError};
 
 const MODES: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
 
@@ -383,8 +383,9 @@ fn a_read_overtaken_by_a_repair_of_the_same_version_reports_no_damage() {
     for mode in MODES {
         let mut bench = three_blocks(mode, true);
         let version = bench.store.version_of(&key(1));
-        let copied = bench.ask(Request::Copy { key: key(1), units: vec![] });
-        let read = bench.ask(Request::Read { key: key(1), offset: 0, length: 4096 });
+        let copied = bench.ask(Request::Copy { key: key(1), units: vec![], as_of: AsOf::View });
+        let read =
+            bench.ask(Request::Read { key: key(1), offset: 0, length: 4096, as_of: AsOf::View });
         // Their disk operations wait while the block changes under them, and is written back.
         let mut waiting = std::mem::take(&mut bench.disk.ops);
         let content = bench.content(version, &[0, 1], &[0, 1], 600);
@@ -491,7 +492,7 @@ fn repairs_wait_for_the_journal_in_the_order_of_requests() {
             let units: Vec<u32> = (0..15).collect();
             let content = bench.content(last, &units, &units, round);
             bench.repair(number, content);
-            let copy = Request::Copy { key: key(number), units: vec![1] };
+            let copy = Request::Copy { key: key(number), units: vec![1], as_of: AsOf::View };
             bench.ask(copy);
         }
     }

@@ -11,7 +11,9 @@ use base::{BufferPool, Time};
 use format::door::{DiskEffect, DiskError, DiskEvent};
 
 use crate::index::KEY_FIRST;
-use crate::{Answer, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError};
+use crate::{
+    Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError,
+};
 
 /// Reads the device: fills the buffer from an offset in bytes, or returns why it cannot.
 pub type ReadDevice<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), String>;
@@ -117,12 +119,12 @@ impl<'a> StoppedStore<'a> {
 
     /// Reads the first `length` bytes of a block.
     pub fn read(&mut self, key: BlockKey, length: u32) -> Result<Answer, StoreError> {
-        self.ask(Request::Read { key, offset: 0, length })
+        self.ask(Request::Read { key, offset: 0, length, as_of: AsOf::View })
     }
 
     /// Returns which units of a block are written, and which are damaged.
     pub fn extents(&mut self, key: BlockKey) -> Result<Answer, StoreError> {
-        self.ask(Request::Extents { key })
+        self.ask(Request::Extents { key, as_of: AsOf::View })
     }
 
     fn ask(&mut self, request: Request) -> Result<Answer, StoreError> {

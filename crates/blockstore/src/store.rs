@@ -13,6 +13,7 @@
 //!   3. After a failed write or flush the store starts no more disk operations.
 
 mod moves;
+mod prepare;
 mod repair;
 mod write;
 
@@ -25,10 +26,10 @@ use base::{
 use format::disk::{BlockKey, CommitMode, EntryKind, LOCATION_NONE, NoteKey, PgRecord};
 use format::door::{DiskError, DiskEvent};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Gather};
 use crate::disk::{Disk, Io, Purpose, ReadDone};
 use crate::disk_figures::DiskFigures;
-use crate::index::location_of;
+use crate::index::{BlockInfo, location_of};
 use crate::journal::{Answers, IDLE_RESERVE};
 use crate::moves::Moves;
 use crate::pages::LeafWaiter;
@@ -36,7 +37,8 @@ use crate::parts::Parts;
 use crate::read::Reads;
 use crate::recover::{Recovered, Recovery};
 use crate::{
-    Answer, Effect, Event, Identity, PgFacts, RecoveryReport, Request, RequestId, Settings, Space,
+    Answer, AsOf, Effect, Event, Identity, PgFacts, PreparedRoom, RecoveryReport, Request,
+    RequestId, Settings, Space,
 };
 
 /// After this many times [`Settings::idle_after`] without a write, a checkpoint gives back the space of
@@ -64,6 +66,8 @@ pub struct Store {
     phase: Phase,
     /// Set by recovery.
     parts: Option<Box<Parts>>,
+    /// What the next checkpoint reads before it begins.
+    gather: Option<Box<Gather>>,
     /// The checkpoint being made, if any.
     checkpoint: Option<Box<Checkpoint>>,
     reads: Reads,
@@ -97,6 +101,7 @@ impl Store {
             disk,
             phase: Phase::Recovering(Box::new(recovery)),
             parts: None,
+            gather: None,
             checkpoint: None,
             reads: Reads::default(),
             moves: Moves::default(),
@@ -197,7 +202,8 @@ impl Store {
     fn gives_back_at(&self) -> Option<Time> {
         let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else { return None };
         let span = Duration::from_nanos(GIVE_BACK_AFTER * self.settings.idle_after.as_nanos());
-        (parts.blocks.gives_back() && self.checkpoint.is_none()).then(|| self.written_at + span)
+        let is_making = self.checkpoint.is_some() || self.gather.is_some();
+        (parts.blocks.gives_back() && !is_making).then(|| self.written_at + span)
     }
 
     /// Restores the invariants that hold between events: always the same steps in the same order.
@@ -260,10 +266,13 @@ impl Store {
     fn settle_checkpoint(&mut self, effects: &mut Vec<Effect>) {
         let is_due = self.is_checkpoint_due();
         let parts = self.parts.as_mut().expect("it is open");
-        if is_due {
-            self.checkpoint = Some(Box::new(Checkpoint::begin(parts)));
-        }
         let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+        if is_due {
+            self.gather = Some(Box::new(Gather::begin(parts, io)));
+        }
+        if let Some(gather) = self.gather.take_if(|gather| gather.is_done()) {
+            self.checkpoint = Some(Box::new(Checkpoint::begin(*gather, parts, io.pool)));
+        }
         if let Some(checkpoint) = &mut self.checkpoint
             && let Err(reason) = checkpoint.advance(parts, io)
         {
@@ -273,7 +282,7 @@ impl Store {
     }
 
     fn is_checkpoint_due(&self) -> bool {
-        if self.checkpoint.is_some() {
+        if self.checkpoint.is_some() || self.gather.is_some() {
             return false;
         }
         let parts = self.parts();
@@ -281,7 +290,7 @@ impl Store {
         parts.wants_checkpoint
             || parts.blocks.area.lacks_places(parts.record_room())
             || self.gives_back_at().is_some_and(|at| at <= self.now)
-            || parts.journal.used() > journal_max
+            || parts.journal.tail().since(parts.root.until) > journal_max
             || parts.blocks.overlays().live_bytes() > self.settings.memory_bytes / 4
     }
 
@@ -300,7 +309,7 @@ impl Store {
     fn record_durable(&mut self) {
         let Some(parts) = &mut self.parts else { return };
         if parts.journal.is_idle_unrecorded()
-            && parts.journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2)
+            && parts.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2)
         {
             parts.journal.append_idle();
         }
@@ -340,7 +349,7 @@ impl Store {
 
     fn on_read(&mut self, done: ReadDone, effects: &mut Vec<Effect>) {
         let ReadDone { purpose, bytes, lost } = done;
-        let Store { disk, pool, reads, checkpoint, parts, phase, .. } = self;
+        let Store { disk, pool, reads, gather, checkpoint, parts, phase, .. } = self;
         let io = &mut Io { disk, pool, effects };
         let ended = match (phase, parts, purpose) {
             (Phase::Recovering(recovery), _, Purpose::RecoveryRead) => {
@@ -355,6 +364,10 @@ impl Store {
             }
             (_, _, Purpose::Leaf { page, checksum }) => {
                 self.on_leaf_read(page, checksum, &bytes, effects);
+                Ok(())
+            }
+            (_, _, Purpose::GatherRead(data_lsn)) => {
+                gather.as_mut().expect("it asked for the data").on_read(data_lsn, bytes);
                 Ok(())
             }
             (_, Some(parts), Purpose::WriteBackRead { key, unit }) => {
@@ -471,28 +484,34 @@ impl Store {
         self.checkpoint.is_some()
     }
 
-    /// Returns the version of the block or its tombstone; `ZERO` if it was never written.
+    /// Returns the version of the block or its tombstone, prepared or stable; `ZERO` if it was never
+    /// written.
     pub fn version_of(&self, key: &BlockKey) -> Version {
-        self.parts
-            .as_ref()
-            .and_then(|parts| parts.blocks.get(key))
-            .map_or(Version::ZERO, |info| info.version)
+        self.version_as_of(key, AsOf::View)
+    }
+
+    /// Returns the version of the block or its tombstone as of a state; `ZERO` if there is none.
+    pub fn version_as_of(&self, key: &BlockKey, as_of: AsOf) -> Version {
+        self.info(key, as_of).map_or(Version::ZERO, |info| info.version)
+    }
+
+    fn info(&self, key: &BlockKey, as_of: AsOf) -> Option<BlockInfo> {
+        self.parts.as_ref().and_then(|parts| parts.blocks.as_of(key, as_of))
     }
 
     /// Whether the block has a place in the data area. A block that is all zeros or deleted has none.
     pub fn has_place(&self, key: &BlockKey) -> bool {
-        let info = self.parts.as_ref().and_then(|parts| parts.blocks.get(key));
-        location_of(info) != LOCATION_NONE
+        location_of(self.info(key, AsOf::View)) != LOCATION_NONE
     }
 
     /// Whether the block is deleted and its tombstone is still here.
     pub fn is_tombstone(&self, key: &BlockKey) -> bool {
-        let info = self.parts.as_ref().and_then(|parts| parts.blocks.get(key));
-        info.is_some_and(|info| info.tombstone)
+        self.info(key, AsOf::View).is_some_and(|info| info.tombstone)
     }
 
     /// Returns the blocks of the pool with `hash_first <= hash <= hash_last` that come after `after`, in
-    /// key order: key, version, and whether it is a tombstone.
+    /// key order: key, version, and whether it is a tombstone. Of a block with prepared versions, the newest
+    /// one.
     pub fn blocks(
         &self,
         pool: PoolId,
@@ -500,12 +519,34 @@ impl Store {
         hash_last: u32,
         after: Option<BlockKey>,
     ) -> impl Iterator<Item = (BlockKey, Version, bool)> + '_ {
-        let first = BlockKey {
-            pool,
-            hash: hash_first,
-            image: base::ImageId::FIRST,
-            stripe: StripeIndex::ZERO,
-        };
+        let mut stable = self.stable_blocks(pool, hash_first, hash_last, after).peekable();
+        let from = after.unwrap_or(first_key(pool, hash_first)).max(first_key(pool, hash_first));
+        let prepared = self.parts.iter();
+        let mut prepared = prepared
+            .flat_map(move |parts| parts.blocks.prepared.keys_from(from))
+            .skip_while(move |key| after == Some(*key))
+            .take_while(move |key| key.pool == pool && key.hash <= hash_last)
+            .peekable();
+        std::iter::from_fn(move || {
+            let Some(key) = prepared.peek().copied() else { return stable.next() };
+            if let Some(before) = stable.next_if(|(of, ..)| *of < key) {
+                return Some(before);
+            }
+            stable.next_if(|(of, ..)| *of == key);
+            prepared.next();
+            self.info(&key, AsOf::View).map(|info| (key, info.version, info.tombstone))
+        })
+    }
+
+    /// Returns the same for stable versions alone.
+    pub fn stable_blocks(
+        &self,
+        pool: PoolId,
+        hash_first: u32,
+        hash_last: u32,
+        after: Option<BlockKey>,
+    ) -> impl Iterator<Item = (BlockKey, Version, bool)> + '_ {
+        let first = first_key(pool, hash_first);
         let from = after.map_or(first, |after| after.max(first));
         self.parts
             .iter()
@@ -524,8 +565,8 @@ impl Store {
     /// [`Effect::Opened`] on.
     pub fn facts(&self, pg: PgId) -> PgFacts {
         let record = self.parts.as_ref().map(|parts| parts.pgs.get(pg));
-        let PgRecord { last, held, hole, floor, .. } = record.unwrap_or_default();
-        PgFacts { last, held, hole, floor, is_suspect: self.is_suspect(pg) }
+        let PgRecord { last, committed, held, hole, floor, .. } = record.unwrap_or_default();
+        PgFacts { last, committed, held, hole, floor, is_suspect: self.is_suspect(pg) }
     }
 
     /// Returns a note, even if it is not durable yet.
@@ -550,6 +591,13 @@ impl Store {
         let area = &parts.blocks.area;
         let moves = (!self.moves.are_fruitless(area), self.moves.is_moving(area));
         area.space(parts.record_room(), self.disk.has_no_space(), moves)
+    }
+
+    /// Returns the room for prepared versions of a PG: a primary gives a version only within what every
+    /// member has promised it. Empty during recovery.
+    pub fn prepared_room(&self, pg: PgId) -> PreparedRoom {
+        let room = |parts: &Box<Parts>| parts.blocks.prepared.room(pg, parts.journal.size());
+        self.parts.as_ref().map(room).unwrap_or_default()
     }
 
     /// Returns the PGs in which an image has blocks that take space, and how many bytes they take. Cheap:
@@ -616,6 +664,11 @@ impl Store {
     pub fn is_congested(&self) -> bool {
         !self.queue.is_empty()
     }
+}
+
+/// Returns the first key of a pool's blocks from a hash on.
+fn first_key(pool: PoolId, hash: u32) -> BlockKey {
+    BlockKey { pool, hash, image: ImageId::FIRST, stripe: StripeIndex::ZERO }
 }
 
 fn push_answers(answers: Answers, effects: &mut Vec<Effect>) {

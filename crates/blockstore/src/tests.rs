@@ -4,7 +4,7 @@ use base::{BlockSize, Duration, GIB, MIB, UNIT_SIZE, Version};
 use format::wire::{Content, Digest};
 
 use crate::harness::{Bench, Host, PG, created, key, options, settings};
-use crate::{Answer, CommitMode, Event, NoteKey, Request, Settings, StoreError};
+use crate::{Answer, AsOf, CommitMode, Event, NoteKey, Request, Settings, StoreError};
 
 const MODES: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
 
@@ -42,7 +42,7 @@ fn writes_of_one_turn_share_a_device_write() {
 fn a_read_sees_writes_that_are_not_durable_yet() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write(1, 0, 2, 5);
-    let read = bench.ask(Request::Read { key: key(1), offset: 0, length: 8192 });
+    let read = bench.ask(Request::Read { key: key(1), offset: 0, length: 8192, as_of: AsOf::View });
     assert!(matches!(&bench.answers[&read], Ok(Answer::Read { data, .. }) if data.len() == 8192));
 }
 
@@ -50,7 +50,12 @@ fn a_read_sees_writes_that_are_not_durable_yet() {
 fn a_read_sees_a_large_write_that_is_still_on_its_way() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write(1, 4, 20, 5);
-    let read = bench.ask(Request::Read { key: key(1), offset: 3 * 4096, length: 4 * 4096 });
+    let read = bench.ask(Request::Read {
+        key: key(1),
+        offset: 3 * 4096,
+        length: 4 * 4096,
+        as_of: AsOf::View,
+    });
     let Ok(Answer::Read { data, .. }) = &bench.answers[&read] else { panic!("it is not answered") };
     assert!(data[..4096].iter().all(|byte| *byte == 0));
     assert!(data[4096..8192] == crate::harness::unit(9));
@@ -187,10 +192,10 @@ fn extents_tell_what_is_written() {
     bench.checkpoint();
     bench.zero(1, 3, 1);
     bench.write(1, 31, 1, 5);
-    let answer = bench.done(Request::Extents { key: key(1) });
+    let answer = bench.done(Request::Extents { key: key(1), as_of: AsOf::View });
     let Ok(Answer::Extents { written, damaged, .. }) = answer else { panic!("{answer:?}") };
     assert_eq!((written, damaged), (vec![1 << 2 | 1 << 4 | 1 << 31], vec![0]));
-    let answer = bench.done(Request::Extents { key: key(9) });
+    let answer = bench.done(Request::Extents { key: key(9), as_of: AsOf::View });
     assert!(matches!(answer, Ok(Answer::Extents { version: Version::ZERO, .. })));
 }
 
@@ -210,7 +215,7 @@ fn damaged_data_reads_as_an_error_until_it_is_rewritten() {
     bench.assert_unit(1, 7, Some(6));
     bench.checkpoint();
     bench.assert_unit(1, 7, Some(6));
-    let answer = bench.done(Request::Extents { key: key(1) });
+    let answer = bench.done(Request::Extents { key: key(1), as_of: AsOf::View });
     assert!(matches!(answer, Ok(Answer::Extents { damaged, .. }) if damaged == vec![0]));
 }
 

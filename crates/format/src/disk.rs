@@ -8,16 +8,18 @@ mod decision;
 mod entry;
 mod key;
 mod leaf;
+mod marks;
 mod page;
 mod superblock;
 mod unit_set;
 
 pub use decision::{DECISION_SIZE, Decision, decode_decisions, encode_decisions};
-pub use entry::{ENTRY_HEADER_SIZE_MAX, EntryDecodeError, EntryHeader, EntryKind};
+pub use entry::{ENTRY_HEADER_SIZE_MAX, EntryDecodeError, EntryFlags, EntryHeader, EntryKind};
 pub use key::{BlockKey, LOCATION_NONE, LOCATION_STEP, NoteKey};
 pub use leaf::{
     LEAF_CAPACITY, LeafPage, LeafRecord, LeafWriter, StoredRecord, StoredUnit, record_size,
 };
+pub use marks::{MARK_SIZE, decode_marks, encode_marks};
 pub use page::{
     DIRECTORY_ENTRY_SIZE, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord, Root,
     STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,

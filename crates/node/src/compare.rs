@@ -250,7 +250,10 @@ fn compare_block(
                         let count: u32 = units.iter().map(|word| word.count_ones()).sum();
                         format!("{block}: {count} 4 KiB units are damaged on {osd}")
                     }
-                    StoreError::Full | StoreError::Corrupted => {
+                    StoreError::Full
+                    | StoreError::Corrupted
+                    | StoreError::Unordered
+                    | StoreError::AboveSettled => {
                         unreachable!("reads bring no data")
                     }
                 };

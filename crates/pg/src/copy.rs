@@ -15,7 +15,7 @@
 
 use base::Version;
 use base::planted::{self, Bug};
-use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
 use super::ask::{Asked, Contact};
@@ -133,7 +133,11 @@ impl Pg {
         found.hold = Some(slot);
         let key = found.key;
         match found.purpose {
-            Purpose::Mend => self.call(Call::FindLost(job), StoreRequest::Extents { key }, actions),
+            Purpose::Mend => self.call(
+                Call::FindLost(job),
+                StoreRequest::Extents { key, as_of: AsOf::View },
+                actions,
+            ),
             Purpose::Fill { units, .. } => {
                 self.gather_for(job, WantedFor::Learner(units), actions);
             }
@@ -193,7 +197,11 @@ impl Pg {
         };
         let Some((source, units)) = gathering.next() else { return self.on_gathered(job, actions) };
         if source == me {
-            self.call(Call::Copy(job), StoreRequest::Copy { key, units }, actions);
+            self.call(
+                Call::Copy(job),
+                StoreRequest::Copy { key, units, as_of: AsOf::View },
+                actions,
+            );
         } else {
             let call = self.lead().asks.ask(source, Asked::Fetch { job });
             self.send(source, PeerBody::Fetch { call, key, units }, actions);

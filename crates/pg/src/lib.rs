@@ -797,5 +797,8 @@ fn refusal_of(error: StoreError) -> Refusal {
         StoreError::Full => Refusal::Full,
         StoreError::Corrupted => Refusal::Corrupted,
         StoreError::Damaged { units } => Refusal::Damaged { units },
+        StoreError::Unordered | StoreError::AboveSettled => {
+            Refusal::Invalid { why: "its version does not follow what the PG has".to_owned() }
+        }
     }
 }

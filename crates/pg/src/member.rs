@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use base::{OsdId, UNIT_SIZE, Version, checksum};
-use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 
 use super::change::ChangeHeader;
@@ -127,7 +127,11 @@ impl Pg {
                 self.shape.check_key(key)?;
                 Units::from_words(&units, self.shape.block_size)
                     .ok_or("units beyond the end of a block")?;
-                self.call(Call::PeerCopy { call }, StoreRequest::Copy { key, units }, actions);
+                self.call(
+                    Call::PeerCopy { call },
+                    StoreRequest::Copy { key, units, as_of: AsOf::View },
+                    actions,
+                );
                 Ok(())
             }
             (PeerBody::Repair { call, key, content }, _) => {

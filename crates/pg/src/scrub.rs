@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{OsdId, Time, UNIT_SIZE, Version};
-use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, NoteKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, ListedBlock, PeerBody};
 
 use self::member::digest_of;
@@ -546,7 +546,8 @@ impl Pg {
         let (index, units) = (*index, units.words(block_size));
         let look = self.next_look();
         if index == me {
-            self.call(Call::ScrubCopy { look }, StoreRequest::Copy { key, units }, actions);
+            let request = StoreRequest::Copy { key, units, as_of: AsOf::View };
+            self.call(Call::ScrubCopy { look }, request, actions);
         } else {
             let call = self.lead().asks.ask(index, Asked::ScrubFetch { look });
             self.send(index, PeerBody::Fetch { call, key, units }, actions);

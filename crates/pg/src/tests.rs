@@ -60,7 +60,14 @@ fn shape() -> Shape {
 }
 
 fn facts(last: Version) -> PgFacts {
-    PgFacts { last, held: last, hole: None, floor: Version::ZERO, is_suspect: false }
+    PgFacts {
+        last,
+        committed: Version::ZERO,
+        held: last,
+        hole: None,
+        floor: Version::ZERO,
+        is_suspect: false,
+    }
 }
 
 fn record(epoch: u32, adopted: Version) -> Record {
@@ -231,11 +238,11 @@ impl Bench {
                 block.units.clear();
                 block.damaged = 0;
             }
-            StoreRequest::Read { key, offset, length } => {
+            StoreRequest::Read { key, offset, length, .. } => {
                 self.asked.push("read");
                 return self.read(key, offset, length);
             }
-            StoreRequest::Extents { key } => {
+            StoreRequest::Extents { key, .. } => {
                 self.asked.push("extents");
                 let block = self.blocks.get(&key).cloned().unwrap_or_default();
                 let written = block.units.keys().fold(0u64, |bits, unit| bits | 1 << unit);
@@ -253,6 +260,10 @@ impl Bench {
             StoreRequest::Copy { .. }
             | StoreRequest::Digest { .. }
             | StoreRequest::Repair { .. } => panic!("one copy"),
+            StoreRequest::Prepare { .. }
+            | StoreRequest::Skip { .. }
+            | StoreRequest::Commit { .. }
+            | StoreRequest::Settle { .. } => panic!("no parity"),
             StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
         }
         Ok(if is_lazy { Answer::Written } else { Answer::Durable })

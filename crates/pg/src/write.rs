@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use base::Version;
 use base::planted::{self, Bug};
-use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Change, Outcome, PeerBody, Refusal};
 
 use super::ask::Asked;
@@ -103,7 +103,11 @@ impl Pg {
             (Needs::Turn, WriteFor::Scrub) => self.on_scrub_turn(slot, actions),
             (Needs::Turn, _) => unreachable!("a hold is a job's"),
             (Needs::Extents, _) => {
-                self.call(Call::Examine(slot), StoreRequest::Extents { key }, actions);
+                self.call(
+                    Call::Examine(slot),
+                    StoreRequest::Extents { key, as_of: AsOf::View },
+                    actions,
+                );
             }
             (Needs::Pieces, _) => {
                 let job = Job::new(key, self.sources(true), Purpose::Operation { slot });

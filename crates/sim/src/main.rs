@@ -302,7 +302,14 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::MoveOverwritesNewer
         | Bug::MovedPlaceReusedEarly
         | Bug::RepairInTwoSteps
-        | Bug::LazyAckBeforeWrite => Part::Store,
+        | Bug::LazyAckBeforeWrite
+        | Bug::RepairWithoutMarks
+        | Bug::HeadPassesPrepared
+        | Bug::WriteBackBeforeMarks
+        | Bug::SettleForgotten
+        | Bug::PreparedPlaceNotTaken
+        | Bug::MoveCopiesView
+        | Bug::RolledBackPlaceReusedEarly => Part::Store,
         _ => Part::Cluster,
     }
 }

@@ -12,7 +12,7 @@ use base::{
     Version, checksum,
 };
 use blockstore::{
-    BlockKey, CommitMode, CreateOptions, Effect, Event, RecoveryReport, Request, RequestId,
+    AsOf, BlockKey, CommitMode, CreateOptions, Effect, Event, RecoveryReport, Request, RequestId,
     Settings, Store, StoreId,
 };
 use client::bench::{Load, Places};
@@ -227,7 +227,12 @@ impl Bench {
             let hash = stripe_hash(ImageId::FIRST, stripe);
             let key = BlockKey { pool: PG.pool, hash, image: ImageId::FIRST, stripe };
             let request = if is_read {
-                Request::Read { key, offset: from as u32, length: (to - from) as u32 }
+                Request::Read {
+                    key,
+                    offset: from as u32,
+                    length: (to - from) as u32,
+                    as_of: AsOf::View,
+                }
             } else {
                 self.counter += 1;
                 let units = (to - from) as usize / base::UNIT_SIZE as usize;

@@ -36,6 +36,7 @@ pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
         "data": area(found.data),
         "blocks": found.blocks,
         "tombstones": found.tombstones,
+        "prepared": found.prepared,
         "notes": found.notes,
         "used_bytes": found.space.used_bytes,
         "suspect": found.suspect,

@@ -339,7 +339,9 @@ fn merge(
         overlay.iter().for_each(|(unit, state)| set_unit(&mut record, unit, state));
     }
     let is_empty = record.location != LOCATION_NONE && record.written.is_empty();
-    if !is_empty || blocks.overlays().live(&key).is_some() {
+    // A version that is prepared over the block goes to its place.
+    let is_prepared = !blocks.prepared.of_key(&key).is_empty();
+    if !is_empty || is_prepared || blocks.overlays().live(&key).is_some() {
         return Some(record);
     }
     let (info, emptied) = blocks.free_emptied(key, info);

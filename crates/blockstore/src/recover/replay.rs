@@ -1,7 +1,7 @@
 //! Replay: follows the journal entry by entry from the root's lsn, and acts according to the table in
 //! `decide.rs`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::planted::{self, Bug};
@@ -38,6 +38,11 @@ pub struct Replay {
     pub idle_end: Option<Lsn>,
     /// Parts of the journal that cannot be read.
     lost: Vec<Range<Lsn>>,
+    /// Whether the entries before the root's `until` have been passed.
+    has_collected: bool,
+    /// PGs with a dropped prepared version: the version from which on nothing counts, and the lsn where
+    /// this ends.
+    dropped_pgs: BTreeMap<PgId, (Version, Lsn)>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
     /// Versions dropped by this recovery or by an earlier one.
@@ -169,11 +174,14 @@ impl Recovery {
     fn replay_one(&mut self) -> Result<Next, String> {
         let superblock = self.parts().superblock.clone();
         let from = self.parts().root.replay;
-        let (replay, survey) = (&mut self.replay, &self.survey);
-        let at = replay.at;
+        let at = self.replay.at;
         if at.since(from) >= superblock.journal.size {
             return Ok(Next::End);
         }
+        if at >= self.parts().root.until {
+            self.end_collection();
+        }
+        let (replay, survey) = (&mut self.replay, &self.survey);
         let skip = survey.skips.get(&at).copied();
         if let Some((to, is_chained)) = skip
             && !planted::on(Bug::TailReplayedTwice)
@@ -219,7 +227,12 @@ impl Recovery {
             return Ok(self.no_entry(seen, superblock.sector_size));
         }
         let (header, checksum) = whole.expect("a header was seen");
-        if header.kind.is_large() && !is_acked && !survey.drops.contains(&at) {
+        let parts = self.parts.as_ref().expect("the superblock is known");
+        if at < parts.root.until && !parts.is_collected(&header) {
+            self.pass(&header, checksum);
+            return Ok(Next::Again);
+        }
+        if header.kind.is_large() && !is_acked && !survey.drops.contains_key(&at) {
             replay.waiting = Some((header, checksum));
             return Ok(Next::Data);
         }
@@ -260,19 +273,23 @@ impl Recovery {
         data: &[u8],
     ) -> Result<Next, String> {
         let (lsn, key) = (header.lsn, header.key);
-        if self.survey.drops.contains(&lsn) && !planted::on(Bug::TailReplayedTwice) {
+        if let Some(by) = self.survey.drops.get(&lsn).copied()
+            && !planted::on(Bug::TailReplayedTwice)
+        {
             self.count_row('O');
-            self.replay.note_dropped(&header);
+            self.replay.note_dropped(&header, by);
             self.pass(&header, checksum);
             return Ok(Next::Again);
         }
         let (row, verdict) = decide(Seen {
             header: Header::Next,
             body,
-            is_block_data: matches!(header.kind, EntryKind::Write | EntryKind::Repair),
+            is_block_data: header.kind.has_block_data(),
             data: out_of_line,
             is_acked: lsn < self.survey.acked,
-            follows_dropped: key.is_some_and(|key| self.replay.dropped.contains(&key)),
+            follows_dropped: key.is_some_and(|key| self.replay.dropped.contains(&key))
+                || self.follows_hole(&header),
+            is_committed: self.survey.is_committed(&header),
         });
         let was_stated = self.survey.damaged.contains(&lsn);
         match verdict {
@@ -281,9 +298,12 @@ impl Recovery {
                 return Ok(Next::End);
             }
             Verdict::Drop => {
-                self.decisions.push(Decision::Drop(lsn));
-                self.replay.dropped.extend(key);
-                self.replay.note_dropped(&header);
+                // What follows in the PG is dropped with this entry, up to the one that says so.
+                if !self.replay.is_behind_dropped(&header) {
+                    self.decisions.push(Decision::Drop(lsn));
+                }
+                self.replay.dropped.extend(key.filter(|_| !header.kind.is_prepared()));
+                self.replay.note_dropped(&header, Lsn::new(u64::MAX));
             }
             Verdict::Damaged | Verdict::Lost if !was_stated => {
                 self.decisions.push(Decision::Damaged(lsn));
@@ -309,24 +329,60 @@ impl Recovery {
         replay.idle_end = is_idle.then_some(replay.at);
     }
 
+    /// Ends the collection of prepared versions before the root's `until`: from here on, entries take
+    /// effect.
+    fn end_collection(&mut self) {
+        if !std::mem::replace(&mut self.replay.has_collected, true) {
+            self.parts_mut().blocks.take_places();
+        }
+    }
+
+    /// Whether a version that is prepared or skipped cannot count because an earlier one of its PG is
+    /// missing: it was dropped, or there is a gap, or the place is missing for which it was prepared.
+    fn follows_hole(&self, header: &EntryHeader) -> bool {
+        let (Some(pg), true) = (header.pg, is_version(header)) else { return false };
+        if self.replay.is_behind_dropped(header) {
+            return true;
+        }
+        let parts = self.parts();
+        if header.lsn < parts.root.until || header.flags.is_copy {
+            return false;
+        }
+        let last = parts.pgs.get(pg).last;
+        let is_gap = header.replaces.is_none()
+            && header.version.epoch == last.epoch
+            && header.version.counter > last.counter + 1;
+        is_gap || header.key.is_some_and(|key| parts.blocks.lacks_base(header, &key))
+    }
+
     fn replay_entry(&mut self, header: &EntryHeader, bad: UnitSet, data: &[u8]) -> Progress {
+        let until = self.parts().root.until;
         let parts = self.parts.as_mut().expect("the superblock is known");
         let old = header.key.and_then(|key| parts.blocks.get(&key));
+        let data_lsn = header.lsn.advance(u64::from(header.size - header.data_size()));
+        if let (EntryKind::Settle, Some(pg)) = (header.kind, header.pg) {
+            self.replay.dropped_pgs.remove(&pg);
+        }
+        if header.lsn < until {
+            parts.collect(&Change { header, old, lsn: header.lsn, data_lsn, bad });
+            return Ok(());
+        }
         if let (true, Some(block_size)) = (header.names_place(), header.block_size) {
             if header.lsn >= self.survey.acked {
                 let place = Place { location: header.location, block_size };
                 self.replay.places.insert(place);
             }
-            if location_of(old) != header.location {
+            if location_of(old) != header.location && !parts.blocks.is_known_copy(header) {
                 let pages = &mut parts.pages;
                 parts.blocks.occupy(header.location, block_size, |overlay, key, info| {
                     is_emptied(pages, overlay, &key, info)
                 })?;
             }
         }
-        let data_lsn = header.lsn.advance(u64::from(header.size - header.data_size()));
         parts.apply(&Change { header, old, lsn: header.lsn, data_lsn, bad }, data);
+        // The damage of a prepared version counts when it becomes stable.
         if !bad.is_empty()
+            && !header.kind.is_prepared()
             && let Some(key) = header.key
         {
             let mut units = UnitSet::EMPTY;
@@ -342,6 +398,7 @@ impl Recovery {
     /// Ends the replay where the journal ends. The next entry is written after everything that was ever
     /// written in this lap.
     fn end_replay(&mut self, io: &mut Io<'_>) -> Progress {
+        self.end_collection();
         let (replay, survey) = (&mut self.replay, &self.survey);
         let end = replay.hole.take().unwrap_or(replay.at);
         let tail = end.max(survey.end).max(survey.acked);
@@ -378,8 +435,14 @@ impl Seen {
             data: Content::Bad,
             is_acked,
             follows_dropped: false,
+            is_committed: false,
         }
     }
+}
+
+/// Whether the entry is a version that is prepared or skipped.
+fn is_version(header: &EntryHeader) -> bool {
+    header.kind.is_prepared() || header.kind == EntryKind::Skip
 }
 
 /// Returns the byte range of a unit within an entry's data.
@@ -404,10 +467,24 @@ fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
 impl Replay {
     /// Records that an entry is dropped. Only a versioned entry can leave a hole: nothing relies on a
     /// repair.
-    fn note_dropped(&mut self, header: &EntryHeader) {
+    /// A prepared version takes what follows in its PG with it, up to the entry at `until`, in which
+    /// recovery says so.
+    fn note_dropped(&mut self, header: &EntryHeader, until: Lsn) {
+        if let (true, Some(pg)) = (is_version(header), header.pg)
+            && !self.is_behind_dropped(header)
+        {
+            self.dropped_pgs.insert(pg, (header.version, until));
+        }
         if let (true, Some(pg)) = (header.kind.is_versioned(), header.pg) {
             self.dropped_versions.insert((pg, header.version));
         }
+    }
+
+    /// Whether the entry is a version behind one of its PG that was dropped.
+    fn is_behind_dropped(&self, header: &EntryHeader) -> bool {
+        let dropped = header.pg.and_then(|pg| self.dropped_pgs.get(&pg));
+        is_version(header)
+            && dropped.is_some_and(|(from, until)| header.version >= *from && header.lsn < *until)
     }
 
     /// Whether any byte in the range, counted from `from`, cannot be read.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Lsn, UNIT_SIZE};
+use base::{Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
     Decision, EntryDecodeError, EntryHeader, EntryKind, Superblock, decode_decisions,
 };
@@ -27,8 +27,10 @@ pub struct Survey {
     /// Valid cuts and holes, keyed by where they begin: where they end, and whether the chain continues
     /// there.
     pub skips: BTreeMap<Lsn, (Lsn, bool)>,
-    /// Entries that earlier recoveries dropped.
-    pub drops: BTreeSet<Lsn>,
+    /// Entries that earlier recoveries dropped, each with the entry that says so.
+    pub drops: BTreeMap<Lsn, Lsn>,
+    /// What entries call committed, or tombstones of which are not needed, of each PG.
+    committed: BTreeMap<PgId, Version>,
     /// Entries whose data loss earlier recoveries recorded.
     pub damaged: BTreeSet<Lsn>,
 }
@@ -114,6 +116,14 @@ impl Survey {
     fn note(&mut self, header: &EntryHeader, bytes: &[u8], sector_size: u32) {
         self.acked = self.acked.max(header.durable);
         self.end = self.end.max(header.lsn.advance(header.size as u64));
+        let committed = match header.kind {
+            EntryKind::Settle | EntryKind::Floor => header.version,
+            _ => header.committed,
+        };
+        if let (Some(pg), true) = (header.pg, committed > Version::ZERO) {
+            let known = self.committed.entry(pg).or_default();
+            *known = committed.max(*known);
+        }
         if header.kind != EntryKind::Recovery {
             return;
         }
@@ -123,6 +133,13 @@ impl Survey {
         {
             self.found.push((header.lsn, decisions));
         }
+    }
+
+    /// Whether the entry is a prepared version that some entry calls committed. That is a fact about all
+    /// members, whatever became of the entry that says it.
+    pub fn is_committed(&self, header: &EntryHeader) -> bool {
+        let committed = header.pg.and_then(|pg| self.committed.get(&pg));
+        header.kind.is_prepared() && committed.is_some_and(|upto| header.version <= *upto)
     }
 
     /// Keeps the valid decisions: the ones that no later recovery cut off.
@@ -137,15 +154,15 @@ impl Survey {
                 *by > lsn && cuts.into_iter().any(|(from, to)| from <= lsn && lsn < to)
             })
         };
-        for (lsn, decisions) in &found {
-            if is_void(*lsn) {
+        for (by, decisions) in &found {
+            if is_void(*by) {
                 continue;
             }
             for decision in decisions {
                 match *decision {
                     Decision::Cut { from, to } => drop(self.skips.insert(from, (to, true))),
                     Decision::Hole { from, to } => drop(self.skips.insert(from, (to, false))),
-                    Decision::Drop(lsn) => drop(self.drops.insert(lsn)),
+                    Decision::Drop(lsn) => drop(self.drops.insert(lsn, *by)),
                     Decision::Damaged(lsn) => drop(self.damaged.insert(lsn)),
                 }
             }

@@ -11,7 +11,7 @@ use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX};
 use crate::moves::{Candidate, Move, NextStep, is_leaving, is_own};
 use crate::read::Stamp;
 use crate::store::Store;
-use crate::{Answer, Effect, RequestId};
+use crate::{Answer, AsOf, Effect, RequestId};
 
 /// Moves leave this fraction (1/n) of the journal free for other requests.
 const JOURNAL_SHARE: u64 = 4;
@@ -48,7 +48,9 @@ impl Store {
 
     /// Allocates a gap for the block, and starts to read the block.
     fn begin_move(&mut self, block: Candidate, effects: &mut Vec<Effect>) -> Begun {
-        let Some(stamp) = Stamp::of_block(self.parts(), &block.key) else { return Begun::Yes };
+        let Some(stamp) = Stamp::of_block(self.parts(), &block.key, AsOf::Stable) else {
+            return Begun::Yes;
+        };
         let size = stamp.info.block_size;
         if !is_leaving(&self.parts().blocks.area, stamp.info) {
             return Begun::Yes;
@@ -61,7 +63,12 @@ impl Store {
         };
         let id = self.moves.begin(block, stamp, location);
         let (parts, reads, mut io) = self.for_reads(effects);
-        reads.begin_copy(id, block.key, &[], parts, &mut io);
+        // A block moves with its stable content: what is prepared goes to the place it has then.
+        let as_of = match planted::on(Bug::MoveCopiesView) {
+            true => AsOf::View,
+            false => AsOf::Stable,
+        };
+        reads.begin_copy(id, (block.key, as_of), &[], parts, &mut io);
         Begun::Yes
     }
 
@@ -74,7 +81,7 @@ impl Store {
         }
         let reserve = parts.journal.size() / JOURNAL_SHARE;
         let units = (size.bytes() / UNIT_SIZE) as usize;
-        let has_room = parts.journal.has_room(EntryKind::RepairLarge, units, reserve);
+        let has_room = parts.has_room(EntryKind::RepairLarge, units, reserve);
         let may_go_on = self.has_memory() && has_room && !parts.blocks.area.holds_places();
         if !may_go_on {
             self.wait_for_room(true);
@@ -129,7 +136,7 @@ impl Store {
     fn on_move_read(&mut self, id: RequestId, content: Content, effects: &mut Vec<Effect>) {
         let moved = self.moves.on_read(id);
         let parts = self.parts();
-        let is_same = Stamp::of_block(parts, &moved.key) == Some(moved.stamp)
+        let is_same = Stamp::of_block(parts, &moved.key, AsOf::Stable) == Some(moved.stamp)
             || planted::on(Bug::MoveOverwritesNewer);
         let is_leaving = is_leaving(&parts.blocks.area, moved.stamp.info);
         // A damaged block waits for a repair; the place of an empty block is freed by the next checkpoint.

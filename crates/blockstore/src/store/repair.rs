@@ -42,6 +42,10 @@ impl Store {
         {
             self.want_place(*block_size, effects);
         }
+        if !self.parts().blocks.prepared.of_key(&key).is_empty() {
+            effects.push(Effect::Done { id, result: Err(StoreError::Unordered) });
+            return None;
+        }
         let old = self.parts().blocks.get(&key);
         match self.admit_repair(old, &content) {
             Admit::Now(plan) => {
@@ -140,7 +144,7 @@ impl Store {
         }
     }
 
-    fn accept_repair_large(
+    pub(super) fn accept_repair_large(
         &mut self,
         asker: Asker,
         (mut header, key): (EntryHeader, BlockKey),
@@ -148,7 +152,10 @@ impl Store {
         old: Option<BlockInfo>,
         effects: &mut Vec<Effect>,
     ) {
-        header.kind = EntryKind::RepairLarge;
+        header.kind = match header.kind {
+            EntryKind::Prepare => EntryKind::PrepareLarge,
+            _ => EntryKind::RepairLarge,
+        };
         (header.offset, header.length) = header.written.span();
         let data = spread(data, &header, &self.pool);
         self.accept_large(asker, (header, key), data, old, effects);
@@ -156,7 +163,10 @@ impl Store {
 }
 
 /// Builds the entry of a repair and its data. The entry is inline and has no location yet.
-fn repair_header((pg, key): (PgId, BlockKey), content: Content) -> (EntryHeader, Option<Buffer>) {
+pub(super) fn repair_header(
+    (pg, key): (PgId, BlockKey),
+    content: Content,
+) -> (EntryHeader, Option<Buffer>) {
     let header = |kind, version| block_header(kind, pg, key, version);
     match content {
         Content::Gone => (header(EntryKind::RepairGone, base::Version::ZERO), None),
@@ -202,7 +212,7 @@ impl Store {
 }
 
 /// Whether the block has units that need a place after the repair: written or damaged ones.
-fn needs_place(content: &Content) -> bool {
+pub(super) fn needs_place(content: &Content) -> bool {
     match content {
         Content::Block { written, damaged, .. } => {
             written.iter().chain(damaged).any(|word| *word != 0)
@@ -212,7 +222,7 @@ fn needs_place(content: &Content) -> bool {
 }
 
 /// Whether the content is consistent and its data matches its checksums.
-fn is_whole(content: &Content) -> bool {
+pub(super) fn is_whole(content: &Content) -> bool {
     let Content::Block { checksums, data, .. } = content else { return true };
     content.check().is_ok()
         && data.as_ref().is_none_or(|data| checksum::first_mismatch(data, checksums).is_none())

@@ -25,7 +25,7 @@ use crate::{Answer, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
 /// block.
 const LARGE_SIZE_MIN: u64 = 64 << 10;
 /// Writes leave this fraction (1/n) of the journal free for other requests.
-const WRITE_RESERVE_SHARE: u64 = 8;
+pub(super) const WRITE_RESERVE_SHARE: u64 = 8;
 /// Journal kept free for the store itself (idle entries, recovery's decisions), in bytes.
 const REQUEST_RESERVE: u64 = 512 << 10;
 
@@ -63,9 +63,19 @@ impl Store {
     ) {
         assert!(!is_own(id), "these ids are the store's own");
         self.moves.pause(matches!(request, Request::Record));
+        let request = match request {
+            Request::Commit { pg, upto } => {
+                self.parts_mut().commit(pg, upto);
+                return effects.push(Effect::Done { id, result: Ok(Answer::Committed) });
+            }
+            Request::Settle { pg, note, upto } => {
+                return self.on_settle(id, (pg, upto), note, effects);
+            }
+            request => request,
+        };
         let waits = match &request {
             Request::Read { key, .. }
-            | Request::Extents { key }
+            | Request::Extents { key, .. }
             | Request::Copy { key, .. }
             | Request::Digest { key, .. } => {
                 self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
@@ -97,20 +107,20 @@ impl Store {
         effects: &mut Vec<Effect>,
     ) -> Option<Request> {
         match request {
-            Request::Read { key, offset, length } => {
-                let range = BlockRange { key, offset, length };
+            Request::Read { key, offset, length, as_of } => {
+                let range = BlockRange { key, offset, length, as_of };
                 let (parts, reads, mut io) = self.for_reads(effects);
                 reads.begin(id, range, parts, &mut io);
                 return None;
             }
-            Request::Extents { key } => {
+            Request::Extents { key, as_of } => {
                 let (parts, reads, mut io) = self.for_reads(effects);
-                reads.begin_extents(id, key, parts, &mut io);
+                reads.begin_extents(id, (key, as_of), parts, &mut io);
                 return None;
             }
-            Request::Copy { key, units } => {
+            Request::Copy { key, units, as_of } => {
                 let (parts, reads, mut io) = self.for_reads(effects);
-                reads.begin_copy(id, key, &units, parts, &mut io);
+                reads.begin_copy(id, (key, as_of), &units, parts, &mut io);
                 return None;
             }
             Request::Digest { key, deep } => {
@@ -120,6 +130,13 @@ impl Store {
             }
             Request::Repair { pg, key, content } => {
                 return self.try_repair(id, pg, key, content, effects);
+            }
+            Request::Prepare { .. } => return self.try_prepare(id, request, effects),
+            Request::Skip { pg, version, lazy } => {
+                return self.try_skip(Asker { id, is_lazy: lazy }, pg, version, effects);
+            }
+            Request::Settle { pg, note, upto } => {
+                return self.try_settle(id, (pg, upto), note, effects);
             }
             Request::Sync => {
                 self.wait_all(id, effects);
@@ -139,8 +156,12 @@ impl Store {
             _ => {}
         }
         let version = version_of(&request);
-        if version.is_some_and(|(pg, version)| self.refused.get(&pg) == Some(&version.epoch)) {
+        if self.is_refused(version) {
             effects.push(Effect::Done { id, result: Err(StoreError::Full) });
+            return None;
+        }
+        if version.is_some() && self.has_prepared(&request) {
+            effects.push(Effect::Done { id, result: Err(StoreError::Unordered) });
             return None;
         }
         if let Request::Write { block_size, .. } = &request {
@@ -164,9 +185,14 @@ impl Store {
         }
     }
 
+    /// Whether a version of this epoch was refused before.
+    pub(super) fn is_refused(&self, version: Option<(PgId, Version)>) -> bool {
+        version.is_some_and(|(pg, version)| self.refused.get(&pg) == Some(&version.epoch))
+    }
+
     /// Answers a request when everything so far is durable; at once if it already is. The request may come
     /// from the queue after the journal gave its answers, and there may be no later event that answers it.
-    fn wait_all(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+    pub(super) fn wait_all(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
         let journal = &mut self.parts_mut().journal;
         match journal.durable() < journal.tail() {
             true => journal.wait_all(id),
@@ -213,7 +239,7 @@ impl Store {
             }
             _ => (EntryKind::Floor, 0),
         };
-        match parts.journal.has_room(kind, units, REQUEST_RESERVE) {
+        match parts.has_room(kind, units, REQUEST_RESERVE) {
             true => Admit::Now(if units > 0 { Plan::Inline } else { Plan::Plain }),
             false => Admit::Wait { checkpoint: true },
         }
@@ -221,7 +247,7 @@ impl Store {
 
     /// Whether the journal has room for an entry without data.
     pub(super) fn admit_plain(&self, kind: EntryKind) -> Admit {
-        match self.parts().journal.has_room(kind, 0, REQUEST_RESERVE) {
+        match self.parts().has_room(kind, 0, REQUEST_RESERVE) {
             true => Admit::Now(Plan::Plain),
             false => Admit::Wait { checkpoint: true },
         }
@@ -272,7 +298,7 @@ impl Store {
         let reserve = parts.journal.size() / WRITE_RESERVE_SHARE;
         let has_memory = self.has_memory();
         let units = (length / UNIT_SIZE) as usize;
-        match has_memory && parts.journal.has_room(kind, units, reserve) {
+        match has_memory && parts.has_room(kind, units, reserve) {
             true => Admit::Now(plan),
             false => Admit::Wait { checkpoint: true },
         }
@@ -330,6 +356,10 @@ impl Store {
             | Request::Copy { .. }
             | Request::Digest { .. }
             | Request::Repair { .. }
+            | Request::Prepare { .. }
+            | Request::Skip { .. }
+            | Request::Commit { .. }
+            | Request::Settle { .. }
             | Request::Sync
             | Request::Record => {
                 unreachable!("taken before")
@@ -420,8 +450,16 @@ impl Store {
             let version = old.map_or(Version::ZERO, |old| old.version);
             assert!(version < header.version, "versions of a block only grow");
         }
+        if let Some(pg) = header.pg {
+            if header.kind.carries_committed() {
+                header.committed = self.parts().pgs.get(pg).committed;
+            } else if self.parts().blocks.prepared.is_unsaid(pg) {
+                self.say_committed(pg);
+            }
+        }
         let parts = self.parts_mut();
-        let note = data.clone().filter(|_| header.kind == EntryKind::Note);
+        let has_note = matches!(header.kind, EntryKind::Note | EntryKind::Settle);
+        let note = data.clone().filter(|_| has_note);
         let (lsn, data_lsn) = parts.journal.append(header, data);
         let change = Change { header, old, lsn, data_lsn, bad: UnitSet::EMPTY };
         parts.apply(&change, note.as_deref().unwrap_or(&[]));
@@ -450,11 +488,12 @@ impl Store {
     }
 }
 
-fn key_of(request: &Request) -> Option<BlockKey> {
+pub(super) fn key_of(request: &Request) -> Option<BlockKey> {
     match request {
         Request::Write { key, .. }
         | Request::Zero { key, .. }
         | Request::Delete { key, .. }
+        | Request::Prepare { key, .. }
         | Request::Repair { key, .. } => Some(*key),
         _ => None,
     }

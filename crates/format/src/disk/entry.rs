@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   0   magic   4  checksum of [8, header_size)   8  store tag   16 lsn   24 checksum of the entry before
-//!   28  kind    29 block size shift  30 zero      32 durable lsn         40 size   44 checksum count
+//!   28  kind    29 block size shift  30 flags  31 zero  32 durable lsn   40 size   44 checksum count
 //!   48  key     64 PG                72 version   84 offset   88 length  92 location   96 checksums...
-//!   in a repair:  96 units, 32 bytes   128 written ones, 32 bytes   160 damaged ones, 32 bytes   192 checksums...
+//!   of a pool that keeps parity:  96 what the store had committed   108 replaces what is above   120 ...
+//!   bitmaps follow, then checksums:  units, 32 bytes   written ones, 32 bytes   damaged ones, 32 bytes
 //! ```
 //!
 //! Invariants
@@ -19,12 +20,15 @@ use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
-/// The three bitmaps of a repair.
+/// In entries of pools that keep parity: what was committed, and above which versions the entry replaces.
+const COMMITTED_SIZE: usize = 2 * 12;
+/// The three bitmaps of a repair or of a prepared version.
 const BITMAPS_SIZE: usize = 3 * 32;
 /// Maximum number of checksums in an entry: one for each unit of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
 /// Longest header with its checksums, before padding, in bytes.
-pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + BITMAPS_SIZE + 4 * CHECKSUM_COUNT_MAX;
+pub const ENTRY_HEADER_SIZE_MAX: usize =
+    FIXED_SIZE + COMMITTED_SIZE + BITMAPS_SIZE + 4 * CHECKSUM_COUNT_MAX;
 
 /// What an entry does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -60,6 +64,20 @@ pub enum EntryKind {
     RepairGone = 14,
     /// Records that damage may have destroyed acknowledged writes of the PG.
     Suspect = 15,
+    /// Prepares a version that changes units of a block; the data of the written ones is inline.
+    Prepare = 16,
+    /// Prepares a version that replaces a whole block; the data is at `location`, each unit at its own
+    /// offset.
+    PrepareLarge = 17,
+    /// Prepares a version that deletes the block.
+    PrepareDelete = 18,
+    /// Records that the PG has this version, which changes no block here.
+    Skip = 19,
+    /// Prepared versions of the PG up to `version` become stable, all above go. May carry the PG's note,
+    /// inline; `length` is its true size.
+    Settle = 20,
+    /// Records what was committed of several PGs; inline, like a note.
+    Marks = 21,
 }
 
 impl EntryKind {
@@ -67,18 +85,36 @@ impl EntryKind {
         use EntryKind::*;
         let plain = [Write, WriteLarge, Zero, Delete, Note, Floor, Absolve, Idle, Pad, Recovery];
         let repairs = [Repair, RepairLarge, RepairTombstone, RepairGone];
-        plain.into_iter().chain(repairs).chain([Suspect]).find(|kind| *kind as u8 == number)
+        let prepared = [Prepare, PrepareLarge, PrepareDelete, Skip, Settle, Marks];
+        let others = repairs.into_iter().chain([Suspect]).chain(prepared);
+        plain.into_iter().chain(others).find(|kind| *kind as u8 == number)
     }
 
     /// Whether the data follows the header in the journal.
     pub const fn is_inline(self) -> bool {
         use EntryKind::*;
-        matches!(self, Write | Note | Recovery | Repair)
+        matches!(self, Write | Note | Recovery | Repair | Prepare | Settle | Marks)
     }
 
     /// Whether the data is at `location`.
     pub const fn is_large(self) -> bool {
-        matches!(self, EntryKind::WriteLarge | EntryKind::RepairLarge)
+        use EntryKind::*;
+        matches!(self, WriteLarge | RepairLarge | PrepareLarge)
+    }
+
+    /// Whether this is a version of a block that may still be taken back.
+    pub const fn is_prepared(self) -> bool {
+        matches!(self, EntryKind::Prepare | EntryKind::PrepareLarge | EntryKind::PrepareDelete)
+    }
+
+    /// Whether the header carries what the store had committed of the PG.
+    pub const fn carries_committed(self) -> bool {
+        self.is_prepared() || matches!(self, EntryKind::Skip | EntryKind::Settle)
+    }
+
+    /// Whether the inline data belongs to a block.
+    pub const fn has_block_data(self) -> bool {
+        matches!(self, EntryKind::Write | EntryKind::Repair | EntryKind::Prepare)
     }
 
     /// Whether this changes a block and has a version of its own in the order of the PG.
@@ -89,14 +125,33 @@ impl EntryKind {
 
     /// Whether the header carries the three bitmaps.
     const fn has_bitmaps(self) -> bool {
-        matches!(self, EntryKind::Repair | EntryKind::RepairLarge)
+        use EntryKind::*;
+        matches!(self, Repair | RepairLarge | Prepare | PrepareLarge)
     }
 
     /// Bytes in front of the checksums.
     const fn fixed_size(self) -> usize {
-        if self.has_bitmaps() { FIXED_SIZE + BITMAPS_SIZE } else { FIXED_SIZE }
+        let committed = if self.carries_committed() { COMMITTED_SIZE } else { 0 };
+        let bitmaps = if self.has_bitmaps() { BITMAPS_SIZE } else { 0 };
+        FIXED_SIZE + committed + bitmaps
     }
 }
+
+/// Facts about an entry of a pool that keeps parity, one bit each. Zero in all other entries.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct EntryFlags {
+    /// A checkpoint journaled this prepared version again, so that the journal before it can be freed.
+    pub is_copy: bool,
+    /// The block holds nothing but the units of this version after it.
+    pub is_whole: bool,
+    /// A settle carries the PG's note.
+    pub has_note: bool,
+}
+
+const FLAG_COPY: u8 = 1;
+const FLAG_REPLACES: u8 = 2;
+const FLAG_WHOLE: u8 = 4;
+const FLAG_NOTE: u8 = 8;
 
 /// The header of an entry. Fields that a kind does not use are zero or `None`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -132,6 +187,12 @@ pub struct EntryHeader {
     pub written: UnitSet,
     /// In a repair: the units in `units` whose data is lost.
     pub damaged: UnitSet,
+    /// In entries that carry it: up to this version the store had made the PG's versions stable.
+    pub committed: Version,
+    /// In a prepared version: all prepared versions of the key above this one go.
+    pub replaces: Option<Version>,
+    /// In entries of pools that keep parity.
+    pub flags: EntryFlags,
     /// One checksum for each unit of data.
     pub checksums: Vec<Checksum>,
 }
@@ -162,7 +223,7 @@ impl EntryHeader {
     /// Whether the block is at `location` after this entry.
     pub fn names_place(&self) -> bool {
         use EntryKind::*;
-        matches!(self.kind, Write | WriteLarge | Repair | RepairLarge)
+        matches!(self.kind, Write | WriteLarge | Repair | RepairLarge | Prepare | PrepareLarge)
             && self.location != LOCATION_NONE
     }
 
@@ -196,6 +257,15 @@ impl EntryHeader {
         EntryHeader::header_size(kind, checksum_count, sector_size) + data
     }
 
+    fn flag_bits(&self) -> u8 {
+        let EntryFlags { is_copy, is_whole, has_note } = self.flags;
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+        bit(is_copy, FLAG_COPY)
+            | bit(self.replaces.is_some(), FLAG_REPLACES)
+            | bit(is_whole, FLAG_WHOLE)
+            | bit(has_note, FLAG_NOTE)
+    }
+
     /// Appends the header to `bytes`, followed by zeros up to `padded_size`, and returns its checksum.
     /// Requires: the header fits.
     pub fn encode(&self, store_tag: u64, padded_size: usize, bytes: &mut Vec<u8>) -> Checksum {
@@ -211,7 +281,8 @@ impl EntryHeader {
         to.u32(self.previous.get());
         to.u8(self.kind as u8);
         to.u8(self.block_size.map_or(0, BlockSize::shift));
-        to.u16(0);
+        to.u8(self.flag_bits());
+        to.u8(0);
         to.u64(self.durable.get());
         to.u32(self.size);
         to.u32(self.checksums.len() as u32);
@@ -221,6 +292,10 @@ impl EntryHeader {
         to.u32(self.offset);
         to.u32(self.length);
         to.u32(self.location);
+        if self.kind.carries_committed() {
+            to.version(self.committed);
+            to.version(self.replaces.unwrap_or(Version::ZERO));
+        }
         if self.kind.has_bitmaps() {
             for set in [&self.units, &self.written, &self.damaged] {
                 set.all_words().iter().for_each(|word| to.u64(*word));
@@ -298,7 +373,7 @@ impl EntryHeader {
             }
             EntryKind::Zero => of_block && in_block && whole_units && units == 0,
             EntryKind::Delete => of_block && units == 0,
-            EntryKind::Note | EntryKind::Recovery => self.length as u64 <= units,
+            EntryKind::Note | EntryKind::Recovery | EntryKind::Marks => self.length as u64 <= units,
             EntryKind::Floor | EntryKind::Absolve | EntryKind::Suspect => {
                 self.pg.is_some() && units == 0
             }
@@ -307,6 +382,15 @@ impl EntryHeader {
                 of_block && in_block && self.bitmaps_fit()
             }
             EntryKind::RepairTombstone | EntryKind::RepairGone => of_block && units == 0,
+            EntryKind::Prepare | EntryKind::PrepareLarge => {
+                of_block && in_block && self.bitmaps_fit()
+            }
+            EntryKind::PrepareDelete => of_block && units == 0,
+            EntryKind::Skip => self.pg.is_some() && units == 0,
+            EntryKind::Settle => {
+                let fits = self.length as u64 <= units;
+                self.pg.is_some() && fits && (self.flags.has_note || units == 0)
+            }
         }
     }
 
@@ -321,6 +405,8 @@ impl EntryHeader {
         let count = self.checksums.len();
         let is_span = match self.kind.is_large() {
             true => has_place && count > 0 && (self.offset, self.length) == self.written.span(),
+            // It may be for the place that the block will have when it is committed.
+            false if self.kind == EntryKind::Prepare => (self.offset, self.length) == (0, 0),
             false => {
                 let needs_place = count > 0 || !self.damaged.is_empty();
                 (self.offset, self.length) == (0, 0) && (has_place || !needs_place)
@@ -338,7 +424,8 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
         0 => None,
         shift => Some(BlockSize::from_shift(shift)?),
     };
-    from.u16()?;
+    let bits = from.u8()?;
+    from.u8()?;
     let durable = Lsn::new(from.u64()?);
     let size = from.u32()?;
     from.u32()?;
@@ -346,6 +433,20 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
     let pg = from.pg()?;
     let version = from.version()?;
     let (offset, length, location) = (from.u32()?, from.u32()?, from.u32()?);
+    let (mut committed, mut replaces) = (Version::ZERO, None);
+    if kind.carries_committed() {
+        committed = from.version()?;
+        let above = from.version()?;
+        replaces = (bits & FLAG_REPLACES != 0).then_some(above);
+    }
+    let flags = EntryFlags {
+        is_copy: bits & FLAG_COPY != 0,
+        is_whole: bits & FLAG_WHOLE != 0,
+        has_note: bits & FLAG_NOTE != 0,
+    };
+    if bits & !flags_of(kind) != 0 {
+        return None;
+    }
     let [mut units, mut written, mut damaged] = [UnitSet::EMPTY; 3];
     if kind.has_bitmaps() {
         let mut set =
@@ -372,8 +473,22 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
         units,
         written,
         damaged,
+        committed,
+        replaces,
+        flags,
         checksums,
     })
+}
+
+/// Returns the flags that entries of this kind may have.
+const fn flags_of(kind: EntryKind) -> u8 {
+    match kind {
+        EntryKind::Prepare | EntryKind::PrepareLarge | EntryKind::PrepareDelete => {
+            FLAG_COPY | FLAG_REPLACES | FLAG_WHOLE
+        }
+        EntryKind::Settle => FLAG_NOTE,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -405,8 +520,41 @@ mod tests {
             units: UnitSet::EMPTY,
             written: UnitSet::EMPTY,
             damaged: UnitSet::EMPTY,
+            committed: Version::ZERO,
+            replaces: None,
+            flags: EntryFlags::default(),
             checksums: vec![Checksum::new(1), Checksum::new(2)],
         }
+    }
+
+    fn version(counter: u64) -> Version {
+        Version { epoch: Epoch::new(3), counter }
+    }
+
+    fn prepared() -> EntryHeader {
+        EntryHeader {
+            kind: EntryKind::Prepare,
+            location: LOCATION_NONE,
+            committed: version(70),
+            replaces: Some(version(75)),
+            flags: EntryFlags { is_copy: true, ..EntryFlags::default() },
+            ..repair()
+        }
+    }
+
+    fn large_prepared() -> EntryHeader {
+        EntryHeader {
+            kind: EntryKind::PrepareLarge,
+            committed: version(70),
+            flags: EntryFlags { is_whole: true, ..EntryFlags::default() },
+            ..large_repair()
+        }
+    }
+
+    /// An entry of this kind without data.
+    fn bare(kind: EntryKind) -> EntryHeader {
+        let committed = if kind.carries_committed() { version(70) } else { Version::ZERO };
+        EntryHeader { kind, size: 512, committed, checksums: Vec::new(), ..sample() }
     }
 
     fn set(units: &[u32]) -> UnitSet {
@@ -447,6 +595,7 @@ mod tests {
     fn bytes_are_frozen() {
         super::super::golden("entry.1", &encoded(&sample()));
         super::super::golden("entry-repair.2", &encoded(&large_repair()));
+        super::super::golden("entry-prepare.4", &encoded(&prepared()));
     }
 
     #[test]
@@ -466,7 +615,15 @@ mod tests {
             checksums: Vec::new(),
             ..sample()
         };
-        for entry in [sample(), repair(), large_repair(), gone] {
+        let settle = EntryHeader {
+            flags: EntryFlags { has_note: true, ..EntryFlags::default() },
+            length: 0,
+            ..bare(EntryKind::Settle)
+        };
+        let marks = EntryHeader { length: 0, ..bare(EntryKind::Marks) };
+        let others = [bare(EntryKind::PrepareDelete), bare(EntryKind::Skip), settle, marks];
+        let with_data = [sample(), repair(), large_repair(), gone, prepared(), large_prepared()];
+        for entry in with_data.into_iter().chain(others) {
             let (decoded, _) = EntryHeader::decode(&encoded(&entry), 42, 512).expect("it is whole");
             assert_eq!(decoded, entry);
         }
@@ -508,6 +665,17 @@ mod tests {
             let bytes = encoded(&entry);
             assert_eq!(EntryHeader::decode(&bytes, 42, 512), Err(EntryDecodeError::Damaged));
         }
+        let wrong: [fn(&mut EntryHeader); 3] = [
+            |entry| entry.flags.is_copy = true,
+            |entry| entry.flags.has_note = true,
+            |entry| entry.replaces = Some(Version::ZERO),
+        ];
+        for change in wrong {
+            let mut entry = sample();
+            change(&mut entry);
+            let decoded = EntryHeader::decode(&encoded(&entry), 42, 512);
+            assert_eq!(decoded, Err(EntryDecodeError::Damaged));
+        }
         let wrong: [fn(&mut EntryHeader); 8] = [
             |entry| entry.units.insert(32),
             |entry| entry.written.insert(5),
@@ -519,8 +687,12 @@ mod tests {
             |entry| entry.offset = 4096,
         ];
         for (index, change) in wrong.into_iter().enumerate() {
-            for mut entry in [repair(), large_repair()] {
+            for mut entry in [repair(), large_repair(), prepared(), large_prepared()] {
+                let had_place = entry.location != LOCATION_NONE;
                 change(&mut entry);
+                if !had_place && entry == prepared() {
+                    continue;
+                }
                 let bytes = encoded(&entry);
                 let decoded = EntryHeader::decode(&bytes, 42, 512);
                 assert_eq!(decoded, Err(EntryDecodeError::Damaged), "change {index}");

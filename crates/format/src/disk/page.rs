@@ -167,12 +167,14 @@ impl StreamPage {
     }
 }
 
-/// The root of a checkpoint: the state after all entries before `replay`.
+/// The root of a checkpoint: the state after all entries before `until`, except prepared versions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Root {
     /// Number of the checkpoint. Its parity selects the slot of the root.
     pub sequence: u64,
-    /// The lsn from which the journal is replayed.
+    /// The checkpoint contains everything before this lsn that was committed.
+    pub until: Lsn,
+    /// The lsn from which the journal is replayed: `until`, or the oldest prepared version before it.
     pub replay: Lsn,
     /// Checksum of the last entry before `replay`.
     pub previous: Checksum,
@@ -192,6 +194,7 @@ impl Root {
         let mut to = header(ROOT_MAGIC, store_tag, self.sequence, 0);
         to.u32(self.previous.get());
         to.u64(self.replay.get());
+        to.u64(self.until.get());
         for stream in [&self.directory, &self.pgs, &self.notes, &self.discards] {
             to.u32(stream.page);
             to.u32(stream.checksum.get());
@@ -211,6 +214,7 @@ impl Root {
         let mut fields = || {
             let previous = Checksum::new(from.u32()?);
             let replay = Lsn::new(from.u64()?);
+            let until = Lsn::new(from.u64()?);
             let mut stream = || {
                 let page = from.u32()?;
                 let checksum = Checksum::new(from.u32()?);
@@ -218,7 +222,8 @@ impl Root {
             };
             let (directory, pgs) = (stream()?, stream()?);
             let (notes, discards) = (stream()?, stream()?);
-            Some(Root { sequence, replay, previous, directory, pgs, notes, discards })
+            (replay <= until).then_some(())?;
+            Some(Root { sequence, until, replay, previous, directory, pgs, notes, discards })
         };
         fields().ok_or(PageDecodeError)
     }
@@ -261,8 +266,10 @@ pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageD
 /// What a store records about one PG.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PgRecord {
-    /// The highest version of a write, zero or delete that was accepted.
+    /// The highest version of a write, zero or delete that was accepted, or prepared or skipped.
     pub last: Version,
+    /// All prepared versions up to this one have become stable.
+    pub committed: Version,
     /// The highest version of any block ever held, repairs included.
     pub held: Version,
     /// The lowest version of the epoch of `last` that a recovery dropped.
@@ -281,6 +288,7 @@ pub fn encode_pgs<'a>(pgs: impl Iterator<Item = (&'a PgId, &'a PgRecord)>) -> Ve
     for (pg, record) in pgs {
         to.pg(Some(*pg));
         to.version(record.last);
+        to.version(record.committed);
         to.version(record.held);
         to.version(record.hole.unwrap_or(Version::ZERO));
         to.version(record.floor);
@@ -299,14 +307,15 @@ pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeErro
     while !from.is_at_end() {
         let mut record = || {
             let pg = from.pg()??;
-            let (last, held) = (from.version()?, from.version()?);
+            let (last, committed) = (from.version()?, from.version()?);
+            let held = from.version()?;
             // No write has the version zero.
             let hole = Some(from.version()?).filter(|hole| *hole != Version::ZERO);
             let floor = from.version()?;
             let mut lsn = || Some((from.u64()? != 0, Lsn::new(from.u64()?)));
             let (absolved, suspect) = (lsn()?, lsn()?);
             let [absolved, suspect] = [absolved, suspect].map(|(is, lsn)| is.then_some(lsn));
-            Some((pg, PgRecord { last, held, hole, floor, absolved, suspect }))
+            Some((pg, PgRecord { last, committed, held, hole, floor, absolved, suspect }))
         };
         pgs.push(record().ok_or(PageDecodeError)?);
     }
@@ -383,6 +392,7 @@ mod tests {
         let stream = StreamRef { page: 3, checksum: Checksum::new(4), size: 5 };
         let root = Root {
             sequence: 2,
+            until: Lsn::new(16384),
             replay: Lsn::new(8192),
             previous: Checksum::new(6),
             directory: stream,
@@ -391,9 +401,11 @@ mod tests {
             discards: StreamRef::EMPTY,
         };
         let bytes = root.encode(42);
-        super::super::golden("root.3", &bytes);
-        assert_eq!(Root::decode(&bytes, 42), Ok(root));
+        super::super::golden("root.4", &bytes);
+        assert_eq!(Root::decode(&bytes, 42), Ok(root.clone()));
         assert_eq!(Root::decode(&bytes, 43), Err(PageDecodeError));
+        let behind = Root { until: Lsn::new(4096), ..root.clone() };
+        assert_eq!(Root::decode(&behind.encode(42), 42), Err(PageDecodeError));
         assert_eq!(Root::decode(&vec![0; PAGE_SIZE], 42), Err(PageDecodeError));
     }
 
@@ -427,6 +439,7 @@ mod tests {
         let version = |counter| Version { epoch: base::Epoch::new(7), counter };
         let record = PgRecord {
             last: version(5),
+            committed: version(3),
             held: version(6),
             hole: Some(version(4)),
             floor: version(2),
@@ -436,7 +449,7 @@ mod tests {
         let fresh = PgRecord::default();
         let other = PgId { number: 4, ..pg };
         let bytes = encode_pgs([(&pg, &record), (&other, &fresh)].into_iter());
-        super::super::golden("pgs.3", &bytes);
+        super::super::golden("pgs.4", &bytes);
         assert_eq!(decode_pgs(&bytes), Ok(vec![(pg, record), (other, fresh)]));
 
         let notes = vec![

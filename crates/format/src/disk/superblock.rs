@@ -12,7 +12,7 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Size of a copy in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
 /// Version of everything a store writes.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
 /// Where the checksum ends. It covers everything after it.
@@ -266,7 +266,7 @@ pub(super) mod tests {
 
     #[test]
     fn bytes_are_frozen() {
-        super::super::golden("superblock.3", &sample().encode());
+        super::super::golden("superblock.4", &sample().encode());
     }
 
     #[test]
@@ -291,7 +291,7 @@ pub(super) mod tests {
             other[8..12].copy_from_slice(&checksum);
             Superblock::decode(&other)
         };
-        assert_eq!(of_version(4), Err(SuperblockError::Newer(4)));
+        assert_eq!(of_version(5), Err(SuperblockError::Newer(5)));
         assert_eq!(of_version(1), Err(SuperblockError::Older(1)));
         let mut slice = good;
         slice[12 + 132] = 1;

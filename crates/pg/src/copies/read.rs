@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
-use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Outcome, Refusal};
 
 use super::chain::{BlockSeen, Chain};
@@ -108,7 +108,8 @@ impl Pg {
             unreachable!("the read wants data");
         };
         self.reads[slot].stage = ReadStage::Fetch;
-        self.call(Call::Fetch(slot), StoreRequest::Read { key, offset, length }, actions);
+        let request = StoreRequest::Read { key, offset, length, as_of: AsOf::View };
+        self.call(Call::Fetch(slot), request, actions);
     }
 
     fn write_before_read(&self, read: &Read) -> Option<WriteSlot> {
@@ -138,7 +139,8 @@ impl Pg {
         let chain = Chain::new(layers.clone());
         read.stage = ReadStage::Examine(Box::new(chain));
         for (layer, image) in layers.into_iter().enumerate() {
-            let request = StoreRequest::Extents { key: BlockKey { image, ..newest } };
+            let request =
+                StoreRequest::Extents { key: BlockKey { image, ..newest }, as_of: AsOf::View };
             self.call(Call::Layer { read: slot, layer }, request, actions);
         }
     }
@@ -196,6 +198,7 @@ impl Pg {
                 key: BlockKey { image, ..newest },
                 offset: units.start * UNIT_SIZE as u32,
                 length: (units.end - units.start) * UNIT_SIZE as u32,
+                as_of: AsOf::View,
             };
             self.call(Call::Part { read: slot, part }, request, actions);
         }

@@ -221,17 +221,17 @@ fn version_of(request: &Request) -> Option<Version> {
 impl Store {
     pub fn facts(&self) -> PgFacts {
         let State { last, held, hole, floor, is_suspect, .. } = self.now;
-        PgFacts { last, held, hole, floor, is_suspect }
+        PgFacts { last, committed: Version::ZERO, held, hole, floor, is_suspect }
     }
 
     /// Takes a request. `is_large`: its data becomes durable separately from its entry.
     pub fn ask(&mut self, call: CallId, request: Request, is_large: bool) {
         match request {
-            Request::Read { key, offset, length } => {
+            Request::Read { key, offset, length, .. } => {
                 let answer = self.read(key, offset, length);
                 self.answers.push_back((call, answer));
             }
-            Request::Extents { key } => {
+            Request::Extents { key, .. } => {
                 let block = self.now.blocks.get(&key).cloned().unwrap_or_default();
                 let written = block.units.keys().fold(0u64, |bits, unit| bits | 1 << unit);
                 let answer = Answer::Extents {
@@ -245,7 +245,7 @@ impl Store {
                 self.digests.insert(call, (key, deep));
                 self.answers.push_back((call, Ok(Answer::Digest(Digest::Gone))));
             }
-            Request::Copy { key, units } => {
+            Request::Copy { key, units, .. } => {
                 let content = self.copy(key, &units);
                 self.answers.push_back((call, Ok(Answer::Copy { content })));
             }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::hash::pg_of_hash;
 use base::{BufferPool, PgId, PoolId, Time, Version};
-use blockstore::{Answer, BlockKey, Effect, Event, Request, RequestId, Store};
+use blockstore::{Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Store};
 use format::wire::{Content, PgEntry};
 
 use super::osd::Osd;
@@ -224,7 +224,10 @@ impl<'a> Reader<'a> {
     fn block(&mut self, key: BlockKey) -> Result<Block, String> {
         self.request_last += 1;
         let id = RequestId(self.request_last);
-        self.apply(Event::Request { id, request: Request::Copy { key, units: Vec::new() } });
+        self.apply(Event::Request {
+            id,
+            request: Request::Copy { key, units: Vec::new(), as_of: AsOf::View },
+        });
         let content = match self.next_effect()? {
             Effect::Done { result: Ok(Answer::Copy { content }), .. } => content,
             effect => return Err(format!("a copy of {key:?} is answered {effect:?}")),

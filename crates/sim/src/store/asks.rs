@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
 use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, UNIT_SIZE, Version, checksum};
-use blockstore::{BlockKey, NoteKey, Request};
+use blockstore::{AsOf, BlockKey, NoteKey, Request};
 use format::disk::UnitSet;
 use format::wire::Content;
 
@@ -79,7 +79,7 @@ impl World {
             4 => {
                 let order = self.model.ask_read(target.key);
                 let asked = Asked::Extents { key: target.key, order };
-                self.request(asked, Request::Extents { key: target.key })
+                self.request(asked, Request::Extents { key: target.key, as_of: AsOf::View })
             }
             5 => self.ask_note(target.pg),
             6 => {
@@ -239,6 +239,7 @@ impl World {
             key,
             offset: units.start * UNIT_SIZE as u32,
             length: (units.end - units.start) * UNIT_SIZE as u32,
+            as_of: AsOf::View,
         };
         self.request(Asked::Read { key, order, units }, request)
     }
@@ -262,7 +263,10 @@ impl World {
         let units = if is_all { all } else { some };
         let words = if is_all { Vec::new() } else { units.words(size.unit_count()) };
         let order = self.model.ask_read(key);
-        self.request(Asked::Copy { key, order, units }, Request::Copy { key, units: words })
+        self.request(
+            Asked::Copy { key, order, units },
+            Request::Copy { key, units: words, as_of: AsOf::View },
+        )
     }
 
     fn ask_repair(&mut self, target: Target) -> Result<(), String> {
