@@ -260,6 +260,12 @@ impl Blocks {
         self.index.set(key, info);
     }
 
+    /// Makes the next checkpoint write the block again.
+    pub fn look_again(&mut self, key: BlockKey) {
+        self.gives_back = true;
+        self.overlays.change(key, |_| {});
+    }
+
     /// Gives back a place that nothing in the index refers to, after a checkpoint that begins later.
     pub fn gives_back_place(&mut self, location: u32, block_size: BlockSize) {
         self.gives_back = true;

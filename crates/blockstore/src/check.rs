@@ -5,7 +5,7 @@ use format::disk::LOCATION_NONE;
 
 use crate::index::KEY_FIRST;
 use crate::stopped::{ReadDevice, StoppedStore};
-use crate::{BlockKey, CommitMode, Identity, RecoveryReport, Space, StoreError};
+use crate::{AsOf, BlockKey, CommitMode, Identity, RecoveryReport, Space, StoreError};
 
 /// How thorough a check is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,18 +139,18 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
 }
 
 fn check_data(stopped: &mut StoppedStore<'_>, report: &mut CheckReport) {
-    let blocks: Vec<(BlockKey, u32)> = stopped
-        .store()
-        .parts()
-        .blocks
-        .index()
-        .iter_from(KEY_FIRST)
-        .filter(|(_, info)| info.location != LOCATION_NONE)
-        .map(|(key, info)| (key, info.block_size.bytes() as u32))
+    let all = &stopped.store().parts().blocks;
+    let stable = all.index().iter_from(KEY_FIRST).map(|(key, _)| (key, AsOf::Stable));
+    let prepared = all.prepared.keys_from(KEY_FIRST).map(|key| (key, AsOf::View));
+    let blocks: Vec<(BlockKey, AsOf, u32)> = stable
+        .chain(prepared)
+        .filter_map(|(key, as_of)| Some((key, as_of, all.as_of(&key, as_of)?)))
+        .filter(|(.., info)| info.location != LOCATION_NONE)
+        .map(|(key, as_of, info)| (key, as_of, info.block_size.bytes() as u32))
         .collect();
-    for (key, size) in blocks {
+    for (key, as_of, size) in blocks {
         report.units_checked += size as u64 / UNIT_SIZE;
-        if let Err(StoreError::Damaged { units }) = stopped.read(key, size) {
+        if let Err(StoreError::Damaged { units }) = stopped.read_as_of(key, as_of, size) {
             let count: u32 = units.iter().map(|word| word.count_ones()).sum();
             let text = format!(
                 "block {} of image {} (pool {}): {count} 4 KiB units are damaged; reads of them \

@@ -113,9 +113,7 @@ impl Checkpoint {
     /// Begins a checkpoint, and freezes the changes so far. Requires: no other checkpoint is running.
     pub fn begin(gather: Gather, parts: &mut Parts, pool: &BufferPool) -> Checkpoint {
         parts.wants_checkpoint = false;
-        if !planted::on(Bug::WriteBackBeforeMarks) {
-            gather.copy(parts, pool);
-        }
+        gather.copy(parts, pool);
         let freed = parts.blocks.freeze(parts.pgs.floors());
         parts.journal.want_all();
         let until = (parts.journal.tail(), parts.journal.previous());

@@ -406,6 +406,10 @@ impl Blocks {
     /// later.
     fn drop_one(&mut self, key: &BlockKey, number: Version) {
         let version = self.prepared.remove(key, number);
+        if self.prepared.of_key(key).is_empty() && self.get(key).is_some() {
+            // If it kept the place of an empty block, or a tombstone, the next checkpoint drops that.
+            self.look_again(*key);
+        }
         let location = version.header.location;
         if location == LOCATION_NONE || !version.has_place {
             return;

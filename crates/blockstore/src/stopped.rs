@@ -119,7 +119,17 @@ impl<'a> StoppedStore<'a> {
 
     /// Reads the first `length` bytes of a block.
     pub fn read(&mut self, key: BlockKey, length: u32) -> Result<Answer, StoreError> {
-        self.ask(Request::Read { key, offset: 0, length, as_of: AsOf::View })
+        self.read_as_of(key, AsOf::View, length)
+    }
+
+    /// Reads the first `length` bytes of a block as of a state.
+    pub fn read_as_of(
+        &mut self,
+        key: BlockKey,
+        as_of: AsOf,
+        length: u32,
+    ) -> Result<Answer, StoreError> {
+        self.ask(Request::Read { key, offset: 0, length, as_of })
     }
 
     /// Returns which units of a block are written, and which are damaged.

@@ -10,7 +10,7 @@ use format::disk::{
     Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
 };
 
-use super::survey::{bad_units, inline_data};
+use super::survey::{bad_units, inline_data, is_in_order};
 use super::{CHUNK_SIZE, Progress, Recovery, Stage, is_emptied};
 use crate::BlockKey;
 use crate::allocator::Place;
@@ -232,7 +232,10 @@ impl Recovery {
             self.pass(&header, checksum);
             return Ok(Next::Again);
         }
-        if header.kind.is_large() && !is_acked && !survey.drops.contains_key(&at) {
+        // A copy of a version that is there is compared with nothing.
+        let is_decided =
+            survey.dropped_by(&header).is_some() || parts.blocks.is_known_copy(&header);
+        if header.kind.is_large() && !is_acked && !is_decided {
             replay.waiting = Some((header, checksum));
             return Ok(Next::Data);
         }
@@ -273,11 +276,12 @@ impl Recovery {
         data: &[u8],
     ) -> Result<Next, String> {
         let (lsn, key) = (header.lsn, header.key);
-        if let Some(by) = self.survey.drops.get(&lsn).copied()
+        if let Some(by) = self.survey.dropped_by(&header)
             && !planted::on(Bug::TailReplayedTwice)
         {
             self.count_row('O');
             self.replay.note_dropped(&header, by);
+            self.note_committed(&header);
             self.pass(&header, checksum);
             return Ok(Next::Again);
         }
@@ -302,8 +306,9 @@ impl Recovery {
                 if !self.replay.is_behind_dropped(&header) {
                     self.decisions.push(Decision::Drop(lsn));
                 }
-                self.replay.dropped.extend(key.filter(|_| !header.kind.is_prepared()));
+                self.replay.dropped.extend(key.filter(|_| !is_in_order(&header)));
                 self.replay.note_dropped(&header, Lsn::new(u64::MAX));
+                self.note_committed(&header);
             }
             Verdict::Damaged | Verdict::Lost if !was_stated => {
                 self.decisions.push(Decision::Damaged(lsn));
@@ -317,6 +322,16 @@ impl Recovery {
         }
         self.pass(&header, checksum);
         Ok(Next::Again)
+    }
+
+    /// Commits what a dropped entry says: it was committed, whatever becomes of the entry, and entries behind
+    /// it rely on that.
+    fn note_committed(&mut self, header: &EntryHeader) {
+        let parts = self.parts_mut();
+        if let (true, Some(pg)) = (header.lsn >= parts.root.until, header.pg) {
+            parts.commit(pg, header.committed);
+            parts.blocks.prepared.note_said(pg);
+        }
     }
 
     /// Moves on to the end of an entry.
@@ -340,7 +355,7 @@ impl Recovery {
     /// Whether a version that is prepared or skipped cannot count because an earlier one of its PG is
     /// missing: it was dropped, or there is a gap, or the place is missing for which it was prepared.
     fn follows_hole(&self, header: &EntryHeader) -> bool {
-        let (Some(pg), true) = (header.pg, is_version(header)) else { return false };
+        let Some(pg) = header.pg.filter(|_| header.kind.carries_committed()) else { return false };
         if self.replay.is_behind_dropped(header) {
             return true;
         }
@@ -349,7 +364,7 @@ impl Recovery {
             return false;
         }
         let last = parts.pgs.get(pg).last;
-        let is_gap = header.replaces.is_none()
+        let is_gap = is_in_order(header)
             && header.version.epoch == last.epoch
             && header.version.counter > last.counter + 1;
         is_gap || header.key.is_some_and(|key| parts.blocks.lacks_base(header, &key))
@@ -399,6 +414,7 @@ impl Recovery {
     /// written in this lap.
     fn end_replay(&mut self, io: &mut Io<'_>) -> Progress {
         self.end_collection();
+        self.decide_tails();
         let (replay, survey) = (&mut self.replay, &self.survey);
         let end = replay.hole.take().unwrap_or(replay.at);
         let tail = end.max(survey.end).max(survey.acked);
@@ -407,6 +423,15 @@ impl Recovery {
         self.settle_holes();
         self.reserve_places(io);
         self.on_replayed(end, tail, previous, io)
+    }
+
+    /// Decides, for PGs with a dropped version that no settle follows, that what comes behind it is dropped:
+    /// later recoveries may begin behind it.
+    fn decide_tails(&mut self) {
+        let tails = self.replay.dropped_pgs.iter();
+        let new = tails.filter(|(_, (_, until))| *until == Lsn::new(u64::MAX));
+        let tails = new.map(|(pg, (from, _))| Decision::Tail { pg: *pg, from: *from });
+        self.decisions.extend(tails);
     }
 
     /// Records the holes that dropped entries left.
@@ -440,11 +465,6 @@ impl Seen {
     }
 }
 
-/// Whether the entry is a version that is prepared or skipped.
-fn is_version(header: &EntryHeader) -> bool {
-    header.kind.is_prepared() || header.kind == EntryKind::Skip
-}
-
 /// Returns the byte range of a unit within an entry's data.
 fn unit_range(unit: u32) -> Range<usize> {
     let start = unit as usize * UNIT_SIZE as usize;
@@ -470,7 +490,7 @@ impl Replay {
     /// A prepared version takes what follows in its PG with it, up to the entry at `until`, in which
     /// recovery says so.
     fn note_dropped(&mut self, header: &EntryHeader, until: Lsn) {
-        if let (true, Some(pg)) = (is_version(header), header.pg)
+        if let (true, Some(pg)) = (is_in_order(header), header.pg)
             && !self.is_behind_dropped(header)
         {
             self.dropped_pgs.insert(pg, (header.version, until));
@@ -483,7 +503,7 @@ impl Replay {
     /// Whether the entry is a version behind one of its PG that was dropped.
     fn is_behind_dropped(&self, header: &EntryHeader) -> bool {
         let dropped = header.pg.and_then(|pg| self.dropped_pgs.get(&pg));
-        is_version(header)
+        is_in_order(header)
             && dropped.is_some_and(|(from, until)| header.version >= *from && header.lsn < *until)
     }
 

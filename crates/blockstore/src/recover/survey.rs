@@ -28,7 +28,9 @@ pub struct Survey {
     /// there.
     pub skips: BTreeMap<Lsn, (Lsn, bool)>,
     /// Entries that earlier recoveries dropped, each with the entry that says so.
-    pub drops: BTreeMap<Lsn, Lsn>,
+    drops: BTreeMap<Lsn, Lsn>,
+    /// Versions that earlier recoveries dropped of each PG: the lowest one, and the entry that says so.
+    tails: BTreeMap<PgId, Vec<(Version, Lsn)>>,
     /// What entries call committed, or tombstones of which are not needed, of each PG.
     committed: BTreeMap<PgId, Version>,
     /// Entries whose data loss earlier recoveries recorded.
@@ -45,6 +47,13 @@ pub fn lsn_at(position: u64, from: Lsn, size: u64) -> Lsn {
 /// Whether the entry is at its proper place in the ring, but of a later lap than `lsn`.
 fn is_later_lap(header: &EntryHeader, lsn: Lsn, size: u64) -> bool {
     header.lsn > lsn && header.lsn.since(lsn).is_multiple_of(size)
+}
+
+/// Whether the entry is a version in the order of its PG that is prepared or skipped. What peering prepares
+/// is outside that order.
+pub fn is_in_order(header: &EntryHeader) -> bool {
+    let is_version = header.kind.is_prepared() || header.kind == EntryKind::Skip;
+    is_version && header.replaces.is_none()
 }
 
 /// Returns the units of an entry's data that do not match their checksums, counted from the first. None if
@@ -135,6 +144,17 @@ impl Survey {
         }
     }
 
+    /// Returns the entry with the decision of an earlier recovery that dropped this entry.
+    pub fn dropped_by(&self, header: &EntryHeader) -> Option<Lsn> {
+        let of_tail = || {
+            let tails = self.tails.get(&header.pg.filter(|_| is_in_order(header))?)?;
+            let mut tails = tails.iter();
+            let is_it = |(from, by): &&(Version, Lsn)| header.version >= *from && header.lsn < *by;
+            tails.find(is_it).map(|(_, by)| *by)
+        };
+        self.drops.get(&header.lsn).copied().or_else(of_tail)
+    }
+
     /// Whether the entry is a prepared version that some entry calls committed. That is a fact about all
     /// members, whatever became of the entry that says it.
     pub fn is_committed(&self, header: &EntryHeader) -> bool {
@@ -163,6 +183,9 @@ impl Survey {
                     Decision::Cut { from, to } => drop(self.skips.insert(from, (to, true))),
                     Decision::Hole { from, to } => drop(self.skips.insert(from, (to, false))),
                     Decision::Drop(lsn) => drop(self.drops.insert(lsn, *by)),
+                    Decision::Tail { pg, from } => {
+                        self.tails.entry(pg).or_default().push((from, *by));
+                    }
                     Decision::Damaged(lsn) => drop(self.damaged.insert(lsn)),
                 }
             }

@@ -1,6 +1,6 @@
 //! The decisions of a recovery, stored as inline data of its journal entry: 24 bytes each.
 
-use base::Lsn;
+use base::{Epoch, Lsn, PgId, PoolId, Version};
 
 use super::bytes::{Reader, Writer};
 
@@ -23,9 +23,20 @@ pub enum Decision {
     },
     /// The entry is dropped, as if it had never been written.
     Drop(Lsn),
+    /// Of the PG, versions from this one on that are prepared or skipped before the entry with the decision
+    /// are dropped: an earlier one is missing.
+    Tail {
+        /// The PG.
+        pg: PgId,
+        /// The lowest version that is dropped.
+        from: Version,
+    },
     /// Data of the acknowledged entry is lost. Later recoveries do not report it again.
     Damaged(Lsn),
 }
+
+/// The kind of a tail; the upper half of the word holds the epoch, the others hold PG and counter.
+const KIND_TAIL: u64 = 5;
 
 /// Size of an encoded decision, in bytes.
 pub const DECISION_SIZE: usize = 24;
@@ -39,6 +50,11 @@ pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
             Decision::Hole { from, to } => (2, from, to),
             Decision::Drop(lsn) => (3, lsn, Lsn::ZERO),
             Decision::Damaged(lsn) => (4, lsn, Lsn::ZERO),
+            Decision::Tail { pg, from } => {
+                let of_pg = u64::from(pg.pool.get()) << 32 | u64::from(pg.number);
+                let kind = KIND_TAIL | u64::from(from.epoch.get()) << 32;
+                (kind, Lsn::new(of_pg), Lsn::new(from.counter))
+            }
         };
         to.u64(kind);
         to.u64(first.get());
@@ -58,6 +74,12 @@ pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
             2 if first < second => Decision::Hole { from: first, to: second },
             3 => Decision::Drop(first),
             4 => Decision::Damaged(first),
+            kind if kind as u32 == KIND_TAIL as u32 => {
+                let pool = PoolId::new((first.get() >> 32) as u32)?;
+                let pg = PgId { pool, number: first.get() as u32 };
+                let epoch = Epoch::new((kind >> 32) as u32);
+                Decision::Tail { pg, from: Version { epoch, counter: second.get() } }
+            }
             _ => return None,
         });
     }
@@ -76,9 +98,13 @@ mod tests {
             Decision::Hole { from, to },
             Decision::Drop(to),
             Decision::Damaged(from),
+            Decision::Tail {
+                pg: PgId { pool: PoolId::FIRST, number: 7 },
+                from: Version { epoch: Epoch::new(3), counter: 9 },
+            },
         ];
         let bytes = encode_decisions(&decisions);
-        super::super::golden("decisions.1", &bytes);
+        super::super::golden("decisions.4", &bytes);
         assert_eq!(decode_decisions(&bytes), Some(decisions));
         assert_eq!(decode_decisions(&bytes[1..]), None);
         assert_eq!(decode_decisions(&[9; 24]), None);

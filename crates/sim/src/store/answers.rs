@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use base::{BlockSize, Buffer, Checksum, UNIT_SIZE, Version, checksum};
-use blockstore::{Answer, BlockKey, CommitMode, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, CommitMode, StoreError};
 use format::disk::UnitSet;
 use format::wire::Content;
 
@@ -44,7 +44,12 @@ impl World {
             (Asked::Note { key, order }, Err(StoreError::Full)) => {
                 self.model.refuse_note(key, order);
             }
-            (Asked::Sync { order }, Ok(Answer::Durable)) => self.model.synced(order),
+            (Asked::Sync { order, lasts }, Ok(Answer::Durable)) => {
+                self.model.synced(order);
+                self.parity_synced(&lasts);
+            }
+            (Asked::Commit, Ok(Answer::Committed)) => {}
+            (Asked::Parity(asked), result) => self.parity_answered(asked, result)?,
             (Asked::Floor | Asked::Mend, Ok(Answer::Durable)) => {}
             (Asked::Mend, Err(StoreError::Full)) => self.tally.faults.add("store full", 1),
             (Asked::Copy { key, order, units }, Ok(Answer::Copy { content })) => {
@@ -278,6 +283,7 @@ impl World {
         if !self.damage.deep {
             self.model.resolve_notes(|key| store.note(*key).map_or(0, note_content))?;
         }
+        self.parity_opened()?;
         self.check_facts(&lost)?;
         self.check_versions()?;
         self.check_listing()?;
@@ -367,7 +373,10 @@ impl World {
                     return Err(format!("{key:?} holds data but is listed as {found:?}"));
                 }
             }
-            if let Some(key) = listed.keys().find(|key| !self.model.blocks.contains_key(key)) {
+            let is_known = |key: &BlockKey| {
+                self.model.blocks.contains_key(key) || self.versions.keys.contains_key(key)
+            };
+            if let Some(key) = listed.keys().find(|key| !is_known(key)) {
                 return Err(format!("{key:?} is listed but was never written"));
             }
         }
@@ -383,15 +392,22 @@ impl World {
                 self.todo.push_back(Todo::Read(key, 0..units));
             }
         }
+        for (key, units) in self.parity_audit_list() {
+            for as_of in [AsOf::View, AsOf::Stable] {
+                if self.work.chance(share) {
+                    self.todo.push_back(Todo::ParityRead(key, as_of, 0..units));
+                }
+            }
+        }
     }
 }
 
-fn has_bit(words: &[u64], bit: usize) -> bool {
+pub(super) fn has_bit(words: &[u64], bit: usize) -> bool {
     words.get(bit / 64).is_some_and(|word| word & (1 << (bit % 64)) != 0)
 }
 
 /// Returns the values that the data encodes, after checking its form.
-fn values_of(
+pub(super) fn values_of(
     key: BlockKey,
     units: &Range<u32>,
     checksums: &[Checksum],

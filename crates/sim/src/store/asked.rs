@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use base::PgId;
-use blockstore::{BlockKey, NoteKey};
+use base::{PgId, Version};
+use blockstore::{AsOf, BlockKey, NoteKey};
 use format::disk::UnitSet;
+
+use super::parity::ParityAsked;
 
 /// An unanswered request, with what is needed to check its answer.
 #[derive(Debug)]
@@ -35,8 +37,12 @@ pub(super) enum Asked {
     },
     Sync {
         order: u64,
+        /// The newest version of each PG of pools that keep parity.
+        lasts: Vec<(PgId, Version)>,
     },
     Floor,
+    Commit,
+    Parity(ParityAsked),
     Absolve {
         pg: PgId,
     },
@@ -46,5 +52,6 @@ pub(super) enum Asked {
 #[derive(Debug)]
 pub(super) enum Todo {
     Read(BlockKey, Range<u32>),
+    ParityRead(BlockKey, AsOf, Range<u32>),
     Absolve(PgId),
 }

@@ -11,16 +11,17 @@ use format::wire::Content;
 use super::asked::{Asked, Todo};
 use super::catalog::OPERATIONS;
 use super::model::{ChangeKind, UNKNOWN};
+use super::parity::ParityAsk;
 use super::world::World;
 use crate::pattern;
 use crate::random::Chance;
 
 /// The block that a request is for.
 #[derive(Clone, Copy)]
-struct Target {
-    key: BlockKey,
-    pg: PgId,
-    size: BlockSize,
+pub(super) struct Target {
+    pub key: BlockKey,
+    pub pg: PgId,
+    pub size: BlockSize,
 }
 
 /// Indexes of some operations in `OPERATIONS`.
@@ -28,6 +29,22 @@ const WRITE: usize = 0;
 const DELETE: usize = 2;
 /// A write of a whole block, which is counted as a write.
 const WHOLE_WRITE: usize = OPERATIONS.len();
+
+/// Returns what a kind of operation is in a pool that keeps parity.
+fn parity_ask(kind: usize) -> ParityAsk {
+    match kind {
+        WHOLE_WRITE => ParityAsk::Write { is_whole: true },
+        WRITE => ParityAsk::Write { is_whole: false },
+        1 => ParityAsk::Zero,
+        DELETE => ParityAsk::Delete,
+        3 => ParityAsk::Read,
+        4 => ParityAsk::Extents,
+        5 => ParityAsk::Settle,
+        7 => ParityAsk::Commit,
+        8 => ParityAsk::Copy,
+        _ => ParityAsk::Mend,
+    }
+}
 
 /// A number that differs for each unit of each block.
 pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
@@ -64,6 +81,9 @@ impl World {
         }
         self.asked_count += 1;
         self.tally.operations.add(OPERATIONS[kind % WHOLE_WRITE], 1);
+        if kind != 6 && self.keeps_parity(target.key) {
+            return self.ask_parity(parity_ask(kind), target);
+        }
         match kind {
             WHOLE_WRITE => self.ask_write(target, 0..target.size.unit_count()),
             WRITE => {
@@ -84,7 +104,8 @@ impl World {
             5 => self.ask_note(target.pg),
             6 => {
                 let order = self.model.next_order();
-                self.request(Asked::Sync { order }, Request::Sync)
+                let lasts = self.parity_lasts();
+                self.request(Asked::Sync { order, lasts }, Request::Sync)
             }
             7 => self.ask_floor(target.pg),
             8 => self.ask_copy(target),
@@ -148,11 +169,14 @@ impl World {
         let pool = PoolId::new(index as u32 + 1).expect("not 0");
         let key = BlockKey { pool, hash, image, stripe };
         let pg = PgId { pool, number: pg_of_hash(hash, pg_count) };
-        self.model.block(key, pg, size);
+        match self.keeps_parity(key) {
+            true => self.versions.block(key, pg, size),
+            false => drop(self.model.block(key, pg, size)),
+        }
         Target { key, pg, size }
     }
 
-    fn draw_units(&mut self, size: BlockSize) -> Range<u32> {
+    pub(super) fn draw_units(&mut self, size: BlockSize) -> Range<u32> {
         let unit_count = u64::from(size.unit_count());
         let large = (64 * base::KIB / UNIT_SIZE).min(unit_count);
         let length = match self.work.weighted(&self.plan.write_weights) {
@@ -245,7 +269,7 @@ impl World {
     }
 
     /// Draws a set of units of a block; each is in the set with the probability `share`.
-    fn draw_set(&mut self, size: BlockSize, share: Chance) -> UnitSet {
+    pub(super) fn draw_set(&mut self, size: BlockSize, share: Chance) -> UnitSet {
         let mut set = UnitSet::EMPTY;
         for unit in 0..size.unit_count() {
             if self.work.chance(share) {
@@ -344,7 +368,7 @@ impl World {
     }
 
     /// Builds the content that encodes these values.
-    fn content(
+    pub(super) fn content(
         &mut self,
         target: Target,
         version: Version,
@@ -406,8 +430,14 @@ impl World {
     pub(super) fn ask_todo(&mut self, todo: Todo) -> Result<(), String> {
         match todo {
             Todo::Read(key, units) => self.ask_read(key, units),
+            Todo::ParityRead(key, as_of, units) => self.ask_parity_range(key, as_of, units),
             Todo::Absolve(pg) => self.request(Asked::Absolve { pg }, Request::Absolve { pg }),
         }
+    }
+
+    /// Lists every block of pools that keep parity with its number of units.
+    pub(super) fn parity_audit_list(&self) -> Vec<(BlockKey, u32)> {
+        self.versions.keys.iter().map(|(key, of)| (*key, of.size.unit_count())).collect()
     }
 
     /// Lists every block of the run with its number of units.

@@ -38,8 +38,15 @@ pub const FAULTS: [&str; 27] = [
     "suspect PG",
 ];
 
-/// Consequences of operations and faults.
-pub const CONSEQUENCES: [&str; 1] = ["KiB of blocks moved"];
+/// Consequences of operations and faults, and what is asked of pools that keep parity.
+pub const CONSEQUENCES: [&str; 6] = [
+    "KiB of blocks moved",
+    "version prepared",
+    "version skipped",
+    "commit",
+    "settle of a PG",
+    "version taken back",
+];
 
 /// A tally with all counts at zero.
 pub fn tally() -> Tally {

@@ -14,7 +14,9 @@ mod catalog;
 mod damage;
 mod faults;
 mod model;
+mod parity;
 mod plan;
+mod versions;
 mod world;
 
 pub use catalog::{CONSEQUENCES, FAULTS, OPERATIONS, tally};

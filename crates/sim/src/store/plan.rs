@@ -50,6 +50,10 @@ pub struct Plan {
     pub host_bytes: Option<u64>,
     /// Whether the first pool fills the store, and is then thinned out for the second one.
     pub is_mixed: bool,
+    /// Probability that versions are committed before an operation of a pool that keeps parity.
+    pub commits: Chance,
+    /// Whether half of the PGs commit nothing for half of the run.
+    pub has_stuck: bool,
 }
 
 /// One pool.
@@ -60,6 +64,8 @@ pub struct PoolPlan {
     pub pg_count: u32,
     /// Number of blocks used, all of one image.
     pub stripe_count: u32,
+    /// Whether its versions are prepared before they become stable.
+    pub keeps_parity: bool,
 }
 
 /// How often faults happen: for each event, or for each operation of the disk.
@@ -105,6 +111,7 @@ impl Plan {
                 block_size,
                 pg_count: 1 << random.below(4),
                 stripe_count: random.scale(if fill { most / 2 } else { 2 }..most + 1) as u32,
+                keeps_parity: false,
             }
         });
         let pools = pools.collect();
@@ -150,6 +157,8 @@ impl Plan {
             is_sparse: random.chance(Chance::percent(50)),
             host_bytes: None,
             is_mixed: false,
+            commits: Chance::NEVER,
+            has_stuck: false,
         };
         if random.chance(Chance::percent(15)) {
             plan.mix(random);
@@ -165,6 +174,26 @@ impl Plan {
         plan
     }
 
+    /// Makes it, in a third of the seeds, a plan in which pools keep parity. Their blocks are never damaged:
+    /// tests of the store damage them.
+    pub fn add_parity(&mut self, random: &mut Random) {
+        if !random.chance(Chance::percent(35)) {
+            return;
+        }
+        for pool in &mut self.pools {
+            pool.keeps_parity = random.chance(Chance::percent(70));
+        }
+        self.pools[0].keeps_parity = true;
+        self.commits = Chance::percent(*random.pick(&[5, 30, 80]));
+        self.has_stuck = random.chance(Chance::percent(50));
+        // The shares of small journals would leave no room for a single entry.
+        self.journal_size = self.journal_size.max(4 * MIB);
+        let faults = &mut self.faults;
+        (faults.unreadable, faults.unreadable_at_crash) = (Chance::NEVER, Chance::NEVER);
+        (faults.lying, faults.rot_data) = (Chance::NEVER, Chance::NEVER);
+        (faults.rot_journal, faults.rot_checkpoint) = (Chance::NEVER, Chance::NEVER);
+    }
+
     /// Makes it a plan with two block sizes, the first of which takes nearly all segments for a
     /// while.
     fn mix(&mut self, random: &mut Random) {
@@ -176,7 +205,7 @@ impl Plan {
         let pool = |shift: u8, bytes: u64| {
             let block_size = BlockSize::from_shift(shift).expect("in range");
             let stripe_count = (bytes / block_size.bytes()) as u32;
-            PoolPlan { block_size, pg_count: 2, stripe_count }
+            PoolPlan { block_size, pg_count: 2, stripe_count, keeps_parity: false }
         };
         let second = pool(*random.pick(&others), 64 * MIB);
         self.pools = vec![pool(first, 100 * MIB), second];

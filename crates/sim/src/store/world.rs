@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::{BufferPool, ClusterId, Duration, Epoch, OsdId, Time};
 use blockstore::{
-    CheckOptions, CreateOptions, Effect, Event, Request, RequestId, Settings, Severity, Store,
-    StoreId,
+    AsOf, CheckOptions, CreateOptions, Effect, Event, Request, RequestId, Settings, Severity,
+    Store, StoreId,
 };
 use format::disk::Superblock;
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
@@ -15,6 +15,7 @@ use super::catalog::tally;
 use super::damage::Damage;
 use super::model::Model;
 use super::plan::Plan;
+use super::versions::Versions;
 use crate::disk::{Crash, SimDisk};
 use crate::outcome::Run;
 use crate::random::{Chance, Random};
@@ -40,6 +41,7 @@ pub struct World {
     pub(super) store: Option<Store>,
     pub(super) stage: Stage,
     pub(super) model: Model,
+    pub(super) versions: Versions,
     pub(super) pool: BufferPool,
     agenda: BTreeMap<(Time, u64), Item>,
     agenda_last: u64,
@@ -109,7 +111,8 @@ impl Operation {
 impl World {
     /// Creates a new store on a new disk.
     pub fn new(run: Run) -> World {
-        let plan = Plan::draw(&mut Random::new(run.seed, "plan"));
+        let mut plan = Plan::draw(&mut Random::new(run.seed, "plan"));
+        plan.add_parity(&mut Random::new(run.seed, "parity"));
         let mut trace = Trace::new(run.verbose);
         let mut disk = SimDisk::new(plan.size, plan.sector_size);
         let options = CreateOptions {
@@ -137,6 +140,7 @@ impl World {
             store: None,
             stage: Stage::Opening,
             model: Model::new(moves_blocks),
+            versions: Versions::default(),
             pool: BufferPool::default(),
             agenda: BTreeMap::new(),
             agenda_last: 0,
@@ -174,17 +178,23 @@ impl World {
         self.wait_until_open()?;
         self.stage = Stage::Quiet;
         self.drain()?;
+        self.settle_all()?;
+        self.drain()?;
         self.settle_down()?;
         self.check_space()?;
         // An idle store has made durable everything that was answered.
         let order = self.model.next_order();
         self.model.synced(order);
+        self.parity_synced(&self.parity_lasts());
         self.crash(Crash::Power)?;
         self.wait_until_open()?;
         self.stage = Stage::Quiet;
         self.todo.clear();
         for (key, units) in self.audit_list() {
             self.ask_read(key, 0..units)?;
+        }
+        for (key, units) in self.parity_audit_list() {
+            self.ask_parity_range(key, AsOf::View, 0..units)?;
         }
         self.drain()?;
         self.settle_down()?;
@@ -443,6 +453,7 @@ impl World {
             self.model.lose_power();
         }
         self.model.crash();
+        self.versions.crash(crash == Crash::Process && !self.damage.must_stop);
         self.damage.must_stop = false;
         if self.stage != Stage::Quiet {
             self.break_sectors(self.plan.faults.unreadable_at_crash);
@@ -494,6 +505,7 @@ impl World {
         let blocks = self.model.blocks.values();
         let written = blocks.filter(|block| block.newest().is_written());
         let expected: u64 = written.map(|block| block.size.bytes()).sum();
+        let expected = expected + self.parity_bytes();
         let used = self.store().space().used_bytes;
         if used == expected {
             return Ok(());

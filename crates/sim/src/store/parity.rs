@@ -1,0 +1,564 @@
+//! Pools that keep parity: versions are prepared, skipped, committed, settled, and read as of a state.
+
+use std::ops::Range;
+
+use base::{Epoch, PgId, UNIT_SIZE, Version, checksum};
+use blockstore::{Answer, AsOf, BlockKey, NoteKey, Request, StoreError};
+use format::disk::UnitSet;
+use format::wire::Content;
+
+use super::asked::Asked;
+use super::asks::{Target, place_of};
+use super::versions::Held;
+use super::world::{Stage, World};
+use crate::pattern;
+use crate::random::Chance;
+
+/// An unanswered request of a pool that keeps parity.
+#[derive(Debug)]
+pub(super) enum ParityAsked {
+    Version {
+        pg: PgId,
+        version: Version,
+    },
+    /// `says`: what was committed when it was asked for.
+    Mend {
+        pg: PgId,
+        says: Version,
+    },
+    Settle {
+        pg: PgId,
+    },
+    Read {
+        key: BlockKey,
+        as_of: AsOf,
+        units: Range<u32>,
+        seen: Vec<Version>,
+    },
+    Extents {
+        key: BlockKey,
+        as_of: AsOf,
+        seen: Vec<Version>,
+    },
+    Copy {
+        key: BlockKey,
+        as_of: AsOf,
+        units: UnitSet,
+        seen: Vec<Version>,
+    },
+}
+
+/// What is asked of a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ParityAsk {
+    Write { is_whole: bool },
+    Zero,
+    Delete,
+    Read,
+    Extents,
+    Copy,
+    Settle,
+    Commit,
+    Mend,
+}
+
+impl World {
+    /// Whether the pool of this block keeps parity.
+    pub(super) fn keeps_parity(&self, key: BlockKey) -> bool {
+        self.plan.pools[key.pool.get() as usize - 1].keeps_parity
+    }
+
+    /// Requests something of a block in a pool that keeps parity.
+    pub(super) fn ask_parity(&mut self, ask: ParityAsk, target: Target) -> Result<(), String> {
+        let Target { key, pg, .. } = target;
+        if self.work.chance(self.plan.commits) {
+            self.ask_commit(pg)?;
+        }
+        // It may have ended the store.
+        if self.stage != Stage::Open {
+            return Ok(());
+        }
+        match ask {
+            ParityAsk::Write { .. } | ParityAsk::Zero | ParityAsk::Delete => {
+                self.ask_version(ask, target)
+            }
+            // A settle may wait for a checkpoint, and reads do not wait for it.
+            _ if self.versions.pgs[&pg].is_settling() => Ok(()),
+            ParityAsk::Read | ParityAsk::Extents | ParityAsk::Copy => {
+                let as_of = self.draw_as_of(key);
+                self.ask_parity_read(ask, target, as_of)
+            }
+            ParityAsk::Settle => self.ask_settle(pg),
+            ParityAsk::Commit => self.ask_commit(pg),
+            ParityAsk::Mend => self.ask_parity_mend(target),
+        }
+    }
+
+    /// Whether the PG waits for members that never come: for half of the run it commits nothing.
+    fn is_stuck(&self, pg: PgId) -> bool {
+        self.plan.has_stuck
+            && pg.number % 2 == 0
+            && self.asked_count * 2 < self.plan.operation_count
+    }
+
+    fn draw_as_of(&mut self, key: BlockKey) -> AsOf {
+        match self.work.below(10) {
+            0..5 => AsOf::View,
+            5..8 => AsOf::Stable,
+            _ => {
+                let view = self.versions.version_as_of(&key, AsOf::View);
+                let back = self.work.below(6);
+                AsOf::Version(Version { counter: view.counter.saturating_sub(back), ..view })
+            }
+        }
+    }
+
+    fn ask_version(&mut self, ask: ParityAsk, target: Target) -> Result<(), String> {
+        let Target { key, pg, size } = target;
+        let of = &self.versions.pgs[&pg];
+        if of.is_peering {
+            return self.go_on_with_peering(pg);
+        }
+        if of.is_settling() {
+            return Ok(());
+        }
+        if of.is_refused {
+            return self.ask_settle(pg);
+        }
+        let lazy = self.work.chance(self.plan.lazy);
+        if self.work.chance(Chance::percent(15)) {
+            let version = self.versions.give(pg, None);
+            self.tally.consequences.add("version skipped", 1);
+            self.trace.line(format_args!("  {version} in {pg}: skipped"));
+            let request = Request::Skip { pg, version, lazy };
+            return self.request(Asked::Parity(ParityAsked::Version { pg, version }), request);
+        }
+        self.tally.consequences.add("version prepared", 1);
+        let below = self.versions.version_as_of(&key, AsOf::View);
+        let order = self.model.next_order();
+        let mut held = self.versions.keys[&key].held(below);
+        let change = match ask {
+            ParityAsk::Delete => None,
+            ParityAsk::Zero => Some((self.draw_units(size), 0)),
+            ParityAsk::Write { is_whole: true } => Some((0..size.unit_count(), order)),
+            _ => Some((self.draw_units(size), order)),
+        };
+        let changed = self.change(&mut held, change);
+        let version = self.versions.give(pg, Some((key, held.clone())));
+        self.trace.line(format_args!("  {version} in {pg}, stripe {}: {changed:?}", key.stripe));
+        let content = self.content_of(target, version, changed, &held);
+        let request = Request::Prepare { pg, key, version, content, replaces: None, lazy };
+        self.note_seen();
+        self.request(Asked::Parity(ParityAsked::Version { pg, version }), request)
+    }
+
+    /// Changes what a block holds: to values in a range, some of them zeros; or to a deletion. Returns the
+    /// units that change.
+    fn change(&mut self, held: &mut Held, change: Option<(Range<u32>, u64)>) -> UnitSet {
+        let mut units = UnitSet::EMPTY;
+        held.is_deleted = change.is_none();
+        let Some((range, value)) = change else {
+            held.units.fill(0);
+            return units;
+        };
+        let has_zeros = self.work.chance(Chance::percent(20));
+        for unit in range {
+            units.insert(unit);
+            let is_zero = has_zeros && self.work.chance(Chance::percent(50));
+            held.units[unit as usize] = if is_zero { 0 } else { value };
+        }
+        units
+    }
+
+    fn content_of(
+        &mut self,
+        target: Target,
+        version: Version,
+        units: UnitSet,
+        held: &Held,
+    ) -> Content {
+        match held.is_deleted {
+            true => Content::Tombstone { version },
+            false => self.content(target, version, units, &held.units),
+        }
+    }
+
+    /// Commits versions that are certain.
+    fn ask_commit(&mut self, pg: PgId) -> Result<(), String> {
+        let of = &self.versions.pgs[&pg];
+        let certain = of.certain();
+        if self.is_stuck(pg) || of.is_settling() || of.is_peering || certain <= of.committed {
+            return Ok(());
+        }
+        let back = self.work.below(4).min(certain.counter - 1);
+        let upto = Version { counter: certain.counter - back, ..certain };
+        if upto <= of.committed {
+            return Ok(());
+        }
+        self.trace.line(format_args!("  commit {upto} in {pg}"));
+        self.versions.commit(pg, upto);
+        self.tally.consequences.add("commit", 1);
+        self.note_seen();
+        self.request(Asked::Commit, Request::Commit { pg, upto })
+    }
+
+    /// Settles a PG at a certain version, or begins with peering.
+    fn ask_settle(&mut self, pg: PgId) -> Result<(), String> {
+        let of = &self.versions.pgs[&pg];
+        if of.is_peering {
+            return self.go_on_with_peering(pg);
+        }
+        if self.is_stuck(pg) || of.is_settling() {
+            return Ok(());
+        }
+        let (committed, certain) = (of.committed, of.certain());
+        if !of.is_busy() && self.work.chance(Chance::percent(40)) {
+            return self.begin_peering(pg);
+        }
+        let is_all = self.work.chance(Chance::percent(50));
+        let upto = if is_all || committed.epoch != certain.epoch {
+            certain
+        } else {
+            let count = certain.counter - committed.counter + 1;
+            Version { counter: committed.counter + self.work.below(count), ..committed }
+        };
+        self.settle(pg, upto.max(committed))
+    }
+
+    fn settle(&mut self, pg: PgId, upto: Version) -> Result<(), String> {
+        let note = self.model.next_order();
+        self.trace.line(format_args!("  settle {upto} in {pg}, note {note}"));
+        let taken_back = self.versions.settle(pg, upto, note);
+        self.tally.consequences.add("settle of a PG", 1);
+        self.tally.consequences.add("version taken back", taken_back as u64);
+        self.note_seen();
+        let note = Some((NoteKey::Pg(pg), note.to_le_bytes().to_vec()));
+        let asked = Asked::Parity(ParityAsked::Settle { pg });
+        self.request(asked, Request::Settle { pg, note, upto })
+    }
+
+    /// Prepares versions for some blocks that this member missed, which replace what it has above the
+    /// version up to which it is complete.
+    fn begin_peering(&mut self, pg: PgId) -> Result<(), String> {
+        let of = &self.versions.pgs[&pg];
+        let (committed, last) = (of.committed, of.last);
+        if last == Version::ZERO {
+            return Ok(());
+        }
+        let is_complete = last.epoch != committed.epoch || self.work.chance(Chance::percent(50));
+        let above = match is_complete {
+            true => last,
+            false => {
+                let count = last.counter - committed.counter + 1;
+                Version { counter: committed.counter + self.work.below(count), ..last }
+            }
+        };
+        let blocks = self.versions.keys.iter().filter(|(_, block)| block.pg == pg);
+        let blocks: Vec<Target> =
+            blocks.map(|(key, block)| Target { key: *key, pg, size: block.size }).collect();
+        self.versions.pgs.get_mut(&pg).expect("it has blocks").is_peering = true;
+        for index in 1..=self.work.range(1..4).min(blocks.len() as u64) {
+            let target = blocks[(self.work.index(blocks.len()) + index as usize) % blocks.len()];
+            let Target { key, size, .. } = target;
+            let version = Version { counter: last.counter + index, ..last };
+            let below = self.versions.version_as_of(&key, AsOf::Version(above));
+            if below > above || self.versions.version_as_of(&key, AsOf::View) > last {
+                continue;
+            }
+            let order = self.model.next_order();
+            let mut held = self.versions.keys[&key].held(below);
+            let units = self.draw_units(size);
+            let is_deleted = self.work.chance(Chance::percent(10));
+            let changed = self.change(&mut held, (!is_deleted).then_some((units, order)));
+            self.trace.line(format_args!("  {version} in {pg} replaces {above}: {changed:?}"));
+            self.versions.replace(pg, version, (key, held.clone()), above);
+            self.note_seen();
+            let content = self.content_of(target, version, changed, &held);
+            let (replaces, lazy) = (Some(above), false);
+            let request = Request::Prepare { pg, key, version, content, replaces, lazy };
+            self.request(Asked::Parity(ParityAsked::Version { pg, version }), request)?;
+            if self.stage != Stage::Open {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles a PG for which peering has prepared everything.
+    fn go_on_with_peering(&mut self, pg: PgId) -> Result<(), String> {
+        let of = &self.versions.pgs[&pg];
+        if of.is_busy() || self.work.chance(Chance::percent(30)) {
+            return Ok(());
+        }
+        let upto = Version { counter: of.last.counter + 4, ..of.last };
+        self.settle(pg, upto)
+    }
+
+    /// Repairs a block without prepared versions with what it holds.
+    fn ask_parity_mend(&mut self, target: Target) -> Result<(), String> {
+        let Target { key, pg, size } = target;
+        let version = self.versions.version_as_of(&key, AsOf::Stable);
+        let held = self.versions.keys[&key].held(version);
+        let is_settling = self.versions.pgs[&pg].is_settling();
+        if version == Version::ZERO
+            || held.is_deleted
+            || is_settling
+            || self.versions.has_prepared(&key)
+        {
+            return Ok(());
+        }
+        let units = self.draw_set(size, Chance::percent(40));
+        let content = self.content(target, version, units, &held.units);
+        let says = self.versions.pgs[&pg].committed;
+        let asked = Asked::Parity(ParityAsked::Mend { pg, says });
+        self.request(asked, Request::Repair { pg, key, content })
+    }
+
+    pub(super) fn ask_parity_read(
+        &mut self,
+        ask: ParityAsk,
+        target: Target,
+        as_of: AsOf,
+    ) -> Result<(), String> {
+        let Target { key, size, .. } = target;
+        let seen = vec![self.versions.version_as_of(&key, as_of)];
+        match ask {
+            ParityAsk::Extents => {
+                let asked = Asked::Parity(ParityAsked::Extents { key, as_of, seen });
+                self.request(asked, Request::Extents { key, as_of })
+            }
+            ParityAsk::Copy => {
+                let all = UnitSet::first(size.unit_count());
+                let some = self.draw_set(size, Chance::percent(30));
+                let units = if some.is_empty() { all } else { some };
+                let words = units.words(size.unit_count());
+                let asked = Asked::Parity(ParityAsked::Copy { key, as_of, units, seen });
+                self.request(asked, Request::Copy { key, units: words, as_of })
+            }
+            _ => {
+                let units = self.draw_units(size);
+                self.ask_parity_range(key, as_of, units)
+            }
+        }
+    }
+
+    pub(super) fn ask_parity_range(
+        &mut self,
+        key: BlockKey,
+        as_of: AsOf,
+        units: Range<u32>,
+    ) -> Result<(), String> {
+        let seen = vec![self.versions.version_as_of(&key, as_of)];
+        let request = Request::Read {
+            key,
+            offset: units.start * UNIT_SIZE as u32,
+            length: (units.end - units.start) * UNIT_SIZE as u32,
+            as_of,
+        };
+        self.request(Asked::Parity(ParityAsked::Read { key, as_of, units, seen }), request)
+    }
+
+    /// Adds to each open read the version that it would see now: a read may be overtaken.
+    fn note_seen(&mut self) {
+        for asked in self.asked.values_mut() {
+            let Asked::Parity(
+                ParityAsked::Read { key, as_of, seen, .. }
+                | ParityAsked::Extents { key, as_of, seen }
+                | ParityAsked::Copy { key, as_of, seen, .. },
+            ) = asked
+            else {
+                continue;
+            };
+            let now = self.versions.version_as_of(key, *as_of);
+            if seen.last() != Some(&now) {
+                seen.push(now);
+            }
+        }
+    }
+
+    /// Handles the answer of a request of a pool that keeps parity.
+    pub(super) fn parity_answered(
+        &mut self,
+        asked: ParityAsked,
+        result: Result<Answer, StoreError>,
+    ) -> Result<(), String> {
+        match (asked, result) {
+            (ParityAsked::Version { pg, version }, Ok(Answer::Durable)) => {
+                self.versions.answer(pg, version, true);
+            }
+            (ParityAsked::Version { pg, version }, Ok(Answer::Written)) => {
+                self.tally.faults.add("lazily answered", 1);
+                self.versions.answer(pg, version, false);
+            }
+            (ParityAsked::Version { pg, version }, Err(StoreError::Full)) => {
+                self.tally.faults.add("store full", 1);
+                self.versions.refuse(pg, version)?;
+                self.note_seen();
+            }
+            // A settle that came later overtook it.
+            (ParityAsked::Version { pg, version }, Err(StoreError::Unordered)) => {
+                if self.versions.refuse(pg, version)? {
+                    return Err(format!("{version} of PG {pg} is refused without a reason"));
+                }
+            }
+            (ParityAsked::Mend { pg, says }, Ok(Answer::Durable)) => {
+                self.versions.answer_other(pg, says);
+            }
+            (ParityAsked::Mend { .. }, Err(StoreError::Full)) => {
+                self.tally.faults.add("store full", 1);
+            }
+            (ParityAsked::Settle { pg }, Ok(Answer::Durable)) => self.versions.settled(pg),
+            (
+                ParityAsked::Read { key, units, seen, .. },
+                Ok(Answer::Read { version, checksums, data }),
+            ) => {
+                let values = super::answers::values_of(key, &units, &checksums, &data)?;
+                let held = self.held_at(key, &seen, version)?;
+                for (unit, value) in units.zip(values) {
+                    let wanted = held.units[unit as usize];
+                    if value != Some(wanted) {
+                        return Err(format!(
+                            "unit {unit} of {key:?} (version {version}) holds {value:?} instead of \
+                             {wanted} (0: zeros)"
+                        ));
+                    }
+                }
+            }
+            (
+                ParityAsked::Extents { key, seen, .. },
+                Ok(Answer::Extents { version, written, damaged }),
+            ) => {
+                let held = self.held_at(key, &seen, version)?;
+                let is_right =
+                    held.units.iter().enumerate().all(|(unit, value)| {
+                        super::answers::has_bit(&written, unit) == (*value != 0)
+                    });
+                if !is_right || damaged.iter().any(|word| *word != 0) {
+                    return Err(format!("{key:?} (version {version}) has wrong extents"));
+                }
+            }
+            (ParityAsked::Copy { key, units, seen, .. }, Ok(Answer::Copy { content })) => {
+                self.check_parity_copy(key, units, &seen, &content)?;
+            }
+            (asked, result) => return Err(format!("{asked:?} is answered with {result:?}")),
+        }
+        Ok(())
+    }
+
+    /// Returns what the block holds as of the version that an answer names.
+    fn held_at(&self, key: BlockKey, seen: &[Version], version: Version) -> Result<Held, String> {
+        match seen.contains(&version) {
+            true => Ok(self.versions.keys[&key].held(version)),
+            false => Err(format!("{key:?} has version {version} instead of one of {seen:?}")),
+        }
+    }
+
+    fn check_parity_copy(
+        &self,
+        key: BlockKey,
+        asked: UnitSet,
+        seen: &[Version],
+        content: &Content,
+    ) -> Result<(), String> {
+        content.check().map_err(|why| format!("a copy of {key:?}: {why}"))?;
+        let mut values = vec![0; self.versions.keys[&key].size.unit_count() as usize];
+        let (version, is_deleted) = match content {
+            Content::Gone => (Version::ZERO, false),
+            Content::Tombstone { version } => (*version, true),
+            Content::Block { version, written, damaged, checksums, data, .. } => {
+                let data = data.as_deref().unwrap_or_default();
+                if damaged.iter().any(|word| *word != 0)
+                    || checksum::first_mismatch(data, checksums).is_some()
+                {
+                    return Err(format!("a copy of {key:?} is damaged"));
+                }
+                let written = UnitSet::from_slice(written);
+                for (unit, bytes) in written.iter().zip(data.chunks_exact(UNIT_SIZE as usize)) {
+                    let value = pattern::value_of(bytes, place_of(key, unit));
+                    values[unit as usize] = value.ok_or("bytes that were never written there")?;
+                }
+                (*version, false)
+            }
+        };
+        let held = self.held_at(key, seen, version)?;
+        let is_right = |unit: u32| values[unit as usize] == held.units[unit as usize];
+        match is_deleted == held.is_deleted && asked.iter().all(is_right) {
+            true => Ok(()),
+            false => Err(format!("a copy of {key:?} (version {version}) is wrong")),
+        }
+    }
+
+    /// Handles a sync: everything asked for before it is certain.
+    pub(super) fn parity_synced(&mut self, upto: &[(PgId, Version)]) {
+        for (pg, version) in upto {
+            self.versions.synced(*pg, *version);
+        }
+    }
+
+    /// Compares the PGs with the restarted store.
+    pub(super) fn parity_opened(&mut self) -> Result<(), String> {
+        let Some(store) = &self.store else { unreachable!("it just opened") };
+        self.versions.resolve(
+            |pg| store.facts(pg),
+            |key, as_of| store.version_as_of(key, as_of),
+            |pg| {
+                let note = store.note(NoteKey::Pg(pg)).and_then(|note| note.try_into().ok());
+                note.map_or(0, u64::from_le_bytes)
+            },
+        )?;
+        if !self.versions.pgs.is_empty() && self.work.chance(Chance::percent(50)) {
+            for of in self.versions.pgs.values_mut() {
+                of.epoch = Epoch::new(of.epoch.get() + 1);
+            }
+        }
+        let listed: Vec<(BlockKey, Version)> = (1..=self.plan.pools.len() as u32)
+            .filter_map(base::PoolId::new)
+            .flat_map(|pool| store.blocks(pool, 0, u32::MAX, None))
+            .map(|(key, version, _)| (key, version))
+            .collect();
+        for (key, version) in &listed {
+            let is_known = self.versions.keys.contains_key(key);
+            if is_known && self.versions.version_as_of(key, AsOf::View) != *version {
+                return Err(format!("{key:?} is listed with version {version}"));
+            }
+        }
+        for key in self.versions.keys.keys() {
+            let is_there = self.versions.version_as_of(key, AsOf::View) > Version::ZERO;
+            if is_there && !listed.iter().any(|(of, _)| of == key) {
+                return Err(format!("{key:?} is not listed"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles all PGs, so that nothing is prepared any more.
+    pub(super) fn settle_all(&mut self) -> Result<(), String> {
+        let pgs: Vec<PgId> = self.versions.pgs.keys().copied().collect();
+        for pg in pgs {
+            let of = &self.versions.pgs[&pg];
+            if of.is_settling() {
+                return Err(format!("PG {pg} is never settled"));
+            }
+            let more = if of.is_peering { 4 } else { 0 };
+            let upto = Version { counter: of.certain().counter + more, ..of.certain() };
+            let committed = of.committed;
+            self.settle(pg, upto.max(committed))?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of the places of blocks with data.
+    pub(super) fn parity_bytes(&self) -> u64 {
+        let keys = self.versions.keys.iter();
+        let is_written = |key: &BlockKey| {
+            let version = self.versions.version_as_of(key, AsOf::Stable);
+            self.versions.keys[key].held(version).units.iter().any(|value| *value != 0)
+        };
+        keys.filter(|(key, _)| is_written(key)).map(|(_, block)| block.size.bytes()).sum()
+    }
+
+    /// Returns the newest version asked for of each PG.
+    pub(super) fn parity_lasts(&self) -> Vec<(PgId, Version)> {
+        self.versions.pgs.iter().map(|(pg, of)| (*pg, of.last)).collect()
+    }
+}
