@@ -1,6 +1,6 @@
 //! Tests of prepared versions: what they show, what becomes of them, and that no crash changes it.
 
-use base::{MIB, UNIT_SIZE, Version};
+use base::{MIB, PgId, UNIT_SIZE, Version};
 use format::wire::Content;
 
 use crate::harness::{Bench, PG, created, key, options, settings};
@@ -373,5 +373,41 @@ fn listings_show_the_newest_version_or_the_stable_one() {
     for (index, key) in keys.iter().enumerate() {
         let rest = bench.store.blocks(PG.pool, 0, u32::MAX, Some(*key));
         assert!(rest.map(|of| of.0).eq(keys[index + 1..].iter().copied()));
+    }
+}
+
+#[test]
+fn what_was_dropped_along_stays_dropped_when_the_journal_that_shows_why_is_freed() {
+    let (mut bench, base) = with_base(CommitMode::Fsync);
+    bench.idle();
+    let version = bench.next_version();
+    let units: Vec<u32> = (0..32).collect();
+    let content = bench.content(version, &units, &units, 300);
+    bench.prepare(3, version, content, None, true);
+    let info = bench.store.parts().blocks.as_of(&key(3), AsOf::View).expect("it is there");
+    let place = bench.store.parts().place(info.location);
+    // A version of another PG, from which on the journal is kept.
+    let other = PgId { number: PG.number + 1, ..PG };
+    let content = bench.content(base, &[0], &[0], 800);
+    let (key_8, replaces) = (key(8), None);
+    let prepare =
+        Request::Prepare { pg: other, key: key_8, version: base, content, replaces, lazy: true };
+    bench.ask(prepare);
+    let next = bench.next_version();
+    let content = bench.content(next, &[1], &[1], 200);
+    bench.prepare(1, next, content, None, true);
+    bench.run();
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let mut bench = Bench::on(disk, settings(), 3);
+    assert_eq!(bench.rows(), "AFHP");
+    for _ in 0..2 {
+        bench.checkpoint();
+        bench = bench.crash();
+        assert_eq!(bench.store.version_of(&key(1)), base);
+        assert_eq!(bench.store.version_of(&key_8), base);
+        assert_eq!(bench.store.facts(PG).last, base);
+        bench.assert_unit(1, 1, Some(100));
+        bench.assert_unit(8, 0, Some(800));
     }
 }

@@ -596,8 +596,8 @@ impl Store {
     /// Returns the room for prepared versions of a PG: a primary gives a version only within what every
     /// member has promised it. Empty during recovery.
     pub fn prepared_room(&self, pg: PgId) -> PreparedRoom {
-        let room = |parts: &Box<Parts>| parts.blocks.prepared.room(pg, parts.journal.size());
-        self.parts.as_ref().map(room).unwrap_or_default()
+        let room = |parts: &Parts| parts.blocks.prepared.room(pg, parts.journal.size());
+        self.parts.as_deref().map(room).unwrap_or_default()
     }
 
     /// Returns the PGs in which an image has blocks that take space, and how many bytes they take. Cheap:

@@ -97,7 +97,7 @@ impl World {
     /// Whether the PG waits for members that never come: for half of the run it commits nothing.
     fn is_stuck(&self, pg: PgId) -> bool {
         self.plan.has_stuck
-            && pg.number % 2 == 0
+            && pg.number.is_multiple_of(2)
             && self.asked_count * 2 < self.plan.operation_count
     }
 

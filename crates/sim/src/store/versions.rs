@@ -236,7 +236,7 @@ impl Versions {
         }
         let of = self.pg_mut(pg);
         let in_order = of.entries.iter().filter(|(_, entry)| entry.replaced.is_none());
-        let last = in_order.map(|(version, _)| *version).last().unwrap_or_default();
+        let last = in_order.map(|(version, _)| *version).next_back().unwrap_or_default();
         of.last = last.max(of.start);
         Ok(true)
     }
