@@ -320,8 +320,9 @@ pub enum Request {
     },
     /// In one entry: store the PG's note, make its prepared versions up to `upto` stable, and remove all
     /// above. `upto` becomes the PG's last version. Requests of the PG that wait for room, and would prepare
-    /// or skip versions, end with [`StoreError::Unordered`]. Never waits behind other requests. Done when
-    /// everything so far is durable.
+    /// or skip versions or store its note, end with [`StoreError::Unordered`]. Never waits behind other
+    /// requests, but perhaps for a checkpoint; reads do not wait for it. Done when everything so far is
+    /// durable.
     Settle {
         /// The PG.
         pg: PgId,
