@@ -47,6 +47,8 @@ mod harness;
 #[cfg(test)]
 mod lazy_tests;
 #[cfg(test)]
+mod prepared_loss_tests;
+#[cfg(test)]
 mod prepared_tests;
 #[cfg(test)]
 mod recovery_tests;

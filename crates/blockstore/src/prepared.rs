@@ -107,6 +107,11 @@ impl PreparedVersion {
         charge(u64::from(self.header.size), self.header.checksums.len() as u64)
     }
 
+    /// Whether data that came with it is lost. Units that were prepared as damaged do not count.
+    fn has_lost(&self) -> bool {
+        self.header.flags.has_lost || !self.bad.is_empty()
+    }
+
     /// Returns the units whose data is lost.
     pub fn lost_units(&self) -> UnitSet {
         let mut lost = UnitSet::EMPTY;
@@ -226,6 +231,14 @@ impl Prepared {
     pub fn first_of(&self, pg: PgId, upto: Version) -> Option<(BlockKey, Version)> {
         let (version, key) = self.of_pg.get(&pg)?.versions.first_key_value()?;
         (*version <= upto).then_some((*key, *version))
+    }
+
+    /// Returns the PG's oldest prepared version that has lost data. What peering prepared does not count.
+    pub fn first_lost(&self, pg: PgId) -> Option<Version> {
+        let versions = self.of_pg.get(&pg)?.versions.iter();
+        let mut versions = versions.map(|(version, key)| self.get(key, *version));
+        let first = versions.find(|of| of.has_lost() && of.header.replaces.is_none())?;
+        Some(first.header.version)
     }
 
     /// Returns the PG's newest prepared version, if it is above `version`.
@@ -375,7 +388,7 @@ impl Blocks {
             }
             return;
         }
-        if let Some(above) = header.replaces {
+        if let (Some(above), false) = (header.replaces, header.flags.is_copy) {
             self.drop_above(&key, above);
         }
         if let Some(other) = self.prepared.key_of(pg, header.version) {

@@ -9,7 +9,7 @@ use crate::{Answer, AsOf, CommitMode, NoteKey, Request, Settings, StoreError};
 const BOTH: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
 
 /// A store with block 1, whose units 0 and 1 hold 100 as stable content.
-fn with_base(commit: CommitMode) -> (Bench, Version) {
+pub fn with_base(commit: CommitMode) -> (Bench, Version) {
     let mut bench = Bench::new(commit);
     let base = bench.prepare_units(1, 0, 2, 100);
     bench.commit(base);
@@ -17,7 +17,7 @@ fn with_base(commit: CommitMode) -> (Bench, Version) {
 }
 
 /// Writes block 90 again and again, so that the journal goes on by about `bytes`.
-fn churn(bench: &mut Bench, bytes: u64) {
+pub fn churn(bench: &mut Bench, bytes: u64) {
     let (counter, epoch) = (bench.counter, bench.epoch);
     for _ in 0..bytes / (16 * UNIT_SIZE) {
         let version = bench.store.version_of(&key(90));

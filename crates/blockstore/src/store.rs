@@ -600,6 +600,13 @@ impl Store {
         self.parts.as_deref().map(room).unwrap_or_default()
     }
 
+    /// Returns the PG's oldest prepared version that has lost data which came with it, as far as recovery or
+    /// a checkpoint noticed: the member states as complete only what lies before. What peering prepared
+    /// does not count.
+    pub fn first_lost(&self, pg: PgId) -> Option<Version> {
+        self.parts.as_ref()?.blocks.prepared.first_lost(pg)
+    }
+
     /// Returns the PGs in which an image has blocks that take space, and how many bytes they take. Cheap:
     /// the numbers are kept up to date.
     pub fn space_of(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {

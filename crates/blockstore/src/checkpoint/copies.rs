@@ -123,7 +123,6 @@ fn say_all(parts: &mut Parts, pool: &BufferPool) {
 fn copy_of(version: &PreparedVersion, data: &Buffer, pool: &BufferPool) -> (EntryHeader, Buffer) {
     let mut header = version.header.clone();
     header.flags.is_copy = true;
-    header.replaces = None;
     let inline = header.kind.is_inline();
     let mut lost = version.bad;
     if inline {
@@ -135,6 +134,7 @@ fn copy_of(version: &PreparedVersion, data: &Buffer, pool: &BufferPool) -> (Entr
     if lost.is_empty() {
         return (header, data.clone());
     }
+    header.flags.has_lost = true;
     let units: Vec<u32> = header.data_units().collect();
     let kept = (0..units.len() as u32).filter(|index| !lost.contains(*index));
     let kept: Vec<usize> = kept.map(|index| index as usize).collect();

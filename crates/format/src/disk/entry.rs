@@ -146,12 +146,15 @@ pub struct EntryFlags {
     pub is_whole: bool,
     /// A settle carries the PG's note.
     pub has_note: bool,
+    /// This is a copy, and some of the units that it calls damaged had data when the version came.
+    pub has_lost: bool,
 }
 
 const FLAG_COPY: u8 = 1;
 const FLAG_REPLACES: u8 = 2;
 const FLAG_WHOLE: u8 = 4;
 const FLAG_NOTE: u8 = 8;
+const FLAG_LOST: u8 = 16;
 
 /// The header of an entry. Fields that a kind does not use are zero or `None`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -189,7 +192,8 @@ pub struct EntryHeader {
     pub damaged: UnitSet,
     /// In entries that carry it: up to this version the store had made the PG's versions stable.
     pub committed: Version,
-    /// In a prepared version: all prepared versions of the key above this one go.
+    /// In a prepared version of peering: all prepared versions of the key above this one go. A copy keeps it,
+    /// but nothing goes: its version did that when it came.
     pub replaces: Option<Version>,
     /// In entries of pools that keep parity.
     pub flags: EntryFlags,
@@ -258,12 +262,13 @@ impl EntryHeader {
     }
 
     fn flag_bits(&self) -> u8 {
-        let EntryFlags { is_copy, is_whole, has_note } = self.flags;
+        let EntryFlags { is_copy, is_whole, has_note, has_lost } = self.flags;
         let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
         bit(is_copy, FLAG_COPY)
             | bit(self.replaces.is_some(), FLAG_REPLACES)
             | bit(is_whole, FLAG_WHOLE)
             | bit(has_note, FLAG_NOTE)
+            | bit(has_lost, FLAG_LOST)
     }
 
     /// Appends the header to `bytes`, followed by zeros up to `padded_size`, and returns its checksum.
@@ -443,6 +448,7 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
         is_copy: bits & FLAG_COPY != 0,
         is_whole: bits & FLAG_WHOLE != 0,
         has_note: bits & FLAG_NOTE != 0,
+        has_lost: bits & FLAG_LOST != 0,
     };
     if bits & !flags_of(kind) != 0 {
         return None;
@@ -483,9 +489,10 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
 /// Returns the flags that entries of this kind may have.
 const fn flags_of(kind: EntryKind) -> u8 {
     match kind {
-        EntryKind::Prepare | EntryKind::PrepareLarge | EntryKind::PrepareDelete => {
-            FLAG_COPY | FLAG_REPLACES | FLAG_WHOLE
+        EntryKind::Prepare | EntryKind::PrepareLarge => {
+            FLAG_COPY | FLAG_REPLACES | FLAG_WHOLE | FLAG_LOST
         }
+        EntryKind::PrepareDelete => FLAG_COPY | FLAG_REPLACES | FLAG_WHOLE,
         EntryKind::Settle => FLAG_NOTE,
         _ => 0,
     }
@@ -537,7 +544,7 @@ mod tests {
             location: LOCATION_NONE,
             committed: version(70),
             replaces: Some(version(75)),
-            flags: EntryFlags { is_copy: true, ..EntryFlags::default() },
+            flags: EntryFlags { is_copy: true, has_lost: true, ..EntryFlags::default() },
             ..repair()
         }
     }
@@ -665,8 +672,9 @@ mod tests {
             let bytes = encoded(&entry);
             assert_eq!(EntryHeader::decode(&bytes, 42, 512), Err(EntryDecodeError::Damaged));
         }
-        let wrong: [fn(&mut EntryHeader); 3] = [
+        let wrong: [fn(&mut EntryHeader); 4] = [
             |entry| entry.flags.is_copy = true,
+            |entry| entry.flags.has_lost = true,
             |entry| entry.flags.has_note = true,
             |entry| entry.replaces = Some(Version::ZERO),
         ];
