@@ -39,13 +39,14 @@ pub const FAULTS: [&str; 27] = [
 ];
 
 /// Consequences of operations and faults, and what is asked of pools that keep parity.
-pub const CONSEQUENCES: [&str; 6] = [
+pub const CONSEQUENCES: [&str; 7] = [
     "KiB of blocks moved",
     "version prepared",
     "version skipped",
     "commit",
     "settle of a PG",
     "version taken back",
+    "damage read where parity is kept",
 ];
 
 /// A tally with all counts at zero.

@@ -78,7 +78,9 @@ impl World {
         if self.stage != Stage::Open {
             return Ok(());
         }
+        let is_read = matches!(ask, ParityAsk::Read | ParityAsk::Extents | ParityAsk::Copy);
         match ask {
+            _ if self.versions.pgs[&pg].is_given_up && !is_read => Ok(()),
             ParityAsk::Write { .. } | ParityAsk::Zero | ParityAsk::Delete => {
                 self.ask_version(ask, target)
             }
@@ -187,7 +189,12 @@ impl World {
     fn ask_commit(&mut self, pg: PgId) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
         let certain = of.certain();
-        if self.is_stuck(pg) || of.is_settling() || of.is_peering || certain <= of.committed {
+        if of.is_given_up
+            || self.is_stuck(pg)
+            || of.is_settling()
+            || of.is_peering
+            || certain <= of.committed
+        {
             return Ok(());
         }
         let back = self.work.below(4).min(certain.counter - 1);
@@ -253,6 +260,7 @@ impl World {
                 Version { counter: committed.counter + self.work.below(count), ..last }
             }
         };
+        let highest = of.highest();
         let blocks = self.versions.keys.iter().filter(|(_, block)| block.pg == pg);
         let blocks: Vec<Target> =
             blocks.map(|(key, block)| Target { key: *key, pg, size: block.size }).collect();
@@ -260,7 +268,7 @@ impl World {
         for index in 1..=self.work.range(1..4).min(blocks.len() as u64) {
             let target = blocks[(self.work.index(blocks.len()) + index as usize) % blocks.len()];
             let Target { key, size, .. } = target;
-            let version = Version { counter: last.counter + index, ..last };
+            let version = Version { counter: highest.counter + index, ..last };
             let below = self.versions.version_as_of(&key, AsOf::Version(above));
             if below > above || self.versions.version_as_of(&key, AsOf::View) > last {
                 continue;
@@ -290,7 +298,7 @@ impl World {
         if of.is_busy() || self.work.chance(Chance::percent(30)) {
             return Ok(());
         }
-        let upto = Version { counter: of.last.counter + 4, ..of.last };
+        let upto = of.highest();
         self.settle(pg, upto)
     }
 
@@ -383,8 +391,15 @@ impl World {
         result: Result<Answer, StoreError>,
     ) -> Result<(), String> {
         match (asked, result) {
+            (
+                ParityAsked::Read { key, .. }
+                | ParityAsked::Extents { key, .. }
+                | ParityAsked::Copy { key, .. },
+                Ok(_) | Err(StoreError::Damaged { .. }),
+            ) if self.versions.is_given_up(&key) => {}
             (ParityAsked::Version { pg, version }, Ok(Answer::Durable)) => {
                 self.versions.answer(pg, version, true);
+                self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
             }
             (ParityAsked::Version { pg, version }, Ok(Answer::Written)) => {
                 self.tally.faults.add("lazily answered", 1);
@@ -424,6 +439,10 @@ impl World {
                     }
                 }
             }
+            (ParityAsked::Read { key, .. }, Err(StoreError::Damaged { units })) => {
+                self.tally.consequences.add("damage read where parity is kept", 1);
+                self.damage.met(key, &units)?;
+            }
             (
                 ParityAsked::Extents { key, seen, .. },
                 Ok(Answer::Extents { version, written, damaged }),
@@ -433,7 +452,8 @@ impl World {
                     held.units.iter().enumerate().all(|(unit, value)| {
                         super::answers::has_bit(&written, unit) == (*value != 0)
                     });
-                if !is_right || damaged.iter().any(|word| *word != 0) {
+                self.damage.met(key, &damaged)?;
+                if !is_right {
                     return Err(format!("{key:?} (version {version}) has wrong extents"));
                 }
             }
@@ -454,9 +474,9 @@ impl World {
     }
 
     fn check_parity_copy(
-        &self,
+        &mut self,
         key: BlockKey,
-        asked: UnitSet,
+        mut asked: UnitSet,
         seen: &[Version],
         content: &Content,
     ) -> Result<(), String> {
@@ -467,11 +487,11 @@ impl World {
             Content::Tombstone { version } => (*version, true),
             Content::Block { version, written, damaged, checksums, data, .. } => {
                 let data = data.as_deref().unwrap_or_default();
-                if damaged.iter().any(|word| *word != 0)
-                    || checksum::first_mismatch(data, checksums).is_some()
-                {
-                    return Err(format!("a copy of {key:?} is damaged"));
+                if checksum::first_mismatch(data, checksums).is_some() {
+                    return Err(format!("a copy of {key:?} does not match its checksums"));
                 }
+                self.damage.met(key, damaged)?;
+                UnitSet::from_slice(damaged).iter().for_each(|unit| asked.remove(unit));
                 let written = UnitSet::from_slice(written);
                 for (unit, bytes) in written.iter().zip(data.chunks_exact(UNIT_SIZE as usize)) {
                     let value = pattern::value_of(bytes, place_of(key, unit));
@@ -498,6 +518,12 @@ impl World {
     /// Compares the PGs with the restarted store.
     pub(super) fn parity_opened(&mut self) -> Result<(), String> {
         let Some(store) = &self.store else { unreachable!("it just opened") };
+        if self.damage.deep {
+            let pgs = self.versions.pgs.keys().copied();
+            let suspect: Vec<PgId> = pgs.filter(|pg| store.is_suspect(*pg)).collect();
+            self.tally.faults.add("suspect PG", suspect.len() as u64);
+            suspect.into_iter().for_each(|pg| self.versions.give_up(pg));
+        }
         self.versions.resolve(
             |pg| store.facts(pg),
             |key, as_of| store.version_as_of(key, as_of),
@@ -517,13 +543,14 @@ impl World {
             .map(|(key, version, _)| (key, version))
             .collect();
         for (key, version) in &listed {
-            let is_known = self.versions.keys.contains_key(key);
+            let is_known = self.versions.keys.contains_key(key) && !self.versions.is_given_up(key);
             if is_known && self.versions.version_as_of(key, AsOf::View) != *version {
                 return Err(format!("{key:?} is listed with version {version}"));
             }
         }
         for key in self.versions.keys.keys() {
-            let is_there = self.versions.version_as_of(key, AsOf::View) > Version::ZERO;
+            let is_there = !self.versions.is_given_up(key)
+                && self.versions.version_as_of(key, AsOf::View) > Version::ZERO;
             if is_there && !listed.iter().any(|(of, _)| of == key) {
                 return Err(format!("{key:?} is not listed"));
             }
@@ -533,14 +560,14 @@ impl World {
 
     /// Settles all PGs, so that nothing is prepared any more.
     pub(super) fn settle_all(&mut self) -> Result<(), String> {
-        let pgs: Vec<PgId> = self.versions.pgs.keys().copied().collect();
+        let known = self.versions.pgs.iter().filter(|(_, of)| !of.is_given_up);
+        let pgs: Vec<PgId> = known.map(|(pg, _)| *pg).collect();
         for pg in pgs {
             let of = &self.versions.pgs[&pg];
             if of.is_settling() {
                 return Err(format!("PG {pg} is never settled"));
             }
-            let more = if of.is_peering { 4 } else { 0 };
-            let upto = Version { counter: of.certain().counter + more, ..of.certain() };
+            let upto = if of.is_peering { of.highest() } else { of.certain() };
             let committed = of.committed;
             self.settle(pg, upto.max(committed))?;
         }

@@ -174,8 +174,8 @@ impl Plan {
         plan
     }
 
-    /// Makes it, in a third of the seeds, a plan in which pools keep parity. Their blocks are never damaged:
-    /// tests of the store damage them.
+    /// Makes it, in a third of the seeds, a plan in which pools keep parity. In a quarter of these, the
+    /// medium rots; else nothing is damaged.
     pub fn add_parity(&mut self, random: &mut Random) {
         if !random.chance(Chance::percent(35)) {
             return;
@@ -192,6 +192,16 @@ impl Plan {
         (faults.unreadable, faults.unreadable_at_crash) = (Chance::NEVER, Chance::NEVER);
         (faults.lying, faults.rot_data) = (Chance::NEVER, Chance::NEVER);
         (faults.rot_journal, faults.rot_checkpoint) = (Chance::NEVER, Chance::NEVER);
+        if !random.chance(Chance::percent(25)) {
+            return;
+        }
+        faults.rot_data = Chance(random.scale(100..3_000) as u32);
+        faults.rot_journal = some(random, 50, 2_000);
+        faults.rot_checkpoint = some(random, 20, 1_000);
+        if random.chance(Chance::percent(30)) {
+            faults.unreadable = Chance(random.scale(50..1_000) as u32);
+            faults.unreadable_at_crash = Chance::percent(random.range(5..20) as u32);
+        }
     }
 
     /// Makes it a plan with two block sizes, the first of which takes nearly all segments for a

@@ -30,12 +30,17 @@ pub struct Versions {
 pub struct Pg {
     /// The last version given.
     pub last: Version,
+    /// The highest counter of all versions ever given: no version is given twice, not even after it was
+    /// taken back.
+    given: u64,
     /// Up to this version everything was committed.
     pub committed: Version,
     /// The epoch of the versions given.
     pub epoch: Epoch,
     /// Whether a version of this epoch was refused.
     pub is_refused: bool,
+    /// Whether damage made the PG suspect: nothing is known of it any more, and it is only read.
+    pub is_given_up: bool,
     /// Whether versions are prepared for peering, and the PG waits for them and then for a settle.
     pub is_peering: bool,
     /// What the newest certain entry says is committed.
@@ -108,6 +113,11 @@ impl Pg {
         last.max(self.start)
     }
 
+    /// Returns the version of the last one's epoch with the highest counter that was ever given.
+    pub fn highest(&self) -> Version {
+        Version { counter: self.last.counter.max(self.given), ..self.last }
+    }
+
     /// Returns the versions of peering.
     fn of_peering(&self) -> Vec<Version> {
         let entries = self.entries.iter().filter(|(_, entry)| entry.replaced.is_some());
@@ -150,6 +160,11 @@ impl Versions {
             AsOf::Version(upto) => upto,
         };
         block.alive.range(..=upto).next_back().copied().unwrap_or_default().max(stable)
+    }
+
+    /// Whether nothing is known of the block, because damage made its PG suspect.
+    pub fn is_given_up(&self, key: &BlockKey) -> bool {
+        self.pgs[&self.keys[key].pg].is_given_up
     }
 
     /// Whether the block has versions that are not committed.
@@ -199,6 +214,7 @@ impl Versions {
             block.contents.insert(version, held);
         }
         let of = self.pg_mut(pg);
+        of.given = of.given.max(version.counter);
         let says = of.committed;
         let entry = Entry { key, is_certain: false, is_written: false, says, replaced };
         of.entries.insert(version, entry);
@@ -312,6 +328,14 @@ impl Versions {
         }
     }
 
+    /// Gives up a PG.
+    pub fn give_up(&mut self, pg: PgId) {
+        let of = self.pg_mut(pg);
+        of.is_given_up = true;
+        of.entries.clear();
+        of.settle = None;
+    }
+
     /// Compares each PG with the restarted store, and takes over what is left of it. `note_of` returns the
     /// value of a PG's note; 0: none.
     pub fn resolve(
@@ -320,12 +344,13 @@ impl Versions {
         version_of: impl Fn(&BlockKey, AsOf) -> Version,
         note_of: impl Fn(PgId) -> u64,
     ) -> Result<(), String> {
-        let pgs: Vec<PgId> = self.pgs.keys().copied().collect();
+        let known = self.pgs.iter().filter(|(_, of)| !of.is_given_up);
+        let pgs: Vec<PgId> = known.map(|(pg, _)| *pg).collect();
         for pg in pgs {
             self.resolve_pg(pg, facts_of(pg), note_of(pg), &version_of)
                 .map_err(|why| format!("PG {pg} after the restart: {why}; {:?}", facts_of(pg)))?;
         }
-        for key in self.keys.keys() {
+        for key in self.keys.keys().filter(|key| !self.is_given_up(key)) {
             for as_of in [AsOf::View, AsOf::Stable] {
                 let (found, expected) = (version_of(key, as_of), self.version_as_of(key, as_of));
                 if found != expected {
