@@ -28,12 +28,12 @@ use crate::index::{BlockInfo, location_of};
 use crate::overlay::Overlay;
 
 /// Prepared versions take at most this fraction (1/n) of the journal, one PG's at most this fraction of
-/// that.
+/// that. Versions that peering prepares have the first share once more, for themselves: they must not take
+/// what primaries were promised.
 const JOURNAL_SHARE: u64 = 8;
 const PG_SHARE: u64 = 4;
-/// Versions that peering prepares are always taken, up to this multiple of the limit: they are no more than
-/// other members had prepared within theirs.
-const PEERING_FACTOR: u64 = 2;
+/// The largest sector of a disk, in bytes: headers take whole sectors.
+const SECTOR_SIZE_MAX: u32 = 4096;
 /// One entry is always within the share of its PG: a header and the data of the largest block.
 const ENTRY_SIZE_MAX: u64 = (1 << 20) + (8 << 10);
 
@@ -107,6 +107,11 @@ impl PreparedVersion {
         charge(u64::from(self.header.size), self.header.checksums.len() as u64)
     }
 
+    /// Whether peering prepared it.
+    fn is_of_peering(&self) -> bool {
+        self.header.replaces.is_some()
+    }
+
     /// Whether data that came with it is lost. Units that were prepared as damaged do not count.
     fn has_lost(&self) -> bool {
         self.header.flags.has_lost || !self.bad.is_empty()
@@ -133,8 +138,8 @@ pub fn needs_place(header: &EntryHeader) -> bool {
     !(header.written.is_empty() && header.damaged.is_empty())
 }
 
-/// Room for prepared versions, in bytes. A primary gives a version only within the room that each member
-/// has promised.
+/// Room for prepared versions, in bytes, without those of peering. A primary gives a version only within the
+/// room that each member has promised.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PreparedRoom {
     /// What one PG's prepared versions may take.
@@ -148,6 +153,12 @@ pub struct PreparedRoom {
 }
 
 impl PreparedRoom {
+    /// Returns the most bytes that a version with data for this many units takes, in any store.
+    pub fn cost_of(unit_count: u32) -> u64 {
+        let size = EntryHeader::size_of(EntryKind::Prepare, unit_count as usize, SECTOR_SIZE_MAX);
+        charge(u64::from(size), u64::from(unit_count))
+    }
+
     /// Returns how many more bytes versions of this PG may take.
     pub fn free_bytes(&self) -> u64 {
         let of_pg = self.pg_bytes_max.saturating_sub(self.pg_used_bytes);
@@ -155,7 +166,7 @@ impl PreparedRoom {
     }
 }
 
-/// Versions of one PG, and their charge.
+/// Versions of one PG, and the charge of those that are not of peering.
 #[derive(Default)]
 struct OfPg {
     versions: BTreeMap<Version, BlockKey>,
@@ -171,6 +182,8 @@ pub struct Prepared {
     /// Bytes of the journal that their entries take.
     ring_bytes: u64,
     charge: u64,
+    /// The charge of what peering prepared; `charge` does not contain it.
+    peering_charge: u64,
     growth: u64,
     unsaid: BTreeSet<PgId>,
 }
@@ -237,7 +250,7 @@ impl Prepared {
     pub fn first_lost(&self, pg: PgId) -> Option<Version> {
         let versions = self.of_pg.get(&pg)?.versions.iter();
         let mut versions = versions.map(|(version, key)| self.get(key, *version));
-        let first = versions.find(|of| of.has_lost() && of.header.replaces.is_none())?;
+        let first = versions.find(|of| of.has_lost() && !of.is_of_peering())?;
         Some(first.header.version)
     }
 
@@ -255,9 +268,14 @@ impl Prepared {
     fn insert(&mut self, version: PreparedVersion) {
         let (key, number) = (version.key(), version.header.version);
         let of_pg = self.of_pg.entry(version.pg()).or_default();
-        of_pg.charge += version.charge();
         of_pg.versions.insert(number, key);
-        self.charge += version.charge();
+        match version.is_of_peering() {
+            true => self.peering_charge += version.charge(),
+            false => {
+                of_pg.charge += version.charge();
+                self.charge += version.charge();
+            }
+        }
         self.growth += version.growth;
         self.ring_bytes += u64::from(version.header.size);
         self.by_lsn.insert(version.header.lsn, (key, number));
@@ -274,12 +292,17 @@ impl Prepared {
             self.of_key.remove(key);
         }
         let of_pg = self.of_pg.get_mut(&version.pg()).expect("invariant 1");
-        of_pg.charge -= version.charge();
+        match version.is_of_peering() {
+            true => self.peering_charge -= version.charge(),
+            false => {
+                of_pg.charge -= version.charge();
+                self.charge -= version.charge();
+            }
+        }
         of_pg.versions.remove(&number);
         if of_pg.versions.is_empty() {
             self.of_pg.remove(&version.pg());
         }
-        self.charge -= version.charge();
         self.growth -= version.growth;
         self.ring_bytes -= u64::from(version.header.size);
         self.by_lsn.remove(&version.header.lsn);
@@ -336,7 +359,7 @@ impl Prepared {
         let room = self.room(pg, journal_size);
         let charge = charge(entry_size, unit_count);
         match is_peering {
-            true => room.used_bytes + charge <= PEERING_FACTOR * room.bytes_max,
+            true => self.peering_charge + charge <= room.bytes_max,
             false => charge <= room.free_bytes(),
         }
     }

@@ -1,11 +1,11 @@
 //! Tests of prepared versions whose data is lost, and of what checkpoints journal again.
 
-use base::{MIB, UNIT_SIZE, Version};
+use base::{MIB, PgId, UNIT_SIZE, Version};
 use format::wire::Digest;
 
 use crate::harness::{Bench, PG, key, settings};
 use crate::prepared_tests::{churn, with_base};
-use crate::{Answer, AsOf, CommitMode, Request};
+use crate::{Answer, AsOf, CommitMode, PreparedRoom, Request, StoreError};
 
 #[test]
 fn rows_c_v_and_x_keep_a_prepared_version_and_the_store_says_which() {
@@ -100,6 +100,48 @@ fn a_copy_of_what_peering_prepared_takes_nothing_back() {
         bench.assert_as_of(AsOf::View, 1, 0, Some(700));
         assert_eq!(bench.store.facts(PG).last, base, "they are outside the order");
     }
+}
+
+#[test]
+fn peering_does_not_take_the_room_of_others() {
+    let (mut bench, base) = with_base(CommitMode::Fsync);
+    let other = PgId { number: PG.number + 1, ..PG };
+    let before = bench.store.prepared_room(PG);
+    let units: Vec<u32> = (0..15).collect();
+    let mut count = 0;
+    loop {
+        count += 1;
+        assert!(count < 1000);
+        let version = Version { counter: base.counter + count, ..base };
+        let content = bench.content(version, &units, &units, 800);
+        let key = key(100 + count as u32);
+        let replaces = Some(base);
+        let prepare = Request::Prepare { pg: other, key, version, content, replaces, lazy: false };
+        match bench.done(prepare) {
+            Ok(Answer::Durable) => {}
+            Err(StoreError::Full) => break,
+            answer => panic!("{answer:?}"),
+        }
+    }
+    assert!(count > 20, "{count}");
+    assert_eq!(bench.store.prepared_room(PG), before);
+    let mut bench = bench.crash();
+    bench.commit(base);
+    churn(&mut bench, 9 * MIB);
+    bench.checkpoint();
+    assert_eq!(bench.store.prepared_room(PG), before, "copies are of peering, too");
+    // What was promised is still there, and a settle gives back what peering took.
+    let given = before.free_bytes() / PreparedRoom::cost_of(15);
+    for _ in 0..given {
+        let version = bench.next_version();
+        let content = bench.content(version, &units, &units, 700);
+        let prepare = bench.prepare(2, version, content, None, false);
+        bench.run();
+        assert!(bench.is_durable(prepare));
+    }
+    let settle = Request::Settle { pg: other, note: None, upto: base };
+    assert_eq!(bench.done(settle), Ok(Answer::Durable));
+    assert!(bench.store.prepared_room(other).used_bytes > 0, "of the first PG");
 }
 
 #[test]

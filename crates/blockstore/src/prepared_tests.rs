@@ -4,7 +4,7 @@ use base::{MIB, PgId, UNIT_SIZE, Version};
 use format::wire::Content;
 
 use crate::harness::{Bench, PG, created, key, options, settings};
-use crate::{Answer, AsOf, CommitMode, NoteKey, Request, Settings, StoreError};
+use crate::{Answer, AsOf, CommitMode, NoteKey, PreparedRoom, Request, Settings, StoreError};
 
 const BOTH: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
 
@@ -325,7 +325,7 @@ fn at_the_limit_versions_are_refused_and_a_settle_is_not() {
         match bench.answers.remove(&id) {
             Some(Ok(Answer::Durable)) => count += 1,
             Some(Err(StoreError::Full)) => {
-                assert!(room.free_bytes() < 17 * UNIT_SIZE);
+                assert!(room.free_bytes() < PreparedRoom::cost_of(15), "what has room is taken");
                 break;
             }
             other => panic!("{other:?}"),
