@@ -43,6 +43,16 @@ pub enum Bug {
     MoveCopiesView,
     /// Store: the place of a version that was taken back is allocated again before a checkpoint.
     RolledBackPlaceReusedEarly,
+    /// Store: recovery keeps what a prepared version of peering replaced.
+    ReplacedVersionsKept,
+    /// Store: the copy of a prepared version counts as another version.
+    CopyTreatedAsNew,
+    /// Store: a version is accepted although one before it is missing.
+    GapAccepted,
+    /// Store: a tombstone is dropped although a version is prepared over it.
+    TombstoneDroppedUnderPrepared,
+    /// Store: what a dropped entry says of committed versions is forgotten.
+    DroppedEntrySaysNothing,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: a fenced session's requests are executed.
@@ -184,6 +194,11 @@ impl Bug {
         ("prepared-place-not-taken", Bug::PreparedPlaceNotTaken),
         ("move-copies-view", Bug::MoveCopiesView),
         ("rolled-back-place-reused-early", Bug::RolledBackPlaceReusedEarly),
+        ("replaced-versions-kept", Bug::ReplacedVersionsKept),
+        ("copy-treated-as-new", Bug::CopyTreatedAsNew),
+        ("gap-accepted", Bug::GapAccepted),
+        ("tombstone-dropped-under-prepared", Bug::TombstoneDroppedUnderPrepared),
+        ("dropped-entry-says-nothing", Bug::DroppedEntrySaysNothing),
         ("duplicate-executed", Bug::DuplicateExecuted),
         ("fence-ignored", Bug::FenceIgnored),
         ("epoch-not-compared", Bug::EpochNotCompared),

@@ -289,7 +289,12 @@ impl Blocks {
         for (pg, floor) in floors {
             let keys: Vec<BlockKey> = self.index.tombstones_up_to(pg, floor).collect();
             // A tombstone stays while a version is prepared over it.
-            for key in keys.into_iter().filter(|key| self.prepared.of_key(key).is_empty()) {
+            let is_needed = |key: &BlockKey| {
+                !self.prepared.of_key(key).is_empty()
+                    && !planted::on(Bug::TombstoneDroppedUnderPrepared)
+            };
+            let keys: Vec<BlockKey> = keys.into_iter().filter(|key| !is_needed(key)).collect();
+            for key in keys {
                 self.overlays.freeze_as_gone(key);
                 self.index.set(key, None);
             }

@@ -78,7 +78,7 @@ impl std::error::Error for CreateError {}
 /// The chain checksum of the first entry, in place of the checksum of an entry before it.
 pub(crate) const CHAIN_START: Checksum = Checksum::new(0);
 
-const JOURNAL_SIZE_MIN: u64 = 16 * MIB;
+pub const JOURNAL_SIZE_MIN: u64 = 16 * MIB;
 const JOURNAL_SIZE_MAX: u64 = GIB;
 /// The checkpoint area takes this fraction (1/n) of the store. It holds the records of a data area full of
 /// the smallest blocks, which take about 1/50 (a test computes it), and also notes and tombstones.

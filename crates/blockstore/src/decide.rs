@@ -26,6 +26,8 @@
 //! @P   next       _      _     _      Drop       a later entry of a block with a dropped one, or a version behind a dropped one of its PG
 //! ```
 //!
+//! A settle of which only the note is lost (M, W) still settles: its header says what becomes of the versions.
+//!
 //! Rows for things outside the journal, each counted every time it applies:
 //!
 //! ```text
@@ -96,13 +98,14 @@ pub enum Verdict {
     Hole,
     /// Skip the entry as if it had never been written.
     Drop,
-    /// Skip the entry: its content is lost.
+    /// Skip the entry: its content is lost. A settle still settles, without its note.
     Lost,
 }
 
 /// Returns the row of the table that applies, and its verdict.
 pub fn decide(seen: Seen) -> (char, Verdict) {
     use Header::*;
+    let counts_as_recorded = seen.is_committed && seen.has_bad();
     match (seen.header, seen.is_acked) {
         (Unreadable, false) => ('T', Verdict::Stop),
         (Unreadable, true) => ('U', Verdict::Hole),
@@ -114,9 +117,9 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
         (Newer, true) => ('J', Verdict::Hole),
         (Unchained, false) => ('K', Verdict::Stop),
         (Unchained, true) => ('L', Verdict::Hole),
-        (Next, false) if seen.is_committed && seen.has_bad() => ('Z', Verdict::Damaged),
-        (Next, false) if seen.body == Content::Bad => ('B', Verdict::Stop),
+        (Next, false) if seen.body == Content::Bad && !counts_as_recorded => ('B', Verdict::Stop),
         (Next, _) if seen.follows_dropped => ('P', Verdict::Drop),
+        (Next, false) if counts_as_recorded => ('Z', Verdict::Damaged),
         (Next, false) if seen.body == Content::Unreadable && seen.is_block_data => {
             ('V', Verdict::Damaged)
         }

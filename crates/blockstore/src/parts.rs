@@ -104,7 +104,12 @@ impl Parts {
     /// Whether the journal has room for an entry besides `reserve` bytes and what copies of prepared
     /// versions need.
     pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
-        let kept = self.blocks.prepared.kept_bytes(self.superblock.sector_size);
+        let sector_size = self.superblock.sector_size;
+        let kept = match self.blocks.prepared.kept_bytes(sector_size) {
+            kept if kept == 0 || kind.carries_committed() => kept,
+            // Marks may come before the entry, which then may not fit before the end of the ring.
+            kept => kept + u64::from(EntryHeader::size_of(kind, checksum_count, sector_size)),
+        };
         self.journal.has_room(kind, checksum_count, reserve + kept)
     }
 
@@ -180,7 +185,10 @@ impl Parts {
                     self.notes.apply(header, data);
                 }
             }
-            (kind, Some(key)) if kind.is_prepared() => self.blocks.prepare(change, pg, key, true),
+            (kind, Some(key)) if kind.is_prepared() => {
+                self.blocks.replace(header, &key);
+                self.blocks.prepare(change, pg, key, true);
+            }
             _ => {}
         }
         self.blocks.prepared.note_said(pg);
@@ -204,6 +212,9 @@ impl Parts {
                 self.blocks.roll_back(pg, header.version);
             }
             (kind, Some(pg), Some(key)) if kind.is_prepared() && self.is_collected(header) => {
+                if !planted::on(Bug::ReplacedVersionsKept) {
+                    self.blocks.replace(header, &key);
+                }
                 self.blocks.prepare(change, pg, key, false);
             }
             _ => {}

@@ -12,7 +12,7 @@
 //!   2. A version names a place only if it allocated it. The place of any other version is found when it is
 //!      committed: it is the one that the block has then.
 //!   3. The journal's head does not pass the lsn of a prepared version.
-//!   4. A PG is in `unsaid` if more of it is committed than the journal says.
+//!   4. A PG is in `unsaid` if more of it is committed than the journal says. It is in `pgs`, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,18 +24,24 @@ use format::disk::{
 
 use crate::AsOf;
 use crate::blocks::{Blocks, Change, lay};
+use crate::create::JOURNAL_SIZE_MIN;
 use crate::index::{BlockInfo, location_of};
 use crate::overlay::Overlay;
 
-/// Prepared versions take at most this fraction (1/n) of the journal, one PG's at most this fraction of
-/// that. Versions that peering prepares have the first share once more, for themselves: they must not take
-/// what primaries were promised.
+/// Prepared versions take at most this fraction (1/n) of the journal. Versions that peering prepares have
+/// this share once more, for themselves: they must not take what primaries were promised.
 const JOURNAL_SHARE: u64 = 8;
+/// A primary lets the versions of one PG take at most this fraction (1/n) of that.
 const PG_SHARE: u64 = 4;
 /// The largest sector of a disk, in bytes: headers take whole sectors.
 const SECTOR_SIZE_MAX: u32 = 4096;
-/// One entry is always within the share of its PG: a header and the data of the largest block.
+/// Maximum size of an entry, in bytes: a header and the data of the largest block.
 const ENTRY_SIZE_MAX: u64 = (1 << 20) + (8 << 10);
+/// Maximum number of marks in one entry: its data is as long as that of the largest block.
+pub const MARKS_MAX: usize = (1 << 20) / MARK_SIZE;
+
+// The share holds the largest entry, even in the smallest journal that `create` makes.
+const _: () = assert!(ENTRY_SIZE_MAX <= JOURNAL_SIZE_MIN / JOURNAL_SHARE);
 
 /// One prepared version of a block.
 pub struct PreparedVersion {
@@ -138,18 +144,17 @@ pub fn needs_place(header: &EntryHeader) -> bool {
     !(header.written.is_empty() && header.damaged.is_empty())
 }
 
-/// Room for prepared versions, in bytes, without those of peering. A primary gives a version only within the
-/// room that each member has promised.
+/// Room for prepared versions of all PGs, in bytes, without those of peering. What is there and all that
+/// primaries were promised fits into it: who promises room counts that.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PreparedRoom {
-    /// What one PG's prepared versions may take.
-    pub pg_bytes_max: u64,
-    /// What this PG's take now.
-    pub pg_used_bytes: u64,
-    /// What all may take.
+    /// What all versions and promises may take.
     pub bytes_max: u64,
-    /// What all take now.
+    /// What all versions take now.
     pub used_bytes: u64,
+    /// What a primary lets the versions of one PG take, so that one PG does not hold up the others. The store
+    /// does not compare: it may hear later than the primary what is committed.
+    pub pg_bytes_max: u64,
 }
 
 impl PreparedRoom {
@@ -159,25 +164,17 @@ impl PreparedRoom {
         charge(u64::from(size), u64::from(unit_count))
     }
 
-    /// Returns how many more bytes versions of this PG may take.
+    /// Returns how many bytes more versions and promises may take.
     pub fn free_bytes(&self) -> u64 {
-        let of_pg = self.pg_bytes_max.saturating_sub(self.pg_used_bytes);
-        of_pg.min(self.bytes_max.saturating_sub(self.used_bytes))
+        self.bytes_max.saturating_sub(self.used_bytes)
     }
-}
-
-/// Versions of one PG, and the charge of those that are not of peering.
-#[derive(Default)]
-struct OfPg {
-    versions: BTreeMap<Version, BlockKey>,
-    charge: u64,
 }
 
 /// The prepared versions of a store.
 #[derive(Default)]
 pub struct Prepared {
     of_key: BTreeMap<BlockKey, Vec<PreparedVersion>>,
-    of_pg: BTreeMap<PgId, OfPg>,
+    of_pg: BTreeMap<PgId, BTreeMap<Version, BlockKey>>,
     by_lsn: BTreeMap<Lsn, (BlockKey, Version)>,
     /// Bytes of the journal that their entries take.
     ring_bytes: u64,
@@ -186,6 +183,8 @@ pub struct Prepared {
     peering_charge: u64,
     growth: u64,
     unsaid: BTreeSet<PgId>,
+    /// PGs that ever had an entry here which says what is committed: they may become unsaid at any time.
+    pgs: BTreeSet<PgId>,
 }
 
 impl Prepared {
@@ -242,13 +241,13 @@ impl Prepared {
 
     /// Returns the PG's oldest prepared version up to `upto`.
     pub fn first_of(&self, pg: PgId, upto: Version) -> Option<(BlockKey, Version)> {
-        let (version, key) = self.of_pg.get(&pg)?.versions.first_key_value()?;
+        let (version, key) = self.of_pg.get(&pg)?.first_key_value()?;
         (*version <= upto).then_some((*key, *version))
     }
 
     /// Returns the PG's oldest prepared version that has lost data. What peering prepared does not count.
     pub fn first_lost(&self, pg: PgId) -> Option<Version> {
-        let versions = self.of_pg.get(&pg)?.versions.iter();
+        let versions = self.of_pg.get(&pg)?.iter();
         let mut versions = versions.map(|(version, key)| self.get(key, *version));
         let first = versions.find(|of| of.has_lost() && !of.is_of_peering())?;
         Some(first.header.version)
@@ -256,25 +255,22 @@ impl Prepared {
 
     /// Returns the PG's newest prepared version, if it is above `version`.
     fn last_above(&self, pg: PgId, version: Version) -> Option<(BlockKey, Version)> {
-        let (last, key) = self.of_pg.get(&pg)?.versions.last_key_value()?;
+        let (last, key) = self.of_pg.get(&pg)?.last_key_value()?;
         (*last > version).then_some((*key, *last))
     }
 
     /// Whether the PG has this version prepared.
     fn key_of(&self, pg: PgId, version: Version) -> Option<BlockKey> {
-        self.of_pg.get(&pg)?.versions.get(&version).copied()
+        self.of_pg.get(&pg)?.get(&version).copied()
     }
 
     fn insert(&mut self, version: PreparedVersion) {
         let (key, number) = (version.key(), version.header.version);
-        let of_pg = self.of_pg.entry(version.pg()).or_default();
-        of_pg.versions.insert(number, key);
+        self.pgs.insert(version.pg());
+        self.of_pg.entry(version.pg()).or_default().insert(number, key);
         match version.is_of_peering() {
             true => self.peering_charge += version.charge(),
-            false => {
-                of_pg.charge += version.charge();
-                self.charge += version.charge();
-            }
+            false => self.charge += version.charge(),
         }
         self.growth += version.growth;
         self.ring_bytes += u64::from(version.header.size);
@@ -294,13 +290,10 @@ impl Prepared {
         let of_pg = self.of_pg.get_mut(&version.pg()).expect("invariant 1");
         match version.is_of_peering() {
             true => self.peering_charge -= version.charge(),
-            false => {
-                of_pg.charge -= version.charge();
-                self.charge -= version.charge();
-            }
+            false => self.charge -= version.charge(),
         }
-        of_pg.versions.remove(&number);
-        if of_pg.versions.is_empty() {
+        of_pg.remove(&number);
+        if of_pg.is_empty() {
             self.of_pg.remove(&version.pg());
         }
         self.growth -= version.growth;
@@ -322,41 +315,40 @@ impl Prepared {
     }
 
     /// Returns the bytes of the journal that are kept for one set of copies of all prepared versions, with
-    /// the pad in front of one of them, and for the marks of all PGs. Zero where nothing is prepared.
+    /// the pad in front of one of them, and for the marks of all PGs. A commit does not change it. Zero in
+    /// a store without PGs that keep parity.
     pub fn kept_bytes(&self, sector_size: u32) -> u64 {
         let pad = self.ring_bytes.min(ENTRY_SIZE_MAX);
-        self.ring_bytes + pad + 2 * self.marks_bytes(sector_size)
+        self.ring_bytes + pad + self.marks_bytes(sector_size)
     }
 
-    fn marks_bytes(&self, sector_size: u32) -> u64 {
-        let bytes = self.unsaid.len() * MARK_SIZE;
-        let units = bytes.div_ceil(base::UNIT_SIZE as usize);
-        match units {
-            0 => 0,
-            _ => u64::from(EntryHeader::size_of(EntryKind::Marks, units, sector_size)),
-        }
+    /// Returns the bytes of the journal that marks of all PGs take: once for all, with a pad, and once for
+    /// one of them.
+    pub fn marks_bytes(&self, sector_size: u32) -> u64 {
+        let entries = self.pgs.len().div_ceil(MARKS_MAX) as u64;
+        let header = u64::from(EntryHeader::size_of(EntryKind::Marks, 0, sector_size));
+        let data = (self.pgs.len() * MARK_SIZE) as u64;
+        3 * entries * (header + data.next_multiple_of(base::UNIT_SIZE))
     }
 
-    /// Returns the room for prepared versions of a PG. `journal_size`: size of the ring, in bytes.
-    pub fn room(&self, pg: PgId, journal_size: u64) -> PreparedRoom {
+    /// Returns the room for prepared versions.
+    pub fn room(&self, journal_size: u64) -> PreparedRoom {
         let bytes_max = journal_size / JOURNAL_SHARE;
-        let most = ENTRY_SIZE_MAX.min(bytes_max / 2);
         PreparedRoom {
-            pg_bytes_max: (bytes_max / PG_SHARE).max(most),
-            pg_used_bytes: self.of_pg.get(&pg).map_or(0, |of_pg| of_pg.charge),
             bytes_max,
             used_bytes: self.charge,
+            pg_bytes_max: (bytes_max / PG_SHARE).max(ENTRY_SIZE_MAX.min(bytes_max)),
         }
     }
 
     /// Whether there is room for one more version. `is_peering`: it belongs to peering.
     pub fn has_room_for(
         &self,
-        (pg, is_peering): (PgId, bool),
+        is_peering: bool,
         (entry_size, unit_count): (u64, u64),
         journal_size: u64,
     ) -> bool {
-        let room = self.room(pg, journal_size);
+        let room = self.room(journal_size);
         let charge = charge(entry_size, unit_count);
         match is_peering {
             true => self.peering_charge + charge <= room.bytes_max,
@@ -367,11 +359,13 @@ impl Prepared {
     /// Records that the PG has committed more than the journal says.
     pub fn note_unsaid(&mut self, pg: PgId) {
         self.unsaid.insert(pg);
+        self.pgs.insert(pg);
     }
 
     /// Records that an entry says what the PG has committed.
     pub fn note_said(&mut self, pg: PgId) {
         self.unsaid.remove(&pg);
+        self.pgs.insert(pg);
     }
 
     /// Whether the PG has committed more than the journal says.
@@ -396,29 +390,41 @@ impl Blocks {
 
     /// Whether the entry is a copy of a version that is there.
     pub fn is_known_copy(&self, header: &EntryHeader) -> bool {
+        if planted::on(Bug::CopyTreatedAsNew) {
+            return false;
+        }
         let known = header.pg.and_then(|pg| self.prepared.key_of(pg, header.version));
         header.flags.is_copy && known.is_some() && known == header.key
     }
 
-    /// Adds a prepared version. Removes what it replaces, or only moves the version if this is a copy of
-    /// one that is there. `has_place`: a place that the entry names is allocated.
+    /// Whether the copy has lost data that the version which is there still has. Recovery then keeps the
+    /// older entry: what could not be read when the copy was made could be read now.
+    pub fn is_worse_copy(&self, header: &EntryHeader, bad: &UnitSet) -> bool {
+        let Some(key) = header.key.filter(|_| self.is_known_copy(header)) else { return false };
+        let known = self.prepared.get(&key, header.version);
+        let known_count = known.header.damaged.count() + known.bad.count();
+        !bad.is_empty() || header.damaged.count() > known_count
+    }
+
+    /// Adds a prepared version, or only moves the version if this is a copy of one that is there.
+    /// `has_place`: a place that the entry names is allocated. Requires: what it replaces was removed.
     pub fn prepare(&mut self, change: &Change<'_>, pg: PgId, key: BlockKey, has_place: bool) {
         let header = change.header;
         if self.is_known_copy(header) {
-            // If its data was lost, the older entry is the better one.
-            if change.bad.is_empty() {
-                self.prepared.relocate(change, &key);
-            }
-            return;
-        }
-        if let (Some(above), false) = (header.replaces, header.flags.is_copy) {
-            self.drop_above(&key, above);
+            return self.prepared.relocate(change, &key);
         }
         if let Some(other) = self.prepared.key_of(pg, header.version) {
             self.drop_one(&other, header.version);
         }
         let below = self.as_of(&key, AsOf::Version(header.version));
         self.prepared.insert(PreparedVersion::new(change, below, has_place));
+    }
+
+    /// Removes what a prepared version of peering replaces. A copy replaces nothing.
+    pub fn replace(&mut self, header: &EntryHeader, key: &BlockKey) {
+        if let (Some(above), false) = (header.replaces, header.flags.is_copy) {
+            self.drop_above(key, above);
+        }
     }
 
     /// Removes the prepared versions of the block above `version`, newest first.

@@ -20,7 +20,7 @@ mod survey;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE};
+use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
     Decision, EntryHeader, EntryKind, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
     STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock,
@@ -327,6 +327,8 @@ impl Recovery {
             return self.root_failed(io);
         }
         let parts = self.parts_mut();
+        let of_parity = pgs.iter().filter(|(_, record)| record.committed > Version::ZERO);
+        of_parity.for_each(|(pg, _)| parts.blocks.prepared.note_said(*pg));
         parts.pgs = PgRecords::load(pgs);
         parts.notes = Notes::load(notes);
         if !directory.iter().all(|(_, page)| parts.pages.take(page.page)) {

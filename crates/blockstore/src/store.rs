@@ -593,10 +593,10 @@ impl Store {
         area.space(parts.record_room(), self.disk.has_no_space(), moves)
     }
 
-    /// Returns the room for prepared versions of a PG: a primary gives a version only within what every
-    /// member has promised it. Empty during recovery.
-    pub fn prepared_room(&self, pg: PgId) -> PreparedRoom {
-        let room = |parts: &Parts| parts.blocks.prepared.room(pg, parts.journal.size());
+    /// Returns the room for prepared versions: a primary gives a version only within what every member has
+    /// promised it, and all promises together fit into what is free here. Empty during recovery.
+    pub fn prepared_room(&self) -> PreparedRoom {
+        let room = |parts: &Parts| parts.blocks.prepared.room(parts.journal.size());
         self.parts.as_deref().map(room).unwrap_or_default()
     }
 

@@ -309,7 +309,12 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::SettleForgotten
         | Bug::PreparedPlaceNotTaken
         | Bug::MoveCopiesView
-        | Bug::RolledBackPlaceReusedEarly => Part::Store,
+        | Bug::RolledBackPlaceReusedEarly
+        | Bug::ReplacedVersionsKept
+        | Bug::CopyTreatedAsNew
+        | Bug::GapAccepted
+        | Bug::TombstoneDroppedUnderPrepared
+        | Bug::DroppedEntrySaysNothing => Part::Store,
         _ => Part::Cluster,
     }
 }

@@ -14,20 +14,16 @@ use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
 use base::{Buffer, BufferPool, Lsn, UNIT_SIZE, Version};
-use format::disk::{
-    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, MARK_SIZE, UnitSet, encode_marks,
-};
+use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, UnitSet, encode_marks};
 
 use crate::blocks::{Change, matches};
 use crate::disk::{Io, Purpose};
 use crate::journal::{IDLE_RESERVE, padded, plain_header};
 use crate::parts::Parts;
-use crate::prepared::PreparedVersion;
+use crate::prepared::{MARKS_MAX, PreparedVersion};
 
 /// A prepared version is old if its entry lies this fraction (1/n) of the journal behind the tail.
 const OLD_SHARE: u64 = 8;
-/// Most marks in one entry: its data is as long as that of the largest block.
-const MARKS_MAX: usize = (256 << 12) / MARK_SIZE;
 const UNIT: usize = UNIT_SIZE as usize;
 
 /// Data of old prepared versions, read before a checkpoint begins.
@@ -82,7 +78,8 @@ impl Gather {
             let (mut header, data) = copy_of(version, &data, pool);
             header.committed = parts.pgs.get(version.pg()).committed;
             let count = header.checksums.len();
-            if !parts.journal.has_room(header.kind, count, IDLE_RESERVE) {
+            let marks_bytes = parts.blocks.prepared.marks_bytes(parts.superblock.sector_size);
+            if !parts.journal.has_room(header.kind, count, IDLE_RESERVE + marks_bytes) {
                 break;
             }
             let data = header.kind.is_inline().then_some(data);

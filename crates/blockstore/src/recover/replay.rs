@@ -243,7 +243,11 @@ impl Recovery {
             true => inline_data(&header, bytes, superblock.sector_size).to_vec(),
             false => Vec::new(),
         };
-        let bad = bad_units(&header, &data);
+        let bad = match header.kind == EntryKind::Settle && at < parts.root.until {
+            // The checkpoint contains its note.
+            true => UnitSet::EMPTY,
+            false => bad_units(&header, &data),
+        };
         let data_lsn = at.advance(u64::from(header.size - header.data_size()));
         let body = content(bad, |unit| replay.is_lost(data_lsn, &unit_range(unit)));
         self.judge(header, checksum, bad, (body, Content::Whole), &data)
@@ -317,8 +321,16 @@ impl Recovery {
         }
         // Damage that an earlier recovery recorded does not make the store suspect again.
         self.count_row(if was_stated { 'O' } else { row });
-        if matches!(verdict, Verdict::Replay | Verdict::Damaged) {
-            self.replay_entry(&header, bad, data)?;
+        let is_settle = header.kind == EntryKind::Settle;
+        match verdict {
+            Verdict::Replay | Verdict::Damaged => self.replay_entry(&header, bad, data)?,
+            // Only its note is lost: what becomes of the versions is in the header.
+            Verdict::Lost if is_settle && !planted::on(Bug::SettleForgotten) => {
+                let mut settle = header.clone();
+                settle.flags.has_note = false;
+                self.replay_entry(&settle, UnitSet::EMPTY, &[])?;
+            }
+            _ => {}
         }
         self.pass(&header, checksum);
         Ok(Next::Again)
@@ -327,6 +339,9 @@ impl Recovery {
     /// Commits what a dropped entry says: it was committed, whatever becomes of the entry, and entries behind
     /// it rely on that.
     fn note_committed(&mut self, header: &EntryHeader) {
+        if planted::on(Bug::DroppedEntrySaysNothing) {
+            return;
+        }
         let parts = self.parts_mut();
         if let (true, Some(pg)) = (header.lsn >= parts.root.until, header.pg) {
             parts.commit(pg, header.committed);
@@ -377,6 +392,10 @@ impl Recovery {
         let data_lsn = header.lsn.advance(u64::from(header.size - header.data_size()));
         if let (EntryKind::Settle, Some(pg)) = (header.kind, header.pg) {
             self.replay.dropped_pgs.remove(&pg);
+        }
+        if parts.blocks.is_worse_copy(header, &bad) {
+            self.note_committed(header);
+            return Ok(());
         }
         if header.lsn < until {
             parts.collect(&Change { header, old, lsn: header.lsn, data_lsn, bad });
