@@ -6,6 +6,7 @@ use base::{PgId, Version};
 use blockstore::{AsOf, BlockKey, NoteKey};
 use format::disk::UnitSet;
 
+use super::asks::Target;
 use super::parity::ParityAsked;
 
 /// An unanswered request, with what is needed to check its answer.
@@ -48,10 +49,13 @@ pub(super) enum Asked {
     },
 }
 
-/// A request that follows a restart.
+/// A request that comes before others: it follows a restart, or a settle.
 #[derive(Debug)]
 pub(super) enum Todo {
     Read(BlockKey, Range<u32>),
     ParityRead(BlockKey, AsOf, Range<u32>),
+    ParityWrite(Target),
+    ParityMend(Target),
+    ParityTakeBack { pg: PgId, tries: u32 },
     Absolve(PgId),
 }

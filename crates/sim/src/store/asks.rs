@@ -17,7 +17,7 @@ use crate::pattern;
 use crate::random::Chance;
 
 /// The block that a request is for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub key: BlockKey,
     pub pg: PgId,
@@ -40,7 +40,7 @@ fn parity_ask(kind: usize) -> ParityAsk {
         3 => ParityAsk::Read,
         4 => ParityAsk::Extents,
         5 => ParityAsk::Settle,
-        7 => ParityAsk::Commit,
+        7 => ParityAsk::Floor,
         8 => ParityAsk::Copy,
         _ => ParityAsk::Mend,
     }
@@ -426,11 +426,17 @@ impl World {
         self.request(Asked::Floor, Request::SetFloor { pg, floor })
     }
 
-    /// Makes a request that follows a restart.
+    /// Makes a request that comes before others.
     pub(super) fn ask_todo(&mut self, todo: Todo) -> Result<(), String> {
         match todo {
             Todo::Read(key, units) => self.ask_read(key, units),
             Todo::ParityRead(key, as_of, units) => self.ask_parity_range(key, as_of, units),
+            Todo::ParityWrite(_) | Todo::ParityMend(_) if self.store().is_congested() => Ok(()),
+            Todo::ParityTakeBack { pg, tries } => self.take_back(pg, tries),
+            Todo::ParityMend(target) => self.ask_parity(ParityAsk::Mend, target),
+            Todo::ParityWrite(target) => {
+                self.ask_parity(ParityAsk::Write { is_whole: true }, target)
+            }
             Todo::Absolve(pg) => self.request(Asked::Absolve { pg }, Request::Absolve { pg }),
         }
     }

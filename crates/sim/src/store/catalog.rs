@@ -39,13 +39,15 @@ pub const FAULTS: [&str; 27] = [
 ];
 
 /// Consequences of operations and faults, and what is asked of pools that keep parity.
-pub const CONSEQUENCES: [&str; 7] = [
+pub const CONSEQUENCES: [&str; 9] = [
     "KiB of blocks moved",
     "version prepared",
     "version skipped",
     "commit",
     "settle of a PG",
     "version taken back",
+    "gap refused",
+    "floor where parity is kept",
     "damage read where parity is kept",
 ];
 

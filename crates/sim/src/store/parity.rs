@@ -2,17 +2,20 @@
 
 use std::ops::Range;
 
-use base::{Epoch, PgId, UNIT_SIZE, Version, checksum};
-use blockstore::{Answer, AsOf, BlockKey, NoteKey, Request, StoreError};
+use base::{Duration, Epoch, PgId, UNIT_SIZE, Version, checksum};
+use blockstore::{Answer, AsOf, BlockKey, NoteKey, PreparedRoom, Request, StoreError};
 use format::disk::UnitSet;
 use format::wire::Content;
 
-use super::asked::Asked;
+use super::asked::{Asked, Todo};
 use super::asks::{Target, place_of};
 use super::versions::Held;
 use super::world::{Stage, World};
 use crate::pattern;
 use crate::random::Chance;
+
+/// How many turns a settle that takes versions back waits until they are certain.
+const TAKE_BACK_TRIES: u32 = 20;
 
 /// An unanswered request of a pool that keeps parity.
 #[derive(Debug)]
@@ -21,7 +24,9 @@ pub(super) enum ParityAsked {
         pg: PgId,
         version: Version,
     },
-    /// `says`: what was committed when it was asked for.
+    /// A version behind one that was never given.
+    Gap,
+    /// A repair or a floor. `says`: what was committed when it was asked for.
     Mend {
         pg: PgId,
         says: Version,
@@ -58,7 +63,7 @@ pub(super) enum ParityAsk {
     Extents,
     Copy,
     Settle,
-    Commit,
+    Floor,
     Mend,
 }
 
@@ -91,7 +96,7 @@ impl World {
                 self.ask_parity_read(ask, target, as_of)
             }
             ParityAsk::Settle => self.ask_settle(pg),
-            ParityAsk::Commit => self.ask_commit(pg),
+            ParityAsk::Floor => self.ask_parity_floor(pg),
             ParityAsk::Mend => self.ask_parity_mend(target),
         }
     }
@@ -128,14 +133,19 @@ impl World {
             return self.ask_settle(pg);
         }
         let lazy = self.work.chance(self.plan.lazy);
+        if self.work.chance(Chance::percent(2))
+            && let Some(version) = self.versions.behind_gap(pg)
+        {
+            let request = Request::Skip { pg, version, lazy };
+            return self.request(Asked::Parity(ParityAsked::Gap), request);
+        }
         if self.work.chance(Chance::percent(15)) {
-            let version = self.versions.give(pg, None);
+            let version = self.versions.give(pg, None, 0);
             self.tally.consequences.add("version skipped", 1);
             self.trace.line(format_args!("  {version} in {pg}: skipped"));
             let request = Request::Skip { pg, version, lazy };
             return self.request(Asked::Parity(ParityAsked::Version { pg, version }), request);
         }
-        self.tally.consequences.add("version prepared", 1);
         let below = self.versions.version_as_of(&key, AsOf::View);
         let order = self.model.next_order();
         let mut held = self.versions.keys[&key].held(below);
@@ -146,12 +156,23 @@ impl World {
             _ => Some((self.draw_units(size), order)),
         };
         let changed = self.change(&mut held, change);
-        let version = self.versions.give(pg, Some((key, held.clone())));
+        let cost = PreparedRoom::cost_of(changed.count());
+        if self.is_too_much(pg, cost) {
+            return self.ask_commit(pg);
+        }
+        let version = self.versions.give(pg, Some((key, held.clone())), cost);
+        self.tally.consequences.add("version prepared", 1);
         self.trace.line(format_args!("  {version} in {pg}, stripe {}: {changed:?}", key.stripe));
         let content = self.content_of(target, version, changed, &held);
         let request = Request::Prepare { pg, key, version, content, replaces: None, lazy };
         self.note_seen();
         self.request(Asked::Parity(ParityAsked::Version { pg, version }), request)
+    }
+
+    /// Whether the PG's primary, by its own count, gives no version at this cost. Now and then it does.
+    fn is_too_much(&mut self, pg: PgId, cost: u64) -> bool {
+        let most = (self.store().prepared_room().bytes_max / 4).max(cost);
+        self.versions.prepared_bytes(pg) + cost > most && self.work.chance(Chance::percent(90))
     }
 
     /// Changes what a block holds: to values in a range, some of them zeros; or to a deletion. Returns the
@@ -206,7 +227,48 @@ impl World {
         self.versions.commit(pg, upto);
         self.tally.consequences.add("commit", 1);
         self.note_seen();
-        self.request(Asked::Commit, Request::Commit { pg, upto })
+        self.request(Asked::Commit, Request::Commit { pg, upto })?;
+        if self.stage == Stage::Open && self.work.chance(self.plan.mends_behind_commit) {
+            self.mend_behind(pg);
+        }
+        match self.stage == Stage::Open && self.work.chance(Chance::percent(15)) {
+            true => self.ask_parity_floor(pg),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a whole block of the PG be written soon, and then another one repaired, and the power fail perhaps:
+    /// recovery may drop the write, which is the only entry that says what the repair relies on.
+    fn mend_behind(&mut self, pg: PgId) {
+        let of_pg = self.versions.keys.iter().filter(|(_, of)| of.pg == pg);
+        let of_pg: Vec<Target> =
+            of_pg.map(|(key, of)| Target { key: *key, pg, size: of.size }).collect();
+        let is_stable = |block: &&Target| {
+            let version = self.versions.version_as_of(&block.key, AsOf::Stable);
+            !self.versions.is_said(pg, version) && !self.versions.has_prepared(&block.key)
+        };
+        let stable: Vec<Target> = of_pg.iter().filter(is_stable).copied().collect();
+        if stable.is_empty() {
+            return;
+        }
+        let (written, mended) = (*self.work.pick(&of_pg), *self.work.pick(&stable));
+        self.todo.push_back(Todo::ParityWrite(written));
+        self.todo.push_back(Todo::ParityMend(mended));
+        self.risky_until = self.now + Duration::from_nanos(8 * self.plan.latency);
+    }
+
+    /// Lets tombstones go up to what is committed.
+    fn ask_parity_floor(&mut self, pg: PgId) -> Result<(), String> {
+        let of = &self.versions.pgs[&pg];
+        if of.is_given_up || of.is_settling() {
+            return Ok(());
+        }
+        let floor = of.committed;
+        self.versions.raise_floor(pg, floor);
+        self.tally.consequences.add("floor where parity is kept", 1);
+        self.trace.line(format_args!("  floor {floor} in {pg}"));
+        let asked = Asked::Parity(ParityAsked::Mend { pg, says: floor });
+        self.request(asked, Request::SetFloor { pg, floor })
     }
 
     /// Settles a PG at a certain version, or begins with peering.
@@ -219,6 +281,9 @@ impl World {
             return Ok(());
         }
         let (committed, certain) = (of.committed, of.certain());
+        if self.todo.is_empty() && self.work.chance(self.plan.takes_back) {
+            return self.plan_to_take_back(pg);
+        }
         if !of.is_busy() && self.work.chance(Chance::percent(40)) {
             return self.begin_peering(pg);
         }
@@ -244,6 +309,44 @@ impl World {
         self.request(asked, Request::Settle { pg, note, upto })
     }
 
+    /// Makes whole blocks of the PG be written soon, and taken back once they are certain.
+    fn plan_to_take_back(&mut self, pg: PgId) -> Result<(), String> {
+        let of_pg = self.versions.keys.iter().filter(|(_, of)| of.pg == pg);
+        let of_pg: Vec<Target> =
+            of_pg.map(|(key, of)| Target { key: *key, pg, size: of.size }).collect();
+        for _ in 0..3 {
+            let target = *self.work.pick(&of_pg);
+            self.todo.push_back(Todo::ParityWrite(target));
+        }
+        self.todo.push_back(Todo::ParityTakeBack { pg, tries: TAKE_BACK_TRIES });
+        Ok(())
+    }
+
+    /// Takes back all that is not committed of the PG, once it is certain. Then whole blocks of other PGs are
+    /// written at once, and perhaps the power fails: while the settle is not durable, nothing may use the places
+    /// that it gives back.
+    pub(super) fn take_back(&mut self, pg: PgId, tries: u32) -> Result<(), String> {
+        let of = &self.versions.pgs[&pg];
+        if of.is_given_up || of.is_settling() || of.is_peering || self.is_stuck(pg) {
+            return Ok(());
+        }
+        if of.is_busy() && tries > 0 {
+            self.todo.push_back(Todo::ParityTakeBack { pg, tries: tries - 1 });
+            return Ok(());
+        }
+        let committed = of.committed;
+        let others =
+            self.versions.keys.iter().filter(|(_, of)| of.pg.pool == pg.pool && of.pg != pg);
+        let others: Vec<Target> =
+            others.map(|(key, of)| Target { key: *key, pg: of.pg, size: of.size }).collect();
+        for _ in 0..4.min(others.len()) {
+            let target = *self.work.pick(&others);
+            self.todo.push_back(Todo::ParityWrite(target));
+        }
+        self.risky_until = self.now + Duration::from_nanos(8 * self.plan.latency);
+        self.settle(pg, committed)
+    }
+
     /// Prepares versions for some blocks that this member missed, which replace what it has above the
     /// version up to which it is complete.
     fn begin_peering(&mut self, pg: PgId) -> Result<(), String> {
@@ -261,9 +364,15 @@ impl World {
             }
         };
         let highest = of.highest();
-        let blocks = self.versions.keys.iter().filter(|(_, block)| block.pg == pg);
-        let blocks: Vec<Target> =
-            blocks.map(|(key, block)| Target { key: *key, pg, size: block.size }).collect();
+        let of_pg = self.versions.keys.iter().filter(|(_, block)| block.pg == pg);
+        let mut blocks: Vec<Target> =
+            of_pg.map(|(key, block)| Target { key: *key, pg, size: block.size }).collect();
+        // Mostly blocks of which something is replaced.
+        if blocks.iter().any(|block| self.versions.has_prepared(&block.key))
+            && self.work.chance(Chance::percent(70))
+        {
+            blocks.retain(|block| self.versions.has_prepared(&block.key));
+        }
         self.versions.pgs.get_mut(&pg).expect("it has blocks").is_peering = true;
         for index in 1..=self.work.range(1..4).min(blocks.len() as u64) {
             let target = blocks[(self.work.index(blocks.len()) + index as usize) % blocks.len()];
@@ -295,7 +404,7 @@ impl World {
     /// Settles a PG for which peering has prepared everything.
     fn go_on_with_peering(&mut self, pg: PgId) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
-        if of.is_busy() || self.work.chance(Chance::percent(30)) {
+        if of.is_busy() || self.work.chance(self.plan.peering_pause) {
             return Ok(());
         }
         let upto = of.highest();
@@ -399,6 +508,10 @@ impl World {
             ) if self.versions.is_given_up(&key) => {}
             (ParityAsked::Version { pg, version }, Ok(Answer::Durable)) => {
                 self.versions.answer(pg, version, true);
+                if let Some(key) = self.versions.key_of(pg, version) {
+                    let found = self.store().version_as_of(&key, AsOf::Stable);
+                    self.versions.pin(&key, found);
+                }
                 self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
             }
             (ParityAsked::Version { pg, version }, Ok(Answer::Written)) => {
@@ -415,6 +528,9 @@ impl World {
                 if self.versions.refuse(pg, version)? {
                     return Err(format!("{version} of PG {pg} is refused without a reason"));
                 }
+            }
+            (ParityAsked::Gap, Err(StoreError::Unordered | StoreError::Full)) => {
+                self.tally.consequences.add("gap refused", 1);
             }
             (ParityAsked::Mend { pg, says }, Ok(Answer::Durable)) => {
                 self.versions.answer_other(pg, says);
@@ -467,7 +583,7 @@ impl World {
 
     /// Returns what the block holds as of the version that an answer names.
     fn held_at(&self, key: BlockKey, seen: &[Version], version: Version) -> Result<Held, String> {
-        match seen.contains(&version) {
+        match seen.iter().any(|seen| self.versions.is_right(&key, version, *seen)) {
             true => Ok(self.versions.keys[&key].held(version)),
             false => Err(format!("{key:?} has version {version} instead of one of {seen:?}")),
         }
@@ -532,6 +648,10 @@ impl World {
                 note.map_or(0, u64::from_le_bytes)
             },
         )?;
+        let keys: Vec<BlockKey> = self.versions.keys.keys().copied().collect();
+        for key in keys {
+            self.versions.pin(&key, store.version_as_of(&key, AsOf::Stable));
+        }
         if !self.versions.pgs.is_empty() && self.work.chance(Chance::percent(50)) {
             for of in self.versions.pgs.values_mut() {
                 of.epoch = Epoch::new(of.epoch.get() + 1);
@@ -549,8 +669,9 @@ impl World {
             }
         }
         for key in self.versions.keys.keys() {
+            let version = self.versions.version_as_of(key, AsOf::View);
             let is_there = !self.versions.is_given_up(key)
-                && self.versions.version_as_of(key, AsOf::View) > Version::ZERO;
+                && !self.versions.is_right(key, Version::ZERO, version);
             if is_there && !listed.iter().any(|(of, _)| of == key) {
                 return Err(format!("{key:?} is not listed"));
             }

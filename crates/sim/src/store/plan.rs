@@ -54,6 +54,15 @@ pub struct Plan {
     pub commits: Chance,
     /// Whether half of the PGs commit nothing for half of the run.
     pub has_stuck: bool,
+    /// Probability that a PG in which peering has prepared everything is not settled yet, each time that it is
+    /// drawn.
+    pub peering_pause: Chance,
+    /// Probability that, instead of a settle, whole blocks are written, then taken back, and others written.
+    pub takes_back: Chance,
+    /// Probability that behind a commit a whole block is written and another one repaired.
+    pub mends_behind_commit: Chance,
+    /// Probability that the power fails then, for each event.
+    pub power_then: Chance,
 }
 
 /// One pool.
@@ -159,6 +168,10 @@ impl Plan {
             is_mixed: false,
             commits: Chance::NEVER,
             has_stuck: false,
+            peering_pause: Chance::NEVER,
+            takes_back: Chance::NEVER,
+            mends_behind_commit: Chance::NEVER,
+            power_then: Chance::NEVER,
         };
         if random.chance(Chance::percent(15)) {
             plan.mix(random);
@@ -186,6 +199,10 @@ impl Plan {
         self.pools[0].keeps_parity = true;
         self.commits = Chance::percent(*random.pick(&[5, 30, 80]));
         self.has_stuck = random.chance(Chance::percent(50));
+        self.peering_pause = Chance::percent(*random.pick(&[30, 30, 95]));
+        self.takes_back = Chance::percent(*random.pick(&[10, 40, 80]));
+        self.mends_behind_commit = Chance::percent(*random.pick(&[0, 5, 20]));
+        self.power_then = Chance::percent(*random.pick(&[2, 5, 10]));
         // The shares of small journals would leave no room for a single entry.
         self.journal_size = self.journal_size.max(4 * MIB);
         let faults = &mut self.faults;

@@ -49,8 +49,10 @@ pub struct World {
     pub(super) now: Time,
     pub(super) asked: BTreeMap<RequestId, Asked>,
     pub(super) asked_count: u64,
-    /// Requests that follow a restart, before any other.
+    /// Requests that come before any other.
     pub(super) todo: VecDeque<Todo>,
+    /// Until then the power fails more often.
+    pub(super) risky_until: Time,
     request_last: u64,
     pub(super) epoch: Epoch,
     step_count: u64,
@@ -149,6 +151,7 @@ impl World {
             asked: BTreeMap::new(),
             asked_count: 0,
             todo: VecDeque::new(),
+            risky_until: Time::ZERO,
             request_last: 0,
             epoch: Epoch::ZERO,
             step_count: 0,
@@ -373,6 +376,10 @@ impl World {
                     self.tally.faults.add("crash while opening", 1);
                     crash
                 })
+            }
+            Stage::Open if self.now < self.risky_until => {
+                let may_fail = self.chaos.chance(self.plan.power_then);
+                may_fail.then_some(Crash::Power)
             }
             Stage::Open if self.chaos.chance(faults.power) => Some(Crash::Power),
             Stage::Open if self.chaos.chance(faults.kill) => Some(Crash::Process),
