@@ -575,6 +575,7 @@ impl Bench {
             damaged: vec![0],
             checksums,
             data: (!written.is_empty()).then(|| self.pool.copy_of(&bytes)),
+            table: Vec::new(),
         }
     }
 

@@ -239,6 +239,7 @@ impl Reads {
                 damaged: UnitSet::EMPTY.words(count),
                 checksums: Vec::new(),
                 data: None,
+                table: Vec::new(),
             };
             return io.done(id, nothing(content));
         }
@@ -581,6 +582,7 @@ impl Read {
             damaged: damaged.words(count),
             data: (!checksums.is_empty()).then(|| self.gather(&written, states, pool)),
             checksums,
+            table: Vec::new(),
         };
         Answer::Copy { content }
     }

@@ -30,7 +30,8 @@ pub use message::{
 };
 pub use peer::{
     Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
-    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage,
-    REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, WHOLE_COUNT_MAX,
+    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
+    PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
+    WHOLE_COUNT_MAX,
 };
 pub use pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};

@@ -350,6 +350,7 @@ impl Run {
                 damaged: vec![2],
                 checksums,
                 data: Some(data),
+                table: Vec::new(),
             },
         }
     }
@@ -378,7 +379,7 @@ impl Run {
         match self.random.below(16) {
             0 | 1 => PeerBody::Query { revision: MapRevision::new(1) },
             2 => PeerBody::List { call, newer_than: version, after: None },
-            3 => PeerBody::Fetch { call, key: self.key(), units: Vec::new() },
+            3 => PeerBody::Fetch { call, key: self.key(), units: Vec::new(), as_of: None },
             4 => PeerBody::Repair { call, key: self.key(), content: self.content() },
             5 => {
                 let history = vec![Activation { epoch: version.epoch, adopted: mark }];

@@ -258,6 +258,11 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Mend { .. }
         | PeerBody::Recall { .. }
         | PeerBody::Keep { .. }
+        | PeerBody::Part { .. }
+        | PeerBody::Parity { .. }
+        | PeerBody::Skip { .. }
+        | PeerBody::ParityDelta { .. }
+        | PeerBody::Forward { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::State(_)
         | PeerBody::Listed { .. }
@@ -265,6 +270,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Repaired { .. }
         | PeerBody::Activated
         | PeerBody::Written { .. }
+        | PeerBody::Delta { .. }
         | PeerBody::Synced { .. }
         | PeerBody::Noted { .. }
         | PeerBody::Scrubbed { .. }

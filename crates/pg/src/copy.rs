@@ -204,7 +204,7 @@ impl Pg {
             );
         } else {
             let call = self.lead().asks.ask(source, Asked::Fetch { job });
-            self.send(source, PeerBody::Fetch { call, key, units }, actions);
+            self.send(source, PeerBody::Fetch { call, key, units, as_of: None }, actions);
         }
     }
 

@@ -123,15 +123,13 @@ impl Pg {
                 actions.push(Action::ListNewer { call, newer_than, after, count_max });
                 Ok(())
             }
-            (PeerBody::Fetch { call, key, units }, _) => {
+            (PeerBody::Fetch { call, key, units, as_of }, _) => {
                 self.shape.check_key(key)?;
                 Units::from_words(&units, self.shape.block_size)
                     .ok_or("units beyond the end of a block")?;
-                self.call(
-                    Call::PeerCopy { call },
-                    StoreRequest::Copy { key, units, as_of: AsOf::View },
-                    actions,
-                );
+                let as_of = as_of.map_or(AsOf::View, AsOf::Version);
+                let request = StoreRequest::Copy { key, units, as_of };
+                self.call(Call::PeerCopy { call }, request, actions);
                 Ok(())
             }
             (PeerBody::Repair { call, key, content }, _) => {

@@ -550,7 +550,7 @@ impl Pg {
             self.call(Call::ScrubCopy { look }, request, actions);
         } else {
             let call = self.lead().asks.ask(index, Asked::ScrubFetch { look });
-            self.send(index, PeerBody::Fetch { call, key, units }, actions);
+            self.send(index, PeerBody::Fetch { call, key, units, as_of: None }, actions);
         }
     }
 

@@ -172,6 +172,7 @@ impl Copied {
             damaged: lost.without(&self.units).words(block_size),
             checksums: self.checksums,
             data: self.data,
+            table: Vec::new(),
         }
     }
 }
@@ -203,9 +204,16 @@ impl Held {
                 return Ok(Held::Tombstone(version));
             }
             Content::Tombstone { .. } => return Err("a tombstone without a version".into()),
-            Content::Block { version, block_size, units, written, damaged, checksums, data } => {
-                (version, block_size, [units, written, damaged], checksums, data)
-            }
+            Content::Block {
+                version,
+                block_size,
+                units,
+                written,
+                damaged,
+                checksums,
+                data,
+                ..
+            } => (version, block_size, [units, written, damaged], checksums, data),
         };
         if block_size != size {
             return Err("the content of a block with the wrong block size".into());

@@ -171,7 +171,8 @@ pub(super) fn repair_header(
     match content {
         Content::Gone => (header(EntryKind::RepairGone, base::Version::ZERO), None),
         Content::Tombstone { version } => (header(EntryKind::RepairTombstone, version), None),
-        Content::Block { version, block_size, units, written, damaged, checksums, data } => {
+        Content::Block { version, block_size, units, written, damaged, checksums, data, table } => {
+            assert!(table.is_empty(), "refused before");
             let [units, written, damaged] =
                 [units, written, damaged].map(|set| UnitSet::from_slice(&set));
             let of_block = EntryHeader {
@@ -223,7 +224,11 @@ pub(super) fn needs_place(content: &Content) -> bool {
 
 /// Whether the content is consistent and its data matches its checksums.
 pub(super) fn is_whole(content: &Content) -> bool {
-    let Content::Block { checksums, data, .. } = content else { return true };
+    let Content::Block { checksums, data, table, .. } = content else { return true };
+    // Blocks of this format have no place for part tables yet: they are refused rather than lost.
+    if !table.is_empty() {
+        return false;
+    }
     content.check().is_ok()
         && data.as_ref().is_none_or(|data| checksum::first_mismatch(data, checksums).is_none())
 }

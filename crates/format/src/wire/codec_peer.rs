@@ -5,14 +5,17 @@
 //!   2. A decoded content is consistent: its bitmaps fit its block size, written units are among its units,
 //!      and there is one checksum and 4 KiB of data for each written unit.
 
-use base::{BlockSize, Buffer, Epoch, MapRevision, PoolId, StripeIndex, UNIT_SIZE};
+use base::{
+    BlockSize, Buffer, Epoch, MapRevision, PoolId, Position, StripeIndex, UNIT_SIZE, Version,
+};
 
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
 use super::peer::{
     Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
-    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage,
-    REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, WHOLE_COUNT_MAX,
+    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
+    PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
+    WHOLE_COUNT_MAX,
 };
 use crate::disk::BlockKey;
 
@@ -36,6 +39,12 @@ const BODY_SYNC: u8 = 17;
 const BODY_SYNCED: u8 = 18;
 const BODY_MARK: u8 = 19;
 const BODY_DROP: u8 = 20;
+const BODY_PART: u8 = 21;
+const BODY_PARITY: u8 = 22;
+const BODY_SKIP: u8 = 23;
+const BODY_DELTA: u8 = 24;
+const BODY_FORWARD: u8 = 25;
+const BODY_PARITY_DELTA: u8 = 26;
 const BODY_SCRUB: u8 = 40;
 const BODY_SCRUBBED: u8 = 41;
 const BODY_MEND: u8 = 42;
@@ -47,6 +56,7 @@ const BODY_TRIED: u8 = 46;
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
 const CONTENT_BLOCK: u8 = 2;
+const CONTENT_BLOCK_WITH_TABLE: u8 = 3;
 
 const CHANGE_WRITE: u8 = 1;
 const CHANGE_ZERO: u8 = 2;
@@ -59,6 +69,8 @@ const LEASE_SURRENDER: u8 = 3;
 /// Sizes of the elements of lists, in bytes.
 const KEY_SIZE: usize = 12;
 const LISTED_SIZE: usize = KEY_SIZE + 12 + 1;
+/// A position and three bitmaps without words.
+const PART_CHANGE_SIZE_MIN: usize = 1 + 3;
 const ACTIVATION_SIZE: usize = 4 + 12;
 const REVISION_SIZE: usize = 4 + 8;
 const LOST_SIZE: usize = 8 + 4;
@@ -70,7 +82,12 @@ pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
     match &message.body {
         PeerBody::Fetched { content, .. }
         | PeerBody::Repair { content, .. }
-        | PeerBody::Mend { content, .. } => match content {
+        | PeerBody::Mend { content, .. }
+        | PeerBody::Part { content, .. }
+        | PeerBody::Parity { content, .. }
+        | PeerBody::Delta { content, .. }
+        | PeerBody::ParityDelta { content, .. }
+        | PeerBody::Forward { content, .. } => match content {
             Content::Block { data, .. } => data.clone(),
             Content::Gone | Content::Tombstone { .. } => None,
         },
@@ -102,10 +119,14 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_bool(bytes, *is_last);
             put_listed(bytes, pool, blocks);
         }
-        PeerBody::Fetch { call, key, units } => {
+        PeerBody::Fetch { call, key, units, as_of } => {
             put_call(bytes, BODY_FETCH, *call);
             put_key(bytes, pool, *key);
             put_bitmap(bytes, units);
+            put_bool(bytes, as_of.is_some());
+            if let Some(version) = as_of {
+                put_version(bytes, *version);
+            }
         }
         PeerBody::Fetched { call, content } => {
             put_call(bytes, BODY_FETCHED, *call);
@@ -133,6 +154,33 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             bytes.push(block_size.shift());
             put_bool(bytes, *lazy);
             put_change(bytes, *block_size, change);
+        }
+        PeerBody::Part { version, mark, key, lazy, content, differences } => {
+            put_header(bytes, BODY_PART, *version, *mark, *lazy);
+            put_key(bytes, pool, *key);
+            put_bitmap(bytes, differences);
+            put_content(bytes, content);
+        }
+        PeerBody::Parity { version, mark, key, lazy, content, changes } => {
+            put_header(bytes, BODY_PARITY, *version, *mark, *lazy);
+            put_key(bytes, pool, *key);
+            put_changes(bytes, changes);
+            put_content(bytes, content);
+        }
+        PeerBody::Skip { version, mark, lazy } => {
+            put_header(bytes, BODY_SKIP, *version, *mark, *lazy);
+        }
+        PeerBody::Delta { version, key, part, content } => {
+            put_delta(bytes, BODY_DELTA, pool, (*version, *key, *part), content);
+        }
+        PeerBody::ParityDelta { version, key, part, content } => {
+            put_delta(bytes, BODY_PARITY_DELTA, pool, (*version, *key, *part), content);
+        }
+        PeerBody::Forward { call, key, content, replaces } => {
+            put_call(bytes, BODY_FORWARD, *call);
+            put_key(bytes, pool, *key);
+            put_version(bytes, *replaces);
+            put_content(bytes, content);
         }
         PeerBody::Written { version, durable } => {
             bytes.push(BODY_WRITTEN);
@@ -222,9 +270,12 @@ fn decode_body(
             let (call, is_last) = (reader.u32()?, reader.bool()?);
             PeerBody::Listed { call, is_last, blocks: reader.listed(pool)? }
         }
-        BODY_FETCH => {
-            PeerBody::Fetch { call: reader.u32()?, key: reader.key(pool)?, units: reader.bitmap()? }
-        }
+        BODY_FETCH => PeerBody::Fetch {
+            call: reader.u32()?,
+            key: reader.key(pool)?,
+            units: reader.bitmap()?,
+            as_of: reader.bool()?.then(|| reader.version()).transpose()?,
+        },
         BODY_FETCHED => {
             PeerBody::Fetched { call: reader.u32()?, content: reader.content(payload)? }
         }
@@ -242,6 +293,35 @@ fn decode_body(
         },
         BODY_ACTIVATED => PeerBody::Activated,
         BODY_WRITE => decode_write(reader, pool, payload)?,
+        BODY_PART => {
+            let (version, mark, lazy) = reader.header()?;
+            let (key, differences) = (reader.key(pool)?, reader.bitmap()?);
+            let content = reader.content(payload)?;
+            PeerBody::Part { version, mark, key, lazy, content, differences }
+        }
+        BODY_PARITY => {
+            let (version, mark, lazy) = reader.header()?;
+            let (key, changes) = (reader.key(pool)?, reader.changes()?);
+            let content = reader.content(payload)?;
+            PeerBody::Parity { version, mark, key, lazy, content, changes }
+        }
+        BODY_SKIP => {
+            let (version, mark, lazy) = reader.header()?;
+            PeerBody::Skip { version, mark, lazy }
+        }
+        BODY_DELTA => {
+            let (version, key, part) = reader.changed_part(pool)?;
+            PeerBody::Delta { version, key, part, content: reader.content(payload)? }
+        }
+        BODY_PARITY_DELTA => {
+            let (version, key, part) = reader.changed_part(pool)?;
+            PeerBody::ParityDelta { version, key, part, content: reader.content(payload)? }
+        }
+        BODY_FORWARD => {
+            let (call, key) = (reader.u32()?, reader.key(pool)?);
+            let replaces = reader.version()?;
+            PeerBody::Forward { call, key, content: reader.content(payload)?, replaces }
+        }
         BODY_WRITTEN => PeerBody::Written { version: reader.version()?, durable: reader.bool()? },
         BODY_SYNC => PeerBody::Sync { call: reader.u32()? },
         BODY_SYNCED => PeerBody::Synced { call: reader.u32()? },
@@ -320,6 +400,38 @@ fn put_call(bytes: &mut Vec<u8>, tag: u8, call: u32) {
     put_u32(bytes, call);
 }
 
+/// Appends what all versions of a pool of stripes have in common.
+fn put_header(bytes: &mut Vec<u8>, tag: u8, version: Version, mark: Version, lazy: bool) {
+    bytes.push(tag);
+    put_version(bytes, version);
+    put_version(bytes, mark);
+    put_bool(bytes, lazy);
+}
+
+fn put_delta(
+    bytes: &mut Vec<u8>,
+    tag: u8,
+    pool: PoolId,
+    (version, key, part): (Version, BlockKey, Position),
+    content: &Content,
+) {
+    bytes.push(tag);
+    put_version(bytes, version);
+    put_key(bytes, pool, key);
+    bytes.push(part.get());
+    put_content(bytes, content);
+}
+
+fn put_changes(bytes: &mut Vec<u8>, changes: &[PartChange]) {
+    put_count(bytes, changes.len(), PART_CHANGE_COUNT_MAX);
+    for PartChange { part, units, written, differences } in changes {
+        bytes.push(part.get());
+        for bitmap in [units, written, differences] {
+            put_bitmap(bytes, bitmap);
+        }
+    }
+}
+
 fn put_bool(bytes: &mut Vec<u8>, value: bool) {
     bytes.push(u8::from(value));
 }
@@ -385,9 +497,17 @@ fn put_content(bytes: &mut Vec<u8>, content: &Content) {
             bytes.push(CONTENT_TOMBSTONE);
             put_version(bytes, *version);
         }
-        Content::Block { version, block_size, units, written, damaged, checksums, data: _ } => {
+        Content::Block {
+            version, block_size, units, written, damaged, checksums, table, ..
+        } => {
             content.check().expect("contents of our own are sound");
-            bytes.push(CONTENT_BLOCK);
+            if table.is_empty() {
+                bytes.push(CONTENT_BLOCK);
+            } else {
+                bytes.push(CONTENT_BLOCK_WITH_TABLE);
+                put_u16(bytes, table.len() as u16);
+                bytes.extend_from_slice(table);
+            }
             put_version(bytes, *version);
             bytes.push(block_size.shift());
             for word in units.iter().chain(written).chain(damaged) {
@@ -450,6 +570,32 @@ impl Reader<'_> {
         })
     }
 
+    fn header(&mut self) -> Result<(Version, Version, bool), DecodeError> {
+        Ok((self.version()?, self.version()?, self.bool()?))
+    }
+
+    fn changed_part(&mut self, pool: PoolId) -> Result<(Version, BlockKey, Position), DecodeError> {
+        Ok((self.version()?, self.key(pool)?, self.position()?))
+    }
+
+    fn changes(&mut self) -> Result<Vec<PartChange>, DecodeError> {
+        let count = self.list(PART_CHANGE_COUNT_MAX, PART_CHANGE_SIZE_MIN, "data parts")?;
+        let change = |_| {
+            Ok(PartChange {
+                part: self.position()?,
+                units: self.bitmap()?,
+                written: self.bitmap()?,
+                differences: self.bitmap()?,
+            })
+        };
+        (0..count).map(change).collect()
+    }
+
+    fn position(&mut self) -> Result<Position, DecodeError> {
+        let number = self.u8()?;
+        Position::new(number).ok_or_else(|| DecodeError(format!("there is no position {number}")))
+    }
+
     fn optional_key(&mut self, pool: PoolId) -> Result<Option<BlockKey>, DecodeError> {
         self.bool()?.then(|| self.key(pool)).transpose()
     }
@@ -508,7 +654,15 @@ impl Reader<'_> {
         match self.u8()? {
             CONTENT_GONE => Ok(Content::Gone),
             CONTENT_TOMBSTONE => Ok(Content::Tombstone { version: self.version()? }),
-            CONTENT_BLOCK => self.block(payload.take()),
+            CONTENT_BLOCK => self.block(Vec::new(), payload.take()),
+            CONTENT_BLOCK_WITH_TABLE => {
+                let size = self.u16()? as usize;
+                if size == 0 || size > TABLE_SIZE_MAX {
+                    return wrong(format!("a part table of {size} bytes is announced"));
+                }
+                let table = self.take(size)?.to_vec();
+                self.block(table, payload.take())
+            }
             tag => wrong(format!("unknown content kind {tag}")),
         }
     }
@@ -536,7 +690,7 @@ impl Reader<'_> {
         Ok(self.take(count)?.to_vec())
     }
 
-    fn block(&mut self, data: Option<Buffer>) -> Result<Content, DecodeError> {
+    fn block(&mut self, table: Vec<u8>, data: Option<Buffer>) -> Result<Content, DecodeError> {
         let version = self.version()?;
         let block_size = self.block_size()?;
         let words = block_size.unit_count().div_ceil(64);
@@ -546,7 +700,7 @@ impl Reader<'_> {
         let data_length = data.as_ref().map_or(0, |data| data.len());
         let checksums = self.checksums(data_length)?;
         let content =
-            Content::Block { version, block_size, units, written, damaged, checksums, data };
+            Content::Block { version, block_size, units, written, damaged, checksums, data, table };
         match content.check() {
             Ok(()) => Ok(content),
             Err(why) => wrong(why),

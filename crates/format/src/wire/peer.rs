@@ -7,7 +7,9 @@
 //!   2. Every message contains its PG and epoch. A message of another epoch has no effect on the PG.
 //!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
 
-use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, UNIT_SIZE, Version};
+use base::{
+    BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, Position, UNIT_SIZE, Version,
+};
 
 use super::pg_entry::PgEntry;
 use crate::disk::{BlockKey, UnitSet};
@@ -21,6 +23,11 @@ pub const WHOLE_COUNT_MAX: usize = 1024;
 
 /// Maximum size of a scrub note, in bytes.
 pub const SCRUB_NOTE_SIZE_MAX: usize = 48 << 10;
+
+/// Maximum size of the part table of a parity part, in bytes.
+pub const TABLE_SIZE_MAX: usize = 1024;
+/// Maximum number of data parts that one version changes: all of the largest stripe.
+pub const PART_CHANGE_COUNT_MAX: usize = 16;
 
 /// Maximum number of pools in [`LeaseMessage::Renew`].
 pub const REVISION_COUNT_MAX: usize = 256;
@@ -77,6 +84,8 @@ pub enum PeerBody {
         key: BlockKey,
         /// Only these units, as at most 4 words; empty: all units.
         units: Vec<u64>,
+        /// In pools of stripes: the block as it was at this version; `None`: as it is.
+        as_of: Option<Version>,
     },
     /// Member: the block.
     Fetched {
@@ -135,14 +144,89 @@ pub enum PeerBody {
         /// What the write does to the block.
         change: Change,
     },
+    /// Primary, in pools of stripes: the next version changes this member's data part.
+    Part {
+        /// As in [`PeerBody::Write`].
+        version: Version,
+        /// As in [`PeerBody::Write`].
+        mark: Version,
+        /// The stripe.
+        key: BlockKey,
+        /// As in [`PeerBody::Write`].
+        lazy: bool,
+        /// The units that change, or a tombstone, with this version.
+        content: Content,
+        /// The units, as at most 4 words, of which the member sends the difference ([`PeerBody::Delta`]).
+        differences: Vec<u64>,
+    },
+    /// Primary, in pools of stripes: the next version changes this member's parity part.
+    Parity {
+        /// As in [`PeerBody::Write`].
+        version: Version,
+        /// As in [`PeerBody::Write`].
+        mark: Version,
+        /// The stripe.
+        key: BlockKey,
+        /// As in [`PeerBody::Write`].
+        lazy: bool,
+        /// The parity of the units that the primary encoded, or a tombstone, with this version.
+        content: Content,
+        /// The data parts that change, in order.
+        changes: Vec<PartChange>,
+    },
+    /// Primary, in pools of stripes: the next version changes nothing here.
+    Skip {
+        /// As in [`PeerBody::Write`].
+        version: Version,
+        /// As in [`PeerBody::Write`].
+        mark: Version,
+        /// As in [`PeerBody::Write`].
+        lazy: bool,
+    },
+    /// Member with a data part, to the primary, which passes it to the members with parity: what a version
+    /// changes, old bytes XOR new bytes.
+    Delta {
+        /// The version.
+        version: Version,
+        /// The stripe.
+        key: BlockKey,
+        /// The data part that changes.
+        part: Position,
+        /// The differences, with the version that the part had before (zero: it held nothing). Units whose
+        /// old bytes are lost are named as damaged.
+        content: Content,
+    },
+    /// Primary, to a member with parity: what a version changes in a data part, as in [`PeerBody::Delta`].
+    ParityDelta {
+        /// As in [`PeerBody::Delta`].
+        version: Version,
+        /// As in [`PeerBody::Delta`].
+        key: BlockKey,
+        /// As in [`PeerBody::Delta`].
+        part: Position,
+        /// As in [`PeerBody::Delta`].
+        content: Content,
+    },
+    /// Primary, in pools of stripes: make this the content of the key, as a prepared version instead of all
+    /// prepared versions of the key above `replaces`. Answered by [`PeerBody::Repaired`] when durable.
+    Forward {
+        /// Copied into the answer, to match it to this request.
+        call: u32,
+        /// The stripe.
+        key: BlockKey,
+        /// The units that change, or a tombstone.
+        content: Content,
+        /// Prepared versions of the key above this one are replaced.
+        replaces: Version,
+    },
     /// Primary, to an acting member: the mark has risen, and no write follows that would carry it.
     Mark {
         /// As in [`PeerBody::Write`].
         mark: Version,
     },
-    /// Member: this member has the write with this version.
+    /// Member: this member has the write with this version; in pools of stripes, all up to this version.
     Written {
-        /// Copied from the request.
+        /// Copied from the request. In pools of stripes: all versions up to this one are meant.
         version: Version,
         /// Whether the write is durable. False only for a lazy write.
         durable: bool,
@@ -269,6 +353,20 @@ impl Digest {
     }
 }
 
+/// A data part that a version of a stripe changes, as the parity parts must know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartChange {
+    /// The data part.
+    pub part: Position,
+    /// The units that change, as words.
+    pub units: Vec<u64>,
+    /// Those of them that hold data afterwards.
+    pub written: Vec<u64>,
+    /// Those of them whose difference follows in a [`PeerBody::Delta`]. The others were encoded by the
+    /// primary.
+    pub differences: Vec<u64>,
+}
+
 /// The state of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberState {
@@ -351,6 +449,9 @@ pub enum Content {
         checksums: Vec<Checksum>,
         /// The written units, one after another; `None`: no unit is written.
         data: Option<Buffer>,
+        /// Of a parity part: its part table, at most [`TABLE_SIZE_MAX`] bytes, which replaces an older one.
+        /// Empty: none, and an older one stays.
+        table: Vec<u8>,
     },
 }
 
@@ -360,10 +461,14 @@ impl Content {
     /// and 4 KiB of data for each written unit. The error says what is wrong. The codec calls this for
     /// content from a peer. The data is not verified against the checksums here.
     pub fn check(&self) -> Result<(), &'static str> {
-        let Content::Block { block_size, units, written, damaged, checksums, data, .. } = self
+        let Content::Block { block_size, units, written, damaged, checksums, data, table, .. } =
+            self
         else {
             return Ok(());
         };
+        if table.len() > TABLE_SIZE_MAX {
+            return Err("a content with a part table that is too long");
+        }
         let words = block_size.unit_count().div_ceil(64) as usize;
         if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {
             return Err("the bitmaps of a block's content do not match its block size");

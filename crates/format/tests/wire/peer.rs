@@ -1,11 +1,11 @@
 //! Messages between OSDs: examples, random messages, and fields that are refused.
 
-use base::{BlockSize, Checksum, MapRevision};
+use base::{BlockSize, Checksum, MapRevision, Position};
 use format::disk::BlockKey;
 use format::wire::{
     Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
-    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage,
-    REVISION_COUNT_MAX, WHOLE_COUNT_MAX,
+    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
+    PeerBody, PeerMessage, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -58,7 +58,18 @@ fn block(units: u64, written: u64) -> Content {
         damaged,
         checksums: checksums(&data),
         data: (written != 0).then_some(data),
+        table: Vec::new(),
     }
+}
+
+fn with_table(mut content: Content) -> Content {
+    let Content::Block { table, .. } = &mut content else { panic!("a block") };
+    *table = (0..40).collect();
+    content
+}
+
+fn position(number: u8) -> Position {
+    Position::new(number).unwrap()
 }
 
 fn write(change: Change) -> Message {
@@ -119,6 +130,25 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         floor: version_of(100),
     };
     let repair = |content| PeerBody::Repair { call: 5, key: key(4), content };
+    let (version, mark, key) = (version(), version_of(299), key(4));
+    let as_of = Some(version_of(300));
+    let fetch_as_of = PeerBody::Fetch { call: 4, key, units: vec![], as_of };
+    let (content, differences) = (block(0b111, 0b101), vec![0b11]);
+    let part = PeerBody::Part { version, mark, key, lazy: false, content, differences };
+    let change = PartChange {
+        part: position(1),
+        units: vec![0b111],
+        written: vec![0b101],
+        differences: vec![0b11],
+    };
+    let (content, changes) = (block(0b100, 0b100), vec![change]);
+    let parity = PeerBody::Parity { version, mark, key, lazy: true, content, changes };
+    let (part_index, content) = (position(1), block(0b11, 0b01));
+    let parity_delta =
+        PeerBody::ParityDelta { version, key, part: part_index, content: content.clone() };
+    let delta = PeerBody::Delta { version, key, part: part_index, content };
+    let content = with_table(block(0b111, 0b101));
+    let forward = PeerBody::Forward { call: 5, key, content, replaces: version_of(299) };
     let full = data(2);
     let lost = PgId { pool: pool(), number: 0x1e };
     let granted = |lost| LeaseMessage::Granted {
@@ -135,14 +165,15 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-state-fresh", peer(PeerBody::State(fresh))),
         (
             "peer-list",
-            peer(PeerBody::List { call: 3, newer_than: version_of(299), after: Some(key(4)) }),
+            peer(PeerBody::List { call: 3, newer_than: version_of(299), after: Some(key) }),
         ),
         ("peer-list-all", peer(PeerBody::List { call: 3, newer_than: Version::ZERO, after: None })),
         (
             "peer-listed",
             peer(PeerBody::Listed { call: 3, blocks: vec![listed, deleted], is_last: true }),
         ),
-        ("peer-fetch", peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![0xf0] })),
+        ("peer-fetch", peer(PeerBody::Fetch { call: 4, key, units: vec![0xf0], as_of: None })),
+        ("peer-fetch-as-of", peer(fetch_as_of)),
         ("peer-fetched", peer(PeerBody::Fetched { call: 4, content: block(0xf0, 0x50) })),
         ("peer-fetched-gone", peer(PeerBody::Fetched { call: 4, content: Content::Gone })),
         ("peer-repair", peer(repair(block(0xffff_ffff, 0x8000_0001)))),
@@ -158,22 +189,28 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ),
         ("peer-write-zero", write(Change::Zero { offset: 4096, length: 126_976 })),
         ("peer-write-delete", write(Change::Delete)),
-        ("peer-written", peer(PeerBody::Written { version: version(), durable: true })),
-        ("peer-written-lazy", peer(PeerBody::Written { version: version(), durable: false })),
+        ("peer-written", peer(PeerBody::Written { version, durable: true })),
+        ("peer-written-lazy", peer(PeerBody::Written { version, durable: false })),
         ("peer-sync", peer(PeerBody::Sync { call: 8 })),
         ("peer-synced", peer(PeerBody::Synced { call: 8 })),
-        ("peer-mark", peer(PeerBody::Mark { mark: version() })),
-        ("peer-drop", peer(PeerBody::Drop { call: 9, version: version() })),
+        ("peer-mark", peer(PeerBody::Mark { mark: version })),
+        ("peer-drop", peer(PeerBody::Drop { call: 9, version })),
+        ("peer-part", peer(part)),
+        ("peer-parity", peer(parity)),
+        ("peer-skip", peer(PeerBody::Skip { version, mark: version_of(299), lazy: true })),
+        ("peer-delta", peer(delta)),
+        ("peer-parity-delta", peer(parity_delta)),
+        ("peer-forward", peer(forward)),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
         ("peer-noted", peer(PeerBody::Noted { call: 6 })),
         ("peer-failed", peer(PeerBody::Failed { why: "its store is full".into() })),
         ("peer-stale", peer(PeerBody::Stale(entry()))),
-        ("peer-scrub", peer(PeerBody::Scrub { call: 11, key: key(4), deep: true })),
+        ("peer-scrub", peer(PeerBody::Scrub { call: 11, key, deep: true })),
         ("peer-scrubbed", scrubbed(digest())),
-        ("peer-scrubbed-tombstone", scrubbed(Digest::Tombstone { version: version() })),
+        ("peer-scrubbed-tombstone", scrubbed(Digest::Tombstone { version })),
         ("peer-scrubbed-gone", scrubbed(Digest::Gone)),
-        ("peer-mend", peer(PeerBody::Mend { call: 12, key: key(4), content: Content::Gone })),
+        ("peer-mend", peer(PeerBody::Mend { call: 12, key, content: Content::Gone })),
         ("peer-recall", peer(PeerBody::Recall { call: 13 })),
         ("peer-recalled", peer(PeerBody::Recalled { call: 13, note: b"{}".to_vec() })),
         ("peer-keep", peer(PeerBody::Keep { call: 14, note: b"{}".to_vec() })),
@@ -261,9 +298,60 @@ fn any_block() -> impl Strategy<Value = Content> {
             let damaged = rest.map(|rest| rest & 0x5555_5555_5555_5555).collect();
             let data = (written_count > 0).then(|| data(written_count as usize));
             let checksums = data.as_ref().map(checksums).unwrap_or_default();
-            Content::Block { version, block_size, units, written, damaged, checksums, data }
+            let table = Vec::new();
+            Content::Block { version, block_size, units, written, damaged, checksums, data, table }
         },
     )
+}
+
+fn any_block_with_table() -> impl Strategy<Value = Content> {
+    (any_block(), vec(any::<u8>(), 1..=TABLE_SIZE_MAX)).prop_map(|(mut content, bytes)| {
+        let Content::Block { table, .. } = &mut content else { unreachable!("a block") };
+        *table = bytes;
+        content
+    })
+}
+
+fn any_bitmap() -> impl Strategy<Value = Vec<u64>> {
+    vec(any::<u64>(), 0..=4)
+}
+
+fn any_stripe_body() -> impl Strategy<Value = PeerBody> {
+    let change = ((0u8..20), any_bitmap(), any_bitmap(), any_bitmap()).prop_map(
+        |(part, units, written, differences)| PartChange {
+            part: position(part),
+            units,
+            written,
+            differences,
+        },
+    );
+    let header = || (any_version(), any_version(), any_key(), any::<bool>(), any_content());
+    prop_oneof![
+        (header(), any_bitmap()).prop_map(|((version, mark, key, lazy, content), differences)| {
+            PeerBody::Part { version, mark, key, lazy, content, differences }
+        }),
+        (header(), vec(change, 0..=PART_CHANGE_COUNT_MAX)).prop_map(
+            |((version, mark, key, lazy, content), changes)| PeerBody::Parity {
+                version,
+                mark,
+                key,
+                lazy,
+                content,
+                changes
+            }
+        ),
+        (any_version(), any_version(), any::<bool>())
+            .prop_map(|(version, mark, lazy)| PeerBody::Skip { version, mark, lazy }),
+        (any_version(), any_key(), 0u8..20, any_content(), any::<bool>()).prop_map(
+            |(version, key, part, content, is_passed)| match (position(part), is_passed) {
+                (part, true) => PeerBody::ParityDelta { version, key, part, content },
+                (part, false) => PeerBody::Delta { version, key, part, content },
+            }
+        ),
+        (any::<u32>(), any_key(), any_content(), any_version()).prop_map(
+            |(call, key, content, replaces)| PeerBody::Forward { call, key, content, replaces }
+        ),
+    ]
 }
 
 fn any_content() -> impl Strategy<Value = Content> {
@@ -271,6 +359,7 @@ fn any_content() -> impl Strategy<Value = Content> {
         Just(Content::Gone),
         any_version().prop_map(|version| Content::Tombstone { version }),
         any_block(),
+        any_block_with_table(),
     ]
 }
 
@@ -310,8 +399,9 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(call, newer_than, after)| PeerBody::List { call, newer_than, after }),
         (any::<u32>(), vec(listed, 0..50), any::<bool>())
             .prop_map(|(call, blocks, is_last)| PeerBody::Listed { call, blocks, is_last }),
-        (any::<u32>(), any_key(), vec(any::<u64>(), 0..=4))
-            .prop_map(|(call, key, units)| PeerBody::Fetch { call, key, units }),
+        (any::<u32>(), any_key(), any_bitmap(), proptest::option::of(any_version()))
+            .prop_map(|(call, key, units, as_of)| PeerBody::Fetch { call, key, units, as_of }),
+        any_stripe_body(),
         (any::<u32>(), any_content())
             .prop_map(|(call, content)| PeerBody::Fetched { call, content }),
         (any::<u32>(), any_key(), any_content())
@@ -448,6 +538,22 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         damaged: vec![0; 4],
         checksums: checksums(&whole),
         data: Some(whole),
+        table: vec![1; TABLE_SIZE_MAX],
+    };
+    let all = vec![u64::MAX; 4];
+    let change = |part| PartChange {
+        part: position(part as u8),
+        units: all.clone(),
+        written: all.clone(),
+        differences: all.clone(),
+    };
+    let parity = PeerBody::Parity {
+        version: version(),
+        mark: version(),
+        key: key(1),
+        lazy: false,
+        content: content.clone(),
+        changes: (0..PART_CHANGE_COUNT_MAX).map(change).collect(),
     };
     let lost = |number| (PgId { pool: pool(), number }, Epoch::new(3));
     let granted = LeaseMessage::Granted {
@@ -464,6 +570,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         peer(PeerBody::State(state)),
         peer(PeerBody::Listed { call: 1, blocks, is_last: false }),
         peer(PeerBody::Repair { call: 1, key: key(1), content }),
+        peer(parity),
         lease(granted),
         lease(LeaseMessage::Renew { stamp: 1, revisions, begun_bytes: 0, owed_bytes: 0 }),
     ] {
@@ -491,6 +598,9 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     refused("peer-activate", FIELDS + 24, HISTORY_COUNT_MAX, "at most 64 are allowed");
     let whole = FIELDS + 4 + 24 + 1 + 12 + 13 + 12 + 1;
     refused("peer-progress", whole, WHOLE_COUNT_MAX, "at most 1024 are allowed");
+    let changes = (PART_CHANGE_COUNT_MAX as u32 + 1).to_le_bytes();
+    let too_many = forged(&named("peer-parity"), FIELDS + 12 + 12 + 1 + 12, &changes).unwrap_err();
+    assert!(too_many.0.contains("at most 16 are allowed"), "{too_many}");
     refused("lease-renew", FRAME_HEADER_SIZE + 25, REVISION_COUNT_MAX, "at most 256 are allowed");
     refused("lease-granted", FRAME_HEADER_SIZE + 30, LOST_COUNT_MAX, "at most 65536 are allowed");
 }
@@ -515,7 +625,18 @@ fn contents_that_contradict_themselves_are_refused() {
     refused(damaged, &0x10u64.to_le_bytes(), "both data and damage");
     refused(written, &0x70u64.to_le_bytes(), "content does not match its written units");
     refused(written, &0x10u64.to_le_bytes(), "content does not match its written units");
-    refused(FIELDS + 4, &[3], "unknown content kind 3");
+    refused(FIELDS + 4, &[4], "unknown content kind 4");
+    let forward = peer(PeerBody::Forward {
+        call: 4,
+        key: key(4),
+        content: with_table(block(0xf0, 0x50)),
+        replaces: version(),
+    });
+    let size = FIELDS + 4 + 12 + 12 + 1;
+    for count in [0, TABLE_SIZE_MAX as u16 + 1] {
+        let error = forged(&forward, size, &count.to_le_bytes()).unwrap_err();
+        assert!(error.0.contains("a part table of"), "{error}");
+    }
 }
 
 #[test]
@@ -550,7 +671,7 @@ fn a_data_less_message_between_osds_has_no_payload() {
 #[test]
 fn a_key_of_another_pool_cannot_be_said() {
     // Keys carry no pool on the wire: a decoded key has the PG's pool.
-    let message = peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![] });
+    let message = peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![], as_of: None });
     let other = forged(&message, FRAME_HEADER_SIZE, &9u32.to_le_bytes()).unwrap();
     let Message::Peer(other) = other else { panic!("{other:?}") };
     let PeerBody::Fetch { key: found, .. } = other.body else { panic!("{other:?}") };

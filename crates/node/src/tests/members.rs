@@ -550,6 +550,7 @@ fn a_repair_by_a_scrub_takes_no_space_that_was_promised_to_writes() {
             damaged: words(0),
             checksums,
             data: Some(data),
+            table: Vec::new(),
         };
         let body = PeerBody::Mend { call: 0, key, content };
         let connection = cluster.primary_connection(1, 0);

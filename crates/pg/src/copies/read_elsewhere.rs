@@ -92,7 +92,7 @@ impl Pg {
         self.reads_elsewhere += 1;
         let call = self.lead().asks.ask(index, Asked::Read { read: slot });
         self.reads[slot].stage = ReadStage::FetchElsewhere { index, call };
-        self.send(index, PeerBody::Fetch { call, key, units }, actions);
+        self.send(index, PeerBody::Fetch { call, key, units, as_of: None }, actions);
     }
 
     /// Handles a member's units for a read.

@@ -309,6 +309,7 @@ impl Store {
             damaged: vec![damaged],
             checksums,
             data: Some(data).filter(|data| !data.is_empty()),
+            table: Vec::new(),
         }
     }
 

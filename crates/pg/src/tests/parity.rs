@@ -199,7 +199,9 @@ impl Gathering for Stripe {
         let (checksums, data) = data_of(&[now, now].concat());
         let all = vec![(1 << UNITS) - 1];
         let (units, written, damaged, data) = (all.clone(), all, vec![0], Some(data));
-        Content::Block { version, block_size: BLOCK_SIZE, units, written, damaged, checksums, data }
+        let table = Vec::new();
+        let block_size = BLOCK_SIZE;
+        Content::Block { version, block_size, units, written, damaged, checksums, data, table }
     }
 
     fn prepare(&self, kind: WriteKind, _buffers: &BufferPool) -> Prepared {

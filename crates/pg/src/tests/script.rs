@@ -250,6 +250,29 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::Write { version, mark, key, .. } => {
             format!("Write: {version} to block {}, mark {mark}", key.stripe.get())
         }
+        PeerBody::Part { version, mark, key, content, differences, .. } => {
+            let stripe = key.stripe.get();
+            let delta =
+                if differences.iter().any(|word| *word != 0) { ", wants delta" } else { "" };
+            let content = brief_content(content);
+            format!("Part: {version} of stripe {stripe}, {content}{delta}, mark {mark}")
+        }
+        PeerBody::Parity { version, mark, key, changes, .. } => {
+            let parts: Vec<u8> = changes.iter().map(|change| change.part.get()).collect();
+            format!(
+                "Parity: {version} of stripe {}, parts {parts:?}, mark {mark}",
+                key.stripe.get()
+            )
+        }
+        PeerBody::Skip { version, mark, .. } => format!("Skip: {version}, mark {mark}"),
+        PeerBody::Delta { version, part, .. } => format!("Delta: {version}, part {}", part.get()),
+        PeerBody::ParityDelta { version, part, .. } => {
+            format!("ParityDelta: {version}, part {}", part.get())
+        }
+        PeerBody::Forward { key, content, replaces, .. } => {
+            let content = brief_content(content);
+            format!("Forward: stripe {}, {content}, above {replaces}", key.stripe.get())
+        }
         PeerBody::Mark { mark } => format!("Mark: {mark}"),
         PeerBody::Written { version, durable } => {
             format!("Written: {version}{}", if *durable { "" } else { ", not durable" })

@@ -335,7 +335,13 @@ impl Watch {
             | PeerBody::Recall { .. }
             | PeerBody::Recalled { .. }
             | PeerBody::Keep { .. }
-            | PeerBody::Tried { .. } => {}
+            | PeerBody::Tried { .. }
+            | PeerBody::Part { .. }
+            | PeerBody::Parity { .. }
+            | PeerBody::Skip { .. }
+            | PeerBody::Delta { .. }
+            | PeerBody::ParityDelta { .. }
+            | PeerBody::Forward { .. } => {}
         }
         Ok(())
     }
@@ -841,6 +847,7 @@ mod tests {
                 damaged: vec![damaged],
                 checksums: Vec::new(),
                 data: None,
+                table: Vec::new(),
             };
             PeerBody::Repair { call: 0, key: BlockKey { pool, hash: 7, image, stripe }, content }
         };

@@ -129,7 +129,16 @@ impl World {
         let version = match content {
             Content::Gone => Version::ZERO,
             Content::Tombstone { version } => *version,
-            Content::Block { version, block_size, units, written, damaged, checksums, data } => {
+            Content::Block {
+                version,
+                block_size,
+                units,
+                written,
+                damaged,
+                checksums,
+                data,
+                ..
+            } => {
                 if *block_size != size || UnitSet::from_slice(units) != asked {
                     return Err(format!("a copy of {key:?} has other units than were asked for"));
                 }

@@ -396,6 +396,7 @@ impl World {
             damaged: UnitSet::EMPTY.words(count),
             checksums,
             data: (!written.is_empty()).then(|| data.freeze()),
+            table: Vec::new(),
         }
     }
 
