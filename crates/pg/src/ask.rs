@@ -3,10 +3,11 @@
 //! Invariants
 //!   1. Each request is answered once, by the member to which it was sent.
 
+use base::Position;
 use blockstore::BlockKey;
 use slab::Slab;
 
-use super::slots::{JobSlot, ReadSlot};
+use super::slots::{ForwardSlot, GatherSlot, JobSlot, ReadSlot};
 
 /// How far the exchange with a member has got. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +39,10 @@ pub enum Asked {
     GivenUpRead,
     /// A repair, so that all acting members have the same blocks.
     Adopt { job: JobSlot },
+    /// Units of a stripe.
+    Gather { slot: GatherSlot, position: Position },
+    /// To prepare a key that goes forward.
+    Forward { slot: ForwardSlot },
     /// A block of a learner's backfill.
     Fill { key: BlockKey, bytes: u64 },
     /// To make a learner's cursor durable.

@@ -30,6 +30,7 @@ use format::wire::{Change, Content, Digest, Outcome, Refusal};
 
 use super::MemberSet;
 use super::operation::WriteKind;
+use super::stripes::Stripes;
 use super::units::{Held, Units};
 
 /// What the core must know about the keys of one kind of pool. A face lives as long as the process.
@@ -37,6 +38,16 @@ pub trait Face: Debug + Sync {
     /// Returns whether every position holds all of a key, so that any acting member alone has everything that
     /// was acknowledged.
     fn is_whole_everywhere(&self) -> bool;
+
+    /// Returns the face of stripes, if positions hold their parts.
+    fn stripes(&self) -> Option<&Stripes> {
+        None
+    }
+
+    /// Returns the number of blocks of data that an operation can reach under one key.
+    fn data_count(&self) -> u32 {
+        1
+    }
 
     /// Returns the units of its key that an operation touches. Operations whose units overlap take turns.
     fn footprint(&self, kind: &WriteKind, block_size: BlockSize) -> Range<u32>;

@@ -36,7 +36,8 @@ impl Pg {
     /// Begins to fill a learner, if it has reported its state and learners are filled now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let floor = self.local_state.floor();
-        let is_filling = self.may_copy();
+        // Parts of stripes are not copied, but made of others.
+        let is_filling = self.may_copy() && self.stripes().is_none();
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {

@@ -15,7 +15,8 @@ use super::face::Source;
 use super::fill::Intake;
 use super::filler::Filler;
 use super::scrub::Scrub;
-use super::slots::{JobSlot, Slots};
+use super::slots::{ForwardSlot, GatherSlot, JobSlot, Slots};
+use super::stripes::replicate::GatherJob;
 
 /// What a primary keeps of its epoch.
 pub struct Lead {
@@ -35,6 +36,12 @@ pub struct Lead {
     pub history: Vec<Activation>,
     pub compare: Compare,
     pub jobs: Slots<JobSlot, Job>,
+    /// In pools with parity: units of stripes that are being gathered.
+    pub gathers: Slots<GatherSlot, GatherJob>,
+    /// Keys that go forward, with the members that do not have them yet.
+    pub forwards: Slots<ForwardSlot, MemberSet>,
+    /// Acting members that lack versions up to the adopted one.
+    pub behind: MemberSet,
     /// Requests to members that have not been answered.
     pub asks: Asks,
     /// Maximum number of fills in flight.
@@ -104,6 +111,9 @@ impl Lead {
             history: Vec::new(),
             compare: Compare::default(),
             jobs: Slots::new(),
+            gathers: Slots::new(),
+            forwards: Slots::new(),
+            behind: MemberSet::default(),
             asks: Asks::default(),
             fills_max: 0,
             unreported: MemberSet::default(),
@@ -117,6 +127,11 @@ impl Lead {
     /// Returns the index of a member other than this OSD.
     pub fn index_of(&self, osd: OsdId) -> Option<usize> {
         self.peers.iter().position(|peer| peer.member.osd == osd).filter(|index| *index != self.me)
+    }
+
+    /// Returns how many keys are being brought to acting members.
+    pub fn adoption_count(&self) -> usize {
+        self.jobs.len() + self.gathers.len() + self.forwards.len()
     }
 
     /// Returns whether the entry has no member but this OSD.

@@ -61,6 +61,7 @@ mod scrub;
 mod shape;
 mod slots;
 mod store_calls;
+mod stripes;
 mod sync;
 mod units;
 mod versions;
@@ -91,6 +92,7 @@ pub use record::Record;
 pub use scrub::ScrubEvent;
 pub use scrub::note::{Finding, Running, ScrubNote, Trial, credible};
 pub use shape::Shape;
+pub use stripes::face_of;
 
 use copies::delete::Deletions;
 use copies::read::Read;
@@ -102,6 +104,7 @@ use operation::{Wants, WriteFor, WriteKind};
 use owed::Owed;
 use slots::{ReadSlot, Slots};
 use store_calls::{Call, NewerFor, StoreCalls};
+use stripes::member::StripeMember;
 use sync::{FlushFor, Syncs, Unflushed};
 use versions::Versions;
 use write_queue::WriteQueue;
@@ -248,6 +251,8 @@ pub struct Pg {
     lead: Option<Box<Lead>>,
     /// State of the epoch, if another OSD is its primary.
     follow: Option<Follow>,
+    /// In pools with parity: the versions of the epoch at this member, while it is active here.
+    stripe_member: Option<StripeMember>,
     // State that outlives epochs.
     local_state: LocalState,
     calls: StoreCalls,
@@ -293,6 +298,7 @@ impl Pg {
             copies: 1,
             lead: None,
             follow: None,
+            stripe_member: None,
             local_state: LocalState::new(facts, record, shape.limits.change_count_max),
             calls: StoreCalls::default(),
             unflushed: Unflushed::default(),
@@ -479,6 +485,7 @@ impl Pg {
         self.local_state.abandon();
         self.lead = None;
         self.follow = None;
+        self.stripe_member = None;
         self.entry = None;
         self.write_targets = WriteTargets::default();
         // Its slots refer to writes that no longer exist.
@@ -542,9 +549,17 @@ impl Pg {
 
     /// Writes a record to the store. [`Pg::on_record_kept`] is called when it is durable or was refused.
     fn keep_record(&mut self, record: Record, what: RecordFor, actions: &mut Vec<Action>) {
+        // The activation of an acting member settles what was prepared.
+        let is_activation = matches!(what, RecordFor::Lead | RecordFor::Activation);
+        let is_settled = is_activation && record.filling.is_none() && self.stripes().is_some();
+        let settled = is_settled.then_some(record.adopted);
         let bytes = self.local_state.begin_record(record, what);
-        let key = NoteKey::Pg(self.shape.pg);
-        self.call(Call::Record, StoreRequest::Note { key, bytes }, actions);
+        let (pg, key) = (self.shape.pg, NoteKey::Pg(self.shape.pg));
+        let request = match settled {
+            Some(upto) => StoreRequest::Settle { pg, note: Some((key, bytes)), upto },
+            None => StoreRequest::Note { key, bytes },
+        };
+        self.call(Call::Record, request, actions);
     }
 
     /// Handles the end of a record write: it is durable, or the store refused it.
@@ -569,21 +584,41 @@ impl Pg {
 
     /// Makes durable the changes that this OSD's store accepted before.
     fn flush(&mut self, what: FlushFor, actions: &mut Vec<Action>) {
+        if let Some(member) = &mut self.stripe_member
+            && what != FlushFor::Epoch
+        {
+            member.pipeline.sync(what);
+            return self.give_ready(actions);
+        }
+        self.flush_upto(what, Version::ZERO, actions);
+    }
+
+    /// Likewise; in pools with parity the flush covers versions up to `upto`, too.
+    fn flush_upto(&mut self, what: FlushFor, upto: Version, actions: &mut Vec<Action>) {
         let covers = self.unflushed.written();
-        self.call(Call::Flush { covers, what }, StoreRequest::Sync, actions);
+        self.call(Call::Flush { covers, upto, what }, StoreRequest::Sync, actions);
     }
 
     /// Handles the end of a flush: the first `covers` changes that the store answered before they were
     /// durable are durable now.
-    fn on_flushed(&mut self, covers: u64, what: FlushFor, actions: &mut Vec<Action>) {
+    fn on_flushed(
+        &mut self,
+        covers: u64,
+        upto: Version,
+        what: FlushFor,
+        actions: &mut Vec<Action>,
+    ) {
         self.unflushed.flushed(covers);
+        if what != FlushFor::Epoch {
+            self.on_pipeline_synced(what, upto, actions);
+        }
         match what {
             FlushFor::Lead => {
                 let me = self.lead().me;
                 self.on_member_synced(me, actions);
             }
             FlushFor::Peer { call } => self.on_peer_synced(call, actions),
-            FlushFor::Epoch => {}
+            FlushFor::Prefix | FlushFor::Epoch => {}
         }
     }
 
@@ -619,7 +654,7 @@ impl Pg {
     /// Returns the number of operations that have not been answered.
     pub fn open_count(&self) -> usize {
         let syncs = self.syncs.tickets().count();
-        self.queue.len() + self.reads.len() + self.deletions.len() + syncs
+        self.queue.open_count() + self.reads.len() + self.deletions.len() + syncs
     }
 
     /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active; the
@@ -690,9 +725,9 @@ impl Pg {
             Call::Fetch(slot) => self.on_fetched(slot, result, actions),
             Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),
             Call::Part { read, part } => self.on_part(read, part, result, actions),
-            Call::Flush { covers, what } => {
+            Call::Flush { covers, upto, what } => {
                 assert!(result.is_ok(), "a sync needs no room and reads nothing");
-                self.on_flushed(covers, what, actions);
+                self.on_flushed(covers, upto, what, actions);
             }
             Call::Record => self.on_record_kept(result.is_ok(), actions),
             Call::Copy(job) => self.on_own_copy(job, result, actions),
@@ -707,6 +742,12 @@ impl Pg {
                 self.local_state.absolved();
                 actions.push(Action::Absolved);
             }
+            Call::Prepared { version } => self.on_prepared(version, result, actions),
+            Call::OldUnits { version } => self.on_old_units(version, result, actions),
+            Call::OldParity { version } => self.on_old_parity(version, result, actions),
+            Call::Gather { slot, position } => self.on_own_part((slot, position), result, actions),
+            Call::Forwarded { call } => self.on_forwarded(call, result, actions),
+            Call::ForwardHere(slot) => self.on_forwarded_here(slot, result, actions),
             Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),
             Call::ScrubDigest { look } => self.on_own_digest(look, result, actions),
             Call::ScrubCopy { look } => self.on_own_scrub_copy(look, result, actions),
@@ -720,7 +761,7 @@ impl Pg {
                 self.on_peer_mended((order, call, units), result, actions);
             }
             Call::PeerKeep { call } => self.on_peer_kept(call, result, actions),
-            Call::Floor | Call::Ending(_) | Call::Dropped => {}
+            Call::Floor | Call::Commit | Call::Ending(_) | Call::Dropped => {}
             Call::ListDeletion(_) | Call::ListNewer(_) => {
                 unreachable!("a list is answered by `listed` or `listed_newer`")
             }

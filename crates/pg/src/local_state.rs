@@ -157,6 +157,12 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
+    /// Notes a version, in version order, that changes nothing here.
+    pub fn on_skip(&mut self, version: Version) {
+        self.last = self.last.max(version);
+        self.held = self.held.max(version);
+    }
+
     /// Notes a repair that is sent to the store. `units`: all units of the block.
     pub fn on_repair(
         &mut self,

@@ -88,6 +88,11 @@ impl Follow {
         self.stage == FollowStage::Active
     }
 
+    /// Raises the version up to which all acting members have everything.
+    pub fn raise_mark(&mut self, mark: Version) {
+        self.mark = self.mark.max(mark);
+    }
+
     /// Returns whether this OSD takes part as an acting member.
     pub fn is_acting(&self) -> bool {
         !self.is_learner && self.stage == FollowStage::Active
@@ -152,10 +157,20 @@ impl Pg {
                 let header = ChangeHeader { pg, key, block_size, version, lazy };
                 self.on_write(header, mark, change, actions)
             }
+            (
+                body @ (PeerBody::Part { .. } | PeerBody::Parity { .. } | PeerBody::Skip { .. }),
+                FollowStage::Active,
+            ) => self.on_stripe_version(body, actions),
+            (PeerBody::ParityDelta { version, key, part, content }, FollowStage::Active) => {
+                self.on_parity_delta(version, key, part, content, actions)
+            }
+            (PeerBody::Forward { call, key, content, replaces }, FollowStage::Stated) => {
+                self.on_forward(call, key, content, replaces, actions)
+            }
             (PeerBody::Mark { mark }, FollowStage::Active) => {
                 self.check_version(mark)?;
-                let follow = self.follow();
-                follow.mark = follow.mark.max(mark);
+                self.follow().raise_mark(mark);
+                self.commit(mark, actions);
                 Ok(())
             }
             (PeerBody::Sync { call }, FollowStage::Active) => {
@@ -407,7 +422,11 @@ impl Pg {
         let is_filled = record.is_some_and(|record| record.filling.is_none());
         match what {
             RecordFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
-            RecordFor::Activation => self.answer(PeerBody::Activated, actions),
+            RecordFor::Activation => {
+                let adopted = record.map_or(Version::ZERO, |record| record.adopted);
+                self.begin_stripes(adopted);
+                self.answer(PeerBody::Activated, actions);
+            }
             RecordFor::Progress { call } if is_filled && self.local_state.is_suspect() => {
                 // The lost data has been restored. The record that says so was made durable before the store
                 // forgets the loss.
@@ -502,7 +521,7 @@ impl Pg {
         }
     }
 
-    fn cannot_follow(&mut self, why: &str, actions: &mut Vec<Action>) {
+    pub(crate) fn cannot_follow(&mut self, why: &str, actions: &mut Vec<Action>) {
         let follow = self.follow();
         if follow.stage != FollowStage::Failed {
             follow.stage = FollowStage::Failed;

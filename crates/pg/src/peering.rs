@@ -199,6 +199,7 @@ impl Pg {
                     actions,
                 );
             }
+            _ if let Some(stripes) = self.stripes() => self.judge_stripes(stripes, actions),
             Judgement::Same => self.activate(actions),
             Judgement::Compare { newer_than } => {
                 let lead = self.lead();
@@ -262,6 +263,7 @@ impl Pg {
         if self.serving != Serving::Active {
             return;
         }
+        self.commit(mark, actions);
         let lead = self.lead();
         if lead.mark_told >= mark {
             return;
@@ -274,12 +276,15 @@ impl Pg {
 
     /// Continues the comparison until it must wait for pages or repairs.
     pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
-        while self.serving == Serving::Comparing && self.lead().jobs.len() < ADOPTIONS_MAX {
+        while self.serving == Serving::Comparing && self.lead().adoption_count() < ADOPTIONS_MAX {
             self.ask_pages(actions);
             match self.lead().compare.next() {
                 Next::Pages => return,
-                Next::Block(key) => self.compare_block(key, actions),
-                Next::End if self.lead().jobs.is_empty() => return self.on_compared(actions),
+                Next::Block(key) => match self.stripes() {
+                    Some(stripes) => self.forward_key(key, stripes, actions),
+                    None => self.compare_block(key, actions),
+                },
+                Next::End if self.lead().adoption_count() == 0 => return self.on_compared(actions),
                 Next::End => return,
             }
         }
@@ -415,13 +420,14 @@ impl Pg {
     }
 
     /// Makes the epoch durable on all acting members. Requires: they hold the same blocks.
-    fn activate(&mut self, actions: &mut Vec<Action>) {
+    pub(crate) fn activate(&mut self, actions: &mut Vec<Action>) {
         let entry = self.entry.clone().expect("an epoch is entered");
         let history_count_max = self.shape.limits.history_count_max;
+        let is_prefix = self.stripes().is_some();
         let lead = self.lead();
         let floor = lead.acting_states().map(|state| state.floor).max();
         let floor = floor.expect("there are acting members");
-        let adopted = lead.highest_complete();
+        let adopted = if is_prefix { lead.adopted } else { lead.highest_complete() };
         let newest = lead.acting_states().max_by_key(|state| state.record_epoch);
         let newest = newest.expect("there are acting members");
         lead.history = history_of(newest, adopted, floor, entry.epoch, history_count_max);
@@ -477,6 +483,7 @@ impl Pg {
         self.write_targets = WriteTargets::of_acting(acting);
         self.serving = Serving::Active;
         self.lead().mark_told = adopted;
+        self.begin_stripes(adopted);
         self.owed.settle();
         actions.push(Action::Activated);
         self.welcome_learners(actions);
@@ -537,11 +544,15 @@ impl Pg {
                 Asked::ScrubFetch { look } => self.on_peer_scrub_copy(look, content, actions),
                 Asked::Read { read } => self.on_peer_read(read, content, actions),
                 Asked::GivenUpRead => Ok(()),
+                Asked::Gather { slot, position } => {
+                    self.on_peer_part((slot, position), content, actions)
+                }
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
+                    Asked::Forward { slot } => self.on_forwarded_by(index, slot, actions),
                     Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
                     _ => return Err("an unsolicited repair".into()),
                 }
@@ -581,6 +592,9 @@ impl Pg {
                     _ => return Err("a repair that was not asked for".into()),
                 }
                 Ok(())
+            }
+            PeerBody::Delta { version, key, part, content } => {
+                self.on_delta(index, (version, key, part), content, actions)
             }
             PeerBody::Stale(_) => Ok(()),
             _ => Err("a message that only a primary sends".into()),

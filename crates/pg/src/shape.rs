@@ -90,7 +90,8 @@ impl Shape {
         if !u64::from(offset).is_multiple_of(UNIT_SIZE) || !length.is_multiple_of(UNIT_SIZE) {
             return invalid("offset and length must be multiples of 4 KiB");
         }
-        if u64::from(offset) + length > self.block_size.bytes() {
+        if u64::from(offset) + length > self.block_size.bytes() * u64::from(self.face.data_count())
+        {
             return invalid("the range ends beyond its block");
         }
         assert!(length <= u64::from(PAYLOAD_SIZE_MAX));

@@ -41,6 +41,10 @@ slot_types! {
     DeletionSlot;
     /// A copy of a block between members.
     JobSlot;
+    /// Units of a stripe that are being gathered.
+    GatherSlot;
+    /// A key that goes forward at members that lack it.
+    ForwardSlot;
 }
 
 /// Values by slot.
@@ -77,10 +81,6 @@ impl<S: Slot, T> Slots<S, T> {
 
     pub fn len(&self) -> usize {
         self.slab.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.slab.is_empty()
     }
 
     pub fn clear(&mut self) {

@@ -5,11 +5,11 @@
 //!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer is ignored. But a change
 //!      still counts until it ends, and no member reports its state before that.
 
-use base::Version;
+use base::{Position, Version};
 use slab::Slab;
 
 use super::CallId;
-use super::slots::{DeletionSlot, JobSlot, ReadSlot, WriteSlot};
+use super::slots::{DeletionSlot, ForwardSlot, GatherSlot, JobSlot, ReadSlot, WriteSlot};
 use super::sync::FlushFor;
 use super::write_queue::WriteQueue;
 
@@ -46,7 +46,22 @@ pub enum Call {
     ListDeletion(DeletionSlot),
     /// A flush of everything so far. `covers`: number of changes that were answered before they were durable
     /// when the flush began.
-    Flush { covers: u64, what: FlushFor },
+    /// `upto`: in pools with parity, versions up to this one are covered, too.
+    Flush { covers: u64, upto: Version, what: FlushFor },
+    /// A version of a pool with parity.
+    Prepared { version: Version },
+    /// Old units of a data part that a version changes.
+    OldUnits { version: Version },
+    /// What a parity part was before a version.
+    OldParity { version: Version },
+    /// This OSD's part of a stripe that is being gathered.
+    Gather { slot: GatherSlot, position: Position },
+    /// A key that goes forward here. `call`: the number of the primary's request.
+    Forwarded { call: u32 },
+    /// A key that goes forward at this OSD as primary.
+    ForwardHere(ForwardSlot),
+    /// Makes prepared versions stable. Nobody waits for the answer.
+    Commit,
     /// A record that is written as a note.
     Record,
     /// A new floor. Nobody waits for the answer.
@@ -100,6 +115,9 @@ impl Call {
             | Call::ScrubMend { .. }
             | Call::PeerMend { .. }
             | Call::AbsolveFilled { .. }
+            | Call::Prepared { .. }
+            | Call::Forwarded { .. }
+            | Call::ForwardHere(_)
             | Call::Record
             | Call::Flush { .. }
             | Call::Ending(_) => true,
@@ -110,6 +128,10 @@ impl Call {
             | Call::Copy(_)
             | Call::FindLost(_)
             | Call::ListNewer(_)
+            | Call::OldUnits { .. }
+            | Call::OldParity { .. }
+            | Call::Gather { .. }
+            | Call::Commit
             | Call::PeerCopy { .. }
             | Call::ListDeletion(_)
             | Call::ScrubDigest { .. }
@@ -127,9 +149,9 @@ impl Call {
     fn abandoned(self, writes: &WriteQueue) -> Call {
         match self {
             Call::Record | Call::Floor | Call::Absolve | Call::Ending(_) => self,
-            Call::Flush { covers, .. } => Call::Flush { covers, what: FlushFor::Epoch },
+            Call::Flush { covers, upto, .. } => Call::Flush { covers, upto, what: FlushFor::Epoch },
             Call::Write(slot) => Call::Ending(writes[slot].version()),
-            Call::Taken { version, .. } => Call::Ending(Some(version)),
+            Call::Taken { version, .. } | Call::Prepared { version } => Call::Ending(Some(version)),
             call if call.is_change() => Call::Ending(None),
             _ => Call::Dropped,
         }

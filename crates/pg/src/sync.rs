@@ -154,6 +154,8 @@ pub enum FlushFor {
     Lead,
     /// The primary. `call`: the number of its request.
     Peer { call: u32 },
+    /// This OSD as a member of a pool with parity: what it reports as durable must be a prefix.
+    Prefix,
     /// A new epoch, which begins when nothing is in flight; or nobody any more.
     Epoch,
 }

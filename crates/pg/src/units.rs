@@ -63,6 +63,15 @@ impl Units {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
+    /// Returns the units that are in both sets.
+    pub fn within(&self, other: &Units) -> Units {
+        Units(std::array::from_fn(|word| self.0[word] & other.0[word]))
+    }
+
+    pub fn add(&mut self, unit: u32) {
+        self.add_range(unit..unit + 1);
+    }
+
     /// Returns all units of the set in order.
     pub fn iter(self) -> impl Iterator<Item = u32> {
         (0..WORDS as u32 * 64).filter(move |unit| self.has(*unit))
@@ -155,6 +164,16 @@ impl Copied {
     pub fn zeros(version: Version, units: Units) -> Copied {
         let written = Units::default();
         Copied { version, units, written, checksums: Vec::new(), data: None }
+    }
+
+    /// Returns the written units in order, each with its checksum and bytes.
+    pub fn into_written(self) -> impl Iterator<Item = (u32, Checksum, Buffer)> {
+        let Copied { written, checksums, data, .. } = self;
+        written.iter().zip(checksums).enumerate().map(move |(index, (unit, checksum))| {
+            let start = index * UNIT_SIZE as usize;
+            let data = data.as_ref().expect("a copy with written units has data");
+            (unit, checksum, data.slice(start..start + UNIT_SIZE as usize))
+        })
     }
 
     /// Returns how many bytes of data the copy holds.

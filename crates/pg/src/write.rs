@@ -90,6 +90,10 @@ impl Pg {
 
     /// Begins a write that has its turn.
     fn begin_write(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
+        let is_job = matches!(self.queue[slot].issuer, WriteFor::Job(_));
+        if self.stripes().is_some() && !is_job {
+            return self.begin_stripe_operation(slot, actions);
+        }
         let needs = self.needs(&self.queue[slot]);
         if needs != Needs::Nothing {
             // The write must be the first: what it reads now is never taken back later.
@@ -296,6 +300,10 @@ impl Pg {
         if !self.versions.was_given(version) {
             return Err("a version that was never assigned".into());
         }
+        if self.stripes().is_some() {
+            self.on_member_has(index, version, durable, actions);
+            return Ok(());
+        }
         if !self.lead().acting.has(index) {
             self.on_learner_wrote(index, version, actions);
         }
@@ -312,7 +320,7 @@ impl Pg {
         Ok(())
     }
 
-    fn count_copy(
+    pub(crate) fn count_copy(
         &mut self,
         index: usize,
         slot: WriteSlot,
@@ -352,7 +360,7 @@ impl Pg {
         self.pump(actions);
     }
 
-    fn end_write(
+    pub(crate) fn end_write(
         &mut self,
         slot: WriteSlot,
         outcome: Result<Outcome, Refusal>,
@@ -374,14 +382,16 @@ impl Pg {
         if self.lead.as_ref().is_some_and(|lead| !lead.unreported.is_empty()) {
             self.report_complete(actions);
         }
-        match (write.issuer, outcome) {
-            (WriteFor::Client(ticket), Some(outcome)) => {
-                actions.push(Action::Reply { ticket, outcome });
+        for issuer in write.merged.into_iter().chain([write.issuer]) {
+            match (issuer, outcome.clone()) {
+                (WriteFor::Client(ticket), Some(outcome)) => {
+                    actions.push(Action::Reply { ticket, outcome });
+                }
+                (WriteFor::Deletion(deletion), Some(outcome)) => {
+                    self.on_block_deleted(deletion, outcome, actions);
+                }
+                (_, outcome) => assert!(outcome.is_none()),
             }
-            (WriteFor::Deletion(deletion), Some(outcome)) => {
-                self.on_block_deleted(deletion, outcome, actions);
-            }
-            (_, outcome) => assert!(outcome.is_none()),
         }
         for follower in write.followers {
             match follower {

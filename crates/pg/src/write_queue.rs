@@ -18,9 +18,11 @@ use std::ops::{Index, IndexMut, Range};
 use base::Version;
 use base::planted::{self, Bug};
 use blockstore::BlockKey;
+use format::wire::Change;
 
 use super::operation::{Follower, WriteFor, WriteKind};
 use super::slots::{Slots, WriteSlot};
+use super::stripes::patch::Patch;
 use super::{MemberSet, Ticket};
 
 /// One write at its primary.
@@ -33,6 +35,10 @@ pub struct Write {
     pub units: Range<u32>,
     pub kind: WriteKind,
     pub stage: WriteStage,
+    /// In pools with parity: what it changes, once it has begun.
+    pub patch: Option<Box<Patch>>,
+    /// Writes that were merged into this one and end with it.
+    pub merged: Vec<WriteFor>,
     /// What waits for the write to end.
     pub followers: Vec<Follower>,
 }
@@ -109,7 +115,8 @@ impl WriteQueue {
         let order = self.order_next;
         self.order_next += 1;
         let (stage, followers) = (WriteStage::Queued, follower.into_iter().collect());
-        let write = Write { issuer, key, order, units, kind, stage, followers };
+        let (patch, merged) = (None, Vec::new());
+        let write = Write { issuer, key, order, units, kind, stage, patch, merged, followers };
         let slot = self.writes.insert(write);
         self.order.insert((key, order), slot);
         slot
@@ -142,10 +149,6 @@ impl WriteQueue {
         self.writes.iter()
     }
 
-    pub fn len(&self) -> usize {
-        self.writes.len()
-    }
-
     /// Returns the oldest queued write of a block, if it may start. `needs_nothing`: returns whether a write
     /// may start while earlier writes to its block are being replicated.
     pub fn startable(
@@ -163,6 +166,24 @@ impl WriteQueue {
             }
         }
         None
+    }
+
+    /// Returns the write right behind this one, if it is a client's, waits, and depends on nothing.
+    pub fn mergeable(&self, slot: WriteSlot) -> Option<WriteSlot> {
+        let Write { key, order, .. } = self.writes[slot];
+        let (_, next) = self.order.range((key, order + 1)..=(key, u64::MAX)).next()?;
+        let write = &self.writes[*next];
+        let is_plain = matches!(
+            write.kind,
+            WriteKind::Change { change: Change::Write { .. }, expected: None, .. }
+        );
+        let is_waiting = write.stage == WriteStage::Queued && write.issuer.ticket().is_some();
+        (is_plain && is_waiting).then_some(*next)
+    }
+
+    /// Returns the number of operations that are unfinished, merged ones included.
+    pub fn open_count(&self) -> usize {
+        self.writes.iter().map(|(_, write)| 1 + write.merged.len()).sum()
     }
 
     /// Returns whether no earlier write to its block is unfinished.
@@ -231,7 +252,9 @@ impl WriteQueue {
 
     /// Returns the tickets of the clients that wait for writes.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
-        self.writes.iter().filter_map(|(_, write)| write.issuer.ticket())
+        let issuers = self.writes.iter();
+        let issuers = issuers.flat_map(|(_, write)| write.merged.iter().chain([&write.issuer]));
+        issuers.filter_map(|issuer| issuer.ticket())
     }
 
     /// Removes a follower that no longer waits from all writes.

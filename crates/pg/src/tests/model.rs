@@ -4,12 +4,15 @@
 //! separately. A loss of power keeps what is durable and a part of the rest that fits the order; an entry
 //! whose data is missing is dropped with the later ones of its block. The end of the process keeps what is
 //! written. Lazy entries are answered when they are written, and become durable when a later entry has to.
+//!
+//! Versions of pools with parity are prepared: they lie above the stable blocks until they are committed,
+//! which no entry of the journal says by itself: each carries what was committed when it was made.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use base::checksum::checksum_units;
 use base::{Buffer, BufferPool, Checksum, Epoch, Version};
-use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, NoteKey, PgFacts, Request, StoreError};
 use format::wire::{Content, Digest, ListedBlock};
 
 use super::{BLOCK_SIZE, UNIT, UNITS};
@@ -22,6 +25,15 @@ pub struct Block {
     pub units: BTreeMap<u32, u32>,
     pub damaged: u64,
     pub is_tombstone: bool,
+    /// The part table of a parity part.
+    pub table: Vec<u8>,
+}
+
+/// A version that may still be taken back.
+#[derive(Clone)]
+struct Prepared {
+    key: BlockKey,
+    content: Content,
 }
 
 #[derive(Clone, Default)]
@@ -34,11 +46,15 @@ pub struct State {
     pub held: Version,
     pub hole: Option<Version>,
     pub is_suspect: bool,
+    prepared: BTreeMap<Version, Prepared>,
+    committed: Version,
 }
 
 struct Entry {
     call: CallId,
     request: Request,
+    /// What was committed when it was made.
+    committed: Version,
     data: Data,
     is_answered: bool,
 }
@@ -115,8 +131,69 @@ impl State {
         self.held = self.held.max(version);
     }
 
-    fn apply(&mut self, request: &Request) {
+    /// What a key holds.
+    pub fn at(&self, key: BlockKey, as_of: AsOf) -> Option<Block> {
+        let mut block = self.blocks.get(&key).cloned();
+        let upto = match as_of {
+            AsOf::Stable => return block,
+            AsOf::View => None,
+            AsOf::Version(version) => Some(version),
+        };
+        let prepared = self.prepared.iter().filter(|(version, prepared)| {
+            prepared.key == key && upto.is_none_or(|upto| **version <= upto)
+        });
+        for (_, Prepared { content, .. }) in prepared {
+            change(&mut block, content);
+        }
+        block
+    }
+
+    /// All keys, as they are.
+    pub fn view(&self) -> BTreeMap<BlockKey, Block> {
+        let prepared = self.prepared.values().map(|prepared| prepared.key);
+        let keys = self.blocks.keys().copied().chain(prepared);
+        keys.filter_map(|key| Some((key, self.at(key, AsOf::View)?))).collect()
+    }
+
+    fn commit(&mut self, upto: Version) {
+        if upto <= self.committed {
+            return;
+        }
+        self.committed = upto;
+        while let Some(first) = self.prepared.first_entry()
+            && *first.key() <= upto
+        {
+            let Prepared { key, content } = first.remove();
+            self.repair(key, &content);
+        }
+    }
+
+    fn apply(&mut self, request: &Request, committed: Version) {
+        self.commit(committed);
         match request {
+            Request::Prepare { key, version, content, replaces, .. } => {
+                match replaces {
+                    Some(above) => {
+                        let is_kept =
+                            |version: &Version, it: &Prepared| it.key != *key || *version <= *above;
+                        self.prepared.retain(|version, it| is_kept(version, it));
+                        self.held = self.held.max(*version);
+                    }
+                    None => self.wrote(*version),
+                }
+                let known = self.at(*key, AsOf::View).map_or(Version::ZERO, |it| it.version);
+                assert!(known < *version, "versions of a key only grow");
+                let prepared = Prepared { key: *key, content: content.clone() };
+                assert!(self.prepared.insert(*version, prepared).is_none(), "one key for each");
+            }
+            Request::Skip { version, .. } => self.wrote(*version),
+            Request::Settle { note, upto, .. } => {
+                assert!(self.committed <= *upto);
+                self.note = note.as_ref().map(|(_, bytes)| bytes.clone());
+                self.commit(*upto);
+                self.prepared.clear();
+                self.last = *upto;
+            }
             Request::Write { key, version, offset, data, .. } => {
                 self.wrote(*version);
                 let block = self.blocks.entry(*key).or_default();
@@ -172,25 +249,46 @@ impl State {
                 let block = Block { version: *version, is_tombstone: true, ..Block::default() };
                 self.blocks.insert(key, block);
             }
-            Content::Block { version, units, written, damaged, data, .. } => {
+            Content::Block { version, .. } => {
                 self.held = self.held.max(*version);
-                let block = self.blocks.entry(key).or_default();
-                block.version = *version;
-                block.is_tombstone = false;
-                let data = data.as_ref().map(|data| &data[..]).unwrap_or_default();
-                let count = written[0].count_ones();
-                let mut values = values_of(data, count).into_iter();
-                for unit in (0..UNITS).filter(|unit| units[0] & (1 << unit) != 0) {
-                    block.units.remove(&unit);
-                    block.damaged &= !(1 << unit);
-                    if written[0] & (1 << unit) != 0 {
-                        block.units.insert(unit, values.next().unwrap());
-                    }
-                    if damaged[0] & (1 << unit) != 0 {
-                        block.damaged |= 1 << unit;
-                    }
-                }
+                let mut block = self.blocks.remove(&key);
+                change(&mut block, content);
+                self.blocks.extend(block.map(|block| (key, block)));
             }
+        }
+    }
+}
+
+/// Makes units of a block so, or deletes it.
+fn change(block: &mut Option<Block>, content: &Content) {
+    let (version, units, written, damaged, data, table) = match content {
+        Content::Gone => return *block = None,
+        Content::Tombstone { version } => {
+            let is_tombstone = true;
+            *block = Some(Block { version: *version, is_tombstone, ..Block::default() });
+            return;
+        }
+        Content::Block { version, units, written, damaged, data, table, .. } => {
+            (version, units, written, damaged, data, table)
+        }
+    };
+    let block = block.get_or_insert_default();
+    block.version = *version;
+    block.is_tombstone = false;
+    if !table.is_empty() {
+        block.table = table.clone();
+    }
+    let data = data.as_ref().map(|data| &data[..]).unwrap_or_default();
+    let count = written[0].count_ones();
+    let mut values = values_of(data, count).into_iter();
+    for unit in (0..UNITS).filter(|unit| units[0] & (1 << unit) != 0) {
+        block.units.remove(&unit);
+        block.damaged &= !(1 << unit);
+        if written[0] & (1 << unit) != 0 {
+            block.units.insert(unit, values.next().unwrap());
+        }
+        if damaged[0] & (1 << unit) != 0 {
+            block.damaged |= 1 << unit;
         }
     }
 }
@@ -200,28 +298,41 @@ fn key_of(request: &Request) -> Option<BlockKey> {
         Request::Write { key, .. }
         | Request::Zero { key, .. }
         | Request::Delete { key, .. }
+        | Request::Prepare { key, .. }
         | Request::Repair { key, .. } => Some(*key),
         _ => None,
     }
 }
 
 fn is_lazy(request: &Request) -> bool {
-    matches!(request, Request::Write { lazy: true, .. } | Request::Zero { lazy: true, .. })
+    matches!(
+        request,
+        Request::Write { lazy: true, .. }
+            | Request::Zero { lazy: true, .. }
+            | Request::Prepare { lazy: true, .. }
+            | Request::Skip { lazy: true, .. }
+    )
 }
 
 fn version_of(request: &Request) -> Option<Version> {
     match request {
         Request::Write { version, .. }
         | Request::Zero { version, .. }
-        | Request::Delete { version, .. } => Some(*version),
+        | Request::Delete { version, .. }
+        | Request::Prepare { version, replaces: None, .. }
+        | Request::Skip { version, .. } => Some(*version),
         _ => None,
     }
 }
 
+fn is_prefix(request: &Request) -> bool {
+    matches!(request, Request::Prepare { .. } | Request::Skip { .. })
+}
+
 impl Store {
     pub fn facts(&self) -> PgFacts {
-        let State { last, held, hole, floor, is_suspect, .. } = self.now;
-        PgFacts { last, committed: Version::ZERO, held, hole, floor, is_suspect }
+        let State { last, held, hole, floor, is_suspect, committed, .. } = self.now;
+        PgFacts { last, held, hole, floor, is_suspect, committed }
     }
 
     /// Takes a request. `is_large`: its data becomes durable separately from its entry.
@@ -245,8 +356,17 @@ impl Store {
                 self.digests.insert(call, (key, deep));
                 self.answers.push_back((call, Ok(Answer::Digest(Digest::Gone))));
             }
-            Request::Copy { key, units, .. } => {
-                let content = self.copy(key, &units);
+            Request::Commit { upto, .. } => {
+                let is_lost = self.undurable().any(|version| version <= upto);
+                assert!(!is_lost, "what is committed is durable");
+                self.now.commit(upto);
+                self.answers.push_back((call, Ok(Answer::Committed)));
+            }
+            Request::Settle { upto, .. } if upto < self.now.committed => {
+                self.answers.push_back((call, Err(StoreError::AboveSettled)));
+            }
+            Request::Copy { key, units, as_of } => {
+                let content = self.copy(key, &units, as_of);
                 self.answers.push_back((call, Ok(Answer::Copy { content })));
             }
             request if self.refuses(&request) => {
@@ -255,11 +375,19 @@ impl Store {
                 self.answers.push_back((call, Err(StoreError::Full)));
             }
             request => {
-                self.now.apply(&request);
+                if let (true, Some(version)) = (is_prefix(&request), version_of(&request))
+                    && version.epoch == self.now.last.epoch
+                {
+                    let next = self.now.last.counter + 1;
+                    assert_eq!(version.counter, next, "a gap in the versions of an epoch");
+                }
+                let committed = self.now.committed;
+                self.now.apply(&request, committed);
                 let has_data = !is_large || key_of(&request).is_none();
                 let data = if has_data { Data::Durable } else { Data::Missing };
                 let is_wanted = !is_lazy(&request) || self.is_immediate;
-                self.journal.push_back(Entry { call, request, data, is_answered: false });
+                let is_answered = false;
+                self.journal.push_back(Entry { call, request, committed, data, is_answered });
                 if is_wanted {
                     self.wanted_count = self.journal.len();
                 }
@@ -289,8 +417,8 @@ impl Store {
         Ok(Answer::Read { version: block.version, checksums, data })
     }
 
-    fn copy(&self, key: BlockKey, units: &[u64]) -> Content {
-        let Some(block) = self.now.blocks.get(&key) else { return Content::Gone };
+    fn copy(&self, key: BlockKey, units: &[u64], as_of: AsOf) -> Content {
+        let Some(block) = self.now.at(key, as_of) else { return Content::Gone };
         if block.is_tombstone {
             return Content::Tombstone { version: block.version };
         }
@@ -309,7 +437,7 @@ impl Store {
             damaged: vec![damaged],
             checksums,
             data: Some(data).filter(|data| !data.is_empty()),
-            table: Vec::new(),
+            table: block.table,
         }
     }
 
@@ -339,12 +467,13 @@ impl Store {
         after: Option<BlockKey>,
         count_max: usize,
     ) -> (Vec<ListedBlock>, bool) {
-        let blocks = self.now.blocks.iter().filter(|(key, block)| {
-            after.is_none_or(|after| **key > after) && block.version > newer_than
+        let view = self.now.view();
+        let blocks = view.into_iter().filter(|(key, block)| {
+            after.is_none_or(|after| *key > after) && block.version > newer_than
         });
         let mut listed: Vec<ListedBlock> = blocks
             .map(|(key, block)| ListedBlock {
-                key: *key,
+                key,
                 version: block.version,
                 is_tombstone: block.is_tombstone,
             })
@@ -387,7 +516,7 @@ impl Store {
             && first.data == Data::Durable
         {
             let first = self.journal.pop_front().unwrap();
-            self.base.apply(&first.request);
+            self.base.apply(&first.request, first.committed);
             self.durable_count -= 1;
             self.written_count -= 1;
             self.wanted_count = self.wanted_count.saturating_sub(1);
@@ -417,7 +546,7 @@ impl Store {
         (0..self.written_count).filter(|index| {
             let entry = &self.journal[*index];
             let key = key_of(&entry.request);
-            let is_sync = matches!(entry.request, Request::Sync);
+            let is_sync = matches!(entry.request, Request::Sync | Request::Settle { .. });
             let needs = match self.is_answered_early(entry) {
                 true => Data::Written,
                 false => Data::Durable,
@@ -481,7 +610,7 @@ impl Store {
                 hole =
                     version.map(|version| hole.map_or(version, |hole| hole.min(version))).or(hole);
             } else {
-                state.apply(&entry.request);
+                state.apply(&entry.request, entry.committed);
             }
         }
         if let Some(hole) = hole.filter(|hole| hole.epoch >= state.last.epoch) {

@@ -3,16 +3,20 @@
 //! Everything that may happen is an event that the caller chooses: a message arrives, a store makes progress
 //! or answers, a process dies, a connection breaks, the map arrives, a lease expires.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Time};
-use blockstore::StoreError;
+use base::{
+    BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Scheme, Time, Version,
+};
+use blockstore::{BlockKey, StoreError};
 use format::wire::{Learner, Member, Op, Outcome, PeerBody, PgEntry};
 
 use super::history::{History, Kind};
 use super::model::{Block, Store, data_of, values_of};
 use super::parity::{Parity, Pieces, xor};
-use super::{UNIT, place_in, shape};
+use super::{BLOCK_SIZE, UNIT, UNITS, place_in, shape};
+use crate::stripes::{Stripes, face_of, table::Table};
+use crate::units::Units;
 use crate::{Absence, Action, Need, Pg, Record, ScrubEvent, ScrubNote, Serving, Shape, Ticket};
 
 /// A small generator; the seed is printed by every failure.
@@ -108,6 +112,19 @@ impl World {
     /// A pool of two pieces and their parity.
     pub fn of_pieces(seed: u64, osds: usize) -> World {
         World::of(seed, osds, 3, Shape { face: &Parity, ..shape() })
+    }
+
+    /// A pool of a scheme with parity.
+    pub fn of_scheme(seed: u64, osds: usize, scheme: Scheme) -> World {
+        let shape = Shape { face: face_of(scheme), ..shape() };
+        let mut world = World::of(seed, osds, scheme.position_count() as usize, shape);
+        world.minimum = scheme.min_size_default() as usize;
+        world
+    }
+
+    /// Units that an operation can reach under one key.
+    pub fn units(&self) -> u32 {
+        self.shape.face.data_count() * UNITS
     }
 
     fn of(seed: u64, osds: usize, copies: usize, shape: Shape) -> World {
@@ -333,7 +350,11 @@ impl World {
     fn post(&mut self, from: usize, to: usize, letter: Letter) {
         self.trace(|_| format!("{from} to {to} ({}): {}", letter.epoch, brief(&letter.body)));
         self.sent.push((from, to, letter.body.clone()));
-        if let PeerBody::Write { mark, .. } = letter.body {
+        if let PeerBody::Write { mark, .. }
+        | PeerBody::Part { mark, .. }
+        | PeerBody::Parity { mark, .. }
+        | PeerBody::Skip { mark, .. } = letter.body
+        {
             self.check_mark(from, mark);
         }
         if let PeerBody::State(_) = letter.body {
@@ -811,6 +832,9 @@ impl World {
 
     /// Checks that all acting members hold the same blocks, or pieces that belong together.
     pub fn check_equal(&self) {
+        if let Some(stripes) = self.shape.face.stripes() {
+            return self.check_stripes(stripes);
+        }
         if !self.shape.face.is_whole_everywhere() {
             return self.check_pieces();
         }
@@ -833,6 +857,24 @@ impl World {
                 assert_eq!(Some(block), other.remove(&key), "members differ in {key:?}");
             }
             assert_eq!(other, BTreeMap::new(), "a member has too much");
+        }
+    }
+
+    /// All parts of the acting members are of one code word, and parity knows the data parts.
+    fn check_stripes(&self, stripes: &Stripes) {
+        let all: Vec<(usize, BTreeMap<_, Block>)> = (self.entry.filled())
+            .map(|(position, member)| {
+                (position.index(), self.osds[index_of(member.osd)].store.now.view())
+            })
+            .collect();
+        let keys: BTreeSet<_> = all.iter().flat_map(|(_, blocks)| blocks.keys().copied()).collect();
+        for key in keys {
+            let parts: BTreeMap<usize, Block> = (all.iter())
+                .map(|(position, blocks)| {
+                    (*position, blocks.get(&key).cloned().unwrap_or_default())
+                })
+                .collect();
+            check_code_word(stripes, key, &parts);
         }
     }
 
@@ -863,6 +905,48 @@ impl World {
         match self.history.outcome(number) {
             Some(Ok(Outcome::Read { data, .. })) => values_of(data, 1)[0],
             other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn check_code_word(stripes: &Stripes, key: BlockKey, parts: &BTreeMap<usize, Block>) {
+    let data_count = stripes.data_count();
+    let value = |part: usize, unit: u32| {
+        let value = parts[&part].units.get(&unit).copied().unwrap_or(0);
+        let mut bytes = vec![0; 8];
+        bytes[..4].copy_from_slice(&value.to_le_bytes());
+        bytes
+    };
+    for (position, block) in parts.range(data_count..) {
+        let table = Table::decode(&block.table, data_count, BLOCK_SIZE).expect("it is sound");
+        for (index, known) in table.parts.iter().enumerate() {
+            let Some(part) = parts.get(&index) else { continue };
+            let version = if part.is_tombstone { Version::ZERO } else { part.version };
+            assert_eq!(known.version, version, "part {index} of {key:?}, as {position} knows it");
+            let written = part.units.keys().fold(Units::default(), |mut units, unit| {
+                units.add(*unit);
+                units
+            });
+            assert_eq!(known.written, written, "part {index} of {key:?}, as {position} knows it");
+        }
+        let written = block.units.keys().fold(Units::default(), |mut units, unit| {
+            units.add(*unit);
+            units
+        });
+        assert_eq!(written, table.written(), "parity {position} of {key:?}");
+    }
+    // Any k parts make the others.
+    let present: Vec<usize> = parts.keys().copied().collect();
+    for wanted in &present {
+        let others: Vec<usize> = present.iter().copied().filter(|it| it != wanted).collect();
+        let Ok(decoder) = stripes.code().decoder(&others, &[*wanted]) else { continue };
+        for unit in 0..UNITS {
+            let sources: Vec<Vec<u8>> =
+                decoder.sources().iter().map(|source| value(*source, unit)).collect();
+            let sources: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
+            let mut made = vec![0; 8];
+            decoder.decode(&sources, &mut [&mut made]);
+            assert_eq!(made, value(*wanted, unit), "unit {unit} of part {wanted} of {key:?}");
         }
     }
 }

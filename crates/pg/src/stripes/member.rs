@@ -1,0 +1,368 @@
+//! A member's side of the versions of a pool with parity: what each does to its part, the differences that a
+//! data member sends, and the parity that is made of them. The primary is a member, too.
+//!
+//! Invariants
+//!   1. Old units are read as of the version before, so it does not matter whether the new ones are at the
+//!      store already.
+//!   2. Prepared versions are committed up to the mark: all acting members have them durably.
+
+use std::collections::BTreeMap;
+
+use base::{Epoch, Position, Version};
+use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
+use format::wire::{Content, PeerBody};
+
+use super::parity::{ParityWork, difference};
+use super::part::Part;
+use super::pipeline::{Arrival, Arrived, Pipeline};
+use crate::store_calls::Call;
+use crate::sync::FlushFor;
+use crate::units::Units;
+use crate::{Action, Need, Pg};
+
+/// What a member keeps of the versions of an epoch.
+pub struct StripeMember {
+    pub pipeline: Pipeline,
+    /// Differences that wait for old units, by version.
+    differences: BTreeMap<Version, Difference>,
+    /// The store was told to commit versions up to this one.
+    committed: Version,
+}
+
+struct Difference {
+    key: BlockKey,
+    new: Part,
+    units: Units,
+}
+
+/// What all versions have in common.
+#[derive(Clone, Copy)]
+struct Header {
+    version: Version,
+    mark: Version,
+    lazy: bool,
+}
+
+impl StripeMember {
+    /// Requires: everything up to `adopted` is stable here.
+    pub fn new(adopted: Version, epoch: Epoch) -> StripeMember {
+        StripeMember {
+            pipeline: Pipeline::new(adopted, epoch),
+            differences: BTreeMap::new(),
+            committed: adopted,
+        }
+    }
+}
+
+impl Pg {
+    fn stripe_member(&mut self) -> &mut StripeMember {
+        self.stripe_member.as_mut().expect("the epoch is active here")
+    }
+
+    /// Begins to take versions: the epoch is settled here.
+    pub(crate) fn begin_stripes(&mut self, adopted: Version) {
+        let entry = self.entry.as_ref().expect("an epoch is entered");
+        if self.stripes().is_some() && entry.position_of(self.me).is_some() {
+            self.stripe_member = Some(StripeMember::new(adopted, entry.epoch));
+        }
+    }
+
+    fn own_position(&self) -> Position {
+        let entry = self.entry.as_ref().expect("an epoch is entered");
+        entry.position_of(self.me).expect("this OSD is an acting member")
+    }
+
+    /// Handles a version from the primary. The error says how it violates the protocol.
+    pub(crate) fn on_stripe_version(
+        &mut self,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let stripes = self.shape.face.stripes().ok_or("the pool has no parity")?;
+        if self.stripe_member.is_none() {
+            return Err("a version for a member that is not active".into());
+        }
+        let position = self.own_position();
+        let (header, what) = match body {
+            PeerBody::Skip { version, mark, lazy } => {
+                (Header { version, mark, lazy }, Arrived::Skip)
+            }
+            PeerBody::Part { version, mark, key, lazy, content, differences } => {
+                if !stripes.is_data(position) {
+                    return Err("a data part for a member with parity".into());
+                }
+                self.check_stripe_content(key, version, &content)?;
+                let units = Units::from_words(&differences, self.shape.block_size);
+                let units = units.ok_or("units beyond the end of a block")?;
+                let header = Header { version, mark, lazy };
+                self.check_next(header)?;
+                self.read_old_units(header, key, &content, units, actions)?;
+                (header, Arrived::Ready(key, content))
+            }
+            PeerBody::Parity { version, mark, key, lazy, content, changes } => {
+                if stripes.is_data(position) {
+                    return Err("a parity part for a member with data".into());
+                }
+                self.check_stripe_content(key, version, &content)?;
+                let header = Header { version, mark, lazy };
+                self.check_next(header)?;
+                if matches!(content, Content::Tombstone { .. }) {
+                    (header, Arrived::Ready(key, content))
+                } else {
+                    let size = self.shape.block_size;
+                    let rows = Part::of(content, size, true)?;
+                    let work = ParityWork::new(stripes, key, rows, changes, size)?;
+                    self.read_old_parity(header, &work, actions);
+                    (header, Arrived::Parity(Box::new(work)))
+                }
+            }
+            _ => unreachable!("it is a version"),
+        };
+        self.check_next(header)?;
+        let Header { version, mark, lazy } = header;
+        self.stripe_member().pipeline.arrive(Arrival { version, lazy, what })?;
+        if let Some(follow) = &mut self.follow {
+            follow.raise_mark(mark);
+        }
+        self.commit(mark, actions);
+        self.give_ready(actions);
+        Ok(())
+    }
+
+    fn check_next(&self, header: Header) -> Result<(), String> {
+        self.check_version(header.version)?;
+        self.check_version(header.mark)?;
+        match header.mark < header.version {
+            true => Ok(()),
+            false => Err("a version that its own mark has passed".into()),
+        }
+    }
+
+    fn check_stripe_content(
+        &self,
+        key: BlockKey,
+        version: Version,
+        content: &Content,
+    ) -> Result<(), String> {
+        self.shape.check_key(key)?;
+        let part = Part::of(content.clone(), self.shape.block_size, true)?;
+        let is_sound = part.damaged.is_empty() && part.table.is_empty();
+        match part.version.max(part.deleted) == version && is_sound {
+            true => Ok(()),
+            false => Err("a content that is not that of its version".into()),
+        }
+    }
+
+    /// Returns the version that everything before this one is at or below.
+    fn before(version: Version) -> Version {
+        Version { counter: version.counter - 1, ..version }
+    }
+
+    /// Reads the units of which the parity members need the difference.
+    fn read_old_units(
+        &mut self,
+        header: Header,
+        key: BlockKey,
+        content: &Content,
+        units: Units,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if units.is_empty() {
+            return Ok(());
+        }
+        let block_size = self.shape.block_size;
+        let new = Part::of(content.clone(), block_size, false)?;
+        if new.version != header.version || !units.without(&new.units).is_empty() {
+            return Err("differences of units that do not change".into());
+        }
+        let difference = Difference { key, new, units };
+        self.stripe_member().differences.insert(header.version, difference);
+        let as_of = AsOf::Version(Pg::before(header.version));
+        let request = StoreRequest::Copy { key, units: units.words(block_size), as_of };
+        self.call(Call::OldUnits { version: header.version }, request, actions);
+        Ok(())
+    }
+
+    /// Handles old units of this member's data part: sends the primary what changes.
+    pub(crate) fn on_old_units(
+        &mut self,
+        version: Version,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let old = self.part_of_copy(result);
+        let block_size = self.shape.block_size;
+        let found = self.stripe_member().differences.remove(&version);
+        let Difference { key, new, units } = found.expect("it waits for old units");
+        let new = |unit: u32| new.written.get(&unit).cloned();
+        let content = difference(&old, new, units, block_size, &self.buffers);
+        let part = self.own_position();
+        if self.lead.is_some() {
+            return self.pass_delta(version, key, part, content, actions);
+        }
+        self.answer(PeerBody::Delta { version, key, part, content }, actions);
+    }
+
+    fn part_of_copy(&self, result: Result<Answer, StoreError>) -> Part {
+        let Ok(Answer::Copy { content }) = result else {
+            unreachable!("the store answers a copy with a copy");
+        };
+        let part = Part::of(content, self.shape.block_size, false);
+        part.expect("the store knows the size of its blocks")
+    }
+
+    /// Reads what this member's parity part was before a version.
+    fn read_old_parity(&mut self, header: Header, work: &ParityWork, actions: &mut Vec<Action>) {
+        let block_size = self.shape.block_size;
+        let needed = work.needed(block_size);
+        // The table comes with any unit.
+        let units = if needed.is_empty() { Units::from_range(0..1) } else { needed };
+        let as_of = AsOf::Version(Pg::before(header.version));
+        let request = StoreRequest::Copy { key: work.key, units: units.words(block_size), as_of };
+        self.call(Call::OldParity { version: header.version }, request, actions);
+    }
+
+    /// Handles what this member's parity part was before a version.
+    pub(crate) fn on_old_parity(
+        &mut self,
+        version: Version,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let old = self.part_of_copy(result);
+        let work = self.stripe_member().pipeline.parity(version);
+        work.expect("it waits for old parity").on_old(old);
+        self.make_parity(version, actions);
+    }
+
+    /// Handles a difference for this member's parity part.
+    pub(crate) fn on_parity_delta(
+        &mut self,
+        version: Version,
+        key: BlockKey,
+        part: Position,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let block_size = self.shape.block_size;
+        let delta = Part::of(content, block_size, true)?;
+        let member = self.stripe_member.as_mut().ok_or("a difference before the activation")?;
+        let work = member.pipeline.parity(version);
+        let work = work.ok_or("a difference for a version that needs none")?;
+        work.on_delta(key, part, delta, block_size)?;
+        self.make_parity(version, actions);
+        Ok(())
+    }
+
+    /// Makes the parity of a version, if everything has come.
+    fn make_parity(&mut self, version: Version, actions: &mut Vec<Action>) {
+        let stripes = self.shape.face.stripes().expect("the pool has parity");
+        let parity = stripes.parity_index(self.own_position()).expect("this member has parity");
+        let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
+        let pipeline = &mut self.stripe_member().pipeline;
+        let work = pipeline.parity(version).expect("it waits for what it is made of");
+        if !work.is_ready() {
+            return;
+        }
+        match work.content(stripes, parity, block_size, &buffers) {
+            Ok(content) => {
+                pipeline.ready(version, content);
+                self.give_ready(actions);
+            }
+            Err(why) => self.cannot_store(why, actions),
+        }
+    }
+
+    /// Gives the store the versions that are ready, in order, and begins the syncs behind them.
+    pub(crate) fn give_ready(&mut self, actions: &mut Vec<Action>) {
+        while let Some(arrival) = self.stripe_member().pipeline.give() {
+            let (pg, Arrival { version, lazy, what }) = (self.shape.pg, arrival);
+            let request = match what {
+                Arrived::Skip => {
+                    self.local_state.on_skip(version);
+                    StoreRequest::Skip { pg, version, lazy }
+                }
+                Arrived::Ready(key, content) => {
+                    let is_delete = matches!(content, Content::Tombstone { .. });
+                    let units = 0..self.shape.block_size.unit_count();
+                    self.local_state.on_write(version, key, units, is_delete);
+                    StoreRequest::Prepare { pg, key, version, content, replaces: None, lazy }
+                }
+                Arrived::Parity(_) => unreachable!("it is not ready"),
+            };
+            self.call(Call::Prepared { version }, request, actions);
+        }
+        while let Some((what, upto)) = self.stripe_member().pipeline.begin_sync() {
+            self.flush_upto(what, upto, actions);
+        }
+    }
+
+    /// Handles the store's answer to a version.
+    pub(crate) fn on_prepared(
+        &mut self,
+        version: Version,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        match result {
+            Ok(answer) => {
+                let is_durable = answer != Answer::Written;
+                self.stripe_member().pipeline.on_stored(version, is_durable);
+                self.report_stored(actions);
+            }
+            Err(_) => {
+                self.local_state.lacks(version);
+                self.cannot_store("its store has no room for a write".to_owned(), actions);
+            }
+        }
+    }
+
+    /// Ends this member's part in the epoch.
+    fn cannot_store(&mut self, why: String, actions: &mut Vec<Action>) {
+        if self.follow.is_some() {
+            return self.cannot_follow(&why, actions);
+        }
+        let lead = self.lead();
+        let (member, is_alone) = (lead.peers[lead.me].member, lead.is_alone());
+        assert!(!is_alone, "a stripe has several parts");
+        self.end_epoch(Need::Failed(member, why.clone()), why, actions);
+    }
+
+    /// Handles the end of a sync of the store.
+    pub(crate) fn on_pipeline_synced(
+        &mut self,
+        what: FlushFor,
+        upto: Version,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(member) = &mut self.stripe_member {
+            member.pipeline.on_synced(what, upto);
+            self.report_stored(actions);
+        }
+    }
+
+    /// Tells the primary what is stored here.
+    fn report_stored(&mut self, actions: &mut Vec<Action>) {
+        let reports = self.stripe_member().pipeline.report();
+        for report in reports {
+            if self.follow.is_none() {
+                let me = self.lead().me;
+                self.on_member_has(me, report.upto, report.durable, actions);
+            } else if self.follow().is_active() {
+                let (version, durable) = (report.upto, report.durable);
+                self.answer(PeerBody::Written { version, durable }, actions);
+            }
+        }
+        self.give_ready(actions);
+    }
+
+    /// Makes prepared versions up to the mark stable.
+    pub(crate) fn commit(&mut self, mark: Version, actions: &mut Vec<Action>) {
+        let Some(member) = &mut self.stripe_member else { return };
+        if mark > member.committed {
+            member.committed = mark;
+            let request = StoreRequest::Commit { pg: self.shape.pg, upto: mark };
+            self.call(Call::Commit, request, actions);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Parity of a version: encoded at the primary where all data parts of a row of units change, and else made
+//! at the parity member of what was there and the differences of the data parts.
+//!
+//! Invariants
+//!   1. Each difference is used once.
+//!   2. What a parity member journals are bytes, never differences.
+//!   3. A unit of parity is damaged if anything that it is made of is lost.
+
+use std::collections::BTreeMap;
+
+use base::{BlockSize, BufferPool, Position, UNIT_SIZE, Version};
+use blockstore::BlockKey;
+use format::wire::{Content, PartChange};
+
+use super::Stripes;
+use super::part::{Part, UnitData, content, table_of};
+use super::patch::Patch;
+use super::table::TablePart;
+use crate::units::Units;
+
+/// What a unit without data holds.
+const ZEROS: [u8; UNIT_SIZE as usize] = [0; UNIT_SIZE as usize];
+
+/// Encodes the parity of units that change in all data parts: for each parity part its units.
+pub fn encode_rows(
+    stripes: &Stripes,
+    patch: &Patch,
+    rows: Units,
+    buffers: &BufferPool,
+) -> Vec<BTreeMap<u32, UnitData>> {
+    let parity_count = stripes.part_count() - stripes.data_count();
+    let mut all = vec![BTreeMap::new(); parity_count];
+    for unit in rows.iter() {
+        let parts = (0..stripes.data_count()).map(|part| patch.unit(part, unit));
+        let parts: Vec<&[u8]> =
+            parts.map(|data| data.map_or(&ZEROS[..], |data| &data.data)).collect();
+        if (0..stripes.data_count()).all(|part| patch.unit(part, unit).is_none()) {
+            continue;
+        }
+        let mut rows = vec![ZEROS; parity_count];
+        let mut places: Vec<&mut [u8]> = rows.iter_mut().map(|row| &mut row[..]).collect();
+        stripes.code().encode(&parts, &mut places);
+        for (units, row) in all.iter_mut().zip(&rows) {
+            units.insert(unit, UnitData::of(row, buffers));
+        }
+    }
+    all
+}
+
+/// Returns the difference of a data part in these units, old bytes XOR new bytes, as a content with the
+/// version that the part had before. Units whose old bytes are lost are damaged in it.
+pub fn difference(
+    old: &Part,
+    new: impl Fn(u32) -> Option<UnitData>,
+    units: Units,
+    block_size: BlockSize,
+    buffers: &BufferPool,
+) -> Content {
+    let lost = units.within(&old.damaged);
+    let mut written = BTreeMap::new();
+    for unit in units.without(&lost).iter() {
+        match (old.written.get(&unit), new(unit)) {
+            (None, None) => {}
+            (Some(data), None) => {
+                written.insert(unit, data.clone());
+            }
+            (None, Some(data)) => {
+                written.insert(unit, data);
+            }
+            (Some(old), Some(new)) => {
+                let mut change = [0; UNIT_SIZE as usize];
+                erasure::delta(&old.data, &new.data, &mut change);
+                written.insert(unit, UnitData::of(&change, buffers));
+            }
+        }
+    }
+    content(old.version, block_size, units, lost, &written, Vec::new(), buffers)
+}
+
+/// A version at a parity member that waits for what was there, and for the differences.
+#[derive(Debug)]
+pub struct ParityWork {
+    pub key: BlockKey,
+    version: Version,
+    /// The units that the primary encoded.
+    rows: Part,
+    changes: Vec<PartChange>,
+    /// What this member had before; `None`: it has not been read yet.
+    old: Option<Part>,
+    /// The differences that have come, by data part.
+    deltas: BTreeMap<usize, Part>,
+}
+
+impl ParityWork {
+    /// Checks what the primary says of a version. The error says what is wrong with it.
+    pub fn new(
+        stripes: &Stripes,
+        key: BlockKey,
+        rows: Part,
+        changes: Vec<PartChange>,
+        block_size: BlockSize,
+    ) -> Result<ParityWork, String> {
+        if !changes.is_sorted_by(|one, next| one.part < next.part) || changes.is_empty() {
+            return Err("data parts of a version out of order".into());
+        }
+        let encoded = rows.units;
+        for change in &changes {
+            let sets = [&change.units, &change.written, &change.differences];
+            let [units, written, differences] =
+                sets.map(|words| Units::from_words(words, block_size));
+            let (Some(units), Some(written), Some(differences)) = (units, written, differences)
+            else {
+                return Err("units beyond the end of a block".into());
+            };
+            let is_sound = stripes.is_data(change.part)
+                && !units.is_empty()
+                && written.without(&units).is_empty()
+                && differences == units.without(&encoded);
+            if !is_sound {
+                return Err("a change of a data part that contradicts itself".into());
+            }
+        }
+        let version = rows.version;
+        Ok(ParityWork { key, version, rows, changes, old: None, deltas: BTreeMap::new() })
+    }
+
+    /// Returns the units whose old parity is needed.
+    pub fn needed(&self, block_size: BlockSize) -> Units {
+        let sets = self.changes.iter().map(|change| {
+            Units::from_words(&change.differences, block_size).expect("it was checked")
+        });
+        sets.fold(Units::default(), |all, units| all.with(&units))
+    }
+
+    /// Adds what this member had before.
+    pub fn on_old(&mut self, old: Part) {
+        assert!(self.old.is_none());
+        self.old = Some(old);
+    }
+
+    /// Adds a difference. The error says why it is not one that is awaited.
+    pub fn on_delta(
+        &mut self,
+        key: BlockKey,
+        part: Position,
+        delta: Part,
+        block_size: BlockSize,
+    ) -> Result<(), String> {
+        let change = self.changes.iter().find(|change| change.part == part);
+        let wanted = change.and_then(|it| Units::from_words(&it.differences, block_size));
+        let wanted = wanted.filter(|units| !units.is_empty() && key == self.key);
+        let wanted = wanted.ok_or("a difference that was not announced")?;
+        if delta.units.with(&delta.damaged) != wanted {
+            return Err("a difference of other units than were announced".into());
+        }
+        match self.deltas.insert(part.index(), delta) {
+            None => Ok(()),
+            Some(_) => Err("a difference that came twice".into()),
+        }
+    }
+
+    /// Returns whether everything has come.
+    pub fn is_ready(&self) -> bool {
+        let is_awaited = |change: &&PartChange| change.differences.iter().any(|word| *word != 0);
+        self.old.is_some() && self.changes.iter().filter(is_awaited).count() == self.deltas.len()
+    }
+
+    /// Returns the new content of this member's parity part. Requires: everything has come. The error says
+    /// how parity and data contradict each other.
+    pub fn content(
+        &self,
+        stripes: &Stripes,
+        parity: usize,
+        block_size: BlockSize,
+        buffers: &BufferPool,
+    ) -> Result<Content, String> {
+        let old = self.old.as_ref().expect("everything has come");
+        let data_count = stripes.data_count();
+        let mut table = table_of(old, data_count, block_size)?;
+        let mut units = Units::default();
+        for change in &self.changes {
+            let [changed, written] = [&change.units, &change.written]
+                .map(|words| Units::from_words(words, block_size).expect("it was checked"));
+            let known = &mut table.parts[change.part.index()];
+            if let Some(delta) = self.deltas.get(&change.part.index())
+                && delta.version != known.version
+            {
+                return Err(format!(
+                    "parity knows version {} of part {}, which has {}",
+                    known.version,
+                    change.part.get(),
+                    delta.version
+                ));
+            }
+            let written = known.written.without(&changed).with(&written);
+            *known = TablePart { version: self.version, written };
+            units = units.with(&changed);
+        }
+        let (holds, mut lost, mut data) = (table.written(), Units::default(), BTreeMap::new());
+        for unit in units.iter().filter(|unit| holds.has(*unit)) {
+            if self.rows.units.has(unit) {
+                let row = self.rows.written.get(&unit).cloned();
+                data.insert(unit, row.unwrap_or_else(|| UnitData::of(&ZEROS, buffers)));
+            } else if let Some(bytes) = self.sum(stripes, parity, unit, old) {
+                data.insert(unit, UnitData::of(&bytes, buffers));
+            } else {
+                lost.add(unit);
+            }
+        }
+        let table = table.encode(block_size);
+        Ok(content(self.version, block_size, units, lost, &data, table, buffers))
+    }
+
+    /// Returns a unit of parity: what was there and all differences; `None`: some of that is lost.
+    fn sum(&self, stripes: &Stripes, parity: usize, unit: u32, old: &Part) -> Option<Vec<u8>> {
+        if !old.units.has(unit) {
+            return None;
+        }
+        let mut bytes = old.bytes(unit).unwrap_or(&ZEROS).to_vec();
+        for (part, delta) in &self.deltas {
+            if delta.damaged.has(unit) {
+                return None;
+            }
+            if let Some(change) = delta.units.has(unit).then(|| delta.bytes(unit)).flatten() {
+                stripes.code().update(parity, *part, change, &mut bytes);
+            }
+        }
+        Some(bytes)
+    }
+}

@@ -1,0 +1,118 @@
+//! What one version changes in a stripe: the writes that were merged into it, by data part and unit.
+//!
+//! Invariants
+//!   1. A later write replaces what an earlier one says of a unit.
+
+use std::collections::BTreeMap;
+
+use base::{BlockSize, BufferPool, UNIT_SIZE, Version};
+use format::wire::{Change, Content};
+
+use super::Stripes;
+use super::part::{UnitData, content};
+use crate::units::{Units, units_of};
+
+/// The change of one data part: for each unit what it holds afterwards; `None`: nothing.
+type PartPatch = BTreeMap<u32, Option<UnitData>>;
+
+/// A change of a stripe; see the module.
+#[derive(Default, Debug)]
+pub struct Patch {
+    parts: BTreeMap<usize, PartPatch>,
+    /// The whole stripe is deleted.
+    is_delete: bool,
+}
+
+impl Patch {
+    /// Returns the deletion of a stripe.
+    pub fn delete() -> Patch {
+        Patch { is_delete: true, ..Patch::default() }
+    }
+
+    pub fn is_delete(&self) -> bool {
+        self.is_delete
+    }
+
+    /// Adds a change, which comes after those that were added before.
+    pub fn add(&mut self, change: Change, stripes: &Stripes, block_size: BlockSize) {
+        let unit_size = UNIT_SIZE as usize;
+        match change {
+            Change::Write { offset, checksums, data } => {
+                let (first, end) = units_of(offset, data.len() as u32);
+                let mut units = checksums.into_iter().enumerate().map(|(index, checksum)| {
+                    let start = index * unit_size;
+                    UnitData { checksum, data: data.slice(start..start + unit_size) }
+                });
+                for (part, range) in stripes.split(first..end, block_size) {
+                    let patch = self.parts.entry(part).or_default();
+                    for unit in range {
+                        let data = units.next().expect("a checksum for each unit");
+                        patch.insert(unit, Some(data));
+                    }
+                }
+            }
+            Change::Zero { offset, length } => {
+                let (first, end) = units_of(offset, length);
+                for (part, range) in stripes.split(first..end, block_size) {
+                    let patch = self.parts.entry(part).or_default();
+                    patch.extend(range.map(|unit| (unit, None)));
+                }
+            }
+            Change::Delete => unreachable!("a deletion is no part of a patch"),
+        }
+    }
+
+    /// Returns the data parts that change, in order.
+    pub fn parts(&self) -> impl Iterator<Item = usize> + '_ {
+        self.parts.keys().copied()
+    }
+
+    /// Returns the units of a part that change.
+    pub fn units(&self, part: usize) -> Units {
+        self.select(part, |_| true)
+    }
+
+    /// Returns the units of a part that change and hold data afterwards.
+    pub fn written(&self, part: usize) -> Units {
+        self.select(part, |unit| unit.is_some())
+    }
+
+    fn select(&self, part: usize, is_meant: impl Fn(&Option<UnitData>) -> bool) -> Units {
+        let mut units = Units::default();
+        let patch = self.parts.get(&part).into_iter().flatten();
+        patch.filter(|(_, data)| is_meant(data)).for_each(|(unit, _)| units.add(*unit));
+        units
+    }
+
+    /// Returns the units that change in all data parts: their parity needs no old data.
+    pub fn rows(&self, data_count: usize) -> Units {
+        if self.parts.len() < data_count {
+            return Units::default();
+        }
+        let mut all = (0..data_count).map(|part| self.units(part));
+        let first = all.next().expect("a stripe has data parts");
+        all.fold(first, |rows, units| rows.within(&units))
+    }
+
+    /// Returns what a unit holds afterwards; `None`: nothing. Requires: the unit changes.
+    pub fn unit(&self, part: usize, unit: u32) -> Option<&UnitData> {
+        self.parts[&part][&unit].as_ref()
+    }
+
+    /// Returns the new content of a data part, for its member.
+    pub fn content(
+        &self,
+        part: usize,
+        version: Version,
+        block_size: BlockSize,
+        buffers: &BufferPool,
+    ) -> Content {
+        if self.is_delete {
+            return Content::Tombstone { version };
+        }
+        let patch = &self.parts[&part];
+        let written = patch.iter().filter_map(|(unit, data)| Some((*unit, data.clone()?)));
+        let (none, units) = (Units::default(), self.units(part));
+        content(version, block_size, units, none, &written.collect(), Vec::new(), buffers)
+    }
+}

@@ -1,0 +1,345 @@
+//! How an epoch of a pool with parity begins: which version is adopted, and how members that lack versions up
+//! to it get them.
+//!
+//! ```text
+//!   complete of the members    41  45  45  47        k = 3
+//!   adopted: the 3rd highest   45: 41 goes forward, 47 goes back
+//! ```
+//!
+//! Invariants
+//!   1. Nothing is judged before every acting member has stated itself.
+//!   2. Adopted is never below what the newest record states: its epoch settled only after all of its acting
+//!      members had everything up to it.
+//!   3. What goes forward is prepared and raises nobody's *complete*: until the epoch is settled, each member
+//!      can still go back.
+
+use std::collections::BTreeMap;
+
+use base::{Epoch, Version};
+use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use format::wire::{Content, PeerBody};
+
+use super::Stripes;
+use super::gather::{Gather, Inconsistent};
+use super::part::{Part, table_of};
+use super::replicate::{GatherFor, GatherJob};
+use crate::ask::Asked;
+use crate::compare::Compare;
+use crate::lead::Lead;
+use crate::slots::ForwardSlot;
+use crate::store_calls::Call;
+use crate::units::Units;
+use crate::{Action, MemberSet, Need, Pg, Serving};
+
+/// A key that goes forward: what it holds as of the adopted version is compared with what it held as of the
+/// lowest *complete*, and what changed is made for the members that lack it.
+pub struct Forward {
+    targets: MemberSet,
+    /// As of the adopted version; `None`: it is being gathered.
+    after: Option<Gather>,
+}
+
+/// Which versions are adopted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Adopted {
+    pub version: Version,
+    /// Acting members that lack some version up to it.
+    pub behind: MemberSet,
+    /// The lowest version up to which one of them has everything.
+    pub lowest: Version,
+}
+
+impl Lead {
+    /// Decides which version the epoch adopts. Requires: all acting members have stated themselves, and are
+    /// at least `data_count`.
+    pub fn adopt_prefix(&self, data_count: usize) -> Adopted {
+        let states: Vec<_> = self.acting_states().collect();
+        let mut complete: Vec<Version> = states.iter().map(|state| state.complete).collect();
+        complete.sort_unstable_by(|one, next| next.cmp(one));
+        let newest = states.iter().max_by_key(|state| state.record_epoch);
+        let newest = newest.filter(|state| state.record_epoch > Epoch::ZERO);
+        let settled = newest.and_then(|state| state.history.last());
+        let settled = settled.map_or(Version::ZERO, |activation| activation.adopted);
+        let version = complete[data_count - 1].max(settled);
+        let mut behind = MemberSet::default();
+        // Who was acting in the epoch of the newest record has everything up to what it settled.
+        let lacks = |state: &&_| lacks(state, version) && version > settled;
+        for (index, _) in states.iter().enumerate().filter(|(_, state)| lacks(state)) {
+            behind.add(index);
+        }
+        let lowest = behind.iter().map(|index| states[index].complete).min();
+        Adopted { version, behind, lowest: lowest.unwrap_or(version) }
+    }
+}
+
+fn lacks(state: &format::wire::MemberState, version: Version) -> bool {
+    state.complete < version
+}
+
+impl Pg {
+    /// Decides how to go on, once all acting members have stated themselves.
+    pub(crate) fn judge_stripes(&mut self, stripes: &Stripes, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let count = lead.acting.count();
+        if count < stripes.data_count() {
+            let why = format!("{count} members are too few to make the others' parts");
+            return self.end_epoch(Need::NewEpoch, why, actions);
+        }
+        let adopted = lead.adopt_prefix(stripes.data_count());
+        let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
+        let below = adopted.behind.iter().find(|index| {
+            lead.peers[*index].state.as_ref().is_some_and(|state| state.complete < floor)
+        });
+        if let Some(index) = below {
+            // Deletions that it missed may be in no list any more.
+            return self.on_peer_failed(
+                index,
+                "it lacks deletions that are forgotten".into(),
+                actions,
+            );
+        }
+        lead.adopted = adopted.version;
+        lead.behind = adopted.behind;
+        if adopted.behind.is_empty() {
+            return self.activate(actions);
+        }
+        lead.compare = Compare::new(count, adopted.lowest);
+        self.serving = Serving::Comparing;
+        self.compare_on(actions);
+    }
+
+    /// Begins to bring a key forward at the members that lack versions up to the adopted one.
+    pub(crate) fn forward_key(
+        &mut self,
+        key: BlockKey,
+        stripes: &'static Stripes,
+        actions: &mut Vec<Action>,
+    ) {
+        let block_size = self.shape.block_size;
+        let all = Units::from_range(0..block_size.unit_count());
+        let lead = self.lead();
+        lead.compare.take(key);
+        let (targets, adopted) = (lead.behind, lead.adopted);
+        let wants = targets.iter().map(|index| (lead.peers[index].position.index(), all));
+        let wants: BTreeMap<usize, Units> = wants.collect();
+        let holders = lead.acting.iter().filter(|index| !targets.has(*index));
+        let sources: Vec<_> = holders.map(|index| lead.source(index)).collect();
+        let gather = Gather::new(stripes, block_size, sources, wants, false);
+        let purpose = GatherFor::Forward(Box::new(Forward { targets, after: None }));
+        self.begin_gather(GatherJob { key, gather, as_of: Some(adopted), purpose }, actions);
+    }
+
+    /// Continues when a key is known as of one of the two versions.
+    pub(crate) fn on_forward_gathered(
+        &mut self,
+        key: BlockKey,
+        forward: Forward,
+        gather: Gather,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.serving != Serving::Comparing {
+            return;
+        }
+        let Forward { targets, after } = forward;
+        let Some(after) = after else {
+            let stripes = self.stripes().expect("the pool has parity");
+            let all = Units::from_range(0..self.shape.block_size.unit_count());
+            let lowest = self.lead().compare.newer_than();
+            let sources = gather.asked_sources();
+            let wants = sources.iter().map(|source| (source.position.index(), all)).collect();
+            let before = Gather::new(stripes, self.shape.block_size, sources, wants, false);
+            let purpose = GatherFor::Forward(Box::new(Forward { targets, after: Some(gather) }));
+            let as_of = Some(lowest);
+            return self.begin_gather(GatherJob { key, gather: before, as_of, purpose }, actions);
+        };
+        let slot = self.lead().forwards.insert(targets);
+        let mut left = targets;
+        for index in targets.iter() {
+            match self.content_forward(index, &gather, &after) {
+                Ok(Some(content)) => self.send_forward(slot, index, key, content, actions),
+                Ok(None) => left.take(index),
+                Err(Inconsistent) => {
+                    self.lead().forwards.remove(slot);
+                    let why = format!("the parts of {key:?} contradict each other");
+                    return self.end_epoch(Need::NewEpoch, why, actions);
+                }
+            }
+        }
+        self.lead().forwards[slot] = left;
+        self.end_forward(slot, actions);
+    }
+
+    /// Returns what a member is to prepare, so that its part is that of the adopted version; `None`: nothing.
+    fn content_forward(
+        &mut self,
+        index: usize,
+        before: &Gather,
+        after: &Gather,
+    ) -> Result<Option<Content>, Inconsistent> {
+        let stripes = self.stripes().expect("the pool has parity");
+        let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
+        let peer = &self.lead().peers[index];
+        let complete = peer.state.as_ref().expect("it has stated itself").complete;
+        let position = peer.position.index();
+        let newest = after.all_held().values().map(|part| part.version.max(part.deleted)).max();
+        let newest = newest.unwrap_or_default();
+        let (table, table_before) = (after.table()?, before.table()?);
+        let table = table.ok_or(Inconsistent)?;
+        let is_data = position < stripes.data_count();
+        let version = if is_data { table.parts[position].version } else { table.version() };
+        if version == Version::ZERO {
+            // It holds nothing now. A deletion that it missed is told under its newest possible version.
+            let known = table_before.map_or(Version::ZERO, |table| match is_data {
+                true => table.parts[position].version,
+                false => table.version(),
+            });
+            let is_gone = newest <= complete || known == Version::ZERO;
+            return Ok((!is_gone).then_some(Content::Tombstone { version: newest }));
+        }
+        // Parity changes with every version of its stripe, also with a deletion of which newer data parts
+        // tell nothing.
+        let version = if is_data { version } else { newest };
+        if version <= complete {
+            return Ok(None);
+        }
+        let mut units = changed_units(before, after);
+        if let (true, Some(old)) = (is_data, &table_before) {
+            let (old, new) = (old.parts[position].written, table.parts[position].written);
+            units = units.with(&old.without(&new)).with(&new.without(&old));
+        }
+        let mut part = after.part(position, units, version, &buffers)?;
+        if !is_data {
+            part.table = table.encode(block_size);
+        }
+        Ok(Some(part.into_content(block_size, &buffers)))
+    }
+
+    fn send_forward(
+        &mut self,
+        slot: ForwardSlot,
+        index: usize,
+        key: BlockKey,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) {
+        let lead = self.lead();
+        let state = lead.peers[index].state.as_ref().expect("it has stated itself");
+        let replaces = state.complete;
+        if index == lead.me {
+            return self.prepare_forward(key, content, replaces, Call::ForwardHere(slot), actions);
+        }
+        let call = lead.asks.ask(index, Asked::Forward { slot });
+        self.send(index, PeerBody::Forward { call, key, content, replaces }, actions);
+    }
+
+    /// Prepares what goes forward here.
+    pub(crate) fn prepare_forward(
+        &mut self,
+        key: BlockKey,
+        content: Content,
+        replaces: Version,
+        call: Call,
+        actions: &mut Vec<Action>,
+    ) {
+        let (version, is_delete) = match &content {
+            Content::Block { version, .. } => (*version, false),
+            Content::Tombstone { version } => (*version, true),
+            Content::Gone => unreachable!("what goes forward has a version"),
+        };
+        let units = 0..self.shape.block_size.unit_count();
+        self.local_state.on_repair(version, key, units, is_delete);
+        let (pg, replaces) = (self.shape.pg, Some(replaces));
+        let request = StoreRequest::Prepare { pg, key, version, content, replaces, lazy: false };
+        self.call(call, request, actions);
+    }
+
+    /// Handles a key that goes forward, from the primary. The error says how it violates the protocol.
+    pub(crate) fn on_forward(
+        &mut self,
+        call: u32,
+        key: BlockKey,
+        content: Content,
+        replaces: Version,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.shape.check_key(key)?;
+        let part = Part::of(content.clone(), self.shape.block_size, true)?;
+        let version = part.version.max(part.deleted);
+        self.check_version(version)?;
+        let stripes = self.stripes().ok_or("the pool has no parity")?;
+        if version <= replaces {
+            return Err("a version that goes forward and replaces itself".into());
+        }
+        let _ = table_of(&part, stripes.data_count(), self.shape.block_size)?;
+        self.prepare_forward(key, content, replaces, Call::Forwarded { call }, actions);
+        Ok(())
+    }
+
+    /// Handles the store's answer about a key that went forward here, for the primary.
+    pub(crate) fn on_forwarded(
+        &mut self,
+        call: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        match result {
+            Ok(_) => self.answer(PeerBody::Repaired { call }, actions),
+            Err(_) => self.cannot_follow("its store has no room for a write", actions),
+        }
+    }
+
+    /// Likewise at the primary itself.
+    pub(crate) fn on_forwarded_here(
+        &mut self,
+        slot: ForwardSlot,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let me = self.lead().me;
+        if result.is_ok() {
+            return self.on_forwarded_by(me, slot, actions);
+        }
+        let why = "its store is full".to_owned();
+        let need = Need::Failed(self.lead().peers[me].member, why.clone());
+        self.end_epoch(need, why, actions);
+    }
+
+    /// Notes that a member has a key that went forward.
+    pub(crate) fn on_forwarded_by(
+        &mut self,
+        index: usize,
+        slot: ForwardSlot,
+        actions: &mut Vec<Action>,
+    ) {
+        self.lead().forwards[slot].take(index);
+        self.end_forward(slot, actions);
+    }
+
+    fn end_forward(&mut self, slot: ForwardSlot, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        if lead.forwards[slot].is_empty() {
+            lead.forwards.remove(slot);
+            self.compare_on(actions);
+        }
+    }
+}
+
+/// Returns the units that differ at a position that was read as of both versions.
+fn changed_units(before: &Gather, after: &Gather) -> Units {
+    let mut units = Units::default();
+    for (position, new) in after.all_held() {
+        let Some(old) = before.held(*position) else { continue };
+        for unit in new.units.with(&new.damaged).iter() {
+            let sum = |part: &Part| part.written.get(&unit).map(|data| data.checksum);
+            let is_same = match (old.damaged.has(unit), new.damaged.has(unit)) {
+                (false, false) => sum(old) == sum(new),
+                // Damage stays until a version replaces it.
+                (is_old_lost, is_new_lost) => is_old_lost && is_new_lost,
+            };
+            if !is_same {
+                units.add(unit);
+            }
+        }
+    }
+    units
+}

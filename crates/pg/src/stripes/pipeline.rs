@@ -1,0 +1,280 @@
+//! Versions of an epoch at one member, from their arrival to the report that they are stored.
+//!
+//! ```text
+//!   arrived ──▶ ready (a parity part: old units and differences have come) ──▶ at the store ──▶ stored
+//!           waiting                                                given             written, durable
+//! ```
+//!
+//! Invariants
+//!   1. Versions arrive in order without gaps, and are given to the store in that order: one that is ready
+//!      early waits.
+//!   2. What is reported as written or durable is a prefix of the versions.
+//!   3. A sync of the store begins when all versions that came before it are at the store.
+
+use std::collections::VecDeque;
+
+use base::{Epoch, Version};
+use blockstore::BlockKey;
+use format::wire::Content;
+
+use super::parity::ParityWork;
+use crate::sync::FlushFor;
+use crate::versions::next_version;
+
+/// The versions of an epoch at a member; see the module.
+pub struct Pipeline {
+    epoch: Epoch,
+    /// The newest version that arrived.
+    newest: Version,
+    waiting: VecDeque<Waiting>,
+    /// Versions at the store that have not been reported as durable, oldest first.
+    given: VecDeque<Given>,
+    /// The newest version at the store.
+    given_upto: Version,
+    /// Versions up to this one are durable once the store has answered them: a sync covered them.
+    synced_upto: Version,
+    /// A sync is in flight that this pipeline itself began.
+    is_syncing: bool,
+    written_upto: Version,
+    durable_upto: Version,
+    /// Syncs that begin when versions up to the given one are at the store.
+    syncs: VecDeque<(Version, FlushFor)>,
+}
+
+/// A version that has arrived.
+pub struct Arrival {
+    pub version: Version,
+    pub lazy: bool,
+    pub what: Arrived,
+}
+
+/// What a version does at this member.
+pub enum Arrived {
+    /// It changes nothing.
+    Skip,
+    /// It changes a key.
+    Ready(BlockKey, Content),
+    /// It changes a parity part, which waits for what it is made of.
+    Parity(Box<ParityWork>),
+}
+
+type Waiting = Arrival;
+
+struct Given {
+    version: Version,
+    lazy: bool,
+    stored: Stored,
+}
+
+/// How far the store is with a version. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stored {
+    Open,
+    Written,
+    Durable,
+}
+
+/// What a member reports: it has all versions up to this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Report {
+    pub upto: Version,
+    pub durable: bool,
+}
+
+impl Pipeline {
+    /// Returns a pipeline for an epoch that adopted a version.
+    pub fn new(adopted: Version, epoch: Epoch) -> Pipeline {
+        Pipeline {
+            epoch,
+            newest: adopted,
+            waiting: VecDeque::new(),
+            given: VecDeque::new(),
+            given_upto: adopted,
+            synced_upto: adopted,
+            is_syncing: false,
+            written_upto: adopted,
+            durable_upto: adopted,
+            syncs: VecDeque::new(),
+        }
+    }
+
+    /// Adds a version. The error says that it does not follow the ones before.
+    pub fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
+        let next = next_version(self.newest, self.epoch);
+        if arrival.version != next {
+            return Err(format!("version {} arrived instead of {next}", arrival.version));
+        }
+        self.newest = next;
+        self.waiting.push_back(arrival);
+        Ok(())
+    }
+
+    /// Returns the parity part of a version that waits for what it is made of.
+    pub fn parity(&mut self, version: Version) -> Option<&mut ParityWork> {
+        let found = self.waiting.iter_mut().find(|waiting| waiting.version == version)?;
+        match &mut found.what {
+            Arrived::Parity(work) => Some(work),
+            Arrived::Skip | Arrived::Ready(..) => None,
+        }
+    }
+
+    /// Notes what a parity part of a version becomes.
+    pub fn ready(&mut self, version: Version, content: Content) {
+        let found = self.waiting.iter_mut().find(|waiting| waiting.version == version);
+        let found = found.expect("it waits for what it is made of");
+        let Arrived::Parity(work) = &found.what else { unreachable!("parity is made once") };
+        found.what = Arrived::Ready(work.key, content);
+    }
+
+    /// Takes out the next version that the store gets; `None`: it is not ready, or there is none.
+    pub fn give(&mut self) -> Option<Arrival> {
+        let is_ready = |waiting: &mut Waiting| !matches!(waiting.what, Arrived::Parity(_));
+        let next = self.waiting.pop_front_if(is_ready)?;
+        let Arrival { version, lazy, .. } = next;
+        assert!(version > self.given_upto);
+        self.given_upto = version;
+        self.given.push_back(Given { version, lazy, stored: Stored::Open });
+        Some(next)
+    }
+
+    /// Notes the store's answer.
+    pub fn on_stored(&mut self, version: Version, is_durable: bool) {
+        let is_durable = is_durable || version <= self.synced_upto;
+        let found = self.given.iter_mut().find(|given| given.version == version);
+        let found = found.expect("it is at the store");
+        assert!(found.stored == Stored::Open);
+        assert!(is_durable || found.lazy);
+        found.stored = if is_durable { Stored::Durable } else { Stored::Written };
+    }
+
+    /// Queues a sync behind all versions that have arrived.
+    pub fn sync(&mut self, what: FlushFor) {
+        self.syncs.push_back((self.newest, what));
+    }
+
+    /// Takes out the next sync that the store gets: for whom, and up to which version it covers.
+    pub fn begin_sync(&mut self) -> Option<(FlushFor, Version)> {
+        let upto = self.given_upto;
+        let (_, what) = self.syncs.pop_front_if(|(behind, _)| *behind <= upto)?;
+        Some((what, upto))
+    }
+
+    /// Notes the end of a sync that covered versions up to the given one.
+    pub fn on_synced(&mut self, what: FlushFor, upto: Version) {
+        self.is_syncing &= what != FlushFor::Prefix;
+        self.synced_upto = self.synced_upto.max(upto);
+        let covered = self.given.iter_mut().take_while(|given| given.version <= upto);
+        for given in covered.filter(|given| given.stored == Stored::Written) {
+            given.stored = Stored::Durable;
+        }
+    }
+
+    /// Returns what is to be reported now. If durable versions stand behind written ones a sync is queued:
+    /// what is acknowledged as durable must have everything before it.
+    pub fn report(&mut self) -> Vec<Report> {
+        let (written, durable) = (self.written_upto, self.durable_upto);
+        for given in &self.given {
+            match given.stored {
+                Stored::Open => break,
+                Stored::Written => self.written_upto = self.written_upto.max(given.version),
+                Stored::Durable => {
+                    let is_next = self.durable_upto.counter + 1 == given.version.counter;
+                    if is_next {
+                        self.durable_upto = given.version;
+                    } else if !given.lazy && !self.is_syncing {
+                        self.is_syncing = true;
+                        self.syncs.push_back((Version::ZERO, FlushFor::Prefix));
+                    }
+                    self.written_upto = self.written_upto.max(given.version);
+                }
+            }
+        }
+        let durable_upto = self.durable_upto;
+        while self.given.pop_front_if(|given| given.version <= durable_upto).is_some() {}
+        let mut reports = Vec::new();
+        if self.durable_upto > durable {
+            reports.push(Report { upto: self.durable_upto, durable: true });
+        }
+        if self.written_upto > written && self.written_upto > self.durable_upto {
+            reports.push(Report { upto: self.written_upto, durable: false });
+        }
+        reports
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(counter: u64) -> Version {
+        Version { epoch: Epoch::new(3), counter }
+    }
+
+    fn pipeline(laziness: &[bool]) -> Pipeline {
+        let mut pipeline = Pipeline::new(version(10), Epoch::new(3));
+        for (index, lazy) in laziness.iter().enumerate() {
+            let (version, what) = (version(11 + index as u64), Arrived::Skip);
+            pipeline.arrive(Arrival { version, lazy: *lazy, what }).unwrap();
+        }
+        pipeline
+    }
+
+    fn durable(counter: u64) -> Report {
+        Report { upto: version(counter), durable: true }
+    }
+
+    fn written(counter: u64) -> Report {
+        Report { upto: version(counter), durable: false }
+    }
+
+    #[test]
+    fn a_gap_is_refused() {
+        let mut pipeline = pipeline(&[false]);
+        let arrival =
+            |counter| Arrival { version: version(counter), lazy: false, what: Arrived::Skip };
+        assert!(pipeline.arrive(arrival(13)).is_err());
+        assert!(pipeline.arrive(arrival(12)).is_ok());
+    }
+
+    #[test]
+    fn a_prefix_is_reported() {
+        let mut pipeline = pipeline(&[false; 3]);
+        while pipeline.give().is_some() {}
+        pipeline.on_stored(version(12), true);
+        assert_eq!(pipeline.report(), []);
+        pipeline.on_stored(version(11), true);
+        assert_eq!(pipeline.report(), [durable(12)]);
+        pipeline.on_stored(version(13), true);
+        assert_eq!(pipeline.report(), [durable(13)]);
+        assert_eq!(pipeline.report(), []);
+    }
+
+    #[test]
+    fn a_durable_version_behind_a_lazy_one_waits_for_a_sync() {
+        let mut pipeline = pipeline(&[true, false]);
+        while pipeline.give().is_some() {}
+        pipeline.on_stored(version(11), false);
+        assert_eq!(pipeline.report(), [written(11)]);
+        pipeline.on_stored(version(12), true);
+        assert_eq!(pipeline.report(), [written(12)]);
+        let (what, upto) = pipeline.begin_sync().unwrap();
+        assert_eq!((what, upto), (FlushFor::Prefix, version(12)));
+        assert_eq!(pipeline.report(), []);
+        assert!(pipeline.begin_sync().is_none(), "one is enough");
+        pipeline.on_synced(what, upto);
+        assert_eq!(pipeline.report(), [durable(12)]);
+    }
+
+    #[test]
+    fn a_sync_begins_when_what_came_before_is_at_the_store() {
+        let mut pipeline = pipeline(&[true]);
+        let call = FlushFor::Peer { call: 7 };
+        pipeline.sync(call);
+        assert!(pipeline.begin_sync().is_none());
+        pipeline.give().unwrap();
+        assert_eq!(pipeline.begin_sync(), Some((call, version(11))));
+        pipeline.on_synced(call, version(11));
+        pipeline.on_stored(version(11), false);
+        assert_eq!(pipeline.report(), [durable(11)], "the sync covered it");
+    }
+}

@@ -1,0 +1,568 @@
+//! Operations on stripes at their primary.
+//!
+//! ```text
+//!   queued ──its turn──▶ (units of others, the table) ──▶ version: a part, parity or a skip for each member
+//!                                                           │ differences of data parts to parity
+//!                                                           ▼
+//!                        reply ◀── all members have it and everything before it
+//! ```
+//!
+//! Invariants
+//!   1. Operations on one stripe take turns, reads too. Writes that wait for a stripe merge into its next
+//!      version.
+//!   2. Units that change in all data parts are encoded here; all others by the differences of the data
+//!      parts. Of a part without a member this OSD makes the difference, of what `k` others say.
+
+use std::collections::BTreeMap;
+
+use base::{Position, Version};
+use blockstore::BlockKey;
+use format::wire::{Change, Content, Outcome, PartChange, PeerBody, Refusal};
+
+use super::Stripes;
+use super::gather::{Found, Gather, Inconsistent};
+use super::parity::{difference, encode_rows};
+use super::part::{Part, UnitData, content};
+use super::patch::Patch;
+use super::peering::Forward;
+use crate::ask::Asked;
+use crate::operation::{Wants, WriteKind};
+use crate::slots::{GatherSlot, WriteSlot};
+use crate::store_calls::Call;
+use crate::units::{Units, units_of};
+use crate::write_queue::WriteStage;
+use crate::{Action, Pg, Serving};
+use base::UNIT_SIZE;
+use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
+
+/// A gathering in progress at the primary.
+pub struct GatherJob {
+    pub key: BlockKey,
+    pub gather: Gather,
+    /// As of which version; `None`: as it is.
+    pub as_of: Option<Version>,
+    pub purpose: GatherFor,
+}
+
+/// What a gathering is for.
+pub enum GatherFor {
+    /// The operation in this slot.
+    Operation(WriteSlot),
+    /// Acting members that lack versions which go forward.
+    Forward(Box<Forward>),
+}
+
+impl Pg {
+    pub(crate) fn stripes(&self) -> Option<&'static Stripes> {
+        self.shape.face.stripes()
+    }
+
+    /// Begins an operation on a stripe that has its turn.
+    pub(crate) fn begin_stripe_operation(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
+        let stripes = self.stripes().expect("the pool has parity");
+        assert!(self.queue.is_first(slot));
+        self.queue[slot].stage = WriteStage::Examine;
+        self.merge_waiting(slot, stripes);
+        let sources = self.sources(true);
+        let is_there = |part: usize| sources.iter().any(|it| it.position.index() == part);
+        let (wants, wants_table) = self.wanted_for(slot, stripes, is_there);
+        let key = self.queue[slot].key;
+        let block_size = self.shape.block_size;
+        let gather = Gather::new(stripes, block_size, sources, wants, wants_table);
+        let purpose = GatherFor::Operation(slot);
+        self.begin_gather(GatherJob { key, gather, as_of: None, purpose }, actions);
+    }
+
+    /// Collects what a write changes, and merges into it the writes that wait behind it.
+    fn merge_waiting(&mut self, slot: WriteSlot, stripes: &Stripes) {
+        let block_size = self.shape.block_size;
+        let WriteKind::Change { change, expected, lazy } = &self.queue[slot].kind else { return };
+        let (mut lazy, is_plain) = (*lazy, expected.is_none());
+        let mut patch = match change {
+            Change::Delete => Patch::delete(),
+            change => {
+                let mut patch = Patch::default();
+                patch.add(change.clone(), stripes, block_size);
+                patch
+            }
+        };
+        let is_write = matches!(change, Change::Write { .. });
+        while is_plain
+            && is_write
+            && let Some(next) = self.queue.mergeable(slot)
+        {
+            let next = self.queue.take(next);
+            let WriteKind::Change { change, lazy: is_lazy, .. } = next.kind else {
+                unreachable!("only plain writes are merged");
+            };
+            patch.add(change, stripes, block_size);
+            lazy &= is_lazy;
+            let head = &mut self.queue[slot];
+            head.merged.push(next.issuer);
+            head.followers.extend(next.followers);
+        }
+        let head = &mut self.queue[slot];
+        if let WriteKind::Change { lazy: is_lazy, .. } = &mut head.kind {
+            *is_lazy = lazy;
+        }
+        head.patch = Some(Box::new(patch));
+    }
+
+    /// Returns the units that must be known before an operation, by position, and whether it must be known
+    /// which units of the stripe hold data.
+    fn wanted_for(
+        &self,
+        slot: WriteSlot,
+        stripes: &Stripes,
+        is_there: impl Fn(usize) -> bool,
+    ) -> (BTreeMap<usize, Units>, bool) {
+        let write = &self.queue[slot];
+        match (&write.kind, &write.patch) {
+            (WriteKind::Read { wants: Wants::Data { offset, length }, .. }, _) => {
+                let (first, end) = units_of(*offset, *length);
+                let parts = stripes.split(first..end, self.shape.block_size);
+                (parts.map(|(part, units)| (part, Units::from_range(units))).collect(), false)
+            }
+            (WriteKind::Read { wants: Wants::Allocation, .. }, _) => (BTreeMap::new(), true),
+            (WriteKind::Change { change, expected, .. }, Some(patch)) => {
+                let rows = patch.rows(stripes.data_count());
+                let away = patch.parts().filter(|part| !is_there(*part));
+                let wants = away.map(|part| (part, patch.units(part).without(&rows)));
+                let wants = wants.filter(|(_, units)| !units.is_empty()).collect();
+                let is_write = matches!(change, Change::Write { .. });
+                (wants, !is_write || expected.is_some())
+            }
+            _ => unreachable!("it is an operation that has begun"),
+        }
+    }
+
+    /// Begins a gathering.
+    pub(crate) fn begin_gather(&mut self, job: GatherJob, actions: &mut Vec<Action>) {
+        let slot = self.lead().gathers.insert(job);
+        self.gather_on(slot, actions);
+    }
+
+    /// Asks for what is missing, and continues if nothing is.
+    fn gather_on(&mut self, slot: GatherSlot, actions: &mut Vec<Action>) {
+        let block_size = self.shape.block_size;
+        let lead = self.lead();
+        let (me, job) = (lead.me, &mut lead.gathers[slot]);
+        let (key, as_of, asks) = (job.key, job.as_of, job.gather.asks());
+        for (source, units) in asks {
+            let units = units.words(block_size);
+            let position = source.position;
+            if source.index == me {
+                let as_of = as_of.map_or(AsOf::View, AsOf::Version);
+                let request = StoreRequest::Copy { key, units, as_of };
+                self.call(Call::Gather { slot, position }, request, actions);
+            } else {
+                let call = self.lead().asks.ask(source.index, Asked::Gather { slot, position });
+                self.send(source.index, PeerBody::Fetch { call, key, units, as_of }, actions);
+            }
+        }
+        if !self.lead().gathers[slot].gather.is_waiting() {
+            self.on_gather_end(slot, actions);
+        }
+    }
+
+    /// Handles this OSD's own part.
+    pub(crate) fn on_own_part(
+        &mut self,
+        (slot, position): (GatherSlot, Position),
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Ok(Answer::Copy { content }) = result else {
+            unreachable!("the store answers a copy with a copy");
+        };
+        let part = Part::of(content, self.shape.block_size, false);
+        let part = part.expect("the store knows the size of its blocks");
+        let took = self.lead().gathers[slot].gather.take(position.index(), part);
+        match took {
+            Ok(()) => self.gather_on(slot, actions),
+            Err(why) => panic!("{why} in this OSD's own store"),
+        }
+    }
+
+    /// Handles a member's part.
+    pub(crate) fn on_peer_part(
+        &mut self,
+        (slot, position): (GatherSlot, Position),
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let part = Part::of(content, self.shape.block_size, true)?;
+        self.check_version(part.version.max(part.deleted))?;
+        self.lead().gathers[slot].gather.take(position.index(), part)?;
+        self.gather_on(slot, actions);
+        Ok(())
+    }
+
+    fn on_gather_end(&mut self, slot: GatherSlot, actions: &mut Vec<Action>) {
+        let job = self.lead().gathers.remove(slot);
+        match job.purpose {
+            GatherFor::Operation(slot) => self.on_stripe_gathered(slot, &job.gather, actions),
+            GatherFor::Forward(forward) => {
+                self.on_forward_gathered(job.key, *forward, job.gather, actions);
+            }
+        }
+    }
+
+    /// Continues an operation when what it must know has come.
+    fn on_stripe_gathered(&mut self, slot: WriteSlot, gather: &Gather, actions: &mut Vec<Action>) {
+        if self.serving != Serving::Active {
+            // No version is given any more: the write is answered when the next epoch begins.
+            return;
+        }
+        let outcome = match &self.queue[slot].kind {
+            WriteKind::Read { wants, .. } => self.answer_stripe_read(*wants, gather).map(Some),
+            _ => self.judge_change(slot, gather),
+        };
+        match outcome {
+            Ok(None) => self.replicate_stripe(slot, gather, actions),
+            Ok(Some(outcome)) => self.end_write(slot, Ok(outcome), actions),
+            Err(refusal) => self.end_write(slot, Err(refusal), actions),
+        }
+    }
+
+    fn answer_stripe_read(&self, wants: Wants, gather: &Gather) -> Result<Outcome, Refusal> {
+        let stripes = self.stripes().expect("the pool has parity");
+        let (unit_count, block_size) = (self.shape.block_size.unit_count(), self.shape.block_size);
+        let corrupted = |Inconsistent| Refusal::Corrupted;
+        let Wants::Data { offset, length } = wants else {
+            let table = gather.table().map_err(corrupted)?.ok_or(Refusal::Corrupted)?;
+            let all = unit_count * stripes.data_count() as u32;
+            let mut bitmap = vec![0; all.div_ceil(64) as usize];
+            for (index, part) in table.parts.iter().enumerate() {
+                for unit in part.written.iter() {
+                    set_bit(&mut bitmap, index as u32 * unit_count + unit);
+                }
+            }
+            return Ok(Outcome::Extents { bitmap });
+        };
+        let (first, end) = units_of(offset, length);
+        let (mut written, mut lost) = (BTreeMap::new(), Vec::new());
+        let mut version = Version::ZERO;
+        for (part, units) in stripes.split(first..end, block_size) {
+            let known = match gather.held(part) {
+                Some(held) => held.version,
+                None => {
+                    let table = gather.table().map_err(corrupted)?;
+                    table.map_or(Version::ZERO, |table| table.parts[part].version)
+                }
+            };
+            version = version.max(known);
+            for unit in units {
+                let place = part as u32 * unit_count + unit;
+                match gather.unit(part, unit, &self.buffers).map_err(corrupted)? {
+                    Found::Nothing => {}
+                    Found::Data(data) => drop(written.insert(place, data)),
+                    Found::Lost => lost.push(place),
+                }
+            }
+        }
+        if !lost.is_empty() {
+            let mut units =
+                vec![0; (unit_count * stripes.data_count() as u32).div_ceil(64) as usize];
+            lost.into_iter().for_each(|unit| set_bit(&mut units, unit));
+            return Err(Refusal::Damaged { units });
+        }
+        Ok(self.read_outcome(version, first..end, &written))
+    }
+
+    /// Returns the answer to a read of these units.
+    fn read_outcome(
+        &self,
+        version: Version,
+        units: std::ops::Range<u32>,
+        written: &BTreeMap<u32, UnitData>,
+    ) -> Outcome {
+        if written.is_empty() {
+            let data = self.buffers.take(0).freeze();
+            return Outcome::Read { version, checksums: Vec::new(), data };
+        }
+        let unit_size = UNIT_SIZE as usize;
+        let mut bytes = self.buffers.take_zeroed(units.len() * unit_size);
+        let mut checksums = Vec::with_capacity(units.len());
+        for (unit, place) in units.zip(bytes.chunks_exact_mut(unit_size)) {
+            match written.get(&unit) {
+                Some(data) => {
+                    place.copy_from_slice(&data.data);
+                    checksums.push(data.checksum);
+                }
+                None => checksums.push(base::Checksum::ZERO_UNIT),
+            }
+        }
+        Outcome::Read { version, checksums, data: bytes.freeze() }
+    }
+
+    /// Decides what a change does, now that its stripe is known. Returns an outcome if nothing changes.
+    fn judge_change(
+        &mut self,
+        slot: WriteSlot,
+        gather: &Gather,
+    ) -> Result<Option<Outcome>, Refusal> {
+        let write = &self.queue[slot];
+        let WriteKind::Change { change, expected, .. } = &write.kind else {
+            unreachable!("it changes its key");
+        };
+        if matches!((change, expected), (Change::Write { .. }, None)) {
+            return Ok(None);
+        }
+        let table = gather.table().map_err(|Inconsistent| Refusal::Corrupted)?;
+        let table = table.ok_or(Refusal::Corrupted)?;
+        let patch = write.patch.as_ref().expect("it was made when the write began");
+        let version = match patch.is_delete() {
+            true => table.version(),
+            false => patch.parts().map(|part| table.parts[part].version).max().unwrap_or_default(),
+        };
+        if expected.is_some_and(|expected| expected != version) {
+            return Err(Refusal::CompareFailed { version });
+        }
+        if write.kind.brings_data() {
+            return Ok(None);
+        }
+        let removed = |part: usize| match patch.is_delete() {
+            true => table.parts[part].written,
+            false => table.parts[part].written.within(&patch.units(part)),
+        };
+        let parts = 0..table.parts.len();
+        let is_empty = parts.clone().all(|part| removed(part).is_empty());
+        let leaves = |part: usize| !table.parts[part].written.without(&removed(part)).is_empty();
+        let leaves_data = parts.clone().any(leaves);
+        // What emptied the range may have been answered before it was durable.
+        let newest = table.version();
+        let durable = !self.versions.is_undurable(newest);
+        if is_empty && (durable || write.kind.is_lazy()) {
+            return Ok(Some(Outcome::Written { version, durable }));
+        }
+        if !leaves_data {
+            let write = &mut self.queue[slot];
+            write.kind = WriteKind::DELETE;
+            write.patch = Some(Box::new(Patch::delete()));
+        }
+        Ok(None)
+    }
+
+    /// Gives the write its version and tells every member what it does there.
+    fn replicate_stripe(&mut self, slot: WriteSlot, gather: &Gather, actions: &mut Vec<Action>) {
+        let stripes = self.stripes().expect("the pool has parity");
+        let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
+        let mark = self.mark();
+        let version = self.versions.give(epoch, slot);
+        let missing = self.write_targets.targets();
+        let write = &mut self.queue[slot];
+        assert!(write.stage == WriteStage::Examine);
+        let lazy = write.kind.is_lazy();
+        write.kind = WriteKind::HandedOver;
+        write.stage = WriteStage::Replicate { missing, version, lazy, durable: true };
+        let (key, patch) = (write.key, write.patch.take().expect("it was made at the beginning"));
+        if lazy {
+            self.syncs.gave_lazily(version.counter);
+        }
+        let plan = Plan::new(stripes, &patch, version, self);
+        let lead = self.lead();
+        lead.mark_told = mark;
+        let positions: Vec<(usize, Position)> =
+            missing.iter().map(|index| (index, lead.peers[index].position)).collect();
+        for (index, position) in positions {
+            let body = plan.message(position, key, mark, lazy, self);
+            self.send_to_any(index, body, actions);
+        }
+        self.send_absent_deltas(key, &plan, gather, actions);
+    }
+
+    fn send_to_any(&mut self, index: usize, body: PeerBody, actions: &mut Vec<Action>) {
+        if index != self.lead().me {
+            return self.send(index, body, actions);
+        }
+        let took = self.on_stripe_version(body, actions);
+        took.expect("what this OSD sends is sound");
+    }
+
+    /// Sends the differences of data parts that have no member.
+    fn send_absent_deltas(
+        &mut self,
+        key: BlockKey,
+        plan: &Plan<'_>,
+        gather: &Gather,
+        actions: &mut Vec<Action>,
+    ) {
+        if !plan.has_parity {
+            return;
+        }
+        let block_size = self.shape.block_size;
+        for part in plan.patch.parts() {
+            let units = plan.patch.units(part).without(&plan.rows_units);
+            if units.is_empty() || !plan.is_absent(part) {
+                continue;
+            }
+            let table = gather.table().ok().flatten();
+            let before = table.map_or(Version::ZERO, |table| table.parts[part].version);
+            let old = match gather.part(part, units, before, &self.buffers) {
+                Ok(old) => old,
+                // Nothing of the stripe can be trusted: these rows are lost.
+                Err(Inconsistent) => {
+                    let nothing = Part::nothing(block_size);
+                    Part { version: before, units: Units::default(), damaged: units, ..nothing }
+                }
+            };
+            let new = |unit: u32| plan.patch.unit(part, unit).cloned();
+            let content = difference(&old, new, units, block_size, &self.buffers);
+            let part = Position::new(part as u8).expect("a stripe has few parts");
+            self.pass_delta(plan.version, key, part, content, actions);
+        }
+    }
+
+    /// Handles a difference that a data member sent: passes it to the members with parity.
+    pub(crate) fn on_delta(
+        &mut self,
+        index: usize,
+        (version, key, part): (Version, BlockKey, Position),
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let is_own = self.lead().peers[index].position == part;
+        let is_open = self.versions.was_given(version) && self.versions.slot(version).is_some();
+        if self.stripes().is_none() || !is_own || !is_open {
+            return Err("a difference that was not asked for".into());
+        }
+        Part::of(content.clone(), self.shape.block_size, true)?;
+        self.pass_delta(version, key, part, content, actions);
+        Ok(())
+    }
+
+    /// Passes a difference to the acting members with parity.
+    pub(crate) fn pass_delta(
+        &mut self,
+        version: Version,
+        key: BlockKey,
+        part: Position,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) {
+        let stripes = self.stripes().expect("the pool has parity");
+        let lead = self.lead();
+        let (me, peers) = (lead.me, lead.peers.iter().take(lead.acting.count()).enumerate());
+        let parity: Vec<usize> = peers
+            .filter(|(_, peer)| !stripes.is_data(peer.position))
+            .map(|(index, _)| index)
+            .collect();
+        for index in parity {
+            let content = content.clone();
+            if index == me {
+                let took = self.on_parity_delta(version, key, part, content, actions);
+                if let Err(why) = took {
+                    self.end_epoch(crate::Need::NewEpoch, why, actions);
+                }
+            } else {
+                let body = PeerBody::ParityDelta { version, key, part, content };
+                self.send(index, body, actions);
+            }
+        }
+    }
+
+    /// Notes that a member has all versions up to one.
+    pub(crate) fn on_member_has(
+        &mut self,
+        index: usize,
+        upto: Version,
+        durable: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        let slots: Vec<WriteSlot> = self.versions.slots().collect();
+        for slot in slots {
+            let Some(write) = self.queue.get(slot) else { continue };
+            let WriteStage::Replicate { missing, version, lazy, .. } = write.stage else {
+                continue;
+            };
+            if version <= upto && missing.has(index) && (durable || lazy) {
+                self.count_copy(index, slot, durable, actions);
+            }
+        }
+        let mark = self.mark();
+        self.commit(mark, actions);
+    }
+}
+
+fn set_bit(bitmap: &mut [u64], bit: u32) {
+    bitmap[bit as usize / 64] |= 1 << (bit % 64);
+}
+
+/// What one version does at each position.
+struct Plan<'a> {
+    stripes: &'static Stripes,
+    patch: &'a Patch,
+    version: Version,
+    /// Units that change in all data parts, and their parity.
+    rows_units: Units,
+    rows: Vec<BTreeMap<u32, UnitData>>,
+    /// Whether an acting member has parity.
+    has_parity: bool,
+    /// The positions with an acting member.
+    present: Vec<Position>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(stripes: &'static Stripes, patch: &'a Patch, version: Version, pg: &Pg) -> Plan<'a> {
+        let entry = pg.entry.as_ref().expect("an epoch is served");
+        let present: Vec<Position> = entry.filled().map(|(position, _)| position).collect();
+        let rows_units = patch.rows(stripes.data_count());
+        let rows = encode_rows(stripes, patch, rows_units, &pg.buffers);
+        let has_parity = present.iter().any(|position| !stripes.is_data(*position));
+        Plan { stripes, patch, version, rows_units, rows, has_parity, present }
+    }
+
+    fn is_absent(&self, part: usize) -> bool {
+        self.present.iter().all(|position| position.index() != part)
+    }
+
+    /// Returns the message to the member at a position.
+    fn message(
+        &self,
+        position: Position,
+        key: BlockKey,
+        mark: Version,
+        lazy: bool,
+        pg: &Pg,
+    ) -> PeerBody {
+        let (version, patch, block_size) = (self.version, self.patch, pg.shape.block_size);
+        let part = position.index();
+        if let Some(parity) = self.stripes.parity_index(position) {
+            let (none, rows) = (Units::default(), &self.rows[parity]);
+            let content = match patch.is_delete() {
+                true => Content::Tombstone { version },
+                false => {
+                    let (units, table) = (self.rows_units, Vec::new());
+                    content(version, block_size, units, none, rows, table, &pg.buffers)
+                }
+            };
+            let changes = self.changes(pg);
+            return PeerBody::Parity { version, mark, key, lazy, content, changes };
+        }
+        let units = patch.units(part);
+        if !patch.is_delete() && units.is_empty() {
+            return PeerBody::Skip { version, mark, lazy };
+        }
+        let content = patch.content(part, version, block_size, &pg.buffers);
+        let wanted =
+            if self.has_parity { units.without(&self.rows_units) } else { Units::default() };
+        let differences = wanted.words(block_size);
+        PeerBody::Part { version, mark, key, lazy, content, differences }
+    }
+
+    /// Returns the data parts that change, as parity must know them.
+    fn changes(&self, pg: &Pg) -> Vec<PartChange> {
+        let block_size = pg.shape.block_size;
+        let change = |part: usize| {
+            let units = self.patch.units(part);
+            PartChange {
+                part: Position::new(part as u8).expect("a stripe has few parts"),
+                units: units.words(block_size),
+                written: self.patch.written(part).words(block_size),
+                differences: units.without(&self.rows_units).words(block_size),
+            }
+        };
+        self.patch.parts().map(change).collect()
+    }
+}
