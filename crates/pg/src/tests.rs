@@ -9,6 +9,7 @@ mod random;
 mod scenarios;
 mod script;
 mod scrub;
+mod stripe_crashes;
 mod stripes;
 mod world;
 mod wrong;

@@ -442,6 +442,10 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let stripes = self.stripes().expect("the pool has parity");
+        if self.serving != Serving::Active {
+            // The version may not have reached a member whose connection broke.
+            return;
+        }
         let lead = self.lead();
         let (me, peers) = (lead.me, lead.peers.iter().take(lead.acting.count()).enumerate());
         let parity: Vec<usize> = peers

@@ -122,6 +122,10 @@ impl World {
         world
     }
 
+    pub fn has_parity(&self) -> bool {
+        self.shape.face.stripes().is_some()
+    }
+
     /// Units that an operation can reach under one key.
     pub fn units(&self) -> u32 {
         self.shape.face.data_count() * UNITS

@@ -1,0 +1,224 @@
+//! Pools with parity: a few writes, and crashes at every point between them.
+//!
+//! Every event of a schedule is a point at which a process may end, lose power, or be lost for good. Afterwards
+//! what was acknowledged is there, what was not is there as a whole or not at all, and the parts of each stripe
+//! make one code word.
+
+use base::Scheme;
+use format::wire::Outcome;
+
+use super::UNITS;
+use super::world::{Random, World};
+
+const XOR: Scheme = Scheme::Xor { data: 2 };
+const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
+const THREE_TWO: Scheme = Scheme::ReedSolomon { data: 3, parity: 2 };
+const FOUR_THREE: Scheme = Scheme::ReedSolomon { data: 4, parity: 3 };
+
+/// How a member stops.
+#[derive(Clone, Copy, Debug)]
+enum Crash {
+    /// Its process ends and starts again.
+    Kill,
+    /// It loses power; its store keeps this many entries beyond those that are durable.
+    Power(usize),
+    /// It stops and stays away.
+    Lost,
+}
+
+const CRASHES: [Crash; 5] =
+    [Crash::Kill, Crash::Power(0), Crash::Power(1), Crash::Power(3), Crash::Lost];
+
+struct Run {
+    world: World,
+    random: Random,
+    /// Writes: their number, stripe, first unit, and the values before and after.
+    writes: Vec<Written>,
+}
+
+struct Written {
+    number: usize,
+    stripe: u32,
+    first: u32,
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+impl Run {
+    fn new(scheme: Scheme, seed: u64) -> Run {
+        let mut world = World::of_scheme(seed, scheme.position_count() as usize, scheme);
+        world.large_percent = [0, 50][seed as usize % 2];
+        world.settle();
+        let mut run = Run { world, random: Random::new(seed), writes: Vec::new() };
+        let count = run.world.units();
+        // What is there before: a whole stripe, a part of one, and nothing.
+        run.write(1, 0, count);
+        run.write(2, 0, UNITS);
+        run.world.settle();
+        run.writes.clear();
+        run.write(1, UNITS - 1, 2);
+        run.write(2, 1, count - 1);
+        run.write(3, UNITS, 2);
+        run
+    }
+
+    fn write(&mut self, stripe: u32, first: u32, units: u32) {
+        let at = self.world.server().expect("somebody serves");
+        let before = match stripe {
+            1 => (first + 1..=first + units).collect(),
+            2 => {
+                let count = self.world.units();
+                let value = |unit| if unit < UNITS { count + 1 + unit } else { 0 };
+                (first..first + units).map(value).collect()
+            }
+            _ => vec![0; units as usize],
+        };
+        let number = self.world.write(at, stripe, first, units);
+        let last = self.world.history.last_value();
+        let after = (last + 1 - units..=last).collect();
+        self.writes.push(Written { number, stripe, first, before, after });
+    }
+
+    /// One event; returns false if nothing is under way.
+    fn step(&mut self) -> bool {
+        let mail = self.world.mail();
+        let stores: Vec<usize> = (0..self.world.osds.len())
+            .filter(|index| self.world.is_up(*index) && !self.world.osds[*index].store.is_idle())
+            .collect();
+        let count = mail.len() + stores.len();
+        if count == 0 {
+            return false;
+        }
+        let choice = self.random.below(count);
+        if let Some((primary, member, is_to_member)) = mail.get(choice) {
+            self.world.deliver(*primary, *member, *is_to_member);
+            return true;
+        }
+        let index = stores[choice - mail.len()];
+        let data = self.random.below(4);
+        let store = &mut self.world.osds[index].store;
+        store.write(1, data);
+        store.advance(1, data);
+        if store.ready() > 0 {
+            let (call, result) = store.take(0);
+            self.world.with(index, |pg, actions| pg.store_done(call, result, actions));
+        }
+        true
+    }
+
+    /// As many events, those of the monitor among them.
+    fn steps(&mut self, count: usize) {
+        for _ in 0..count {
+            if !self.step() {
+                self.world.monitor();
+                self.world.leases_end();
+                for index in 0..self.world.osds.len() {
+                    self.world.learn(index);
+                }
+                self.world.connect();
+                self.world.renew();
+            }
+        }
+    }
+
+    fn crash(&mut self, member: usize, how: Crash) {
+        if !self.world.is_up(member) {
+            return;
+        }
+        match how {
+            Crash::Kill | Crash::Lost => self.world.kill(member),
+            Crash::Power(more) => self.world.crash(member, more),
+        }
+        if !matches!(how, Crash::Lost) {
+            self.world.start(member);
+        }
+    }
+
+    fn end(mut self, what: &str) {
+        self.world.settle();
+        self.world.check_equal();
+        let at = self.world.server().unwrap_or_else(|| panic!("nobody serves: {what}"));
+        let reads: Vec<usize> = (self.writes.iter())
+            .map(|it| self.world.read(at, it.stripe, it.first, it.after.len() as u32))
+            .collect();
+        self.world.settle();
+        for (write, read) in self.writes.iter().zip(reads) {
+            let outcome = self.world.history.outcome(read);
+            let Some(Ok(Outcome::Read { data, .. })) = outcome else {
+                panic!("{outcome:?}: {what}")
+            };
+            let is = super::model::values_of(data, write.after.len() as u32);
+            let is_acknowledged = matches!(
+                self.world.history.outcome(write.number),
+                Some(Ok(Outcome::Written { .. }))
+            );
+            let is_old = is == write.before && !is_acknowledged;
+            assert!(is == write.after || is_old, "{is:?} in stripe {}: {what}", write.stripe);
+        }
+        self.world.history.check();
+    }
+}
+
+/// Returns the number of events of a schedule without a crash.
+fn length(scheme: Scheme, seed: u64) -> usize {
+    let mut run = Run::new(scheme, seed);
+    let mut count = 0;
+    while run.step() {
+        count += 1;
+    }
+    count
+}
+
+fn one_crash(scheme: Scheme, seeds: u64, stride: usize) {
+    for seed in 1..=seeds {
+        let points = length(scheme, seed);
+        assert!(points > 30, "the schedule has {points} events");
+        for point in (0..=points).step_by(stride) {
+            for member in 0..scheme.position_count() as usize {
+                for how in CRASHES {
+                    let mut run = Run::new(scheme, seed);
+                    run.steps(point);
+                    run.crash(member, how);
+                    run.end(&format!("{scheme}, seed {seed}: {how:?} of {member} at {point}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_crash_of_one_member_breaks_a_promise() {
+    one_crash(TWO_ONE, 3, 1);
+    one_crash(XOR, 2, 1);
+}
+
+#[test]
+fn no_crash_of_one_of_many_members_breaks_a_promise() {
+    one_crash(THREE_TWO, 2, 3);
+    one_crash(FOUR_THREE, 1, 7);
+}
+
+#[test]
+fn no_two_crashes_break_a_promise() {
+    for (scheme, stride) in [(TWO_ONE, 7), (THREE_TWO, 23), (FOUR_THREE, 67)] {
+        let count = scheme.position_count() as usize;
+        let points = length(scheme, 1);
+        for point in (0..=points).step_by(stride) {
+            for later in (0..=120).step_by(stride) {
+                for members in 0..count * count {
+                    let (first, second) = (members / count, members % count);
+                    let how = CRASHES[(point + later + members) % 4];
+                    let how_later = CRASHES[(point + 3 * later + members) % 5];
+                    let mut run = Run::new(scheme, 1);
+                    run.steps(point);
+                    run.crash(first, how);
+                    run.steps(later);
+                    run.crash(second, how_later);
+                    run.end(&format!(
+                        "{scheme}: {how:?} of {first} at {point}, {how_later:?} of {second} {later} later"
+                    ));
+                }
+            }
+        }
+    }
+}
