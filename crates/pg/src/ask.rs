@@ -7,7 +7,7 @@ use base::Position;
 use blockstore::BlockKey;
 use slab::Slab;
 
-use super::slots::{ForwardSlot, GatherSlot, JobSlot, ReadSlot};
+use super::slots::{DeletionSlot, ForwardSlot, GatherSlot, JobSlot, ReadSlot};
 
 /// How far the exchange with a member has got. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +49,8 @@ pub enum Asked {
     Progress,
     /// To make everything sent so far durable.
     Sync,
+    /// A page of keys, for a deletion of stripes.
+    DeletionList { slot: DeletionSlot },
     /// A page of keys, for a scrub.
     ScrubList { walk: u32 },
     /// What the member holds of the key in work of a scrub.

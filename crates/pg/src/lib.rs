@@ -441,6 +441,11 @@ impl Pg {
             Call::ListNewer(NewerFor::Fill { learner }) => {
                 self.on_own_list(learner, blocks, is_last, actions);
             }
+            Call::ListNewer(NewerFor::Deletion { slot }) => {
+                let me = self.lead().me;
+                let came = self.on_deletion_page(slot, me, (blocks, is_last), actions);
+                came.expect("the node lists what was asked");
+            }
             Call::ListNewer(NewerFor::Scrub { walk }) => {
                 self.on_own_scrub_list(walk, (blocks, is_last), actions);
             }

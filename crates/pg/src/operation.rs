@@ -4,7 +4,7 @@ use base::{ImageId, UNIT_SIZE, Version};
 use format::wire::Change;
 
 use super::Ticket;
-use super::slots::{DeletionSlot, JobSlot, ReadSlot};
+use super::slots::{DeletionSlot, JobSlot, ReadSlot, WriteSlot};
 
 /// For whom a write is done, and who is informed when it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +17,8 @@ pub enum WriteFor {
     Job(JobSlot),
     /// The key in work of a scrub. It takes its turn, too, and changes nothing.
     Scrub,
+    /// In pools with parity: a read of a newer layer, which holds nothing in the units from `first` on.
+    Layer { above: WriteSlot, first: u32 },
 }
 
 impl WriteFor {
@@ -24,7 +26,9 @@ impl WriteFor {
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             WriteFor::Client(ticket) => Some(ticket),
-            WriteFor::Deletion(_) | WriteFor::Job(_) | WriteFor::Scrub => None,
+            WriteFor::Deletion(_) | WriteFor::Job(_) | WriteFor::Scrub | WriteFor::Layer { .. } => {
+                None
+            }
         }
     }
 }

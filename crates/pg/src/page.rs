@@ -61,14 +61,12 @@ impl Page {
     /// Takes a block out of the list and returns its version; `ZERO`: it is not in the list. Requires: the
     /// key is after all keys taken before.
     pub fn take(&mut self, key: BlockKey) -> Version {
-        match self.blocks.front() {
-            Some(block) if block.key == key => {
-                let version = block.version;
-                self.blocks.pop_front();
-                version
-            }
-            _ => Version::ZERO,
-        }
+        self.take_block(key).map_or(Version::ZERO, |block| block.version)
+    }
+
+    /// Takes a block out of the list; `None`: it is not in the list. Requires: as for [`Page::take`].
+    pub fn take_block(&mut self, key: BlockKey) -> Option<ListedBlock> {
+        self.blocks.pop_front_if(|block| block.key == key)
     }
 }
 

@@ -533,6 +533,9 @@ impl Pg {
                     Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
                     Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
                     Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
+                    Asked::DeletionList { slot } => {
+                        self.on_deletion_page(slot, index, (blocks, is_last), actions)
+                    }
                     Asked::ScrubList { walk } => {
                         self.on_scrub_list(index, walk, (blocks, is_last), actions)
                     }

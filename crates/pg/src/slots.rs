@@ -71,6 +71,10 @@ impl<S: Slot, T> Slots<S, T> {
         self.slab.get(slot.index())
     }
 
+    pub fn get_mut(&mut self, slot: S) -> Option<&mut T> {
+        self.slab.get_mut(slot.index())
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (S, &T)> {
         self.slab.iter().map(|(index, value)| (S::from_index(index), value))
     }

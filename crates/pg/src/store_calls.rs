@@ -99,6 +99,8 @@ pub enum NewerFor {
     Compare,
     /// The backfill of a learner.
     Fill { learner: usize },
+    /// A deletion of stripes.
+    Deletion { slot: DeletionSlot },
     /// A scrub's walk.
     Scrub { walk: u32 },
 }

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | what a position holds, and what parity knows of the data parts | [`part`], [`table`] |
 //! | what a write changes in each part | [`patch`], [`parity`] |
-//! | how units are made of `k` others | [`gather`] |
+//! | how units are made of `k` others, and read | [`gather`], [`read`] |
+//! | which keys there are | [`list`] |
 //! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`] |
 //! | how an epoch begins | [`peering`] |
 //!
@@ -15,12 +16,14 @@
 //!   2. One version of a stripe is under way at a time.
 
 pub mod gather;
+pub mod list;
 pub mod member;
 pub mod parity;
 pub mod part;
 pub mod patch;
 pub mod peering;
 pub mod pipeline;
+pub mod read;
 pub mod replicate;
 pub mod table;
 

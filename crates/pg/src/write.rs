@@ -59,7 +59,9 @@ impl Pg {
     fn needs(&self, write: &Write) -> Needs {
         match write.issuer {
             WriteFor::Job(_) | WriteFor::Scrub => Needs::Turn,
-            WriteFor::Client(_) | WriteFor::Deletion(_) => self.shape.face.needs(&write.kind),
+            WriteFor::Client(_) | WriteFor::Deletion(_) | WriteFor::Layer { .. } => {
+                self.shape.face.needs(&write.kind)
+            }
         }
     }
 
@@ -389,6 +391,9 @@ impl Pg {
                 }
                 (WriteFor::Deletion(deletion), Some(outcome)) => {
                     self.on_block_deleted(deletion, outcome, actions);
+                }
+                (WriteFor::Layer { above, first }, Some(outcome)) => {
+                    self.on_layer_read(above, first, outcome, actions);
                 }
                 (_, outcome) => assert!(outcome.is_none()),
             }

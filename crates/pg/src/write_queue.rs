@@ -23,6 +23,7 @@ use format::wire::Change;
 use super::operation::{Follower, WriteFor, WriteKind};
 use super::slots::{Slots, WriteSlot};
 use super::stripes::patch::Patch;
+use super::stripes::read::StripeRead;
 use super::{MemberSet, Ticket};
 
 /// One write at its primary.
@@ -37,6 +38,8 @@ pub struct Write {
     pub stage: WriteStage,
     /// In pools with parity: what it changes, once it has begun.
     pub patch: Option<Box<Patch>>,
+    /// In pools with parity: what is known of a read that waits for older layers.
+    pub read: Option<Box<StripeRead>>,
     /// Writes that were merged into this one and end with it.
     pub merged: Vec<WriteFor>,
     /// What waits for the write to end.
@@ -115,8 +118,9 @@ impl WriteQueue {
         let order = self.order_next;
         self.order_next += 1;
         let (stage, followers) = (WriteStage::Queued, follower.into_iter().collect());
-        let (patch, merged) = (None, Vec::new());
-        let write = Write { issuer, key, order, units, kind, stage, patch, merged, followers };
+        let (patch, read, merged) = (None, None, Vec::new());
+        let write =
+            Write { issuer, key, order, units, kind, stage, patch, read, merged, followers };
         let slot = self.writes.insert(write);
         self.order.insert((key, order), slot);
         slot

@@ -13,6 +13,7 @@ use format::wire::{Outcome, Refusal};
 use crate::operation::{Follower, WriteFor, WriteKind};
 use crate::slots::{DeletionSlot, Slots};
 use crate::store_calls::Call;
+use crate::stripes::list::DeletionWalk;
 use crate::{Action, CallId, Listing, Pg, Ticket};
 
 /// Maximum number of blocks that one portion deletes.
@@ -26,6 +27,8 @@ struct Deletion {
     /// Its place in the order of all writes of the PG: it waits for the older writes to its image.
     order: u64,
     stage: DeletionStage,
+    /// In pools with parity: how far its list has got.
+    walk: Option<Box<DeletionWalk>>,
 }
 
 /// How far a portion has got. Top to bottom is the order in time.
@@ -88,7 +91,7 @@ impl Deletions {
         order: u64,
     ) -> DeletionSlot {
         let stage = DeletionStage::Waiting;
-        self.portions.insert(Deletion { ticket, image, from, order, stage })
+        self.portions.insert(Deletion { ticket, image, from, order, stage, walk: None })
     }
 
     /// Begins a portion that no longer waits for anything; returns the listing that it needs. Blocks up to
@@ -109,6 +112,7 @@ impl Deletions {
         let is_last = keys.len() <= DELETE_PORTION_MAX;
         keys.truncate(DELETE_PORTION_MAX);
         let portion = &mut self.portions[slot];
+        portion.walk = None;
         let DeletionStage::List { from_start } = portion.stage else {
             unreachable!("it waits for its list");
         };
@@ -120,6 +124,16 @@ impl Deletions {
         let missing = keys.len() as u32 + 1;
         portion.stage = DeletionStage::Delete { missing, count: 0, complete, refusal: None };
         keys
+    }
+
+    /// Begins the list of a portion that several members make.
+    pub fn set_walk(&mut self, slot: DeletionSlot, walk: Box<DeletionWalk>) {
+        self.portions[slot].walk = Some(walk);
+    }
+
+    /// Returns how far that list has got.
+    pub fn walk(&mut self, slot: DeletionSlot) -> Option<&mut DeletionWalk> {
+        self.portions.get_mut(slot)?.walk.as_deref_mut()
     }
 
     /// Notes how a delete ended.
@@ -189,7 +203,15 @@ impl Pg {
             self.queue[write].followers.push(Follower::Deletion(slot));
             return;
         }
+        if let Some(walk) = self.deletions.walk(slot)
+            && let Some(keys) = walk.take_keys()
+        {
+            return self.on_deletion_listed(slot, keys, actions);
+        }
         let listing = self.deletions.begin_list(slot, self.shape.hashes());
+        if self.stripes().is_some() {
+            return self.list_stripes(slot, listing, actions);
+        }
         let call = self.calls.begin(Call::ListDeletion(slot));
         actions.push(Action::List { call, listing });
     }
@@ -202,6 +224,16 @@ impl Pg {
             Call::Dropped => return,
             _ => unreachable!("only a listing is answered by `listed`"),
         };
+        self.on_deletion_listed(slot, keys, actions);
+    }
+
+    /// Handles the list of blocks that a portion deletes.
+    pub(crate) fn on_deletion_listed(
+        &mut self,
+        slot: DeletionSlot,
+        keys: Vec<BlockKey>,
+        actions: &mut Vec<Action>,
+    ) {
         for key in self.deletions.on_listed(slot, keys) {
             self.write(WriteFor::Deletion(slot), key, WriteKind::DELETE, None, actions);
         }

@@ -20,7 +20,7 @@ use blockstore::BlockKey;
 use format::wire::{Change, Content, Outcome, PartChange, PeerBody, Refusal};
 
 use super::Stripes;
-use super::gather::{Found, Gather, Inconsistent};
+use super::gather::{Gather, Inconsistent};
 use super::parity::{difference, encode_rows};
 use super::part::{Part, UnitData, content};
 use super::patch::Patch;
@@ -32,7 +32,6 @@ use crate::store_calls::Call;
 use crate::units::{Units, units_of};
 use crate::write_queue::WriteStage;
 use crate::{Action, Pg, Serving};
-use base::UNIT_SIZE;
 use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
 
 /// A gathering in progress at the primary.
@@ -214,86 +213,14 @@ impl Pg {
             // No version is given any more: the write is answered when the next epoch begins.
             return;
         }
-        let outcome = match &self.queue[slot].kind {
-            WriteKind::Read { wants, .. } => self.answer_stripe_read(*wants, gather).map(Some),
-            _ => self.judge_change(slot, gather),
-        };
-        match outcome {
+        if matches!(self.queue[slot].kind, WriteKind::Read { .. }) {
+            return self.on_stripe_read(slot, gather, actions);
+        }
+        match self.judge_change(slot, gather) {
             Ok(None) => self.replicate_stripe(slot, gather, actions),
             Ok(Some(outcome)) => self.end_write(slot, Ok(outcome), actions),
             Err(refusal) => self.end_write(slot, Err(refusal), actions),
         }
-    }
-
-    fn answer_stripe_read(&self, wants: Wants, gather: &Gather) -> Result<Outcome, Refusal> {
-        let stripes = self.stripes().expect("the pool has parity");
-        let (unit_count, block_size) = (self.shape.block_size.unit_count(), self.shape.block_size);
-        let corrupted = |Inconsistent| Refusal::Corrupted;
-        let Wants::Data { offset, length } = wants else {
-            let table = gather.table().map_err(corrupted)?.ok_or(Refusal::Corrupted)?;
-            let all = unit_count * stripes.data_count() as u32;
-            let mut bitmap = vec![0; all.div_ceil(64) as usize];
-            for (index, part) in table.parts.iter().enumerate() {
-                for unit in part.written.iter() {
-                    set_bit(&mut bitmap, index as u32 * unit_count + unit);
-                }
-            }
-            return Ok(Outcome::Extents { bitmap });
-        };
-        let (first, end) = units_of(offset, length);
-        let (mut written, mut lost) = (BTreeMap::new(), Vec::new());
-        let mut version = Version::ZERO;
-        for (part, units) in stripes.split(first..end, block_size) {
-            let known = match gather.held(part) {
-                Some(held) => held.version,
-                None => {
-                    let table = gather.table().map_err(corrupted)?;
-                    table.map_or(Version::ZERO, |table| table.parts[part].version)
-                }
-            };
-            version = version.max(known);
-            for unit in units {
-                let place = part as u32 * unit_count + unit;
-                match gather.unit(part, unit, &self.buffers).map_err(corrupted)? {
-                    Found::Nothing => {}
-                    Found::Data(data) => drop(written.insert(place, data)),
-                    Found::Lost => lost.push(place),
-                }
-            }
-        }
-        if !lost.is_empty() {
-            let mut units =
-                vec![0; (unit_count * stripes.data_count() as u32).div_ceil(64) as usize];
-            lost.into_iter().for_each(|unit| set_bit(&mut units, unit));
-            return Err(Refusal::Damaged { units });
-        }
-        Ok(self.read_outcome(version, first..end, &written))
-    }
-
-    /// Returns the answer to a read of these units.
-    fn read_outcome(
-        &self,
-        version: Version,
-        units: std::ops::Range<u32>,
-        written: &BTreeMap<u32, UnitData>,
-    ) -> Outcome {
-        if written.is_empty() {
-            let data = self.buffers.take(0).freeze();
-            return Outcome::Read { version, checksums: Vec::new(), data };
-        }
-        let unit_size = UNIT_SIZE as usize;
-        let mut bytes = self.buffers.take_zeroed(units.len() * unit_size);
-        let mut checksums = Vec::with_capacity(units.len());
-        for (unit, place) in units.zip(bytes.chunks_exact_mut(unit_size)) {
-            match written.get(&unit) {
-                Some(data) => {
-                    place.copy_from_slice(&data.data);
-                    checksums.push(data.checksum);
-                }
-                None => checksums.push(base::Checksum::ZERO_UNIT),
-            }
-        }
-        Outcome::Read { version, checksums, data: bytes.freeze() }
     }
 
     /// Decides what a change does, now that its stripe is known. Returns an outcome if nothing changes.
@@ -487,10 +414,6 @@ impl Pg {
         let mark = self.mark();
         self.commit(mark, actions);
     }
-}
-
-fn set_bit(bitmap: &mut [u64], bit: u32) {
-    bitmap[bit as usize / 64] |= 1 << (bit % 64);
 }
 
 /// What one version does at each position.

@@ -145,7 +145,7 @@ impl Run {
             return;
         }
         let at = servers[self.random.below(servers.len())];
-        let (stripe, units) = (100 + self.random.below(4) as u32, UNITS);
+        let (stripe, units) = (100 + self.random.below(4) as u32, self.world.units());
         if self.random.below(3) > 0 {
             let values = self.world.history.fresh_values(units);
             let (checksums, data) = data_of(&values);
@@ -420,7 +420,7 @@ impl Run {
             match self.random.below(1000) {
                 dice if dice < self.faults => self.fail(),
                 dice if dice < 150 => self.operate(),
-                dice if dice < 170 && !self.world.has_parity() => self.delete_others(),
+                dice if dice < 170 => self.delete_others(),
                 dice if dice < 350 => self.keep_house(),
                 dice if dice < 380 => self.scrub(),
                 dice if dice < 380 + self.slow => self.hear_of_slow_disks(),
@@ -448,9 +448,10 @@ impl Run {
                 let count = self.world.units();
                 self.world.read(at, stripe, 0, count);
             } else {
-                let (place, length) = (place_in(2, stripe), UNITS * UNIT);
+                let count = self.world.units();
+                let (place, length) = (place_in(2, stripe), count * UNIT);
                 let op = Op::Read { place, offset: 0, length, parents: Vec::new() };
-                self.world.begin(at, op, Kind::Read { stripe, first: 0, units: UNITS });
+                self.world.begin(at, op, Kind::Read { stripe, first: 0, units: count });
             }
         }
         self.world.settle();

@@ -1,10 +1,12 @@
 //! Pools with parity, step by step.
 
 use base::Scheme;
-use format::wire::{Outcome, PeerBody};
+use format::wire::{Op, Outcome, PeerBody};
 
-use super::UNITS;
+use super::history::Kind;
+use super::model::{data_of, values_of};
 use super::world::World;
+use super::{UNIT, UNITS, layer, place_in};
 
 const XOR: Scheme = Scheme::Xor { data: 2 };
 const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
@@ -138,5 +140,92 @@ fn members_that_a_version_does_not_touch_get_a_skip() {
     assert_eq!(count(|body| matches!(body, PeerBody::Skip { .. })), skips);
     for osd in &world.osds {
         assert_eq!(osd.store.now.last.counter, 1, "all have the version");
+    }
+}
+
+/// Writes units of a stripe of an image.
+fn write_in(world: &mut World, image: u32, stripe: u32, first: u32, values: &[u32]) {
+    let at = world.server().expect("somebody serves");
+    let (place, (checksums, data)) = (place_in(image, stripe), data_of(values));
+    let offset = first * UNIT;
+    let op = Op::Write { place, offset, checksums, data, expected: None, lazy: false };
+    let kind = Kind::Write { stripe: stripe + 100 * image, first, values: values.to_vec() };
+    let number = world.begin(at, op, kind);
+    world.settle();
+    assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Written { .. }))));
+}
+
+/// What a stripe of the newest of these layers holds.
+fn read_in(world: &mut World, layers: &[u32], stripe: u32) -> (Vec<u32>, Vec<u64>) {
+    let (at, units) = (world.server().expect("somebody serves"), world.units());
+    let parents: Vec<_> = layers[1..].iter().map(|image| layer(*image)).collect();
+    let (place, kind) = (place_in(layers[0], stripe), Kind::Sync);
+    let op = Op::Read { place, offset: 0, length: units * UNIT, parents: parents.clone() };
+    let read = world.begin(at, op, kind.clone());
+    let extents = world.begin(at, Op::Extents { place, parents }, kind);
+    world.settle();
+    let Some(Ok(Outcome::Read { data, .. })) = world.history.outcome(read) else { panic!("data") };
+    let values = values_of(data, units);
+    match world.history.outcome(extents) {
+        Some(Ok(Outcome::Extents { bitmap })) => (values, bitmap.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn units_that_no_data_was_written_to_are_read_of_older_layers() {
+    for scheme in SCHEMES {
+        for away in [None, Some(1)] {
+            let mut world = world(scheme);
+            let count = world.units();
+            let old: Vec<u32> = (1..=count - 1).collect();
+            write_in(&mut world, 1, 7, 0, &old);
+            write_in(&mut world, 2, 7, UNITS - 1, &[901, 902]);
+            write_in(&mut world, 3, 7, 2, &[903]);
+            if let Some(away) = away {
+                world.kill(away);
+                world.settle();
+            }
+            let mut expected = [old, vec![0]].concat();
+            expected[UNITS as usize - 1..=UNITS as usize].copy_from_slice(&[901, 902]);
+            expected[2] = 903;
+            let (values, bitmap) = read_in(&mut world, &[3, 2, 1], 7);
+            assert_eq!(values, expected, "{scheme}");
+            assert_eq!(bitmap, [(1 << (count - 1)) - 1], "{scheme}");
+            let (values, bitmap) = read_in(&mut world, &[3], 7);
+            assert_eq!((values[2], values[3], bitmap), (903, 0, vec![1 << 2]), "{scheme}");
+        }
+    }
+}
+
+#[test]
+fn stripes_of_which_the_primary_has_nothing_are_deleted_by_range() {
+    for scheme in SCHEMES {
+        for away in [None, Some(scheme.data_count() as usize)] {
+            let mut world = world(scheme);
+            let count = world.units();
+            for (stripe, unit) in [(0, 0), (1, UNITS), (2, count - 1)] {
+                write_in(&mut world, 4, stripe, unit, &[77]);
+            }
+            write_in(&mut world, 5, 1, UNITS, &[78]);
+            if let Some(away) = away {
+                world.kill(away);
+                world.settle();
+            }
+            let at = world.server().unwrap();
+            let from = base::StripeIndex::new(1);
+            let op = Op::DeleteRange { image: layer(4), from };
+            let number = world.begin(at, op, Kind::Sync);
+            world.settle();
+            let deleted = Outcome::Deleted { count: 2, complete: true };
+            assert_eq!(world.history.outcome(number), Some(&Ok(deleted)), "{scheme}");
+            let held = |world: &mut World, image, stripe| {
+                let (values, _) = read_in(world, &[image], stripe);
+                values.iter().filter(|value| **value != 0).count()
+            };
+            assert_eq!([0, 1, 2].map(|stripe| held(&mut world, 4, stripe)), [1, 0, 0]);
+            assert_eq!(held(&mut world, 5, 1), 1);
+            world.check_equal();
+        }
     }
 }

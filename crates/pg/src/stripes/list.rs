@@ -1,0 +1,163 @@
+//! Lists of the keys of a PG with parity. A key of which only one data part was written is in the indexes of
+//! that part's member and of the members with parity: one of the latter lists all keys, or else all acting
+//! members together.
+
+use base::Version;
+use blockstore::BlockKey;
+use format::wire::{ListedBlock, PeerBody};
+
+use super::Stripes;
+use crate::ask::Asked;
+use crate::lead::Lead;
+use crate::page::Page;
+use crate::slots::DeletionSlot;
+use crate::store_calls::NewerFor;
+use crate::{Action, Listing, Pg};
+
+/// Lists of several members, walked side by side.
+pub struct Pages {
+    /// With the index of each member.
+    pages: Vec<(usize, Page)>,
+    newer_than: Version,
+}
+
+/// A key of a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListedKey {
+    pub key: BlockKey,
+    /// Whether all members that list it list a tombstone.
+    pub is_tombstone: bool,
+}
+
+impl Lead {
+    /// Returns the members that together list all keys.
+    pub fn listers(&self, stripes: &Stripes) -> Vec<usize> {
+        let has_parity = |index: &usize| !stripes.is_data(self.peers[*index].position);
+        let all = 0..self.acting.count();
+        match Some(self.me).filter(has_parity).or_else(|| all.clone().find(has_parity)) {
+            Some(index) => vec![index],
+            None => all.collect(),
+        }
+    }
+}
+
+impl Pages {
+    /// Returns a walk over the keys that these members list with versions above one, after a key.
+    pub fn new(listers: Vec<usize>, newer_than: Version, after: Option<BlockKey>) -> Pages {
+        let pages = listers.into_iter().map(|index| (index, Page::behind(after))).collect();
+        Pages { pages, newer_than }
+    }
+
+    /// Returns whom to ask for a page now, and after which key. They then count as asked.
+    pub fn asks(&mut self) -> Vec<(usize, Option<BlockKey>)> {
+        let pages = self.pages.iter_mut();
+        pages.filter_map(|(index, page)| Some((*index, page.ask_from()?))).collect()
+    }
+
+    /// Adds a page. The error says what is wrong with it.
+    pub fn on_page(
+        &mut self,
+        index: usize,
+        blocks: Vec<ListedBlock>,
+        is_last: bool,
+    ) -> Result<(), String> {
+        let page = self.pages.iter_mut().find(|(lister, _)| *lister == index);
+        let (_, page) = page.ok_or("a list that was not asked for")?;
+        page.on_page(self.newer_than, blocks, is_last)
+    }
+
+    /// Returns whether a page must come before the next key is known.
+    pub fn is_missing(&self) -> bool {
+        self.pages.iter().any(|(_, page)| page.is_missing())
+    }
+
+    /// Returns the next key. Requires: no page is missing.
+    pub fn next_key(&self) -> Option<BlockKey> {
+        self.pages.iter().filter_map(|(_, page)| page.next_key()).min()
+    }
+
+    /// Takes out the next key. Requires: no page is missing.
+    pub fn take(&mut self) -> Option<ListedKey> {
+        let key = self.next_key()?;
+        let mut is_tombstone = true;
+        for (_, page) in &mut self.pages {
+            is_tombstone &= page.take_block(key).is_none_or(|block| block.is_tombstone);
+        }
+        Some(ListedKey { key, is_tombstone })
+    }
+}
+
+/// The walk for one portion of a deletion.
+pub struct DeletionWalk {
+    listing: Listing,
+    pages: Pages,
+    keys: Vec<BlockKey>,
+    /// All keys of the portion are known.
+    is_done: bool,
+}
+
+impl DeletionWalk {
+    /// Takes out the keys, if all of them are known.
+    pub fn take_keys(&mut self) -> Option<Vec<BlockKey>> {
+        self.is_done.then(|| std::mem::take(&mut self.keys))
+    }
+}
+
+impl Pg {
+    /// Lists an image's stripes for a portion of a deletion.
+    pub(crate) fn list_stripes(
+        &mut self,
+        slot: DeletionSlot,
+        listing: Listing,
+        actions: &mut Vec<Action>,
+    ) {
+        let stripes = self.stripes().expect("the pool has parity");
+        let listers = self.lead().listers(stripes);
+        let pages = Pages::new(listers, Version::ZERO, listing.after);
+        let walk = DeletionWalk { listing, pages, keys: Vec::new(), is_done: false };
+        self.deletions.set_walk(slot, Box::new(walk));
+        self.deletion_walk_on(slot, actions);
+    }
+
+    fn deletion_walk_on(&mut self, slot: DeletionSlot, actions: &mut Vec<Action>) {
+        let walk = self.deletions.walk(slot).expect("it waits for its list");
+        let Listing { image, from, count_max, .. } = walk.listing;
+        while walk.keys.len() < count_max
+            && !walk.pages.is_missing()
+            && let Some(found) = walk.pages.take()
+        {
+            let ListedKey { key, is_tombstone } = found;
+            if key.image == image && key.stripe >= from && !is_tombstone {
+                walk.keys.push(key);
+            }
+        }
+        if walk.keys.len() == count_max || !walk.pages.is_missing() {
+            walk.is_done = true;
+            // What a delete under way took is no longer listed.
+            return self.start_deletion(slot, actions);
+        }
+        for (index, after) in walk.pages.asks() {
+            if index == self.lead().me {
+                self.list_own(NewerFor::Deletion { slot }, Version::ZERO, after, actions);
+            } else {
+                let call = self.lead().asks.ask(index, Asked::DeletionList { slot });
+                let body = PeerBody::List { call, newer_than: Version::ZERO, after };
+                self.send(index, body, actions);
+            }
+        }
+    }
+
+    /// Adds a member's page of keys. The error says what is wrong with it.
+    pub(crate) fn on_deletion_page(
+        &mut self,
+        slot: DeletionSlot,
+        index: usize,
+        (blocks, is_last): (Vec<ListedBlock>, bool),
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let walk = self.deletions.walk(slot).ok_or("a list that was not asked for")?;
+        walk.pages.on_page(index, blocks, is_last)?;
+        self.deletion_walk_on(slot, actions);
+        Ok(())
+    }
+}
