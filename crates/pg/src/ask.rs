@@ -43,6 +43,8 @@ pub enum Asked {
     Gather { slot: GatherSlot, position: Position },
     /// To prepare a key that goes forward.
     Forward { slot: ForwardSlot },
+    /// A page of an acting member's blocks, for a learner's backfill.
+    FillList { learner: usize },
     /// A block of a learner's backfill.
     Fill { key: BlockKey, bytes: u64 },
     /// To make a learner's cursor durable.

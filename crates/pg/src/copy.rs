@@ -131,13 +131,16 @@ impl Pg {
         let found = &mut self.lead().jobs[job];
         assert!(found.hold.is_none());
         found.hold = Some(slot);
-        let key = found.key;
-        match found.purpose {
-            Purpose::Mend => self.call(
-                Call::FindLost(job),
-                StoreRequest::Extents { key, as_of: AsOf::View },
-                actions,
-            ),
+        let (key, purpose) = (found.key, found.purpose);
+        let has_parity = self.stripes().is_some();
+        match purpose {
+            Purpose::Fill { learner, .. } if has_parity => {
+                self.begin_stripe_fill(job, learner, key, actions);
+            }
+            Purpose::Mend => {
+                let request = StoreRequest::Extents { key, as_of: AsOf::View };
+                self.call(Call::FindLost(job), request, actions);
+            }
             Purpose::Fill { units, .. } => {
                 self.gather_for(job, WantedFor::Learner(units), actions);
             }
@@ -323,7 +326,7 @@ impl Pg {
     }
 
     /// Ends a job: later writes to its block continue.
-    fn end_job(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
+    pub(crate) fn end_job(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let job = self.lead().jobs.remove(job);
         if let Some(slot) = job.hold {
             self.release(slot, actions);

@@ -36,8 +36,7 @@ impl Pg {
     /// Begins to fill a learner, if it has reported its state and learners are filled now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let floor = self.local_state.floor();
-        // Parts of stripes are not copied, but made of others.
-        let is_filling = self.may_copy() && self.stripes().is_none();
+        let is_filling = self.may_copy();
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {
@@ -98,18 +97,31 @@ impl Pg {
         if filling.whole.len() > self.shape.limits.whole_count_max {
             list_all(&mut filling);
         }
-        let open = self.versions.slots();
-        let crossing = open.map(|slot| self.queue[slot].key).collect();
+        let (crossing, stripes) = (self.keys_under_way(), self.stripes());
+        if filling.listing && stripes.is_some() {
+            // Versions that it prepared become stable up to this one. If nobody knows where its epoch ended,
+            // some of them may never have been adopted.
+            filling.complete = Version::ZERO;
+        }
         let lead = self.lead();
+        let listers = lead.listers(stripes);
         let body = PeerBody::Activate {
             adopted: lead.adopted,
             floor: lead.floor,
             history: lead.history.clone(),
             filling: Some(filling.clone()),
         };
-        lead.peers[index].filler = Some(Filler::new(filling, crossing));
-        self.write_targets.add_learner(index);
+        let filler = Filler::new(filling, crossing, listers, stripes.is_none());
+        lead.peers[index].filler = Some(filler);
+        if stripes.is_none() {
+            self.write_targets.add_learner(index);
+        }
         self.send(index, body, actions);
+    }
+
+    /// Returns the blocks of writes that have a version and have not ended.
+    fn keys_under_way(&self) -> BTreeSet<BlockKey> {
+        self.versions.slots().map(|slot| self.queue[slot].key).collect()
     }
 
     /// Drops a learner whose connection is lost or that cannot continue.
@@ -148,6 +160,20 @@ impl Pg {
         let Some(filler) = self.filler(index) else { return };
         if filler.on_sent(version, bytes, bytes_max) {
             self.write_targets.require(index);
+        }
+    }
+
+    /// Notes that a learner has all writes up to a version.
+    pub(crate) fn on_learner_has(
+        &mut self,
+        index: usize,
+        version: Version,
+        actions: &mut Vec<Action>,
+    ) {
+        let bytes_max = self.shape.limits.learner_bytes_max;
+        let Some(filler) = self.filler(index) else { return };
+        if filler.on_wrote_upto(version, bytes_max) {
+            self.await_no_more(index, actions);
         }
     }
 
@@ -200,8 +226,15 @@ impl Pg {
         index: usize,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        let (crossing, has_parity) = (self.keys_under_way(), self.stripes().is_some());
         let filler = self.lead().peers[index].filler.as_mut();
-        filler.ok_or("it was not activated")?.begin()?;
+        let filler = filler.ok_or("it was not activated")?;
+        filler.begin()?;
+        if has_parity {
+            // It takes versions from now on: what it had prepared is settled.
+            filler.cross(crossing);
+            self.write_targets.add_learner(index);
+        }
         self.begin_phase(index, Phase::Before);
         self.pump(actions);
         Ok(())
@@ -227,7 +260,7 @@ impl Pg {
         })
     }
 
-    fn filler(&mut self, index: usize) -> Option<&mut Filler> {
+    pub(crate) fn filler(&mut self, index: usize) -> Option<&mut Filler> {
         self.lead.as_mut()?.peers[index].filler.as_mut()
     }
 
@@ -235,7 +268,12 @@ impl Pg {
         let Pg { lead, local_state, shape, .. } = self;
         let lead = lead.as_mut().expect("this OSD leads the epoch");
         let filler = lead.peers[index].filler.as_mut().expect("the learner takes part");
+        let has_parity = shape.face.stripes().is_some();
         filler.begin_phase(phase, |version| {
+            if has_parity {
+                // This OSD does not know of changes that do not touch its part.
+                return None;
+            }
             let changed = local_state.changes_since(version)?.into_iter();
             Some(changed.map(|(key, units)| (key, shape.face.units_to_fill(units))).collect())
         });
@@ -278,9 +316,15 @@ impl Pg {
     fn find_more(&mut self, index: usize, actions: &mut Vec<Action>) -> bool {
         let Some(filler) = self.filler(index) else { return false };
         let asks = filler.ask_pages();
-        if let Some(after) = asks.own {
-            let what = NewerFor::Fill { learner: index };
-            self.list_own(what, asks.own_newer_than, after, actions);
+        for (lister, after) in asks.own {
+            let newer_than = asks.own_newer_than;
+            if lister == self.lead().me {
+                let what = NewerFor::Fill { learner: index };
+                self.list_own(what, newer_than, after, actions);
+            } else {
+                let call = self.lead().asks.ask(lister, Asked::FillList { learner: index });
+                self.send(lister, PeerBody::List { call, newer_than, after }, actions);
+            }
         }
         if let Some(after) = asks.learner {
             let call = self.lead().asks.ask(index, Asked::Listing);
@@ -290,17 +334,18 @@ impl Pg {
         self.filler(index).is_some_and(Filler::find_listed)
     }
 
-    /// Adds a page of this OSD's own blocks.
-    pub(crate) fn on_own_list(
+    /// Adds a page of an acting member's blocks.
+    pub(crate) fn on_fill_list(
         &mut self,
         index: usize,
-        blocks: Vec<ListedBlock>,
-        is_last: bool,
+        lister: usize,
+        (blocks, is_last): (Vec<ListedBlock>, bool),
         actions: &mut Vec<Action>,
-    ) {
-        let Some(filler) = self.filler(index) else { return };
-        filler.on_own_page(blocks, is_last).expect("the node lists what was asked");
+    ) -> Result<(), String> {
+        let Some(filler) = self.filler(index) else { return Ok(()) };
+        filler.on_own_page(lister, blocks, is_last)?;
         self.pump(actions);
+        Ok(())
     }
 
     /// Adds a page of a learner's blocks.
@@ -326,7 +371,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let Some(filler) = self.filler(index).filter(|filler| filler.is_begun()) else { return };
-        assert!(filler.is_started(key));
+        filler.on_fill_sent(key);
         let bytes = match &content {
             Content::Block { data, .. } => data.as_ref().map_or(0, |data| data.len() as u64),
             Content::Gone | Content::Tombstone { .. } => 0,

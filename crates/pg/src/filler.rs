@@ -15,6 +15,7 @@ use blockstore::BlockKey;
 use format::wire::{Activation, Filling, ListedBlock, MemberState};
 
 use super::page::Page;
+use super::stripes::list::{PageAsk, Pages};
 use super::units::Units;
 
 /// How far a learner's backfill has got.
@@ -37,6 +38,12 @@ pub struct Filler {
     todo: BTreeMap<BlockKey, Option<Units>>,
     /// Blocks that are being copied, in key order. `true`: durable at the learner.
     started: BTreeMap<BlockKey, bool>,
+    /// Those of them whose content was sent.
+    sent: BTreeSet<BlockKey>,
+    /// The members whose indexes together have all blocks.
+    listers: Vec<usize>,
+    /// A block has the same content and version at all members.
+    is_whole: bool,
     /// Number of blocks filled since the cursor was last recorded.
     filled_count: usize,
     progress_is_open: bool,
@@ -69,11 +76,12 @@ pub enum Phase {
     Behind,
 }
 
-/// Pages to request: where each begins. Outer `None`: no page is requested.
+/// Pages to request: where each begins. Outer `None`: that page is not requested.
+#[derive(Default)]
 pub struct PageAsks {
-    /// The page of this OSD's own blocks.
-    pub own: Option<Option<BlockKey>>,
-    /// Only own blocks with versions above this one are listed.
+    /// Pages of the blocks of acting members.
+    pub own: Vec<PageAsk>,
+    /// Only blocks of theirs with versions above this one are listed.
     pub own_newer_than: Version,
     /// The page of the learner's blocks; all of its blocks are listed.
     pub learner: Option<Option<BlockKey>>,
@@ -97,15 +105,23 @@ pub enum Step {
 enum Source {
     /// All of them are known.
     Known,
-    /// This OSD's own index, page by page.
-    Index(Page),
-    /// This OSD's index, side by side with the learner's.
-    Both { own: Page, learner: Page },
+    /// The index of acting members, page by page.
+    Index(Pages),
+    /// Theirs, side by side with the learner's.
+    Both { own: Pages, learner: Page },
 }
 
 impl Filler {
-    pub fn new(filling: Filling, crossing: BTreeSet<BlockKey>) -> Filler {
+    pub fn new(
+        filling: Filling,
+        crossing: BTreeSet<BlockKey>,
+        listers: Vec<usize>,
+        is_whole: bool,
+    ) -> Filler {
         Filler {
+            sent: BTreeSet::new(),
+            listers,
+            is_whole,
             whole: filling.whole.iter().copied().collect(),
             filling: Filling { whole: Vec::new(), ..filling },
             crossing,
@@ -181,8 +197,21 @@ impl Filler {
 
     /// Notes that the learner has a write. Returns true if clients need not wait for the learner any more.
     pub fn on_wrote(&mut self, version: Version, bytes_max: u64) -> bool {
+        let bytes = self.unanswered.writes.remove(&version.counter).unwrap_or(0);
+        self.unanswered.bytes -= bytes;
+        self.caught_up(bytes_max)
+    }
+
+    /// Likewise, of all writes up to a version.
+    pub fn on_wrote_upto(&mut self, version: Version, bytes_max: u64) -> bool {
+        let later = self.unanswered.writes.split_off(&(version.counter + 1));
+        let answered = std::mem::replace(&mut self.unanswered.writes, later);
+        self.unanswered.bytes -= answered.values().sum::<u64>();
+        self.caught_up(bytes_max)
+    }
+
+    fn caught_up(&mut self, bytes_max: u64) -> bool {
         let unanswered = &mut self.unanswered;
-        unanswered.bytes -= unanswered.writes.remove(&version.counter).unwrap_or(0);
         unanswered.is_stuck = false;
         let has_caught_up = unanswered.is_awaited && unanswered.bytes <= bytes_max / 2;
         if has_caught_up {
@@ -225,14 +254,16 @@ impl Filler {
         let is_both = phase == Phase::Behind && self.filling.listing;
         let changed = if is_both { None } else { changed(self.threshold()) };
         if is_both {
-            let (own, learner) = (Page::behind(self.cursor), Page::behind(self.cursor));
+            let own = Pages::new(self.listers.clone(), Version::ZERO, self.cursor);
+            let learner = Page::behind(self.cursor);
             self.source = Source::Both { own, learner };
         } else if let Some(mut changed) = changed {
             changed.retain(|key, _| self.has_in_phase(*key));
             self.todo = changed;
             self.is_listed = true;
         } else {
-            self.source = Source::Index(Page::behind(self.cursor));
+            let newer_than = self.threshold();
+            self.source = Source::Index(Pages::new(self.listers.clone(), newer_than, self.cursor));
         }
         let whole: Vec<BlockKey> = self.whole.union(&self.crossing).copied().collect();
         for key in whole {
@@ -265,30 +296,23 @@ impl Filler {
 
     /// Returns which pages to request now.
     pub fn ask_pages(&mut self) -> PageAsks {
-        let own_newer_than = self.own_newer_than();
         let (own, learner) = match &mut self.source {
-            Source::Known => (None, None),
-            Source::Index(own) => (own.ask_from(), None),
-            Source::Both { own, learner } => (own.ask_from(), learner.ask_from()),
+            Source::Known => return PageAsks::default(),
+            Source::Index(own) => (own, None),
+            Source::Both { own, learner } => (own, learner.ask_from()),
         };
-        PageAsks { own, own_newer_than, learner }
+        PageAsks { own: own.asks(), own_newer_than: own.newer_than(), learner }
     }
 
-    /// Returns the version above which this OSD's own blocks are listed.
-    fn own_newer_than(&self) -> Version {
-        match self.source {
-            Source::Both { .. } => Version::ZERO,
-            Source::Known | Source::Index(_) => self.threshold(),
-        }
-    }
-
-    /// Adds a page of this OSD's own blocks.
-    pub fn on_own_page(&mut self, blocks: Vec<ListedBlock>, is_last: bool) -> Result<(), String> {
-        let newer_than = self.own_newer_than();
+    /// Adds a page of the blocks of an acting member.
+    pub fn on_own_page(
+        &mut self,
+        lister: usize,
+        blocks: Vec<ListedBlock>,
+        is_last: bool,
+    ) -> Result<(), String> {
         match &mut self.source {
-            Source::Index(own) | Source::Both { own, .. } => {
-                own.on_page(newer_than, blocks, is_last)
-            }
+            Source::Index(own) | Source::Both { own, .. } => own.on_page(lister, blocks, is_last),
             Source::Known => Ok(()),
         }
     }
@@ -305,6 +329,43 @@ impl Filler {
         }
     }
 
+    /// Adds blocks of writes that the learner did not receive.
+    pub fn cross(&mut self, keys: BTreeSet<BlockKey>) {
+        self.crossing.extend(keys);
+    }
+
+    /// Returns whether the learner has a block as it was before the next write, or will have it when it takes
+    /// that write: it was found that it lacks nothing of it, or its content was sent.
+    pub fn has(&self, key: BlockKey) -> bool {
+        let is_before = self.filling.cursor.is_some_and(|cursor| key <= cursor);
+        let is_found = self.is_listed || Some(key) <= self.cursor;
+        let is_passed = match self.phase {
+            Phase::Before => is_before && is_found,
+            Phase::Behind => is_before || is_found,
+        };
+        let is_queued = self.started.get(&key) == Some(&false) && !self.sent.contains(&key);
+        self.is_begun && is_passed && !self.todo.contains_key(&key) && !is_queued
+    }
+
+    /// Notes a write of a block that the learner does not have, and that it did not receive: the block must be
+    /// filled, also if it was listed before the write.
+    pub fn skip(&mut self, key: BlockKey) {
+        if self.started.get(&key) == Some(&false) {
+            // Its content will be what it is when its turn comes.
+            return;
+        }
+        match self.has_in_phase(key) {
+            true => drop(self.todo.insert(key, None)),
+            false => drop(self.crossing.insert(key)),
+        }
+    }
+
+    /// Notes that a block's content was sent.
+    pub fn on_fill_sent(&mut self, key: BlockKey) {
+        assert!(self.is_started(key));
+        self.sent.insert(key);
+    }
+
     /// Returns whether this block is on its way to the learner.
     pub fn is_started(&self, key: BlockKey) -> bool {
         self.started.get(&key) == Some(&false)
@@ -315,6 +376,7 @@ impl Filler {
         let before = self.started.insert(key, true);
         assert!(before == Some(false));
         self.done_bytes += bytes;
+        self.sent.remove(&key);
         self.whole.remove(&key);
         self.crossing.remove(&key);
         self.move_cursor();
@@ -463,16 +525,18 @@ impl Filler {
             if own.is_missing() || its.as_ref().is_some_and(|its| its.is_missing()) {
                 return !self.todo.is_empty() && self.cursor >= self.todo.keys().next().copied();
             }
-            let its_key = its.as_ref().and_then(|its| its.next_key());
-            let key = own.next_key().into_iter().chain(its_key).min();
+            let (own_key, its_key) = (own.next_key(), its.as_ref().and_then(|its| its.next_key()));
+            let key = own_key.into_iter().chain(its_key).min();
             let Some(key) = key.filter(|key| upto.is_none_or(|upto| *key <= upto)) else {
                 self.is_listed = true;
                 self.source = Source::Known;
                 return true;
             };
-            let version = own.take(key);
+            let listed = if own_key == Some(key) { own.take() } else { None };
+            let version = listed.map_or(Version::ZERO, |listed| listed.version);
             let is_below = version <= threshold || planted::on(Bug::EqualVersionBelieved);
             let is_same = its.is_some_and(|its| its.take(key) == version && is_below);
+            let is_same = is_same && self.is_whole;
             self.cursor = Some(key);
             if !is_same {
                 self.todo.insert(key, None);

@@ -4,6 +4,8 @@
 //!   1. Members are identified by their index: acting ones by position, then learners. The primary is an
 //!      acting member.
 
+use std::collections::BTreeMap;
+
 use base::{Epoch, OsdId, Position, Version};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PgEntry};
 
@@ -16,7 +18,8 @@ use super::fill::Intake;
 use super::filler::Filler;
 use super::scrub::Scrub;
 use super::slots::{ForwardSlot, GatherSlot, JobSlot, Slots};
-use super::stripes::replicate::GatherJob;
+use super::stripes::fill::LateFill;
+use super::stripes::replicate::{DeltaRoute, GatherJob};
 
 /// What a primary keeps of its epoch.
 pub struct Lead {
@@ -40,6 +43,10 @@ pub struct Lead {
     pub gathers: Slots<GatherSlot, GatherJob>,
     /// Keys that go forward, with the members that do not have them yet.
     pub forwards: Slots<ForwardSlot, MemberSet>,
+    /// In pools with parity: where the differences of versions go that have not all come.
+    pub deltas: BTreeMap<Version, DeltaRoute>,
+    /// In pools with parity: fills that wait for the mark.
+    pub late_fills: Vec<LateFill>,
     /// Acting members that lack versions up to the adopted one.
     pub behind: MemberSet,
     /// Requests to members that have not been answered.
@@ -113,6 +120,8 @@ impl Lead {
             jobs: Slots::new(),
             gathers: Slots::new(),
             forwards: Slots::new(),
+            deltas: BTreeMap::new(),
+            late_fills: Vec::new(),
             behind: MemberSet::default(),
             asks: Asks::default(),
             fills_max: 0,

@@ -439,7 +439,9 @@ impl Pg {
                 came.expect("the node lists what was asked");
             }
             Call::ListNewer(NewerFor::Fill { learner }) => {
-                self.on_own_list(learner, blocks, is_last, actions);
+                let me = self.lead().me;
+                let came = self.on_fill_list(learner, me, (blocks, is_last), actions);
+                came.expect("the node lists what was asked");
             }
             Call::ListNewer(NewerFor::Deletion { slot }) => {
                 let me = self.lead().me;
@@ -554,11 +556,17 @@ impl Pg {
 
     /// Writes a record to the store. [`Pg::on_record_kept`] is called when it is durable or was refused.
     fn keep_record(&mut self, record: Record, what: RecordFor, actions: &mut Vec<Action>) {
-        // The activation of an acting member settles what was prepared.
+        // An activation settles what was prepared: what is above the version that was adopted goes. What is
+        // stable cannot go. If this OSD settled an epoch that the others did not, and then missed that they
+        // went back, it was filled with what they have.
         let is_activation = matches!(what, RecordFor::Lead | RecordFor::Activation);
-        let is_settled = is_activation && record.filling.is_none() && self.stripes().is_some();
-        let settled = is_settled.then_some(record.adopted);
+        let upto = record.filling.as_ref().map_or(record.adopted, |filling| filling.complete);
+        let upto = upto.max(self.local_state.committed());
+        let settled = Some(upto).filter(|_| is_activation && self.stripes().is_some());
         let bytes = self.local_state.begin_record(record, what);
+        if let Some(upto) = settled {
+            self.local_state.settle(upto);
+        }
         let (pg, key) = (self.shape.pg, NoteKey::Pg(self.shape.pg));
         let request = match settled {
             Some(upto) => StoreRequest::Settle { pg, note: Some((key, bytes)), upto },
@@ -751,6 +759,7 @@ impl Pg {
             Call::OldUnits { version } => self.on_old_units(version, result, actions),
             Call::OldParity { version } => self.on_old_parity(version, result, actions),
             Call::Gather { slot, position } => self.on_own_part((slot, position), result, actions),
+            Call::Filled { call, key } => self.on_fill_stored((call, key), result, actions),
             Call::Forwarded { call } => self.on_forwarded(call, result, actions),
             Call::ForwardHere(slot) => self.on_forwarded_here(slot, result, actions),
             Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),

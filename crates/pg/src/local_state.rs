@@ -29,6 +29,10 @@ pub struct LocalState {
     hole: Option<Version>,
     /// Tombstones up to this version are gone.
     floor: Version,
+    /// In pools with parity: prepared versions up to this one are stable, or will be when the record that is
+    /// being written is durable.
+    committed: Version,
+    settling: Version,
     /// The store is damaged and may have lost acknowledged writes.
     is_suspect: bool,
     /// The record was written after the damage was found, or there was no damage.
@@ -73,6 +77,8 @@ impl LocalState {
             held,
             hole: facts.hole,
             floor: facts.floor,
+            committed: facts.committed,
+            settling: Version::ZERO,
             is_suspect: facts.is_suspect,
             is_believed: !facts.is_suspect,
             record,
@@ -125,11 +131,29 @@ impl LocalState {
     /// Notes that the record is durable, or was refused. Returns who waits for it.
     pub fn end_record(&mut self, is_durable: bool) -> RecordFor {
         let (record, what) = self.recording.take().expect("one record at a time, until its answer");
+        let settled = std::mem::take(&mut self.settling);
         if is_durable {
             self.record = Some(record);
             self.is_believed = true;
+            self.on_commit(settled);
         }
         what
+    }
+
+    /// Notes that the record that is being written settles prepared versions up to this one.
+    pub fn settle(&mut self, upto: Version) {
+        assert!(self.is_recording());
+        self.settling = upto;
+    }
+
+    /// Notes that the store was told to make prepared versions up to this one stable.
+    pub fn on_commit(&mut self, upto: Version) {
+        self.committed = self.committed.max(upto);
+    }
+
+    /// Returns the version up to which prepared versions are stable here.
+    pub fn committed(&self) -> Version {
+        self.committed
     }
 
     pub fn is_recording(&self) -> bool {

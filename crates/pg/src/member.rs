@@ -88,6 +88,10 @@ impl Follow {
         self.stage == FollowStage::Active
     }
 
+    pub fn is_learner(&self) -> bool {
+        self.is_learner
+    }
+
     /// Raises the version up to which all acting members have everything.
     pub fn raise_mark(&mut self, mark: Version) {
         self.mark = self.mark.max(mark);
@@ -343,6 +347,9 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         self.shape.check_key(key)?;
+        if self.stripes().is_some() {
+            return self.on_fill(call, key, content, actions);
+        }
         let held = Held::of(content.clone(), self.shape.block_size, true)?;
         let version = held.version();
         self.check_version(version)?;
@@ -388,7 +395,10 @@ impl Pg {
         let follow = self.follow();
         let behind = follow.taken.begun();
         follow.progress = Some(Progress { behind, call, record, floor });
-        self.keep_progress(actions);
+        match self.stripes() {
+            Some(_) => self.on_cursor(complete, actions),
+            None => self.keep_progress(actions),
+        }
         Ok(())
     }
 
@@ -396,11 +406,19 @@ impl Pg {
     fn keep_progress(&mut self, actions: &mut Vec<Action>) {
         let follow = self.follow();
         let ended = follow.taken.ended();
-        let is_due = |progress: &mut Progress| progress.behind <= ended;
+        let is_due = |progress: &Progress| progress.behind <= ended;
+        if follow.progress.as_ref().is_some_and(is_due) {
+            self.record_progress(actions);
+        }
+    }
+
+    /// Records a waiting cursor. Requires: all changes that arrived before it have ended.
+    pub(crate) fn record_progress(&mut self, actions: &mut Vec<Action>) {
+        let follow = self.follow();
         if follow.stage != FollowStage::Active {
             return;
         }
-        let Some(progress) = follow.progress.take_if(is_due) else { return };
+        let Some(progress) = follow.progress.take() else { return };
         let Progress { call, record, floor, .. } = progress;
         if record.filling.is_none() {
             self.take_floor(floor, actions);

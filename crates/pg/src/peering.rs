@@ -263,7 +263,9 @@ impl Pg {
         if self.serving != Serving::Active {
             return;
         }
-        self.commit(mark, actions);
+        if self.stripes().is_some() {
+            self.on_mark_moved(actions);
+        }
         let lead = self.lead();
         if lead.mark_told >= mark {
             return;
@@ -533,6 +535,9 @@ impl Pg {
                     Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
                     Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
                     Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
+                    Asked::FillList { learner } => {
+                        self.on_fill_list(learner, index, (blocks, is_last), actions)
+                    }
                     Asked::DeletionList { slot } => {
                         self.on_deletion_page(slot, index, (blocks, is_last), actions)
                     }

@@ -6,6 +6,7 @@
 //!      still counts until it ends, and no member reports its state before that.
 
 use base::{Position, Version};
+use blockstore::BlockKey;
 use slab::Slab;
 
 use super::CallId;
@@ -56,6 +57,8 @@ pub enum Call {
     OldParity { version: Version },
     /// This OSD's part of a stripe that is being gathered.
     Gather { slot: GatherSlot, position: Position },
+    /// A part that this learner is filled with. `call`: the number of the primary's request.
+    Filled { call: u32, key: BlockKey },
     /// A key that goes forward here. `call`: the number of the primary's request.
     Forwarded { call: u32 },
     /// A key that goes forward at this OSD as primary.
@@ -118,6 +121,7 @@ impl Call {
             | Call::PeerMend { .. }
             | Call::AbsolveFilled { .. }
             | Call::Prepared { .. }
+            | Call::Filled { .. }
             | Call::Forwarded { .. }
             | Call::ForwardHere(_)
             | Call::Record

@@ -9,12 +9,14 @@
 //! | which keys there are | [`list`] |
 //! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`] |
 //! | how an epoch begins | [`peering`] |
+//! | how a learner is filled | [`fill`] |
 //!
 //! Invariants
 //!   1. Every version of the PG goes to every acting member, and each member gives its store the versions of
 //!      an epoch in their order. So what a member has is a prefix.
 //!   2. One version of a stripe is under way at a time.
 
+pub mod fill;
 pub mod gather;
 pub mod list;
 pub mod member;

@@ -303,6 +303,9 @@ impl Pg {
             return Err("a version that was never assigned".into());
         }
         if self.stripes().is_some() {
+            if !self.lead().acting.has(index) {
+                self.on_learner_has(index, version, actions);
+            }
             self.on_member_has(index, version, durable, actions);
             return Ok(());
         }
@@ -461,7 +464,7 @@ impl Pg {
     }
 
     /// Begins a sync of all versions given so far, unless one is in flight.
-    fn begin_sync(&mut self, actions: &mut Vec<Action>) {
+    pub(crate) fn begin_sync(&mut self, actions: &mut Vec<Action>) {
         if self.syncs.is_running() || self.serving != Serving::Active {
             return;
         }
@@ -488,6 +491,9 @@ impl Pg {
         }
         if self.syncs.has_waiting() {
             self.begin_sync(actions);
+        }
+        if self.stripes().is_some() {
+            self.on_mark_moved(actions);
         }
     }
 }

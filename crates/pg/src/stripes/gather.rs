@@ -172,6 +172,12 @@ impl Gather {
         self.held.get(&position)
     }
 
+    /// Returns the newest version of the answers: of the stripe, if its table was wanted.
+    pub fn newest(&self) -> Version {
+        let versions = self.held.values().map(|part| part.version.max(part.deleted));
+        versions.max().unwrap_or_default()
+    }
+
     /// Returns all answers, by position.
     pub fn all_held(&self) -> &BTreeMap<usize, Part> {
         &self.held

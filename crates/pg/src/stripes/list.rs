@@ -21,17 +21,23 @@ pub struct Pages {
     newer_than: Version,
 }
 
+/// A page to ask for: of which member, and after which key.
+pub type PageAsk = (usize, Option<BlockKey>);
+
 /// A key of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListedKey {
     pub key: BlockKey,
+    /// The newest version that one of them lists.
+    pub version: Version,
     /// Whether all members that list it list a tombstone.
     pub is_tombstone: bool,
 }
 
 impl Lead {
-    /// Returns the members that together list all keys.
-    pub fn listers(&self, stripes: &Stripes) -> Vec<usize> {
+    /// Returns the members that together list all keys of a pool; of one without parity, this OSD.
+    pub fn listers(&self, stripes: Option<&Stripes>) -> Vec<usize> {
+        let Some(stripes) = stripes else { return vec![self.me] };
         let has_parity = |index: &usize| !stripes.is_data(self.peers[*index].position);
         let all = 0..self.acting.count();
         match Some(self.me).filter(has_parity).or_else(|| all.clone().find(has_parity)) {
@@ -49,7 +55,7 @@ impl Pages {
     }
 
     /// Returns whom to ask for a page now, and after which key. They then count as asked.
-    pub fn asks(&mut self) -> Vec<(usize, Option<BlockKey>)> {
+    pub fn asks(&mut self) -> Vec<PageAsk> {
         let pages = self.pages.iter_mut();
         pages.filter_map(|(index, page)| Some((*index, page.ask_from()?))).collect()
     }
@@ -66,6 +72,11 @@ impl Pages {
         page.on_page(self.newer_than, blocks, is_last)
     }
 
+    /// Returns the version above which keys are listed.
+    pub fn newer_than(&self) -> Version {
+        self.newer_than
+    }
+
     /// Returns whether a page must come before the next key is known.
     pub fn is_missing(&self) -> bool {
         self.pages.iter().any(|(_, page)| page.is_missing())
@@ -79,11 +90,14 @@ impl Pages {
     /// Takes out the next key. Requires: no page is missing.
     pub fn take(&mut self) -> Option<ListedKey> {
         let key = self.next_key()?;
-        let mut is_tombstone = true;
+        let (mut version, mut is_tombstone) = (Version::ZERO, true);
         for (_, page) in &mut self.pages {
-            is_tombstone &= page.take_block(key).is_none_or(|block| block.is_tombstone);
+            if let Some(block) = page.take_block(key) {
+                version = version.max(block.version);
+                is_tombstone &= block.is_tombstone;
+            }
         }
-        Some(ListedKey { key, is_tombstone })
+        Some(ListedKey { key, version, is_tombstone })
     }
 }
 
@@ -111,7 +125,7 @@ impl Pg {
         listing: Listing,
         actions: &mut Vec<Action>,
     ) {
-        let stripes = self.stripes().expect("the pool has parity");
+        let stripes = self.stripes();
         let listers = self.lead().listers(stripes);
         let pages = Pages::new(listers, Version::ZERO, listing.after);
         let walk = DeletionWalk { listing, pages, keys: Vec::new(), is_done: false };
@@ -126,7 +140,7 @@ impl Pg {
             && !walk.pages.is_missing()
             && let Some(found) = walk.pages.take()
         {
-            let ListedKey { key, is_tombstone } = found;
+            let ListedKey { key, is_tombstone, .. } = found;
             if key.image == image && key.stripe >= from && !is_tombstone {
                 walk.keys.push(key);
             }

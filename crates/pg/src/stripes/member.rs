@@ -8,25 +8,23 @@
 
 use std::collections::BTreeMap;
 
-use base::{Epoch, Position, Version};
+use base::{Position, Version};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
 use super::parity::{ParityWork, difference};
-use super::part::Part;
-use super::pipeline::{Arrival, Arrived, Pipeline};
+use super::part::{Part, table_of};
+use super::pipeline::{Arrival, Arrived, Fill, Next, Pipeline};
 use crate::store_calls::Call;
 use crate::sync::FlushFor;
 use crate::units::Units;
-use crate::{Action, Need, Pg};
+use crate::{Action, Need, Pg, shape};
 
 /// What a member keeps of the versions of an epoch.
 pub struct StripeMember {
     pub pipeline: Pipeline,
     /// Differences that wait for old units, by version.
     differences: BTreeMap<Version, Difference>,
-    /// The store was told to commit versions up to this one.
-    committed: Version,
 }
 
 struct Difference {
@@ -44,13 +42,8 @@ struct Header {
 }
 
 impl StripeMember {
-    /// Requires: everything up to `adopted` is stable here.
-    pub fn new(adopted: Version, epoch: Epoch) -> StripeMember {
-        StripeMember {
-            pipeline: Pipeline::new(adopted, epoch),
-            differences: BTreeMap::new(),
-            committed: adopted,
-        }
+    fn new(pipeline: Pipeline) -> StripeMember {
+        StripeMember { pipeline, differences: BTreeMap::new() }
     }
 }
 
@@ -62,14 +55,21 @@ impl Pg {
     /// Begins to take versions: the epoch is settled here.
     pub(crate) fn begin_stripes(&mut self, adopted: Version) {
         let entry = self.entry.as_ref().expect("an epoch is entered");
-        if self.stripes().is_some() && entry.position_of(self.me).is_some() {
-            self.stripe_member = Some(StripeMember::new(adopted, entry.epoch));
-        }
+        let pipeline = match entry.position_of(self.me) {
+            Some(_) => Pipeline::new(adopted, entry.epoch),
+            None => Pipeline::joining(entry.epoch),
+        };
+        self.stripe_member = self.stripes().map(|_| StripeMember::new(pipeline));
+    }
+
+    fn is_learner(&self) -> bool {
+        self.follow.as_ref().is_some_and(|follow| follow.is_learner())
     }
 
     fn own_position(&self) -> Position {
         let entry = self.entry.as_ref().expect("an epoch is entered");
-        entry.position_of(self.me).expect("this OSD is an acting member")
+        let learner = entry.learner(self.me).map(|learner| learner.position);
+        entry.position_of(self.me).or(learner).expect("this OSD has a part in the epoch")
     }
 
     /// Handles a version from the primary. The error says how it violates the protocol.
@@ -94,6 +94,9 @@ impl Pg {
                 self.check_stripe_content(key, version, &content)?;
                 let units = Units::from_words(&differences, self.shape.block_size);
                 let units = units.ok_or("units beyond the end of a block")?;
+                if self.is_learner() && !units.is_empty() {
+                    return Err("a learner cannot tell what changes in its part".into());
+                }
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
                 self.read_old_units(header, key, &content, units, actions)?;
@@ -112,7 +115,6 @@ impl Pg {
                     let size = self.shape.block_size;
                     let rows = Part::of(content, size, true)?;
                     let work = ParityWork::new(stripes, key, rows, changes, size)?;
-                    self.read_old_parity(header, &work, actions);
                     (header, Arrived::Parity(Box::new(work)))
                 }
             }
@@ -125,6 +127,7 @@ impl Pg {
             follow.raise_mark(mark);
         }
         self.commit(mark, actions);
+        self.read_old_parity(actions);
         self.give_ready(actions);
         Ok(())
     }
@@ -211,15 +214,19 @@ impl Pg {
         part.expect("the store knows the size of its blocks")
     }
 
-    /// Reads what this member's parity part was before a version.
-    fn read_old_parity(&mut self, header: Header, work: &ParityWork, actions: &mut Vec<Action>) {
+    /// Reads what this member's parity part was before versions that have come.
+    fn read_old_parity(&mut self, actions: &mut Vec<Action>) {
         let block_size = self.shape.block_size;
-        let needed = work.needed(block_size);
-        // The table comes with any unit.
-        let units = if needed.is_empty() { Units::from_range(0..1) } else { needed };
-        let as_of = AsOf::Version(Pg::before(header.version));
-        let request = StoreRequest::Copy { key: work.key, units: units.words(block_size), as_of };
-        self.call(Call::OldParity { version: header.version }, request, actions);
+        for version in self.stripe_member().pipeline.start_reads() {
+            let work = self.stripe_member().pipeline.parity(version);
+            let work = work.expect("it waits for old parity");
+            let (key, needed) = (work.key, work.needed(block_size));
+            // The table comes with any unit.
+            let units = if needed.is_empty() { Units::from_range(0..1) } else { needed };
+            let as_of = AsOf::Version(Pg::before(version));
+            let request = StoreRequest::Copy { key, units: units.words(block_size), as_of };
+            self.call(Call::OldParity { version }, request, actions);
+        }
     }
 
     /// Handles what this member's parity part was before a version.
@@ -275,7 +282,18 @@ impl Pg {
 
     /// Gives the store the versions that are ready, in order, and begins the syncs behind them.
     pub(crate) fn give_ready(&mut self, actions: &mut Vec<Action>) {
-        while let Some(arrival) = self.stripe_member().pipeline.give() {
+        while let Some(next) = self.stripe_member().pipeline.give() {
+            let arrival = match next {
+                Next::Version(arrival) => arrival,
+                Next::Fill(fill) => {
+                    self.store_fill(fill, actions);
+                    continue;
+                }
+                Next::Cursor => {
+                    self.record_progress(actions);
+                    continue;
+                }
+            };
             let (pg, Arrival { version, lazy, what }) = (self.shape.pg, arrival);
             let request = match what {
                 Arrived::Skip => {
@@ -308,6 +326,7 @@ impl Pg {
             Ok(answer) => {
                 let is_durable = answer != Answer::Written;
                 self.stripe_member().pipeline.on_stored(version, is_durable);
+                self.read_old_parity(actions);
                 self.report_stored(actions);
             }
             Err(_) => {
@@ -353,16 +372,78 @@ impl Pg {
                 self.answer(PeerBody::Written { version, durable }, actions);
             }
         }
+        if let Some(follow) = &self.follow {
+            self.commit(follow.mark(), actions);
+        }
         self.give_ready(actions);
     }
 
-    /// Makes prepared versions up to the mark stable.
+    /// Makes prepared versions up to the mark stable, as far as they are durable here: a learner may be late.
     pub(crate) fn commit(&mut self, mark: Version, actions: &mut Vec<Action>) {
         let Some(member) = &mut self.stripe_member else { return };
-        if mark > member.committed {
-            member.committed = mark;
-            let request = StoreRequest::Commit { pg: self.shape.pg, upto: mark };
+        let upto = mark.min(member.pipeline.durable_upto());
+        if upto > self.local_state.committed() {
+            self.local_state.on_commit(upto);
+            let request = StoreRequest::Commit { pg: self.shape.pg, upto };
             self.call(Call::Commit, request, actions);
         }
+    }
+
+    /// Handles a part that this learner is filled with. The error says how it violates the protocol.
+    pub(crate) fn on_fill(
+        &mut self,
+        call: u32,
+        key: BlockKey,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let stripes = self.stripes().ok_or("the pool has no parity")?;
+        let (is_learner, mark) = (self.is_learner(), self.mark());
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        let member = self.stripe_member.as_mut().filter(|_| is_learner);
+        let member = member.ok_or("a part for a member that is not filled")?;
+        let part = Part::of(content.clone(), self.shape.block_size, true)?;
+        let _ = table_of(&part, stripes.data_count(), self.shape.block_size)?;
+        shape::check_version(part.version.max(part.deleted), epoch)?;
+        member.pipeline.fill(Fill { call, key, content }, mark);
+        self.give_ready(actions);
+        Ok(())
+    }
+
+    /// Gives the store a part that this learner is filled with.
+    fn store_fill(&mut self, fill: Fill, actions: &mut Vec<Action>) {
+        let Fill { call, key, content } = fill;
+        let (version, is_delete) = match &content {
+            Content::Block { version, .. } => (*version, false),
+            Content::Tombstone { version } => (*version, true),
+            Content::Gone => (Version::ZERO, false),
+        };
+        self.local_state.on_fill(version, is_delete);
+        let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
+        self.call(Call::Filled { call, key }, request, actions);
+    }
+
+    /// Handles the store's answer about a part that this learner is filled with.
+    pub(crate) fn on_fill_stored(
+        &mut self,
+        (call, key): (u32, BlockKey),
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        if result.is_err() {
+            return self.cannot_follow("the store has no room for a copy", actions);
+        }
+        self.stripe_member().pipeline.filled(key);
+        self.answer(PeerBody::Repaired { call }, actions);
+        self.read_old_parity(actions);
+        self.give_ready(actions);
+    }
+
+    /// Handles a cursor of this learner's filling, which is recorded when all that came before is durable.
+    pub(crate) fn on_cursor(&mut self, mark: Version, actions: &mut Vec<Action>) {
+        self.follow().raise_mark(mark);
+        self.commit(mark, actions);
+        self.stripe_member().pipeline.cursor();
+        self.give_ready(actions);
     }
 }

@@ -85,7 +85,9 @@ pub struct ParityWork {
     /// The units that the primary encoded.
     rows: Part,
     changes: Vec<PartChange>,
-    /// What this member had before; `None`: it has not been read yet.
+    /// What this member had before is being read, or known.
+    pub is_reading: bool,
+    /// What this member had before; `None`: it is not known yet.
     old: Option<Part>,
     /// The differences that have come, by data part.
     deltas: BTreeMap<usize, Part>,
@@ -121,7 +123,8 @@ impl ParityWork {
             }
         }
         let version = rows.version;
-        Ok(ParityWork { key, version, rows, changes, old: None, deltas: BTreeMap::new() })
+        let (is_reading, old, deltas) = (false, None, BTreeMap::new());
+        Ok(ParityWork { key, version, rows, changes, is_reading, old, deltas })
     }
 
     /// Returns the units whose old parity is needed.

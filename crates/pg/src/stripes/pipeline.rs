@@ -5,13 +5,18 @@
 //!           waiting                                                given             written, durable
 //! ```
 //!
+//! At a learner, parts that it is filled with, and cursors to record, take their place among the versions.
+//!
 //! Invariants
 //!   1. Versions arrive in order without gaps, and are given to the store in that order: one that is ready
-//!      early waits.
+//!      early waits. The first version of a learner may have any counter.
 //!   2. What is reported as written or durable is a prefix of the versions.
 //!   3. A sync of the store begins when all versions that came before it are at the store.
+//!   4. A parity part is read when what came before it for its key has been answered by the store.
+//!   5. A fill is given to the store when the versions that the mark had passed when it came are durable here:
+//!      they can be committed, and the fill meets no prepared version of its key.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use base::{Epoch, Version};
 use blockstore::BlockKey;
@@ -24,9 +29,15 @@ use crate::versions::next_version;
 /// The versions of an epoch at a member; see the module.
 pub struct Pipeline {
     epoch: Epoch,
+    /// No version has arrived at this learner yet.
+    is_joining: bool,
     /// The newest version that arrived.
     newest: Version,
     waiting: VecDeque<Waiting>,
+    /// Keys of fills at the store.
+    fills: Vec<BlockKey>,
+    /// Number of parity parts in `waiting` that have not been read.
+    unread_count: usize,
     /// Versions at the store that have not been reported as durable, oldest first.
     given: VecDeque<Given>,
     /// The newest version at the store.
@@ -58,10 +69,59 @@ pub enum Arrived {
     Parity(Box<ParityWork>),
 }
 
-type Waiting = Arrival;
+/// A part that a learner is filled with.
+pub struct Fill {
+    /// The number of the primary's request.
+    pub call: u32,
+    pub key: BlockKey,
+    pub content: Content,
+}
+
+/// What the store gets next.
+pub enum Next {
+    Version(Arrival),
+    Fill(Fill),
+    /// The cursor that waits may be recorded.
+    Cursor,
+}
+
+enum Waiting {
+    Version(Arrival),
+    /// Versions up to `behind` must be durable first.
+    Fill {
+        fill: Fill,
+        behind: Version,
+    },
+    Cursor,
+}
+
+impl Waiting {
+    fn key(&self) -> Option<BlockKey> {
+        match self {
+            Waiting::Version(arrival) => arrival.key(),
+            Waiting::Fill { fill, .. } => Some(fill.key),
+            Waiting::Cursor => None,
+        }
+    }
+
+    fn is(&self, version: Version) -> bool {
+        matches!(self, Waiting::Version(arrival) if arrival.version == version)
+    }
+}
+
+impl Arrival {
+    fn key(&self) -> Option<BlockKey> {
+        match &self.what {
+            Arrived::Skip => None,
+            Arrived::Ready(key, _) => Some(*key),
+            Arrived::Parity(work) => Some(work.key),
+        }
+    }
+}
 
 struct Given {
     version: Version,
+    key: Option<BlockKey>,
     lazy: bool,
     stored: Stored,
 }
@@ -86,8 +146,11 @@ impl Pipeline {
     pub fn new(adopted: Version, epoch: Epoch) -> Pipeline {
         Pipeline {
             epoch,
+            is_joining: false,
             newest: adopted,
             waiting: VecDeque::new(),
+            fills: Vec::new(),
+            unread_count: 0,
             given: VecDeque::new(),
             given_upto: adopted,
             synced_upto: adopted,
@@ -98,43 +161,133 @@ impl Pipeline {
         }
     }
 
+    /// Returns a pipeline of a learner, which joins while versions are given.
+    pub fn joining(epoch: Epoch) -> Pipeline {
+        Pipeline { is_joining: true, ..Pipeline::new(Version::ZERO, epoch) }
+    }
+
     /// Adds a version. The error says that it does not follow the ones before.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
+        let version = arrival.version;
+        if self.is_joining && version.epoch == self.epoch && version.counter > 0 {
+            self.is_joining = false;
+            let before = Version { counter: version.counter - 1, ..version };
+            (self.newest, self.given_upto, self.synced_upto) = (before, before, before);
+            (self.written_upto, self.durable_upto) = (before, before);
+        }
         let next = next_version(self.newest, self.epoch);
-        if arrival.version != next {
-            return Err(format!("version {} arrived instead of {next}", arrival.version));
+        if version != next {
+            return Err(format!("version {version} arrived instead of {next}"));
         }
         self.newest = next;
-        self.waiting.push_back(arrival);
+        self.unread_count += usize::from(matches!(arrival.what, Arrived::Parity(_)));
+        self.waiting.push_back(Waiting::Version(arrival));
         Ok(())
+    }
+
+    /// Adds a part that this learner is filled with. `mark`: all acting members have versions up to it.
+    pub fn fill(&mut self, fill: Fill, mark: Version) {
+        let behind = mark.min(self.newest);
+        self.waiting.push_back(Waiting::Fill { fill, behind });
+    }
+
+    /// Adds a cursor, which may be recorded when all that came before is durable.
+    pub fn cursor(&mut self) {
+        self.waiting.push_back(Waiting::Cursor);
+    }
+
+    /// Notes the store's answer to a fill.
+    pub fn filled(&mut self, key: BlockKey) {
+        let place = self.fills.iter().position(|it| *it == key).expect("it is at the store");
+        self.fills.swap_remove(place);
+    }
+
+    /// Returns the version up to which everything is durable.
+    pub fn durable_upto(&self) -> Version {
+        self.durable_upto
+    }
+
+    /// Returns the versions whose old parity may be read now. They then count as read.
+    pub fn start_reads(&mut self) -> Vec<Version> {
+        let mut ready = Vec::new();
+        if self.unread_count == 0 {
+            return ready;
+        }
+        let open = self.given.iter().filter(|given| given.stored == Stored::Open);
+        let open = open.filter_map(|given| given.key);
+        let mut before: BTreeSet<BlockKey> = open.chain(self.fills.iter().copied()).collect();
+        for waiting in &mut self.waiting {
+            let key = waiting.key();
+            if let Waiting::Version(Arrival { version, what: Arrived::Parity(work), .. }) = waiting
+                && !work.is_reading
+                && !before.contains(&work.key)
+            {
+                work.is_reading = true;
+                self.unread_count -= 1;
+                ready.push(*version);
+            }
+            before.extend(key);
+        }
+        ready
     }
 
     /// Returns the parity part of a version that waits for what it is made of.
     pub fn parity(&mut self, version: Version) -> Option<&mut ParityWork> {
-        let found = self.waiting.iter_mut().find(|waiting| waiting.version == version)?;
-        match &mut found.what {
-            Arrived::Parity(work) => Some(work),
-            Arrived::Skip | Arrived::Ready(..) => None,
+        let found = self.waiting.iter_mut().find(|waiting| waiting.is(version))?;
+        match found {
+            Waiting::Version(Arrival { what: Arrived::Parity(work), .. }) => Some(work),
+            _ => None,
         }
     }
 
     /// Notes what a parity part of a version becomes.
     pub fn ready(&mut self, version: Version, content: Content) {
-        let found = self.waiting.iter_mut().find(|waiting| waiting.version == version);
-        let found = found.expect("it waits for what it is made of");
-        let Arrived::Parity(work) = &found.what else { unreachable!("parity is made once") };
-        found.what = Arrived::Ready(work.key, content);
+        let found = self.waiting.iter_mut().find(|waiting| waiting.is(version));
+        let Some(Waiting::Version(Arrival { what, .. })) = found else {
+            unreachable!("it waits for what it is made of");
+        };
+        let Arrived::Parity(work) = what else { unreachable!("parity is made once") };
+        *what = Arrived::Ready(work.key, content);
     }
 
-    /// Takes out the next version that the store gets; `None`: it is not ready, or there is none.
-    pub fn give(&mut self) -> Option<Arrival> {
-        let is_ready = |waiting: &mut Waiting| !matches!(waiting.what, Arrived::Parity(_));
-        let next = self.waiting.pop_front_if(is_ready)?;
-        let Arrival { version, lazy, .. } = next;
-        assert!(version > self.given_upto);
-        self.given_upto = version;
-        self.given.push_back(Given { version, lazy, stored: Stored::Open });
-        Some(next)
+    /// Takes out what the store gets next; `None`: it is not ready, or there is nothing.
+    pub fn give(&mut self) -> Option<Next> {
+        let is_ready = match self.waiting.front()? {
+            Waiting::Version(arrival) => !matches!(arrival.what, Arrived::Parity(_)),
+            Waiting::Fill { behind, .. } => *behind <= self.durable_upto,
+            Waiting::Cursor => self.given.is_empty() && self.fills.is_empty(),
+        };
+        let is_version = matches!(self.waiting.front(), Some(Waiting::Version(_)));
+        if !is_ready {
+            if !is_version {
+                self.want_durable();
+            }
+            return None;
+        }
+        Some(match self.waiting.pop_front()? {
+            Waiting::Cursor => Next::Cursor,
+            Waiting::Fill { fill, .. } => {
+                self.fills.push(fill.key);
+                Next::Fill(fill)
+            }
+            Waiting::Version(next) => {
+                let (version, lazy, key) = (next.version, next.lazy, next.key());
+                assert!(version > self.given_upto);
+                self.given_upto = version;
+                self.given.push_back(Given { version, key, lazy, stored: Stored::Open });
+                Next::Version(next)
+            }
+        })
+    }
+
+    /// Queues a sync, if the store has versions that are written and not durable.
+    fn want_durable(&mut self) {
+        let is_written = |given: &Given| given.stored == Stored::Written;
+        if !self.is_syncing && self.given.iter().any(is_written) {
+            self.is_syncing = true;
+            // Not behind a sync that waits for versions which wait for this one.
+            self.syncs.push_front((Version::ZERO, FlushFor::Prefix));
+        }
     }
 
     /// Notes the store's answer.
@@ -263,6 +416,28 @@ mod tests {
         assert!(pipeline.begin_sync().is_none(), "one is enough");
         pipeline.on_synced(what, upto);
         assert_eq!(pipeline.report(), [durable(12)]);
+    }
+
+    #[test]
+    fn a_cursor_waits_until_what_came_before_is_durable_and_delays_no_sync_for_ever() {
+        let mut pipeline = pipeline(&[true]);
+        pipeline.cursor();
+        let (version, what) = (version(12), Arrived::Skip);
+        pipeline.arrive(Arrival { version, lazy: true, what }).unwrap();
+        let call = FlushFor::Peer { call: 7 };
+        pipeline.sync(call);
+        assert!(matches!(pipeline.give(), Some(Next::Version(_))));
+        assert!(pipeline.give().is_none());
+        pipeline.on_stored(self::version(11), false);
+        assert_eq!(pipeline.report(), [written(11)]);
+        assert!(pipeline.give().is_none());
+        let (what, upto) = pipeline.begin_sync().unwrap();
+        assert_eq!((what, upto), (FlushFor::Prefix, self::version(11)));
+        pipeline.on_synced(what, upto);
+        assert_eq!(pipeline.report(), [durable(11)]);
+        assert!(matches!(pipeline.give(), Some(Next::Cursor)));
+        assert!(matches!(pipeline.give(), Some(Next::Version(_))));
+        assert_eq!(pipeline.begin_sync(), Some((call, version)));
     }
 
     #[test]

@@ -13,9 +13,9 @@
 //!   2. Units that change in all data parts are encoded here; all others by the differences of the data
 //!      parts. Of a part without a member this OSD makes the difference, of what `k` others say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Position, Version};
+use base::{Position, UNIT_SIZE, Version};
 use blockstore::BlockKey;
 use format::wire::{Change, Content, Outcome, PartChange, PeerBody, Refusal};
 
@@ -27,11 +27,11 @@ use super::patch::Patch;
 use super::peering::Forward;
 use crate::ask::Asked;
 use crate::operation::{Wants, WriteKind};
-use crate::slots::{GatherSlot, WriteSlot};
+use crate::slots::{GatherSlot, JobSlot, WriteSlot};
 use crate::store_calls::Call;
 use crate::units::{Units, units_of};
 use crate::write_queue::WriteStage;
-use crate::{Action, Pg, Serving};
+use crate::{Action, MemberSet, Pg, Serving};
 use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
 
 /// A gathering in progress at the primary.
@@ -49,6 +49,16 @@ pub enum GatherFor {
     Operation(WriteSlot),
     /// Acting members that lack versions which go forward.
     Forward(Box<Forward>),
+    /// A learner.
+    Fill { job: JobSlot, learner: usize },
+}
+
+/// Where the differences of a version go.
+pub struct DeltaRoute {
+    /// Members with parity, learners among them, that were sent the version.
+    targets: MemberSet,
+    /// Data parts whose difference has not come.
+    parts: BTreeSet<Position>,
 }
 
 impl Pg {
@@ -201,6 +211,9 @@ impl Pg {
         let job = self.lead().gathers.remove(slot);
         match job.purpose {
             GatherFor::Operation(slot) => self.on_stripe_gathered(slot, &job.gather, actions),
+            GatherFor::Fill { job: slot, learner } => {
+                self.on_fill_gathered((slot, learner), job.key, &job.gather, actions);
+            }
             GatherFor::Forward(forward) => {
                 self.on_forward_gathered(job.key, *forward, job.gather, actions);
             }
@@ -287,16 +300,65 @@ impl Pg {
         if lazy {
             self.syncs.gave_lazily(version.counter);
         }
-        let plan = Plan::new(stripes, &patch, version, self);
+        let parity = self.parity_targets(key, missing, stripes);
+        let plan = Plan::new(stripes, &patch, version, !parity.is_empty(), self);
         let lead = self.lead();
         lead.mark_told = mark;
+        let parts = plan.differing();
+        if !parity.is_empty() && !parts.is_empty() {
+            lead.deltas.insert(version, DeltaRoute { targets: parity, parts });
+        }
         let positions: Vec<(usize, Position)> =
             missing.iter().map(|index| (index, lead.peers[index].position)).collect();
         for (index, position) in positions {
-            let body = plan.message(position, key, mark, lazy, self);
+            let is_learner = !self.lead().acting.has(index);
+            let body = match stripes.is_data(position) || parity.has(index) {
+                true => plan.message(position, is_learner, key, mark, lazy, self),
+                false => PeerBody::Skip { version, mark, lazy },
+            };
+            self.count_for_learner(index, version, &body);
             self.send_to_any(index, body, actions);
         }
         self.send_absent_deltas(key, &plan, gather, actions);
+    }
+
+    /// Returns the members with parity that can take a change of this stripe. Learners that do not have it
+    /// yet will be filled.
+    fn parity_targets(
+        &mut self,
+        key: BlockKey,
+        targets: MemberSet,
+        stripes: &Stripes,
+    ) -> MemberSet {
+        let mut parity = MemberSet::default();
+        for index in targets.iter() {
+            let lead = self.lead();
+            let is_acting = lead.acting.has(index);
+            if stripes.is_data(lead.peers[index].position) {
+                continue;
+            }
+            let filler = self.filler(index).filter(|_| !is_acting);
+            if is_acting || filler.as_ref().is_some_and(|filler| filler.has(key)) {
+                parity.add(index);
+            } else if let Some(filler) = filler {
+                filler.skip(key);
+            }
+        }
+        parity
+    }
+
+    /// Notes what a learner must answer.
+    fn count_for_learner(&mut self, index: usize, version: Version, body: &PeerBody) {
+        let content = match body {
+            PeerBody::Part { content, .. } | PeerBody::Parity { content, .. } => content,
+            _ => return,
+        };
+        if let Content::Block { units, .. } = content
+            && !self.lead().acting.has(index)
+        {
+            let count: u32 = units.iter().map(|word| word.count_ones()).sum();
+            self.on_sent_to_learner(index, version, u64::from(count) * UNIT_SIZE);
+        }
     }
 
     fn send_to_any(&mut self, index: usize, body: PeerBody, actions: &mut Vec<Action>) {
@@ -349,9 +411,10 @@ impl Pg {
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        let is_own = self.lead().peers[index].position == part;
-        let is_open = self.versions.was_given(version) && self.versions.slot(version).is_some();
-        if self.stripes().is_none() || !is_own || !is_open {
+        let lead = self.lead();
+        let is_own = lead.peers[index].position == part && lead.acting.has(index);
+        let is_wanted = lead.deltas.get(&version).is_some_and(|it| it.parts.contains(&part));
+        if !is_own || !is_wanted {
             return Err("a difference that was not asked for".into());
         }
         Part::of(content.clone(), self.shape.block_size, true)?;
@@ -368,18 +431,23 @@ impl Pg {
         content: Content,
         actions: &mut Vec<Action>,
     ) {
-        let stripes = self.stripes().expect("the pool has parity");
         if self.serving != Serving::Active {
             // The version may not have reached a member whose connection broke.
             return;
         }
         let lead = self.lead();
-        let (me, peers) = (lead.me, lead.peers.iter().take(lead.acting.count()).enumerate());
-        let parity: Vec<usize> = peers
-            .filter(|(_, peer)| !stripes.is_data(peer.position))
-            .map(|(index, _)| index)
-            .collect();
-        for index in parity {
+        let (me, acting) = (lead.me, lead.acting);
+        let route = lead.deltas.get_mut(&version).expect("the difference was asked for");
+        let is_first = route.parts.remove(&part);
+        assert!(is_first);
+        let targets = route.targets;
+        if route.parts.is_empty() {
+            lead.deltas.remove(&version);
+        }
+        // A learner that was dropped meanwhile gets nothing.
+        let is_there =
+            |index: &usize| acting.has(*index) || self.write_targets.targets().has(*index);
+        for index in targets.iter().filter(is_there).collect::<Vec<_>>() {
             let content = content.clone();
             if index == me {
                 let took = self.on_parity_delta(version, key, part, content, actions);
@@ -411,8 +479,7 @@ impl Pg {
                 self.count_copy(index, slot, durable, actions);
             }
         }
-        let mark = self.mark();
-        self.commit(mark, actions);
+        self.on_mark_moved(actions);
     }
 }
 
@@ -424,20 +491,32 @@ struct Plan<'a> {
     /// Units that change in all data parts, and their parity.
     rows_units: Units,
     rows: Vec<BTreeMap<u32, UnitData>>,
-    /// Whether an acting member has parity.
+    /// Whether a member with parity takes the version.
     has_parity: bool,
     /// The positions with an acting member.
     present: Vec<Position>,
 }
 
 impl<'a> Plan<'a> {
-    fn new(stripes: &'static Stripes, patch: &'a Patch, version: Version, pg: &Pg) -> Plan<'a> {
+    fn new(
+        stripes: &'static Stripes,
+        patch: &'a Patch,
+        version: Version,
+        has_parity: bool,
+        pg: &Pg,
+    ) -> Plan<'a> {
         let entry = pg.entry.as_ref().expect("an epoch is served");
         let present: Vec<Position> = entry.filled().map(|(position, _)| position).collect();
         let rows_units = patch.rows(stripes.data_count());
         let rows = encode_rows(stripes, patch, rows_units, &pg.buffers);
-        let has_parity = present.iter().any(|position| !stripes.is_data(*position));
         Plan { stripes, patch, version, rows_units, rows, has_parity, present }
+    }
+
+    /// Returns the data parts of which the members with parity need the difference.
+    fn differing(&self) -> BTreeSet<Position> {
+        let needs = |part: &usize| !self.patch.units(*part).without(&self.rows_units).is_empty();
+        let parts = self.patch.parts().filter(needs);
+        parts.map(|part| Position::new(part as u8).expect("a stripe has few parts")).collect()
     }
 
     fn is_absent(&self, part: usize) -> bool {
@@ -448,6 +527,7 @@ impl<'a> Plan<'a> {
     fn message(
         &self,
         position: Position,
+        is_learner: bool,
         key: BlockKey,
         mark: Version,
         lazy: bool,
@@ -472,8 +552,10 @@ impl<'a> Plan<'a> {
             return PeerBody::Skip { version, mark, lazy };
         }
         let content = patch.content(part, version, block_size, &pg.buffers);
-        let wanted =
-            if self.has_parity { units.without(&self.rows_units) } else { Units::default() };
+        let wanted = match self.has_parity && !is_learner {
+            true => units.without(&self.rows_units),
+            false => Units::default(),
+        };
         let differences = wanted.words(block_size);
         PeerBody::Part { version, mark, key, lazy, content, differences }
     }

@@ -223,7 +223,11 @@ impl State {
                 assert!(block.version < *version, "versions of a block only grow");
                 *block = Block { version: *version, is_tombstone: true, ..Block::default() };
             }
-            Request::Repair { key, content, .. } => self.repair(*key, content),
+            Request::Repair { key, content, .. } => {
+                let is_prepared = self.prepared.values().any(|prepared| prepared.key == *key);
+                assert!(!is_prepared, "a repair meets a prepared version of its key");
+                self.repair(*key, content);
+            }
             Request::Note { key: NoteKey::Scrub(_), bytes } => {
                 self.scrub_note = Some(bytes.clone());
             }
@@ -631,6 +635,14 @@ impl Store {
     pub fn lose(&mut self, is_lost: impl Fn(&BlockKey) -> bool) {
         assert!(self.journal.is_empty());
         self.now.blocks.retain(|key, _| !is_lost(key));
+        self.now.is_suspect = true;
+        self.base = self.now.clone();
+    }
+
+    /// An empty disk takes the place of this one.
+    pub fn replace_disk(&mut self) {
+        let is_immediate = self.is_immediate;
+        *self = Store { is_immediate, ..Store::default() };
         self.now.is_suspect = true;
         self.base = self.now.clone();
     }

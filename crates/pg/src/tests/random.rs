@@ -50,7 +50,7 @@ impl Run {
         Run { world, lazy, lost_in, random, faults, steps, slow, may_rot: false }
     }
 
-    /// A pool with parity. Nobody who left the acting set comes back.
+    /// A pool with parity.
     fn of_scheme(seed: u64) -> Run {
         let mut random = Random::new(seed);
         let schemes = [
@@ -60,9 +60,10 @@ impl Run {
         ];
         let scheme = schemes[random.below(3)];
         let count = scheme.position_count() as usize;
-        let mut world = World::of_scheme(seed ^ 0x5555, count, scheme);
         // Without leaving each epoch begins with all members, whatever they lost.
-        let may_leave = random.below(3) == 0;
+        let may_leave = random.below(3) > 0;
+        let spares = if may_leave { random.below(3) } else { 0 };
+        let mut world = World::of_scheme(seed ^ 0x5555, count + spares, scheme);
         if !may_leave {
             world.minimum = count + 1;
         }
@@ -236,6 +237,7 @@ impl Run {
                 store.is_full = !store.is_full;
             }
             8 if self.may_rot => self.lose_something(at),
+            8 if self.world.has_parity() => self.lose_disk(at),
             8 => {}
             _ => {
                 let count = self.world.osds.len();
@@ -309,6 +311,16 @@ impl Run {
             self.lost_in = None;
         }
         self.lost_in.is_some() && self.world.is_up(at)
+    }
+
+    /// One member's disk is replaced by an empty one, while all parts are there.
+    fn lose_disk(&mut self, at: usize) {
+        let is_member = self.world.entry.acting().any(|member| *member == self.world.member(at));
+        let may_leave = self.world.minimum < self.world.copies;
+        if may_leave && self.world.is_whole() && is_member && self.may_lose_power(at) {
+            self.lose_power(at, 0);
+            self.world.osds[at].store.replace_disk();
+        }
     }
 
     /// One member loses data, while all copies are there.
@@ -437,7 +449,7 @@ impl Run {
             }
         }
         self.world.settle();
-        assert!(self.world.is_whole() || self.world.has_parity(), "{:?}", self.world.entry);
+        assert!(self.world.is_whole(), "{:?}", self.world.entry);
         self.world.check_equal();
         if self.may_rot {
             self.check_scrub();

@@ -136,6 +136,23 @@ impl Run {
 
     fn end(mut self, what: &str) {
         self.world.settle();
+        self.check(what);
+        let lost = (0..self.world.osds.len()).filter(|index| !self.world.is_up(*index));
+        let lost: Vec<usize> = lost.collect();
+        for index in &lost {
+            self.world.start(*index);
+        }
+        if !lost.is_empty() {
+            // Who was lost learns what it missed.
+            self.world.settle();
+            assert!(self.world.is_whole(), "{:?}: {what}", self.world.entry);
+            self.check(what);
+        }
+        self.world.history.check();
+    }
+
+    /// Checks that all stripes are one code word, and what clients read.
+    fn check(&mut self, what: &str) {
         self.world.check_equal();
         let at = self.world.server().unwrap_or_else(|| panic!("nobody serves: {what}"));
         let reads: Vec<usize> = (self.writes.iter())
@@ -155,7 +172,6 @@ impl Run {
             let is_old = is == write.before && !is_acknowledged;
             assert!(is == write.after || is_old, "{is:?} in stripe {}: {what}", write.stripe);
         }
-        self.world.history.check();
     }
 }
 

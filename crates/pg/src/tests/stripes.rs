@@ -229,3 +229,76 @@ fn stripes_of_which_the_primary_has_nothing_are_deleted_by_range() {
         }
     }
 }
+
+/// Fills the learner at each position while clients write.
+fn fill_while_clients_write(scheme: Scheme, away: usize, seed: u64) {
+    let positions = scheme.position_count() as usize;
+    let mut world = World::of_scheme(seed, positions, scheme);
+    world.lazy_percent = [0, 50][seed as usize % 2];
+    world.settle();
+    for stripe in 0..12 {
+        written(&mut world, stripe, 0, UNITS + 2);
+    }
+    world.kill(away);
+    world.settle();
+    for stripe in [1, 5, 6, 20] {
+        written(&mut world, stripe, 1, 2 * UNITS - 2);
+    }
+    let at = world.server().unwrap();
+    world.zero(at, 7, 0, world.units());
+    world.settle();
+    world.start(away);
+    for round in 0..60 {
+        if let Some(at) = world.server() {
+            let (stripe, unit) = (round % 24, round % (2 * UNITS));
+            match round % 7 {
+                0 => world.zero(at, stripe, 0, world.units()),
+                1 => world.zero(at, stripe, unit, 1),
+                _ => world.write(at, stripe, unit, 1),
+            };
+        }
+        world.round();
+    }
+    world.settle();
+    assert!(world.is_whole(), "{scheme}, {away} learns");
+    world.check_equal();
+    let fills = world
+        .sent
+        .iter()
+        .filter(|(_, to, body)| *to == away && matches!(body, PeerBody::Repair { .. }));
+    assert!(fills.count() > 4, "{scheme}, {away} learns");
+    world.history.check();
+}
+
+#[test]
+fn learners_are_filled_while_clients_write() {
+    for scheme in SCHEMES {
+        for away in 0..scheme.position_count() as usize {
+            for seed in 1..=4 {
+                fill_while_clients_write(scheme, away, seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_member_that_takes_another_position_begins_with_nothing() {
+    for scheme in SCHEMES {
+        let positions = scheme.position_count() as usize;
+        let mut world = World::of_scheme(1, positions + 1, scheme);
+        world.settle();
+        for stripe in 0..4 {
+            let count = world.units();
+            written(&mut world, stripe, 0, count);
+        }
+        for away in [0, positions - 1, 1, 0] {
+            // The one that was away before takes the position of this one.
+            world.plan = (0..=positions).filter(|index| *index != away).collect();
+            world.settle();
+            assert!(world.is_whole(), "{scheme}");
+            written(&mut world, 1, 1, 2);
+            world.check_equal();
+        }
+        world.history.check();
+    }
+}

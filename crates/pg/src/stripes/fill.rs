@@ -1,0 +1,138 @@
+//! Learners of a pool with parity at their primary: what a learner's part of a stripe is, made of the parts of
+//! acting members.
+//!
+//! ```text
+//!   its turn ──▶ k other parts ──▶ the mark passes the stripe's newest version ──▶ mark, part ──▶ next in turn
+//! ```
+//!
+//! Invariants
+//!   1. A stripe is filled at its turn, when the mark has passed its newest version: what is filled is stable
+//!      and never goes back.
+//!   2. A parity learner gets a version of a stripe if it has the stripe as it was before, and else a skip.
+//!      Stripes that were skipped are filled.
+
+use std::collections::BTreeMap;
+
+use base::Version;
+use blockstore::BlockKey;
+use format::wire::{Content, PeerBody};
+
+use super::gather::{Gather, Inconsistent};
+use super::part::Part;
+use super::replicate::{GatherFor, GatherJob};
+use crate::slots::JobSlot;
+use crate::units::Units;
+use crate::{Action, Pg, Serving};
+
+/// A fill whose stripe is known, and which waits until the mark passes it.
+pub struct LateFill {
+    job: JobSlot,
+    learner: usize,
+    key: BlockKey,
+    newest: Version,
+    content: Content,
+}
+
+impl Pg {
+    /// Begins to fill a learner's part of a stripe, at its turn.
+    pub(crate) fn begin_stripe_fill(
+        &mut self,
+        job: JobSlot,
+        learner: usize,
+        key: BlockKey,
+        actions: &mut Vec<Action>,
+    ) {
+        let stripes = self.stripes().expect("the pool has parity");
+        let block_size = self.shape.block_size;
+        let all = Units::from_range(0..block_size.unit_count());
+        let position = self.lead().peers[learner].position.index();
+        let wants = BTreeMap::from([(position, all)]);
+        let gather = Gather::new(stripes, block_size, self.sources(true), wants, true);
+        let purpose = GatherFor::Fill { job, learner };
+        self.begin_gather(GatherJob { key, gather, as_of: None, purpose }, actions);
+    }
+
+    /// Continues when the stripe is known.
+    pub(crate) fn on_fill_gathered(
+        &mut self,
+        (job, learner): (JobSlot, usize),
+        key: BlockKey,
+        gather: &Gather,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.serving != Serving::Active {
+            return;
+        }
+        let newest = gather.newest();
+        let content = self.part_of_learner(learner, newest, gather);
+        let content = content.unwrap_or_else(|Inconsistent| {
+            // Nobody can say what the part is.
+            let block_size = self.shape.block_size;
+            let all = Units::from_range(0..block_size.unit_count());
+            let nothing = Part::nothing(block_size);
+            let lost = Part { version: newest, units: Units::default(), damaged: all, ..nothing };
+            lost.into_content(block_size, &self.buffers)
+        });
+        self.lead().late_fills.push(LateFill { job, learner, key, newest, content });
+        self.fill_up_to_mark(actions);
+    }
+
+    /// Returns the part of a learner.
+    fn part_of_learner(
+        &mut self,
+        learner: usize,
+        newest: Version,
+        gather: &Gather,
+    ) -> Result<Content, Inconsistent> {
+        let stripes = self.stripes().expect("the pool has parity");
+        let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
+        let position = self.lead().peers[learner].position.index();
+        let table = gather.table()?.ok_or(Inconsistent)?;
+        let is_data = position < stripes.data_count();
+        let version = if is_data { table.parts[position].version } else { table.version() };
+        if version == Version::ZERO {
+            let is_gone = is_data || newest == Version::ZERO;
+            return Ok(if is_gone {
+                Content::Gone
+            } else {
+                Content::Tombstone { version: newest }
+            });
+        }
+        let all = Units::from_range(0..block_size.unit_count());
+        let version = if is_data { version } else { newest };
+        let mut part = gather.part(position, all, version, &buffers)?;
+        if !is_data {
+            part.table = table.encode(block_size);
+        }
+        Ok(part.into_content(block_size, &buffers))
+    }
+
+    /// Sends the fills whose stripes the mark has passed. Makes lazy versions durable that others wait for.
+    fn fill_up_to_mark(&mut self, actions: &mut Vec<Action>) {
+        let mark = self.mark();
+        let late = &mut self.lead().late_fills;
+        let (due, late): (Vec<LateFill>, Vec<LateFill>) =
+            std::mem::take(late).into_iter().partition(|fill| fill.newest <= mark);
+        let must_sync = late.iter().any(|fill| self.versions.is_undurable(fill.newest));
+        self.lead().late_fills = late;
+        for LateFill { job, learner, key, content, .. } in due {
+            if self.filler(learner).is_some_and(|filler| filler.is_begun()) {
+                self.send(learner, PeerBody::Mark { mark }, actions);
+                self.send_fill(learner, key, content, actions);
+            }
+            self.end_job(job, actions);
+        }
+        if must_sync {
+            self.begin_sync(actions);
+        }
+    }
+
+    /// Notes that the mark may have risen.
+    pub(crate) fn on_mark_moved(&mut self, actions: &mut Vec<Action>) {
+        let mark = self.mark();
+        self.commit(mark, actions);
+        if self.serving == Serving::Active {
+            self.fill_up_to_mark(actions);
+        }
+    }
+}
