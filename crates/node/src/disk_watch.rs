@@ -149,7 +149,9 @@ impl DiskWatch {
                 };
             }
             Stage::Probing { since, next: next_at } => {
-                next = self.probe(store, since, next_at).map(LookStep::Probe);
+                next = self
+                    .probe(store, since, next_at)
+                    .map(|request| LookStep::Probe(Box::new(request)));
             }
             Stage::Well | Stage::Over { .. } | Stage::Stalled { .. } | Stage::Leaving => {}
         }
@@ -225,7 +227,7 @@ pub(crate) enum LookStep {
     /// The disk responds, but PGs continued without this OSD: close the store; the next run reopens it.
     Leave,
     /// Send this request to the store, and pass the result to [`DiskWatch::on_probed`].
-    Probe(StoreRequest),
+    Probe(Box<StoreRequest>),
 }
 
 /// Returns the log line for a change of stage.

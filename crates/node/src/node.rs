@@ -361,7 +361,7 @@ impl Node {
         }
         match look.next {
             Some(LookStep::Leave) => self.begin_end(now, effects),
-            Some(LookStep::Probe(request)) => self.store.ask(now, StoreCall::Probe, request),
+            Some(LookStep::Probe(request)) => self.store.ask(now, StoreCall::Probe, *request),
             None => {}
         }
     }

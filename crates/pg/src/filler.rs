@@ -347,7 +347,7 @@ impl Filler {
         self.is_begun && is_passed && !self.todo.contains_key(&key) && !is_queued
     }
 
-    /// Notes a write of a block that the learner does not have, and that it did not receive: the block must be
+    /// Notes a write that the learner did not receive, of a block that it does not have: the block must be
     /// filled, also if it was listed before the write.
     pub fn skip(&mut self, key: BlockKey) {
         if self.started.get(&key) == Some(&false) {

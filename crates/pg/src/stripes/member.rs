@@ -201,7 +201,7 @@ impl Pg {
         let content = difference(&old, new, units, block_size, &self.buffers);
         let part = self.own_position();
         if self.lead.is_some() {
-            return self.pass_delta(version, key, part, content, actions);
+            return self.complete_delta(version, key, part, content, actions);
         }
         self.answer(PeerBody::Delta { version, key, part, content }, actions);
     }

@@ -56,8 +56,8 @@ impl Part {
         }
     }
 
-    /// Checks a content and returns it as a part; the error says what is wrong with it. With `checks_data` the
-    /// data is compared with its checksums.
+    /// Checks a content and returns it as a part; the error says what is wrong with it. With `checks_data`
+    /// the data is compared with its checksums.
     pub fn of(content: Content, block_size: BlockSize, checks_data: bool) -> Result<Part, String> {
         let (lost, table) = match &content {
             Content::Block { damaged, table, .. } => {

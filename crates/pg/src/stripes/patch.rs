@@ -16,7 +16,7 @@ use crate::units::{Units, units_of};
 type PartPatch = BTreeMap<u32, Option<UnitData>>;
 
 /// A change of a stripe; see the module.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Patch {
     parts: BTreeMap<usize, PartPatch>,
     /// The whole stripe is deleted.

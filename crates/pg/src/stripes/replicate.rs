@@ -51,6 +51,8 @@ pub enum GatherFor {
     Forward(Box<Forward>),
     /// A learner.
     Fill { job: JobSlot, learner: usize },
+    /// A difference of which the data member lost old units.
+    Delta(Box<DamagedDelta>),
 }
 
 /// Where the differences of a version go.
@@ -59,6 +61,15 @@ pub struct DeltaRoute {
     targets: MemberSet,
     /// Data parts whose difference has not come.
     parts: BTreeSet<Position>,
+    /// What the version changes.
+    patch: Box<Patch>,
+}
+
+/// A difference without the units that the data member lost.
+pub struct DamagedDelta {
+    version: Version,
+    part: Position,
+    delta: Part,
 }
 
 impl Pg {
@@ -214,6 +225,9 @@ impl Pg {
             GatherFor::Fill { job: slot, learner } => {
                 self.on_fill_gathered((slot, learner), job.key, &job.gather, actions);
             }
+            GatherFor::Delta(damaged) => {
+                self.on_delta_gathered(*damaged, (job.key, &job.gather), actions)
+            }
             GatherFor::Forward(forward) => {
                 self.on_forward_gathered(job.key, *forward, job.gather, actions);
             }
@@ -306,7 +320,8 @@ impl Pg {
         lead.mark_told = mark;
         let parts = plan.differing();
         if !parity.is_empty() && !parts.is_empty() {
-            lead.deltas.insert(version, DeltaRoute { targets: parity, parts });
+            let patch = patch.clone();
+            lead.deltas.insert(version, DeltaRoute { targets: parity, parts, patch });
         }
         let positions: Vec<(usize, Position)> =
             missing.iter().map(|index| (index, lead.peers[index].position)).collect();
@@ -418,8 +433,55 @@ impl Pg {
             return Err("a difference that was not asked for".into());
         }
         Part::of(content.clone(), self.shape.block_size, true)?;
-        self.pass_delta(version, key, part, content, actions);
+        self.complete_delta(version, key, part, content, actions);
         Ok(())
+    }
+
+    /// Passes a difference on. Old units that the data member lost are made of others first, as of the
+    /// version before: else the units of parity would be lost, too.
+    pub(crate) fn complete_delta(
+        &mut self,
+        version: Version,
+        key: BlockKey,
+        part: Position,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) {
+        let (stripes, block_size) = (self.stripes(), self.shape.block_size);
+        let stripes = stripes.expect("the pool has parity");
+        let delta = Part::of(content.clone(), block_size, false).expect("it was checked");
+        if delta.damaged.is_empty() || self.serving != Serving::Active {
+            return self.pass_delta(version, key, part, content, actions);
+        }
+        let wants = BTreeMap::from([(part.index(), delta.damaged)]);
+        let others = self.sources(true).into_iter().filter(|source| source.position != part);
+        let gather = Gather::new(stripes, block_size, others, wants, false);
+        let as_of = Some(Version { counter: version.counter - 1, ..version });
+        let purpose = GatherFor::Delta(Box::new(DamagedDelta { version, part, delta }));
+        self.begin_gather(GatherJob { key, gather, as_of, purpose }, actions);
+    }
+
+    /// Continues when the old units are known that a data member lost, as far as others can make them.
+    fn on_delta_gathered(
+        &mut self,
+        damaged: DamagedDelta,
+        (key, gather): (BlockKey, &Gather),
+        actions: &mut Vec<Action>,
+    ) {
+        let DamagedDelta { version, part, mut delta } = damaged;
+        let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
+        let Some(route) = self.lead().deltas.get(&version) else { return };
+        let old = gather.part(part.index(), delta.damaged, delta.version, &buffers);
+        if let Ok(old) = old {
+            let new = |unit: u32| route.patch.unit(part.index(), unit).cloned();
+            let made = difference(&old, new, delta.damaged, block_size, &buffers);
+            let made = Part::of(made, block_size, false).expect("it was made here");
+            delta.units = delta.units.with(&made.units);
+            delta.damaged = made.damaged;
+            delta.written.extend(made.written);
+        }
+        let content = delta.into_content(block_size, &buffers);
+        self.pass_delta(version, key, part, content, actions);
     }
 
     /// Passes a difference to the acting members with parity.

@@ -302,3 +302,32 @@ fn a_member_that_takes_another_position_begins_with_nothing() {
         world.history.check();
     }
 }
+
+#[test]
+fn lost_units_are_made_of_others() {
+    for scheme in SCHEMES {
+        let positions = scheme.position_count() as usize;
+        for damaged in 0..positions {
+            let mut world = world(scheme);
+            let count = world.units();
+            let mut values = written(&mut world, 1, 0, count);
+            let key = *world.osds[damaged].store.now.view().keys().next().unwrap();
+            world.osds[damaged].store.damage(key, 2);
+            assert_eq!(read_all(&mut world, 1), values, "{scheme}");
+            // Its neighbour in the row changes, then the unit itself.
+            let neighbour = (damaged as u32 + 1) % scheme.data_count();
+            let own = (damaged as u32).min(scheme.data_count() - 1);
+            for part in [neighbour, own] {
+                let unit = part * UNITS + 2;
+                values[unit as usize] = written(&mut world, 1, unit, 1)[0];
+                assert_eq!(read_all(&mut world, 1), values, "{scheme}");
+            }
+            let is_data = damaged < scheme.data_count() as usize;
+            for (position, osd) in world.osds.iter().enumerate().filter(|_| is_data) {
+                let lost = osd.store.now.at(key, blockstore::AsOf::View).unwrap().damaged;
+                assert_eq!(lost, 0, "{scheme}, {damaged} lost a unit, and so did {position}");
+            }
+            world.history.check();
+        }
+    }
+}
