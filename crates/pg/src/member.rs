@@ -157,6 +157,9 @@ impl Pg {
                 if block_size != self.shape.block_size {
                     return Err("a write with the wrong block size".into());
                 }
+                if self.stripes().is_some() {
+                    return Err("a write of a whole block in a pool with parity".into());
+                }
                 let (pg, block_size) = (self.shape.pg, self.shape.block_size);
                 let header = ChangeHeader { pg, key, block_size, version, lazy };
                 self.on_write(header, mark, change, actions)

@@ -85,7 +85,9 @@ impl Pg {
         let position = self.own_position();
         let (header, what) = match body {
             PeerBody::Skip { version, mark, lazy } => {
-                (Header { version, mark, lazy }, Arrived::Skip)
+                let header = Header { version, mark, lazy };
+                self.check_next(header)?;
+                (header, Arrived::Skip)
             }
             PeerBody::Part { version, mark, key, lazy, content, differences } => {
                 if !stripes.is_data(position) {
@@ -120,7 +122,6 @@ impl Pg {
             }
             _ => unreachable!("it is a version"),
         };
-        self.check_next(header)?;
         let Header { version, mark, lazy } = header;
         self.stripe_member().pipeline.arrive(Arrival { version, lazy, what })?;
         if let Some(follow) = &mut self.follow {
@@ -135,10 +136,11 @@ impl Pg {
     fn check_next(&self, header: Header) -> Result<(), String> {
         self.check_version(header.version)?;
         self.check_version(header.mark)?;
-        match header.mark < header.version {
-            true => Ok(()),
-            false => Err("a version that its own mark has passed".into()),
+        if header.mark >= header.version {
+            return Err("a version that its own mark has passed".into());
         }
+        let member = self.stripe_member.as_ref().ok_or("a version before the activation")?;
+        member.pipeline.check_next(header.version)
     }
 
     fn check_stripe_content(

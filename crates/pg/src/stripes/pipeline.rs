@@ -166,20 +166,27 @@ impl Pipeline {
         Pipeline { is_joining: true, ..Pipeline::new(Version::ZERO, epoch) }
     }
 
-    /// Adds a version. The error says that it does not follow the ones before.
+    /// Checks that a version is the next one. The error says that it does not follow the ones before.
+    pub fn check_next(&self, version: Version) -> Result<(), String> {
+        let next = next_version(self.newest, self.epoch);
+        let may_join = self.is_joining && version.epoch == self.epoch && version.counter > 0;
+        match may_join || version == next {
+            true => Ok(()),
+            false => Err(format!("version {version} arrived instead of {next}")),
+        }
+    }
+
+    /// Adds a version. The error is that of [`Pipeline::check_next`].
     pub fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
         let version = arrival.version;
-        if self.is_joining && version.epoch == self.epoch && version.counter > 0 {
+        self.check_next(version)?;
+        if self.is_joining {
             self.is_joining = false;
             let before = Version { counter: version.counter - 1, ..version };
             (self.newest, self.given_upto, self.synced_upto) = (before, before, before);
             (self.written_upto, self.durable_upto) = (before, before);
         }
-        let next = next_version(self.newest, self.epoch);
-        if version != next {
-            return Err(format!("version {version} arrived instead of {next}"));
-        }
-        self.newest = next;
+        self.newest = version;
         self.unread_count += usize::from(matches!(arrival.what, Arrived::Parity(_)));
         self.waiting.push_back(Waiting::Version(arrival));
         Ok(())

@@ -13,7 +13,7 @@
 //!   2. Units that change in all data parts are encoded here; all others by the differences of the data
 //!      parts. Of a part without a member this OSD makes the difference, of what `k` others say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use base::{Position, UNIT_SIZE, Version};
 use blockstore::BlockKey;
@@ -57,10 +57,14 @@ pub enum GatherFor {
 
 /// Where the differences of a version go.
 pub struct DeltaRoute {
+    /// The stripe.
+    key: BlockKey,
     /// Members with parity, learners among them, that were sent the version.
     targets: MemberSet,
-    /// Data parts whose difference has not come.
-    parts: BTreeSet<Position>,
+    /// Data parts whose difference has not come, and its units.
+    parts: BTreeMap<Position, Units>,
+    /// Number of differences that have not been passed on.
+    missing: usize,
     /// What the version changes.
     patch: Box<Patch>,
 }
@@ -320,8 +324,8 @@ impl Pg {
         lead.mark_told = mark;
         let parts = plan.differing();
         if !parity.is_empty() && !parts.is_empty() {
-            let patch = patch.clone();
-            lead.deltas.insert(version, DeltaRoute { targets: parity, parts, patch });
+            let (targets, missing, patch) = (parity, parts.len(), patch.clone());
+            lead.deltas.insert(version, DeltaRoute { key, targets, parts, missing, patch });
         }
         let positions: Vec<(usize, Position)> =
             missing.iter().map(|index| (index, lead.peers[index].position)).collect();
@@ -414,6 +418,7 @@ impl Pg {
             let new = |unit: u32| plan.patch.unit(part, unit).cloned();
             let content = difference(&old, new, units, block_size, &self.buffers);
             let part = Position::new(part as u8).expect("a stripe has few parts");
+            self.expect_delta_no_more(plan.version, part);
             self.pass_delta(plan.version, key, part, content, actions);
         }
     }
@@ -428,13 +433,22 @@ impl Pg {
     ) -> Result<(), String> {
         let lead = self.lead();
         let is_own = lead.peers[index].position == part && lead.acting.has(index);
-        let is_wanted = lead.deltas.get(&version).is_some_and(|it| it.parts.contains(&part));
-        if !is_own || !is_wanted {
-            return Err("a difference that was not asked for".into());
+        let route = lead.deltas.get(&version).filter(|route| is_own && route.key == key);
+        let wanted = route.and_then(|route| route.parts.get(&part).copied());
+        let wanted = wanted.ok_or("a difference that was not asked for")?;
+        let delta = Part::of(content.clone(), self.shape.block_size, true)?;
+        if delta.units.with(&delta.damaged) != wanted {
+            return Err("a difference of other units than were asked for".into());
         }
-        Part::of(content.clone(), self.shape.block_size, true)?;
         self.complete_delta(version, key, part, content, actions);
         Ok(())
+    }
+
+    /// Notes that a difference has come.
+    fn expect_delta_no_more(&mut self, version: Version, part: Position) {
+        let route = self.lead().deltas.get_mut(&version).expect("the difference was asked for");
+        let units = route.parts.remove(&part);
+        assert!(units.is_some(), "it comes once");
     }
 
     /// Passes a difference on. Old units that the data member lost are made of others first, as of the
@@ -450,6 +464,7 @@ impl Pg {
         let (stripes, block_size) = (self.stripes(), self.shape.block_size);
         let stripes = stripes.expect("the pool has parity");
         let delta = Part::of(content.clone(), block_size, false).expect("it was checked");
+        self.expect_delta_no_more(version, part);
         if delta.damaged.is_empty() || self.serving != Serving::Active {
             return self.pass_delta(version, key, part, content, actions);
         }
@@ -500,10 +515,10 @@ impl Pg {
         let lead = self.lead();
         let (me, acting) = (lead.me, lead.acting);
         let route = lead.deltas.get_mut(&version).expect("the difference was asked for");
-        let is_first = route.parts.remove(&part);
-        assert!(is_first);
+        assert!(route.missing > 0 && !route.parts.contains_key(&part));
+        route.missing -= 1;
         let targets = route.targets;
-        if route.parts.is_empty() {
+        if route.missing == 0 {
             lead.deltas.remove(&version);
         }
         // A learner that was dropped meanwhile gets nothing.
@@ -574,11 +589,13 @@ impl<'a> Plan<'a> {
         Plan { stripes, patch, version, rows_units, rows, has_parity, present }
     }
 
-    /// Returns the data parts of which the members with parity need the difference.
-    fn differing(&self) -> BTreeSet<Position> {
-        let needs = |part: &usize| !self.patch.units(*part).without(&self.rows_units).is_empty();
-        let parts = self.patch.parts().filter(needs);
-        parts.map(|part| Position::new(part as u8).expect("a stripe has few parts")).collect()
+    /// Returns the data parts of which the members with parity need the difference, and in which units.
+    fn differing(&self) -> BTreeMap<Position, Units> {
+        let units = |part: usize| {
+            let position = Position::new(part as u8).expect("a stripe has few parts");
+            (position, self.patch.units(part).without(&self.rows_units))
+        };
+        self.patch.parts().map(units).filter(|(_, units)| !units.is_empty()).collect()
     }
 
     fn is_absent(&self, part: usize) -> bool {

@@ -4,6 +4,7 @@ use format::wire::{Change, Content, Filling, MemberState};
 
 use super::world::{World, osd_id};
 use super::*;
+use base::Scheme;
 
 const OTHER: OsdId = OsdId::new(2).unwrap();
 
@@ -142,4 +143,101 @@ fn a_learners_first_write_is_of_its_epoch() {
     says(&mut pg, write_of(version(5, 12), version(5, 10), key)).unwrap();
     says(&mut pg, write_of(version(5, 14), version(5, 10), key)).expect_err("one is missing");
     says(&mut pg, write_of(version(5, 13), version(5, 10), key)).unwrap();
+}
+
+/// A pool of two data parts and a parity part. A unit of part 1 is written, then once more: that version is
+/// on its way to its member.
+fn write_under_way() -> (World, usize) {
+    let mut world = World::of_scheme(1, 3, Scheme::ReedSolomon { data: 2, parity: 1 });
+    world.large_percent = 0;
+    world.settle();
+    let at = world.server().unwrap();
+    assert_eq!(at, 0, "it is another member than that of part 1");
+    world.write(at, 1, UNITS, 2);
+    world.settle();
+    world.sent.clear();
+    world.write(at, 1, UNITS, 1);
+    (world, at)
+}
+
+/// The newest message of a kind.
+fn sent(world: &World, is_meant: impl Fn(&PeerBody) -> bool) -> PeerBody {
+    let found = world.sent.iter().rev().map(|(_, _, body)| body).find(|body| is_meant(body));
+    found.cloned().expect("it was sent")
+}
+
+fn says_in(world: &mut World, (from, to): (usize, usize), body: PeerBody) -> Result<(), String> {
+    let mut verdict = Ok(());
+    world.with(to, |pg, actions| verdict = pg.peer_said(osd_id(from), body, actions));
+    verdict
+}
+
+#[test]
+fn a_version_of_a_part_is_taken_once_and_in_its_turn() {
+    let (mut world, at) = write_under_way();
+    let part = sent(&world, |body| matches!(body, PeerBody::Part { .. }));
+    world.deliver(at, 1, true);
+    let with = |counter: u64| {
+        let mut body = part.clone();
+        if let PeerBody::Part { version, mark, content, .. } = &mut body {
+            (version.counter, *mark) = (counter, Version::ZERO);
+            if let Content::Block { version: its, .. } = content {
+                its.counter = counter;
+            }
+        }
+        body
+    };
+    for wrong in [part.clone(), with(0), with(1), with(4), with(u64::MAX)] {
+        assert!(says_in(&mut world, (at, 1), wrong.clone()).is_err(), "{wrong:?}");
+    }
+    let key = *world.osds[1].store.now.view().keys().next().unwrap();
+    says_in(&mut world, (at, 1), write_of(version(1, 3), version(1, 1), key)).unwrap_err();
+    world.settle();
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn a_difference_is_passed_on_once_and_only_if_it_is_the_one_that_was_asked_for() {
+    for is_damaged in [false, true] {
+        let (mut world, at) = write_under_way();
+        let key = *world.osds[1].store.now.view().keys().next().unwrap();
+        if is_damaged {
+            // Its old unit must be made of others, which takes a while.
+            world.osds[1].store.damage(key, 0);
+        }
+        world.deliver(at, 1, true);
+        world.store_goes_on(1);
+        let delta = sent(&world, |body| matches!(body, PeerBody::Delta { .. }));
+        let PeerBody::Delta { version, part, content, .. } = delta.clone() else { return };
+        let other = BlockKey { hash: key.hash ^ 1, ..key };
+        let Content::Block { block_size, version: before, .. } = content else {
+            panic!("its part was there")
+        };
+        let all = Content::Block {
+            version: before,
+            block_size,
+            units: vec![(1 << UNITS) - 1],
+            written: vec![0],
+            damaged: vec![(1 << UNITS) - 1],
+            checksums: Vec::new(),
+            data: None,
+            table: Vec::new(),
+        };
+        let wrong = [
+            PeerBody::Delta { version, key: other, part, content: content.clone() },
+            PeerBody::Delta { version, key, part, content: all },
+            PeerBody::Delta { version, key, part, content: Content::Gone },
+        ];
+        for wrong in wrong {
+            assert!(says_in(&mut world, (1, at), wrong.clone()).is_err(), "{wrong:?}");
+        }
+        says_in(&mut world, (1, at), delta.clone()).unwrap();
+        says_in(&mut world, (1, at), delta).unwrap_err();
+        // The member's own message is the second one now.
+        world.disconnect(at, 1);
+        world.settle();
+        world.check_equal();
+        world.history.check();
+    }
 }
