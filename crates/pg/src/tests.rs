@@ -10,6 +10,7 @@ mod scenarios;
 mod script;
 mod scrub;
 mod stripe_crashes;
+mod stripe_peering;
 mod stripes;
 mod world;
 mod wrong;

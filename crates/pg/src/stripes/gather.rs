@@ -183,9 +183,27 @@ impl Gather {
         &self.held
     }
 
-    /// Returns the members that were asked.
-    pub fn asked_sources(&self) -> Vec<Source> {
-        self.asked.keys().map(|position| self.sources[position]).collect()
+    /// Returns the positions that were asked.
+    pub fn asked_positions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.asked.keys().copied()
+    }
+
+    /// Completes data parts with what they held in an older version: units that were lost already then, and
+    /// that others made. No version after it changed them, or they would not be lost. The same is not true
+    /// of parity: a version that changes a lost unit of parity leaves it lost.
+    pub fn make_good(&mut self, before: &Gather, buffers: &BufferPool) {
+        for (position, part) in self.held.range_mut(..self.stripes.data_count()) {
+            let was_lost = before.held(*position).map(|old| old.damaged).unwrap_or_default();
+            for unit in part.damaged.within(&was_lost).iter() {
+                match before.unit(*position, unit, buffers) {
+                    Ok(Found::Nothing) => {}
+                    Ok(Found::Data(data)) => drop(part.written.insert(unit, data)),
+                    Ok(Found::Lost) | Err(Inconsistent) => continue,
+                }
+                part.units.add(unit);
+            }
+            part.damaged = part.damaged.without(&part.units);
+        }
     }
 
     /// Returns what is known of all data parts: by a parity part's table, or by the data parts themselves.

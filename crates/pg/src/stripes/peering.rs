@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use base::{Epoch, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
-use format::wire::{Content, PeerBody};
+use format::wire::{Content, MemberState, PeerBody};
 
 use super::Stripes;
 use super::gather::{Gather, Inconsistent};
@@ -31,10 +31,11 @@ use crate::store_calls::Call;
 use crate::units::Units;
 use crate::{Action, MemberSet, Need, Pg, Serving};
 
-/// A key that goes forward: what it holds as of the adopted version is compared with what it held as of the
-/// lowest *complete*, and what changed is made for the members that lack it.
+/// A key that goes forward at members with the same *complete*: what it holds as of the adopted version is
+/// compared with what it held as of that version, and what changed is made for them.
 pub struct Forward {
     targets: MemberSet,
+    complete: Version,
     /// As of the adopted version; `None`: it is being gathered.
     after: Option<Gather>,
 }
@@ -70,9 +71,14 @@ impl Lead {
         let lowest = behind.iter().map(|index| states[index].complete).min();
         Adopted { version, behind, lowest: lowest.unwrap_or(version) }
     }
+
+    /// Returns the version up to which a member has everything. Requires: it has stated itself.
+    fn complete_of(&self, index: usize) -> Version {
+        self.peers[index].state.as_ref().expect("it has stated itself").complete
+    }
 }
 
-fn lacks(state: &format::wire::MemberState, version: Version) -> bool {
+fn lacks(state: &MemberState, version: Version) -> bool {
     state.complete < version
 }
 
@@ -87,9 +93,7 @@ impl Pg {
         }
         let adopted = lead.adopt_prefix(stripes.data_count());
         let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
-        let below = adopted.behind.iter().find(|index| {
-            lead.peers[*index].state.as_ref().is_some_and(|state| state.complete < floor)
-        });
+        let below = adopted.behind.iter().find(|index| lead.complete_of(*index) < floor);
         if let Some(index) = below {
             // Deletions that it missed may be in no list any more.
             return self.on_peer_failed(
@@ -119,14 +123,22 @@ impl Pg {
         let all = Units::from_range(0..block_size.unit_count());
         let lead = self.lead();
         lead.compare.take(key);
-        let (targets, adopted) = (lead.behind, lead.adopted);
-        let wants = targets.iter().map(|index| (lead.peers[index].position.index(), all));
-        let wants: BTreeMap<usize, Units> = wants.collect();
-        let holders = lead.acting.iter().filter(|index| !targets.has(*index));
+        let (behind, adopted) = (lead.behind, lead.adopted);
+        let holders = lead.acting.iter().filter(|index| !behind.has(*index));
         let sources: Vec<_> = holders.map(|index| lead.source(index)).collect();
-        let gather = Gather::new(stripes, block_size, sources, wants, false);
-        let purpose = GatherFor::Forward(Box::new(Forward { targets, after: None }));
-        self.begin_gather(GatherJob { key, gather, as_of: Some(adopted), purpose }, actions);
+        // What one of them has above the lowest *complete* may have been undone in the adopted version.
+        let mut by_complete: BTreeMap<Version, MemberSet> = BTreeMap::new();
+        for index in behind.iter() {
+            by_complete.entry(lead.complete_of(index)).or_default().add(index);
+        }
+        for (complete, targets) in by_complete {
+            let lead = self.lead();
+            let wants = targets.iter().map(|index| (lead.peers[index].position.index(), all));
+            let gather = Gather::new(stripes, block_size, sources.clone(), wants.collect(), false);
+            let forward = Box::new(Forward { targets, complete, after: None });
+            let purpose = GatherFor::Forward(forward);
+            self.begin_gather(GatherJob { key, gather, as_of: Some(adopted), purpose }, actions);
+        }
     }
 
     /// Continues when a key is known as of one of the two versions.
@@ -140,22 +152,21 @@ impl Pg {
         if self.serving != Serving::Comparing {
             return;
         }
-        let Forward { targets, after } = forward;
-        let Some(after) = after else {
-            let stripes = self.stripes().expect("the pool has parity");
-            let all = Units::from_range(0..self.shape.block_size.unit_count());
-            let lowest = self.lead().compare.newer_than();
-            let sources = gather.asked_sources();
-            let wants = sources.iter().map(|source| (source.position.index(), all)).collect();
-            let before = Gather::new(stripes, self.shape.block_size, sources, wants, false);
-            let purpose = GatherFor::Forward(Box::new(Forward { targets, after: Some(gather) }));
-            let as_of = Some(lowest);
-            return self.begin_gather(GatherJob { key, gather: before, as_of, purpose }, actions);
+        let Forward { targets, complete, after } = forward;
+        let Some(mut after) = after else {
+            return self.gather_before(
+                key,
+                Forward { targets, complete, after: Some(gather) },
+                actions,
+            );
         };
+        let before = gather;
+        let changed = changed_units(&before, &after);
+        after.make_good(&before, &self.buffers);
         let slot = self.lead().forwards.insert(targets);
         let mut left = targets;
         for index in targets.iter() {
-            match self.content_forward(index, &gather, &after) {
+            match self.content_forward(index, changed, &before, &after) {
                 Ok(Some(content)) => self.send_forward(slot, index, key, content, actions),
                 Ok(None) => left.take(index),
                 Err(Inconsistent) => {
@@ -169,18 +180,34 @@ impl Pg {
         self.end_forward(slot, actions);
     }
 
+    /// Gathers what the holders of a key that goes forward held before. What they have lost is made of all
+    /// who can be read as of that version.
+    fn gather_before(&mut self, key: BlockKey, forward: Forward, actions: &mut Vec<Action>) {
+        let stripes = self.stripes().expect("the pool has parity");
+        let (block_size, complete) = (self.shape.block_size, forward.complete);
+        let all = Units::from_range(0..block_size.unit_count());
+        let after = forward.after.as_ref().expect("it was gathered first");
+        let wants = after.asked_positions().map(|position| (position, all)).collect();
+        let lead = self.lead();
+        let sources = lead.acting.iter().filter(|index| lead.complete_of(*index) >= complete);
+        let sources: Vec<_> = sources.map(|index| lead.source(index)).collect();
+        let gather = Gather::new(stripes, block_size, sources, wants, false);
+        let purpose = GatherFor::Forward(Box::new(forward));
+        self.begin_gather(GatherJob { key, gather, as_of: Some(complete), purpose }, actions);
+    }
+
     /// Returns what a member is to prepare, so that its part is that of the adopted version; `None`: nothing.
     fn content_forward(
         &mut self,
         index: usize,
+        changed: Units,
         before: &Gather,
         after: &Gather,
     ) -> Result<Option<Content>, Inconsistent> {
         let stripes = self.stripes().expect("the pool has parity");
         let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
-        let peer = &self.lead().peers[index];
-        let complete = peer.state.as_ref().expect("it has stated itself").complete;
-        let position = peer.position.index();
+        let lead = self.lead();
+        let (complete, position) = (lead.complete_of(index), lead.peers[index].position.index());
         let newest = after.all_held().values().map(|part| part.version.max(part.deleted)).max();
         let newest = newest.unwrap_or_default();
         let (table, table_before) = (after.table()?, before.table()?);
@@ -202,7 +229,7 @@ impl Pg {
         if version <= complete {
             return Ok(None);
         }
-        let mut units = changed_units(before, after);
+        let mut units = changed;
         if let (true, Some(old)) = (is_data, &table_before) {
             let (old, new) = (old.parts[position].written, table.parts[position].written);
             units = units.with(&old.without(&new)).with(&new.without(&old));
@@ -223,8 +250,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let lead = self.lead();
-        let state = lead.peers[index].state.as_ref().expect("it has stated itself");
-        let replaces = state.complete;
+        let replaces = lead.complete_of(index);
         if index == lead.me {
             return self.prepare_forward(key, content, replaces, Call::ForwardHere(slot), actions);
         }
@@ -330,9 +356,9 @@ fn changed_units(before: &Gather, after: &Gather) -> Units {
     for (position, new) in after.all_held() {
         let Some(old) = before.held(*position) else { continue };
         for unit in new.units.with(&new.damaged).iter() {
-            let sum = |part: &Part| part.written.get(&unit).map(|data| data.checksum);
+            let data = |part: &Part| part.written.get(&unit).map(|data| data.data.clone());
             let is_same = match (old.damaged.has(unit), new.damaged.has(unit)) {
-                (false, false) => sum(old) == sum(new),
+                (false, false) => old.units.has(unit) && data(old) == data(new),
                 // Damage stays until a version replaces it.
                 (is_old_lost, is_new_lost) => is_old_lost && is_new_lost,
             };
