@@ -91,11 +91,11 @@ impl Pg {
         let is_data = position < stripes.data_count();
         let version = if is_data { table.parts[position].version } else { table.version() };
         if version == Version::ZERO {
-            let is_gone = is_data || newest == Version::ZERO;
-            return Ok(if is_gone {
-                Content::Gone
-            } else {
-                Content::Tombstone { version: newest }
+            // Its tombstone must outlive those who saw the deletion.
+            let is_deleted = table.version() == Version::ZERO && newest > Version::ZERO;
+            return Ok(match is_deleted {
+                true => Content::Tombstone { version: newest },
+                false => Content::Gone,
             });
         }
         let all = Units::from_range(0..block_size.unit_count());

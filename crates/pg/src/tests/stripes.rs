@@ -7,6 +7,7 @@ use super::history::Kind;
 use super::model::{data_of, values_of};
 use super::world::World;
 use super::{UNIT, UNITS, layer, place_in};
+use crate::Limits;
 
 const XOR: Scheme = Scheme::Xor { data: 2 };
 const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
@@ -301,6 +302,40 @@ fn a_member_that_takes_another_position_begins_with_nothing() {
         }
         world.history.check();
     }
+}
+
+#[test]
+fn a_deletion_outlives_the_replacement_of_all_who_saw_it() {
+    let scheme = Scheme::ReedSolomon { data: 2, parity: 3 };
+    // The member that was away is filled with what changed, not with everything.
+    let limits = Limits { history_count_max: 32, ..Limits::SMALL };
+    let mut world = World::of_limits(1, 5, scheme, limits);
+    world.settle();
+    let count = world.units();
+    written(&mut world, 1, 0, count);
+    written(&mut world, 2, 0, 1);
+    world.kill(4);
+    world.settle();
+    let at = world.server().unwrap();
+    world.zero(at, 1, 0, count);
+    world.settle();
+    world.minimum = 2;
+    for members in [[0, 1], [2, 3]] {
+        for member in members {
+            world.crash(member, 0);
+            world.osds[member].store.replace_disk();
+            world.start(member);
+        }
+        world.settle();
+        assert_eq!(world.acting().len(), 4, "they were filled");
+    }
+    world.start(4);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!(read_all(&mut world, 1), vec![0; count as usize]);
+    written(&mut world, 1, 1, 1);
+    world.check_equal();
 }
 
 #[test]

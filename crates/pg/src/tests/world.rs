@@ -17,7 +17,9 @@ use super::parity::{Parity, Pieces, xor};
 use super::{BLOCK_SIZE, UNIT, UNITS, place_in, shape};
 use crate::stripes::{Stripes, face_of, table::Table};
 use crate::units::Units;
-use crate::{Absence, Action, Need, Pg, Record, ScrubEvent, ScrubNote, Serving, Shape, Ticket};
+use crate::{
+    Absence, Action, Limits, Need, Pg, Record, ScrubEvent, ScrubNote, Serving, Shape, Ticket,
+};
 
 /// A small generator; the seed is printed by every failure.
 pub struct Random(u64);
@@ -116,7 +118,12 @@ impl World {
 
     /// A pool of a scheme with parity.
     pub fn of_scheme(seed: u64, osds: usize, scheme: Scheme) -> World {
-        let shape = Shape { face: face_of(scheme), ..shape() };
+        World::of_limits(seed, osds, scheme, shape().limits)
+    }
+
+    /// Likewise, with other limits.
+    pub fn of_limits(seed: u64, osds: usize, scheme: Scheme, limits: Limits) -> World {
+        let shape = Shape { face: face_of(scheme), limits, ..shape() };
         let mut world = World::of(seed, osds, scheme.position_count() as usize, shape);
         world.minimum = scheme.min_size_default() as usize;
         world
