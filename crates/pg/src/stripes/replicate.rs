@@ -264,10 +264,10 @@ impl Pg {
         let WriteKind::Change { change, expected, .. } = &write.kind else {
             unreachable!("it changes its key");
         };
+        let table = gather.table().map_err(|Inconsistent| Refusal::Corrupted)?;
         if matches!((change, expected), (Change::Write { .. }, None)) {
             return Ok(None);
         }
-        let table = gather.table().map_err(|Inconsistent| Refusal::Corrupted)?;
         let table = table.ok_or(Refusal::Corrupted)?;
         let patch = write.patch.as_ref().expect("it was made when the write began");
         let version = match patch.is_delete() {
@@ -407,14 +407,8 @@ impl Pg {
             }
             let table = gather.table().ok().flatten();
             let before = table.map_or(Version::ZERO, |table| table.parts[part].version);
-            let old = match gather.part(part, units, before, &self.buffers) {
-                Ok(old) => old,
-                // Nothing of the stripe can be trusted: these rows are lost.
-                Err(Inconsistent) => {
-                    let nothing = Part::nothing(block_size);
-                    Part { version: before, units: Units::default(), damaged: units, ..nothing }
-                }
-            };
+            let old = gather.part(part, units, before, &self.buffers);
+            let old = old.expect("a stripe that contradicts itself is not changed");
             let new = |unit: u32| plan.patch.unit(part, unit).cloned();
             let content = difference(&old, new, units, block_size, &self.buffers);
             let part = Position::new(part as u8).expect("a stripe has few parts");

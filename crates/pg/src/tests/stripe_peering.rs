@@ -8,7 +8,6 @@ use super::world::World;
 
 const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
 const THREE_TWO: Scheme = Scheme::ReedSolomon { data: 3, parity: 2 };
-const FOUR_THREE: Scheme = Scheme::ReedSolomon { data: 4, parity: 3 };
 
 /// A pool whose epochs begin with all members. The first one leads.
 fn world(scheme: Scheme) -> World {

@@ -1,7 +1,7 @@
 //! Pools with parity, step by step.
 
 use base::Scheme;
-use format::wire::{Op, Outcome, PeerBody};
+use format::wire::{Op, Outcome, PeerBody, Refusal};
 
 use super::history::Kind;
 use super::model::{data_of, values_of};
@@ -365,4 +365,26 @@ fn lost_units_are_made_of_others() {
             world.history.check();
         }
     }
+}
+
+#[test]
+fn a_stripe_that_contradicts_itself_is_not_changed_where_a_part_must_be_made_of_others() {
+    let mut world = world(TWO_ONE);
+    for stripe in [1, 2] {
+        let count = world.units();
+        written(&mut world, stripe, 0, count);
+    }
+    world.kill(1);
+    world.settle();
+    let keys: Vec<_> = world.osds[0].store.now.view().into_keys().collect();
+    let key = keys.into_iter().find(|key| key.stripe.get() == 1).unwrap();
+    world.osds[0].store.alter(key, |state, key| {
+        state.blocks.get_mut(&key).unwrap().version.counter += 100;
+    });
+    let (at, epoch) = (world.server().unwrap(), world.entry.epoch);
+    let [bad, good] = [1, 2].map(|stripe| world.write(at, stripe, UNITS, 1));
+    world.settle();
+    assert_eq!(world.history.outcome(bad), Some(&Err(Refusal::Corrupted)));
+    assert!(matches!(world.history.outcome(good), Some(Ok(Outcome::Written { .. }))));
+    assert_eq!(world.entry.epoch, epoch, "nobody fails for it");
 }
