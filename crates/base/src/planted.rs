@@ -171,6 +171,25 @@ pub enum Bug {
     ScrubBelievesFirst,
     /// PG: the note on scrubs does not list the damage that was found.
     DamageForgotten,
+    // In pools with parity; the random test of one PG finds these.
+    /// PG: a data member makes the difference as if its part had held nothing.
+    ParityFromStaleData,
+    /// PG: a member makes a version stable before all acting members have it.
+    CommitBeforeAllHaveIt,
+    /// PG: what goes forward is stable at once.
+    ForwardAsStable,
+    /// PG: a read does not wait for its turn beside a write of another part of the stripe.
+    ReadBesideSibling,
+    /// PG: a parity learner takes a change of a stripe that it does not have yet.
+    DeltaToUnfilledLearner,
+    /// PG: a stripe whose change a parity learner skipped is not filled.
+    SkippedNotFilled,
+    /// PG: the mark passes a learner that was reported complete.
+    MarkWithoutBoundLearner,
+    /// PG: learners are filled with what the primary's index lists.
+    FillFromOwnIndex,
+    /// PG: a member that takes another position counts as having the data of that position.
+    RoleContentKept,
 }
 
 impl Bug {

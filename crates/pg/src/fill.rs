@@ -426,7 +426,9 @@ impl Pg {
         let order = self.queue.order_next();
         let Some(filler) = self.filler(index) else { return };
         filler.bind(order);
-        self.write_targets.require(index);
+        if !planted::on(Bug::MarkWithoutBoundLearner) {
+            self.write_targets.require(index);
+        }
         let lead = self.lead();
         lead.lease_givers.push(lead.peers[index].member.osd);
         // Everything up to the mark was acknowledged, and the learner got it as a write or by backfill.

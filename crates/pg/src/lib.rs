@@ -466,7 +466,8 @@ impl Pg {
         };
         let now = self.entry.as_ref().and_then(position);
         let recorded = self.local_state.record().and_then(|record| position(&record.entry));
-        let is_in_role = self.shape.face.is_whole_everywhere() || now == recorded;
+        let is_whole = self.shape.face.is_whole_everywhere() || planted::on(Bug::RoleContentKept);
+        let is_in_role = is_whole || now == recorded;
         self.local_state.state(is_in_role)
     }
 

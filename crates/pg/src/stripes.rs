@@ -32,6 +32,7 @@ pub mod table;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use base::planted::{self, Bug};
 use base::scheme::{DATA_COUNT_MAX, PARITY_COUNT_MAX};
 use base::{BlockSize, Position, Scheme};
 use erasure::Code;
@@ -146,8 +147,11 @@ impl Face for Stripes {
         }
     }
 
-    fn needs(&self, _kind: &WriteKind) -> Needs {
-        Needs::Pieces
+    fn needs(&self, kind: &WriteKind) -> Needs {
+        match kind {
+            WriteKind::Read { .. } if planted::on(Bug::ReadBesideSibling) => Needs::Nothing,
+            _ => Needs::Pieces,
+        }
     }
 
     fn adopt(&self, _stated: &[Statement]) -> Adoption {

@@ -3,6 +3,7 @@
 //! members together.
 
 use base::Version;
+use base::planted::{self, Bug};
 use blockstore::BlockKey;
 use format::wire::{ListedBlock, PeerBody};
 
@@ -37,6 +38,7 @@ pub struct ListedKey {
 impl Lead {
     /// Returns the members that together list all keys of a pool; of one without parity, this OSD.
     pub fn listers(&self, stripes: Option<&Stripes>) -> Vec<usize> {
+        let stripes = stripes.filter(|_| !planted::on(Bug::FillFromOwnIndex));
         let Some(stripes) = stripes else { return vec![self.me] };
         let has_parity = |index: &usize| !stripes.is_data(self.peers[*index].position);
         let all = 0..self.acting.count();

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use base::planted::{self, Bug};
 use base::{Position, Version};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
@@ -195,7 +196,10 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let old = self.part_of_copy(result);
+        let mut old = self.part_of_copy(result);
+        if planted::on(Bug::ParityFromStaleData) {
+            old.written.clear();
+        }
         let block_size = self.shape.block_size;
         let found = self.stripe_member().differences.remove(&version);
         let Difference { key, new, units } = found.expect("it waits for old units");
@@ -383,7 +387,9 @@ impl Pg {
     /// Makes prepared versions up to the mark stable, as far as they are durable here: a learner may be late.
     pub(crate) fn commit(&mut self, mark: Version, actions: &mut Vec<Action>) {
         let Some(member) = &mut self.stripe_member else { return };
-        let upto = mark.min(member.pipeline.durable_upto());
+        let durable_upto = member.pipeline.durable_upto();
+        let is_early = planted::on(Bug::CommitBeforeAllHaveIt);
+        let upto = if is_early { durable_upto } else { mark.min(durable_upto) };
         if upto > self.local_state.committed() {
             self.local_state.on_commit(upto);
             let request = StoreRequest::Commit { pg: self.shape.pg, upto };

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use base::planted::{self, Bug};
 use base::{Epoch, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, MemberState, PeerBody};
@@ -274,6 +275,10 @@ impl Pg {
         };
         let units = 0..self.shape.block_size.unit_count();
         self.local_state.on_repair(version, key, units, is_delete);
+        if planted::on(Bug::ForwardAsStable) {
+            let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
+            return self.call(call, request, actions);
+        }
         let (pg, replaces) = (self.shape.pg, Some(replaces));
         let request = StoreRequest::Prepare { pg, key, version, content, replaces, lazy: false };
         self.call(call, request, actions);

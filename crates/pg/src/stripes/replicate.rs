@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use base::planted::{self, Bug};
 use base::{Position, UNIT_SIZE, Version};
 use blockstore::BlockKey;
 use format::wire::{Change, Content, Outcome, PartChange, PeerBody, Refusal};
@@ -84,7 +85,7 @@ impl Pg {
     /// Begins an operation on a stripe that has its turn.
     pub(crate) fn begin_stripe_operation(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let stripes = self.stripes().expect("the pool has parity");
-        assert!(self.queue.is_first(slot));
+        assert!(self.queue.is_first(slot) || planted::on(Bug::ReadBesideSibling));
         self.queue[slot].stage = WriteStage::Examine;
         self.merge_waiting(slot, stripes);
         let sources = self.sources(true);
@@ -357,9 +358,10 @@ impl Pg {
                 continue;
             }
             let filler = self.filler(index).filter(|_| !is_acting);
-            if is_acting || filler.as_ref().is_some_and(|filler| filler.has(key)) {
+            let is_early = planted::on(Bug::DeltaToUnfilledLearner);
+            if is_acting || filler.as_ref().is_some_and(|filler| filler.has(key) || is_early) {
                 parity.add(index);
-            } else if let Some(filler) = filler {
+            } else if let Some(filler) = filler.filter(|_| !planted::on(Bug::SkippedNotFilled)) {
                 filler.skip(key);
             }
         }

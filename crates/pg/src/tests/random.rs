@@ -37,6 +37,8 @@ struct Run {
     slow: usize,
     /// Disks lose something now and then.
     may_rot: bool,
+    /// Number of blocks or stripes.
+    stripes: u32,
 }
 
 impl Run {
@@ -47,7 +49,8 @@ impl Run {
         world.large_percent = [0, 20, 60][random.below(3)];
         let faults = [2, 8, 20][random.below(3)];
         let (lazy, lost_in, steps, slow) = (Lazy::Never, None, 4000, 0);
-        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot: false }
+        let (may_rot, stripes) = (false, STRIPES);
+        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot, stripes }
     }
 
     /// A pool with parity.
@@ -81,7 +84,10 @@ impl Run {
                 osd.store.is_immediate = random.below(8) == 0;
             }
         }
-        Run { world, lazy, lost_in: None, random, faults, steps: 4000, slow: 0, may_rot: false }
+        let (lost_in, steps, slow, may_rot) = (None, 4000, 0, false);
+        // With a few stripes, what is lost was often changed several times.
+        let stripes = [STRIPES, 3][random.below(2)];
+        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot, stripes }
     }
 
     fn new(seed: u64) -> Run {
@@ -99,7 +105,8 @@ impl Run {
         }
         let (lost_in, steps) = (None, 4000);
         let slow = [0, 40][random.below(2)];
-        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot: true }
+        let (may_rot, stripes) = (true, STRIPES);
+        Run { world, lazy, lost_in, random, faults, steps, slow, may_rot, stripes }
     }
 
     fn any(&mut self) -> usize {
@@ -108,7 +115,7 @@ impl Run {
 
     fn operate(&mut self) {
         let servers = self.world.servers();
-        let stripe = self.random.below(STRIPES as usize) as u32;
+        let stripe = self.random.below(self.stripes as usize) as u32;
         let count = self.world.units();
         let first = self.random.below(count as usize) as u32;
         let units = 1 + self.random.below((count - first) as usize) as u32;
@@ -182,7 +189,7 @@ impl Run {
     fn keep_house(&mut self) {
         let at = self.any();
         match self.random.below(8) {
-            0 => self.world.monitor(),
+            0 => self.make_entry(),
             1 | 2 => self.world.learn(at),
             3 => self.world.connect(),
             4 | 5 => self.world.renew(),
@@ -193,6 +200,20 @@ impl Run {
                 self.world.osds[at].store.is_full &= self.random.below(4) > 0;
             }
             _ => self.world.keep_house(at),
+        }
+    }
+
+    /// The monitor makes the next entry if there is a reason. In pools with parity another member is often
+    /// lost when a learner joins.
+    fn make_entry(&mut self) {
+        let before = self.world.acting().len();
+        self.world.monitor();
+        let acting = self.world.acting();
+        if self.world.has_parity() && acting.len() > before && self.random.below(4) > 0 {
+            let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
+            if self.world.is_up(at) && !self.must_stay_up(at) {
+                self.end_process(at);
+            }
         }
     }
 
@@ -544,12 +565,24 @@ fn planted_bugs_are_found() {
         Bug::ScrubBelievesFirst,
         Bug::DamageForgotten,
     ];
+    let of_stripes = [
+        Bug::ParityFromStaleData,
+        Bug::CommitBeforeAllHaveIt,
+        Bug::ForwardAsStable,
+        Bug::ReadBesideSibling,
+        Bug::DeltaToUnfilledLearner,
+        Bug::SkippedNotFilled,
+        Bug::MarkWithoutBoundLearner,
+        Bug::FillFromOwnIndex,
+        Bug::RoleContentKept,
+    ];
     let mut missed = Vec::new();
-    for bug in bugs {
+    for bug in bugs.into_iter().chain(of_stripes) {
+        let has_parity = of_stripes.contains(&bug);
         let found = (1..=2000).find(|seed| {
             let run = std::panic::catch_unwind(|| {
                 plant(Some(bug));
-                let mut run = Run::new(*seed);
+                let mut run = if has_parity { Run::of_scheme(*seed) } else { Run::new(*seed) };
                 run.run();
                 run.end();
             });

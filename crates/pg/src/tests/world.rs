@@ -344,6 +344,9 @@ impl World {
                 self.post(index, index_of(to), Letter { epoch, body });
             }
             Action::Need(need) => {
+                if let Need::Failed(member, why) = &need {
+                    assert!(!why.contains("parity knows version"), "{member:?}: {why}");
+                }
                 let epoch = pg.entry().expect("it takes part").epoch;
                 self.needs.push((epoch, need));
             }
