@@ -53,6 +53,10 @@ pub enum Bug {
     TombstoneDroppedUnderPrepared,
     /// Store: what a dropped entry says of committed versions is forgotten.
     DroppedEntrySaysNothing,
+    /// Store: a checkpoint writes the units of a parity part back, and keeps the old part table.
+    TableNotWrittenBack,
+    /// Store: the part table of a version that was taken back stays.
+    RolledBackTableKept,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: a fenced session's requests are executed.
@@ -218,6 +222,8 @@ impl Bug {
         ("gap-accepted", Bug::GapAccepted),
         ("tombstone-dropped-under-prepared", Bug::TombstoneDroppedUnderPrepared),
         ("dropped-entry-says-nothing", Bug::DroppedEntrySaysNothing),
+        ("table-not-written-back", Bug::TableNotWrittenBack),
+        ("rolled-back-table-kept", Bug::RolledBackTableKept),
         ("duplicate-executed", Bug::DuplicateExecuted),
         ("fence-ignored", Bug::FenceIgnored),
         ("epoch-not-compared", Bug::EpochNotCompared),

@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use base::planted::{self, Bug};
 use base::{BlockSize, Checksum, ImageId, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
-    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, Superblock, UnitSet,
+    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, Superblock, UnitSet, table_rows,
 };
 
 use crate::AsOf;
@@ -176,6 +176,7 @@ impl Blocks {
         let is_repair = change.header.kind == EntryKind::RepairTombstone;
         self.overlays.change(key, |overlay| {
             overlay.reset();
+            overlay.table = None;
             overlay.repair_count += u32::from(is_repair);
         });
         self.put(change, key, LOCATION_NONE, true);
@@ -203,6 +204,7 @@ impl Blocks {
     fn remove(&mut self, change: &Change<'_>, key: BlockKey) {
         self.overlays.change(key, |overlay| {
             overlay.reset();
+            overlay.table = None;
             overlay.repair_count += 1;
         });
         let location = location_of(change.old);
@@ -226,6 +228,7 @@ impl Blocks {
             block_size: header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
             location,
             tombstone: is_deletion(header.kind),
+            table_rows: table_rows_over(header, old),
         };
         self.gives_back |= takes_away && old_location != LOCATION_NONE;
         if old_location != LOCATION_NONE && old_location != location {
@@ -258,6 +261,11 @@ impl Blocks {
     fn set_info(&mut self, key: BlockKey, old: Option<BlockInfo>, info: Option<BlockInfo>) {
         self.overlays.keep_info(&key, old);
         self.index.set(key, info);
+    }
+
+    /// Sets the part table of a block, for a planted bug.
+    pub fn set_table(&mut self, key: BlockKey, table: Box<[u8]>) {
+        self.overlays.change(key, |overlay| overlay.table = Some(table));
     }
 
     /// Makes the next checkpoint write the block again.
@@ -346,6 +354,7 @@ impl Blocks {
                 block_size: record.block_size(),
                 location: record.location(),
                 tombstone: record.tombstone(),
+                table_rows: record.table_rows(),
             };
             self.index.set(record.key(), Some(info));
             self.occupy(info.location, info.block_size, |_, _, _| false)?;
@@ -411,6 +420,9 @@ pub fn lay(overlay: &mut Overlay, change: &Change<'_>, is_all: bool) {
         true => overlay.reset(),
         false => header.units.iter().for_each(|unit| overlay.set(unit, UnitState::Zero)),
     }
+    if !header.table.is_empty() {
+        overlay.table = Some(header.table.as_slice().into());
+    }
     header.damaged.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
     for ((index, unit), checksum) in (0u32..).zip(header.data_units()).zip(&header.checksums) {
         let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
@@ -420,6 +432,21 @@ pub fn lay(overlay: &mut Overlay, change: &Change<'_>, is_all: bool) {
             false => UnitState::Journal(*checksum, lsn),
         };
         overlay.set(unit, state);
+    }
+}
+
+/// Returns the number of rows of the block's part table after an entry, if it was `old` before. An entry
+/// without a table keeps the old one, except a deletion.
+pub fn table_rows_over(header: &EntryHeader, old: Option<BlockInfo>) -> u8 {
+    match header.block_size {
+        _ if is_deletion(header.kind) => 0,
+        Some(block_size) if !header.table.is_empty() => {
+            table_rows(&header.table, block_size).expect("the format demands it")
+        }
+        block_size => {
+            let is_same = |old: &BlockInfo| block_size.is_none_or(|size| size == old.block_size);
+            old.filter(is_same).map_or(0, |old| old.table_rows)
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
-use format::disk::{BlockKey, LOCATION_NONE, record_size};
+use format::disk::{BlockKey, LOCATION_NONE, pack_flags, record_size, table_size, unpack_flags};
 
 /// Maximum number of records in a run.
 const RUN_COUNT_MAX: usize = 128;
@@ -37,12 +37,15 @@ pub struct BlockInfo {
     pub location: u32,
     /// Whether the block is deleted.
     pub tombstone: bool,
+    /// Of a parity part: rows of its part table. 0: it has none.
+    pub table_rows: u8,
 }
 
 impl BlockInfo {
     /// Returns the size of the block's record in a checkpoint, in bytes.
     pub fn record_size(&self) -> u64 {
-        record_size(self.block_size, self.location != LOCATION_NONE) as u64
+        let table = table_size(self.block_size, self.table_rows);
+        (record_size(self.block_size, self.location != LOCATION_NONE) + table) as u64
     }
 
     /// Returns the number of the block's PG and the bytes of its place; `None` if it has no place.
@@ -69,7 +72,8 @@ struct Record {
     location: u32,
     pg: u16,
     shift: u8,
-    tombstone: bool,
+    /// Tombstone and rows of the part table, as in a leaf.
+    flags: u8,
 }
 
 const _: () = assert!(size_of::<Record>() == 36);
@@ -87,7 +91,7 @@ impl Record {
             location: info.location,
             pg: info.pg,
             shift: info.block_size.shift(),
-            tombstone: info.tombstone,
+            flags: pack_flags(info.tombstone, info.table_rows),
         }
     }
 
@@ -115,12 +119,15 @@ impl Record {
 
     fn info(&self) -> BlockInfo {
         let counter = (self.counter_high as u64) << 32 | self.counter_low as u64;
+        let flags = unpack_flags(self.flags);
+        let (tombstone, table_rows) = flags.expect("they came from a block's facts");
         BlockInfo {
             version: Version { epoch: Epoch::new(self.epoch), counter },
             pg: self.pg,
             block_size: BlockSize::from_shift(self.shift).expect("it came from a block size"),
             location: self.location,
-            tombstone: self.tombstone,
+            tombstone,
+            table_rows,
         }
     }
 }
@@ -349,6 +356,7 @@ mod tests {
             block_size: BlockSize::DEFAULT,
             location: counter as u32,
             tombstone: counter.is_multiple_of(7),
+            table_rows: if counter.is_multiple_of(7) { 0 } else { (counter % 17) as u8 },
         }
     }
 

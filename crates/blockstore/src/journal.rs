@@ -221,9 +221,14 @@ impl Journal {
         self.area.size - self.tail.get() % self.area.size
     }
 
-    /// Whether an entry of this kind fits and still leaves `reserve` bytes free.
+    /// Whether an entry of this kind, without a part table, fits and still leaves `reserve` bytes free.
     pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
-        let size = EntryHeader::size_of(kind, checksum_count, self.sector_size) as u64;
+        self.has_room_for(EntryHeader::size_of(kind, checksum_count, self.sector_size), reserve)
+    }
+
+    /// Whether an entry of this size fits and still leaves `reserve` bytes free.
+    pub fn has_room_for(&self, entry_size: u32, reserve: u64) -> bool {
+        let size = u64::from(entry_size);
         let rest = self.rest_of_ring();
         let pad = if size > rest { rest } else { 0 };
         self.used() + pad + size + reserve <= self.area.size
@@ -258,7 +263,7 @@ impl Journal {
         let count = header.checksums.len();
         assert!(header.kind.is_inline() == data.is_some());
         assert!(data.as_ref().is_none_or(|data| data.len() as u64 == count as u64 * UNIT_SIZE));
-        header.size = EntryHeader::size_of(header.kind, count, self.sector_size);
+        header.size = header.entry_size(self.sector_size);
         if header.size as u64 > self.rest_of_ring() {
             let size = self.rest_of_ring() as u32;
             let mut pad = EntryHeader { size, ..plain_header(EntryKind::Pad) };
@@ -280,9 +285,7 @@ impl Journal {
         header.durable = self.recorded_max.unwrap_or_else(|| self.durable());
         assert!(header.size as u64 <= self.rest_of_ring());
         assert!(self.used() + header.size as u64 <= self.area.size);
-        let count = header.checksums.len();
-        let header_size = EntryHeader::header_size(header.kind, count, self.sector_size);
-        let header_size = header_size as usize;
+        let header_size = header.header_size(self.sector_size) as usize;
         self.previous = header.encode(self.store_tag, header_size, &mut self.open_headers);
         self.tail = lsn.advance(header.size as u64);
         let data_lsn = lsn.advance(header_size as u64);
@@ -653,5 +656,6 @@ pub fn plain_header(kind: EntryKind) -> EntryHeader {
         replaces: None,
         flags: EntryFlags::default(),
         checksums: Vec::new(),
+        table: Vec::new(),
     }
 }

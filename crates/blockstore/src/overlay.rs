@@ -75,6 +75,10 @@ pub struct Overlay {
     pub info: Option<Option<BlockInfo>>,
     /// Number of repairs in this overlay. A repair can change a block without changing its version.
     pub repair_count: u32,
+    /// Of a parity part: its part table, if it has changed. Like the version it is of the whole block, so a
+    /// fresh overlay without one does not hide the one below. Whether the block has a table at all is
+    /// known by its [`BlockInfo`].
+    pub table: Option<Box<[u8]>>,
     patches: Vec<Patch>,
 }
 
@@ -123,7 +127,8 @@ impl Overlay {
 
     /// Returns the approximate memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        OVERLAY_SIZE + (self.patches.capacity() * size_of::<Patch>()) as u64
+        let table = self.table.as_ref().map_or(0, |table| table.len());
+        OVERLAY_SIZE + (self.patches.capacity() * size_of::<Patch>() + table) as u64
     }
 }
 
@@ -239,6 +244,13 @@ impl Layers<'_> {
         prepared.or_else(|| state(self.live)).or_else(|| state(self.frozen))
     }
 
+    /// Returns the part table of a block that has one; `None`: the leaf has it.
+    pub fn table(&self) -> Option<&[u8]> {
+        let prepared = self.prepared.iter().rev().map(|version| &version.overlay);
+        let mut layers = prepared.chain(self.live).chain(self.frozen);
+        layers.find_map(|overlay| overlay.table.as_deref())
+    }
+
     /// Returns the number of repairs in both overlays.
     pub fn repair_count(&self) -> u32 {
         [self.live, self.frozen].into_iter().flatten().map(|overlay| overlay.repair_count).sum()
@@ -283,6 +295,14 @@ mod tests {
         assert_eq!(layers.repair_count(), 3);
         let below = Layers { prepared: &[], live: None, frozen: Some(&frozen) };
         assert_eq!(below.get(2), Some(UnitState::Damaged));
+        assert_eq!(layers.table(), None);
+        frozen.table = Some([1].into());
+        live.reset();
+        let layers = Layers { prepared: &[], live: Some(&live), frozen: Some(&frozen) };
+        assert_eq!(layers.table(), Some(&[1][..]), "it is no unit");
+        live.table = Some([2].into());
+        let layers = Layers { prepared: &[], live: Some(&live), frozen: Some(&frozen) };
+        assert_eq!(layers.table(), Some(&[2][..]));
         assert_eq!(Layers { prepared: &[], live: None, frozen: None }.get(2), None);
     }
 }

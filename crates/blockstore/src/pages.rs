@@ -261,6 +261,7 @@ mod tests {
             written: UnitSet::EMPTY,
             damaged: UnitSet::EMPTY,
             checksums: Vec::new(),
+            table: Vec::new(),
         };
         let mut writer = LeafWriter::new(1, 1, 40);
         writer.put(&record);

@@ -89,15 +89,15 @@ impl Parts {
     }
 
     /// Whether there is room to replace a block's record with one that has a place (`has_place`) or has
-    /// none. The reserve counts as room.
+    /// none, and a part table of `table_size` bytes. The reserve counts as room.
     pub fn has_record_room(
         &self,
         old: Option<BlockInfo>,
         block_size: BlockSize,
-        has_place: bool,
+        (has_place, table_size): (bool, usize),
     ) -> bool {
         let old_bytes = old.map_or(0, |old| old.record_size());
-        let new_bytes = record_size(block_size, has_place) as u64;
+        let new_bytes = (record_size(block_size, has_place) + table_size) as u64;
         self.record_room().can_change(old_bytes, new_bytes)
     }
 
@@ -105,12 +105,18 @@ impl Parts {
     /// versions need.
     pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
         let sector_size = self.superblock.sector_size;
-        let kept = match self.blocks.prepared.kept_bytes(sector_size) {
+        let size = EntryHeader::size_of(kind, checksum_count, sector_size);
+        self.has_room_for((kind, size), reserve)
+    }
+
+    /// Whether the journal has room for an entry of this kind and size, in the same way.
+    pub fn has_room_for(&self, (kind, size): (EntryKind, u32), reserve: u64) -> bool {
+        let kept = match self.blocks.prepared.kept_bytes(self.superblock.sector_size) {
             kept if kept == 0 || kind.carries_committed() => kept,
             // Marks may come before the entry, which then may not fit before the end of the ring.
-            kept => kept + u64::from(EntryHeader::size_of(kind, checksum_count, sector_size)),
+            kept => kept + u64::from(size),
         };
-        self.journal.has_room(kind, checksum_count, reserve + kept)
+        self.journal.has_room_for(size, reserve + kept)
     }
 
     /// Whether damage may have destroyed acknowledged writes of the PG.

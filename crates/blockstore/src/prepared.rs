@@ -19,11 +19,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::planted::{self, Bug};
 use base::{BlockSize, Lsn, PgId, Version};
 use format::disk::{
-    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, MARK_SIZE, UnitSet, record_size,
+    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, MARK_SIZE, TABLE_ROWS_MAX, UnitSet,
+    record_size, table_size,
 };
 
 use crate::AsOf;
-use crate::blocks::{Blocks, Change, lay};
+use crate::blocks::{Blocks, Change, lay, table_rows_over};
 use crate::create::JOURNAL_SIZE_MIN;
 use crate::index::{BlockInfo, location_of};
 use crate::overlay::Overlay;
@@ -74,8 +75,9 @@ impl PreparedVersion {
         };
         let old = below.map_or(0, |below| below.record_size());
         let size = version.header.block_size.unwrap_or(BlockSize::MIN);
-        let new = record_size(size, version.header.kind != EntryKind::PrepareDelete) as u64;
-        version.growth = new.saturating_sub(old);
+        let new = record_size(size, version.header.kind != EntryKind::PrepareDelete)
+            + table_size(size, table_rows_over(&version.header, below));
+        version.growth = (new as u64).saturating_sub(old);
         version
     }
 
@@ -105,12 +107,14 @@ impl PreparedVersion {
             block_size: self.header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
             location: self.location_over(location_of(below)),
             tombstone: self.header.kind == EntryKind::PrepareDelete,
+            table_rows: table_rows_over(&self.header, below),
         }
     }
 
     /// What it counts for against the limits, in bytes: journal or memory, whichever is more.
     fn charge(&self) -> u64 {
-        charge(u64::from(self.header.size), self.header.checksums.len() as u64)
+        let counts = (self.header.checksums.len(), self.header.table.len());
+        charge(u64::from(self.header.size), counts)
     }
 
     /// Whether peering prepared it.
@@ -134,9 +138,11 @@ impl PreparedVersion {
     }
 }
 
-/// What a prepared version with this many units of data counts for, in bytes.
-fn charge(entry_size: u64, unit_count: u64) -> u64 {
-    entry_size.max(size_of::<PreparedVersion>() as u64 + 24 * unit_count)
+/// What a prepared version with this many units of data, and bytes of its part table, counts for, in bytes.
+fn charge(entry_size: u64, (unit_count, table_size): (usize, usize)) -> u64 {
+    // The header and the overlay have the table.
+    let memory = size_of::<PreparedVersion>() + 24 * unit_count + 2 * table_size;
+    entry_size.max(memory as u64)
 }
 
 /// Whether the block has units that need a place after this version.
@@ -158,10 +164,12 @@ pub struct PreparedRoom {
 }
 
 impl PreparedRoom {
-    /// Returns the most bytes that a version with data for this many units takes, in any store.
+    /// Returns the most bytes that a version with data for this many units takes, in any store, with or
+    /// without a part table.
     pub fn cost_of(unit_count: u32) -> u64 {
-        let size = EntryHeader::size_of(EntryKind::Prepare, unit_count as usize, SECTOR_SIZE_MAX);
-        charge(u64::from(size), u64::from(unit_count))
+        let counts = (unit_count as usize, table_size(BlockSize::MAX, TABLE_ROWS_MAX as u8));
+        let size = EntryHeader::size_with_table(EntryKind::Prepare, counts, SECTOR_SIZE_MAX);
+        charge(u64::from(size), counts)
     }
 
     /// Returns how many bytes more versions and promises may take.
@@ -341,15 +349,16 @@ impl Prepared {
         }
     }
 
-    /// Whether there is room for one more version. `is_peering`: it belongs to peering.
+    /// Whether there is room for one more version. `is_peering`: it belongs to peering. `counts`: units of
+    /// data, bytes of the part table.
     pub fn has_room_for(
         &self,
         is_peering: bool,
-        (entry_size, unit_count): (u64, u64),
+        (entry_size, counts): (u64, (usize, usize)),
         journal_size: u64,
     ) -> bool {
         let room = self.room(journal_size);
-        let charge = charge(entry_size, unit_count);
+        let charge = charge(entry_size, counts);
         match is_peering {
             true => self.peering_charge + charge <= room.bytes_max,
             false => charge <= room.free_bytes(),
@@ -448,6 +457,9 @@ impl Blocks {
     /// later.
     fn drop_one(&mut self, key: &BlockKey, number: Version) {
         let version = self.prepared.remove(key, number);
+        if planted::on(Bug::RolledBackTableKept) {
+            self.keep_table(key, &version);
+        }
         if self.prepared.of_key(key).is_empty() && self.get(key).is_some() {
             // If it kept the place of an empty block, or a tombstone, the next checkpoint drops that.
             self.look_again(*key);
@@ -461,6 +473,16 @@ impl Blocks {
             return self.area.allocator.release(location, block_size, false);
         }
         self.gives_back_place(location, block_size);
+    }
+
+    /// A planted bug: the part table of a version that is taken back replaces that of the stable one.
+    fn keep_table(&mut self, key: &BlockKey, version: &PreparedVersion) {
+        if let (Some(info), Some(table)) = (self.get(key), version.overlay.table.clone())
+            && info.table_rows > 0
+        {
+            self.look_again(*key);
+            self.set_table(*key, table);
+        }
     }
 
     /// Makes a prepared version stable: the only way to [`Blocks::apply`] for it.

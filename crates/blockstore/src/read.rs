@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A copy for another member is a read of a block, or of some of its units, whose answer lists the damaged
-//! units. A digest is what such a copy would hold, without the data; unless it is deep, no data is read.
+//! units and contains the part table of a parity part. A digest is what such a copy would hold, without the data; unless it is deep, no data is read.
 //!
 //! Invariants
 //!   1. Data whose checksum does not match is never returned.
@@ -113,6 +113,8 @@ struct Read {
     stamp: Stamp,
     /// Where each unit is; `None`: the leaf determines it.
     states: Vec<Option<UnitState>>,
+    /// The part table, empty if it is not answered; `None`: the leaf has it.
+    table: Option<Vec<u8>>,
     leaf: Option<Rc<LeafPage>>,
     /// First unit of the span that is read from the block's place.
     place_first: u32,
@@ -230,7 +232,8 @@ impl Reads {
         }
         let all = UnitSet::first(count);
         let units = if asked.is_empty() { all } else { asked.within(&all) };
-        if info.location == LOCATION_NONE || units.is_empty() {
+        let has_data = info.location != LOCATION_NONE && !units.is_empty();
+        if !has_data && info.table_rows == 0 {
             let content = Content::Block {
                 version,
                 block_size,
@@ -243,7 +246,8 @@ impl Reads {
             };
             return io.done(id, nothing(content));
         }
-        let (offset, length) = units.span();
+        // Without data, only the part table is read.
+        let (offset, length) = if has_data { units.span() } else { (0, 0) };
         let range = BlockRange { key, offset, length, as_of };
         self.plan(id, Query { range, kind: Kind::Copy(units), attempt }, info, parts, io);
     }
@@ -266,12 +270,17 @@ impl Reads {
             _ => layers.get(unit),
         };
         let states: Vec<Option<UnitState>> = (first..first + count).map(state).collect();
+        let table = match kind {
+            Kind::Copy(_) if info.table_rows > 0 => layers.table().map(<[u8]>::to_vec),
+            _ => Some(Vec::new()),
+        };
         let mut read = Read {
             range,
             kind,
             attempt,
             stamp: Stamp::of(parts, layers, info),
             states,
+            table,
             leaf: None,
             place_first: 0,
             place: None,
@@ -346,7 +355,7 @@ impl Reads {
             false => UnitSet::EMPTY,
             true => read.mismatches(&states),
         };
-        let unresolved = states.contains(&UnitState::Damaged);
+        let unresolved = states.contains(&UnitState::Damaged) || read.table().is_none();
         if (!damaged.is_empty() || unresolved) && read.is_overtaken(parts) {
             return self.again(id, read, parts, io);
         }
@@ -389,7 +398,8 @@ impl Reads {
         let Read { range, kind, .. } = read;
         let attempt = read.attempt + 1;
         let info = parts.blocks.as_of(&range.key, range.as_of);
-        let info = info.filter(|info| info.location != LOCATION_NONE);
+        let reads_table = |info: &BlockInfo| matches!(kind, Kind::Copy(_)) && info.table_rows > 0;
+        let info = info.filter(|info| info.location != LOCATION_NONE || reads_table(info));
         let of_block = (range.key, range.as_of);
         if let Some(info) = info {
             return match kind {
@@ -459,9 +469,9 @@ impl Read {
         }
     }
 
-    /// Gets the leaf, if it is needed for the state of a unit.
+    /// Gets the leaf, if it is needed for the state of a unit or for the part table.
     fn fetch_leaf(&mut self, id: RequestId, parts: &mut Parts, io: &mut Io<'_>) {
-        if self.states.iter().all(Option::is_some) {
+        if self.states.iter().all(Option::is_some) && self.table.is_some() {
             return;
         }
         let Some((_, page)) = parts.pages.leaf_of(&self.range.key) else { return };
@@ -477,6 +487,15 @@ impl Read {
     fn is_overtaken(&self, parts: &Parts) -> bool {
         let now = Stamp::of_block(parts, &self.range.key, self.range.as_of);
         now != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
+    }
+
+    /// Returns the part table, empty if the block has none; `None` if it is lost.
+    fn table(&self) -> Option<&[u8]> {
+        let stored = || {
+            let record = self.leaf.as_ref()?.find(&self.range.key)?;
+            Some(record.table()).filter(|table| !table.is_empty())
+        };
+        self.table.as_deref().or_else(stored)
     }
 
     /// Returns where each unit is, using the leaf for units without a state.
@@ -582,7 +601,7 @@ impl Read {
             damaged: damaged.words(count),
             data: (!checksums.is_empty()).then(|| self.gather(&written, states, pool)),
             checksums,
-            table: Vec::new(),
+            table: self.table().map_or_else(Vec::new, <[u8]>::to_vec),
         };
         Answer::Copy { content }
     }

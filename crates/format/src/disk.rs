@@ -10,6 +10,7 @@ mod key;
 mod leaf;
 mod marks;
 mod page;
+mod part_table;
 mod superblock;
 mod unit_set;
 
@@ -17,7 +18,8 @@ pub use decision::{DECISION_SIZE, Decision, decode_decisions, encode_decisions};
 pub use entry::{ENTRY_HEADER_SIZE_MAX, EntryDecodeError, EntryFlags, EntryHeader, EntryKind};
 pub use key::{BlockKey, LOCATION_NONE, LOCATION_STEP, NoteKey};
 pub use leaf::{
-    LEAF_CAPACITY, LeafPage, LeafRecord, LeafWriter, StoredRecord, StoredUnit, record_size,
+    LEAF_CAPACITY, LeafPage, LeafRecord, LeafWriter, StoredRecord, StoredUnit, pack_flags,
+    record_size, unpack_flags,
 };
 pub use marks::{MARK_SIZE, decode_marks, encode_marks};
 pub use page::{
@@ -25,6 +27,7 @@ pub use page::{
     STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,
     decode_ranges, encode_directory, encode_notes, encode_pgs, encode_ranges,
 };
+pub use part_table::{TABLE_ROWS_MAX, table_rows, table_size};
 pub use superblock::{
     Area, CommitMode, FORMAT_VERSION, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StoreId, Superblock,
     SuperblockError,

@@ -314,7 +314,9 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::CopyTreatedAsNew
         | Bug::GapAccepted
         | Bug::TombstoneDroppedUnderPrepared
-        | Bug::DroppedEntrySaysNothing => Part::Store,
+        | Bug::DroppedEntrySaysNothing
+        | Bug::TableNotWrittenBack
+        | Bug::RolledBackTableKept => Part::Store,
         _ => Part::Cluster,
     }
 }

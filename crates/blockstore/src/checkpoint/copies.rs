@@ -77,9 +77,9 @@ impl Gather {
             };
             let (mut header, data) = copy_of(version, &data, pool);
             header.committed = parts.pgs.get(version.pg()).committed;
-            let count = header.checksums.len();
+            let size = header.entry_size(parts.superblock.sector_size);
             let marks_bytes = parts.blocks.prepared.marks_bytes(parts.superblock.sector_size);
-            if !parts.journal.has_room(header.kind, count, IDLE_RESERVE + marks_bytes) {
+            if !parts.journal.has_room_for(size, IDLE_RESERVE + marks_bytes) {
                 break;
             }
             let data = header.kind.is_inline().then_some(data);

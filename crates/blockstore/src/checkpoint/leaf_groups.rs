@@ -9,6 +9,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use base::Checksum;
+use base::planted::{self, Bug};
 use format::disk::{
     BlockKey, LEAF_CAPACITY, LOCATION_NONE, LeafPage, LeafRecord, LeafWriter, PageRef,
     StoredRecord, UnitSet,
@@ -335,6 +336,7 @@ fn merge(
         None if !overlay.is_fresh => record_of(key, info, UnitState::Damaged),
         _ => record_of(key, info, UnitState::Zero),
     };
+    let table = merged_table(info, overlay, base);
     if info.location != LOCATION_NONE {
         overlay.iter().for_each(|(unit, state)| set_unit(&mut record, unit, state));
     }
@@ -342,14 +344,28 @@ fn merge(
     // A version that is prepared over the block goes to its place.
     let is_prepared = !blocks.prepared.of_key(&key).is_empty();
     if !is_empty || is_prepared || blocks.overlays().live(&key).is_some() {
-        return Some(record);
+        return Some(LeafRecord { table, ..record });
     }
     let (info, emptied) = blocks.free_emptied(key, info);
     freed.push(emptied);
-    Some(record_of(key, info, UnitState::Zero))
+    Some(LeafRecord { table, ..record_of(key, info, UnitState::Zero) })
 }
 
-/// Returns the record of a block whose units are all in one state.
+/// Returns the part table of a frozen block: what its overlay has, or else its old record. Empty: it has
+/// none, or it is lost with its leaf.
+fn merged_table(info: BlockInfo, overlay: &Overlay, base: Option<StoredRecord<'_>>) -> Vec<u8> {
+    let changed = match planted::on(Bug::TableNotWrittenBack) {
+        true => None,
+        false => overlay.table.as_deref(),
+    };
+    let stored = || base.as_ref().map(StoredRecord::table);
+    match info.table_rows {
+        0 => Vec::new(),
+        _ => changed.or_else(stored).unwrap_or_default().to_vec(),
+    }
+}
+
+/// Returns the record of a block whose units are all in one state, without its part table.
 fn record_of(key: BlockKey, info: BlockInfo, state: UnitState) -> LeafRecord {
     let mut record = LeafRecord {
         key,
@@ -361,6 +377,7 @@ fn record_of(key: BlockKey, info: BlockInfo, state: UnitState) -> LeafRecord {
         written: UnitSet::EMPTY,
         damaged: UnitSet::EMPTY,
         checksums: Vec::new(),
+        table: Vec::new(),
     };
     if info.location != LOCATION_NONE {
         let units = info.block_size.unit_count();

@@ -75,8 +75,7 @@ pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
 
 /// Returns the inline data of an entry whose bytes begin at `bytes`.
 pub fn inline_data<'a>(header: &EntryHeader, bytes: &'a [u8], sector_size: u32) -> &'a [u8] {
-    let count = header.checksums.len();
-    let from = EntryHeader::header_size(header.kind, count, sector_size) as usize;
+    let from = header.header_size(sector_size) as usize;
     &bytes[from..from + header.data_size() as usize]
 }
 

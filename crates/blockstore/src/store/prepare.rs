@@ -22,8 +22,8 @@ use crate::blocks::{Change, replaces_all};
 use crate::index::{BlockInfo, location_of};
 use crate::journal::{Asker, IDLE_RESERVE, padded, plain_header};
 use crate::store::Store;
-use crate::store::repair::{is_whole, needs_place, repair_header};
-use crate::store::write::{Admit, Plan, WRITE_RESERVE_SHARE, key_of};
+use crate::store::repair::{is_whole, needs_place, repair_header, table_of};
+use crate::store::write::{Admit, EntryKinds, Plan, WRITE_RESERVE_SHARE, key_of};
 use crate::{AsOf, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
 
 /// A prepared version to be accepted.
@@ -149,29 +149,36 @@ impl Store {
             }
             Content::Tombstone { .. } | Content::Gone => (BlockSize::MIN, 0, false, true),
         };
-        let kinds = (EntryKind::Prepare, EntryKind::PrepareLarge);
+        let kinds = EntryKinds {
+            inline: EntryKind::Prepare,
+            large: EntryKind::PrepareLarge,
+            table_size: table_of(content).len(),
+        };
+        let record = match content {
+            Content::Block { .. } => (!is_all, kinds.table_size_over(old)),
+            Content::Tombstone { .. } | Content::Gone => (false, 0),
+        };
         let plan = match needs_place {
             true => self.admit_data(old, size, (is_all, units as u64 * base::UNIT_SIZE), kinds),
-            false if !parts.has_record_room(old, size, !is_all) => Admit::Refuse(StoreError::Full),
+            false if !parts.has_record_room(old, size, record) => Admit::Refuse(StoreError::Full),
             false => Admit::Now(Plan::Plain),
         };
         let Admit::Now(plan) = plan else { return plan };
         let kind = match plan {
-            Plan::Large => kinds.1,
-            Plan::Inline => kinds.0,
-            Plan::Plain if matches!(content, Content::Block { .. }) => kinds.0,
+            Plan::Large => kinds.large,
+            Plan::Inline => kinds.inline,
+            Plan::Plain if matches!(content, Content::Block { .. }) => kinds.inline,
             Plan::Plain => EntryKind::PrepareDelete,
         };
-        let entry_size = EntryHeader::size_of(kind, units, parts.superblock.sector_size);
-        let entry_size = u64::from(entry_size);
-        let is_peering = asked.replaces.is_some();
-        let (charged, journal_size) = ((entry_size, units as u64), parts.journal.size());
-        if !parts.blocks.prepared.has_room_for(is_peering, charged, journal_size) {
+        let entry_size = kinds.size_of(kind, units, self.sector_size());
+        let cost = (u64::from(entry_size), (units, kinds.table_size));
+        let (is_peering, journal_size) = (asked.replaces.is_some(), parts.journal.size());
+        if !parts.blocks.prepared.has_room_for(is_peering, cost, journal_size) {
             return Admit::Refuse(StoreError::Full);
         }
         // A copy of this version needs room, too, and a pad in front of it.
-        let reserve = journal_size / WRITE_RESERVE_SHARE + 2 * entry_size;
-        match parts.has_room(kind, units, reserve) {
+        let reserve = journal_size / WRITE_RESERVE_SHARE + 2 * u64::from(entry_size);
+        match parts.has_room_for((kind, entry_size), reserve) {
             true => Admit::Now(plan),
             false => Admit::Wait { checkpoint: true },
         }

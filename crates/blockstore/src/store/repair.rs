@@ -5,6 +5,8 @@
 //!   else:                         [entry | data of the written units], others stay as they are
 //! ```
 //!
+//! A repair of a parity part brings its part table, or leaves the one that is there.
+//!
 //! Invariants
 //!   1. One repair is one entry: after a crash the block is as it was before the repair, or after it.
 //!   2. A repair does not change the PG's last version: it says nothing about other blocks.
@@ -18,7 +20,7 @@ use crate::blocks::replaces_all;
 use crate::index::{BlockInfo, location_of};
 use crate::journal::Asker;
 use crate::store::Store;
-use crate::store::write::{Admit, Plan, block_header};
+use crate::store::write::{Admit, EntryKinds, Plan, block_header};
 use crate::{Effect, Request, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
@@ -67,20 +69,28 @@ impl Store {
         match content {
             Content::Gone => self.admit_plain(EntryKind::RepairGone),
             Content::Tombstone { .. } => {
-                match self.parts().has_record_room(old, BlockSize::MIN, false) {
+                match self.parts().has_record_room(old, BlockSize::MIN, (false, 0)) {
                     true => self.admit_plain(EntryKind::RepairTombstone),
                     false => Admit::Refuse(StoreError::Full),
                 }
             }
-            Content::Block { block_size, units, data, .. } => {
+            Content::Block { block_size, units, data, table, .. } => {
                 let is_all = replaces_all(old, *block_size, &UnitSet::from_slice(units));
+                let kinds = EntryKinds {
+                    inline: EntryKind::Repair,
+                    large: EntryKind::RepairLarge,
+                    table_size: table.len(),
+                };
                 if needs_place(content) {
                     let length = data.as_ref().map_or(0, |data| data.len() as u64);
-                    let kinds = (EntryKind::Repair, EntryKind::RepairLarge);
                     return self.admit_data(old, *block_size, (is_all, length), kinds);
                 }
-                match self.parts().has_record_room(old, *block_size, !is_all) {
-                    true => self.admit_plain(EntryKind::Repair),
+                let table_size = kinds.table_size_over(old);
+                match self.parts().has_record_room(old, *block_size, (!is_all, table_size)) {
+                    true => {
+                        let size = kinds.size_of(kinds.inline, 0, self.sector_size());
+                        self.admit_size(kinds.inline, size)
+                    }
                     false => Admit::Refuse(StoreError::Full),
                 }
             }
@@ -172,7 +182,6 @@ pub(super) fn repair_header(
         Content::Gone => (header(EntryKind::RepairGone, base::Version::ZERO), None),
         Content::Tombstone { version } => (header(EntryKind::RepairTombstone, version), None),
         Content::Block { version, block_size, units, written, damaged, checksums, data, table } => {
-            assert!(table.is_empty(), "refused before");
             let [units, written, damaged] =
                 [units, written, damaged].map(|set| UnitSet::from_slice(&set));
             let of_block = EntryHeader {
@@ -181,6 +190,7 @@ pub(super) fn repair_header(
                 written,
                 damaged,
                 checksums,
+                table,
                 ..header(EntryKind::Repair, version)
             };
             (of_block, data)
@@ -222,13 +232,17 @@ pub(super) fn needs_place(content: &Content) -> bool {
     }
 }
 
+/// Returns the part table that the content brings; empty: none.
+pub(super) fn table_of(content: &Content) -> &[u8] {
+    match content {
+        Content::Block { table, .. } => table,
+        Content::Gone | Content::Tombstone { .. } => &[],
+    }
+}
+
 /// Whether the content is consistent and its data matches its checksums.
 pub(super) fn is_whole(content: &Content) -> bool {
-    let Content::Block { checksums, data, table, .. } = content else { return true };
-    // Blocks of this format have no place for part tables yet: they are refused rather than lost.
-    if !table.is_empty() {
-        return false;
-    }
+    let Content::Block { checksums, data, .. } = content else { return true };
     content.check().is_ok()
         && data.as_ref().is_none_or(|data| checksum::first_mismatch(data, checksums).is_none())
 }

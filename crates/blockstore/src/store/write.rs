@@ -9,7 +9,7 @@
 //! Live requests and recovery change the store through the same [`Parts::apply`].
 
 use base::{BlockSize, Buffer, Lsn, PgId, UNIT_SIZE, Version};
-use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, NoteKey, UnitSet};
+use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, NoteKey, UnitSet, table_size};
 
 use crate::blocks::Change;
 use crate::disk::{Io, Purpose};
@@ -40,6 +40,30 @@ pub(super) enum Admit {
     },
     /// The request is answered with an error; nothing changes.
     Refuse(StoreError),
+}
+
+/// The entries that a request with data may become.
+#[derive(Clone, Copy)]
+pub(super) struct EntryKinds {
+    /// The kind of the entry if its data is inline.
+    pub inline: EntryKind,
+    /// The kind of the entry if its data is at a place.
+    pub large: EntryKind,
+    /// Bytes of the part table that the entry brings; 0: none.
+    pub table_size: usize,
+}
+
+impl EntryKinds {
+    /// Returns the bytes of the journal that an entry of this kind takes.
+    pub fn size_of(&self, kind: EntryKind, unit_count: usize, sector_size: u32) -> u32 {
+        EntryHeader::size_with_table(kind, (unit_count, self.table_size), sector_size)
+    }
+
+    /// Returns the bytes of the part table that the block has afterwards.
+    pub fn table_size_over(&self, old: Option<BlockInfo>) -> usize {
+        let of_old = old.map_or(0, |old| table_size(old.block_size, old.table_rows));
+        if self.table_size > 0 { self.table_size } else { of_old }
+    }
 }
 
 /// How a request is journaled.
@@ -215,17 +239,21 @@ impl Store {
             Request::Write { block_size, data, .. } => {
                 let length = data.len() as u64;
                 let is_all = length == block_size.bytes() || location_of(old) == LOCATION_NONE;
-                let kinds = (EntryKind::Write, EntryKind::WriteLarge);
+                let kinds = EntryKinds {
+                    inline: EntryKind::Write,
+                    large: EntryKind::WriteLarge,
+                    table_size: 0,
+                };
                 return self.admit_data(old, *block_size, (is_all, length), kinds);
             }
             Request::Zero { block_size, .. } => {
-                if !parts.has_record_room(old, *block_size, false) {
+                if !parts.has_record_room(old, *block_size, (false, 0)) {
                     return Admit::Refuse(StoreError::Full);
                 }
                 (EntryKind::Zero, 0)
             }
             Request::Delete { .. } => {
-                if !parts.has_record_room(old, BlockSize::MIN, false) {
+                if !parts.has_record_room(old, BlockSize::MIN, (false, 0)) {
                     return Admit::Refuse(StoreError::Full);
                 }
                 (EntryKind::Delete, 0)
@@ -247,26 +275,31 @@ impl Store {
 
     /// Whether the journal has room for an entry without data.
     pub(super) fn admit_plain(&self, kind: EntryKind) -> Admit {
-        match self.parts().has_room(kind, 0, REQUEST_RESERVE) {
+        self.admit_size(kind, EntryHeader::size_of(kind, 0, self.sector_size()))
+    }
+
+    /// Whether the journal has room for an entry of this size, without data.
+    pub(super) fn admit_size(&self, kind: EntryKind, entry_size: u32) -> Admit {
+        match self.parts().has_room_for((kind, entry_size), REQUEST_RESERVE) {
             true => Admit::Now(Plan::Plain),
             false => Admit::Wait { checkpoint: true },
         }
     }
 
     /// Decides whether data of `length` bytes is accepted now. `is_all`: the block holds nothing else
-    /// afterwards, so the data may go to a new place. `kinds`: the kind of the entry for inline data and
-    /// for large data.
+    /// afterwards, so the data may go to a new place.
     pub(super) fn admit_data(
         &self,
         old: Option<BlockInfo>,
         size: BlockSize,
         (is_all, length): (bool, u64),
-        kinds: (EntryKind, EntryKind),
+        kinds: EntryKinds,
     ) -> Admit {
         let parts = self.parts();
         let has_place = location_of(old) != LOCATION_NONE;
         // If the file system has no space even for reserved places, no space can be relied on.
-        if self.disk.has_no_space() || !parts.has_record_room(old, size, true) {
+        let record = (true, kinds.table_size_over(old));
+        if self.disk.has_no_space() || !parts.has_record_room(old, size, record) {
             return Admit::Refuse(StoreError::Full);
         }
         let is_large = length == size.bytes() || length >= LARGE_SIZE_MIN;
@@ -294,11 +327,11 @@ impl Store {
         if plan == Plan::Large && parts.journal.large_count() >= LARGE_IN_FLIGHT_MAX {
             return Admit::Wait { checkpoint: false };
         }
-        let kind = if plan == Plan::Large { kinds.1 } else { kinds.0 };
+        let kind = if plan == Plan::Large { kinds.large } else { kinds.inline };
         let reserve = parts.journal.size() / WRITE_RESERVE_SHARE;
         let has_memory = self.has_memory();
-        let units = (length / UNIT_SIZE) as usize;
-        match has_memory && parts.has_room(kind, units, reserve) {
+        let entry_size = kinds.size_of(kind, (length / UNIT_SIZE) as usize, self.sector_size());
+        match has_memory && parts.has_room_for((kind, entry_size), reserve) {
             true => Admit::Now(plan),
             false => Admit::Wait { checkpoint: true },
         }
@@ -464,6 +497,10 @@ impl Store {
         let change = Change { header, old, lsn, data_lsn, bad: UnitSet::EMPTY };
         parts.apply(&change, note.as_deref().unwrap_or(&[]));
         lsn
+    }
+
+    pub(super) fn sector_size(&self) -> u32 {
+        self.parts().superblock.sector_size
     }
 
     /// Whether the overlays leave memory for another entry.

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   0   magic   4  checksum of [8, header_size)   8  store tag   16 lsn   24 checksum of the entry before
-//!   28  kind    29 block size shift  30 flags  31 zero  32 durable lsn   40 size   44 checksum count
+//!   28  kind    29 block size shift  30 flags  31 rows of the part table  32 durable lsn   40 size   44 checksum count
 //!   48  key     64 PG                72 version   84 offset   88 length  92 location   96 checksums...
 //!   of a pool that keeps parity:  96 what the store had committed   108 replaces what is above   120 ...
 //!   bitmaps follow, then checksums:  units, 32 bytes   written ones, 32 bytes   damaged ones, 32 bytes
+//!   of a parity part, behind the checksums:  its part table
 //! ```
 //!
 //! Invariants
@@ -16,6 +17,7 @@ use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version, crc32c};
 
 use super::bytes::{Reader, Writer};
 use super::key::{BlockKey, LOCATION_NONE};
+use super::part_table::{TABLE_ROWS_MAX, table_rows, table_size};
 use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x3145_4a41;
@@ -26,9 +28,12 @@ const COMMITTED_SIZE: usize = 2 * 12;
 const BITMAPS_SIZE: usize = 3 * 32;
 /// Maximum number of checksums in an entry: one for each unit of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
-/// Longest header with its checksums, before padding, in bytes.
-pub const ENTRY_HEADER_SIZE_MAX: usize =
-    FIXED_SIZE + COMMITTED_SIZE + BITMAPS_SIZE + 4 * CHECKSUM_COUNT_MAX;
+/// Longest header with its checksums and a part table, before padding, in bytes.
+pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE
+    + COMMITTED_SIZE
+    + BITMAPS_SIZE
+    + 4 * CHECKSUM_COUNT_MAX
+    + table_size(BlockSize::MAX, TABLE_ROWS_MAX as u8);
 
 /// What an entry does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -199,6 +204,9 @@ pub struct EntryHeader {
     pub flags: EntryFlags,
     /// One checksum for each unit of data.
     pub checksums: Vec<Checksum>,
+    /// In a repair or a prepared version of a parity part: its part table, which replaces an older one.
+    /// Empty: an older one stays.
+    pub table: Vec<u8>,
 }
 
 /// Why bytes are not a valid entry.
@@ -218,10 +226,23 @@ impl EntryHeader {
         bytes.starts_with(&MAGIC.to_le_bytes())
     }
 
-    /// Returns the size of the header with its checksums, padded to sectors, in bytes.
-    pub fn header_size(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
+    /// Returns the size of the header with its checksums and a table of `table_size` bytes, padded to
+    /// sectors, in bytes.
+    fn padded_size(
+        kind: EntryKind,
+        (checksum_count, table_size): (usize, usize),
+        sector_size: u32,
+    ) -> u32 {
         assert!(checksum_count <= CHECKSUM_COUNT_MAX);
-        ((kind.fixed_size() + 4 * checksum_count) as u32).next_multiple_of(sector_size)
+        let size = kind.fixed_size() + 4 * checksum_count + table_size;
+        assert!(size <= ENTRY_HEADER_SIZE_MAX);
+        (size as u32).next_multiple_of(sector_size)
+    }
+
+    /// Returns the size of this header, padded to sectors, in bytes.
+    pub fn header_size(&self, sector_size: u32) -> u32 {
+        let counts = (self.checksums.len(), self.table.len());
+        EntryHeader::padded_size(self.kind, counts, sector_size)
     }
 
     /// Whether the block is at `location` after this entry.
@@ -255,10 +276,33 @@ impl EntryHeader {
         if self.kind.is_inline() { (self.checksums.len() as u64 * UNIT_SIZE) as u32 } else { 0 }
     }
 
-    /// Returns the bytes of the journal that an entry takes: header, padding, data.
+    /// Returns the bytes of the journal that an entry without a part table takes: header, padding, data.
     pub fn size_of(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
+        EntryHeader::size_with_table(kind, (checksum_count, 0), sector_size)
+    }
+
+    /// Returns the bytes of the journal that an entry takes that has a part table of `table_size` bytes.
+    pub fn size_with_table(
+        kind: EntryKind,
+        (checksum_count, table_size): (usize, usize),
+        sector_size: u32,
+    ) -> u32 {
         let data = if kind.is_inline() { checksum_count as u32 * UNIT_SIZE as u32 } else { 0 };
-        EntryHeader::header_size(kind, checksum_count, sector_size) + data
+        EntryHeader::padded_size(kind, (checksum_count, table_size), sector_size) + data
+    }
+
+    /// Returns the bytes of the journal that this entry takes.
+    pub fn entry_size(&self, sector_size: u32) -> u32 {
+        let counts = (self.checksums.len(), self.table.len());
+        EntryHeader::size_with_table(self.kind, counts, sector_size)
+    }
+
+    /// Returns the number of rows of the part table; `None`: the table has no place in this entry.
+    fn table_rows(&self) -> Option<u8> {
+        let Some(block_size) = self.block_size.filter(|_| self.kind.has_bitmaps()) else {
+            return self.table.is_empty().then_some(0);
+        };
+        table_rows(&self.table, block_size)
     }
 
     fn flag_bits(&self) -> u8 {
@@ -275,7 +319,9 @@ impl EntryHeader {
     /// Requires: the header fits.
     pub fn encode(&self, store_tag: u64, padded_size: usize, bytes: &mut Vec<u8>) -> Checksum {
         assert!(self.checksums.len() <= CHECKSUM_COUNT_MAX);
-        assert!(self.kind.fixed_size() + 4 * self.checksums.len() <= padded_size);
+        let size = self.kind.fixed_size() + 4 * self.checksums.len() + self.table.len();
+        assert!(size <= padded_size);
+        let rows = self.table_rows().expect("callers check tables before they journal them");
         let start = bytes.len();
         let mut to = Writer { bytes: std::mem::take(bytes) };
         to.bytes.reserve(padded_size);
@@ -287,7 +333,7 @@ impl EntryHeader {
         to.u8(self.kind as u8);
         to.u8(self.block_size.map_or(0, BlockSize::shift));
         to.u8(self.flag_bits());
-        to.u8(0);
+        to.u8(rows);
         to.u64(self.durable.get());
         to.u32(self.size);
         to.u32(self.checksums.len() as u32);
@@ -310,6 +356,7 @@ impl EntryHeader {
         for checksum in &self.checksums {
             to.u32(checksum.get());
         }
+        to.bytes.extend_from_slice(&self.table);
         let checksum = crc32c(&to.bytes[start + 8..]);
         to.bytes[start + 4..start + 8].copy_from_slice(&checksum.get().to_le_bytes());
         to.bytes.resize(start + padded_size, 0);
@@ -333,7 +380,8 @@ impl EntryHeader {
             return Err(EntryDecodeError::Damaged);
         }
         let Some(kind) = EntryKind::new(bytes[28]) else { return Err(EntryDecodeError::Damaged) };
-        let end = kind.fixed_size() + 4 * count;
+        let table = stored_table_size(bytes).ok_or(EntryDecodeError::Damaged)?;
+        let end = kind.fixed_size() + 4 * count + table;
         if bytes.len() < end {
             return Err(EntryDecodeError::NeedMore(end));
         }
@@ -342,7 +390,7 @@ impl EntryHeader {
         if stored != checksum.get() || from.u64() != Some(store_tag) {
             return Err(EntryDecodeError::Damaged);
         }
-        let header = decode_fields(&mut from, count).ok_or(EntryDecodeError::Damaged)?;
+        let header = decode_fields(&mut from, count, table).ok_or(EntryDecodeError::Damaged)?;
         if !header.is_sound(sector_size) {
             return Err(EntryDecodeError::Damaged);
         }
@@ -356,9 +404,10 @@ impl EntryHeader {
             EntryKind::Pad => {
                 self.size >= sector_size && self.size.is_multiple_of(sector_size) && count == 0
             }
-            kind => self.size == EntryHeader::size_of(kind, count, sector_size),
+            _ => self.size == self.entry_size(sector_size),
         };
-        size_fits && self.durable <= self.lsn && self.fields_fit_kind()
+        let table_fits = self.table_rows().is_some();
+        table_fits && size_fits && self.durable <= self.lsn && self.fields_fit_kind()
     }
 
     fn fields_fit_kind(&self) -> bool {
@@ -421,7 +470,19 @@ impl EntryHeader {
     }
 }
 
-fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
+/// Returns the size of the part table that the header at the front of `bytes` says it has; `None`: the
+/// header cannot have one. Requires: at least [`FIXED_SIZE`] bytes.
+fn stored_table_size(bytes: &[u8]) -> Option<usize> {
+    match (bytes[31], BlockSize::from_shift(bytes[29])) {
+        (0, _) => Some(0),
+        (rows, Some(block_size)) if usize::from(rows) <= TABLE_ROWS_MAX => {
+            Some(table_size(block_size, rows))
+        }
+        _ => None,
+    }
+}
+
+fn decode_fields(from: &mut Reader, count: usize, table_size: usize) -> Option<EntryHeader> {
     let lsn = Lsn::new(from.u64()?);
     let previous = Checksum::new(from.u32()?);
     let kind = EntryKind::new(from.u8()?)?;
@@ -463,6 +524,7 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
     for _ in 0..count {
         checksums.push(Checksum::new(from.u32()?));
     }
+    let table = from.take(table_size)?.to_vec();
     Some(EntryHeader {
         kind,
         lsn,
@@ -483,6 +545,7 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
         replaces,
         flags,
         checksums,
+        table,
     })
 }
 
@@ -531,6 +594,7 @@ mod tests {
             replaces: None,
             flags: EntryFlags::default(),
             checksums: vec![Checksum::new(1), Checksum::new(2)],
+            table: Vec::new(),
         }
     }
 
@@ -556,6 +620,19 @@ mod tests {
             flags: EntryFlags { is_whole: true, ..EntryFlags::default() },
             ..large_repair()
         }
+    }
+
+    /// A part table of this many rows.
+    fn table(rows: u8) -> Vec<u8> {
+        let mut table = vec![0; table_size(BlockSize::DEFAULT, rows)];
+        for (number, row) in (1u8..).zip(table.chunks_exact_mut(20)) {
+            (row[0], row[4], row[12]) = (3, 40 + number, number);
+        }
+        table
+    }
+
+    fn prepared_parity() -> EntryHeader {
+        EntryHeader { table: table(4), ..prepared() }
     }
 
     /// An entry of this kind without data.
@@ -603,6 +680,7 @@ mod tests {
         super::super::golden("entry.1", &encoded(&sample()));
         super::super::golden("entry-repair.2", &encoded(&large_repair()));
         super::super::golden("entry-prepare.4", &encoded(&prepared()));
+        super::super::golden("entry-prepare-table.4", &encoded(&prepared_parity()));
     }
 
     #[test]
@@ -630,9 +708,56 @@ mod tests {
         let marks = EntryHeader { length: 0, ..bare(EntryKind::Marks) };
         let others = [bare(EntryKind::PrepareDelete), bare(EntryKind::Skip), settle, marks];
         let with_data = [sample(), repair(), large_repair(), gone, prepared(), large_prepared()];
-        for entry in with_data.into_iter().chain(others) {
+        let of_parity = [repair(), large_repair(), prepared(), large_prepared()];
+        let of_parity = of_parity.map(|entry| EntryHeader { table: table(4), ..entry });
+        let with_data = with_data.into_iter().chain(of_parity);
+        for entry in with_data.chain(others) {
             let (decoded, _) = EntryHeader::decode(&encoded(&entry), 42, 512).expect("it is whole");
             assert_eq!(decoded, entry);
+        }
+    }
+
+    #[test]
+    fn a_part_table_counts_in_the_size_of_its_entry() {
+        let kind = EntryKind::Prepare;
+        for (rows, units, header_size) in [(0, 32, 512), (4, 32, 512), (4, 54, 512), (16, 32, 1024)]
+        {
+            let counts = (units, table(rows).len());
+            let size = EntryHeader::size_with_table(kind, counts, 512);
+            assert_eq!(size as usize, header_size + units * 4096, "{rows} rows");
+        }
+        let longest = (256, table_size(BlockSize::MAX, 16));
+        assert_eq!(EntryHeader::size_with_table(EntryKind::PrepareLarge, longest, 512), 2048);
+        assert_eq!(EntryHeader::size_with_table(EntryKind::PrepareLarge, longest, 4096), 4096);
+    }
+
+    #[test]
+    fn impossible_part_tables_are_refused() {
+        // The byte of the rows, and a unit beyond the block in the first row.
+        let unit = FIXED_SIZE + COMMITTED_SIZE + BITMAPS_SIZE + 2 * 4 + 12 + 4;
+        for (at, byte) in [(31, 0), (31, 3), (31, 5), (31, 17), (31, 255), (29, 0), (unit, 1)] {
+            let mut bytes = encoded(&prepared_parity());
+            bytes[at] = byte;
+            let rows = if at == 31 { usize::from(byte).min(16) } else { 4 };
+            let rows = if at == 29 { 0 } else { rows };
+            let end = FIXED_SIZE + COMMITTED_SIZE + BITMAPS_SIZE + 2 * 4 + 20 * rows;
+            bytes.resize(4096, 0);
+            let checksum = crc32c(&bytes[8..end]);
+            bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
+            let decoded = EntryHeader::decode(&bytes, 42, 512);
+            // A table that is shorter or longer and still fits the sector is a whole entry of its own.
+            let is_whole = at == 31 && byte < 6;
+            assert_eq!(decoded.is_ok(), is_whole, "byte {at}: {byte}");
+        }
+        for kind in [EntryKind::Write, EntryKind::Delete, EntryKind::Skip, EntryKind::Idle] {
+            let entry = if kind == EntryKind::Write { sample() } else { bare(kind) };
+            let mut bytes = encoded(&entry);
+            bytes[31] = 1;
+            let end = kind.fixed_size() + 4 * entry.checksums.len() + 20;
+            let checksum = crc32c(&bytes[8..end]);
+            bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
+            let decoded = EntryHeader::decode(&bytes, 42, 512);
+            assert_eq!(decoded, Err(EntryDecodeError::Damaged), "{kind:?}");
         }
     }
 

@@ -1,8 +1,10 @@
 //! Leaves of a checkpoint: records of blocks in key order.
 //!
 //! ```text
-//!   record:  key 16 | version 12 | location 4 | PG 2 | block size shift 1 | tombstone 1
+//!   record:  key 16 | version 12 | location 4 | PG 2 | block size shift 1 | flags 1
 //!            and, with a location:  written, 1 bit per unit | damaged, 1 bit per unit | checksum, 4 per unit
+//!            and, of a parity part:  its part table
+//!   flags:   bit 0: a tombstone   bits 3 to 7: rows of the part table, 0 to 16
 //! ```
 //!
 //! A leaf is kept in memory as the bytes that are on the disk, and its records are read in place: a
@@ -17,6 +19,7 @@ use base::{BlockSize, Checksum, Version};
 use super::bytes::{Reader, Writer};
 use super::key::{BlockKey, LOCATION_NONE};
 use super::page::{HEADER_SIZE, PAGE_SIZE, PageDecodeError, PageRef, header, open, seal};
+use super::part_table::{TABLE_ROWS_MAX, table_rows, table_size};
 use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x464c_4a41;
@@ -48,16 +51,37 @@ pub struct LeafRecord {
     /// One for each unit of the block; empty without a location. Checksums of units without data have no
     /// meaning.
     pub checksums: Vec<Checksum>,
+    /// Of a parity part: its part table. Empty: it has none, or it is lost.
+    pub table: Vec<u8>,
 }
 
 impl LeafRecord {
     /// Returns the bytes that the record takes in a leaf.
     pub fn size(&self) -> usize {
-        record_size(self.block_size, self.location != LOCATION_NONE)
+        record_size(self.block_size, self.location != LOCATION_NONE) + self.table.len()
     }
 }
 
-/// Returns the bytes that a record takes in a leaf.
+const FLAG_TOMBSTONE: u8 = 1;
+const FLAG_ROWS_SHIFT: u32 = 3;
+
+/// Returns the byte of a record that tells whether the block is deleted, and how many rows its part table
+/// has.
+pub const fn pack_flags(tombstone: bool, table_rows: u8) -> u8 {
+    (if tombstone { FLAG_TOMBSTONE } else { 0 }) | table_rows << FLAG_ROWS_SHIFT
+}
+
+/// Returns the facts in such a byte; `None`: it is invalid.
+pub const fn unpack_flags(flags: u8) -> Option<(bool, u8)> {
+    let (tombstone, rows) = (flags & FLAG_TOMBSTONE != 0, flags >> FLAG_ROWS_SHIFT);
+    let is_known = flags == pack_flags(tombstone, rows);
+    match is_known && rows as usize <= TABLE_ROWS_MAX && (rows == 0 || !tombstone) {
+        true => Some((tombstone, rows)),
+        false => None,
+    }
+}
+
+/// Returns the bytes that a record without a part table takes in a leaf.
 pub const fn record_size(block_size: BlockSize, has_location: bool) -> usize {
     if !has_location {
         return RECORD_FIXED_SIZE;
@@ -139,12 +163,12 @@ fn find_records(from: &mut Reader) -> Option<Vec<u16>> {
         let location = fields.u32()?;
         fields.u16()?;
         let block_size = BlockSize::from_shift(fields.u8()?)?;
-        if fields.u8()? > 1 {
-            return None;
-        }
+        let (_, rows) = unpack_flags(fields.u8()?)?;
         let size = record_size(block_size, location != LOCATION_NONE);
         from.take(size - RECORD_FIXED_SIZE)?;
-        at += size;
+        let table = from.take(table_size(block_size, rows))?;
+        table_rows(table, block_size)?;
+        at += size + table.len();
     }
     starts.push(at as u16);
     Some(starts)
@@ -156,7 +180,7 @@ pub struct StoredRecord<'a> {
     bytes: &'a [u8],
 }
 
-impl StoredRecord<'_> {
+impl<'a> StoredRecord<'a> {
     fn u32_at(&self, at: usize) -> u32 {
         let bytes = self.bytes[at..at + 4].try_into().expect("four bytes");
         u32::from_le_bytes(bytes)
@@ -191,7 +215,22 @@ impl StoredRecord<'_> {
 
     /// Whether the block is deleted.
     pub fn tombstone(&self) -> bool {
-        self.bytes[35] == 1
+        self.flags().0
+    }
+
+    fn flags(&self) -> (bool, u8) {
+        unpack_flags(self.bytes[35]).expect("a leaf holds whole records")
+    }
+
+    /// Returns the number of rows of the part table; 0: the block has no table.
+    pub fn table_rows(&self) -> u8 {
+        self.flags().1
+    }
+
+    /// Returns the part table; empty: the block has none, or it is lost.
+    pub fn table(&self) -> &'a [u8] {
+        let size = table_size(self.block_size(), self.table_rows());
+        &self.bytes[self.bytes.len() - size..]
     }
 
     /// Returns the bytes that the record takes in a leaf.
@@ -230,10 +269,12 @@ impl From<StoredRecord<'_>> for LeafRecord {
             written: UnitSet::EMPTY,
             damaged: UnitSet::EMPTY,
             checksums: Vec::new(),
+            table: stored.table().to_vec(),
         };
         if record.location != LOCATION_NONE {
             let size = bitmap_size(record.block_size.unit_count() as usize);
-            let (bitmaps, checksums) = stored.bytes[RECORD_FIXED_SIZE..].split_at(2 * size);
+            let units = &stored.bytes[RECORD_FIXED_SIZE..stored.bytes.len() - record.table.len()];
+            let (bitmaps, checksums) = units.split_at(2 * size);
             record.written = unit_set(&bitmaps[..size]);
             record.damaged = unit_set(&bitmaps[size..]);
             let words = checksums.as_chunks().0.iter();
@@ -309,11 +350,19 @@ fn encode_record(to: &mut Writer, record: &LeafRecord) {
     to.u32(record.location);
     to.u16(record.pg);
     to.u8(record.block_size.shift());
-    to.u8(record.tombstone as u8);
-    if record.location == LOCATION_NONE {
-        assert!(record.checksums.is_empty());
-        return;
+    let rows = table_rows(&record.table, record.block_size);
+    to.u8(pack_flags(
+        record.tombstone,
+        rows.expect("tables are checked before they are journaled"),
+    ));
+    match record.location {
+        LOCATION_NONE => assert!(record.checksums.is_empty()),
+        _ => encode_units(to, record),
     }
+    to.bytes.extend_from_slice(&record.table);
+}
+
+fn encode_units(to: &mut Writer, record: &LeafRecord) {
     let units = record.block_size.unit_count() as usize;
     assert!(record.checksums.len() == units);
     for set in [&record.written, &record.damaged] {
@@ -354,6 +403,7 @@ mod tests {
             written,
             damaged,
             checksums: (0..32).map(Checksum::new).collect(),
+            table: Vec::new(),
         };
         let tombstone = LeafRecord {
             key: key(6),
@@ -365,6 +415,21 @@ mod tests {
             ..data.clone()
         };
         vec![data, tombstone]
+    }
+
+    /// Parity parts: one with data, one without a place, and a data part between them.
+    fn parity_samples() -> Vec<LeafRecord> {
+        let [data, mut empty] = samples().try_into().expect("two");
+        let mut table = vec![0; table_size(BlockSize::DEFAULT, 4)];
+        for (number, row) in (1u8..).zip(table.chunks_exact_mut(20)) {
+            (row[0], row[4], row[12]) = (2, 40 - number, number);
+        }
+        empty.tombstone = false;
+        vec![
+            LeafRecord { table: table.clone(), ..data.clone() },
+            LeafRecord { key: key(6), ..data },
+            LeafRecord { key: key(7), table, ..empty },
+        ]
     }
 
     fn leaf(records: &[LeafRecord], sequence: u64) -> (LeafPage, PageRef) {
@@ -382,6 +447,7 @@ mod tests {
         assert_eq!(stored.block_size(), record.block_size);
         assert_eq!(stored.tombstone(), record.tombstone);
         assert_eq!(stored.size(), record.size());
+        assert_eq!(stored.table(), record.table);
         assert_eq!(LeafRecord::from(stored), *record);
         for unit in 0..record.block_size.unit_count() {
             let expected = match record.damaged.contains(unit) {
@@ -409,7 +475,74 @@ mod tests {
     }
 
     #[test]
+    fn leaf_bytes_with_part_tables_are_frozen() {
+        let (made, page) = leaf(&parity_samples(), 11);
+        super::super::golden("leaf-table.4", made.bytes());
+        let read = LeafPage::decode(made.bytes(), 42, page).expect("it is whole");
+        assert_eq!(read, made);
+        for (stored, record) in read.records().zip(&parity_samples()) {
+            assert_same(stored, record);
+        }
+        assert_same(read.find(&key(7)).expect("it is there"), &parity_samples()[2]);
+        let sizes: Vec<usize> = read.records().map(|record| record.size()).collect();
+        assert_eq!(sizes, [172 + 80, 172, 36 + 80]);
+    }
+
+    #[test]
+    fn a_leaf_holds_two_of_the_largest_records() {
+        let record = |hash| LeafRecord {
+            key: key(hash),
+            block_size: BlockSize::MAX,
+            checksums: vec![Checksum::new(1); 256],
+            table: vec![1; table_size(BlockSize::MAX, 16)],
+            ..samples().remove(0)
+        };
+        let (made, page) = leaf(&[record(1), record(2)], 11);
+        assert_eq!(usize::from(page.used), 2 * 1828);
+        let read = LeafPage::decode(made.bytes(), 42, page).expect("it is whole");
+        assert_same(read.records().next().expect("two"), &record(1));
+    }
+
+    #[test]
+    fn flags_are_tombstones_or_up_to_sixteen_rows() {
+        for flags in 0..=u8::MAX {
+            let rows = flags >> 3;
+            let is_valid = flags & 0b110 == 0 && rows <= 16 && (flags & 1 == 0 || rows == 0);
+            assert_eq!(unpack_flags(flags), is_valid.then_some((flags & 1 == 1, rows)), "{flags}");
+        }
+    }
+
+    #[test]
+    fn impossible_part_tables_are_refused_though_the_checksum_fits() {
+        let table = HEADER_SIZE + record_size(BlockSize::DEFAULT, true);
+        let changes: [fn(&mut u8); 3] =
+            [|flags| *flags = 17 << 3, |flags| *flags |= 1, |flags| *flags |= 2];
+        for change in changes {
+            let (made, page) = leaf(&parity_samples(), 11);
+            let mut bytes = made.bytes().to_vec();
+            change(&mut bytes[HEADER_SIZE + 35]);
+            refused(bytes, page);
+        }
+        // A unit beyond the block in the first row.
+        let (made, page) = leaf(&parity_samples(), 11);
+        let mut bytes = made.bytes().to_vec();
+        bytes[table + 12 + 4] = 1;
+        refused(bytes, page);
+    }
+
+    fn refused(mut bytes: Vec<u8>, page: PageRef) {
+        let checksum = base::crc32c(&bytes[8..]);
+        bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
+        let page = PageRef { checksum, ..page };
+        assert_eq!(LeafPage::decode(&bytes, 42, page), Err(PageDecodeError));
+    }
+
+    #[test]
     fn kept_records_are_the_same_bytes() {
+        let (made, page) = leaf(&parity_samples(), 11);
+        let mut writer = LeafWriter::new(42, 11, 9);
+        made.records().for_each(|record| writer.keep(record));
+        assert_eq!(writer.finish(), (made, page));
         let (made, page) = leaf(&samples(), 11);
         let mut writer = LeafWriter::new(42, 11, 9);
         made.records().for_each(|record| writer.keep(record));

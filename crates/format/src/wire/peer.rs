@@ -12,7 +12,7 @@ use base::{
 };
 
 use super::pg_entry::PgEntry;
-use crate::disk::{BlockKey, UnitSet};
+use crate::disk::{BlockKey, TABLE_ROWS_MAX, UnitSet, table_rows, table_size};
 
 /// Maximum number of blocks in one [`PeerBody::Listed`].
 pub const LIST_COUNT_MAX: usize = 1024;
@@ -25,7 +25,7 @@ pub const WHOLE_COUNT_MAX: usize = 1024;
 pub const SCRUB_NOTE_SIZE_MAX: usize = 48 << 10;
 
 /// Maximum size of the part table of a parity part, in bytes.
-pub const TABLE_SIZE_MAX: usize = 1024;
+pub const TABLE_SIZE_MAX: usize = table_size(BlockSize::MAX, TABLE_ROWS_MAX as u8);
 /// Maximum number of data parts that one version changes: all of the largest stripe.
 pub const PART_CHANGE_COUNT_MAX: usize = 16;
 
@@ -449,16 +449,17 @@ pub enum Content {
         checksums: Vec<Checksum>,
         /// The written units, one after another; `None`: no unit is written.
         data: Option<Buffer>,
-        /// Of a parity part: its part table, at most [`TABLE_SIZE_MAX`] bytes, which replaces an older one.
-        /// Empty: none, and an older one stays.
+        /// Of a parity part: its part table, whole rows of `disk::table_size`. In a repair or a version it
+        /// replaces an older one; empty: an older one stays. In a copy it is empty if the block has none, or
+        /// if it is lost.
         table: Vec<u8>,
     },
 }
 
 impl Content {
     /// Checks that the content is consistent: bitmaps have as many words as the block size needs and no bit
-    /// beyond it, written and damaged units are in `units` and no unit is both, and there is one checksum
-    /// and 4 KiB of data for each written unit. The error says what is wrong. The codec calls this for
+    /// beyond it, written and damaged units are in `units` and no unit is both, there is one checksum and
+    /// 4 KiB of data for each written unit, and a part table has whole rows for this block size. The error says what is wrong. The codec calls this for
     /// content from a peer. The data is not verified against the checksums here.
     pub fn check(&self) -> Result<(), &'static str> {
         let Content::Block { block_size, units, written, damaged, checksums, data, table, .. } =
@@ -466,8 +467,8 @@ impl Content {
         else {
             return Ok(());
         };
-        if table.len() > TABLE_SIZE_MAX {
-            return Err("a content with a part table that is too long");
+        if table_rows(table, *block_size).is_none() {
+            return Err("the part table of a block's content does not fit blocks of this size");
         }
         let words = block_size.unit_count().div_ceil(64) as usize;
         if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {

@@ -1,7 +1,7 @@
 //! Messages between OSDs: examples, random messages, and fields that are refused.
 
 use base::{BlockSize, Checksum, MapRevision, Position};
-use format::disk::BlockKey;
+use format::disk::{BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
     Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
     LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
@@ -65,6 +65,9 @@ fn block(units: u64, written: u64) -> Content {
 fn with_table(mut content: Content) -> Content {
     let Content::Block { table, .. } = &mut content else { panic!("a block") };
     *table = (0..40).collect();
+    // No unit beyond the block.
+    table[16..20].fill(0);
+    table[36..40].fill(0);
     content
 }
 
@@ -305,9 +308,19 @@ fn any_block() -> impl Strategy<Value = Content> {
 }
 
 fn any_block_with_table() -> impl Strategy<Value = Content> {
-    (any_block(), vec(any::<u8>(), 1..=TABLE_SIZE_MAX)).prop_map(|(mut content, bytes)| {
-        let Content::Block { table, .. } = &mut content else { unreachable!("a block") };
-        *table = bytes;
+    let rows = vec(any::<u8>(), 1..=TABLE_SIZE_MAX);
+    (any_block(), 1..=TABLE_ROWS_MAX, rows).prop_map(|(mut content, rows, bytes)| {
+        let Content::Block { table, block_size, .. } = &mut content else {
+            unreachable!("a block")
+        };
+        let size = table_size(*block_size, 1);
+        *table = bytes.into_iter().cycle().take(rows * size).collect();
+        let units = block_size.unit_count() as usize;
+        // No unit beyond the block.
+        for row in table.chunks_exact_mut(size).filter(|_| units < 64) {
+            row[12 + units.div_ceil(8)..].fill(0);
+            row[12 + (units - 1) / 8] &= u8::MAX >> (units.next_multiple_of(8) - units);
+        }
         content
     })
 }
@@ -636,6 +649,14 @@ fn contents_that_contradict_themselves_are_refused() {
     for count in [0, TABLE_SIZE_MAX as u16 + 1] {
         let error = forged(&forward, size, &count.to_le_bytes()).unwrap_err();
         assert!(error.0.contains("a part table of"), "{error}");
+    }
+    let beyond = forged(&forward, size + 2 + 16, &[1]).unwrap_err();
+    assert!(beyond.0.contains("does not fit blocks of this size"), "{beyond}");
+    for size in [1, 19, 21, 17 * 20] {
+        let mut content = with_table(block(0xf0, 0x50));
+        let Content::Block { table, .. } = &mut content else { panic!("a block") };
+        *table = vec![0; size];
+        assert!(content.check().is_err(), "a table of {size} bytes");
     }
 }
 
