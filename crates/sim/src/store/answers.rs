@@ -406,6 +406,9 @@ impl World {
                 if self.work.chance(share) {
                     self.todo.push_back(Todo::ParityRead(key, as_of, 0..units));
                 }
+                if self.table_rows(key) > 0 && self.work.chance(share) {
+                    self.todo.push_back(Todo::ParityCopy(key, as_of, 0..units));
+                }
             }
         }
     }

@@ -57,5 +57,6 @@ pub(super) enum Todo {
     ParityWrite(Target),
     ParityMend(Target),
     ParityTakeBack { pg: PgId, tries: u32 },
+    ParityCopy(BlockKey, AsOf, Range<u32>),
     Absolve(PgId),
 }

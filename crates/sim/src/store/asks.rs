@@ -12,6 +12,7 @@ use super::asked::{Asked, Todo};
 use super::catalog::OPERATIONS;
 use super::model::{ChangeKind, UNKNOWN};
 use super::parity::ParityAsk;
+use super::part_tables::set_of;
 use super::world::World;
 use crate::pattern;
 use crate::random::Chance;
@@ -438,6 +439,7 @@ impl World {
             Todo::ParityWrite(target) => {
                 self.ask_parity(ParityAsk::Write { is_whole: true }, target)
             }
+            Todo::ParityCopy(key, as_of, units) => self.ask_parity_copy(key, as_of, set_of(units)),
             Todo::Absolve(pg) => self.request(Asked::Absolve { pg }, Request::Absolve { pg }),
         }
     }

@@ -15,6 +15,7 @@ mod damage;
 mod faults;
 mod model;
 mod parity;
+mod part_tables;
 mod plan;
 mod versions;
 mod world;

@@ -149,6 +149,7 @@ impl World {
         let below = self.versions.version_as_of(&key, AsOf::View);
         let order = self.model.next_order();
         let mut held = self.versions.keys[&key].held(below);
+        let stays = held.table;
         let change = match ask {
             ParityAsk::Delete => None,
             ParityAsk::Zero => Some((self.draw_units(size), 0)),
@@ -156,6 +157,7 @@ impl World {
             _ => Some((self.draw_units(size), order)),
         };
         let changed = self.change(&mut held, change);
+        self.draw_table(key, &mut held, order);
         let cost = PreparedRoom::cost_of(changed.count());
         if self.is_too_much(pg, cost) {
             return self.ask_commit(pg);
@@ -163,7 +165,7 @@ impl World {
         let version = self.versions.give(pg, Some((key, held.clone())), cost);
         self.tally.consequences.add("version prepared", 1);
         self.trace.line(format_args!("  {version} in {pg}, stripe {}: {changed:?}", key.stripe));
-        let content = self.content_of(target, version, changed, &held);
+        let content = self.content_of(target, version, changed, (&held, stays));
         let request = Request::Prepare { pg, key, version, content, replaces: None, lazy };
         self.note_seen();
         self.request(Asked::Parity(ParityAsked::Version { pg, version }), request)
@@ -198,12 +200,14 @@ impl World {
         target: Target,
         version: Version,
         units: UnitSet,
-        held: &Held,
+        (held, table_stays): (&Held, u64),
     ) -> Content {
-        match held.is_deleted {
-            true => Content::Tombstone { version },
-            false => self.content(target, version, units, &held.units),
+        if held.is_deleted {
+            return Content::Tombstone { version };
         }
+        let mut content = self.content(target, version, units, &held.units);
+        self.add_table(target.key, &mut content, held, table_stays);
+        content
     }
 
     /// Commits versions that are certain.
@@ -384,13 +388,15 @@ impl World {
             }
             let order = self.model.next_order();
             let mut held = self.versions.keys[&key].held(below);
+            let stays = held.table;
             let units = self.draw_units(size);
             let is_deleted = self.work.chance(Chance::percent(10));
             let changed = self.change(&mut held, (!is_deleted).then_some((units, order)));
+            self.draw_table(key, &mut held, order);
             self.trace.line(format_args!("  {version} in {pg} replaces {above}: {changed:?}"));
             self.versions.replace(pg, version, (key, held.clone()), above);
             self.note_seen();
-            let content = self.content_of(target, version, changed, &held);
+            let content = self.content_of(target, version, changed, (&held, stays));
             let (replaces, lazy) = (Some(above), false);
             let request = Request::Prepare { pg, key, version, content, replaces, lazy };
             self.request(Asked::Parity(ParityAsked::Version { pg, version }), request)?;
@@ -425,7 +431,9 @@ impl World {
             return Ok(());
         }
         let units = self.draw_set(size, Chance::percent(40));
-        let content = self.content(target, version, units, &held.units);
+        // It brings the table, or leaves it.
+        let stays = if self.work.chance(Chance::percent(50)) { held.table } else { 0 };
+        let content = self.content_of(target, version, units, (&held, stays));
         let says = self.versions.pgs[&pg].committed;
         let asked = Asked::Parity(ParityAsked::Mend { pg, says });
         self.request(asked, Request::Repair { pg, key, content })
@@ -438,9 +446,9 @@ impl World {
         as_of: AsOf,
     ) -> Result<(), String> {
         let Target { key, size, .. } = target;
-        let seen = vec![self.versions.version_as_of(&key, as_of)];
         match ask {
             ParityAsk::Extents => {
+                let seen = vec![self.versions.version_as_of(&key, as_of)];
                 let asked = Asked::Parity(ParityAsked::Extents { key, as_of, seen });
                 self.request(asked, Request::Extents { key, as_of })
             }
@@ -448,15 +456,25 @@ impl World {
                 let all = UnitSet::first(size.unit_count());
                 let some = self.draw_set(size, Chance::percent(30));
                 let units = if some.is_empty() { all } else { some };
-                let words = units.words(size.unit_count());
-                let asked = Asked::Parity(ParityAsked::Copy { key, as_of, units, seen });
-                self.request(asked, Request::Copy { key, units: words, as_of })
+                self.ask_parity_copy(key, as_of, units)
             }
             _ => {
                 let units = self.draw_units(size);
                 self.ask_parity_range(key, as_of, units)
             }
         }
+    }
+
+    pub(super) fn ask_parity_copy(
+        &mut self,
+        key: BlockKey,
+        as_of: AsOf,
+        units: UnitSet,
+    ) -> Result<(), String> {
+        let seen = vec![self.versions.version_as_of(&key, as_of)];
+        let words = units.words(self.versions.keys[&key].size.unit_count());
+        let asked = Asked::Parity(ParityAsked::Copy { key, as_of, units, seen });
+        self.request(asked, Request::Copy { key, units: words, as_of })
     }
 
     pub(super) fn ask_parity_range(
@@ -617,6 +635,7 @@ impl World {
             }
         };
         let held = self.held_at(key, seen, version)?;
+        self.check_table(key, content, &held)?;
         let is_right = |unit: u32| values[unit as usize] == held.units[unit as usize];
         match is_deleted == held.is_deleted && asked.iter().all(is_right) {
             true => Ok(()),

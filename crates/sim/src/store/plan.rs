@@ -75,6 +75,8 @@ pub struct PoolPlan {
     pub stripe_count: u32,
     /// Whether its versions are prepared before they become stable.
     pub keeps_parity: bool,
+    /// If its blocks are parity parts: rows of their part tables. 0: they are data parts.
+    pub table_rows: u8,
 }
 
 /// How often faults happen: for each event, or for each operation of the disk.
@@ -121,6 +123,7 @@ impl Plan {
                 pg_count: 1 << random.below(4),
                 stripe_count: random.scale(if fill { most / 2 } else { 2 }..most + 1) as u32,
                 keeps_parity: false,
+                table_rows: 0,
             }
         });
         let pools = pools.collect();
@@ -197,6 +200,9 @@ impl Plan {
             pool.keeps_parity = random.chance(Chance::percent(70));
         }
         self.pools[0].keeps_parity = true;
+        for pool in self.pools.iter_mut().filter(|pool| pool.keeps_parity) {
+            pool.table_rows = *random.pick(&[0, 1, 4, 4, 16, 16]);
+        }
         self.commits = Chance::percent(*random.pick(&[5, 30, 80]));
         self.has_stuck = random.chance(Chance::percent(50));
         self.peering_pause = Chance::percent(*random.pick(&[30, 30, 95]));
@@ -232,7 +238,7 @@ impl Plan {
         let pool = |shift: u8, bytes: u64| {
             let block_size = BlockSize::from_shift(shift).expect("in range");
             let stripe_count = (bytes / block_size.bytes()) as u32;
-            PoolPlan { block_size, pg_count: 2, stripe_count, keeps_parity: false }
+            PoolPlan { block_size, pg_count: 2, stripe_count, keeps_parity: false, table_rows: 0 }
         };
         let second = pool(*random.pick(&others), 64 * MIB);
         self.pools = vec![pool(first, 100 * MIB), second];

@@ -98,6 +98,8 @@ pub struct Held {
     pub units: Vec<u64>,
     /// Whether the block is deleted.
     pub is_deleted: bool,
+    /// The value of its part table; 0: it has none.
+    pub table: u64,
 }
 
 impl Pg {
@@ -139,7 +141,8 @@ impl Key {
 
     /// Returns what the block holds as of one of its versions.
     pub fn held(&self, version: Version) -> Held {
-        let nothing = Held { units: vec![0; self.size.unit_count() as usize], is_deleted: false };
+        let units = vec![0; self.size.unit_count() as usize];
+        let nothing = Held { units, is_deleted: false, table: 0 };
         self.contents.get(&version).cloned().unwrap_or(nothing)
     }
 }
@@ -519,7 +522,7 @@ mod tests {
     };
 
     fn held(value: u64) -> Held {
-        Held { units: vec![value; 4], is_deleted: false }
+        Held { units: vec![value; 4], is_deleted: false, table: 0 }
     }
 
     /// Two versions, the first of which is certain.

@@ -14,6 +14,7 @@ use super::asked::{Asked, Todo};
 use super::catalog::tally;
 use super::damage::Damage;
 use super::model::Model;
+use super::part_tables::set_of;
 use super::plan::Plan;
 use super::versions::Versions;
 use crate::disk::{Crash, SimDisk};
@@ -198,6 +199,7 @@ impl World {
         }
         for (key, units) in self.parity_audit_list() {
             self.ask_parity_range(key, AsOf::View, 0..units)?;
+            self.ask_parity_copy(key, AsOf::View, set_of(0..units))?;
         }
         self.drain()?;
         self.settle_down()?;
