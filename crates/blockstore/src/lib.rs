@@ -47,6 +47,8 @@ mod harness;
 #[cfg(test)]
 mod lazy_tests;
 #[cfg(test)]
+mod part_table_tests;
+#[cfg(test)]
 mod prepared_loss_tests;
 #[cfg(test)]
 mod prepared_tests;
@@ -264,8 +266,8 @@ pub enum Request {
         /// Which versions it sees.
         as_of: AsOf,
     },
-    /// Read the block for another member. Answered by [`Answer::Copy`], which lists damaged units;
-    /// otherwise like a read.
+    /// Read the block for another member. Answered by [`Answer::Copy`], which lists damaged units and
+    /// contains the part table of a parity part (none if it is lost); otherwise like a read.
     Copy {
         /// The block.
         key: BlockKey,

@@ -147,6 +147,32 @@ fn peering_does_not_take_the_room_of_others() {
 }
 
 #[test]
+fn a_copy_of_a_version_whose_base_is_lost_is_dropped() {
+    let (mut bench, _) = with_base(CommitMode::Fsync);
+    let version = bench.prepare_units(1, 1, 1, 200);
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let (_, leaf) = parts.pages.leaf_of(&key(1)).expect("it is there");
+    let leaf_place = parts.page_place(leaf.page);
+    churn(&mut bench, 4 * MIB);
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let root_place = parts.root_place(parts.root.sequence);
+    let mut disk = bench.off();
+    // Replay begins at the older root, whose leaf is lost. It collects the version, and meets its copy.
+    disk.flip(root_place + 8);
+    disk.flip(leaf_place + 100);
+    let mut bench = Bench::on(disk, settings(), 3);
+    assert!(bench.opened, "{:?}", bench.stopped);
+    assert!(bench.rows().contains('S') && bench.rows().contains('P'), "{}", bench.rows());
+    assert_eq!(bench.store.version_of(&key(1)), Version::ZERO);
+    assert!(bench.store.is_suspect(PG));
+    bench.commit(version);
+    bench.checkpoint();
+    assert_eq!(bench.crash().store.version_of(&key(1)), Version::ZERO);
+}
+
+#[test]
 fn a_digest_is_of_the_view() {
     let (mut bench, _) = with_base(CommitMode::Fsync);
     let second = bench.prepare_units(1, 1, 2, 200);

@@ -375,14 +375,18 @@ impl Recovery {
             return true;
         }
         let parts = self.parts();
-        if header.lsn < parts.root.until || header.flags.is_copy {
+        if header.lsn < parts.root.until || parts.blocks.is_known_copy(header) {
             return false;
+        }
+        let lacks_base = header.key.is_some_and(|key| parts.blocks.lacks_base(header, &key));
+        if header.flags.is_copy {
+            return lacks_base;
         }
         let last = parts.pgs.get(pg).last;
         let is_gap = is_in_order(header)
             && header.version.epoch == last.epoch
             && header.version.counter > last.counter + 1;
-        is_gap || header.key.is_some_and(|key| parts.blocks.lacks_base(header, &key))
+        is_gap || lacks_base
     }
 
     fn replay_entry(&mut self, header: &EntryHeader, bad: UnitSet, data: &[u8]) -> Progress {
