@@ -137,6 +137,11 @@ impl<'a> StoppedStore<'a> {
         self.ask(Request::Extents { key, as_of: AsOf::View })
     }
 
+    /// Reads a whole block as of a state, with what it lacks.
+    pub fn copy_as_of(&mut self, key: BlockKey, as_of: AsOf) -> Result<Answer, StoreError> {
+        self.ask(Request::Copy { key, units: Vec::new(), as_of })
+    }
+
     fn ask(&mut self, request: Request) -> Result<Answer, StoreError> {
         self.request_last += 1;
         let id = RequestId(self.request_last);

@@ -10,6 +10,9 @@
 //!                     version, written units, checksums and bytes are those of the first member
 //! ```
 //!
+//! In pools with parity the positions hold different parts of a stripe. Then the parts are read as of the
+//! version that all members are complete up to, and must make one code word.
+//!
 //! Invariants
 //!   1. A difference at or below the version that all members are complete up to is an error: that data
 //!      was acknowledged or adopted.
@@ -18,10 +21,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
-use base::{BlockSize, OsdId, PgId, PoolId, Version};
-use blockstore::{Answer, BlockKey, Finding, NoteKey, Severity, StoppedStore, Store, StoreError};
+use base::{BlockSize, OsdId, PgId, PoolId, Position, Version};
+use blockstore::{
+    Answer, AsOf, BlockKey, Finding, NoteKey, Severity, StoppedStore, Store, StoreError,
+};
 use cluster::map::Pool;
-use format::wire::PgEntry;
+use format::wire::{Content, PgEntry};
 use pg::{Record, ScrubNote};
 
 use crate::notes::ClusterNote;
@@ -36,7 +41,7 @@ pub struct Comparison {
     pub findings: Vec<Finding>,
     /// PGs whose members were compared.
     pub pgs: u64,
-    /// Blocks that all members hold in the same version, and whose bytes were compared.
+    /// Blocks that all members hold in the same version, and stripes with parity, whose bytes were compared.
     pub blocks: u64,
     /// Bytes that were compared with those of another copy.
     pub bytes: u64,
@@ -190,6 +195,15 @@ fn compare_pg(
     let complete =
         members.iter().map(|index| known.complete_up_to(*index, stores[*index].store(), pg));
     let settled = complete.min().unwrap_or(Version::ZERO);
+    if !pool.scheme.is_whole_everywhere() {
+        let parts: Vec<(Position, usize)> = (entry.filled())
+            .filter_map(|(position, member)| Some((position, index_of(member.osd)?)))
+            .collect();
+        for key in blocks.keys() {
+            compare_stripe(stores, known, pool, (pg, *key, settled), &parts, found);
+        }
+        return copies;
+    }
     let floors = members.iter().map(|index| stores[*index].store().facts(pg).floor);
     let floor = floors.max().unwrap_or(Version::ZERO);
     for (key, holders) in &blocks {
@@ -274,6 +288,42 @@ fn compare_block(
             is_different = true;
         }
     }
+    found.blocks += 1;
+    found.different += u64::from(is_different);
+}
+
+/// Compares the parts of a stripe as of the version that all members are complete up to.
+fn compare_stripe(
+    stores: &mut [StoppedStore<'_>],
+    known: &Known,
+    pool: &Pool,
+    (pg, key, settled): (PgId, BlockKey, Version),
+    parts: &[(Position, usize)],
+    found: &mut Comparison,
+) {
+    let mut held = Vec::new();
+    let mut is_different = false;
+    for (position, index) in parts {
+        let answer = stores[*index].copy_as_of(key, AsOf::Version(settled));
+        let Ok(Answer::Copy { content }) = answer else {
+            unreachable!("a copy of a whole block is answered by one");
+        };
+        if let Content::Block { damaged, .. } = &content {
+            let count: u32 = damaged.iter().map(|word| word.count_ones()).sum();
+            if count > 0 {
+                let (osd, block) = (known.osds[*index], name_of(pg, key));
+                let text = format!("{block}: {count} 4 KiB units are damaged on {osd}");
+                found.find(Severity::Error, text);
+                is_different = true;
+            }
+        }
+        held.push((*position, content));
+    }
+    if let Some(what) = pg::check_stripe(pg::face_of(pool.scheme), pool.block_size, &held) {
+        found.find(Severity::Error, format!("{}: {what}", name_of(pg, key)));
+        is_different = true;
+    }
+    found.bytes += pool.block_size.bytes() * held.len() as u64;
     found.blocks += 1;
     found.different += u64::from(is_different);
 }

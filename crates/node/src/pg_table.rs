@@ -116,7 +116,7 @@ impl PgTable {
             pg_count: rules.pg_count,
             block_size: rules.block_size,
             limits: self.limits,
-            face: &pg::Copies,
+            face: pg::face_of(rules.scheme),
         };
         let mut pg = Pg::new(shape, self.osd, facts, record, self.buffers.clone());
         let mut actions = Vec::new();

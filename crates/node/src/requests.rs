@@ -72,6 +72,8 @@ pub(crate) struct Scope {
     pub(crate) revision: MapRevision,
     /// The request writes data, so it is refused while the store is full.
     pub(crate) writes_data: bool,
+    /// The request writes zeros: in pools with parity, it changes parity.
+    pub(crate) writes_zeros: bool,
     /// The request uses space in the journal, so it waits while there is none.
     pub(crate) changes: bool,
 }
@@ -220,6 +222,7 @@ impl Scope {
             epoch: request.epoch,
             revision: request.revision,
             writes_data: matches!(request.op, Op::Write { .. }),
+            writes_zeros: matches!(request.op, Op::Zero { .. }),
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } => true,
                 Op::Read { .. } | Op::Extents { .. } | Op::Sync => false,

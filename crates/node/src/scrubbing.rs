@@ -142,7 +142,8 @@ impl Scrubbing {
         self.asked.retain(|pg, _| pgs.get(*pg).is_some_and(is_led));
         let looking = pgs.iter().filter(|(_, pg)| pg.is_looking());
         let looking: Vec<PgSlot> = looking.map(|(slot, _)| slot).collect();
-        let unknown = pgs.iter().filter(|(_, pg)| is_led(pg) && !pg.knows_scrubs());
+        let is_unknown = |pg: &Pg| is_led(pg) && !pg.knows_scrubs() && !pg.keeps_parity();
+        let unknown = pgs.iter().filter(|(_, pg)| is_unknown(pg));
         let recall = unknown.map(|(slot, _)| slot).take(RECALL_COUNT_MAX).collect();
         let known = || pgs.iter().filter(|(_, pg)| is_led(pg) && pg.knows_scrubs());
         let born = known().filter(|(_, pg)| pg.scrub_note().born_at == 0);

@@ -92,6 +92,7 @@ pub use record::Record;
 pub use scrub::ScrubEvent;
 pub use scrub::note::{Finding, Running, ScrubNote, Trial, credible};
 pub use shape::Shape;
+pub use stripes::check::check_stripe;
 pub use stripes::face_of;
 
 use copies::delete::Deletions;
@@ -824,6 +825,11 @@ impl Pg {
     fn check_filling(&self, filling: &Filling) -> Result<(), String> {
         self.check_version(filling.complete)?;
         self.check_version(filling.since)
+    }
+
+    /// Returns whether the PG's pool keeps parity.
+    pub fn keeps_parity(&self) -> bool {
+        self.stripes().is_some()
     }
 
     /// Returns the block size of the PG's pool.

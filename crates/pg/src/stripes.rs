@@ -16,6 +16,7 @@
 //!      an epoch in their order. So what a member has is a prefix.
 //!   2. One version of a stripe is under way at a time.
 
+pub mod check;
 pub mod fill;
 pub mod gather;
 pub mod list;

@@ -58,17 +58,20 @@ struct Arguments {
 enum Part {
     /// One block store on one disk.
     Store,
-    /// OSDs, a monitor and clients.
+    /// OSDs, monitors and clients, with a replicated pool.
     Cluster,
+    /// The same with a pool that keeps parity.
+    Parity,
 }
 
 impl Part {
-    const ALL: [Part; 2] = [Part::Store, Part::Cluster];
+    const ALL: [Part; 3] = [Part::Store, Part::Cluster, Part::Parity];
 
     fn name(self) -> &'static str {
         match self {
             Part::Store => "store",
             Part::Cluster => "cluster",
+            Part::Parity => "parity",
         }
     }
 
@@ -76,13 +79,14 @@ impl Part {
         match self {
             Part::Store => sim::store::run(run),
             Part::Cluster => sim::cluster::run(run),
+            Part::Parity => sim::cluster::run_parity(run),
         }
     }
 
     fn tally(self) -> Tally {
         match self {
             Part::Store => sim::store::tally(),
-            Part::Cluster => sim::cluster::tally(),
+            Part::Cluster | Part::Parity => sim::cluster::tally(),
         }
     }
 }

@@ -6,9 +6,11 @@
 //!      So no count makes a reader allocate more than a small multiple of the body.
 
 use base::{
-    BlockSize, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Position,
-    StripeIndex, UNIT_SIZE, Version,
+    Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Position, StripeIndex,
+    UNIT_SIZE, Version,
 };
+
+use base::scheme::STRIPE_BYTES_MAX;
 
 use super::client::{CHAIN_LENGTH_MAX, Place};
 use super::decode_error::{DecodeError, wrong};
@@ -16,8 +18,8 @@ use super::pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};
 
 /// Stands for no position.
 const NO_POSITION: u8 = u8::MAX;
-/// Maximum number of words in a unit bitmap: the words for the largest block.
-const BITMAP_WORDS_MAX: usize = BlockSize::MAX.unit_count() as usize / 64;
+/// Maximum number of words in a unit bitmap: the words for the largest stripe.
+const BITMAP_WORDS_MAX: usize = STRIPE_BYTES_MAX as usize / UNIT_SIZE as usize / 64;
 /// Longest text for the operator in a message, in bytes. Longer text is truncated.
 const TEXT_SIZE_MAX: usize = 4096;
 
@@ -110,7 +112,7 @@ fn position(number: u8) -> Result<Position, DecodeError> {
     }
 }
 
-/// Checks a range within a stripe: whole units, not empty, not beyond the largest block.
+/// Checks a range within a stripe: whole units, not empty, not beyond the largest stripe.
 pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
     let unit = UNIT_SIZE as u32;
     let end = u64::from(offset) + u64::from(length);
@@ -119,8 +121,8 @@ pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
             "a range of {length} bytes at {offset} does not consist of whole 4 KiB units"
         ));
     }
-    if end > BlockSize::MAX.bytes() {
-        return wrong(format!("a range of {length} bytes at {offset} ends beyond any block"));
+    if end > STRIPE_BYTES_MAX {
+        return wrong(format!("a range of {length} bytes at {offset} ends beyond any stripe"));
     }
     Ok(())
 }

@@ -198,13 +198,6 @@ impl Node {
         let Some(me) = self.cluster.me() else {
             return Some("this OSD has not joined yet".into());
         };
-        let pool = self.cluster.pool(id.pool).map(|known| &known.pool);
-        if let Some(pool) = pool.filter(|pool| !pool.scheme.is_whole_everywhere()) {
-            return Some(format!(
-                "this version of {osd} cannot serve pools with parity ({})",
-                pool.scheme
-            ));
-        }
         if self.reclaim.is_removing(id) {
             return Some("waiting for the PG's old data to be removed".into());
         }

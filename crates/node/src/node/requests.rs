@@ -13,7 +13,7 @@
 //!      for it.
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Epoch, MapRevision, OsdId, SessionId, Time};
+use base::{ConnectionId, Epoch, MapRevision, OsdId, SessionId, Time, UNIT_SIZE};
 use cluster::numbers::REVISION_MAX;
 use format::door::NetEffect;
 use format::wire::{Message, Outcome, Refusal, Reply, Request};
@@ -188,7 +188,9 @@ impl Node {
 
     /// Returns how many bytes a request may use on each member.
     fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
-        if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
+        let pg = &self.pgs[slot];
+        let needs_space = scope.writes_data || (scope.writes_zeros && pg.keeps_parity());
+        if needs_space { pg.block_size().bytes() } else { 0 }
     }
 
     /// Returns the refusal for a PG that takes no part. If the only member of a PG lost data, only the
@@ -201,7 +203,7 @@ impl Node {
         let is_lost = is_alone && self.is_suspect(scope.pg);
         match pool.filter(|_| scope.session != SessionId::ZERO && is_lost) {
             Some(pool) => {
-                let count = pool.pool.block_size.unit_count();
+                let count = (pool.pool.stripe_bytes() / UNIT_SIZE) as u32;
                 let words = (0..count).step_by(64);
                 let units = words.map(|first| u64::MAX >> (64 - (count - first).min(64))).collect();
                 Refusal::Damaged { units }

@@ -60,6 +60,8 @@ impl Node {
     /// space promised to others.
     pub(super) fn may_take_copy(&mut self, now: Time, slot: PgSlot, body: &PeerBody) -> bool {
         let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
+        | PeerBody::Part { key, content: Content::Block { .. }, .. }
+        | PeerBody::Parity { key, content: Content::Block { .. }, .. }
         | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
         else {
             return true;

@@ -1,7 +1,7 @@
 //! The operator's commands: create the cluster, create, resize and remove volumes, and at the end remove all of
 //! them and check that nothing is left.
 
-use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, Scheme, UNIT_SIZE};
+use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
@@ -153,7 +153,7 @@ impl World {
         if let Some(index) = out {
             return self.operator.jobs.push_back(Job::SetOut(index, false));
         }
-        if self.domain_count_in() > self.plan.copies as usize {
+        if self.domain_count_in() > self.plan.position_count() as usize {
             let index = self.chaos.index(self.osds.len());
             if is_there(&self.osds[index]) {
                 self.operator.jobs.push_back(Job::SetOut(index, true));
@@ -188,7 +188,7 @@ impl World {
             }
             Job::CreatePool => Command::PoolCreate {
                 pool: "default".to_string(),
-                scheme: Some(Scheme::Copies { count: self.plan.copies as u8 }),
+                scheme: Some(self.plan.scheme),
                 min_size: Some(self.plan.min_size),
                 pg_count: Some(self.plan.pg_count),
                 failure_domain: Some(self.plan.failure_domain),

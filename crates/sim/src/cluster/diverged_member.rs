@@ -31,7 +31,7 @@ impl World {
     /// Runs the scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn return_diverged_member(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "astray");
-        let is_tried = self.plan.copies > 1 && random.chance(Chance::percent(40));
+        let is_tried = self.plan.position_count() > 1 && random.chance(Chance::percent(40));
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }

@@ -110,7 +110,7 @@ impl World {
                 let index = self.index_of(member.osd);
                 index.is_some_and(|index| self.osds[index].incarnation == member.incarnation)
             };
-            let is_whole = entry.acting_count() == self.plan.copies as usize
+            let is_whole = entry.acting_count() == self.plan.position_count() as usize
                 && entry.learners.is_empty()
                 && entry.primary.is_some()
                 && entry.acting().all(runs);
@@ -154,7 +154,7 @@ impl World {
 
     /// Returns whether data on an OSD's disk may rot now.
     pub(super) fn may_rot(&self, index: usize) -> bool {
-        if self.plan.copies == 1 {
+        if self.plan.position_count() == 1 {
             return true;
         }
         let Some(id) = self.osds[index].id else { return false };
@@ -162,7 +162,8 @@ impl World {
             && self.watch.entries().all(|entry| {
                 let members = entry.members();
                 let concerns = members.clone().any(|member| member.osd == id);
-                !concerns || entry.acting().any(|member| member.osd != id)
+                let others = entry.acting().filter(|member| member.osd != id).count();
+                !concerns || others >= self.plan.scheme.data_count() as usize
             })
     }
 
@@ -171,7 +172,7 @@ impl World {
         if self.plan.strikes_deep {
             return self.strike_deep();
         }
-        let spare = self.plan.copies - self.plan.min_size.max(1);
+        let spare = self.plan.position_count() - self.plan.min_size.max(1);
         let count = 1 + self.chaos.index(spare as usize);
         let mut hit: Vec<usize> =
             (0..self.osds.len()).filter(|index| !self.osds[*index].is_gone).collect();
@@ -197,7 +198,7 @@ impl World {
         let is_there = |index: &usize| !self.osds[*index].is_gone;
         let mut hit: Vec<usize> = (0..self.osds.len()).filter(is_there).collect();
         self.chaos.shuffle(&mut hit);
-        hit.truncate(self.plan.copies as usize - 1);
+        hit.truncate(self.plan.loss_count_max() as usize);
         self.lose_disks(&hit)
     }
 

@@ -220,7 +220,7 @@ impl World {
         let now = self.now;
         let area = self.chaos.weighted(&[9, 4, 6, 4, 1]);
         // With several copies only data rots here; `fault_budget.rs` does the rest.
-        let is_copied = self.plan.copies > 1;
+        let is_copied = self.plan.position_count() > 1;
         if is_copied && (area >= 2 || !self.may_rot(index)) {
             return;
         }

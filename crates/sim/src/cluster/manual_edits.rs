@@ -100,7 +100,8 @@ impl World {
         let index = random.index(self.osds.len());
         let host = random.index(self.plan.host_count);
         let before = std::mem::replace(&mut self.osds[index].tree_host, host);
-        if self.osds[index].is_gone || self.domain_count_in() < self.plan.copies as usize {
+        if self.osds[index].is_gone || self.domain_count_in() < self.plan.position_count() as usize
+        {
             self.osds[index].tree_host = before;
             return Ok(());
         }

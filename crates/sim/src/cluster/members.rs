@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::hash::pg_of_hash;
-use base::{BufferPool, PgId, PoolId, Time, Version};
+use base::{BufferPool, PgId, PoolId, Position, Time, Version};
 use blockstore::{Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Store};
 use format::wire::{Content, PgEntry};
 
@@ -25,6 +25,8 @@ struct Block {
     units: Option<BTreeMap<usize, u32>>,
     /// Units that cannot be read.
     damaged: BTreeSet<usize>,
+    /// All of it. Copies are compared by their checksums, so their data is dropped.
+    content: Content,
 }
 
 impl Block {
@@ -43,6 +45,9 @@ impl Block {
         self.version == other.version && same_units
     }
 }
+
+/// What the stores of all OSDs hold, by OSD and PG number.
+type Holdings = BTreeMap<base::OsdId, BTreeMap<u32, Holding>>;
 
 /// What a store holds of a PG.
 #[derive(Default, Debug)]
@@ -63,7 +68,10 @@ impl World {
             }
         }
         for entry in self.watch.entries() {
-            compare(entry, listed, &mut holdings)?;
+            match self.plan.scheme.is_whole_everywhere() {
+                true => compare(entry, listed, &mut holdings)?,
+                false => self.compare_parts(entry, &mut holdings)?,
+            }
         }
         let strays = holdings.iter().flat_map(|(osd, pgs)| pgs.iter().map(move |pg| (osd, pg)));
         for (osd, (number, holding)) in strays {
@@ -83,6 +91,31 @@ impl World {
         Ok(())
     }
 
+    /// Checks that what the members of a PG hold of each stripe makes a code word, and removes that from the
+    /// holdings.
+    fn compare_parts(&self, entry: &PgEntry, holdings: &mut Holdings) -> Result<(), String> {
+        let mut members: Vec<(Position, Holding)> = Vec::new();
+        for (position, member) in entry.filled() {
+            let holding = holdings.get_mut(&member.osd);
+            let holding = holding.and_then(|pgs| pgs.remove(&entry.pg.number));
+            members.push((position, holding.unwrap_or_default()));
+        }
+        let face = pg::face_of(self.plan.scheme);
+        let keys: BTreeSet<BlockKey> =
+            members.iter().flat_map(|(_, holding)| holding.blocks.keys().copied()).collect();
+        for key in keys {
+            let part = |(position, holding): &(Position, Holding)| {
+                let content = holding.blocks.get(&key).map(|block| block.content.clone());
+                (*position, content.unwrap_or(Content::Gone))
+            };
+            let parts: Vec<(Position, Content)> = members.iter().map(part).collect();
+            if let Some(what) = pg::check_stripe(face, self.plan.block_size, &parts) {
+                return Err(format!("members of {} differ in {key:?}: {what}", entry.pg));
+            }
+        }
+        Ok(())
+    }
+
     fn stop_all_osds(&mut self) -> Result<(), String> {
         for index in 0..self.osds.len() {
             self.osds[index].stays_down = true;
@@ -97,6 +130,7 @@ impl World {
     fn read_store(&mut self, index: usize) -> Result<BTreeMap<u32, Holding>, String> {
         let pg_count = self.plan.pg_count;
         let settings = Osd::store_settings(&self.plan);
+        let keeps_data = !self.plan.scheme.is_whole_everywhere();
         let osd = &mut self.osds[index];
         let disk = osd.disk.as_mut().expect("it was created");
         let mut reader = Reader::open(disk, settings, &self.pool, self.now)
@@ -110,9 +144,10 @@ impl World {
             reader.store.blocks(PoolId::FIRST, 0, u32::MAX, None).collect();
         for (key, version, is_tombstone) in listed {
             let block = if is_tombstone {
-                Block { version, units: None, damaged: BTreeSet::new() }
+                let content = Content::Tombstone { version };
+                Block { version, units: None, damaged: BTreeSet::new(), content }
             } else {
-                reader.block(key)?
+                reader.block(key, keeps_data)?
             };
             let holding = pgs.get_mut(&pg_of_hash(key.hash, pg_count)).expect("one of the pool's");
             holding.blocks.insert(key, block);
@@ -126,7 +161,7 @@ impl World {
 fn compare(
     entry: &PgEntry,
     listed: &BTreeSet<BlockKey>,
-    holdings: &mut BTreeMap<base::OsdId, BTreeMap<u32, Holding>>,
+    holdings: &mut Holdings,
 ) -> Result<(), String> {
     let mut members = Vec::new();
     for member in entry.acting() {
@@ -221,7 +256,7 @@ impl<'a> Reader<'a> {
         self.effects.extend(effects);
     }
 
-    fn block(&mut self, key: BlockKey) -> Result<Block, String> {
+    fn block(&mut self, key: BlockKey, keeps_data: bool) -> Result<Block, String> {
         self.request_last += 1;
         let id = RequestId(self.request_last);
         self.apply(Event::Request {
@@ -232,12 +267,15 @@ impl<'a> Reader<'a> {
             Effect::Done { result: Ok(Answer::Copy { content }), .. } => content,
             effect => return Err(format!("a copy of {key:?} is answered {effect:?}")),
         };
-        let Content::Block { version, written, damaged, checksums, .. } = content else {
+        let Content::Block { version, written, damaged, checksums, .. } = &content else {
             return Err(format!("a copy of {key:?} is {content:?}"));
         };
+        let version = *version;
         let checksums = checksums.iter().map(|checksum| checksum.get());
-        let units = Some(bits(&written).zip(checksums).collect());
-        Ok(Block { version, units, damaged: bits(&damaged).collect() })
+        let units = Some(bits(written).zip(checksums).collect());
+        let damaged = bits(damaged).collect();
+        let content = if keeps_data { content } else { Content::Gone };
+        Ok(Block { version, units, damaged, content })
     }
 }
 
@@ -264,7 +302,8 @@ mod tests {
 
     fn block(counter: u64, units: Option<&[(usize, u32)]>) -> Block {
         let units = units.map(|units| units.iter().copied().collect());
-        Block { version: version(counter), units, damaged: BTreeSet::new() }
+        let (damaged, content) = (BTreeSet::new(), Content::Gone);
+        Block { version: version(counter), units, damaged, content }
     }
 
     fn compared(one: &[(u32, Block)], other: &[(u32, Block)], floor: u64) -> bool {

@@ -59,9 +59,18 @@ pub use catalog::{FAULTS, OPERATIONS, tally};
 
 use crate::outcome::{Outcome, Run};
 
-/// Runs one seed.
+/// Runs one seed with a replicated pool.
 pub fn run(run: Run) -> Outcome {
-    let mut world = world::World::new(run);
+    run_with(run, plan::Pools::Copies)
+}
+
+/// Runs one seed with a pool that keeps parity.
+pub fn run_parity(run: Run) -> Outcome {
+    run_with(run, plan::Pools::Parity)
+}
+
+fn run_with(run: Run, pools: plan::Pools) -> Outcome {
+    let mut world = world::World::new(run, pools);
     let result = world.run();
     let (hash, tally) = world.into_parts();
     Outcome { hash, tally, result }

@@ -99,8 +99,8 @@ impl World {
     /// Draws OSDs to lose: one more than a PG can spare, but not all members of any PG, and such
     /// that the remaining OSDs can hold all copies.
     fn draw_lost(&mut self) -> Option<Vec<usize>> {
-        let count = (self.plan.copies - self.plan.min_size + 1) as usize;
-        if count >= self.plan.copies as usize {
+        let count = (self.plan.position_count() - self.plan.min_size + 1) as usize;
+        if count >= self.plan.position_count() as usize {
             return None;
         }
         (0..DRAW_COUNT).find_map(|_| {
@@ -109,7 +109,7 @@ impl World {
             self.chaos.shuffle(&mut lost);
             lost.truncate(count);
             let left = self.domain_count_without(&lost);
-            (left >= self.plan.copies as usize).then_some(lost)
+            (left >= self.plan.position_count() as usize).then_some(lost)
         })
     }
 

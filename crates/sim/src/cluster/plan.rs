@@ -1,11 +1,20 @@
 //! The plan of one seed of `sim cluster`: everything that is drawn before the run starts.
 
-use base::{BlockSize, MIB};
+use base::{BlockSize, MIB, Scheme};
 use blockstore::CommitMode;
 use cluster::map::FailureDomain;
 
 use super::net::Weather;
 use crate::random::{Chance, Random};
+
+/// The kind of pools that are simulated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pools {
+    /// They keep one or several copies.
+    Copies,
+    /// They keep parity.
+    Parity,
+}
 
 /// The plan of a run.
 pub struct Plan {
@@ -29,8 +38,8 @@ pub struct Plan {
     pub block_size: BlockSize,
     /// The number of PGs of the pool.
     pub pg_count: u32,
-    /// How many copies of each block the pool keeps.
-    pub copies: u32,
+    /// The pool's scheme.
+    pub scheme: Scheme,
     /// The pool's minimum size: the fewest members that may serve writes.
     pub min_size: u32,
     /// What two copies of a block must not share.
@@ -165,12 +174,25 @@ impl Plan {
         }
     }
 
+    /// Returns how many members each PG is to have.
+    pub fn position_count(&self) -> u32 {
+        self.scheme.position_count()
+    }
+
+    /// Returns how many members of a PG can be lost without losing data.
+    pub fn loss_count_max(&self) -> u32 {
+        self.position_count() - self.scheme.data_count()
+    }
+
     /// Draws a plan.
-    pub fn draw(random: &mut Random) -> Plan {
+    pub fn draw(random: &mut Random, pools: Pools) -> Plan {
         let fill = random.chance(Chance::percent(15));
-        let mut shape = Shape::draw(random, fill);
+        let mut shape = match pools {
+            Pools::Copies => Shape::draw(random, fill),
+            Pools::Parity => Shape::draw_parity(random, fill),
+        };
         // Long backfills: many blocks in few PGs.
-        let prefills = shape.copies > 1 && !fill && random.chance(Chance::percent(30));
+        let prefills = shape.is_redundant() && !fill && random.chance(Chance::percent(30));
         if prefills {
             shape.pg_count = shape.pg_count.min(4);
         }
@@ -186,9 +208,9 @@ impl Plan {
             _ => random.scale(32..1500),
         };
         let faults = Faults::draw(random, &shape);
-        let can_lose_one = shape.min_size < shape.copies;
+        let can_lose_one = shape.min_size < shape.scheme.position_count();
         let strikes_deep =
-            shape.copies > 1 && shape.min_size > 1 && random.chance(Chance::percent(30));
+            shape.is_redundant() && shape.min_size > 1 && random.chance(Chance::percent(30));
         let strike_count = if strikes_deep {
             1
         } else if can_lose_one {
@@ -215,7 +237,7 @@ impl Plan {
             commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
             block_size,
             pg_count: shape.pg_count,
-            copies: shape.copies,
+            scheme: shape.scheme,
             min_size: shape.min_size,
             failure_domain: shape.failure_domain,
             clocks_drift: random.chance(Chance::percent(60)),
@@ -273,7 +295,7 @@ impl Plan {
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
         let may_go = self.min_size > 1 && !rots && !self.may_fill();
         self.loses_osds = may_go && random.chance(Chance::percent(90));
-        if self.copies > 1 {
+        if self.position_count() > 1 {
             self.faults.monitor_isolation = some(random, 40, 400);
         }
         self
@@ -285,14 +307,14 @@ struct Shape {
     osd_count: usize,
     host_count: usize,
     pg_count: u32,
-    copies: u32,
+    scheme: Scheme,
     min_size: u32,
     failure_domain: FailureDomain,
 }
 
 impl Shape {
     fn draw(random: &mut Random, fill: bool) -> Shape {
-        let copies = [1, 1, 2, 2, 2, 3, 3][random.index(7)];
+        let copies: u8 = [1, 1, 2, 2, 2, 3, 3][random.index(7)];
         let least = u64::from(copies);
         let osd_count = random.range(least..if fill { least + 3 } else { 7 });
         let host_count = random.range(least..osd_count + 1);
@@ -307,8 +329,37 @@ impl Shape {
             osd_count: osd_count as usize,
             host_count: host_count as usize,
             pg_count: 1 << random.range(0..if copies > 1 { 6 } else { 4 }),
-            copies,
+            scheme: Scheme::Copies { count: copies },
             min_size,
+            failure_domain: if by_osd { FailureDomain::Osd } else { FailureDomain::Host },
+        }
+    }
+}
+
+impl Shape {
+    /// Returns whether a PG survives the loss of a member.
+    fn is_redundant(&self) -> bool {
+        self.scheme.position_count() > 1
+    }
+
+    fn draw_parity(random: &mut Random, fill: bool) -> Shape {
+        let scheme = *random.pick(&[
+            Scheme::Xor { data: 2 },
+            Scheme::ReedSolomon { data: 2, parity: 1 },
+            Scheme::ReedSolomon { data: 2, parity: 2 },
+            Scheme::ReedSolomon { data: 3, parity: 2 },
+            Scheme::ReedSolomon { data: 4, parity: 2 },
+        ]);
+        let least = u64::from(scheme.position_count());
+        let osd_count = random.range(least..least + if fill { 2 } else { 4 });
+        let host_count = random.range(least..osd_count + 1);
+        let by_osd = host_count < osd_count && random.chance(Chance::percent(50));
+        Shape {
+            osd_count: osd_count as usize,
+            host_count: host_count as usize,
+            pg_count: 1 << random.range(0..5),
+            scheme,
+            min_size: scheme.min_size_default(),
             failure_domain: if by_osd { FailureDomain::Osd } else { FailureDomain::Host },
         }
     }
@@ -337,7 +388,7 @@ impl Faults {
     };
 
     fn draw(random: &mut Random, shape: &Shape) -> Faults {
-        let is_copied = shape.copies > 1;
+        let is_copied = shape.is_redundant();
         let rot = some(random, 30, 8_000);
         let read_error = some(random, 20, 4_000);
         // A member that leaves for good would take data that only it can still read.

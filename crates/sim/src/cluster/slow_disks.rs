@@ -120,7 +120,7 @@ impl World {
     /// whole, and no fault happens.
     pub(super) fn slow_one_disk(&mut self) -> Result<(), String> {
         // Disks that are full have little to do.
-        if self.plan.copies == 1
+        if self.plan.position_count() == 1
             || self.plan.may_fill()
             || self.slow_disks.random.chance(Chance::percent(70))
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()

@@ -252,6 +252,17 @@ impl Watch {
                     *known = (*known).max(*mark);
                 }
             }
+            PeerBody::Part { version, mark, .. }
+            | PeerBody::Parity { version, mark, .. }
+            | PeerBody::Skip { version, mark, .. } => {
+                if version.epoch != *epoch {
+                    return Err(format!("epoch {epoch} of {pg} writes version {version}"));
+                }
+                if mark.epoch == *epoch {
+                    let known = self.marks.entry((*pg, *epoch)).or_default();
+                    *known = (*known).max(*mark);
+                }
+            }
             PeerBody::Activate { adopted, floor, filling, .. } => {
                 if self.is_short(*pg, *epoch) {
                     self.floors.insert((*pg, *epoch), *floor);
@@ -336,9 +347,6 @@ impl Watch {
             | PeerBody::Recalled { .. }
             | PeerBody::Keep { .. }
             | PeerBody::Tried { .. }
-            | PeerBody::Part { .. }
-            | PeerBody::Parity { .. }
-            | PeerBody::Skip { .. }
             | PeerBody::Delta { .. }
             | PeerBody::ParityDelta { .. }
             | PeerBody::Forward { .. } => {}

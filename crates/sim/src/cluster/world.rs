@@ -16,7 +16,7 @@ use super::monitor::MonitorProcess;
 use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
 use super::osd::{DiskWork, Osd};
-use super::plan::{Faults, Plan};
+use super::plan::{Faults, Plan, Pools};
 use super::process::{Process, monitor_address, monitor_id, osd_address};
 use super::request_watch::RequestWatch;
 use super::runs::Runs;
@@ -96,8 +96,8 @@ enum Stage {
 
 impl World {
     /// Returns a cluster before its processes start.
-    pub fn new(run: Run) -> World {
-        let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"));
+    pub fn new(run: Run, pools: Pools) -> World {
+        let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"), pools);
         let pool = BufferPool::default();
         let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
         let hosts = (0..plan.host_count).map(Host::Osds);
@@ -229,7 +229,7 @@ impl World {
         self.detach_all()?;
         self.plan_all_in();
         let lack = self.wait_until_whole()?;
-        self.faults.must_be_whole = self.plan.copies > 1 && lack.is_none();
+        self.faults.must_be_whole = self.plan.position_count() > 1 && lack.is_none();
         self.run_drill()?;
         self.black_out()?;
         self.run_without_monitors()?;
@@ -249,7 +249,7 @@ impl World {
         }
         // Members may have become too full meanwhile.
         let lack = lack.or(self.wait_until_whole()?);
-        if self.plan.copies > 1 && lack.is_none() {
+        if self.plan.position_count() > 1 && lack.is_none() {
             self.rest_and_compare()?;
         }
         self.plan_removal_of_all();
@@ -809,7 +809,7 @@ impl World {
         }
         let layout = osd.layout.as_ref().expect("its disk is read");
         let is_data = (layout.data.offset..layout.data.end()).contains(&offset);
-        let is_copied = self.plan.copies > 1;
+        let is_copied = self.plan.position_count() > 1;
         let is_open = osd.incarnation != Incarnation::ZERO;
         if is_copied && !(is_data && is_open && self.may_rot(index)) {
             return false;
