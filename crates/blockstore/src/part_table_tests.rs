@@ -288,11 +288,11 @@ fn tables_that_do_not_fit_the_block_are_refused() {
 fn tables_count_in_the_room_for_records_and_for_versions() {
     let mut bench = Bench::new(CommitMode::Fsync);
     let before = bench.store.parts().blocks.index().record_bytes();
-    let free = bench.store.prepared_room(PG).free_bytes();
+    let free = bench.store.prepared_room().free_bytes();
     let first = prepare(&mut bench, 0..2, 1, true);
     let size = (record_size(BlockSize::DEFAULT, true) + 80) as u64;
     assert_eq!(bench.store.parts().blocks.prepared.growth(), size);
-    let used = free - bench.store.prepared_room(PG).free_bytes();
+    let used = free - bench.store.prepared_room().free_bytes();
     assert!(used <= PreparedRoom::cost_of(2), "{used}");
     bench.commit(first);
     assert_eq!(bench.store.parts().blocks.prepared.growth(), 0);
