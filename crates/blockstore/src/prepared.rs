@@ -200,6 +200,11 @@ impl Prepared {
         self.of_key.is_empty()
     }
 
+    /// Returns the PGs that have prepared versions, ascending.
+    pub fn pgs_with_versions(&self) -> impl Iterator<Item = PgId> + '_ {
+        self.of_pg.keys().copied()
+    }
+
     /// Returns the number of prepared versions.
     pub fn count(&self) -> u64 {
         self.by_lsn.len() as u64

@@ -600,6 +600,11 @@ impl Store {
         self.parts.as_deref().map(room).unwrap_or_default()
     }
 
+    /// Returns the PGs that have prepared versions, ascending.
+    pub fn prepared_pgs(&self) -> impl Iterator<Item = PgId> + '_ {
+        self.parts.iter().flat_map(|parts| parts.blocks.prepared.pgs_with_versions())
+    }
+
     /// Returns the PG's oldest prepared version that has lost data which came with it, as far as recovery or
     /// a checkpoint noticed: the member states as complete only what lies before. What peering prepared
     /// does not count.

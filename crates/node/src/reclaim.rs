@@ -11,7 +11,7 @@
 //!   1. A removal begins when nothing of its PGs is under way here. From then until it ends or is given
 //!      up, this OSD takes no part in these PGs, so no block arrives after its removal.
 //!   2. The records are removed first, durably: data without a record is ignored, so partly removed data
-//!      is never taken for complete.
+//!      is never taken for complete. Then versions that are only prepared go, then blocks.
 //!   3. No record of a PG is read while it is being removed: what this OSD has of the PG in memory never
 //!      exceeds what its store has.
 //!   4. No data is removed because of a map that is older than this OSD's own notes: this OSD may have a
@@ -75,6 +75,8 @@ pub(crate) enum Target {
 enum Stage {
     /// Removes the records, durably.
     Records,
+    /// Drops versions that are only prepared: blocks that have some are not removed.
+    Prepared,
     /// Removes blocks and tombstones, up to [`PORTION_MAX`] at a time.
     Blocks,
 }
@@ -162,6 +164,7 @@ impl Reclaim {
         loop {
             let requests = match current.stage {
                 Stage::Records => holdings.record_removals(current.target),
+                Stage::Prepared => holdings.settles(current.target),
                 Stage::Blocks => holdings.block_removals(current.target),
             };
             if !requests.is_empty() {
@@ -170,7 +173,8 @@ impl Reclaim {
                 return Next::Ask(requests);
             }
             match current.stage {
-                Stage::Records => current.stage = Stage::Blocks,
+                Stage::Records => current.stage = Stage::Prepared,
+                Stage::Prepared => current.stage = Stage::Blocks,
                 Stage::Blocks => break,
             }
         }
@@ -342,5 +346,14 @@ impl Holdings<'_> {
             _ => None,
         };
         self.store.notes().filter_map(removal).take(PORTION_MAX).collect()
+    }
+
+    fn settles(self, target: Target) -> Vec<StoreRequest> {
+        let pgs = self.store.prepared_pgs().filter(|pg| target.has(*pg));
+        let settle = |pg| {
+            let upto = self.store.facts(pg).committed;
+            StoreRequest::Settle { pg, note: None, upto }
+        };
+        pgs.take(PORTION_MAX).map(settle).collect()
     }
 }

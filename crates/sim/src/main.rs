@@ -33,7 +33,7 @@ const THREAD_COUNT: usize = 2;
 #[derive(Parser)]
 #[command(name = "sim")]
 struct Arguments {
-    /// What to simulate. Default: both.
+    /// What to simulate. Default: store and cluster.
     part: Option<Part>,
     /// Seeds A..B, both ends included. Default: the variable SEEDS, or 1..100.
     #[arg(long, conflicts_with = "seed")]
@@ -65,7 +65,8 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 3] = [Part::Store, Part::Cluster, Part::Parity];
+    /// Pools with parity are simulated by name only, until everything that they need is there.
+    const ALL: [Part; 2] = [Part::Store, Part::Cluster];
 
     fn name(self) -> &'static str {
         match self {

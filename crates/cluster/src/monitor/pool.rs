@@ -26,9 +26,6 @@ const PG_MEMBER_COUNT_MAX: u32 = 8 * PG_COUNT_MAX;
 const PGS_PER_OSD: u32 = 32;
 /// Bytes of an OSD's record area per PG: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
-/// Whether OSDs of this version serve pools with parity. Until they do, such a pool is neither created nor
-/// accepted from a record. Tests of this crate have no real OSDs.
-const OSDS_SERVE_PARITY: bool = true;
 
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
@@ -248,7 +245,7 @@ pub(super) fn check_served(command: &Command) -> Result<(), Failure> {
 }
 
 fn check_scheme_served(scheme: Scheme) -> Result<(), String> {
-    if scheme.is_whole_everywhere() || OSDS_SERVE_PARITY {
+    if scheme.is_whole_everywhere() || crate::parity::is_served() {
         return Ok(());
     }
     Err(format!("pools with parity ({scheme}) cannot be used yet"))

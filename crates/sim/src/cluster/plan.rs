@@ -7,6 +7,9 @@ use cluster::map::FailureDomain;
 use super::net::Weather;
 use crate::random::{Chance, Random};
 
+/// Blocks of pools with parity have at least so many bytes, as a power of two.
+const PARITY_SHIFT_MIN: u8 = 16;
+
 /// The kind of pools that are simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pools {
@@ -201,7 +204,9 @@ impl Plan {
             (_, true) => [14; 4],
             _ => [14, 16, 17, 18],
         };
-        let block_size = BlockSize::from_shift(*random.pick(&shifts)).expect("in range");
+        let least = if pools == Pools::Parity { PARITY_SHIFT_MIN } else { 0 };
+        let shift = (*random.pick(&shifts)).max(least);
+        let block_size = BlockSize::from_shift(shift).expect("in range");
         let volume_units = match (fill, prefills) {
             (true, _) => 220 * MIB / 4096,
             (_, true) => random.range(800..3000),
