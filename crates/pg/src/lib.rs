@@ -718,6 +718,11 @@ impl Pg {
         if self.shape.face.is_whole_everywhere() {
             return self.read(ticket, key, parents, wants, actions);
         }
+        if has_twice(key.image, &parents) {
+            // It would wait for itself, and hold up all others.
+            let why = "a chain of layers has an image twice".to_owned();
+            return actions.push(Action::Reply { ticket, outcome: Err(Refusal::Invalid { why }) });
+        }
         // The read is queued with the writes: a stripe cannot be put together from pieces of two versions.
         let kind = WriteKind::Read { wants, parents };
         self.write(WriteFor::Client(ticket), key, kind, None, actions);
@@ -852,6 +857,13 @@ impl Pg {
         let call = self.calls.begin(call);
         actions.push(Action::StoreUnpromised { call, request });
     }
+}
+
+/// Returns whether a chain of layers has an image more than once. Chains are short.
+fn has_twice(image: ImageId, parents: &[ImageId]) -> bool {
+    let is_known =
+        |(index, parent): (usize, &ImageId)| *parent == image || parents[..index].contains(parent);
+    parents.iter().enumerate().any(is_known)
 }
 
 fn refusal_of(error: StoreError) -> Refusal {

@@ -204,15 +204,24 @@ impl Run {
     }
 
     /// The monitor makes the next entry if there is a reason. In pools with parity another member is often
-    /// lost when a learner joins.
+    /// lost when a learner joins, and what the learner need not keep.
     fn make_entry(&mut self) {
-        let before = self.world.acting().len();
+        let before = self.world.acting();
         self.world.monitor();
         let acting = self.world.acting();
-        if self.world.has_parity() && acting.len() > before && self.random.below(4) > 0 {
-            let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
-            if self.world.is_up(at) && !self.must_stay_up(at) {
+        if !self.world.has_parity() || acting.len() <= before.len() || self.random.below(4) == 0 {
+            return;
+        }
+        let chosen = acting[self.random.below(acting.len())];
+        for member in acting.into_iter().filter(|it| *it == chosen || !before.contains(it)) {
+            let at = member.osd.get() as usize - 1;
+            let joins = member != chosen;
+            let may_lose = self.lazy != Lazy::OneLosesPower || !joins;
+            if may_lose && self.world.is_up(at) && !self.must_stay_up(at) {
                 self.end_process(at);
+                if joins {
+                    self.world.start(at);
+                }
             }
         }
     }

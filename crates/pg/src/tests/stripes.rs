@@ -388,3 +388,20 @@ fn a_stripe_that_contradicts_itself_is_not_changed_where_a_part_must_be_made_of_
     assert!(matches!(world.history.outcome(good), Some(Ok(Outcome::Written { .. }))));
     assert_eq!(world.entry.epoch, epoch, "nobody fails for it");
 }
+
+#[test]
+fn a_read_of_a_layer_that_is_its_own_parent_holds_up_nobody() {
+    let mut world = world(TWO_ONE);
+    let count = world.units();
+    let values = written(&mut world, 1, 0, count - 1);
+    let at = world.server().unwrap();
+    for layers in [[1, 1], [2, 2], [2, 1]] {
+        let parents = layers.map(layer).to_vec();
+        let (offset, length) = (0, count * UNIT);
+        let op = Op::Read { place: place_in(1, 1), offset, length, parents };
+        let read = world.begin(at, op, Kind::Sync);
+        world.settle();
+        assert!(matches!(world.history.outcome(read), Some(Err(Refusal::Invalid { .. }))));
+    }
+    assert_eq!(read_all(&mut world, 1), [values, vec![0]].concat());
+}
