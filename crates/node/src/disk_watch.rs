@@ -222,7 +222,6 @@ pub(crate) struct Look {
 }
 
 /// What to do after a check of the disk.
-#[expect(clippy::large_enum_variant, reason = "it is passed on at once, not kept")]
 pub(crate) enum LookStep {
     /// The disk responds, but PGs continued without this OSD: close the store; the next run reopens it.
     Leave,
