@@ -13,6 +13,9 @@
 //!     │ ◀──────────────────── Granted{limit 10} ─── │  promised to it: (10 - 3) + 2
 //! ```
 //!
+//! In pools with parity a write is prepared at each member first, so it also needs room in the journal until its
+//! version is committed. What such an OSD promises is limited by that room, too.
+//!
 //! Invariants
 //!   1. The bytes that a holder may still write to the giver, by writes that are in transit or that it
 //!      may begin, never exceed what the giver counts as promised to it. A limit only grows, so lost or
@@ -39,6 +42,9 @@ const PROMISE_BYTES_MAX: u64 = 64 * MIB;
 const STORE_SHARE: u64 = 8;
 /// Minimum number of blocks that each primary is promised, of the largest block size among its PGs.
 const BLOCKS_MIN: u64 = 4;
+/// What a prepared write of so many bytes takes of the journal at most, for blocks of 64 KiB or more: its data, and
+/// the sectors of its header with checksums and part table.
+const PREPARED_COST: (u64, u64) = (8, 9);
 /// How long writes wait for space that is kept for earlier runs; after that this OSD counts as full.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -55,6 +61,8 @@ pub struct Space {
     pub is_growing: bool,
     /// The store accepts no new data.
     pub is_full: bool,
+    /// Room for prepared versions: how many more bytes of the journal they may take.
+    pub room_bytes: u64,
 }
 
 /// What a holder sends with a renewal.
@@ -124,6 +132,8 @@ pub struct Demand {
     pub primaries: BTreeSet<OsdId>,
     /// The largest block of these PGs.
     pub block_size: BlockSize,
+    /// Whether the pool of one of these PGs keeps parity.
+    pub keeps_parity: bool,
     /// Runs of this OSD and of primaries that may have left writes in PGs that are not active here.
     pub earlier_runs: BTreeSet<(Incarnation, Option<Member>)>,
 }
@@ -368,7 +378,10 @@ impl SpaceCredits {
         promise.lease_until = lease_until;
         let promised_bytes = promise.bytes();
         let share_bytes = self.share(space);
-        let more = self.unpromised(space).min(share_bytes.saturating_sub(promised_bytes));
+        let wanted = share_bytes.max(self.least(space)).saturating_sub(promised_bytes);
+        let unpromised = self.unpromised(space);
+        let is_part = unpromised < wanted && share_bytes < self.least(space);
+        let more = if is_part { 0 } else { unpromised.min(wanted) };
         let promise = self.promises.get_mut(&holder.osd).expect("just made");
         promise.limit_bytes += more;
         let limit_bytes = promise.limit_bytes;
@@ -452,7 +465,15 @@ impl SpaceCredits {
     fn promisable(&self, space: Space) -> u64 {
         // Space kept for earlier runs need not be ready: repairs wait until it is.
         let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
-        space.sure_bytes.min(free).saturating_sub(self.own_bytes)
+        space.sure_bytes.min(free).min(self.writes_with_room(space)).saturating_sub(self.own_bytes)
+    }
+
+    /// Returns how many bytes of writes the room for prepared versions is enough for.
+    fn writes_with_room(&self, space: Space) -> u64 {
+        match self.demand.as_ref().is_some_and(|demand| demand.keeps_parity) {
+            true => space.room_bytes / PREPARED_COST.1 * PREPARED_COST.0,
+            false => u64::MAX,
+        }
     }
 
     fn unpromised(&self, space: Space) -> u64 {
@@ -465,6 +486,14 @@ impl SpaceCredits {
     fn share(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
         demand.promise_bytes(space).min(self.promisable(space) / demand.primary_count())
+    }
+
+    /// Returns how much a holder is promised at least, if there is so much: a block, where the room for prepared
+    /// versions is less than a block for each primary. Then they get one in turn, because room comes back soon.
+    fn least(&self, space: Space) -> u64 {
+        let Some(demand) = &self.demand else { return 0 };
+        let is_room_short = self.writes_with_room(space) < space.sure_bytes.min(space.free_bytes);
+        if is_room_short { demand.block_size.bytes() } else { 0 }
     }
 
     /// Returns whether the free space, including what is being made ready, is less than one block for
@@ -491,6 +520,7 @@ pub(crate) fn space_of(store: &Store) -> Space {
         free_bytes: space.free_bytes,
         is_growing: space.is_growing,
         is_full: space.full,
+        room_bytes: store.prepared_room().free_bytes(),
     }
 }
 
@@ -509,12 +539,14 @@ impl SpaceCredits {
         let mut demand = Demand {
             primaries: BTreeSet::new(),
             block_size: BlockSize::MIN,
+            keeps_parity: false,
             earlier_runs: BTreeSet::new(),
         };
         for (_, known) in cluster.pools() {
             for entry in known.pgs.iter().filter(|entry| cluster.has_part(entry)) {
                 demand.primaries.extend(entry.primary_osd());
                 demand.block_size = demand.block_size.max(known.pool.block_size);
+                demand.keeps_parity |= !known.pool.scheme.is_whole_everywhere();
                 // No space was promised for copies that a learner receives.
                 let acts = entry.position_of(me.osd).is_some();
                 if acts && !self.has_all_begun(me, entry, pgs.get(entry.pg)) {

@@ -25,6 +25,7 @@ fn space_of(free: u64) -> Space {
         free_bytes: free,
         is_growing: false,
         is_full: free < WRITE,
+        room_bytes: 0,
     }
 }
 
@@ -32,6 +33,7 @@ fn demand(primary_count: u32, earlier_runs: &[(u64, Member)]) -> Demand {
     Demand {
         primaries: (1..=primary_count).map(|osd| member(osd, 1).osd).collect(),
         block_size: BLOCK,
+        keeps_parity: false,
         earlier_runs: earlier_runs
             .iter()
             .map(|(run, holder)| (Incarnation::new(*run), Some(*holder)))
@@ -138,6 +140,45 @@ fn writes_wait_for_space_that_is_being_made_ready_and_for_no_other() {
     assert!(!giver.offer(at(0), member(1, 1), claim, at(SPAN_MS), space).is_full);
     let space = Space { is_growing: false, ..space };
     assert!(giver.offer(at(0), member(1, 1), claim, at(SPAN_MS), space).is_full);
+}
+
+/// A giver of which PGs keep parity.
+fn giver_of_parity(primary_count: u32) -> SpaceCredits {
+    let mut credits = SpaceCredits::new();
+    let demand = Demand { keeps_parity: true, ..demand(primary_count, &[]) };
+    credits.on_demand(Time::ZERO, Some(demand), |_| true);
+    credits
+}
+
+#[test]
+fn room_for_prepared_versions_limits_what_is_promised() {
+    let mut giver = giver_of_parity(2);
+    let claim = Claim { begun_bytes: 0, owed_bytes: 0 };
+    let space = Space { room_bytes: 8 * WRITE * 9 / 8, ..space_of(64 * WRITE) };
+    let mut offer = |holder| giver.offer(at(0), holder, claim, at(SPAN_MS), space).limit_bytes;
+    assert_eq!(offer(member(1, 1)), 4 * WRITE, "an equal part");
+    assert_eq!(offer(member(2, 1)), 4 * WRITE);
+    let mut copies = giver_with(2);
+    let all = copies.offer(at(0), member(1, 1), claim, at(SPAN_MS), space).limit_bytes;
+    assert_eq!(all, 32 * WRITE, "copies need no such room");
+}
+
+#[test]
+fn with_room_for_one_write_primaries_get_it_in_turn() {
+    let mut giver = giver_of_parity(2);
+    let space = Space { room_bytes: WRITE * 9 / 8 + 8, ..space_of(64 * WRITE) };
+    let mut offer = |holder, begun_bytes, owed_bytes| {
+        let claim = Claim { begun_bytes, owed_bytes };
+        giver.offer(at(0), holder, claim, at(SPAN_MS), space)
+    };
+    let first = offer(member(1, 1), 0, 0);
+    assert_eq!((first.limit_bytes, first.is_full), (WRITE, false));
+    assert!(first.share_bytes < WRITE, "what it does not use it gives back");
+    assert_eq!(offer(member(2, 1), 0, 0).limit_bytes, 0, "no part of a block is promised");
+    assert_eq!(offer(member(1, 1), WRITE, WRITE).limit_bytes, WRITE, "it is on its way");
+    // It was prepared, and committed: the room is there again.
+    offer(member(1, 1), WRITE, 0);
+    assert_eq!(offer(member(2, 1), 0, 0).limit_bytes, WRITE);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use base::{BlockSize, BufferPool, UNIT_SIZE, Version};
 use erasure::Decoder;
 
 use super::Stripes;
-use super::part::{Part, UnitData, table_of};
+use super::part::{Part, UnitData, has_lost_table, table_of};
 use super::table::{Table, TablePart};
 use crate::face::Source;
 use crate::units::Units;
@@ -144,6 +144,11 @@ impl Gather {
         assert!(self.missing > 0);
         self.missing -= 1;
         if position >= self.stripes.data_count() {
+            if has_lost_table(&part) {
+                // The member's store lost the page with the table: the part counts as if it were not there.
+                self.sources.remove(&position);
+                return Ok(());
+            }
             table_of(&part, self.stripes.data_count(), self.block_size)?;
         }
         match self.held.get_mut(&position) {
@@ -358,6 +363,27 @@ mod tests {
             }
         }
         parts
+    }
+
+    #[test]
+    fn a_parity_part_that_lost_its_table_is_not_used() {
+        let parts = stripe();
+        let buffers = BufferPool::default();
+        let wanted = Units::from_range(1..3);
+        for wanted_at in 0..5 {
+            let mut lossy = parts.clone();
+            lossy[3].table.clear();
+            lossy[3].units = Units::default();
+            lossy[3].damaged = Units::from_range(0..SIZE.unit_count());
+            lossy[3].written.clear();
+            let wants = BTreeMap::from([(wanted_at, wanted)]);
+            let mut gather = Gather::new(stripes(), SIZE, (0..5).map(source), wants, true);
+            run(&mut gather, &lossy);
+            assert!(matches!(gather.table(), Ok(Some(_))), "another part has the table");
+            let expected = parts[wanted_at].written[&2].clone();
+            let found = gather.unit(wanted_at, 2, &buffers);
+            assert_eq!(found, Ok(Found::Data(expected)), "part {wanted_at} is made of others");
+        }
     }
 
     fn run(gather: &mut Gather, parts: &[Part]) -> usize {

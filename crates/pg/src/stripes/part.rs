@@ -153,7 +153,15 @@ fn join(written: &BTreeMap<u32, UnitData>, buffers: &BufferPool) -> Option<Buffe
     Some(bytes.freeze())
 }
 
+/// Returns whether a parity part has lost its part table: what it holds cannot be used.
+pub fn has_lost_table(part: &Part) -> bool {
+    part.version != Version::ZERO && part.table.is_empty()
+}
+
 /// Returns the table of a parity part.
 pub fn table_of(part: &Part, data_count: usize, block_size: BlockSize) -> Result<Table, String> {
+    if has_lost_table(part) {
+        return Err("a parity part without its part table".into());
+    }
     Table::decode(&part.table, data_count, block_size)
 }

@@ -204,6 +204,8 @@ impl Plan {
             (_, true) => [14; 4],
             _ => [14, 16, 17, 18],
         };
+        // The largest version must fit into the part of the journal that is for prepared versions.
+        let journal_size_min = if pools == Pools::Parity { 16 * MIB } else { 0 };
         let least = if pools == Pools::Parity { PARITY_SHIFT_MIN } else { 0 };
         let shift = (*random.pick(&shifts)).max(least);
         let block_size = BlockSize::from_shift(shift).expect("in range");
@@ -237,7 +239,7 @@ impl Plan {
             client_count: random.range(2..5) as usize,
             osd_size: 128 * MIB,
             sector_size: *random.pick(&[512, 4096]),
-            journal_size: *random.pick(&[2, 4, 16]) * MIB,
+            journal_size: (*random.pick(&[2, 4, 16]) * MIB).max(journal_size_min),
             checkpoint_after_bytes: random.scale(64 << 10..16 << 20),
             commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
             block_size,
@@ -298,7 +300,9 @@ impl Plan {
         }
         // Rot is found only when the data is read: no member may leave for good.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
-        let may_go = self.min_size > 1 && !rots && !self.may_fill();
+        // Learners of pools with parity are not filled while too few members are there.
+        let is_filled = self.scheme.is_whole_everywhere();
+        let may_go = self.min_size > 1 && is_filled && !rots && !self.may_fill();
         self.loses_osds = may_go && random.chance(Chance::percent(90));
         if self.position_count() > 1 {
             self.faults.monitor_isolation = some(random, 40, 400);
