@@ -24,7 +24,7 @@
 //!   3. One run of a holder is never promised more than the largest promise. So whatever earlier runs
 //!      promised, the writes that an inactive PG still lacks take at most one largest promise.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Duration, Incarnation, MIB, OsdId, Time};
@@ -146,6 +146,8 @@ pub struct SpaceCredits {
     /// For some credit more may have been requested.
     is_asking: bool,
     promises: BTreeMap<OsdId, Promise>,
+    /// Holders that wait for room for a prepared version, the first one first; each once.
+    turns: VecDeque<OsdId>,
     /// `None`: unknown, so nothing is promised.
     demand: Option<Demand>,
     /// Entries have changed since `demand` was made.
@@ -204,6 +206,7 @@ impl SpaceCredits {
             is_wanting: false,
             is_asking: false,
             promises: BTreeMap::new(),
+            turns: VecDeque::new(),
             demand: None,
             is_demand_old: true,
             earlier_since: None,
@@ -378,14 +381,37 @@ impl SpaceCredits {
         promise.lease_until = lease_until;
         let promised_bytes = promise.bytes();
         let share_bytes = self.share(space);
-        let wanted = share_bytes.max(self.least(space)).saturating_sub(promised_bytes);
         let unpromised = self.unpromised(space);
-        let is_part = unpromised < wanted && share_bytes < self.least(space);
-        let more = if is_part { 0 } else { unpromised.min(wanted) };
+        let more = match self.least(space) {
+            least if share_bytes < least => {
+                self.take_turn(holder.osd, least.saturating_sub(promised_bytes), unpromised)
+            }
+            _ => {
+                self.turns.clear();
+                unpromised.min(share_bytes.saturating_sub(promised_bytes))
+            }
+        };
         let promise = self.promises.get_mut(&holder.osd).expect("just made");
         promise.limit_bytes += more;
         let limit_bytes = promise.limit_bytes;
         Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
+    }
+
+    /// Returns what a holder gets where there is not enough for all: what it lacks, if it is its turn and there
+    /// is so much, or nothing.
+    fn take_turn(&mut self, holder: OsdId, lacks: u64, unpromised: u64) -> u64 {
+        let Self { turns, promises, .. } = self;
+        turns.retain(|osd| promises.contains_key(osd));
+        if lacks > 0 && !turns.contains(&holder) {
+            turns.push_back(holder);
+        }
+        match turns.front() == Some(&holder) && unpromised >= lacks {
+            true => {
+                turns.pop_front();
+                lacks
+            }
+            false => 0,
+        }
     }
 
     /// Ends the promise to earlier runs of a holder: they begin no more writes.
