@@ -13,7 +13,7 @@ use blockstore::BlockKey;
 use format::wire::{Content, PartChange};
 
 use super::Stripes;
-use super::part::{Part, UnitData, content, table_of};
+use super::part::{Part, UnitData, content, has_lost_table, table_of};
 use super::patch::Patch;
 use super::table::TablePart;
 use crate::units::Units;
@@ -179,6 +179,9 @@ impl ParityWork {
     ) -> Result<Content, String> {
         let old = self.old.as_ref().expect("everything has come");
         let data_count = stripes.data_count();
+        if has_lost_table(old) {
+            return Err("a parity part has lost its part table".into());
+        }
         let mut table = table_of(old, data_count, block_size)?;
         let mut units = Units::default();
         for change in &self.changes {

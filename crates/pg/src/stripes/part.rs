@@ -160,8 +160,5 @@ pub fn has_lost_table(part: &Part) -> bool {
 
 /// Returns the table of a parity part.
 pub fn table_of(part: &Part, data_count: usize, block_size: BlockSize) -> Result<Table, String> {
-    if has_lost_table(part) {
-        return Err("a parity part without its part table".into());
-    }
     Table::decode(&part.table, data_count, block_size)
 }
