@@ -1,9 +1,9 @@
-//! `make bench`: the store and the whole path compared with the limits of this machine, measured in the same
-//! run. Prints medians over several rounds, and ratios: noise on the machine changes both sides of a ratio
-//! alike.
+//! `make bench`: compares the store and the whole path with the limits of this machine, measured in the same
+//! run. Prints medians over several rounds, and ratios: noise on the machine affects both sides of a ratio
+//! equally.
 //!
-//! Everything runs on one core: across two cores wake-ups hide what the program does. Volumes with
-//! copies are measured on two cores as well.
+//! Everything runs on one core: on two cores the cost of wake-ups would hide the cost of the program itself.
+//! Volumes with copies are measured on two cores as well.
 
 #![allow(clippy::disallowed_methods)] // A program that starts processes and reads the clock.
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 const ASHLAR: &str = env!("CARGO_BIN_EXE_ashlar");
 
-/// Seconds of one measurement.
+/// Duration of one measurement in seconds.
 const SECONDS: &str = "2";
 
 /// One kind of load: its name and options.
@@ -89,8 +89,8 @@ fn store_table(dir: &Path, rounds: usize) {
         for _ in 0..rounds {
             let mut command = Command::new(ASHLAR);
             command.args(["bench", "disk"]).arg(dir).args(*options);
-            // Each write of a whole block goes to a new location: in a small store, soon to one that was
-            // written before.
+            // Each write of a whole block goes to a new location. In a small store that location soon is one
+            // that was written before.
             let size = if name.contains("MiB") { "1GiB" } else { "4GiB" };
             command.args(["--size", size, "--commit", "immediate", "--seconds", SECONDS, "--json"]);
             runs.push(json(&mut command));
@@ -122,8 +122,8 @@ fn store_table(dir: &Path, rounds: usize) {
     println!();
 }
 
-/// A running cluster (pool `default`: two copies if there are three OSDs) with a volume that was
-/// written once, so that reads find data.
+/// A running cluster with a volume that was written once, so that reads find data. Its pool `default` has two
+/// copies if there are three OSDs.
 struct Cluster {
     dir: PathBuf,
 }
@@ -152,7 +152,7 @@ impl Cluster {
         json(command.args(options))
     }
 
-    /// Processes of the OSDs, by number.
+    /// Returns the process ids of the OSDs, in order of the OSDs' numbers.
     fn osd_pids(&self) -> Vec<i32> {
         let rows = json(&mut self.command(&["osd", "ls", "--json"]));
         let rows = rows.as_array().expect("a list").iter();
@@ -168,7 +168,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Printed before the tables of volumes.
+/// Text printed before the tables of volumes.
 const RATIO: &str = "\
 Echo over loopback and raw io_uring have the size and depth of their row; in the echo a block goes the
 way it goes in the load, and at most 4 KiB come the other way.
@@ -277,7 +277,7 @@ fn json(command: &mut Command) -> Value {
     serde_json::from_slice(&done(command)).expect("JSON")
 }
 
-/// Returns a number as text, empty if it was not measured.
+/// Returns a number as text; empty if the number was not measured.
 fn or_none(value: f64) -> String {
     if value.is_nan() { String::new() } else { format!("{value:.2}") }
 }

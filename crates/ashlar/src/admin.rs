@@ -130,7 +130,7 @@ const fn work_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Work }
 }
 
-/// `ashlar volume`
+/// Runs `ashlar volume`.
 pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result<(), Failure> {
     match command {
         VolumeCommand::Create { name, size, pool } => {
@@ -212,7 +212,7 @@ fn session_texts(info: &Value) -> Vec<String> {
     }
 }
 
-/// `ashlar pool`
+/// Runs `ashlar pool`.
 pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(), Failure> {
     match command {
         PoolCommand::Create {
@@ -277,7 +277,7 @@ fn domain_of(domain: DomainArg) -> FailureDomain {
     }
 }
 
-/// `ashlar pg`
+/// Runs `ashlar pg`.
 pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Failure> {
     match command {
         PgCommand::Ls { pool } => {
@@ -312,13 +312,13 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
     Ok(())
 }
 
-/// `ashlar osd scrub`
+/// Runs `ashlar osd scrub`.
 pub fn osd_scrub(config: &Config, osd: OsdId, deep: bool, format: Format) -> Result<(), Failure> {
     print_scrub(format, &call(config, format, Command::OsdScrub { osd, deep })?);
     Ok(())
 }
 
-/// Prints what was asked for a scrub.
+/// Prints the answer to a request for scrubs.
 fn print_scrub(format: Format, answer: &Value) {
     let missing = answer["unavailable"].as_array().map_or(0, Vec::len);
     let mut line = format!("{} PGs will be scrubbed, see `ashlar status`", answer["asked"]);
@@ -342,7 +342,7 @@ fn damage_text(scrub: &Value) -> String {
     blocks.iter().map(block).collect::<Vec<String>>().join("; ")
 }
 
-/// `ashlar osd out`
+/// Runs `ashlar osd out`.
 pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdOut { osd })?;
     let line = format!("{osd} is out; its data moves to other OSDs, see `ashlar status`");
@@ -350,34 +350,34 @@ pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failur
     Ok(())
 }
 
-/// `ashlar osd in`
+/// Runs `ashlar osd in`.
 pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdIn { osd })?;
     print_done(format, &answer, &format!("{osd} is in; data is moving to it, see `ashlar status`"));
     Ok(())
 }
 
-/// `ashlar osd rm`
+/// Runs `ashlar osd rm`.
 pub fn osd_rm(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdRemove { osd })?;
     print_done(format, &answer, &format!("{osd} is removed; you can wipe its disk"));
     Ok(())
 }
 
-/// `ashlar mon ls`
+/// Runs `ashlar mon ls`.
 pub fn monitor_list(config: &Config, format: Format) -> Result<(), Failure> {
     print_rows(format, &call(config, format, Command::MonitorList)?, MONITOR, "no monitors");
     Ok(())
 }
 
-/// `ashlar mon rm`
+/// Runs `ashlar mon rm`.
 pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::MonitorRemove { monitor })?;
     print_done(format, &answer, &format!("{monitor} is removed"));
     Ok(())
 }
 
-/// `ashlar osd ls`
+/// Runs `ashlar osd ls`.
 pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     let empty = "no OSDs; create some: ashlar up --osds N, or if `ashlar up` does not run this \
                  cluster: ashlar osd create PATH --size 10GiB";
@@ -396,7 +396,7 @@ pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `ashlar osd tree`
+/// Runs `ashlar osd tree`.
 pub fn osd_tree(config: &Config, format: Format) -> Result<(), Failure> {
     let rows = call(config, format, Command::OsdTree)?;
     match format {
@@ -430,7 +430,7 @@ fn indented(row: &Value) -> Value {
     row
 }
 
-/// `ashlar config`
+/// Runs `ashlar config`.
 pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result<(), Failure> {
     const SETTING: &[Column] = &[
         column("SETTING", "name"),
@@ -457,7 +457,7 @@ pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result
     Ok(())
 }
 
-/// `ashlar state`
+/// Runs `ashlar state`.
 pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(), Failure> {
     match command {
         StateCommand::Ls { prefix } => {
@@ -500,7 +500,7 @@ fn standard_input() -> Result<String, Failure> {
     })
 }
 
-/// `ashlar state watch`
+/// Runs `ashlar state watch`.
 fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Failure> {
     client::watch_state(config, prefix, |change| {
         let mut out = std::io::stdout();

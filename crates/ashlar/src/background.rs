@@ -42,7 +42,7 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     let arguments = std::env::args_os().skip(1).filter(|it| it != OsStr::new("--detach"));
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
     command.args(arguments).env(VARIABLE, "1");
-    // In its own process group, so that the terminal's signals do not reach it.
+    // Use a separate process group, so that the terminal's signals do not reach the daemon.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open);
     let mut child = command.spawn().map_err(cannot)?;
     let stdout = child.stdout.take().expect("it is piped");

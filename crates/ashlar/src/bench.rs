@@ -17,7 +17,7 @@ use self::measured::{Measured, span_of};
 use crate::cli::{BenchCommand, LoadArgs, OpArg};
 use crate::output::{Format, failure, print_json, size_text};
 
-/// `ashlar bench`
+/// Runs `ashlar bench`.
 pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Result<(), Failure> {
     match command {
         BenchCommand::Volume { name, load } => {
@@ -109,7 +109,8 @@ fn disk_beside_raw(
     Ok(value)
 }
 
-/// Returns the network part of a load: blocks in the direction of the data, small messages in the other.
+/// Returns the network part of a load: blocks in the direction of the data, small messages in the other
+/// direction.
 fn echo_of(load: &Load) -> io::bench::EchoLoad {
     let block = load.block_size as usize;
     let small = block.min(UNIT_SIZE as usize);
@@ -119,7 +120,7 @@ fn echo_of(load: &Load) -> io::bench::EchoLoad {
     io::bench::EchoLoad { request_size, answer_size, depth: load.depth, time }
 }
 
-/// Returns a measured baseline of the machine as JSON, in the output's form.
+/// Returns a measured baseline of the machine as JSON, in the form in which it is printed.
 fn limit(measured: io::bench::Measured, load: &Load) -> Value {
     let io::bench::Measured { histogram, elapsed, cpu } = measured;
     let block_size = load.block_size;

@@ -157,8 +157,8 @@ pub enum TaskCommand {
 }
 
 impl Command {
-    /// For a daemon: its log options, its name in the log until its id is known, and whether it is a child of
-    /// `up`.
+    /// Returns a daemon's log options, its name in the log until its id is known, and whether it is a child
+    /// of `up`; `None` for other commands.
     pub fn daemon_log(&self) -> Option<(LogArgs, &'static str, bool)> {
         match self {
             Command::Osd(OsdCommand::Run { log, parent, .. }) => {
@@ -175,8 +175,8 @@ impl Command {
         }
     }
 
-    /// Whether the command handles broken connections itself: daemons do, and commands that talk to one over
-    /// a socket. All others exit quietly when their output is closed.
+    /// Returns whether the command handles broken connections itself, as daemons do and commands that talk to
+    /// a daemon over a socket. All other commands exit quietly when their output is closed.
     pub fn is_server(&self) -> bool {
         match self {
             Command::Up(_) | Command::Down(_) | Command::Nbd(_) => true,

@@ -1,4 +1,4 @@
-//! Shared by all daemons: reporting a reactor that does not work, and listening.
+//! Code that all daemons share: reporting a reactor that does not work, and listening.
 
 use base::TraceEvent;
 use cluster::map::ADDRESS_COUNT_MAX;

@@ -70,7 +70,7 @@ impl Token {
     }
 }
 
-/// `ashlar init`
+/// Runs `ashlar init`.
 pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
     let dir = args.dir;
     refuse_existing(&dir)?;
@@ -126,7 +126,7 @@ fn make_cluster(
     write_cluster(dir, &ClusterKey::random(), file)
 }
 
-/// `ashlar token`
+/// Runs `ashlar token`.
 pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
     // Leave out `host`: the other host has its own name.
     let mut file = ClusterFile { host: None, ..config.file.clone() };
@@ -145,7 +145,7 @@ pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `ashlar join`
+/// Runs `ashlar join`.
 pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
     let mut text = token.to_owned();
     if token == "-" {
@@ -270,7 +270,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
     }
 }
 
-/// `ashlar mon create`
+/// Runs `ashlar mon create`.
 pub fn create_monitor(
     config: &Config,
     path: &PathBuf,

@@ -145,8 +145,8 @@ pub fn run(
     shell.serve()
 }
 
-/// Keeps the list of monitors in this host's cluster.toml up to date, because possibly no OSD runs here to
-/// do that. `own`: the addresses of this monitor. Runs on a thread until the process exits.
+/// Keeps the list of monitors in this host's cluster.toml up to date, because there may be no OSD on this
+/// host that does so. `own`: the addresses of this monitor. Runs on a thread until the process exits.
 fn follow_others(config: Config, own: Vec<String>) {
     std::thread::spawn(move || {
         let keeper = Keeper::new(&config, io::log::write);
@@ -203,8 +203,8 @@ struct Shell {
 impl Shell {
     fn serve(mut self) -> Result<(), Failure> {
         let mut events = Vec::new();
-        // Time to exit at the latest; set by a shutdown request. First the lease is revoked, so that no
-        // other monitor waits for it to expire.
+        // The latest time to exit, set by a shutdown request. Before the exit the lease is revoked, so that
+        // no other monitor has to wait for it to expire.
         let mut ends: Option<Time> = None;
         loop {
             let deadline = earlier(self.election.deadline(), self.state.deadline());

@@ -15,7 +15,7 @@ use crate::output::{
 };
 use crate::up::ended_children;
 
-/// `ashlar status`
+/// Runs `ashlar status`.
 pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
     let status = whole_status(config)?;
     match format {
@@ -100,7 +100,7 @@ const TASK: &[Column] = &[
     column("WAITS FOR", "waits_for"),
 ];
 
-/// `ashlar task ls`
+/// Runs `ashlar task ls`.
 pub fn task_list(config: &Config, format: Format) -> Result<(), Failure> {
     let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
     let mut tasks = background_tasks(&status);
@@ -253,7 +253,7 @@ pub fn used_percent(osd: &Value) -> Option<u64> {
     used.saturating_mul(100).checked_div(size)
 }
 
-/// Describes how full the OSDs are on average, and which is the least and the most full. Counts only OSDs
+/// Describes how full the OSDs are on average, and lists the least and the most full OSD. Counts only OSDs
 /// that are up and in.
 pub fn fullness_text(osds: &[Value]) -> Option<String> {
     let counts = |osd: &&Value| osd["up"] == true && osd["in"] == true;

@@ -1,4 +1,4 @@
-//! Volumes as disks of other programs.
+//! Serves volumes as disks of other programs.
 //!
 //! ```text
 //!   NBD client ──bytes──▶ nbd::Session ──commands──▶ nbd::Server ──requests──▶ volume::ClientCore

@@ -1,5 +1,5 @@
-//! NBD clients of other projects against the server: `nbdinfo`, `nbdcopy`, `qemu-io`, `qemu-img`, `fio`. The
-//! server is a process of its own, as always; the cluster behind its sockets is in memory.
+//! Tests the server with NBD clients of other projects: `nbdinfo`, `nbdcopy`, `qemu-io`, `qemu-img`, `fio`.
+//! The server is a separate process, as in production; the cluster behind its sockets is in memory.
 
 // A test may start threads and processes.
 #![allow(clippy::disallowed_methods)]
@@ -17,11 +17,11 @@ use cluster::map::ClusterFile;
 use io::ClusterKey;
 use served::{CLUSTER, KEY};
 
-/// Set in the process that is the server: the folder of its sockets.
+/// Environment variable that is set in the server process: the directory of its sockets.
 const SERVER_FOLDER: &str = "ASHLAR_TEST_NBD_SERVER";
 const SIZE: u64 = 256 << 20;
 
-/// The server, with its cluster and folder; ended when dropped.
+/// The server, with its cluster and directory; dropping it stops the server.
 struct Running {
     server: Child,
     folder: PathBuf,

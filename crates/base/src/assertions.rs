@@ -3,10 +3,10 @@
 //! | word | the condition | in a release build |
 //! |---|---|---|
 //! | `assert!` | is proven: if it fails, stopping is safer than going on | panics |
-//! | [`never!`](crate::never) | is believed to be false: the caller survives it if it is true | counts, and continues |
-//! | [`maybe!`](crate::maybe) | is sometimes true, sometimes false: both are right | nothing |
+//! | [`never!`](crate::never) | is believed to be false; the caller handles both | counts, and continues |
+//! | [`maybe!`](crate::maybe) | is sometimes true, sometimes false: both are correct | nothing |
 //!
-//! [`mark!`](crate::mark) is in a rarely taken branch, [`check!`](crate::check) in the one test that
+//! Put [`mark!`](crate::mark) into a rarely taken branch, and [`check!`](crate::check) into the one test that
 //! takes the branch: the test fails once it no longer reaches the branch. Marks are counted by name, for each
 //! thread, and only where debug assertions are on.
 
@@ -23,9 +23,9 @@ thread_local! {
     static MARKS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Returns whether a condition is true that is believed to be always false. The caller handles that
-/// case: `if never!(queue.is_empty()) { return }`. A true condition panics where debug assertions are
-/// on, and is counted elsewhere.
+/// Returns whether a condition is true that is believed to be always false. The caller handles the case that
+/// it is true: `if never!(queue.is_empty()) { return }`. A true condition panics if debug assertions are on;
+/// otherwise it is counted.
 #[macro_export]
 macro_rules! never {
     ($condition:expr) => {{
@@ -37,8 +37,8 @@ macro_rules! never {
     }};
 }
 
-/// States that a condition is sometimes true and sometimes false, where a reader could believe
-/// otherwise. The condition must be a `bool` and is never evaluated.
+/// Documents that a condition is sometimes true and sometimes false, where a reader could believe otherwise.
+/// The condition must be a `bool` and is never evaluated.
 #[macro_export]
 macro_rules! maybe {
     ($condition:expr) => {
@@ -56,7 +56,7 @@ macro_rules! mark {
     };
 }
 
-/// Fails the test at its end unless the test takes the branch with this mark after this point.
+/// Fails the test at its end if the test does not take the branch with this mark after this point.
 #[macro_export]
 macro_rules! check {
     ($name:ident) => {
@@ -64,8 +64,8 @@ macro_rules! check {
     };
 }
 
-/// Handles a condition of [`never!`](crate::never) that is true: counts it, and panics where debug
-/// assertions are on.
+/// Handles a condition of [`never!`](crate::never) that is true: counts it, and panics if debug assertions
+/// are on.
 #[cold]
 pub fn never_happened(condition: &'static str) {
     NEVER_COUNT.with(|count| count.set(count.get() + 1));
@@ -74,7 +74,7 @@ pub fn never_happened(condition: &'static str) {
     }
 }
 
-/// How often, on this thread, a condition of [`never!`](crate::never) was true.
+/// Returns how often, on this thread, a condition of [`never!`](crate::never) was true.
 pub fn never_count() -> u64 {
     NEVER_COUNT.with(Cell::get)
 }
@@ -96,7 +96,7 @@ fn mark_count(name: &str) -> u64 {
     MARKS.with(|marks| marks.borrow().get(name).copied().unwrap_or(0))
 }
 
-/// When dropped, checks that a mark was met since its creation.
+/// Checks on drop that the branch with a mark was taken since this value was created.
 #[must_use]
 pub struct Check {
     #[cfg(debug_assertions)]
@@ -107,7 +107,7 @@ pub struct Check {
 
 #[cfg(debug_assertions)]
 impl Check {
-    /// Starts to watch a mark.
+    /// Begins to watch the branch with this mark.
     pub fn begin(name: &'static str) -> Check {
         Check { name, count_before: mark_count(name) }
     }
@@ -146,7 +146,7 @@ mod tests {
         assert!(!crate::never!(1 > 2));
         assert_eq!(never_count(), 0);
         let result = catch_unwind(|| crate::never!(2 > 1));
-        // With debug assertions it panics; otherwise the caller receives `true`.
+        // With debug assertions `never!` panics; otherwise the caller receives `true`.
         assert_eq!(result.ok(), (!cfg!(debug_assertions)).then_some(true));
         assert_eq!(never_count(), 1);
     }

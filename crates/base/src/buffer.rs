@@ -23,11 +23,11 @@ use std::rc::{Rc, Weak};
 /// Alignment in memory, in bytes: the largest logical block size of a disk.
 pub const ALIGNMENT: usize = 4096;
 
-/// Number of size classes. In units of 4 KiB they are 1, 2, 3, 4, then four to each doubling, up to 4
-/// MiB. So at most a quarter of a buffer is wasted. A larger buffer is not kept.
+/// Number of size classes. In units of 4 KiB they are 1, 2, 3, 4, then four for each doubling, up to a buffer
+/// size of 4 MiB. So at most a quarter of a buffer is wasted. Larger buffers are not pooled.
 const CLASS_COUNT: usize = 36;
 
-/// At most this many bytes of free buffers are kept by one pool.
+/// Maximum number of bytes of free buffers that one pool keeps.
 const FREE_BYTES_MAX: usize = 64 << 20;
 
 /// Lends buffers and takes their memory back. Cloning returns another handle to the same pool.
@@ -101,7 +101,7 @@ impl Drop for Pooled {
     }
 }
 
-/// Returns the capacity of a buffer for `size` bytes, and its class if such buffers are kept.
+/// Returns the capacity of a buffer for `size` bytes, and its class if buffers of that size are pooled.
 fn class_of(size: usize) -> (usize, Option<usize>) {
     let units = size.div_ceil(ALIGNMENT).max(1);
     if units <= 4 {

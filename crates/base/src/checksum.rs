@@ -12,12 +12,12 @@ impl Checksum {
     /// The checksum of a 4 KiB unit of zeros.
     pub const ZERO_UNIT: Checksum = Checksum(0x98f9_4189);
 
-    /// A value read from disk or wire.
+    /// Creates a checksum from a value read from disk or network.
     pub const fn new(value: u32) -> Checksum {
         Checksum(value)
     }
 
-    /// The value as stored.
+    /// Returns the value to store or send.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -29,7 +29,7 @@ impl fmt::Debug for Checksum {
     }
 }
 
-/// CRC-32C of `bytes`.
+/// Computes the CRC-32C of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> Checksum {
     Checksum(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32)
 }
@@ -40,8 +40,8 @@ pub fn checksum_units(data: &[u8], checksums: &mut Vec<Checksum>) {
     checksums.extend(data.chunks_exact(UNIT_SIZE as usize).map(crc32c));
 }
 
-/// Index of the first 4 KiB unit whose data does not match, or `None` if all match.
-/// Requires: one checksum for each unit.
+/// Returns the index of the first 4 KiB unit whose data does not match, or `None` if all match. Requires: one
+/// checksum for each unit.
 pub fn first_mismatch(data: &[u8], checksums: &[Checksum]) -> Option<usize> {
     assert!(data.len() == checksums.len() * UNIT_SIZE as usize);
     data.chunks_exact(UNIT_SIZE as usize)

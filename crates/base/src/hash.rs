@@ -6,16 +6,17 @@
 
 use crate::ids::{ImageId, StripeIndex};
 
-/// Maximum number of PGs in a pool: 2^16. The PG is the top bits of a 32-bit hash.
+/// Maximum number of PGs in a pool: 2^16. The PG number is the top bits of a 32-bit hash.
 pub const PG_COUNT_MAX: u32 = 1 << 16;
 
-/// Hash of one stripe of an image whose seed is `seed`. Frozen: see the golden values in the test.
+/// Returns the hash of one stripe of an image whose seed is `seed`. Frozen: see the golden values in the
+/// test.
 pub const fn stripe_hash(seed: ImageId, stripe: StripeIndex) -> u32 {
     let key = ((seed.get() as u64) << 32) | stripe.get() as u64;
     (mix(mix(key)) >> 32) as u32
 }
 
-/// The PG number of a hash. Requires: `pg_count` is a power of two up to [`PG_COUNT_MAX`].
+/// Returns the PG number of a hash. Requires: `pg_count` is a power of two up to [`PG_COUNT_MAX`].
 pub const fn pg_of_hash(hash: u32, pg_count: u32) -> u32 {
     assert!(pg_count.is_power_of_two());
     assert!(pg_count <= PG_COUNT_MAX);

@@ -1,5 +1,5 @@
-//! Log-linear histogram of durations: 128 steps per power of two, so a value is off by less than 1 %.
-//! Fixed size, mergeable, no allocation after creation.
+//! Log-linear histogram of durations: 128 steps per power of two, so the error of a value is below 1 %. The
+//! size is fixed, histograms can be merged, and nothing is allocated after creation.
 
 use crate::time::Duration;
 
@@ -30,17 +30,17 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// Number of durations counted.
+    /// Returns the number of durations counted.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The longest duration, exactly.
+    /// Returns the longest duration, exactly.
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.max)
     }
 
-    /// The duration that `fraction` (0 to 1) of all durations do not exceed; zero if none was
+    /// Returns the duration that `fraction` (0 to 1) of all durations do not exceed; zero if none was
     /// counted.
     pub fn quantile(&self, fraction: f64) -> Duration {
         let wanted = ((self.count as f64 * fraction).ceil() as u64).clamp(1, self.count.max(1));
@@ -76,7 +76,7 @@ fn bucket_of(value: u64) -> usize {
     (exponent - STEP_BITS + 1) as usize * STEPS + step
 }
 
-/// The largest value that falls into `bucket`.
+/// Returns the largest value that falls into `bucket`.
 fn bucket_end(bucket: usize) -> u64 {
     if bucket < STEPS {
         return bucket as u64;

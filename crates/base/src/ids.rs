@@ -36,12 +36,12 @@ macro_rules! counted_id {
             /// The smallest id.
             pub const FIRST: $name = $name(1);
 
-            /// `None` for 0, which is no valid id.
+            /// Creates an id; returns `None` for 0, which is not a valid id.
             pub const fn new(number: u32) -> Option<$name> {
                 if number == 0 { None } else { Some($name(number)) }
             }
 
-            /// The number; never 0.
+            /// Returns the number; never 0.
             pub const fn get(self) -> u32 {
                 self.0
             }
@@ -109,7 +109,7 @@ counted_id!(
     MonitorId, "mon."
 );
 
-/// Plain counters that are ordered and may be 0 (0: none yet).
+/// A counter type: values are ordered, and 0 means that none was issued yet.
 macro_rules! counter {
     ($(#[$meta:meta])* $name:ident, $inner:ty) => {
         $(#[$meta])*
@@ -119,20 +119,20 @@ macro_rules! counter {
         pub struct $name($inner);
 
         impl $name {
-            /// None yet.
+            /// The value before the first one is issued.
             pub const ZERO: $name = $name(0);
 
-            /// Any number is a valid value.
+            /// Creates a value; any number is valid.
             pub const fn new(number: $inner) -> $name {
                 $name(number)
             }
 
-            /// The number.
+            /// Returns the number.
             pub const fn get(self) -> $inner {
                 self.0
             }
 
-            /// The number after this one. Panics at the end of the range, which no cluster ever
+            /// Returns the number after this one. Panics at the end of the range, which no cluster ever
             /// reaches.
             pub const fn next(self) -> $name {
                 $name(self.0.checked_add(1).expect("the counter outlives every cluster"))
@@ -184,25 +184,25 @@ counter!(
 pub struct Lsn(u64);
 
 impl Lsn {
-    /// Where the journal of a new store begins.
+    /// The position where the journal of a new store begins.
     pub const ZERO: Lsn = Lsn(0);
 
-    /// Any number is a valid value.
+    /// Creates a position; any number is valid.
     pub const fn new(bytes: u64) -> Lsn {
         Lsn(bytes)
     }
 
-    /// The position in bytes.
+    /// Returns the position in bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The position `bytes` further on.
+    /// Returns the position `bytes` further on.
     pub const fn advance(self, bytes: u64) -> Lsn {
         Lsn(self.0.checked_add(bytes).expect("2^64 bytes outlive every disk"))
     }
 
-    /// Bytes from `earlier` to here. Requires: `earlier <= self`.
+    /// Returns the number of bytes from `earlier` to this position. Requires: `earlier <= self`.
     pub const fn since(self, earlier: Lsn) -> u64 {
         self.0.checked_sub(earlier.0).expect("lsn never goes back")
     }
@@ -225,27 +225,27 @@ impl fmt::Debug for Lsn {
 pub struct Position(u8);
 
 impl Position {
-    /// The first one.
+    /// The first position.
     pub const FIRST: Position = Position(0);
-    /// Maximum number of positions in a PG: 16 pieces of data and 4 of parity.
+    /// Maximum number of positions in a PG: 16 data parts and 4 parity parts.
     pub const COUNT_MAX: u8 = 20;
 
-    /// `None` unless `number` is below [`Position::COUNT_MAX`].
+    /// Creates a position; returns `None` unless `number` is below [`Position::COUNT_MAX`].
     pub const fn new(number: u8) -> Option<Position> {
         if number < Position::COUNT_MAX { Some(Position(number)) } else { None }
     }
 
-    /// The number, below [`Position::COUNT_MAX`].
+    /// Returns the number, below [`Position::COUNT_MAX`].
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The number, as an index into lists with one element for each position.
+    /// Returns the number, as an index into lists with one element for each position.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// All possible positions, in order.
+    /// Returns all possible positions, in order.
     pub fn all() -> impl Iterator<Item = Position> + Clone {
         (0..Position::COUNT_MAX).map(Position)
     }
@@ -289,9 +289,9 @@ impl fmt::Debug for Position {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PgId {
-    /// The pool it belongs to.
+    /// The pool that the PG belongs to.
     pub pool: PoolId,
-    /// 0 to the pool's PG count - 1.
+    /// The number of the PG: 0 to the pool's PG count - 1.
     pub number: u32,
 }
 
@@ -327,7 +327,7 @@ impl Version {
     /// The version before the first write.
     pub const ZERO: Version = Version { epoch: Epoch::ZERO, counter: 0 };
 
-    /// The version of the next write of the PG, in `epoch`. Requires: `epoch >= self.epoch`.
+    /// Returns the version of the next write of the PG, in `epoch`. Requires: `epoch >= self.epoch`.
     pub fn next_in(self, epoch: Epoch) -> Version {
         assert!(epoch >= self.epoch);
         Version { epoch, counter: self.counter + 1 }
@@ -351,12 +351,12 @@ impl fmt::Debug for Version {
 pub struct ClusterId(u128);
 
 impl ClusterId {
-    /// Any number is a valid value.
+    /// Creates an id; any number is valid.
     pub const fn new(number: u128) -> ClusterId {
         ClusterId(number)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u128 {
         self.0
     }

@@ -1,8 +1,8 @@
-//! Words that every crate shares: ids, sizes, time, checksums, buffers, histograms, trace events, and
+//! Basic types that all crates share: ids, sizes, time, checksums, buffers, histograms, trace events, and
 //! assertions weaker than `assert!`.
 //!
-//! Nothing here opens a file, reads a clock or draws a random number. The only dependency computes
-//! CRC-32C; its bytes are frozen by a test.
+//! Nothing here opens a file, reads a clock or draws a random number. The only dependency computes CRC-32C; a
+//! test pins its results.
 
 pub mod assertions;
 pub mod buffer;

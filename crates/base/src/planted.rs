@@ -1,12 +1,12 @@
 //! Bugs planted on purpose, to prove that the simulator finds them. See `docs/proof.md`.
 //!
-//! Without the feature `planted`, which only a build of `sim` turns on, `on` is constantly false
-//! and the branches are compiled away.
+//! Without the feature `planted`, which only a build of `sim` turns on, `on` always returns false and the
+//! branches are compiled away.
 
-/// A bug that can be switched on. Each is implemented at one place in the code.
+/// A bug that can be switched on. It is implemented where the code calls `on` with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// Store: a write is answered before it is durable.
+    /// Store: a write is acknowledged before it is durable.
     AckBeforeFlush,
     /// Store: entries that recovery cut or dropped are replayed by the next recovery.
     TailReplayedTwice,
@@ -18,54 +18,54 @@ pub enum Bug {
     FreedBlockReusedEarly,
     /// Store: the journal is trimmed before the checkpoint that replaces it is durable.
     TrimBeforeCheckpoint,
-    /// Store: a large write is answered without waiting for its data to be written.
+    /// Store: a large write is acknowledged without waiting for its data to be written.
     LargeDataNotAwaited,
     /// Store: a block that changed while it was being moved reverts to its content before the change.
     MoveOverwritesNewer,
     /// Store: the old location of a moved block is allocated again before the next durable
     /// checkpoint.
     MovedPlaceReusedEarly,
-    /// Store: a repair's version is journaled in an entry of its own, before its data.
+    /// Store: the version of a repair is journaled in a separate entry, before the data.
     RepairInTwoSteps,
-    /// Store: a lazy write is answered before it is written.
+    /// Store: a lazy write is acknowledged before it is written.
     LazyAckBeforeWrite,
-    /// Store: a repair of a PG is journaled without saying before what the PG has committed.
+    /// Store: a repair is journaled although the committed version of its PG was not journaled first.
     RepairWithoutMarks,
-    /// Store: a checkpoint frees the journal under prepared versions.
+    /// Store: a checkpoint frees journal entries of versions that are still prepared.
     HeadPassesPrepared,
-    /// Store: a checkpoint writes back before the journal says what is committed.
+    /// Store: a checkpoint writes blocks back before the committed versions of the PGs are journaled.
     WriteBackBeforeMarks,
-    /// Store: recovery forgets that a settle took versions back.
+    /// Store: recovery forgets that a settle entry took versions back.
     SettleForgotten,
-    /// Store: recovery does not take the places of prepared versions.
+    /// Store: recovery does not mark the locations of prepared versions as allocated.
     PreparedPlaceNotTaken,
-    /// Store: a block is moved with its prepared versions.
+    /// Store: a block is moved with its prepared content, instead of only its stable content.
     MoveCopiesView,
-    /// Store: the place of a version that was taken back is allocated again before a checkpoint.
+    /// Store: the location of a version that was taken back is allocated again before the next checkpoint.
     RolledBackPlaceReusedEarly,
-    /// Store: recovery keeps what a prepared version of peering replaced.
+    /// Store: recovery keeps the versions that a version prepared during peering had replaced.
     ReplacedVersionsKept,
-    /// Store: the copy of a prepared version counts as another version.
+    /// Store: a journal entry that copies a prepared version is treated as a new version.
     CopyTreatedAsNew,
-    /// Store: a version is accepted although one before it is missing.
+    /// Store: a version is accepted although the version before it is missing.
     GapAccepted,
-    /// Store: a tombstone is dropped although a version is prepared over it.
+    /// Store: a checkpoint drops the tombstone of a block that has a prepared version.
     TombstoneDroppedUnderPrepared,
-    /// Store: what a dropped entry says of committed versions is forgotten.
+    /// Store: recovery ignores the committed version that is recorded in a dropped entry.
     DroppedEntrySaysNothing,
-    /// Store: a checkpoint writes the units of a parity part back, and keeps the old part table.
+    /// Store: a checkpoint writes back the units of a parity part, but keeps its old part table.
     TableNotWrittenBack,
-    /// Store: the part table of a version that was taken back stays.
+    /// Store: the part table of a version is kept although the version was taken back.
     RolledBackTableKept,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
-    /// Node: a fenced session's requests are executed.
+    /// Node: requests of a fenced session are executed.
     FenceIgnored,
     /// Node: the epoch of a request is not compared with the PG's.
     EpochNotCompared,
     /// Node: requests of an epoch older than the PG's are executed.
     OldEpochAccepted,
-    /// Node: a request that carries a newer map revision than this OSD has is executed.
+    /// Node: a request is executed although it carries a newer map revision than this OSD has.
     RevisionNotCompared,
     /// Node: older sessions of an image are served although a newer session acts on a map that this
     /// OSD does not have yet.
@@ -88,18 +88,18 @@ pub enum Bug {
     FencesLostByRestart,
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
     EndedSessionNotFenced,
-    /// Node: writes that begin within a space credit do not reduce it.
+    /// Node: writes that start under a space credit do not reduce the credit.
     CreditNotCounted,
-    /// PG: a write is answered before every acting member has it.
+    /// PG: a write is acknowledged before every acting member has it.
     AckBeforeMembers,
     /// PG: a sync makes only the primary's writes durable, without syncing the other members.
     SyncOfPrimaryAlone,
-    /// PG: the mark passes writes that were answered but are not durable.
+    /// PG: the mark passes writes that were acknowledged but are not durable.
     MarkCountsUnflushed,
     /// PG: a read does not wait for unfinished writes of its units.
     ReadOfUnfinishedWrite,
-    /// PG: a primary with a slow disk answers what another member read, although a later write that is
-    /// part of it has not ended.
+    /// PG: a primary with a slow disk answers a read with another member's data, although that data contains
+    /// a write that is not finished.
     ReadElsewhereIgnoresWrites,
     /// PG: a primary with a slow disk reads from a learner.
     ReadElsewhereFromLearner,
@@ -107,7 +107,7 @@ pub enum Bug {
     LearnerCountedAsMember,
     /// PG: tombstones are dropped while members are missing or being backfilled.
     TombstoneDroppedEarly,
-    /// PG: new versions continue in the epoch of the adopted writes, so that some are issued twice.
+    /// PG: new versions continue in the epoch of the adopted writes, so that some versions are issued twice.
     CounterReusedAfterRestart,
     /// PG: a returning member keeps writes that were never adopted.
     DivergenceKept,
@@ -146,53 +146,55 @@ pub enum Bug {
     LeadershipTakenOver,
     /// Store: a pause of the whole host counts as time in which the disk did not respond.
     PauseCountedAsAge,
-    /// Volume: a write cut at a stripe edge is answered when its first part is done.
+    /// Volume: a write that is cut at a stripe edge is acknowledged when its first part is done.
     PartAnsweredForWhole,
     /// PG: a resumed backfill forgets the blocks that had to be copied whole.
     WholeForgotten,
-    /// Node: a giver that grants a shorter lease forgets the longer one before it.
+    /// Node: a giver that grants a shorter lease forgets the longer lease that it granted before.
     LeaseShortenedAtOnce,
-    /// Node: after a restart a giver waits as if it had given only leases of the default span.
+    /// Node: after a restart a giver waits only for leases of the default length, although it may have
+    /// granted longer leases.
     LongerLeaseForgotten,
     /// Node: a session that was already forgotten is served over an old connection.
     ForgottenSessionServed,
     /// Cluster: a session that was closed with unanswered changes is not fenced.
     UncleanCloseNotFenced,
-    /// PG: a learner keeps its cursor without the blocks that are still to be copied whole.
+    /// PG: a learner records its cursor without the blocks that must still be copied whole.
     WholeNotKept,
-    /// Volume: a sync is taken to cover writes that were acknowledged while it was in flight.
+    /// Volume: a sync is assumed to cover writes that were acknowledged while it was in flight.
     SyncCoversLaterWrites,
     /// PG: a listing treats blocks of equal version as equal, even above the version up to which the
-    /// learner's blocks can be relied on.
+    /// learner's blocks are reliable.
     EqualVersionBelieved,
-    /// PG: a learner records the version it has reached before its cursor as reached for all blocks.
+    /// PG: a learner records the version that only the blocks before its cursor have reached as reached by
+    /// all blocks.
     CompleteWithCursor,
-    /// Cluster: a volume is attached although a lazy holder, whose connection is lost, still has it.
+    /// Cluster: a volume is attached although a disconnected lazy holder still has it.
     AbsentHolderPassedOver,
-    /// PG: a scrub compares a key while changes of it are in flight.
+    /// PG: a scrub compares a key while changes to it are in flight.
     ScrubWithoutTurn,
     /// PG: a scrub repairs members from the first one that can be read, without a majority.
     ScrubBelievesFirst,
-    /// PG: the note on scrubs does not list the damage that was found.
+    /// PG: the durable note on scrubs does not list the damage that was found.
     DamageForgotten,
-    // In pools with parity; the random test of one PG finds these.
-    /// PG: a data member makes the difference as if its part had held nothing.
+    // The bugs below affect pools with parity; the random test of a single PG finds them.
+    /// PG: a data member computes the change of parity as if its part had held only zeros.
     ParityFromStaleData,
     /// PG: a member makes a version stable before all acting members have it.
     CommitBeforeAllHaveIt,
-    /// PG: what goes forward is stable at once.
+    /// PG: a write that peering carries forward is made stable at once, instead of prepared.
     ForwardAsStable,
-    /// PG: a read does not wait for its turn beside a write of another part of the stripe.
+    /// PG: a read does not wait for an earlier write of another part of the same stripe.
     ReadBesideSibling,
-    /// PG: a parity learner takes a change of a stripe that it does not have yet.
+    /// PG: a parity learner receives the change of a stripe that backfill has not copied yet.
     DeltaToUnfilledLearner,
-    /// PG: a stripe whose change a parity learner skipped is not filled.
+    /// PG: a stripe is not backfilled although the parity learner skipped a change of it.
     SkippedNotFilled,
-    /// PG: the mark passes a learner that was reported complete.
+    /// PG: the mark advances without waiting for a learner that was reported complete.
     MarkWithoutBoundLearner,
-    /// PG: learners are filled with what the primary's index lists.
+    /// PG: learners are backfilled only with the blocks that the primary's own index lists.
     FillFromOwnIndex,
-    /// PG: a member that takes another position counts as having the data of that position.
+    /// PG: a member whose position changed counts as holding the data of the new position.
     RoleContentKept,
 }
 

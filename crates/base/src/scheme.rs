@@ -16,18 +16,18 @@ use std::str::FromStr;
 use crate::ids::{ParseIdError, Position};
 use crate::size::{BlockSize, KIB, MIB, Size};
 
-/// Most copies that a pool may have.
+/// Maximum number of copies in a pool.
 pub const COPIES_MAX: u8 = 8;
-/// Fewest data parts of a stripe: with one, all parity would be a copy of it.
+/// Minimum number of data parts of a stripe: with only one, all parity would be a copy of it.
 pub const DATA_COUNT_MIN: u8 = 2;
-/// Most data parts of a stripe.
+/// Maximum number of data parts of a stripe.
 pub const DATA_COUNT_MAX: u8 = 16;
-/// Most parity parts of a stripe.
+/// Maximum number of parity parts of a stripe.
 pub const PARITY_COUNT_MAX: u8 = 4;
-/// Most bytes of data in a stripe: it fits one message.
+/// Maximum number of bytes of data in a stripe, so that a stripe fits in one message.
 pub const STRIPE_BYTES_MAX: u64 = 4 * MIB;
-/// Smallest block of a pool with parity: stored with each parity part is a table of the versions and written
-/// units of all data parts, which must stay small beside the part.
+/// Minimum block size of a pool with parity. Each parity part is stored with a table of the versions and
+/// written units of all data parts, which must stay small compared with the part.
 pub const PARITY_BLOCK_BYTES_MIN: u64 = 64 * KIB;
 
 const _: () = assert!(DATA_COUNT_MAX + PARITY_COUNT_MAX <= Position::COUNT_MAX);
@@ -37,12 +37,12 @@ const _: () = assert!(COPIES_MAX <= Position::COUNT_MAX);
 /// same forms.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Scheme {
-    /// Every member has the whole block.
+    /// Every member holds the whole block.
     Copies {
-        /// Number of members.
+        /// Number of copies, one for each member.
         count: u8,
     },
-    /// Data parts, and their sum.
+    /// Data parts, and one parity part: the XOR of all data parts.
     Xor {
         /// Number of data parts.
         data: u8,
@@ -74,7 +74,7 @@ impl Scheme {
         checked(Scheme::ReedSolomon { data, parity })
     }
 
-    /// Checks the counts.
+    /// Checks that the numbers of copies or parts are within the limits.
     pub fn check(self) -> Result<(), String> {
         let data = |data| match (DATA_COUNT_MIN..=DATA_COUNT_MAX).contains(&data) {
             true => Ok(()),
@@ -98,7 +98,7 @@ impl Scheme {
         }
     }
 
-    /// Checks the scheme, and whether its stripes may consist of blocks of this size.
+    /// Checks the scheme, and that its stripes may consist of blocks of this size.
     pub fn check_block_size(self, block_size: BlockSize) -> Result<(), String> {
         self.check()?;
         if self.is_whole_everywhere() {
@@ -119,8 +119,8 @@ impl Scheme {
         Ok(())
     }
 
-    /// Checks whether a pool that has data may get another scheme: only more parity parts of the same code.
-    /// The parity parts that it has stay as they are.
+    /// Checks whether a pool that has data may change to another scheme. Only parity parts of the same code
+    /// can be added; the existing parity parts stay as they are.
     pub fn check_change(self, wanted: Scheme) -> Result<(), String> {
         wanted.check()?;
         match (self, wanted) {
@@ -148,7 +148,7 @@ impl Scheme {
         }
     }
 
-    /// Number of members whose content suffices for all data, `k`; 1 with copies.
+    /// Returns the number of members that suffice to read all data, `k`; 1 with copies.
     pub const fn data_count(self) -> u32 {
         match self {
             Scheme::Copies { .. } => 1,
@@ -156,12 +156,12 @@ impl Scheme {
         }
     }
 
-    /// Number of members that may be lost, `m`; one less than the copies.
+    /// Returns the number of members that may be lost, `m`; with copies, one less than their number.
     pub const fn parity_count(self) -> u32 {
         self.position_count() - self.data_count()
     }
 
-    /// Number of members of a PG: the copies, or `k + m`.
+    /// Returns the number of members of a PG: the number of copies, or `k + m`.
     pub const fn position_count(self) -> u32 {
         match self {
             Scheme::Copies { count } => count as u32,
@@ -170,13 +170,14 @@ impl Scheme {
         }
     }
 
-    /// Whether every member holds all of a block: then blocks are stripes, and all positions are alike.
+    /// Whether every member holds the whole block: then a stripe is one block, and all positions are
+    /// equivalent.
     pub const fn is_whole_everywhere(self) -> bool {
         matches!(self, Scheme::Copies { .. })
     }
 
-    /// Whether the member at a position can serve clients with what it holds: all can with copies, those of
-    /// data parts with parity.
+    /// Whether the member at a position can serve reads from its own data. With copies every member can; with
+    /// parity only the members that hold data parts.
     pub const fn has_data(self, position: Position) -> bool {
         match self {
             Scheme::Copies { .. } => true,
@@ -184,9 +185,9 @@ impl Scheme {
         }
     }
 
-    /// Fewest members that may acknowledge a write, unless the operator says otherwise. One more than it
-    /// takes to have the data, so that the next loss costs nothing; but two copies, and one parity part,
-    /// serve while one member is lost.
+    /// Returns the default of the minimum number of members that may acknowledge a write: one more than
+    /// needed to read the data, so that the loss of one more member loses no write. Pools with at most two
+    /// copies or one parity part have no such reserve, so that they stay available while one member is lost.
     pub const fn min_size_default(self) -> u32 {
         match self {
             Scheme::Copies { count } if count <= 2 => 1,
@@ -196,17 +197,17 @@ impl Scheme {
         }
     }
 
-    /// Fewest and most that the minimum size may be.
+    /// Returns the smallest and the largest allowed minimum size.
     pub const fn min_size_limits(self) -> (u32, u32) {
         (self.data_count(), self.position_count())
     }
 
-    /// Bytes of data in a stripe.
+    /// Returns the number of bytes of data in a stripe.
     pub const fn stripe_bytes(self, block_size: BlockSize) -> u64 {
         block_size.bytes() * self.data_count() as u64
     }
 
-    /// Bytes of data for which `raw` bytes on disks suffice, rounded down.
+    /// Returns the number of bytes of data that fit in `raw` bytes of disk space, rounded down.
     pub const fn usable_bytes(self, raw: u64) -> u64 {
         if self.position_count() == 0 {
             return 0;
@@ -242,7 +243,7 @@ impl FromStr for Scheme {
     }
 }
 
-/// A scheme is its text. A number is read, too: that many copies.
+/// A scheme is serialized as its text form. A number is also accepted: that many copies.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Scheme {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
@@ -276,7 +277,7 @@ fn checked(scheme: Scheme) -> Result<Scheme, ParseIdError> {
     Ok(scheme)
 }
 
-/// Reads `4+2`.
+/// Parses the two numbers of a form such as `4+2`.
 fn parts(text: &str) -> Result<(u8, u8), ParseIdError> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let numbers =

@@ -2,9 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-/// Returns the seeds that a test runs: those of the environment variable `SEEDS=A..B`, both ends
-/// included, or `fixed` if it is not set. Panics if the variable is malformed; running `fixed`
-/// instead would hide that the chosen seeds did not run.
+/// Returns the seeds that a test runs: those of the environment variable `SEEDS=A..B`, both ends included, or
+/// `fixed` if the variable is not set. Panics if the variable is malformed: running `fixed` instead would
+/// hide that the requested seeds did not run.
 pub fn seeds(fixed: RangeInclusive<u64>) -> RangeInclusive<u64> {
     match std::env::var("SEEDS") {
         Ok(text) => parse(&text).unwrap_or_else(|why| panic!("SEEDS: {why}")),

@@ -29,10 +29,10 @@ impl BlockSize {
     pub const MIN: BlockSize = BlockSize { shift: 14 };
     /// Largest block.
     pub const MAX: BlockSize = BlockSize { shift: 20 };
-    /// 128 KiB.
+    /// The default size: 128 KiB.
     pub const DEFAULT: BlockSize = BlockSize { shift: 17 };
 
-    /// `None` unless `bytes` is a power of two from 16 KiB to 1 MiB.
+    /// Creates a block size; returns `None` unless `bytes` is a power of two from 16 KiB to 1 MiB.
     pub const fn new(bytes: u64) -> Option<BlockSize> {
         if !bytes.is_power_of_two() {
             return None;
@@ -40,7 +40,7 @@ impl BlockSize {
         BlockSize::from_shift(bytes.trailing_zeros() as u8)
     }
 
-    /// `None` unless `shift` is 14 to 20.
+    /// Creates a block size; returns `None` unless `shift` is 14 to 20.
     pub const fn from_shift(shift: u8) -> Option<BlockSize> {
         if shift < BlockSize::MIN.shift || shift > BlockSize::MAX.shift {
             return None;
@@ -48,17 +48,17 @@ impl BlockSize {
         Some(BlockSize { shift })
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.shift
     }
 
-    /// log2 of the size in bytes.
+    /// Returns log2 of the size in bytes.
     pub const fn shift(self) -> u8 {
         self.shift
     }
 
-    /// Number of 4 KiB units in a block: 4 to 256.
+    /// Returns the number of 4 KiB units in a block: 4 to 256.
     pub const fn unit_count(self) -> u32 {
         1 << (self.shift - 12)
     }

@@ -1,5 +1,5 @@
-//! The content of a log line, without its time and its process. Logic has no clock and no files, so it
-//! returns such an event to its owner as an effect.
+//! The content of a log line, without the time and the process. Logic has no clock and no files, so it
+//! returns a trace event to its owner as an effect.
 //!
 //! Events are rare: they mark the beginning or end of a state, never a single request. So logic
 //! creates them at every level, and the writer of the log drops those below the chosen level.
@@ -23,7 +23,7 @@ impl Level {
     /// All levels, the most important first.
     pub const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
 
-    /// The name of the level in settings and log lines.
+    /// Returns the name of the level in settings and log lines.
     pub const fn name(self) -> &'static str {
         match self {
             Level::Error => "error",
@@ -33,12 +33,12 @@ impl Level {
         }
     }
 
-    /// The level with this name.
+    /// Returns the level with this name.
     pub fn named(name: &str) -> Option<Level> {
         Level::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// The index of the level in [`Level::ALL`].
+    /// Returns the index of the level in [`Level::ALL`].
     pub const fn index(self) -> u8 {
         self as u8
     }
@@ -61,9 +61,9 @@ impl std::str::FromStr for Level {
 /// An event that is worth a line in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceEvent {
-    /// Its importance.
+    /// The importance of the event.
     pub level: Level,
-    /// What happened. Always the same words, so that a log can be searched for them.
+    /// What happened. The wording never varies, so that a log can be searched for it.
     pub what: &'static str,
     /// Details: the ids and numbers that the event concerns.
     pub fields: Vec<(&'static str, Field)>,
@@ -79,22 +79,22 @@ pub enum Field {
 }
 
 impl TraceEvent {
-    /// See [`Level::Error`].
+    /// Creates an event of [`Level::Error`].
     pub fn error(what: &'static str) -> TraceEvent {
         TraceEvent::new(Level::Error, what)
     }
 
-    /// See [`Level::Warn`].
+    /// Creates an event of [`Level::Warn`].
     pub fn warn(what: &'static str) -> TraceEvent {
         TraceEvent::new(Level::Warn, what)
     }
 
-    /// See [`Level::Info`].
+    /// Creates an event of [`Level::Info`].
     pub fn info(what: &'static str) -> TraceEvent {
         TraceEvent::new(Level::Info, what)
     }
 
-    /// See [`Level::Debug`].
+    /// Creates an event of [`Level::Debug`].
     pub fn debug(what: &'static str) -> TraceEvent {
         TraceEvent::new(Level::Debug, what)
     }
@@ -104,12 +104,12 @@ impl TraceEvent {
         TraceEvent { level, what, fields: Vec::new() }
     }
 
-    /// Adds an id or a text.
+    /// Adds a field with an id or a text.
     pub fn with(self, name: &'static str, text: impl fmt::Display) -> TraceEvent {
         self.and(name, Field::Text(text.to_string()))
     }
 
-    /// Adds a number.
+    /// Adds a field with a number.
     pub fn number(self, name: &'static str, number: impl Into<u64>) -> TraceEvent {
         self.and(name, Field::Number(number.into()))
     }
@@ -120,7 +120,7 @@ impl TraceEvent {
         self
     }
 
-    /// Adds a list, unless it is empty.
+    /// Adds a field with a list, unless the list is empty.
     pub fn list<T: fmt::Display>(
         self,
         name: &'static str,

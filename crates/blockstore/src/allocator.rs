@@ -59,12 +59,12 @@ impl SizeSet {
         self.shifts |= 1 << size.shift();
     }
 
-    /// The sizes that are in either set.
+    /// Returns the sizes that are in either set.
     pub fn union(self, other: SizeSet) -> SizeSet {
         SizeSet { shifts: self.shifts | other.shifts }
     }
 
-    /// The sizes in order.
+    /// Returns the sizes in order.
     pub fn iter(self) -> impl Iterator<Item = BlockSize> {
         (BlockSize::MIN.shift()..=BlockSize::MAX.shift())
             .filter_map(BlockSize::from_shift)
@@ -90,7 +90,7 @@ struct Segment {
     reserved: u64,
     /// log2 of the block size; 0 while the segment is not in use.
     shift: u8,
-    /// Its blocks are being moved elsewhere.
+    /// Whether the blocks of the segment are being moved elsewhere.
     is_leaving: bool,
 }
 
@@ -312,9 +312,9 @@ impl Allocator {
         self.bare_empty_count += usize::from(is_bare && new.shift == 0);
     }
 
-    /// Marks a place as allocated, and as reserved, because a place that the index refers to has its space.
-    /// Returns false if the place is outside the area or already allocated, or if its segment holds another
-    /// block size.
+    /// Marks a place as allocated and reserved; places that the index refers to always have space. Returns
+    /// false if the place is outside the area or already allocated, or if its segment holds another block
+    /// size.
     pub fn take(&mut self, location: u32, block_size: BlockSize) -> bool {
         let Some((index, step)) = self.slot(location, block_size) else { return false };
         let segment = self.segments[index as usize];
@@ -418,7 +418,7 @@ impl Allocator {
         self.is_sparse
     }
 
-    /// Bytes of the data area.
+    /// Returns the size of the data area, in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.segments.len() as u64 * SEGMENT_SIZE
     }
@@ -438,12 +438,12 @@ impl Allocator {
         self.segment_counts[0]
     }
 
-    /// Bytes of allocated blocks.
+    /// Returns the bytes of allocated blocks.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.iter().sum()
     }
 
-    /// Bytes of allocated blocks of this size.
+    /// Returns the bytes of allocated blocks of this size.
     pub fn used_bytes_of(&self, shift: u8) -> u64 {
         self.used_bytes[shift as usize]
     }
@@ -489,7 +489,7 @@ mod tests {
         let mut allocator = Allocator::new(4 * MIB, true);
         assert!(!allocator.can_allocate(SMALL));
         assert_eq!(allocator.allocate(SMALL), None);
-        // A block in the index has its space.
+        // A place that the index refers to counts as reserved.
         assert!(allocator.take(64, SMALL));
         let next = |allocator: &Allocator, size| allocator.to_reserve(size, 2 * MIB);
         assert_eq!(next(&allocator, LARGE), Some(0..64), "the next one is in use");

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   index      what a block is: version, size, place            (always in memory)
-//!   overlays   where its changed units are, over its leaf       (until a checkpoint wrote them)
+//!   overlays   where its changed units are, over its leaf       (until a checkpoint has written them)
 //!   area       which places are taken, freed, ready             (rebuilt from the index)
 //!   damage     which units reads found damaged                  (until they are written again)
 //! ```
 //!
 //! One entry of the journal is one [`Change`]; [`Blocks::apply`] is the only way in which requests and
-//! recovery change a block. A new kind of entry gets an arm there.
+//! recovery change a block. A new kind of entry needs a match arm there.
 //!
 //! Invariants
 //!   1. The place that the index records for a block is allocated to this block, and to no other.
@@ -48,7 +48,7 @@ pub struct Change<'a> {
 pub struct Blocks {
     index: Index,
     overlays: Overlays,
-    /// Versions above the index and the overlays, which may still be taken back.
+    /// Versions on top of the index and the overlays, which may still be rolled back.
     pub prepared: Prepared,
     pub area: DataArea,
     pub damage: Damage,
@@ -83,7 +83,8 @@ impl Blocks {
         self.index.get(key)
     }
 
-    /// Returns where the units of the block are as of a state, without its leaf.
+    /// Returns the overlays that locate the block's units in the state selected by `as_of`; its leaf is not
+    /// read.
     pub fn layers(&self, key: &BlockKey, as_of: AsOf) -> Layers<'_> {
         Layers { prepared: self.prepared.as_of(key, as_of), ..self.overlays.layers(key) }
     }
@@ -182,7 +183,8 @@ impl Blocks {
         self.put(change, key, LOCATION_NONE, true);
     }
 
-    /// Applies a repair or a committed version: the units in it get its content, others stay.
+    /// Applies a repair or a committed version: it replaces the units that the entry covers; other units
+    /// stay.
     fn repair(&mut self, change: &Change<'_>, key: BlockKey) {
         let header = change.header;
         let block_size = header.block_size.expect("the format demands it");
@@ -238,7 +240,7 @@ impl Blocks {
         self.forget_damage(header, location, &key);
     }
 
-    /// Forgets the damage of units that the entry wrote.
+    /// Removes the records of damage of units that the entry wrote.
     fn forget_damage(&mut self, header: &EntryHeader, location: u32, key: &BlockKey) {
         let first = header.offset / UNIT_SIZE as u32;
         match header.kind {
@@ -263,7 +265,7 @@ impl Blocks {
         self.index.set(key, info);
     }
 
-    /// Sets the part table of a block, for a planted bug.
+    /// Sets the part table of a block. Used by a planted bug.
     pub fn set_table(&mut self, key: BlockKey, table: Box<[u8]>) {
         self.overlays.change(key, |overlay| overlay.table = Some(table));
     }
@@ -274,14 +276,15 @@ impl Blocks {
         self.overlays.change(key, |_| {});
     }
 
-    /// Gives back a place that nothing in the index refers to, after a checkpoint that begins later.
+    /// Gives back a place that nothing in the index refers to. It becomes free with a checkpoint that begins
+    /// later.
     pub fn gives_back_place(&mut self, location: u32, block_size: BlockSize) {
         self.gives_back = true;
         self.area.free(location, block_size, true);
     }
 
-    /// Records that tombstones of the PG up to `floor` are not needed. The checkpoint that drops them is
-    /// requested here, because a full store accepts no writes that would start it.
+    /// Records that tombstones of the PG up to `floor` are no longer needed. Requests the checkpoint that
+    /// drops them, because a full store accepts no writes that would start it.
     pub fn on_floor(&mut self, pg: PgId, floor: Version) {
         self.gives_back |= self.index.tombstones_up_to(pg, floor).next().is_some();
     }
@@ -324,8 +327,8 @@ impl Blocks {
         self.damage.found(key, lost);
     }
 
-    /// Frees the place of a frozen block that was zeroed completely, piece by piece, with this checkpoint.
-    /// Requires: the block has a place, and has not changed since.
+    /// Frees the place of a frozen block that has been zeroed completely in several steps, with this
+    /// checkpoint. Requires: the block has a place, and has not changed since it was frozen.
     pub fn free_emptied(&mut self, key: BlockKey, info: BlockInfo) -> (BlockInfo, Freed) {
         assert!(info.location != LOCATION_NONE);
         self.area.count_freed(info.block_size, true);
@@ -336,7 +339,7 @@ impl Blocks {
         (info, freed)
     }
 
-    /// Ends a checkpoint that is durable, and frees the places that it no longer refers to.
+    /// Handles the end of a durable checkpoint: frees the places that the checkpoint no longer refers to.
     pub fn on_checkpoint(&mut self, freed: Vec<Freed>) {
         self.overlays.drop_frozen();
         self.area.on_checkpoint(freed);
@@ -362,8 +365,9 @@ impl Blocks {
         Ok(())
     }
 
-    /// Marks a place as allocated. Blocks in the way are removed if they are freed, or if a checkpoint took
-    /// their place away because they were emptied, which `is_emptied` reports. The error is for the operator.
+    /// Marks a place as allocated. Other blocks at this place are removed if they were freed, or if a
+    /// checkpoint took away their place because they were emptied (`is_emptied`). The error is for the
+    /// operator.
     pub fn occupy(
         &mut self,
         location: u32,
@@ -435,8 +439,8 @@ pub fn lay(overlay: &mut Overlay, change: &Change<'_>, is_all: bool) {
     }
 }
 
-/// Returns the number of rows of the block's part table after an entry, if it was `old` before. An entry
-/// without a table keeps the old one, except a deletion.
+/// Returns the number of rows of the block's part table after an entry. `old`: the block before the entry. An
+/// entry without a table keeps the old table, except a deletion.
 pub fn table_rows_over(header: &EntryHeader, old: Option<BlockInfo>) -> u8 {
     match header.block_size {
         _ if is_deletion(header.kind) => 0,
@@ -455,7 +459,7 @@ fn is_deletion(kind: EntryKind) -> bool {
     matches!(kind, EntryKind::Delete | EntryKind::RepairTombstone | EntryKind::PrepareDelete)
 }
 
-/// Whether the block holds nothing but these units after a repair of them.
+/// Whether the block holds only these units after a repair that covers them.
 pub fn replaces_all(old: Option<BlockInfo>, block_size: BlockSize, units: &UnitSet) -> bool {
     units.count() == block_size.unit_count() || location_of(old) == LOCATION_NONE
 }

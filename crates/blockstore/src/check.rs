@@ -28,7 +28,7 @@ pub struct CheckReport {
 /// One thing that is wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// How bad.
+    /// How bad the finding is.
     pub severity: Severity,
     /// For the operator: what is wrong, where, and what to do.
     pub text: String,
@@ -70,7 +70,7 @@ pub struct Inspection {
     pub blocks: u64,
     /// Number of tombstones.
     pub tombstones: u64,
-    /// Number of versions that may still be taken back.
+    /// Number of versions that may still be rolled back.
     pub prepared: u64,
     /// Number of notes.
     pub notes: u64,

@@ -2,9 +2,9 @@
 //! be freed.
 //!
 //! ```text
-//!   gather: data of old prepared versions is read
+//!   gather: reads data of old prepared versions
 //!     ▼
-//!   begin: old prepared versions are journaled again, and what is committed; live overlays become frozen;
+//!   begin: journals copies of old prepared versions, and what PGs have committed; freezes the live overlays;
 //!     │    new changes go to new overlays
 //!     ▼
 //!   Durable ─▶ Recorded ─▶ WriteBack ─▶ FlushData ─▶ Leaves ─▶ Streams ─▶ FlushPages ─▶ Root ─▶ FlushRoot ─▶ trim
@@ -14,8 +14,8 @@
 //!   1. A checkpoint writes nothing before everything up to its lsn is durable and recorded as durable.
 //!   2. Data in places is flushed before a page that refers to it is written; pages are flushed before the
 //!      root; the root is flushed before the journal is trimmed and freed space is reused.
-//!   3. Write-back overwrites only units whose new data is still in the journal, so after a crash at any
-//!      moment it is replayed.
+//!   3. Write-back overwrites only units whose new data is still in the journal, so a crash at any moment is
+//!      repaired by replay.
 
 mod copies;
 mod leaf_groups;
@@ -41,7 +41,7 @@ use crate::pages::LeafGroupId;
 use crate::parts::Parts;
 use crate::pg_records::PgRecordMap;
 
-/// Page writes in flight at once.
+/// Maximum number of page writes in flight.
 const PAGE_WRITES_MAX: usize = 64;
 
 /// The result of a step. The error tells the operator why the store stops.
@@ -49,9 +49,9 @@ pub type Progress = Result<(), String>;
 
 /// A checkpoint being made.
 pub struct Checkpoint {
-    /// The checkpoint contains everything before this lsn that is committed.
+    /// The checkpoint contains every change before this lsn, except versions that are still prepared.
     until: Lsn,
-    /// `until`, or the oldest prepared version when the checkpoint began: the journal is kept from here on.
+    /// The journal is kept from this lsn on: `until`, or the oldest prepared version if that is lower.
     replay: Lsn,
     /// Checksum of the last entry before `replay`.
     previous: Checksum,
@@ -77,8 +77,9 @@ struct PageWrite {
 enum Stage {
     /// Waits until everything before `until` is durable.
     Durable,
-    /// Waits until an entry that records this is itself durable. Write-back then changes places that large
-    /// writes wrote; recovery must no longer verify these places against those writes.
+    /// Waits until the entry is durable that records the durability of everything before `until`. Write-back
+    /// then changes places that large writes wrote; recovery must no longer verify these places against those
+    /// writes.
     Recorded(Lsn),
     /// Waits for write-back of journal data into the blocks' places.
     WriteBack(WriteBack),
@@ -98,10 +99,10 @@ enum Stage {
     Finished(Root),
 }
 
-/// The streams being written. The directory may be long: it is written a bounded number of pages at a time,
-/// and from its end, because each page refers to the next.
+/// The streams being written. The directory may be long, so a bounded number of its pages is written at a
+/// time. It is written from its end, because each page refers to the next.
 struct Streams {
-    /// Refers to the part of the directory that is written so far.
+    /// Refers to the part of the directory that has been written so far.
     root: Root,
     /// Bytes at the front of the directory that are still to be written.
     rest: u64,
@@ -179,7 +180,7 @@ impl Checkpoint {
             }
             Stage::Leaves(_) => self.step_leaves(parts, io),
             Stage::Streams(_) => self.step_streams(parts, io),
-            // These stages end in `on_done`, when their single operation ends.
+            // These stages end in `on_done`, when their only operation finishes.
             Stage::FlushData | Stage::FlushPages(_) | Stage::Root(_) | Stage::FlushRoot(_) => {
                 Ok(false)
             }
@@ -187,7 +188,7 @@ impl Checkpoint {
         }
     }
 
-    /// Handles the successful end of one of the checkpoint's operations.
+    /// Handles an operation of the checkpoint that succeeded.
     pub fn on_done(&mut self, purpose: Purpose, parts: &mut Parts, io: &mut Io<'_>) {
         match (&mut self.stage, purpose) {
             (Stage::WriteBack(work), Purpose::WriteBack) => work.on_written(),

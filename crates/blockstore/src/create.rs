@@ -7,7 +7,7 @@ use format::disk::{Area, PAGE_SIZE, Root, SUPERBLOCK_OFFSETS, StreamRef, Superbl
 use crate::pages::ROOT_PAGES;
 use crate::{CommitMode, StoreId};
 
-/// Smallest store, in bytes.
+/// Minimum size of a store, in bytes.
 pub const STORE_SIZE_MIN: u64 = 128 * MIB;
 
 /// The options that are fixed when a store is created.
@@ -43,17 +43,17 @@ pub struct Created {
 /// Why no store can be created with these options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CreateError {
-    /// Smaller than [`STORE_SIZE_MIN`].
+    /// The size is smaller than [`STORE_SIZE_MIN`].
     TooSmall {
         /// The size that was given, in bytes.
         size: u64,
     },
-    /// Larger than the format can address.
+    /// The size is larger than the format can address.
     TooLarge {
         /// The size that was given, in bytes.
         size: u64,
     },
-    /// Neither 512 nor 4096.
+    /// The sector size is neither 512 nor 4096.
     SectorSize(u32),
 }
 
@@ -84,7 +84,7 @@ const JOURNAL_SIZE_MAX: u64 = GIB;
 /// the smallest blocks, which take about 1/50 (a test computes it), and also notes and tombstones.
 const CHECKPOINTS_SHARE: u64 = 48;
 const CHECKPOINTS_SIZE_MIN: u64 = 4 * MIB;
-/// A location is a 32-bit number of 16 KiB steps.
+/// Maximum size of a store: a location is a 32-bit number of 16 KiB steps.
 const STORE_SIZE_MAX: u64 = 63 * TIB;
 
 /// Returns the areas of a store of this size: journal, checkpoints, data.
@@ -192,7 +192,8 @@ mod tests {
             let records = count * format::disk::record_size(BlockSize::MIN, true) as u64;
             let room = crate::record_room::record_bytes_sure(checkpoints.size);
             assert!(records <= room, "{records} of {room} bytes in a store of {size}");
-            // A note of the largest size, and one tombstone for every 50 blocks.
+            // Besides the records of blocks: the largest possible note, and one tombstone for every 50
+            // blocks.
             let others = crate::NOTE_SIZE_MAX as u64
                 + count / 50 * format::disk::record_size(BlockSize::MIN, false) as u64;
             assert!(size < GIB / 2 || records + others <= room, "in a store of {size}");

@@ -1,4 +1,4 @@
-//! Units that reads found damaged, until they are written again.
+//! Units that reads found damaged and that have not been written since.
 //!
 //! Invariant: no block is listed without a damaged unit.
 
@@ -30,7 +30,7 @@ impl Damage {
         self.units.get(key).copied().unwrap_or_default()
     }
 
-    /// Remembers units that cannot be read. Requires: at least one.
+    /// Records units that cannot be read. Requires: at least one unit.
     pub fn found(&mut self, key: BlockKey, units: UnitSet) {
         assert!(!units.is_empty());
         let known = self.units.entry(key).or_default();
@@ -40,12 +40,12 @@ impl Damage {
         }
     }
 
-    /// Forgets the damage of a block whose content was replaced.
+    /// Removes the damage records of a block whose content was replaced.
     pub fn forget(&mut self, key: &BlockKey) {
         self.units.remove(key);
     }
 
-    /// Forgets the damage of units whose content was replaced.
+    /// Removes the damage records of units whose content was replaced.
     pub fn forget_units(&mut self, key: &BlockKey, units: impl Iterator<Item = u32>) {
         let Some(damaged) = self.units.get_mut(key) else { return };
         units.for_each(|unit| damaged.remove(unit));

@@ -1,7 +1,7 @@
 //! The data area: which places are in use, which are being freed, and how much space writes can rely on.
 //!
 //! A store reports that it is full while it still has a reserve, of blocks in the data area and of records in
-//! the checkpoint area. PGs then give no more versions to writes. Writes that already have a version,
+//! the checkpoint area. PGs then assign no more versions to writes. Writes that already have a version,
 //! deletions and repairs use the reserve; a request is refused, before anything changes, only when the
 //! reserve is used up too.
 //!
@@ -142,8 +142,8 @@ impl DataArea {
         self.offset + location as u64 * LOCATION_STEP
     }
 
-    /// Stops the allocation of places for now, because an unreadable page may refer to places that look
-    /// free.
+    /// Stops the allocation of places until the next checkpoint, because an unreadable page may refer to
+    /// places that look free.
     pub fn hold_places(&mut self) {
         self.holds_places = true;
     }
@@ -160,7 +160,7 @@ impl DataArea {
         self.reserving.wanted = self.reserving.wanted.union(sizes);
     }
 
-    /// Notes that blocks of this size need places, so that space is reserved for them. Returns whether
+    /// Records that blocks of this size need places, so that space is reserved for them. Returns whether
     /// there is a place now.
     pub fn want_place(&mut self, size: BlockSize) -> bool {
         self.reserving.wanted.insert(size);
@@ -171,7 +171,7 @@ impl DataArea {
         has_place
     }
 
-    /// Forgets, after a pass of moves, which block sizes found no place.
+    /// Clears the list of block sizes that found no place. Called after a pass of moves.
     pub fn forget_unplaced(&mut self) {
         self.unplaced = SizeSet::default();
     }
@@ -186,7 +186,7 @@ impl DataArea {
         self.freed_bytes[size.shift() as usize] > 0
     }
 
-    /// When the next attempt to reserve space is due; `None`: no attempt is scheduled.
+    /// Returns when the next attempt to reserve space is due; `None`: no attempt is scheduled.
     pub fn deadline(&self) -> Option<Time> {
         self.reserving.retry_at.filter(|_| !self.reserving.is_asked)
     }
@@ -351,7 +351,7 @@ impl DataArea {
         std::mem::take(&mut self.freed)
     }
 
-    /// Returns freed places at once if recovery found that they are in use again.
+    /// Releases freed places at once if recovery found that they are in use again.
     pub fn return_freed_if(&mut self, is_in_the_way: impl Fn(u32, BlockSize) -> bool) {
         let freed: Vec<Freed> = self
             .freed
@@ -363,7 +363,7 @@ impl DataArea {
         }
     }
 
-    /// A planted bug: returns the last freed block before a checkpoint.
+    /// A planted bug: releases the last freed place without a checkpoint.
     pub fn return_last_freed(&mut self) {
         let freed = self.freed.pop().expect("it had a place");
         self.count_returned(freed.block_size, freed.discard);
@@ -429,8 +429,8 @@ impl DataArea {
         }
     }
 
-    /// Handles the end of a discard: its places are free. In a sparse file they must be reserved again
-    /// first.
+    /// Handles a finished discard: its places become free. In a sparse file they must be reserved again
+    /// before use.
     pub fn on_discarded(&mut self, places: Vec<Place>) {
         self.discards.end(&places);
         for Place { location, block_size } in places {

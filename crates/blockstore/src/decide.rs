@@ -3,30 +3,31 @@
 //! ```text
 //!      header     body   data  acked  decision   meaning (acked: an entry records a flush past this lsn)
 //! @A   next       whole  ok    _      Replay     the usual case
-//! @B   next       bad    _     no     Stop       torn tail; nobody was told it is safe
-//! @C   next       bad    _     yes    Damaged    data was safe, now lost: its units are damaged, the rest is replayed
+//! @B   next       bad    _     no     Stop       a torn tail that was never acknowledged
+//! @C   next       bad    _     yes    Damaged    durable data is lost: its units become damaged
 //! @D   old        _      _     no     Stop       an entry of the last lap: the journal ends here
 //! @E   old        _      _     yes    Hole       the disk confirmed a write and lost it: suspect
 //! @F   bad        _      _     no     Stop       never written, or a torn header
 //! @G   bad        _      _     yes    Hole       a lost sector inside the journal: suspect
-//! @H   next       whole  bad   no     Drop       out-of-line data does not match: this entry, later ones of its block, no others
+//! @H   next       whole  bad   no     Drop       out-of-line data does not match its checksums
 //! @I   newer      _      _     no     Stop       a misdirected write, or the newest root is lost: suspect
 //! @J   newer      _      _     yes    Hole       the same over an acknowledged entry: suspect
-//! @K   unchained  _      _     no     Stop       a replaced tail
-//! @L   unchained  _      _     yes    Hole       an entry between is missing: suspect
-//! @M   next       bad    _     yes    Lost       not a block's data but a note or decisions are lost: suspect
-//! @T   unreadable _     _     no     Stop       the medium cannot say what is here, and no torn write does that: suspect
+//! @K   unchained  _      _     no     Stop       a leftover of a replaced tail: the journal ends here
+//! @L   unchained  _      _     yes    Hole       an entry in between is missing: suspect
+//! @M   next       bad    _     yes    Lost       a note or decisions (no block data) are lost: suspect
+//! @T   unreadable _     _     no     Stop       a bad sector, which no torn write causes: suspect
 //! @U   unreadable _     _     yes    Hole       an acknowledged entry cannot be read: suspect
-//! @V   next       lost  ok    no     Damaged    block data that cannot be read: its units are damaged, the rest is replayed
-//! @W   next       lost  ok    no     Lost       not a block's data but a note or decisions cannot be read: suspect
-//! @X   next       whole lost  no     Damaged    out-of-line data that cannot be read: its units are damaged
-//! @Z   next       bad    bad   no     Damaged    a prepared version that a later entry calls committed: it counts as recorded
-//! @N   (decided before)               Skip       an earlier recovery cut here, or stated a hole
-//! @O   (decided before)               Drop       an earlier recovery dropped it
-//! @P   next       _      _     _      Drop       a later entry of a block with a dropped one, or a version behind a dropped one of its PG
+//! @V   next       lost  ok    no     Damaged    block data that cannot be read: its units become damaged
+//! @W   next       lost  ok    no     Lost       a note or decisions (no block data) cannot be read: suspect
+//! @X   next       whole lost  no     Damaged    out-of-line data that cannot be read: damaged units
+//! @Z   next       bad    bad   no     Damaged    a later entry records this version as committed
+//! @N   (decided before)               Skip       an earlier recovery decided on a cut or a hole here
+//! @O   (decided before)               Drop       an earlier recovery dropped this entry
+//! @P   next       _      _     _      Drop       follows a dropped entry of its block or version of its PG
 //! ```
 //!
-//! A settle of which only the note is lost (M, W) still settles: its header says what becomes of the versions.
+//! If only the note of a settle is lost (M, W), the settle still takes effect: its header contains what it
+//! needs.
 //!
 //! Rows for things outside the journal, each counted every time it applies:
 //!
@@ -40,28 +41,28 @@
 /// The header at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Header {
-    /// The header cannot be read.
+    /// The header's sector cannot be read.
     Unreadable,
-    /// No valid header.
+    /// There is no valid header.
     Bad,
-    /// Of an earlier lap.
+    /// The header of an entry of an earlier lap.
     Old,
-    /// Of a later lap: the entry does not belong here.
+    /// The header of an entry of a later lap, which does not belong here.
     Newer,
     /// The entry belongs here, but its checksum chain does not continue from the preceding entry.
     Unchained,
-    /// The next entry.
+    /// The header of the expected next entry.
     Next,
 }
 
 /// The state of an entry's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// All of it matches its checksums.
+    /// All data matches its checksums.
     Whole,
-    /// What can be read matches; the rest cannot be read.
+    /// The data that can be read matches its checksums; the rest cannot be read.
     Unreadable,
-    /// Some of it does not match.
+    /// Some data does not match its checksums.
     Bad,
 }
 
@@ -78,10 +79,10 @@ pub struct Seen {
     pub data: Content,
     /// Whether an entry records that everything up to the end of this place was durable.
     pub is_acked: bool,
-    /// Whether an earlier entry of the same block was dropped; of a version that is prepared or skipped,
-    /// also whether an earlier one of its PG is missing.
+    /// Whether an earlier entry of the same block was dropped. For a prepared or skipped version: also
+    /// whether an earlier version of its PG is missing.
     pub follows_dropped: bool,
-    /// Whether this is a prepared version that a later whole entry calls committed.
+    /// Whether this is a prepared version that a later whole entry records as committed.
     pub is_committed: bool,
 }
 
@@ -98,7 +99,7 @@ pub enum Verdict {
     Hole,
     /// Skip the entry as if it had never been written.
     Drop,
-    /// Skip the entry: its content is lost. A settle still settles, without its note.
+    /// Skip the entry: its content is lost. A settle still takes effect, but without its note.
     Lost,
 }
 

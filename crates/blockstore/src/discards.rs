@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   freed by a durable checkpoint ──▶ queue ──discard──▶ in flight ──▶ free
-//!   a crash between: the checkpoint lists the segments, and the next start queues them in `again`
+//!   after a crash in between: the checkpoint lists the segments, and the next start queues them in `again`
 //! ```
 //!
 //! Invariant: `by_segment` counts the blocks in the queue and in flight; no count is zero.
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use crate::allocator::{Place, segment_of};
 
-/// Discards in flight at once.
+/// Maximum number of discards in flight.
 const IN_FLIGHT_MAX: usize = 16;
 /// Maximum number of ranges of segments that a checkpoint lists.
 const RANGES_MAX: usize = 4096;
@@ -28,7 +28,7 @@ pub struct Discard {
     pub places: Vec<Place>,
 }
 
-/// Discards in flight, and discards still to do.
+/// Discards in flight, and discards that wait.
 #[derive(Default)]
 pub struct Discards {
     queue: VecDeque<Discard>,
@@ -45,7 +45,7 @@ impl Discards {
         self.again = segments.into();
     }
 
-    /// Returns the next of these segments.
+    /// Returns the next segment whose discards must be repeated.
     pub fn next_repeated(&mut self) -> Option<u32> {
         let range = self.again.front_mut()?;
         let index = range.start;
@@ -101,9 +101,9 @@ impl Discards {
         }
     }
 
-    /// Returns the segments in which space is still to be given back once the checkpoint that frees blocks
-    /// in the segments `freed` is durable. A start repeats these discards. If there are too many ranges,
-    /// segments between them are included too.
+    /// Returns the segments that still need discards once the checkpoint that frees blocks in the segments
+    /// `freed` is durable. A start repeats these discards. If there are too many ranges, the result also
+    /// includes segments between them.
     pub fn segments(&self, freed: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
         let single = self.by_segment.keys().copied().chain(freed).map(|index| index..index + 1);
         let mut segments: Vec<Range<u32>> = single.chain(self.again.iter().cloned()).collect();

@@ -4,9 +4,9 @@
 //! A read that fails is repeated in smaller and smaller pieces. A transient error then loses nothing, and a
 //! permanent one loses only the pieces that stay unreadable.
 //!
-//! `Disk` tracks the age of its oldest read, write or flush; each piece of a read counts for itself, because a
-//! disk that answers does not hang. Age counts only while the owner's loop runs: a host that paused does not
-//! look like a disk that hangs.
+//! `Disk` tracks the age of its oldest read, write or flush. Each piece of a repeated read has its own age,
+//! because a disk that answers is not hung. Age counts only while the owner's loop runs, so that a paused
+//! host does not look like a hung disk.
 //!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
 //! it is retried.
@@ -30,7 +30,7 @@ const READ_ATTEMPTS_MAX: u32 = 4;
 const LONG_PIECE_SIZE: usize = 64 << 10;
 /// How long a write or reservation that found no space waits before it is retried.
 pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
-/// Of the time between two turns of the owner's loop, at most this much counts as running.
+/// Maximum part of the time between two turns of the owner's loop that counts as running.
 const GAP_MAX: Duration = Duration::from_millis(250);
 
 /// Which part of a read request an operation reads.
@@ -55,7 +55,7 @@ pub enum Purpose {
     Read(RequestId, ReadPart),
     /// A leaf is read.
     Leaf { page: u32, checksum: Checksum },
-    /// Data of a prepared version is read to be journaled again; it begins at this lsn.
+    /// Data of a prepared version, beginning at this lsn, is read to be journaled again.
     GatherRead(Lsn),
     /// Journal data of a block is read to be written back, starting at this unit.
     WriteBackRead { key: BlockKey, unit: u32 },
@@ -105,7 +105,7 @@ struct Pieces {
     piece_size: usize,
     /// Where the piece being read begins.
     at: usize,
-    /// The end of the last long piece that failed. Pieces before this are small.
+    /// The end of the last long piece that failed. Up to here, reads use small pieces.
     small_until: usize,
     attempts: u32,
     lost: Vec<Range<usize>>,
@@ -184,18 +184,18 @@ impl Io<'_> {
         self.effects.push(Effect::Disk(DiskEffect::Flush { op }));
     }
 
-    /// Reserves space in the file system for a range. Only reservations of recovery are retried here.
+    /// Reserves space in the file system for a range. Only recovery's reservations are retried here.
     pub fn reserve(&mut self, purpose: Purpose, offset: u64, length: u64) {
         self.disk.reserve(purpose, offset, length, self.effects);
     }
 
-    /// Gives the space of a range back.
+    /// Returns the space of a range to the device or file system.
     pub fn discard(&mut self, purpose: Purpose, offset: u64, length: u64) {
         let op = self.disk.begin(purpose, None);
         self.effects.push(Effect::Disk(DiskEffect::Discard { op, offset, length }));
     }
 
-    /// Ends a request.
+    /// Answers a request.
     pub fn done(&mut self, id: RequestId, result: Result<Answer, StoreError>) {
         self.effects.push(Effect::Done { id, result });
     }
@@ -205,11 +205,11 @@ impl Io<'_> {
 pub struct Disk {
     /// Number of operations so far. Forms the upper half of each id, so that no id is reused.
     count: u32,
-    /// Operations, each with the upper half of its id; the lower half is the index.
+    /// Operations in flight. The upper half of an operation's id is stored here; the lower half is the index.
     in_flight: Slab<(u32, InFlight)>,
     refused: Vec<InFlight>,
     retry_at: Option<Time>,
-    /// Retries in flight: the file system counts as full until one of them succeeds.
+    /// Retries in flight. The file system counts as full until one of them succeeds.
     retries: usize,
     /// How long the owner's loop has run.
     ran: Time,
@@ -253,12 +253,12 @@ impl Disk {
         self.ran
     }
 
-    /// Returns what was counted of the disk.
+    /// Returns the counters of disk operations.
     pub fn figures(&self) -> DiskFigures {
         self.figures
     }
 
-    /// Counts an operation that the disk has carried out.
+    /// Counts a finished operation.
     fn count(&mut self, ended: &InFlight) {
         let span = self.ran.since(ended.begun);
         match ended.purpose {
@@ -324,7 +324,7 @@ impl Disk {
         op
     }
 
-    /// Reserves space in the file system for a range. Only reservations of recovery are retried here.
+    /// Reserves space in the file system for a range. Only recovery's reservations are retried here.
     fn reserve(
         &mut self,
         purpose: Purpose,
@@ -339,7 +339,7 @@ impl Disk {
         op
     }
 
-    /// Ends an operation, and returns its purpose.
+    /// Removes a finished operation, and returns its purpose.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
         let ended = self.remove(op);
         self.count(&ended);
@@ -347,8 +347,8 @@ impl Disk {
         ended.purpose
     }
 
-    /// Handles the end of a read. `None`: the read failed, and is repeated in pieces down to `piece_size`
-    /// bytes.
+    /// Handles a finished read. Returns `None` if the read failed and is repeated in pieces down to
+    /// `piece_size` bytes.
     pub fn on_read(
         &mut self,
         (op, mut buffer, is_read): (DiskOp, BufferMut, bool),
@@ -359,7 +359,7 @@ impl Disk {
         let ended = self.remove(op);
         match is_read {
             true => self.count(&ended),
-            // Pieces are read only because the whole failed: that is one error.
+            // Pieces are read only because the whole read failed, so all their failures count as one error.
             false => {
                 let is_piece = matches!(ended.again, Some(Again::Piece(_)));
                 self.figures.read_errors += u64::from(!is_piece);

@@ -1,5 +1,5 @@
 //! What a store reports about a PG after each row of the recovery table that may lose writes without making
-//! the store suspect: either a tail is lost, or the loss is reported.
+//! the store suspect: either only a tail is lost, or the report shows the loss.
 
 use base::{BlockSize, Epoch, Lsn, UNIT_SIZE, Version};
 
@@ -24,9 +24,9 @@ fn place_of(bench: &Bench, number: u32) -> u64 {
     parts.place(parts.blocks.get(&key(number)).expect("it is written").location)
 }
 
-/// Writes versions (1, 1) to (1, 4): a small one that is recorded as durable, a whole block, two small
-/// ones. Also returns the place of the whole block's data and the LSN of the entry after it. The last three
-/// are submitted in one turn of the loop: an entry of a later turn would record that they are durable.
+/// Writes versions (1, 1) to (1, 4): a small write that is recorded as durable, a whole block, and two small
+/// writes. Also returns the place of the whole block's data and the LSN of the entry after it. The last three
+/// writes are submitted in one turn of the loop: an entry of a later turn would record that they are durable.
 fn four_writes_of_one_turn() -> (Bench, u64, Lsn) {
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));
@@ -51,7 +51,7 @@ fn open(disk: MemoryDisk) -> Bench {
     bench
 }
 
-/// Checks that the store reports the same after further starts and checkpoints.
+/// Checks that the store reports the same facts after further starts and checkpoints.
 fn states(mut bench: Bench, last: Version, hole: Option<Version>) -> Bench {
     for _ in 0..2 {
         let facts = bench.store.facts(PG);
@@ -98,7 +98,7 @@ fn row_b_a_torn_tail_is_cut_not_stated() {
     disk.flip(place);
     let bench = open(disk);
     assert_eq!(bench.rows(), "AB");
-    // Row N from the second start on.
+    // From the second start on, row N applies.
     states(bench, version(1, 2), None);
 }
 
@@ -147,7 +147,7 @@ fn row_h_a_dropped_entry_is_stated_until_a_write_of_a_higher_epoch() {
     let bench = open(disk);
     assert!(bench.rows().contains('H'), "{}", bench.rows());
     let mut bench = states(bench, version(1, 4), Some(version(1, 2)));
-    // Neither a write of the same epoch nor a repair ends the hole.
+    // The hole stays after a write of the same epoch and after a repair.
     write(&mut bench, 9, 1, version(1, 5));
     let repair = bench.content(version(2, 6), &[0], &[0], 5);
     bench.repair(8, repair);
@@ -205,7 +205,7 @@ fn row_o_a_dropped_entry_is_stated_again_although_its_data_is_whole_again() {
 
 #[test]
 fn a_drop_is_stated_only_for_the_epoch_of_the_last_write() {
-    // A version of epoch 1 is dropped; epoch 2 followed.
+    // A version of epoch 1 is dropped, but a write of epoch 2 follows.
     let (mut bench, place, _) = four_writes_of_one_turn();
     write(&mut bench, 5, 1, version(2, 5));
     bench.run();
@@ -251,7 +251,7 @@ fn a_floor_may_be_above_a_hole() {
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));
     bench.idle();
-    // A whole block of another PG, whose data the disk has not written yet.
+    // Write a whole block of another PG. The disk delays its data.
     let mut slow = bench.write_of(8, BlockSize::DEFAULT, 0, 32, 8);
     if let Request::Write { pg, .. } = &mut slow {
         pg.number += 1;
@@ -277,11 +277,11 @@ fn a_floor_may_be_above_a_hole() {
     let floor = bench.ask(Request::SetFloor { pg: PG, floor: version(1, 2) });
     go(&mut bench);
     assert!(bench.is_durable(floor));
-    // The disk lost the block's data although it confirmed the flush, and lost nothing else.
+    // The disk lost the block's data although it confirmed the flush. It lost nothing else.
     let mut disk = bench.off();
     disk.flip(place + 5);
     let bench = open(disk);
-    // So a primary must not treat versions below this floor as complete.
+    // Therefore a primary must not treat versions below this floor as complete.
     let facts = bench.store.facts(PG);
     assert_eq!((facts.hole, facts.floor), (Some(version(1, 2)), version(1, 2)));
     assert!(!facts.is_suspect);

@@ -7,7 +7,7 @@ use base::{BlockSize, Duration, MIB, Version};
 use crate::harness::{Bench, PG, Random, created, key, options, settings, unit};
 use crate::{CommitMode, Request, RequestId, Settings};
 
-/// What one request did to a block.
+/// The effect of one request on a block.
 enum Change {
     Write { first: u32, count: u32, tag: u64 },
     Zero { first: u32, count: u32 },
@@ -48,7 +48,7 @@ impl Model {
         content
     }
 
-    /// Compares the store with the model, and updates the model with what survived.
+    /// Compares the store with the model, and updates the model with the content that survived.
     fn check(&mut self, bench: &mut Bench, blocks: u32, acknowledged: &[RequestId]) {
         for number in 0..blocks {
             let version = bench.store.version_of(&key(number));

@@ -1,4 +1,5 @@
-//! For tests: a disk in memory that loses and tears writes that were not flushed, and a store on this disk.
+//! Test harness: a disk in memory that loses and tears writes that were not flushed, and a store on this
+//! disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +61,7 @@ impl Bytes {
             let (page, within) = (place / PAGE, (place % PAGE) as usize);
             let count = (PAGE as usize - within).min(from.len() - at);
             let piece = &from[at..at + count];
-            // Zeros take no memory where nothing was written before.
+            // Zeros take no memory where nothing has been written before.
             if self.0.contains_key(&page) || piece.iter().any(|byte| *byte != 0) {
                 let bytes = self.0.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
                 bytes[within..within + count].copy_from_slice(piece);
@@ -83,7 +84,7 @@ pub enum Op {
 #[derive(Clone)]
 pub struct Host {
     pub free_bytes: u64,
-    /// Pages of the file that have space.
+    /// Pages of the file that have space allocated.
     held: BTreeSet<u64>,
 }
 
@@ -93,7 +94,8 @@ impl Host {
         Host { free_bytes, held: (0..data_offset / PAGE).collect() }
     }
 
-    /// Allocates space for a range, as far as there is any. Returns whether there was enough.
+    /// Allocates space for a range, as far as the file system has free space. Returns whether the whole range
+    /// got space.
     fn take(&mut self, offset: u64, length: u64) -> bool {
         for page in offset / PAGE..(offset + length).div_ceil(PAGE) {
             if self.held.contains(&page) {
@@ -127,15 +129,15 @@ pub struct MemoryDisk {
     pub ops: BTreeMap<DiskOp, Op>,
     pub write_bytes: u64,
     pub write_count: u64,
-    /// This many of the next writes fail for lack of space.
+    /// Number of upcoming writes that fail for lack of space.
     pub no_space: u32,
-    /// The file system below, if the disk is a file.
+    /// The file system that holds the store, if the store is a file.
     pub host: Option<Host>,
     /// Whether the next write or flush fails.
     pub fails: bool,
-    /// Reads of this range fail until it is written.
+    /// A range whose reads fail until it is written.
     pub unreadable: Option<(u64, u64)>,
-    /// This many of the next reads fail.
+    /// Number of upcoming reads that fail.
     pub read_errors: u32,
     pub read_count: u64,
     pub flush_count: u64,
@@ -165,14 +167,14 @@ impl MemoryDisk {
         self.ops.values().position(|op| matches!(op, Op::Write(offset, ..) if is_it(*offset)))
     }
 
-    /// Loses power, and with it everything that was not flushed.
+    /// Simulates a power loss in which everything that was not flushed is lost.
     pub fn lose_all(&mut self) {
         self.ops.clear();
         self.unsafe_writes.clear();
         self.visible = self.safe.clone();
     }
 
-    /// Ends the operation with this index.
+    /// Completes the operation with this index.
     pub fn end(&mut self, index: usize) -> DiskEvent {
         let op = *self.ops.keys().nth(index).expect("it is outstanding");
         let asked = self.ops.remove(&op).expect("it is outstanding");
@@ -234,7 +236,7 @@ impl MemoryDisk {
                 if let Some(host) = &mut self.host {
                     host.give(offset, length);
                 }
-                // The content of a discarded range is not specified.
+                // The content of a discarded range is unspecified.
                 self.visible.write(offset, &vec![0xdd; length as usize]);
                 self.safe.write(offset, &vec![0xdd; length as usize]);
             }
@@ -246,7 +248,7 @@ impl MemoryDisk {
         self.host.as_mut().is_none_or(|host| host.take(offset, length))
     }
 
-    /// Loses power. Each sector that was not flushed is either written or not.
+    /// Simulates a power loss. Of the sectors that were not flushed, each is either written or lost.
     pub fn crash(&mut self, random: &mut Random) {
         let mut unsafe_writes = std::mem::take(&mut self.unsafe_writes);
         for (_, op) in std::mem::take(&mut self.ops) {
@@ -347,7 +349,7 @@ impl Bench {
         bench
     }
 
-    /// Begins to open a store, and ends `steps` operations.
+    /// Begins to open a store, and completes `steps` operations.
     pub fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
         let pool = BufferPool::default();
         let mut effects = Vec::new();
@@ -401,7 +403,7 @@ impl Bench {
         self.take_effects();
     }
 
-    /// Ends one operation, chosen at random. Returns false if none is outstanding.
+    /// Completes one operation, chosen at random. Returns false if none is outstanding.
     pub fn step(&mut self) -> bool {
         if self.disk.ops.is_empty() || self.stopped.is_some() {
             return false;
@@ -412,7 +414,7 @@ impl Bench {
         true
     }
 
-    /// Runs until no operation is outstanding and nothing is to be done at once.
+    /// Runs until no operation is outstanding and the store has no immediate work.
     pub fn run(&mut self) {
         loop {
             self.submit();
@@ -432,7 +434,7 @@ impl Bench {
         self.run();
     }
 
-    /// Loses power, then again `count` times while the store recovers; then opens the store.
+    /// Simulates a power loss, then `count` more while the store recovers; then opens the store.
     pub fn crash_often(self, count: u64) -> Bench {
         let Bench { mut disk, settings, mut random, counter, epoch, .. } = self;
         for _ in 0..count {
@@ -446,7 +448,7 @@ impl Bench {
         Bench { counter, epoch, ..Bench::on(disk, settings, seed) }
     }
 
-    /// Loses power, and opens the store again.
+    /// Simulates a power loss, and opens the store again.
     pub fn crash(self) -> Bench {
         let Bench { mut disk, settings, mut random, counter, epoch, .. } = self;
         disk.crash(&mut random);
@@ -454,7 +456,7 @@ impl Bench {
         Bench { counter, epoch, ..Bench::on(disk, settings, seed) }
     }
 
-    /// Ends the process; all writes that were done stay. The disk can be changed before `Bench::on`.
+    /// Ends the process; all finished writes stay on the disk. The disk can be changed before [`Bench::on`].
     pub fn off(self) -> MemoryDisk {
         let mut disk = self.disk;
         disk.ops.clear();
@@ -486,7 +488,7 @@ impl Bench {
         id
     }
 
-    /// Moves the PG to the next epoch, as after a refused version.
+    /// Moves the PG to the next epoch, as happens after a refused version.
     pub fn next_epoch(&mut self) {
         self.epoch = self.epoch.next();
     }
@@ -496,7 +498,8 @@ impl Bench {
         Version { epoch: self.epoch, counter: self.counter }
     }
 
-    /// Builds a request to write `count` units from `first` on; unit `i` of the block gets `unit(tag + i)`.
+    /// Builds a request to write `count` units, beginning with unit `first`; unit `i` of the block gets
+    /// `unit(tag + i)`.
     pub fn write_of(
         &mut self,
         number: u32,
@@ -557,7 +560,7 @@ impl Bench {
         self.ask(Request::Delete { pg: PG, key: key(number), version })
     }
 
-    /// Builds a content of these units, in which each written unit `i` holds `unit(tag + i)`.
+    /// Builds a content that covers `units`. Each unit `i` in `written` holds `unit(tag + i)`.
     pub fn content(&self, version: Version, units: &[u32], written: &[u32], tag: u64) -> Content {
         let set = |units: &[u32]| {
             let mut set = UnitSet::EMPTY;
@@ -595,7 +598,7 @@ impl Bench {
         self.ask(Request::Prepare { pg: PG, key, version, content, replaces, lazy })
     }
 
-    /// Prepares the next version, in which the units from `first` on hold `unit(tag + i)`.
+    /// Prepares the next version: `count` units, beginning with unit `first`, get `unit(tag + i)`.
     pub fn prepare_units(&mut self, number: u32, first: u32, count: u32, tag: u64) -> Version {
         let version = self.next_version();
         let units: Vec<u32> = (first..first + count).collect();
@@ -619,7 +622,7 @@ impl Bench {
         self.done(Request::Settle { pg: PG, note: None, upto })
     }
 
-    /// Checks a unit as of a state.
+    /// Checks a unit in the state selected by `as_of`.
     pub fn assert_as_of(&mut self, as_of: AsOf, number: u32, index: u32, tag: Option<u64>) {
         let offset = index * UNIT_SIZE as u32;
         let request = Request::Read { key: key(number), offset, length: UNIT_SIZE as u32, as_of };
@@ -651,7 +654,7 @@ impl Bench {
         }
     }
 
-    /// Makes a request, and runs until it is answered.
+    /// Sends a request to the store, and runs until it is answered.
     pub fn done(&mut self, request: Request) -> Result<Answer, StoreError> {
         let id = self.ask(request);
         self.run();

@@ -4,7 +4,7 @@
 //! bytes per block (checked by a test); a map of single records would take 60.
 //!
 //! Invariants
-//!   1. Runs are sorted, do not overlap, and none is empty but the first.
+//!   1. Runs are sorted and do not overlap. Only the first may be empty.
 //!   2. A run's bound is at or below its first key, and above all keys of the preceding run.
 //!   3. `tombstones` holds exactly the tombstones among the records, and `used` counts exactly the places
 //!      in the records.
@@ -27,17 +27,17 @@ const RUN_COUNT_MIN: usize = 32;
 /// What is known about a block without reading the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
-    /// Its version.
+    /// The version of the block.
     pub version: Version,
     /// Number of the PG that wrote the version.
     pub pg: u16,
-    /// Its size.
+    /// The size of the block.
     pub block_size: BlockSize,
-    /// Where its data is; `LOCATION_NONE`: the block is all zeros.
+    /// Where the block's data is; `LOCATION_NONE`: the block is all zeros.
     pub location: u32,
     /// Whether the block is deleted.
     pub tombstone: bool,
-    /// Of a parity part: rows of its part table. 0: it has none.
+    /// Number of rows of the part table, if the block is a parity part. 0: the block has no part table.
     pub table_rows: u8,
 }
 
@@ -266,7 +266,7 @@ impl Index {
 
     fn split(&mut self, bound: BlockKey) {
         let run = self.runs.get_mut(&bound).expect("it was just changed");
-        // Keys often arrive in ascending order: then the new run takes the next ones.
+        // Keys often arrive in ascending order: then the new run receives the next keys.
         let upper = run[run.len() / 2..].to_vec();
         run.truncate(run.len() / 2);
         run.shrink_to_fit();
@@ -414,14 +414,14 @@ mod tests {
         }
         let records: usize =
             index.runs.values().map(|run| run.capacity() * size_of::<Record>()).sum();
-        // Nodes of a map are at least half full, and take 11 entries and 12 links each.
+        // Each node of the map is at least half full, and has space for 11 entries and 12 links.
         let entry = size_of::<(BlockKey, Vec<Record>)>();
         let map = index.runs.len() * 2 * (entry + 12);
         // The directory of checkpoint pages: a page holds 23 such blocks and is at least half full.
         let directory = count as usize / 12 * 2 * (16 + 12 + 2);
         let per_block = (records + map + directory) as f64 / count as f64;
         assert!(per_block <= 48.0, "{per_block}");
-        // One block in twenty stays, and the runs shrink accordingly.
+        // Keep one block in twenty. The runs must shrink accordingly.
         for stripe in (0..count as u32).filter(|stripe| stripe % 20 != 0) {
             let hash = base::hash::stripe_hash(ImageId::FIRST, StripeIndex::new(stripe));
             index.set(BlockKey { hash, stripe: StripeIndex::new(stripe), ..KEY_FIRST }, None);

@@ -27,23 +27,22 @@ use crate::disk::{Io, Purpose};
 use crate::journal_cache::{JournalCache, slice_at};
 use crate::{BlockKey, RequestId};
 
-/// Journal writes in flight at once.
+/// Maximum number of journal writes in flight.
 const GROUPS_IN_FLIGHT_MAX: usize = 8;
 /// A group is closed when it reaches this size, in bytes.
 const GROUP_SIZE_MAX: u64 = 1 << 20;
-/// Data of at least this size is not copied into the group's buffer, in bytes.
+/// Data of at least this size, in bytes, is not copied into the group's buffer.
 const COPY_SIZE_MAX: usize = 64 << 10;
 /// Journal space that only idle entries may use, in bytes. A checkpoint needs an idle entry, and only a
 /// checkpoint trims the journal.
 pub const IDLE_RESERVE: u64 = 64 << 10;
-/// Out-of-line writes in flight at once.
+/// Maximum number of out-of-line writes in flight.
 pub const LARGE_IN_FLIGHT_MAX: usize = 64;
 
 /// An entry that waits for its group to be written.
 struct OpenEntry {
     data_lsn: Lsn,
-    /// Size of its header in bytes. The headers in `open_headers` follow each other in the order of the
-    /// entries.
+    /// Size of the entry's header, in bytes. `open_headers` contains the headers in the order of the entries.
     header_size: usize,
     data: Option<Buffer>,
 }
@@ -96,7 +95,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// A request that waits until its entry is durable.
+    /// Creates the asker of a request that waits until its entry is durable.
     pub fn plain(id: RequestId) -> Asker {
         Asker { id, is_lazy: false }
     }
@@ -105,7 +104,7 @@ impl Asker {
 /// Requests that may be answered.
 #[derive(Default)]
 pub struct Answers {
-    /// Durable.
+    /// Requests whose entries are durable.
     pub durable: Vec<RequestId>,
     /// Lazy requests whose entries are written.
     pub written: Vec<RequestId>,
@@ -155,8 +154,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal that continues at `tail`. Everything before `tail` is durable; an entry records
-    /// this for everything before `recorded`.
+    /// Creates a journal that continues at `tail`. Everything before `tail` is durable; the part before
+    /// `recorded` is also recorded as durable by an entry.
     pub fn new(
         superblock: &Superblock,
         (head, recorded, tail): (Lsn, Lsn, Lsn),
@@ -451,7 +450,7 @@ impl Journal {
         self.wanted < self.tail
     }
 
-    /// Handles the end of the write of a group.
+    /// Handles a finished write of a group.
     pub fn on_group_written(&mut self, start: Lsn) {
         let at = self.groups.partition_point(|group| group.start < start);
         let group = &mut self.groups[at];
@@ -467,7 +466,7 @@ impl Journal {
         self.cache.shrink(self.written);
     }
 
-    /// Handles the end of the write of an entry's out-of-line data.
+    /// Handles a finished write of an entry's out-of-line data.
     pub fn on_large_written(&mut self, lsn: Lsn, answers: &mut Answers) {
         match self.commit {
             CommitMode::Immediate => self.large_durable(lsn, answers),
@@ -549,7 +548,7 @@ impl Journal {
         }
     }
 
-    /// Handles the end of the flush.
+    /// Handles a finished flush.
     pub fn on_flushed(&mut self, answers: &mut Answers) {
         let flushed = self.flushing.take().expect("one flush at a time");
         assert!(flushed >= self.flushed);

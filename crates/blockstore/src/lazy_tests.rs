@@ -1,4 +1,4 @@
-//! Lazy writes: answered when they are written, made durable on request, and until then nothing
+//! Tests of lazy writes: answered when they are written, made durable on request. Until then, nothing
 //! irreversible depends on them.
 
 use base::{Duration, MIB};
@@ -75,7 +75,7 @@ fn a_durable_write_makes_earlier_lazy_writes_durable() {
     }
 }
 
-/// Ends all writes to this place, or all writes to other places.
+/// Completes all writes to this place, or with `is_that` false all writes to other places.
 fn end_writes(bench: &mut Bench, place: u64, is_that: bool) {
     while let Some(index) = bench.disk.find_write(|offset| (offset == place) == is_that) {
         let event: DiskEvent = bench.disk.end(index);
@@ -155,7 +155,7 @@ fn a_write_that_waits_for_a_checkpoint_has_lazy_writes_flushed() {
         bench.write(number, 0, 32, 100);
         bench.run();
     }
-    // The only places left are the ones that lazy writes and deletes freed.
+    // The only places left are those freed by lazy writes and deletes.
     bench.delete(0);
     bench.run();
     let lazy = bench.write_lazily(1, 3, 1, 500);

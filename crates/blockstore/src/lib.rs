@@ -1,14 +1,14 @@
 //! One disk: journal, index, allocator, checkpoints, recovery.
 //!
-//! A [`Store`] is a value: events go in, effects come out; it opens no file and reads no clock.
+//! A [`Store`] is a value: events go in and effects come out. It opens no file and reads no clock.
 //! `docs/internals/disk.md` describes the bytes and the order of writes.
 //!
 //! ```text
-//!   store                      the one door: requests, moves, what happens at the end of each event
-//!   recover  checkpoint  read  machines: a step takes the parts and asks the disk
+//!   store                      the interface: requests, moves, and the steps at the end of each event
+//!   recover  checkpoint  read  state machines: each step uses the parts and starts disk operations
 //!   parts                      what an open store consists of
 //!   blocks                     index + overlays + data area + damage: how one entry changes a block
-//!   journal  pages  data_area  state with invariants of its own, and smaller files of the same kind
+//!   journal  pages  data_area  each owns state with its own invariants, like the smaller files
 //! ```
 
 mod allocator;
@@ -77,7 +77,7 @@ pub use store::Store;
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Bytes of memory for caches (checkpoint pages, recent journal data) and for changes since the last
-    /// checkpoint. The index comes on top.
+    /// checkpoint. The index needs additional memory.
     pub memory_bytes: u64,
     /// The journal counts as idle after this time without a write.
     pub idle_after: Duration,
@@ -114,14 +114,14 @@ pub struct Identity {
 /// What a store records about a PG in addition to its blocks. See `docs/internals/pg.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PgFacts {
-    /// The highest version of a write, zero or delete that was accepted, or prepared or skipped. Repairs do
-    /// not count, nor what is prepared in peering.
+    /// The highest version of an accepted write, zero or delete, or of a prepared or skipped version. Repairs
+    /// and versions prepared by peering do not count.
     pub last: Version,
     /// All prepared versions up to this one have become stable. Zero in a replicated pool.
     pub committed: Version,
     /// The highest version of any block that the PG ever had in this store, repairs included.
     pub held: Version,
-    /// The lowest version that a recovery dropped, as long as the PG's last write is of the same epoch.
+    /// The lowest version that a recovery dropped, if the PG's last write is in the same epoch.
     pub hole: Option<Version>,
     /// Tombstones up to this version have been dropped.
     pub floor: Version,
@@ -134,9 +134,9 @@ pub struct PgFacts {
 pub struct Space {
     /// Size of the data area.
     pub size_bytes: u64,
-    /// Allocated to blocks. Replaced and deleted blocks count as free at once.
+    /// Bytes allocated to blocks. Replaced and deleted blocks count as free at once.
     pub used_bytes: u64,
-    /// Bytes that writes of the block sizes in use may still take: what is left without the reserve,
+    /// Bytes that further writes of the block sizes in use can take: the free space without the reserve,
     /// limited by the room for the records of that many blocks.
     pub free_bytes: u64,
     /// The part of `free_bytes` that can be written even if the file system has no more space. The rest
@@ -145,7 +145,7 @@ pub struct Space {
     /// Whether `sure_bytes` is about to grow: space is being reserved in the file system, or freed places
     /// are being made available.
     pub is_growing: bool,
-    /// Kept for writes that already have a version.
+    /// Bytes kept for writes that already have a version.
     pub reserve_bytes: u64,
     /// Whether writes that need space are refused.
     pub full: bool,
@@ -156,9 +156,9 @@ pub struct Space {
 pub struct RecoveryReport {
     /// Rows of the recovery table that applied, and how often: `('A', 120)`.
     pub rows: Vec<(char, u64)>,
-    /// Journal read, in bytes.
+    /// Bytes of the journal that were read.
     pub journal_bytes: u64,
-    /// Blocks in the index, tombstones included.
+    /// Number of blocks in the index, including tombstones.
     pub blocks: u64,
 }
 
@@ -183,25 +183,25 @@ pub enum Event {
     Tick,
 }
 
-/// Which versions of a block a read sees. They differ only where versions are prepared: in pools that keep
-/// parity.
+/// Selects which versions of a block a read sees. The choice matters only in pools that keep parity, where
+/// versions are prepared.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum AsOf {
-    /// The prepared versions over the stable one.
+    /// The stable version with all prepared versions on top.
     #[default]
     View,
-    /// The stable version alone.
+    /// Only the stable version.
     Stable,
-    /// The newest content at or below this version. If the stable version is already above it, that one:
-    /// the answer says its version.
+    /// The newest version at or below this one. If the stable version is already newer, the read sees the
+    /// stable version; the answer contains the version that was read.
     Version(Version),
 }
 
 /// A request to the store. Offsets and lengths are in bytes within the block, and multiples of 4 KiB.
 #[derive(Debug)]
 pub enum Request {
-    /// Write a range. Done when this write and all writes before it are durable. In commit mode `fsync`, a
-    /// lazy write is done when they are written ([`Answer::Written`]).
+    /// Write a range. Done when this write and all earlier writes are durable. In commit mode `fsync`, a lazy
+    /// write is done as soon as they are written ([`Answer::Written`]).
     Write {
         /// The PG that `version` belongs to.
         pg: PgId,
@@ -213,7 +213,7 @@ pub enum Request {
         version: Version,
         /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// One for each 4 KiB. The caller has verified the data against them.
+        /// The checksum of each 4 KiB. The caller has verified the data against these checksums.
         checksums: Vec<Checksum>,
         /// The data.
         data: Buffer,
@@ -235,7 +235,7 @@ pub enum Request {
         offset: u32,
         /// Length of the range, in bytes.
         length: u32,
-        /// As in a write.
+        /// Whether the request may be answered before it is durable, as for a write.
         lazy: bool,
     },
     /// Delete the block, leaving a tombstone with `version`. Done when durable.
@@ -248,7 +248,7 @@ pub enum Request {
         version: Version,
     },
     /// Read a range in the state after all earlier writes, durable or not. If a later change overtakes the
-    /// read, the answer may show the state after that change; the version in the answer shows which.
+    /// read, the answer may show the state after that change; the version in the answer shows which state.
     Read {
         /// The block.
         key: BlockKey,
@@ -256,91 +256,96 @@ pub enum Request {
         offset: u32,
         /// Length of the range, in bytes.
         length: u32,
-        /// Which versions it sees.
+        /// Which versions the read sees.
         as_of: AsOf,
     },
-    /// Ask which units of the block are written, and which are damaged.
+    /// Report which units of the block are written, and which are damaged.
     Extents {
         /// The block.
         key: BlockKey,
-        /// Which versions it sees.
+        /// Which versions the request sees.
         as_of: AsOf,
     },
     /// Read the block for another member. Answered by [`Answer::Copy`], which lists damaged units and
-    /// contains the part table of a parity part (none if it is lost); otherwise like a read.
+    /// contains the part table of a parity part (empty if the table is lost). In all other respects like a
+    /// read.
     Copy {
         /// The block.
         key: BlockKey,
-        /// Only these units, bit `i` of word `i / 64` (at most 4 words; bits beyond the block are ignored).
+        /// The units to copy: bit `i` of word `i / 64` (at most 4 words; bits beyond the block are ignored).
         /// Empty: all units.
         units: Vec<u64>,
-        /// Which versions it sees.
+        /// Which versions the request sees.
         as_of: AsOf,
     },
-    /// Ask what the block holds, without its data. Answered by [`Answer::Digest`]; otherwise like a copy of
-    /// the whole block.
+    /// Report what the block holds, without its data. Answered by [`Answer::Digest`]. In all other respects
+    /// like a copy of the whole block.
     Digest {
         /// The block.
         key: BlockKey,
-        /// Whether the data is read and compared with its checksums. If not, the answer is what the store's
-        /// metadata says, and damaged units are those already known.
+        /// Whether the data is read and compared with its checksums. If not, the answer is based on the
+        /// store's metadata, and lists only damaged units that are already known.
         deep: bool,
     },
-    /// Journal a version of a block that may still be taken back: a later [`Request::Commit`] or
-    /// [`Request::Settle`] makes it stable, or it goes. The PG's versions must come in their order, without a
-    /// gap within an epoch ([`StoreError::Unordered`]). The data is first verified against its checksums
-    /// ([`StoreError::Corrupted`]). Done at the same point as a write.
+    /// Journal a version of a block that may still be rolled back: a later [`Request::Commit`] makes it
+    /// stable, and a later [`Request::Settle`] makes it stable or removes it. The PG's versions must arrive
+    /// in order, without a gap within an epoch ([`StoreError::Unordered`]). The data is first verified
+    /// against its checksums ([`StoreError::Corrupted`]). Done at the same point as a write.
     Prepare {
         /// The PG that `version` belongs to.
         pg: PgId,
         /// The block.
         key: BlockKey,
-        /// The new version of the block; `content` has the same.
+        /// The new version of the block; `content` contains the same version.
         version: Version,
         /// What changes: units of a block, or its deletion.
         content: Content,
-        /// In peering: all prepared versions of the key above this one go when this one is journaled. Such
-        /// a version is outside the order of the PG's versions and does not raise its last version.
+        /// Set only in peering: when this version is journaled, all prepared versions of the key above
+        /// `replaces` are removed. A version with `replaces` is outside the order of the PG's versions and
+        /// does not raise the PG's last version.
         replaces: Option<Version>,
-        /// As in a write.
+        /// Whether the request may be answered before it is durable, as for a write.
         lazy: bool,
     },
-    /// Journal that the PG has this version, which changes no block here. Done at the same point as a write.
+    /// Journal that the PG has this version, which changes no block in this store. Done at the same point as
+    /// a write.
     Skip {
         /// The PG that `version` belongs to.
         pg: PgId,
-        /// The version, in the order of the PG's versions.
+        /// The version, which must be the PG's next one.
         version: Version,
-        /// As in a write.
+        /// Whether the request may be answered before it is durable, as for a write.
         lazy: bool,
     },
     /// Make the PG's prepared versions up to `upto` stable, in order. Nothing is written: later entries of
-    /// the PG say so. Never waits; answered at once by [`Answer::Committed`]. Requires: they are durable.
+    /// the PG record the commit. Never waits; answered at once by [`Answer::Committed`]. Requires: the
+    /// versions are durable.
     Commit {
         /// The PG.
         pg: PgId,
-        /// The last version that becomes stable. Versions that the PG does not have here do not count.
+        /// The last version that becomes stable. If it is above the PG's last version in this store, only
+        /// versions up to the latter become stable.
         upto: Version,
     },
     /// In one entry: store the PG's note, make its prepared versions up to `upto` stable, and remove all
-    /// above. `upto` becomes the PG's last version. Requests of the PG that wait for room, and would prepare
-    /// or skip versions or store its note, end with [`StoreError::Unordered`]. Never waits behind other
-    /// requests, but perhaps for a checkpoint; reads do not wait for it. Done when everything so far is
-    /// durable.
+    /// prepared versions above. `upto` becomes the PG's last version. Requests of the PG that are waiting for
+    /// room, and that prepare or skip versions or store its note, fail with [`StoreError::Unordered`]. A
+    /// settle never waits behind other requests, but may wait for a checkpoint; reads do not wait for it.
+    /// Done when everything so far is durable.
     Settle {
         /// The PG.
         pg: PgId,
-        /// The note, if one is stored: its key must be the PG's.
+        /// The PG's note with its key, if a note is to be stored.
         note: Option<(NoteKey, Vec<u8>)>,
-        /// The last version that the PG has afterwards. If something above it is stable, the request ends
-        /// with [`StoreError::AboveSettled`].
+        /// The PG's last version after the settle. If a version above `upto` is already stable, the request
+        /// fails with [`StoreError::AboveSettled`].
         upto: Version,
     },
-    /// Replace units of the block, whatever its version was. Must not meet prepared versions of the block
-    /// ([`StoreError::Unordered`]). Atomic even across a crash. The PG's last
-    /// version does not change: repairs are outside the order of versions, see `docs/internals/pg.md`. The
-    /// data is first verified against its checksums ([`StoreError::Corrupted`]). Done when durable.
-    /// Requires: the block size is that of the pool.
+    /// Replace units of the block, whatever its version was. Fails if the block has prepared versions
+    /// ([`StoreError::Unordered`]). Atomic even across a crash. The PG's last version does not change:
+    /// repairs are outside the order of versions, see `docs/internals/pg.md`. The data is first verified
+    /// against its checksums ([`StoreError::Corrupted`]). Done when durable. Requires: the block size is that
+    /// of the pool.
     Repair {
         /// The PG.
         pg: PgId,
@@ -354,7 +359,7 @@ pub enum Request {
     Note {
         /// The key of the note.
         key: NoteKey,
-        /// At most [`NOTE_SIZE_MAX`].
+        /// The note's content, at most [`NOTE_SIZE_MAX`] bytes.
         bytes: Vec<u8>,
     },
     /// Tombstones of the PG up to this version are no longer needed.
@@ -366,9 +371,9 @@ pub enum Request {
     },
     /// Make all earlier requests durable.
     Sync,
-    /// Record in the journal that everything so far is durable, which the store does itself when the
-    /// journal is idle. Then the next start does not mistake any of it for a torn tail. Done when the
-    /// record is durable. The last request before an orderly shutdown.
+    /// Record in the journal that everything so far is durable, so that the next start does not mistake any
+    /// of it for a torn tail. The store does the same by itself when the journal is idle. Done when the
+    /// record is durable. Send this as the last request before an orderly shutdown.
     Record,
     /// The operator accepts that the PG may have lost writes: it is no longer suspect here. Done when
     /// durable.
@@ -378,7 +383,7 @@ pub enum Request {
     },
 }
 
-/// Longest note, in bytes.
+/// Maximum size of a note, in bytes.
 pub const NOTE_SIZE_MAX: usize = 512 << 10;
 
 /// An output of the store.
@@ -396,9 +401,9 @@ pub enum Effect {
         result: Result<Answer, StoreError>,
     },
     /// The store stopped, either because the state of the disk is unknown after a failed write or flush, or
-    /// because there is no store that can be opened. No further effect follows.
+    /// because no store can be opened on the device. No further effect follows.
     Stopped {
-        /// For the operator: what happened, where, and what to do.
+        /// A text for the operator: what happened, where, and what to do.
         reason: String,
     },
 }
@@ -406,10 +411,10 @@ pub enum Effect {
 /// The result of a request that succeeded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// A change, a note or a sync is durable.
+    /// The change or note is durable; for a sync, everything before it.
     Durable,
-    /// A lazy write or zero, all entries before it, and earlier data of its block are written. They survive
-    /// a crash of the process, but not yet a power loss.
+    /// A lazy write or zero is written, and so are all entries before it and earlier data of its block. They
+    /// survive a crash of the process, but not yet a power loss.
     Written,
     /// The versions are stable.
     Committed,
@@ -417,7 +422,8 @@ pub enum Answer {
     Read {
         /// The block's version; `ZERO` where it was never written.
         version: Version,
-        /// One for each 4 KiB; the data has been verified against them. Empty if the whole range is zeros.
+        /// The checksum of each 4 KiB. The data has been verified against them. Empty if the whole range is
+        /// zeros.
         checksums: Vec<Checksum>,
         /// The data; empty if the whole range is zeros.
         data: Buffer,
@@ -443,16 +449,17 @@ pub enum Answer {
 /// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreError {
-    /// No space is left, not even in the reserve; nothing changed. After a refused write, zero or delete,
-    /// later ones of the same PG and epoch are refused too, so that the stored versions of an epoch have no
-    /// gap.
+    /// No space is left, not even in the reserve; nothing changed. After a refused write, zero, delete or
+    /// prepare, later versions of the same PG and epoch are refused too, so that the stored versions of an
+    /// epoch have no gap.
     Full,
-    /// The content of a repair or of a prepared version contradicts itself or its checksums; nothing changed.
+    /// The content of a repair or of a prepared version is inconsistent or does not match its checksums;
+    /// nothing changed.
     Corrupted,
-    /// The version does not follow what the PG or the block has, or a settle overtook the request, or a
-    /// repair meets prepared versions; nothing changed.
+    /// The version does not follow the versions of the PG or the block, a settle overtook the request, or the
+    /// block of a repair has prepared versions; nothing changed.
     Unordered,
-    /// A version above the one to settle at is stable; nothing changed.
+    /// A version above the `upto` of a settle is already stable; nothing changed.
     AboveSettled,
     /// These units of the block are damaged. Rewrite or discard them, or fetch another copy.
     Damaged {

@@ -38,12 +38,12 @@ const STEP_COUNT: usize = 256;
 const PASS_SHARE: u64 = 32;
 const PASS_SIZE_MIN: u64 = 8 * MIB;
 const PASS_SIZE_MAX: u64 = 8 * GIB;
-/// After this many attempts that failed because the block changed meanwhile, the block stays where it is.
+/// A block stays where it is after this many attempts that failed because the block had changed.
 const ATTEMPT_COUNT_MAX: u32 = 4;
 /// First id of the store's own requests; those of the layers above are lower.
 const OWN_ID_FIRST: u64 = 1 << 63;
 
-/// Blocks that are moved.
+/// The state of the moves.
 #[derive(Default)]
 pub struct Moves {
     stage: Stage,
@@ -62,8 +62,8 @@ pub struct Moves {
     moved_count: u64,
     /// Bytes of blocks moved since the start.
     moved_bytes: u64,
-    /// Set if the last pass achieved nothing: the next one waits until this many bytes have been freed
-    /// since the start.
+    /// Set if the last pass achieved nothing: the next pass waits until the total of bytes freed since the
+    /// start reaches this value.
     fruitless_until: Option<u64>,
 }
 
@@ -100,7 +100,7 @@ pub struct Move {
     is_journaled: bool,
 }
 
-/// What the store has to do after a step.
+/// What the store must do after a step.
 pub enum NextStep {
     /// Nothing.
     Nothing,
@@ -128,7 +128,7 @@ impl Moves {
         !self.in_flight.is_empty()
     }
 
-    /// Bytes of blocks moved since the start.
+    /// Returns the bytes of blocks moved since the start.
     pub fn moved_bytes(&self) -> u64 {
         self.moved_bytes
     }

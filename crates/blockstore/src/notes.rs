@@ -24,7 +24,7 @@ impl Notes {
         Notes { notes: notes.into_iter().map(|(key, note)| (key, note.into())).collect(), bytes }
     }
 
-    /// Bytes of all notes.
+    /// Returns the total size of all notes, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -47,7 +47,7 @@ impl Notes {
         self.notes.clone()
     }
 
-    /// Applies an entry; `data` is its inline data, padding included. An empty note is removed.
+    /// Applies an entry. `data`: its inline data, including padding. An empty note is removed.
     pub fn apply(&mut self, header: &EntryHeader, data: &[u8]) {
         let key = NoteKey::of_parts(header.pg, header.offset);
         let bytes = &data[..header.length as usize];

@@ -24,9 +24,9 @@ use crate::prepared::PreparedVersion;
 pub enum UnitState {
     /// The unit reads as zeros.
     Zero,
-    /// In the block's place.
+    /// The content is in the block's place.
     Place(Checksum),
-    /// In the journal, at this lsn.
+    /// The content is in the journal, at this lsn.
     Journal(Checksum, Lsn),
     /// The content is lost.
     Damaged,
@@ -75,9 +75,9 @@ pub struct Overlay {
     pub info: Option<Option<BlockInfo>>,
     /// Number of repairs in this overlay. A repair can change a block without changing its version.
     pub repair_count: u32,
-    /// Of a parity part: its part table, if it has changed. Like the version it is of the whole block, so a
-    /// fresh overlay without one does not hide the one below. Whether the block has a table at all is
-    /// known by its [`BlockInfo`].
+    /// The new part table of a parity part, if the table has changed. Like the version, it belongs to the
+    /// whole block, so a fresh overlay without a table does not hide the table below. Whether the block has a
+    /// table at all is recorded in its [`BlockInfo`].
     pub table: Option<Box<[u8]>>,
     patches: Vec<Patch>,
 }
@@ -202,8 +202,8 @@ impl Overlays {
         self.frozen_bytes = 0;
     }
 
-    /// Called before the index changes. If the block is frozen, keeps its old entry, as of the beginning of
-    /// the checkpoint.
+    /// Keeps the index entry of a frozen block as it was when the checkpoint began. Must be called before the
+    /// index changes.
     pub fn keep_info(&mut self, key: &BlockKey, old: Option<BlockInfo>) {
         if let Some(frozen) = self.frozen.get_mut(key)
             && frozen.info.is_none()
@@ -244,7 +244,7 @@ impl Layers<'_> {
         prepared.or_else(|| state(self.live)).or_else(|| state(self.frozen))
     }
 
-    /// Returns the part table of a block that has one; `None`: the leaf has it.
+    /// Returns the part table of a block that has one; `None`: the newest table is in the leaf.
     pub fn table(&self) -> Option<&[u8]> {
         let prepared = self.prepared.iter().rev().map(|version| &version.overlay);
         let mut layers = prepared.chain(self.live).chain(self.frozen);

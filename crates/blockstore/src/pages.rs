@@ -36,7 +36,7 @@ pub enum LeafWaiter {
     Group(LeafGroupId),
 }
 
-/// The pages.
+/// The pages of the checkpoint area.
 pub struct Pages {
     directory: BTreeMap<BlockKey, PageRef>,
     /// Bytes of records in all leaves.
@@ -223,7 +223,7 @@ impl Pages {
         waiters.len() == 1
     }
 
-    /// Ends the wait for a leaf, read or unreadable. Returns its waiters.
+    /// Ends the wait for a leaf, whether it was read or is unreadable. Returns its waiters.
     pub fn end_wait(&mut self, page: u32, checksum: Checksum) -> Vec<LeafWaiter> {
         self.waiting.remove(&(page, checksum.get())).unwrap_or_default()
     }

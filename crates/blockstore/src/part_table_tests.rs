@@ -1,4 +1,4 @@
-//! Tests of part tables: they change with the version and the units that they belong to, and no crash,
+//! Tests of part tables: a table changes together with its block's version and units, and no crash,
 //! checkpoint or move separates them.
 
 use base::{BlockSize, MIB, Version};
@@ -24,7 +24,8 @@ fn with_table(mut content: Content, tag: u8) -> Content {
     content
 }
 
-/// Prepares the next version: units from `first` on hold `tag`, and so does the table, unless it stays.
+/// Prepares the next version, in which `units` hold `tag`. With `has_table`, the part table holds `tag` too;
+/// otherwise the table stays as it is.
 fn prepare(bench: &mut Bench, units: std::ops::Range<u32>, tag: u8, has_table: bool) -> Version {
     let version = bench.next_version();
     let units: Vec<u32> = units.collect();
@@ -36,7 +37,8 @@ fn prepare(bench: &mut Bench, units: std::ops::Range<u32>, tag: u8, has_table: b
     version
 }
 
-/// Checks version and table of block 1 as of a state; 0: no table.
+/// Checks the version and the table of block 1 in the state selected by `as_of`. Tag 0: the block has no
+/// table.
 fn assert_table(bench: &mut Bench, as_of: AsOf, version: Version, tag: u8) {
     for units in [vec![], vec![1], vec![1 << 31]] {
         let answer = bench.done(Request::Copy { key: key(1), units, as_of });
@@ -181,7 +183,7 @@ fn a_block_without_data_has_a_table() {
         bench.run();
         version
     };
-    // It never had data, or became zeros in one step, or unit by unit.
+    // The block is all zeros: it never had data, or it became zeros in one step or unit by unit.
     let mut last = zeros(&mut bench, 1);
     for (round, tag) in (2..8).enumerate() {
         assert_table(&mut bench, AsOf::View, last, tag - 1);
@@ -250,7 +252,7 @@ fn a_table_is_lost_with_its_leaf_and_comes_back_with_a_version() {
     parts.pages.forget(leaf.page);
     bench.disk.flip(place + 200);
     assert_table(&mut bench, AsOf::View, first, 0);
-    // The version that comes next tells nothing about the table, and covers all units.
+    // The next version contains no table, and covers all units.
     let second = prepare(&mut bench, 0..32, 2, false);
     bench.commit(second);
     bench.checkpoint();

@@ -1,7 +1,6 @@
 //! The parts of an open store: everything that needs the superblock, connected in one place.
 //!
-//! Each part owns its state and guards its own invariants; an entry reaches all of them through
-//! [`Parts::apply`].
+//! Each part owns its state and guards its own invariants. [`Parts::apply`] applies an entry to all of them.
 
 use std::rc::Rc;
 
@@ -39,7 +38,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// An empty store.
+    /// Creates the parts of an empty store.
     pub fn new(superblock: Superblock, settings: &Settings) -> Parts {
         let root = Root {
             sequence: 0,
@@ -66,30 +65,30 @@ impl Parts {
         }
     }
 
-    /// Position of a block's place on the device, in bytes.
+    /// Returns the position of a block's place on the device, in bytes.
     pub fn place(&self, location: u32) -> u64 {
         self.blocks.area.place(location)
     }
 
-    /// Position of a checkpoint page on the device, in bytes.
+    /// Returns the position of a checkpoint page on the device, in bytes.
     pub fn page_place(&self, page: u32) -> u64 {
         self.superblock.checkpoints.offset + page as u64 * PAGE_SIZE as u64
     }
 
-    /// Position of the checkpoint's root on the device, in bytes.
+    /// Returns the position of the checkpoint's root on the device, in bytes.
     pub fn root_place(&self, sequence: u64) -> u64 {
         self.page_place(ROOT_PAGES[(sequence % 2) as usize])
     }
 
-    /// Room for records and notes.
+    /// Returns the room for records and notes.
     pub fn record_room(&self) -> RecordRoom {
         let used_bytes =
             self.blocks.index().record_bytes() + self.blocks.prepared.growth() + self.notes.bytes();
         RecordRoom::new(used_bytes, self.superblock.checkpoints.size)
     }
 
-    /// Whether there is room to replace a block's record with one that has a place (`has_place`) or has
-    /// none, and a part table of `table_size` bytes. The reserve counts as room.
+    /// Whether there is room to replace a block's record by one with a part table of `table_size` bytes, with
+    /// or without a place (`has_place`). The reserve counts as room.
     pub fn has_record_room(
         &self,
         old: Option<BlockInfo>,
@@ -101,19 +100,20 @@ impl Parts {
         self.record_room().can_change(old_bytes, new_bytes)
     }
 
-    /// Whether the journal has room for an entry besides `reserve` bytes and what copies of prepared
-    /// versions need.
+    /// Whether the journal has room for an entry in addition to `reserve` bytes and the space kept for copies
+    /// of prepared versions.
     pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
         let sector_size = self.superblock.sector_size;
         let size = EntryHeader::size_of(kind, checksum_count, sector_size);
         self.has_room_for((kind, size), reserve)
     }
 
-    /// Whether the journal has room for an entry of this kind and size, in the same way.
+    /// Whether the journal has room for an entry of this kind and size, under the same conditions.
     pub fn has_room_for(&self, (kind, size): (EntryKind, u32), reserve: u64) -> bool {
         let kept = match self.blocks.prepared.kept_bytes(self.superblock.sector_size) {
             kept if kept == 0 || kind.carries_committed() => kept,
-            // Marks may come before the entry, which then may not fit before the end of the ring.
+            // Marks may be journaled before this entry, which then may no longer fit before the end of the
+            // ring.
             kept => kept + u64::from(size),
         };
         self.journal.has_room_for(size, reserve + kept)
@@ -162,8 +162,8 @@ impl Parts {
         (leaf, self.pages.end_wait(page, checksum))
     }
 
-    /// Makes the PG's prepared versions up to `upto` stable, in order. Nothing is written: the next entry
-    /// of the PG says it.
+    /// Makes the PG's prepared versions up to `upto` stable, in order. Nothing is written: the PG's next
+    /// entry records it.
     pub fn commit(&mut self, pg: PgId, upto: Version) {
         let Some(upto) = self.pgs.commit(pg, upto) else { return };
         self.blocks.prepared.note_unsaid(pg);
@@ -176,7 +176,7 @@ impl Parts {
         }
     }
 
-    /// Applies an entry of a pool that keeps parity. `data`: its inline data, unless that is a block's.
+    /// Applies an entry of a pool that keeps parity. `data`: the inline data, unless it belongs to a block.
     fn apply_prepared(&mut self, change: &Change<'_>, data: &[u8]) {
         let header = change.header;
         let pg = header.pg.expect("the format demands it");
@@ -200,7 +200,7 @@ impl Parts {
         self.blocks.prepared.note_said(pg);
     }
 
-    /// Applies an entry that says what was committed of several PGs.
+    /// Applies an entry that records the commits of several PGs.
     fn apply_marks(&mut self, header: &EntryHeader, data: &[u8]) {
         let marks = data.get(..header.length as usize).and_then(decode_marks);
         for (pg, committed) in marks.unwrap_or_default() {
@@ -209,8 +209,9 @@ impl Parts {
         }
     }
 
-    /// Applies an entry before the root's `until`: the checkpoint contains what it did, except a prepared
-    /// version that was not committed when the checkpoint began, and what takes such a version back.
+    /// Applies an entry before the root's `until`. The checkpoint already contains its effect, with two
+    /// exceptions: a version that was prepared and not committed when the checkpoint began, and a settle or
+    /// replacement that removes such a version.
     pub fn collect(&mut self, change: &Change<'_>) {
         let header = change.header;
         match (header.kind, header.pg, header.key) {
@@ -227,7 +228,7 @@ impl Parts {
         }
     }
 
-    /// Whether an entry before the root's `until` matters.
+    /// Whether an entry before the root's `until` must still be applied to the prepared versions.
     pub fn is_collected(&self, header: &EntryHeader) -> bool {
         let committed = header.pg.map_or(Version::ZERO, |pg| self.pgs.get(pg).committed);
         let is_above = header.kind.is_prepared() && header.version > committed;
@@ -235,7 +236,7 @@ impl Parts {
     }
 
     /// Applies an entry, in the same way for a request and for recovery. `note`: the inline data, unless it
-    /// is a block's.
+    /// belongs to a block.
     pub fn apply(&mut self, change: &Change<'_>, note: &[u8]) {
         let header = change.header;
         if header.kind.carries_committed() {

@@ -1,7 +1,7 @@
 //! What a store records about each PG in addition to its blocks: versions, the floor, whether it is suspect.
 //!
-//! Invariant: `committed` and `held` of a PG never decrease; `last` decreases only when a settle takes
-//! prepared versions back.
+//! Invariant: `committed` and `held` of a PG never decrease; `last` decreases only when a settle rolls back
+//! prepared versions.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +28,12 @@ impl PgRecords {
         self.records.get(&pg).copied().unwrap_or_default()
     }
 
-    /// PGs that have a record, in order.
+    /// Returns the PGs that have a record, in order.
     pub fn keys(&self) -> impl Iterator<Item = PgId> {
         self.records.keys().copied()
     }
 
-    /// Returns the floor of each PG: tombstones up to this version are not needed.
+    /// Returns the floor of each PG. Tombstones up to the floor are not needed.
     pub fn floors(&self) -> impl Iterator<Item = (PgId, Version)> {
         self.records.iter().map(|(pg, record)| (*pg, record.floor))
     }
@@ -58,7 +58,7 @@ impl PgRecords {
             EntryKind::Floor => record.floor = record.floor.max(header.version),
             EntryKind::Absolve => record.absolved = Some(lsn),
             EntryKind::Suspect => record.suspect = Some(lsn),
-            // A settle is recorded with what it does to prepared versions.
+            // A settle is recorded by [`PgRecords::settle`], together with its effect on prepared versions.
             EntryKind::Settle => {}
             kind => {
                 record.held = record.held.max(header.version);
@@ -73,8 +73,8 @@ impl PgRecords {
         }
     }
 
-    /// Raises what is committed of the PG to `upto`, but not above its last version. Returns the new value
-    /// if it was raised.
+    /// Raises the PG's committed version to `upto`, but not above its last version. Returns the new value if
+    /// it was raised.
     pub fn commit(&mut self, pg: PgId, upto: Version) -> Option<Version> {
         let record = self.records.get_mut(&pg)?;
         let upto = upto.min(record.last);
@@ -85,7 +85,7 @@ impl PgRecords {
         Some(upto)
     }
 
-    /// Records a settle: everything up to `upto` is stable, and there is nothing above.
+    /// Records a settle: everything up to `upto` is stable, and no version above it exists.
     pub fn settle(&mut self, pg: PgId, upto: Version) {
         let record = self.records.entry(pg).or_default();
         record.last = upto;
@@ -94,10 +94,10 @@ impl PgRecords {
         record.hole = None;
     }
 
-    /// Records that recovery dropped this version. It is a hole if the PG's last write is of the same
-    /// epoch: other writes of that epoch, before and after it, are present. If the version is of a later
-    /// epoch, no write of that epoch is present; if of an earlier one, the PG made all its writes safe
-    /// before it began the next epoch.
+    /// Records that recovery dropped this version. The version is a hole if the PG's last write is in the
+    /// same epoch, because other writes of that epoch are present. If the version is in a later epoch, no
+    /// write of that epoch is present. If it is in an earlier epoch, the PG made all writes safe before it
+    /// began the next epoch.
     pub fn note_dropped(&mut self, pg: PgId, version: Version) {
         if let Some(record) = self.records.get_mut(&pg)
             && record.last.epoch == version.epoch

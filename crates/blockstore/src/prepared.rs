@@ -1,18 +1,20 @@
-//! Prepared versions: versions of blocks above the stable one, which may still be taken back.
+//! Prepared versions: versions of blocks above the stable one, which may still be rolled back.
 //!
 //! ```text
-//!   Prepare ──▶ of_key: oldest first ──Commit, Settle──▶ stable: `Blocks::commit_one`, the only way there
-//!               of_pg, by_lsn          ──Settle, replaces──▶ gone: `Blocks::drop_one`
+//!   Prepare ──▶ of_key: oldest first ──Commit, Settle──▶ stable, only through `Blocks::commit_one`
+//!               of_pg, by_lsn          ──Settle, replaces──▶ removed: `Blocks::drop_one`
 //! ```
 //!
-//! Stripes need them: `docs/internals/stripes.md`. In replicated pools nothing is prepared.
+//! Pools that keep parity need prepared versions: `docs/internals/stripes.md`. Replicated pools have none.
 //!
 //! Invariants
-//!   1. `of_key`, `of_pg` and `by_lsn` list the same versions; the sums are sums over them.
-//!   2. A version names a place only if it allocated it. The place of any other version is found when it is
-//!      committed: it is the one that the block has then.
+//!   1. `of_key`, `of_pg` and `by_lsn` list the same versions. `ring_bytes`, `growth`, `charge` and
+//!      `peering_charge` are sums over these versions.
+//!   2. The header of a version contains a location only if the version allocated that place. Any other
+//!      version uses the place that the block has when the version is committed.
 //!   3. The journal's head does not pass the lsn of a prepared version.
-//!   4. A PG is in `unsaid` if more of it is committed than the journal says. It is in `pgs`, too.
+//!   4. A PG is in `unsaid` if it has committed more versions than the journal records. Such a PG is also in
+//!      `pgs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,34 +31,34 @@ use crate::create::JOURNAL_SIZE_MIN;
 use crate::index::{BlockInfo, location_of};
 use crate::overlay::Overlay;
 
-/// Prepared versions take at most this fraction (1/n) of the journal. Versions that peering prepares have
-/// this share once more, for themselves: they must not take what primaries were promised.
+/// Prepared versions take at most this fraction (1/n) of the journal. Versions prepared by peering have a
+/// separate limit of the same size, so that they do not use up the room that was promised to primaries.
 const JOURNAL_SHARE: u64 = 8;
-/// A primary lets the versions of one PG take at most this fraction (1/n) of that.
+/// A primary lets the versions of one PG take at most this fraction (1/n) of the share above.
 const PG_SHARE: u64 = 4;
-/// The largest sector of a disk, in bytes: headers take whole sectors.
+/// Maximum sector size of a disk, in bytes. A header takes whole sectors.
 const SECTOR_SIZE_MAX: u32 = 4096;
 /// Maximum size of an entry, in bytes: a header and the data of the largest block.
 const ENTRY_SIZE_MAX: u64 = (1 << 20) + (8 << 10);
-/// Maximum number of marks in one entry: its data is as long as that of the largest block.
+/// Maximum number of marks in one entry. Like block data, they take at most the size of the largest block.
 pub const MARKS_MAX: usize = (1 << 20) / MARK_SIZE;
 
-// The share holds the largest entry, even in the smallest journal that `create` makes.
+// Even in the smallest journal that `create` makes, the share has room for the largest entry.
 const _: () = assert!(ENTRY_SIZE_MAX <= JOURNAL_SIZE_MIN / JOURNAL_SHARE);
 
 /// One prepared version of a block.
 pub struct PreparedVersion {
-    /// As journaled, or as last copied. `location` is a place that this version allocated.
+    /// The header as journaled, or as in the newest copy. `location` is a place that this version allocated.
     pub header: EntryHeader,
-    /// The lsn where its inline data begins.
+    /// The lsn where the version's inline data begins.
     pub data_lsn: Lsn,
     /// Units whose data is lost, counted from the first unit of the data.
     pub bad: UnitSet,
-    /// Its units, over what is below.
+    /// The units that this version changes. They hide the units of older versions.
     pub overlay: Overlay,
-    /// Whether its place, if it has one, is allocated. Not yet while recovery collects versions.
+    /// Whether the version's place, if it has one, is allocated. False while recovery collects versions.
     has_place: bool,
-    /// Bytes by which records may grow when it is committed.
+    /// Bytes by which the block's record may grow when the version is committed.
     growth: u64,
 }
 
@@ -89,7 +91,7 @@ impl PreparedVersion {
         self.header.pg.expect("the format demands it")
     }
 
-    /// Where the block is after this version, if it was at `below` before.
+    /// Returns the block's location after this version. `below`: its location before this version.
     fn location_over(&self, below: u32) -> u32 {
         match () {
             () if self.header.location != LOCATION_NONE => self.header.location,
@@ -98,7 +100,7 @@ impl PreparedVersion {
         }
     }
 
-    /// Returns what is known about the block after this version.
+    /// Returns the index entry that the block would have after this version. `below`: its entry before it.
     fn info_over(&self, below: Option<BlockInfo>) -> BlockInfo {
         let old_size = below.map(|below| below.block_size);
         BlockInfo {
@@ -111,18 +113,19 @@ impl PreparedVersion {
         }
     }
 
-    /// What it counts for against the limits, in bytes: journal or memory, whichever is more.
+    /// Returns the bytes that the version counts against the limits: its journal size or its memory size,
+    /// whichever is larger.
     fn charge(&self) -> u64 {
         let counts = (self.header.checksums.len(), self.header.table.len());
         charge(u64::from(self.header.size), counts)
     }
 
-    /// Whether peering prepared it.
+    /// Whether the version was prepared by peering.
     fn is_of_peering(&self) -> bool {
         self.header.replaces.is_some()
     }
 
-    /// Whether data that came with it is lost. Units that were prepared as damaged do not count.
+    /// Whether data that arrived with the version is lost. Units that were prepared as damaged do not count.
     fn has_lost(&self) -> bool {
         self.header.flags.has_lost || !self.bad.is_empty()
     }
@@ -138,9 +141,10 @@ impl PreparedVersion {
     }
 }
 
-/// What a prepared version with this many units of data, and bytes of its part table, counts for, in bytes.
+/// Returns the bytes that a prepared version counts against the limits. `unit_count`: units of data.
+/// `table_size`: bytes of its part table.
 fn charge(entry_size: u64, (unit_count, table_size): (usize, usize)) -> u64 {
-    // The header and the overlay have the table.
+    // The part table is in memory twice: in the header and in the overlay.
     let memory = size_of::<PreparedVersion>() + 24 * unit_count + 2 * table_size;
     entry_size.max(memory as u64)
 }
@@ -150,21 +154,22 @@ pub fn needs_place(header: &EntryHeader) -> bool {
     !(header.written.is_empty() && header.damaged.is_empty())
 }
 
-/// Room for prepared versions of all PGs, in bytes, without those of peering. What is there and all that
-/// primaries were promised fits into it: who promises room counts that.
+/// Room for prepared versions of all PGs, in bytes. Versions prepared by peering are not included. The stored
+/// versions and all promises to primaries together must fit; the code that promises room must count the
+/// promises.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PreparedRoom {
-    /// What all versions and promises may take.
+    /// Maximum for all stored versions and promises together.
     pub bytes_max: u64,
-    /// What all versions take now.
+    /// Bytes taken by all stored versions.
     pub used_bytes: u64,
-    /// What a primary lets the versions of one PG take, so that one PG does not hold up the others. The store
-    /// does not compare: it may hear later than the primary what is committed.
+    /// Maximum that a primary allows for the versions of one PG, so that one PG does not block the others.
+    /// The store does not enforce it, because it may learn of commits later than the primary.
     pub pg_bytes_max: u64,
 }
 
 impl PreparedRoom {
-    /// Returns the most bytes that a version with data for this many units takes, in any store, with or
+    /// Returns the maximum bytes that a version with data for this many units takes, in any store, with or
     /// without a part table.
     pub fn cost_of(unit_count: u32) -> u64 {
         let counts = (unit_count as usize, table_size(BlockSize::MAX, TABLE_ROWS_MAX as u8));
@@ -172,7 +177,7 @@ impl PreparedRoom {
         charge(u64::from(size), counts)
     }
 
-    /// Returns how many bytes more versions and promises may take.
+    /// Returns the bytes that further versions and promises may take.
     pub fn free_bytes(&self) -> u64 {
         self.bytes_max.saturating_sub(self.used_bytes)
     }
@@ -184,14 +189,15 @@ pub struct Prepared {
     of_key: BTreeMap<BlockKey, Vec<PreparedVersion>>,
     of_pg: BTreeMap<PgId, BTreeMap<Version, BlockKey>>,
     by_lsn: BTreeMap<Lsn, (BlockKey, Version)>,
-    /// Bytes of the journal that their entries take.
+    /// Journal bytes taken by the entries of these versions.
     ring_bytes: u64,
     charge: u64,
-    /// The charge of what peering prepared; `charge` does not contain it.
+    /// The charge of versions prepared by peering. `charge` does not include it.
     peering_charge: u64,
     growth: u64,
     unsaid: BTreeSet<PgId>,
-    /// PGs that ever had an entry here which says what is committed: they may become unsaid at any time.
+    /// PGs of which this store has ever had an entry that records commits. Each may become unsaid at any
+    /// time.
     pgs: BTreeSet<PgId>,
 }
 
@@ -223,7 +229,7 @@ impl Prepared {
         self.of_key.range(first..).map(|(key, _)| *key)
     }
 
-    /// Returns the prepared versions of the block that a read sees.
+    /// Returns the prepared versions of the block that a read with this `as_of` sees.
     pub fn as_of(&self, key: &BlockKey, as_of: AsOf) -> &[PreparedVersion] {
         let versions = self.of_key(key);
         match as_of {
@@ -246,19 +252,20 @@ impl Prepared {
         self.by_lsn.values().map(|(key, version)| self.get(key, *version))
     }
 
-    /// Returns a prepared version. Requires: it is there.
+    /// Returns a prepared version. Requires: the version is prepared.
     pub fn get(&self, key: &BlockKey, version: Version) -> &PreparedVersion {
         let mut versions = self.of_key(key).iter();
         versions.find(|of| of.header.version == version).expect("invariant 1")
     }
 
-    /// Returns the PG's oldest prepared version up to `upto`.
+    /// Returns the PG's oldest prepared version, if it is at or below `upto`.
     pub fn first_of(&self, pg: PgId, upto: Version) -> Option<(BlockKey, Version)> {
         let (version, key) = self.of_pg.get(&pg)?.first_key_value()?;
         (*version <= upto).then_some((*key, *version))
     }
 
-    /// Returns the PG's oldest prepared version that has lost data. What peering prepared does not count.
+    /// Returns the PG's oldest prepared version that has lost data. Versions prepared by peering do not
+    /// count.
     pub fn first_lost(&self, pg: PgId) -> Option<Version> {
         let versions = self.of_pg.get(&pg)?.iter();
         let mut versions = versions.map(|(version, key)| self.get(key, *version));
@@ -272,7 +279,7 @@ impl Prepared {
         (*last > version).then_some((*key, *last))
     }
 
-    /// Whether the PG has this version prepared.
+    /// Returns the block of the PG's prepared version `version`.
     fn key_of(&self, pg: PgId, version: Version) -> Option<BlockKey> {
         self.of_pg.get(&pg)?.get(&version).copied()
     }
@@ -315,28 +322,28 @@ impl Prepared {
         version
     }
 
-    /// Records that a copy of the version lies at another place in the journal.
+    /// Records that a version's entry is now a copy at another place in the journal.
     pub fn relocate(&mut self, change: &Change<'_>, key: &BlockKey) {
         let PreparedVersion { has_place, growth, .. } = self.remove(key, change.header.version);
         let copy = PreparedVersion::new(change, None, has_place);
         self.insert(PreparedVersion { growth, ..copy });
     }
 
-    /// Returns the bytes by which records may grow when everything is committed.
+    /// Returns the bytes by which records may grow when all prepared versions are committed.
     pub fn growth(&self) -> u64 {
         self.growth
     }
 
-    /// Returns the bytes of the journal that are kept for one set of copies of all prepared versions, with
-    /// the pad in front of one of them, and for the marks of all PGs. A commit does not change it. Zero in
-    /// a store without PGs that keep parity.
+    /// Returns the journal bytes that are kept free for one copy of each prepared version, a pad in front of
+    /// one of the copies, and the marks of all PGs. A commit never raises the value. Zero in a store without
+    /// PGs that keep parity.
     pub fn kept_bytes(&self, sector_size: u32) -> u64 {
         let pad = self.ring_bytes.min(ENTRY_SIZE_MAX);
         self.ring_bytes + pad + self.marks_bytes(sector_size)
     }
 
-    /// Returns the bytes of the journal that marks of all PGs take: once for all, with a pad, and once for
-    /// one of them.
+    /// Returns the journal bytes that are kept free for marks: for the marks of all PGs, for a pad, and once
+    /// more for the marks of a single PG.
     pub fn marks_bytes(&self, sector_size: u32) -> u64 {
         let entries = self.pgs.len().div_ceil(MARKS_MAX) as u64;
         let header = u64::from(EntryHeader::size_of(EntryKind::Marks, 0, sector_size));
@@ -354,8 +361,8 @@ impl Prepared {
         }
     }
 
-    /// Whether there is room for one more version. `is_peering`: it belongs to peering. `counts`: units of
-    /// data, bytes of the part table.
+    /// Whether there is room for one more version. `is_peering`: the version is prepared by peering.
+    /// `counts`: units of data, and bytes of the part table.
     pub fn has_room_for(
         &self,
         is_peering: bool,
@@ -370,24 +377,24 @@ impl Prepared {
         }
     }
 
-    /// Records that the PG has committed more than the journal says.
+    /// Records that the PG has committed more than the journal records.
     pub fn note_unsaid(&mut self, pg: PgId) {
         self.unsaid.insert(pg);
         self.pgs.insert(pg);
     }
 
-    /// Records that an entry says what the PG has committed.
+    /// Records that the journal now contains all commits of the PG.
     pub fn note_said(&mut self, pg: PgId) {
         self.unsaid.remove(&pg);
         self.pgs.insert(pg);
     }
 
-    /// Whether the PG has committed more than the journal says.
+    /// Whether the PG has committed more than the journal records.
     pub fn is_unsaid(&self, pg: PgId) -> bool {
         !self.unsaid.is_empty() && self.unsaid.contains(&pg)
     }
 
-    /// Returns the PGs that have committed more than the journal says.
+    /// Returns the PGs that have committed more than the journal records.
     pub fn unsaid(&self) -> impl Iterator<Item = PgId> + '_ {
         self.unsaid.iter().copied()
     }
@@ -395,14 +402,14 @@ impl Prepared {
 
 /// Methods for prepared versions.
 impl Blocks {
-    /// Returns what is known about the block as of a state.
+    /// Returns the index entry that the block has in the state selected by `as_of`.
     pub fn as_of(&self, key: &BlockKey, as_of: AsOf) -> Option<BlockInfo> {
         let stable = self.get(key);
         let versions = self.prepared.as_of(key, as_of);
         versions.iter().fold(stable, |below, version| Some(version.info_over(below)))
     }
 
-    /// Whether the entry is a copy of a version that is there.
+    /// Whether the entry is a copy of a version that is already prepared here.
     pub fn is_known_copy(&self, header: &EntryHeader) -> bool {
         if planted::on(Bug::CopyTreatedAsNew) {
             return false;
@@ -411,8 +418,8 @@ impl Blocks {
         header.flags.is_copy && known.is_some() && known == header.key
     }
 
-    /// Whether the copy has lost data that the version which is there still has. Recovery then keeps the
-    /// older entry: what could not be read when the copy was made could be read now.
+    /// Whether the copy has lost data that the older entry of the same version still has. Recovery then keeps
+    /// the older entry: data that was unreadable when the copy was made may be readable now.
     pub fn is_worse_copy(&self, header: &EntryHeader, bad: &UnitSet) -> bool {
         let Some(key) = header.key.filter(|_| self.is_known_copy(header)) else { return false };
         let known = self.prepared.get(&key, header.version);
@@ -420,8 +427,9 @@ impl Blocks {
         !bad.is_empty() || header.damaged.count() > known_count
     }
 
-    /// Adds a prepared version, or only moves the version if this is a copy of one that is there.
-    /// `has_place`: a place that the entry names is allocated. Requires: what it replaces was removed.
+    /// Adds a prepared version. If the entry is a copy of a version that is already prepared, only the
+    /// version's position in the journal changes. `has_place`: the place in the header is allocated.
+    /// Requires: the versions that it replaces have been removed.
     pub fn prepare(&mut self, change: &Change<'_>, pg: PgId, key: BlockKey, has_place: bool) {
         let header = change.header;
         if self.is_known_copy(header) {
@@ -434,7 +442,7 @@ impl Blocks {
         self.prepared.insert(PreparedVersion::new(change, below, has_place));
     }
 
-    /// Removes what a prepared version of peering replaces. A copy replaces nothing.
+    /// Removes the prepared versions that a version prepared by peering replaces. A copy replaces nothing.
     pub fn replace(&mut self, header: &EntryHeader, key: &BlockKey) {
         if let (Some(above), false) = (header.replaces, header.flags.is_copy) {
             self.drop_above(key, above);
@@ -458,15 +466,16 @@ impl Blocks {
         }
     }
 
-    /// Removes a prepared version. The place that it allocated is used again after a checkpoint that begins
-    /// later.
+    /// Removes a prepared version. The place that it allocated can be reused after the next checkpoint that
+    /// begins.
     fn drop_one(&mut self, key: &BlockKey, number: Version) {
         let version = self.prepared.remove(key, number);
         if planted::on(Bug::RolledBackTableKept) {
             self.keep_table(key, &version);
         }
         if self.prepared.of_key(key).is_empty() && self.get(key).is_some() {
-            // If it kept the place of an empty block, or a tombstone, the next checkpoint drops that.
+            // If only this version kept a tombstone, or the place of an empty block, the next checkpoint
+            // drops it.
             self.look_again(*key);
         }
         let location = version.header.location;
@@ -480,7 +489,7 @@ impl Blocks {
         self.gives_back_place(location, block_size);
     }
 
-    /// A planted bug: the part table of a version that is taken back replaces that of the stable one.
+    /// A planted bug: the part table of a rolled-back version replaces the table of the stable version.
     fn keep_table(&mut self, key: &BlockKey, version: &PreparedVersion) {
         if let (Some(info), Some(table)) = (self.get(key), version.overlay.table.clone())
             && info.table_rows > 0
@@ -490,7 +499,7 @@ impl Blocks {
         }
     }
 
-    /// Makes a prepared version stable: the only way to [`Blocks::apply`] for it.
+    /// Makes a prepared version stable. Nothing else calls [`Blocks::apply`] for a prepared version.
     pub fn commit_one(&mut self, key: BlockKey, number: Version) {
         let version = self.prepared.remove(&key, number);
         let old = self.get(&key);
@@ -504,7 +513,7 @@ impl Blocks {
         }
     }
 
-    /// Whether the version needs a place that the block does not have: what it was prepared over is lost.
+    /// Whether the version needs a place that the block does not have, because older changes are lost.
     pub fn lacks_base(&self, header: &EntryHeader, key: &BlockKey) -> bool {
         let upto = match (header.replaces, header.version.counter.checked_sub(1)) {
             (Some(above), _) => above,
@@ -518,10 +527,10 @@ impl Blocks {
             && location_of(below) == LOCATION_NONE
     }
 
-    /// Ends the collection of prepared versions by recovery: takes the places that they allocated. A
-    /// version whose place is in use, or that lacks what it was prepared over, cannot be one that was there
-    /// when the checkpoint began: entries between are lost, and the store is suspect. It is dropped, with
-    /// the versions of its block above it.
+    /// Ends recovery's collection of prepared versions: allocates the places that their headers contain. If a
+    /// place is already in use, or the place that a version was to share with older changes does not exist,
+    /// the version cannot have been prepared when the checkpoint began: entries in between are lost, and the
+    /// store is suspect. Such a version is dropped, together with the newer prepared versions of its block.
     pub fn take_places(&mut self) {
         let keys: Vec<BlockKey> = self.prepared.of_key.keys().copied().collect();
         for key in keys {

@@ -1,4 +1,4 @@
-//! Tests of prepared versions whose data is lost, and of what checkpoints journal again.
+//! Tests of prepared versions whose data is lost, and of the copies that checkpoints journal.
 
 use base::{MIB, PgId, UNIT_SIZE, Version};
 use format::wire::Digest;
@@ -44,7 +44,7 @@ fn rows_c_v_and_x_keep_a_prepared_version_and_the_store_says_which() {
             bench.assert_as_of(AsOf::View, 1, 2, Some(200));
             assert!(bench.read(1, 1, 1).is_err());
             match round {
-                // The copy says it, too.
+                // The copy lists the loss, too.
                 1 => {
                     churn(&mut bench, 9 * MIB);
                     bench.checkpoint();
@@ -92,7 +92,7 @@ fn a_copy_of_what_peering_prepared_takes_nothing_back() {
     let first = replace(&mut bench, 3, base);
     churn(&mut bench, 6 * MIB);
     let second = replace(&mut bench, 6, first);
-    // The first one is old, and is journaled again behind the second one.
+    // The first version is old: the checkpoint journals it again, after the second version.
     bench.checkpoint();
     for _ in 0..2 {
         bench = bench.crash();
@@ -132,7 +132,7 @@ fn peering_does_not_take_the_room_of_others() {
     churn(&mut bench, 9 * MIB);
     bench.checkpoint();
     assert_eq!(bench.store.prepared_room(), before, "copies are of peering, too");
-    // What was promised is still there, and a settle gives back what peering took.
+    // The promised room is still free, and a settle frees the room that peering used.
     let given = before.free_bytes() / PreparedRoom::cost_of(15);
     for _ in 0..given {
         let version = bench.next_version();
@@ -159,7 +159,7 @@ fn a_copy_of_a_version_whose_base_is_lost_is_dropped() {
     let parts = bench.store.parts();
     let root_place = parts.root_place(parts.root.sequence);
     let mut disk = bench.off();
-    // Replay begins at the older root, whose leaf is lost. It collects the version, and meets its copy.
+    // Replay begins at the older root, whose leaf is lost. It collects the version, and then finds its copy.
     disk.flip(root_place + 8);
     disk.flip(leaf_place + 100);
     let mut bench = Bench::on(disk, settings(), 3);
@@ -200,7 +200,7 @@ fn prepare_other(bench: &mut Bench, version: Version) -> RequestId {
 fn a_settle_whose_note_is_lost_takes_back_what_it_took_back() {
     for (is_in_checkpoint, row) in [(false, 'M'), (false, 'W'), (true, 'A')] {
         let (mut bench, base) = with_base(CommitMode::Fsync);
-        // From here on the checkpoint keeps the journal.
+        // This version of another PG makes checkpoints keep the journal from here on.
         let other = prepare_other(&mut bench, base);
         bench.run();
         assert!(bench.is_durable(other));
@@ -288,7 +288,7 @@ fn a_copy_that_lost_data_does_not_replace_the_entry_that_has_it() {
     churn(&mut bench, 6 * MIB);
     let header = bench.store.parts().blocks.prepared.get(&key(1), version).header.clone();
     assert_eq!(header.lsn, lsn, "it is not copied yet");
-    // For a while, one sector cannot be read.
+    // One sector cannot be read for a while.
     bench.disk.unreadable = Some((from, from + 512));
     let sequence = bench.store.parts().root.sequence;
     bench.store.parts_mut().wants_checkpoint = true;
@@ -341,7 +341,7 @@ fn a_lost_header_leaves_a_hole_or_makes_the_store_suspect() {
         disk.flip(place);
         let bench = Bench::on(disk, settings(), 3);
         assert!(bench.rows().contains('G'), "{}", bench.rows());
-        // A suspect member states nothing as complete.
+        // A suspect member reports nothing as complete.
         assert!(bench.store.is_suspect(PG));
         assert_eq!(bench.store.facts(PG).committed, base);
         if !is_in_checkpoint {

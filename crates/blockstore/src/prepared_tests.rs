@@ -1,4 +1,5 @@
-//! Tests of prepared versions: what they show, what becomes of them, and that no crash changes it.
+//! Tests of prepared versions: what reads see, whether versions become stable or are rolled back, and that no
+//! crash changes this.
 
 use base::{MIB, PgId, UNIT_SIZE, Version};
 use format::wire::Content;
@@ -8,7 +9,7 @@ use crate::{Answer, AsOf, CommitMode, NoteKey, PreparedRoom, Request, Settings, 
 
 const BOTH: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
 
-/// A store with block 1, whose units 0 and 1 hold 100 as stable content.
+/// Returns a store in which units 0 and 1 of block 1 hold 100 as stable content, and the version of block 1.
 pub fn with_base(commit: CommitMode) -> (Bench, Version) {
     let mut bench = Bench::new(commit);
     let base = bench.prepare_units(1, 0, 2, 100);
@@ -16,7 +17,7 @@ pub fn with_base(commit: CommitMode) -> (Bench, Version) {
     (bench, base)
 }
 
-/// Writes block 90 again and again, so that the journal goes on by about `bytes`.
+/// Overwrites block 90 repeatedly, so that the journal advances by about `bytes`.
 pub fn churn(bench: &mut Bench, bytes: u64) {
     let (counter, epoch) = (bench.counter, bench.epoch);
     for _ in 0..bytes / (16 * UNIT_SIZE) {
@@ -59,7 +60,7 @@ fn versions_lie_above_the_stable_one_until_they_are_committed() {
         bench.commit(second);
         assert_eq!(bench.store.version_as_of(&key(1), AsOf::Stable), second);
         bench.assert_as_of(AsOf::Stable, 1, 1, Some(200));
-        // Nothing was written, so a crash takes it back.
+        // The commit wrote nothing, so a crash undoes it.
         let mut bench = bench.crash();
         assert_eq!(bench.store.version_as_of(&key(1), AsOf::Stable), base);
         bench.commit(second);
@@ -154,7 +155,7 @@ fn a_deleted_or_emptied_block_keeps_what_versions_above_it_need() {
     bench.assert_as_of(AsOf::View, 1, 0, None);
     bench.assert_as_of(AsOf::View, 1, 5, Some(500));
     bench.commit(after);
-    // All units become zeros, and the next version goes to the place of the empty block.
+    // This version turns all units into zeros. The next version uses the place of the empty block.
     let version = bench.next_version();
     let units: Vec<u32> = (0..16).collect();
     let content = bench.content(version, &units, &[], 0);
@@ -195,7 +196,7 @@ fn versions_come_in_order() {
     let content = bench.content(repair, &[0], &[0], 7);
     let id = bench.repair(1, content);
     assert_eq!(bench.answers.remove(&id), Some(Err(StoreError::Unordered)));
-    // In peering a version replaces what is above, and does not raise the last one.
+    // A version of peering replaces the versions above `next`, and does not raise the PG's last version.
     let forward = Version { counter: repair.counter + 4, ..repair };
     assert_eq!(ask(&mut bench, forward, forward, Some(next)), Ok(Answer::Durable));
     assert_eq!(bench.store.facts(PG).last, repair);
@@ -300,7 +301,7 @@ fn a_version_that_recovery_drops_takes_those_behind_it_along() {
             break;
         }
     }
-    // Versions behind the entry that says so count again.
+    // Versions are accepted again after the entry that records the drop.
     bench.next_epoch();
     bench.counter = base.counter;
     bench.settle(base).expect("nothing above is stable");
@@ -336,7 +337,7 @@ fn at_the_limit_versions_are_refused_and_a_settle_is_not() {
     let refused = bench.next_version();
     let id = bench.skip(refused, false);
     assert_eq!(bench.answers.remove(&id), Some(Err(StoreError::Full)), "no gap in an epoch");
-    // The room is of all PGs together; primaries divide it. Replicated blocks need none.
+    // All PGs share the room; primaries divide it among PGs. Replicated blocks need no such room.
     let pg = PgId { number: PG.number + 1, ..PG };
     let units: Vec<u32> = (0..15).collect();
     let content = bench.content(base, &units, &units, 700);
@@ -392,7 +393,7 @@ fn what_was_dropped_along_stays_dropped_when_the_journal_that_shows_why_is_freed
     bench.prepare(3, version, content, None, true);
     let info = bench.store.parts().blocks.as_of(&key(3), AsOf::View).expect("it is there");
     let place = bench.store.parts().place(info.location);
-    // A version of another PG, from which on the journal is kept.
+    // This version of another PG makes checkpoints keep the journal from here on.
     let other = PgId { number: PG.number + 1, ..PG };
     let content = bench.content(base, &[0], &[0], 800);
     let (key_8, replaces) = (key(8), None);

@@ -6,8 +6,9 @@
 //!             └─▶ leaf: from the cache, or fetched    ─┘        │ changed meanwhile: again
 //! ```
 //!
-//! A copy for another member is a read of a block, or of some of its units, whose answer lists the damaged
-//! units and contains the part table of a parity part. A digest is what such a copy would hold, without the data; unless it is deep, no data is read.
+//! A copy for another member is a read of a block, or of some of its units. Its answer lists the damaged
+//! units and contains the part table of a parity part. A digest is such an answer without the data; unless
+//! the digest is deep, no data is read.
 //!
 //! Invariants
 //!   1. Data whose checksum does not match is never returned.
@@ -30,7 +31,8 @@ use crate::parts::Parts;
 use crate::{Answer, AsOf, Effect, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
-/// A read that fails after this many repeats is answered as damaged, so that no read continues for ever.
+/// A read that still fails after this many repeats is answered as damaged, so that no read is repeated
+/// forever.
 const ATTEMPT_COUNT_MAX: u32 = 64;
 
 /// A range of a block, in bytes and in whole units.
@@ -113,7 +115,7 @@ struct Read {
     stamp: Stamp,
     /// Where each unit is; `None`: the leaf determines it.
     states: Vec<Option<UnitState>>,
-    /// The part table, empty if it is not answered; `None`: the leaf has it.
+    /// The part table; empty if it is not part of the answer; `None`: the leaf contains it.
     table: Option<Vec<u8>>,
     leaf: Option<Rc<LeafPage>>,
     /// First unit of the span that is read from the block's place.
@@ -138,7 +140,7 @@ impl Reads {
         self.plan(id, Query { range, kind: Kind::Data, attempt: 0 }, info, parts, io);
     }
 
-    /// Begins to find out which units are written and which are damaged.
+    /// Begins to determine which units are written and which are damaged.
     pub fn begin_extents(
         &mut self,
         id: RequestId,
@@ -174,7 +176,7 @@ impl Reads {
         self.copy(id, (key, as_of), UnitSet::from_slice(units), 0, parts, io);
     }
 
-    /// Begins to find out what a block holds. With `deep`, its data is read and verified.
+    /// Begins to determine what a block holds. With `deep`, its data is read and verified.
     pub fn begin_digest(
         &mut self,
         id: RequestId,
@@ -265,7 +267,7 @@ impl Reads {
         let count = range.length / UNIT as u32;
         let layers = parts.blocks.layers(&range.key, range.as_of);
         let state = |unit: u32| match kind {
-            // A unit between copied ones: it is not read.
+            // This unit lies between the units to copy, and is not read.
             Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
             _ => layers.get(unit),
         };
@@ -362,7 +364,7 @@ impl Reads {
         let first = read.range.offset / UNIT as u32;
         let mut units = UnitSet::EMPTY;
         damaged.iter().for_each(|unit| units.insert(first + unit));
-        // What is known of damage is about the stable content.
+        // Damage is recorded only for the stable content.
         if !units.is_empty() && read.is_stable(parts) {
             parts.blocks.damage.found(read.range.key, units);
         }
@@ -444,7 +446,7 @@ impl Read {
         io.read(purpose, offset, size);
     }
 
-    /// Gets units whose data is in the journal: from memory, otherwise in runs from the disk.
+    /// Gets units whose data is in the journal: from memory if possible, otherwise in runs from the disk.
     fn fetch_journal(&mut self, id: RequestId, parts: &Parts, io: &mut Io<'_>) {
         let mut unit = 0;
         while unit < self.states.len() {
@@ -638,8 +640,8 @@ impl Read {
         data.freeze()
     }
 
-    /// Builds the answer of a digest. `damaged`: units whose data was read and found damaged; a digest that
-    /// read nothing adds those that are known.
+    /// Builds the answer of a digest. `damaged`: units whose data was read and found damaged. If no data was
+    /// read, the units already known as damaged are used instead.
     fn digest(
         &self,
         deep: bool,

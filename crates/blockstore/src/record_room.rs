@@ -1,7 +1,7 @@
 //! Room in the checkpoint area for the records of blocks, and for notes.
 //!
-//! Leaves are at least 40 % full, and old and new leaves exist side by side while a checkpoint is made. So
-//! records need 5 times their size. The rest is for the directory and the PGs.
+//! Leaves are at least 40 % full, and old and new leaves coexist while a checkpoint is made. So records need
+//! 5 times their size. The rest of the area is for the directory and the PGs.
 
 use base::BlockSize;
 use format::disk::{PAGE_SIZE, record_size};
@@ -46,12 +46,12 @@ fn record_bytes_max(area_size: u64) -> u64 {
     pages * PAGE_SIZE as u64 * 2 / 11
 }
 
-/// Returns how much of that is for writes that have no version yet.
+/// Returns the part of these bytes that writes without a version may use.
 fn without_reserve(bytes_max: u64) -> u64 {
     bytes_max / 8 * 7
 }
 
-/// Returns the bytes of records that a checkpoint area of this size has for writes without a version.
+/// Returns the bytes of records in a checkpoint area of this size that writes without a version may use.
 #[cfg(test)]
 pub fn record_bytes_sure(area_size: u64) -> u64 {
     without_reserve(record_bytes_max(area_size))

@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!   Superblock ─▶ Root ─▶ Stream ─▶ Leaves ─▶ Survey ─▶ Replay ⇄ Data ─▶ Rewrite ─▶ Steps ─▶ Finished
-//!    two copies   two     three               the whole  from the root's  what no      suspect,  decisions
-//!                 slots   chains              ring once  lsn, by table    one confirmed  flush
+//!    two copies   two     three               the whole  from the root's  what may    suspect,  decisions
+//!                 slots   chains              ring once  lsn, by table    be lost     flush
 //! ```
 //!
 //! Invariants
 //!   1. The store does not open before recovery's decisions are durable, and before everything found beyond
 //!      the last recorded durable lsn is written again and flushed.
-//!   2. Only the table in `decide.rs` decides, and a decision once made holds for ever.
+//!   2. The table in `decide.rs` makes all decisions, and a decision is final once it is made.
 //!   3. If recovery is killed at any point, the next one makes the same decisions or finds them in the
 //!      journal.
 
@@ -40,16 +40,16 @@ use crate::recover::replay::Replay;
 use crate::recover::survey::Survey;
 use crate::{BlockKey, RecoveryReport, Settings};
 
-/// Leaves read at once.
+/// Maximum number of leaf reads in flight.
 const LEAF_READS_MAX: usize = 64;
-/// The journal is read in pieces of this size; the longest entry is shorter.
+/// Size of the pieces in which the journal is read, in bytes. The longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
 /// Maximum number of decisions in one recovery. With more damage than that, the store does not open.
 const DECISIONS_MAX: usize = 16_000;
 /// If damaged leaves may belong to more PGs than this, the whole store is suspect.
 const SUSPECTS_MAX: usize = 64;
 
-/// Why a store cannot be opened if it has only an older root and not the whole journal after it. For the
+/// Why a store cannot be opened with an older root if part of the journal after that root is gone. For the
 /// operator.
 const ROOT_LOST: &str = "\
     the newest checkpoint root is lost, and the journal no longer reaches back to the older root: \
@@ -193,7 +193,7 @@ impl Recovery {
                 self.superblocks_damaged.push(index);
             }
         }
-        // If one copy could not be read, it is not certain that there is no superblock.
+        // If a copy cannot be read, the device may still hold a superblock.
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
         let none_can_be_had = self.has_lost && copies.iter().all(says_nothing);
@@ -420,8 +420,8 @@ impl Recovery {
         *self.rows.entry(row).or_default() += 1;
     }
 
-    /// Prepares the journal to continue at `tail`, and begins to write again what must be durable before
-    /// the store opens.
+    /// Prepares the journal to continue at `tail`, and begins to write again what must be durable before the
+    /// store opens.
     fn on_replayed(
         &mut self,
         end: Lsn,
@@ -439,8 +439,8 @@ impl Recovery {
         let lsns = (head, recorded, tail);
         parts.journal = Journal::new(&parts.superblock, lsns, previous, cache);
         if !parts.journal.has_room(EntryKind::Idle, 0, 0) {
-            // A store never fills its ring this far, so this root is an old one, and part of the journal
-            // after it has been overwritten.
+            // A running store never fills its ring this far. So this root is an old one, and part of the
+            // journal after it has been overwritten.
             return Err(ROOT_LOST.to_owned());
         }
         parts.wants_checkpoint |= self.root_was_lost;
@@ -459,8 +459,8 @@ impl Recovery {
         self.rewrite(acked.max(head), end, io)
     }
 
-    /// Writes again, chunk by chunk, the part of the journal that no entry records as durable: the same
-    /// bytes at the same place.
+    /// Writes again, chunk by chunk, the part of the journal that no entry records as durable: the same bytes
+    /// at the same place.
     fn rewrite(&mut self, at: Lsn, end: Lsn, io: &mut Io<'_>) -> Progress {
         if at >= end {
             return self.plan_steps(io);
@@ -562,7 +562,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Handles the end of a write or flush of recovery.
+    /// Handles a finished write or flush of recovery.
     pub fn on_done(&mut self, purpose: Purpose, io: &mut Io<'_>) -> Progress {
         assert!(matches!(purpose, Purpose::RecoveryWrite | Purpose::RecoveryFlush));
         assert!(self.writes > 0);
@@ -613,7 +613,7 @@ impl Recovery {
         let lost = std::mem::take(&mut self.leaves_lost);
         let parts = self.parts();
         let pgs = lost.into_iter().flat_map(|(first, next)| pgs_between(parts, first, next));
-        // An earlier start may have recorded some of them, and been killed before its checkpoint.
+        // An earlier start may have recorded some of these PGs, and been killed before its checkpoint.
         pgs.filter(|pg| !parts.is_suspect(*pg)).collect()
     }
 

@@ -1,4 +1,4 @@
-//! One test for each row of the recovery table, and for what a check reports about it.
+//! One test for each row of the recovery table. The tests also check the findings of `check` about the row.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ fn three_writes(is_acked: bool) -> (Bench, [Lsn; 3]) {
     (bench, entries)
 }
 
-/// Returns an entry without content, as left by a misdirected or old write.
+/// Returns an entry without content, like one left by a misdirected or an old write.
 fn stray(lsn: Lsn, previous: u32) -> Vec<u8> {
     let header = EntryHeader {
         lsn,
@@ -120,7 +120,7 @@ fn row_b_a_torn_tail_is_cut_and_stays_cut() {
     assert_eq!(bench.rows(), "AB");
     assert!(bench.tail() > third);
     assert_written(&mut bench, &[1]);
-    // The bytes become readable again, but the decision stands.
+    // The bytes are correct again, but the earlier decision stands.
     let mut disk = bench.off();
     disk.flip(place);
     let bench = open(disk);
@@ -203,8 +203,7 @@ fn row_g_a_lost_sector_inside_the_journal_makes_the_store_suspect() {
     goes_on(bench, &[1, 3], true);
 }
 
-/// Makes a whole-block write that is not confirmed, and a small write of the same block after it. Returns
-/// also where the data is.
+/// Writes a whole block that the disk has not confirmed yet. Also returns where the block's data is.
 fn a_large_write() -> (Bench, u64) {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write(1, 0, 1, 100);
@@ -374,7 +373,7 @@ fn row_y_an_unreadable_root_costs_nothing_while_the_journal_holds_all_behind_the
         bench.write(9, 0, 32, 9);
         bench.write(1, 0, 32, 100);
         bench.checkpoint();
-        // This block gets a place that was free according to the newest root.
+        // This block gets a place that was free in the newest root.
         bench.write(10, 0, 32, 10);
         bench.idle();
         let parts = bench.store.parts();
@@ -408,7 +407,7 @@ fn an_older_root_names_places_that_blocks_of_another_size_have_now() {
         bench.checkpoint();
         for number in 0..8 {
             match by_pieces {
-                // The checkpoint takes the block's place away, and no entry records this.
+                // The checkpoint takes away the block's place, and no entry records this.
                 true => {
                     bench.zero(number, 0, 16);
                     bench.zero(number, 16, 16);
@@ -575,7 +574,7 @@ fn row_n_a_recovery_that_is_killed_decides_the_same_again() {
     let place = bench.place(second) + 512;
     let mut disk = bench.off();
     disk.flip(place);
-    // The entry with the decision is torn every time except the last.
+    // Three times, the entry with the decision is torn.
     for _ in 0..3 {
         let bench = open(disk);
         assert_eq!(bench.rows(), "AB");
@@ -652,7 +651,7 @@ fn places_of_an_unreadable_leaf_are_not_reused_before_a_checkpoint() {
         let mut bench = open(disk);
         assert!(bench.rows().contains('S'));
         let root = bench.store.parts().root.sequence;
-        // Another block gets a place.
+        // Write another block, which gets a place.
         bench.write(50, 0, 32, 9);
         for _ in 0..step_count {
             bench.submit();
@@ -675,7 +674,7 @@ fn places_of_an_unreadable_leaf_are_not_reused_before_a_checkpoint() {
     }
 }
 
-/// Returns the PG of a block, one of 16.
+/// Returns the PG of a block: one of 16 PGs.
 fn pg_of(number: u32) -> PgId {
     PgId { number: pg_of_hash(key(number).hash, 16), ..PG }
 }
@@ -753,7 +752,7 @@ fn blocks_of_a_damaged_leaf_are_back_when_the_older_root_is_used() {
     let bench = open(disk);
     assert!(bench.rows().contains('S'));
     assert_eq!(bench.store.version_of(&key(2)), Version::ZERO, "its leaf is lost");
-    // Before another checkpoint has taken the older root's place.
+    // Damage the newer root before another checkpoint overwrites the older root.
     let mut disk = bench.off();
     disk.flip(root_place + 8);
     let mut bench = open(disk);
@@ -814,7 +813,7 @@ fn a_leaf_that_rots_while_running_costs_data_but_no_versions() {
     }
 }
 
-/// Returns the rows of the table in the header of `decide.rs`: the letter and the rest of its line.
+/// Returns the rows of the table in the header of `decide.rs`: each row's letter and the rest of its line.
 fn rows_of_the_table() -> BTreeMap<char, &'static str> {
     let lines = include_str!("decide.rs").lines().filter_map(|line| line.strip_prefix("//! @"));
     let rows: Vec<(char, &str)> =

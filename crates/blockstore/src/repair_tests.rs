@@ -1,4 +1,5 @@
-//! Repairs and copies: they work whatever version a block had, and are atomic even across crashes.
+//! Tests of repairs and copies: they work regardless of a block's version, and are atomic even across
+//! crashes.
 
 use base::{MIB, Version};
 use format::wire::Content;
@@ -31,8 +32,8 @@ fn three_blocks(mode: CommitMode, has_checkpoint: bool) -> Bench {
     bench
 }
 
-/// Makes the repair, and checks the block at once, when the repair is durable, after a checkpoint, and
-/// after crashes at each of these moments.
+/// Sends a repair, and checks the block right away, when the repair is durable, after a checkpoint, and after
+/// a crash at each of these moments.
 fn repaired(number: u32, content: impl Fn(&Bench) -> Content, look: impl Fn(&mut Bench)) {
     for mode in MODES {
         for has_checkpoint in [false, true] {
@@ -271,7 +272,7 @@ fn with_rot(mode: CommitMode) -> Bench {
     bench
 }
 
-/// Returns the content with these units damaged too.
+/// Returns the content with these units marked as damaged too.
 fn damaged(mut content: Content, units: u64) -> Content {
     if let Content::Block { units: all, damaged, .. } = &mut content {
         all[0] |= units;
@@ -386,7 +387,7 @@ fn a_read_overtaken_by_a_repair_of_the_same_version_reports_no_damage() {
         let copied = bench.ask(Request::Copy { key: key(1), units: vec![], as_of: AsOf::View });
         let read =
             bench.ask(Request::Read { key: key(1), offset: 0, length: 4096, as_of: AsOf::View });
-        // Their disk operations wait while the block changes under them, and is written back.
+        // The disk operations of both requests wait while the block is repaired and written back.
         let mut waiting = std::mem::take(&mut bench.disk.ops);
         let content = bench.content(version, &[0, 1], &[0, 1], 600);
         bench.repair(1, content);
@@ -416,7 +417,7 @@ fn a_read_overtaken_by_a_repair_of_the_same_version_reports_no_damage() {
 
 #[test]
 fn a_torn_repair_leaves_the_block_as_it_was() {
-    // All of it in the journal; its data in a place of its own.
+    // First case: all of the repair is in the journal. Second case: its data is in a place of its own.
     for written in [vec![3], all()] {
         let mut bench = three_blocks(CommitMode::Fsync, true);
         let before = bench.store.version_of(&key(1));

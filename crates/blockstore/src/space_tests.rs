@@ -10,7 +10,7 @@ fn bench_of(size: u64, is_sparse: bool) -> Bench {
     Bench::on(created(&options), Settings { is_sparse, ..settings() }, 1)
 }
 
-/// One in this many blocks has its own content.
+/// One block in this many has its own content.
 const SAMPLE: u32 = 16;
 
 /// Writes a whole block of zeros, which takes a place in the store but no memory in the test disk.
@@ -23,11 +23,12 @@ fn write_zeros(bench: &mut Bench, number: u32, block_size: BlockSize) -> Request
     bench.ask(Request::Write { pg, key, block_size, version, offset: 0, checksums, data, lazy })
 }
 
-/// Writes new blocks from `first` on until the store reports that it is full. Returns how many.
+/// Writes new blocks, beginning with number `first`, until the store reports that it is full. Returns the
+/// number of blocks written.
 fn fill(bench: &mut Bench, first: u32, block_size: BlockSize) -> u32 {
     let mut count = 0;
     while !bench.store.space().full {
-        // Most blocks are zeros, which take no memory; some have content that identifies them.
+        // Most blocks are zeros, which take no memory; some have identifiable content.
         let id = match count % SAMPLE {
             0 => {
                 let units = block_size.unit_count();
@@ -37,7 +38,7 @@ fn fill(bench: &mut Bench, first: u32, block_size: BlockSize) -> u32 {
             }
             _ => write_zeros(bench, first + count, block_size),
         };
-        // Waiting requests are not yet counted as used space.
+        // Used space does not yet include waiting requests.
         if count % 16 == 15 || bench.store.is_congested() {
             bench.run();
         }
@@ -60,7 +61,7 @@ fn a_store_of_the_smallest_blocks_is_full_when_no_space_is_available() {
         assert!(written + MIB >= told.free_bytes, "{written} of {} bytes", told.free_bytes);
         assert!(bench.store.space().free_bytes <= MIB);
         assert!(told.free_bytes * 50 >= told.size_bytes * 49 - 100 * MIB, "the reserve is small");
-        // All blocks are still there after a checkpoint and a start.
+        // All blocks still exist after a checkpoint and a start.
         bench.checkpoint();
         let bench = Bench::on(bench.off(), settings(), 2);
         assert!(bench.opened, "{:?}", bench.stopped);
@@ -68,7 +69,7 @@ fn a_store_of_the_smallest_blocks_is_full_when_no_space_is_available() {
     }
 }
 
-/// Returns a pseudo-random number that is always the same for the same block.
+/// Returns a pseudo-random number that depends only on the block's number.
 fn chance(number: u32) -> u32 {
     base::crc32c(&number.to_le_bytes()).get() % 100
 }
@@ -116,7 +117,7 @@ fn available_space_can_be_written_although_it_lies_between_blocks_of_other_sizes
     fill_thin_fill([middle, large], 50, true);
 }
 
-/// Makes a checkpoint, and runs until only discards are outstanding.
+/// Requests a checkpoint, and runs until only discards are outstanding.
 fn checkpoint_but_discards(bench: &mut Bench) {
     bench.store.parts_mut().wants_checkpoint = true;
     bench.apply(Event::Tick);
@@ -148,10 +149,10 @@ fn discards_that_a_crash_prevented_are_repeated_by_the_next_start() {
         for number in (0..48).filter(is_deleted) {
             bench.delete(number);
         }
-        // The checkpoint that frees them is durable, but none of the discards is done.
+        // The checkpoint that frees the places is durable, but none of the discards is done.
         checkpoint_but_discards(&mut bench);
         assert!(!bench.disk.ops.is_empty() && bench.disk.discarded.is_empty());
-        // Once more, with a checkpoint between.
+        // The same again, with another checkpoint after the crash.
         bench = bench.crash();
         checkpoint_but_discards(&mut bench);
         bench = bench.crash();

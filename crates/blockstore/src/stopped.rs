@@ -15,7 +15,7 @@ use crate::{
     Answer, AsOf, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError,
 };
 
-/// Reads the device: fills the buffer from an offset in bytes, or returns why it cannot.
+/// Reads the device: fills the buffer from an offset in bytes, or returns the reason of the failure.
 pub type ReadDevice<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), String>;
 
 /// The device, overlaid with what recovery wrote in memory.
@@ -122,7 +122,7 @@ impl<'a> StoppedStore<'a> {
         self.read_as_of(key, AsOf::View, length)
     }
 
-    /// Reads the first `length` bytes of a block as of a state.
+    /// Reads the first `length` bytes of a block in the state selected by `as_of`.
     pub fn read_as_of(
         &mut self,
         key: BlockKey,
@@ -137,7 +137,7 @@ impl<'a> StoppedStore<'a> {
         self.ask(Request::Extents { key, as_of: AsOf::View })
     }
 
-    /// Reads a whole block as of a state, with what it lacks.
+    /// Reads a whole block in the state selected by `as_of`, including which units are damaged.
     pub fn copy_as_of(&mut self, key: BlockKey, as_of: AsOf) -> Result<Answer, StoreError> {
         self.ask(Request::Copy { key, units: Vec::new(), as_of })
     }

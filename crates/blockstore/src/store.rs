@@ -1,4 +1,4 @@
-//! The store as a value: the one door into it, and what it does at the end of each event.
+//! The store as a value: its interface, and the steps at the end of each event.
 //!
 //! ```text
 //!   request ──▶ admit (space, journal room) ──▶ journal entry + index + overlay ──▶ durable ──▶ answer
@@ -41,11 +41,11 @@ use crate::{
     RequestId, Settings, Space,
 };
 
-/// After this many times [`Settings::idle_after`] without a write, a checkpoint gives back the space of
-/// deleted and zeroed blocks.
+/// A checkpoint gives back the space of deleted and zeroed blocks after this many times
+/// [`Settings::idle_after`] without a write.
 const GIVE_BACK_AFTER: u64 = 10;
 
-/// The life of a store, in the order of time.
+/// The phases of a store, in chronological order.
 enum Phase {
     /// Waits for recovery.
     Recovering(Box<Recovery>),
@@ -53,7 +53,7 @@ enum Phase {
     Confirming,
     /// Accepts requests.
     Open,
-    /// The state of the disk is unknown; no operation is started any more.
+    /// The state of the disk is unknown; no more operations are started.
     Stopped,
 }
 
@@ -64,9 +64,9 @@ pub struct Store {
     now: Time,
     disk: Disk,
     phase: Phase,
-    /// Set by recovery.
+    /// The parts of the store. Set by recovery.
     parts: Option<Box<Parts>>,
-    /// What the next checkpoint reads before it begins.
+    /// Data that is being read before the next checkpoint begins.
     gather: Option<Box<Gather>>,
     /// The checkpoint being made, if any.
     checkpoint: Option<Box<Checkpoint>>,
@@ -78,7 +78,7 @@ pub struct Store {
     /// too, so that the versions of an epoch in the journal have no gap.
     refused: BTreeMap<PgId, Epoch>,
     report: RecoveryReport,
-    /// When the last entry was made.
+    /// When the last entry was journaled.
     written_at: Time,
 }
 
@@ -163,7 +163,7 @@ impl Store {
         self.disk.ran()
     }
 
-    /// Returns what was counted of the disk since the store was opened.
+    /// Returns the counters of disk operations since the store was opened.
     pub fn disk_figures(&self) -> DiskFigures {
         self.disk.figures()
     }
@@ -228,7 +228,7 @@ impl Store {
         }
     }
 
-    /// Takes over what recovery found, and opens the store when its decisions are durable.
+    /// Takes over the state that recovery found, and opens the store once recovery's decisions are durable.
     fn settle_opening(&mut self, effects: &mut Vec<Effect>) {
         if let Phase::Recovering(recovery) = &mut self.phase {
             let Some(Recovered { parts, report }) = recovery.finish() else { return };
@@ -339,7 +339,7 @@ impl Store {
                     Purpose::Reserve(locations) if error == DiskError::NoSpace => {
                         self.parts_mut().blocks.area.on_refused(&locations);
                     }
-                    // A failed discard does no harm: the space is only not given back.
+                    // A failed discard does no harm: only its space is not given back.
                     purpose @ Purpose::Discard(_) => self.on_done(purpose, effects),
                     purpose => self.poison(&purpose, &error, effects),
                 },
@@ -490,7 +490,8 @@ impl Store {
         self.version_as_of(key, AsOf::View)
     }
 
-    /// Returns the version of the block or its tombstone as of a state; `ZERO` if there is none.
+    /// Returns the version of the block or its tombstone in the state selected by `as_of`; `ZERO` if the
+    /// block does not exist.
     pub fn version_as_of(&self, key: &BlockKey, as_of: AsOf) -> Version {
         self.info(key, as_of).map_or(Version::ZERO, |info| info.version)
     }
@@ -504,14 +505,14 @@ impl Store {
         location_of(self.info(key, AsOf::View)) != LOCATION_NONE
     }
 
-    /// Whether the block is deleted and its tombstone is still here.
+    /// Whether the block is deleted and its tombstone still exists.
     pub fn is_tombstone(&self, key: &BlockKey) -> bool {
         self.info(key, AsOf::View).is_some_and(|info| info.tombstone)
     }
 
-    /// Returns the blocks of the pool with `hash_first <= hash <= hash_last` that come after `after`, in
-    /// key order: key, version, and whether it is a tombstone. Of a block with prepared versions, the newest
-    /// one.
+    /// Returns the blocks of the pool with `hash_first <= hash <= hash_last` that come after `after`, in key
+    /// order: key, version, and whether the block is a tombstone. If a block has prepared versions, its
+    /// newest one is returned.
     pub fn blocks(
         &self,
         pool: PoolId,
@@ -538,7 +539,7 @@ impl Store {
         })
     }
 
-    /// Returns the same for stable versions alone.
+    /// Returns the same blocks as [`Store::blocks`], but only with their stable versions.
     pub fn stable_blocks(
         &self,
         pool: PoolId,
@@ -556,7 +557,7 @@ impl Store {
             .map(|(key, info)| (key, info.version, info.tombstone))
     }
 
-    /// The highest version of a write, zero or delete that was ever accepted for the PG.
+    /// Returns the PG's last version: see [`PgFacts::last`].
     pub fn last_version(&self, pg: PgId) -> Version {
         self.facts(pg).last
     }
@@ -574,7 +575,7 @@ impl Store {
         self.parts.as_ref().and_then(|parts| parts.notes.get(&key))
     }
 
-    /// All notes in order.
+    /// Returns all notes in order.
     pub fn notes(&self) -> impl Iterator<Item = (NoteKey, &[u8])> + '_ {
         self.parts.iter().flat_map(|parts| parts.notes.iter())
     }
@@ -585,7 +586,7 @@ impl Store {
         self.parts_mut().blocks.area.expect(sizes.collect());
     }
 
-    /// Space for data.
+    /// Returns the space for data.
     pub fn space(&self) -> Space {
         let Some(parts) = &self.parts else { return Space::default() };
         let area = &parts.blocks.area;
@@ -593,8 +594,9 @@ impl Store {
         area.space(parts.record_room(), self.disk.has_no_space(), moves)
     }
 
-    /// Returns the room for prepared versions: a primary gives a version only within what every member has
-    /// promised it, and all promises together fit into what is free here. Empty during recovery.
+    /// Returns the room for prepared versions. A primary assigns a version only within the room that every
+    /// member has promised it, and all promises of this store together fit into its free room. Empty during
+    /// recovery.
     pub fn prepared_room(&self) -> PreparedRoom {
         let room = |parts: &Parts| parts.blocks.prepared.room(parts.journal.size());
         self.parts.as_deref().map(room).unwrap_or_default()
@@ -605,9 +607,9 @@ impl Store {
         self.parts.iter().flat_map(|parts| parts.blocks.prepared.pgs_with_versions())
     }
 
-    /// Returns the PG's oldest prepared version that has lost data which came with it, as far as recovery or
-    /// a checkpoint noticed: the member states as complete only what lies before. What peering prepared
-    /// does not count.
+    /// Returns the PG's oldest prepared version whose original data is lost, as far as recovery or a
+    /// checkpoint has noticed. The member reports itself complete only up to the version before. Versions
+    /// prepared by peering do not count.
     pub fn first_lost(&self, pg: PgId) -> Option<Version> {
         self.parts.as_ref()?.blocks.prepared.first_lost(pg)
     }
@@ -618,7 +620,7 @@ impl Store {
         self.parts.iter().flat_map(move |parts| parts.blocks.index().used_by(image))
     }
 
-    /// Images with blocks that take space.
+    /// Returns the images with blocks that take space.
     pub fn images(&self) -> BTreeSet<ImageId> {
         self.parts.iter().flat_map(|parts| parts.blocks.index().images()).collect()
     }
@@ -634,7 +636,8 @@ impl Store {
     }
 
     /// Whether recovery found damage that the operator has not yet accepted for every known PG. If the store
-    /// has no record of any PG, the damage counts as not accepted: the PG records may be what was lost.
+    /// has no record of any PG, the damage counts as not accepted: the PG records themselves may have been
+    /// lost.
     pub fn has_unsettled_damage(&self) -> bool {
         let Some(parts) = &self.parts else { return false };
         let mut known = parts.pgs_known().peekable();
@@ -645,28 +648,28 @@ impl Store {
         }
     }
 
-    /// How writes become durable. Requires: opened.
+    /// Returns how writes become durable. Requires: opened.
     pub fn commit_mode(&self) -> CommitMode {
         self.parts().superblock.commit
     }
 
-    /// The identity of the store. Requires: opened.
+    /// Returns the identity of the store. Requires: opened.
     pub fn identity(&self) -> Identity {
         let superblock = &self.parts().superblock;
         Identity { store: superblock.store, cluster: superblock.cluster, osd: superblock.osd }
     }
 
-    /// What recovery found.
+    /// Returns what recovery found.
     pub fn recovery_report(&self) -> RecoveryReport {
         self.report.clone()
     }
 
-    /// Number of units found damaged since the start, and not rewritten or discarded since.
+    /// Returns the number of units found damaged since the start, and not rewritten or discarded since.
     pub fn damaged_units_left(&self) -> u64 {
         self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.left_count())
     }
 
-    /// Number of damaged units found since the start.
+    /// Returns the number of damaged units found since the start.
     pub fn damaged_units_count(&self) -> u64 {
         self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.found_count())
     }
@@ -678,7 +681,7 @@ impl Store {
     }
 }
 
-/// Returns the first key of a pool's blocks from a hash on.
+/// Returns the lowest possible key of a block in the pool with at least this hash.
 fn first_key(pool: PoolId, hash: u32) -> BlockKey {
     BlockKey { pool, hash, image: ImageId::FIRST, stripe: StripeIndex::ZERO }
 }

@@ -276,9 +276,9 @@ fn an_unreadable_place_costs_its_units_only() {
     bench.assert_unit(2, 0, Some(6));
 }
 
-/// Returns a store whose checkpoint must read leaves and journal data: 200 blocks with one written unit in
-/// leaves, 50 of them with three units in the journal. Also returns where the second of these units of the
-/// last block is.
+/// Returns a store whose next checkpoint must read leaves and journal data: leaves hold 200 blocks with one
+/// written unit each, and 50 of these blocks have three units in the journal. Also returns the position on
+/// the device of the second of the last block's three units.
 fn unread_store() -> (Bench, u64) {
     let mut bench = Bench::new(CommitMode::Fsync);
     for number in 0..200 {
@@ -408,7 +408,7 @@ fn a_group_that_ends_with_the_ring_is_not_continued_behind_it() {
         bench.run();
     }
     assert_eq!(rest(&bench), entry);
-    // In one turn, the first entry ends exactly at the end of the ring, and the second one starts at its
+    // In one turn, the first entry ends exactly at the end of the ring, and the second entry starts at its
     // beginning.
     let ids = [bench.write(3, 0, 1, 300), bench.write(4, 0, 1, 400)];
     assert_eq!(bench.tail().get() % size, entry);
@@ -468,8 +468,8 @@ fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
     for mode in MODES {
         let mut bench = on_a_file(mode, 20 * MIB);
         for round in 0..3u64 {
-            // Half of the blocks are written as a whole, half only in one unit: write-back needs a place
-            // too.
+            // Half of the blocks are written as a whole. The others get only one unit, and write-back needs a
+            // place for them too.
             let count = (0..).find(|number| {
                 let units = if number % 2 == 0 { 32 } else { 1 };
                 let id = bench.write(*number, 0, units, round * 1000);
@@ -560,7 +560,7 @@ fn a_full_store_takes_writes_until_its_reserve_is_gone_and_then_overwrites_and_d
         assert_eq!((space.size_bytes, space.free_bytes), (space.used_bytes, 0));
         let in_reserve = count - full_at.expect("it says so before it refuses");
         assert!((16..=24).contains(&in_reserve), "{in_reserve} blocks in 2 MiB and the last one");
-        // A small write does not find a place either, nor does a repair.
+        // Small writes and repairs that need a new place fail too.
         bench.next_epoch();
         let small = bench.write(count, 3, 1, 5);
         let version = bench.next_version();
@@ -730,7 +730,7 @@ fn the_oldest_operation_has_an_age_while_the_loop_runs() {
     for turn in 1..=50 {
         assert_eq!(runs(&mut bench, Duration::from_millis(200)), turn * 200);
     }
-    // The whole host was paused: little of that time counts.
+    // The whole host was paused, so only a small part of that time counts.
     assert_eq!(runs(&mut bench, Duration::from_secs(20)), 10_250);
     bench.run();
     assert_eq!(bench.store.oldest_operation(), Duration::ZERO);

@@ -27,8 +27,8 @@ use volume::{
 use crate::config::{Config, failure};
 use crate::shell::Shell;
 
-/// A handle of a thread that serves volumes of one cluster. The thread ends once all clones of the client
-/// and all its volumes are dropped.
+/// A handle to a thread that serves volumes of one cluster. The thread ends once all clones of the client and
+/// all its volumes are dropped.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -59,7 +59,7 @@ struct Hold {
     handle: VolumeHandle,
 }
 
-/// The channel to the thread. The thread ends after the last reference to the channel is dropped.
+/// The channel to the thread. The thread ends after the last reference to the channel has been dropped.
 struct Door {
     jobs: Mutex<Option<Sender<Job>>>,
     waker: Waker,
@@ -93,7 +93,7 @@ enum Wish {
     Extents { offset: u64, length: u64 },
 }
 
-/// An answer, with data that can be sent between threads.
+/// The answer to an operation, with data that can be sent between threads.
 enum Found {
     Data(Vec<u8>),
     Done,
@@ -246,7 +246,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Shared<T> {
     value: Option<T>,
-    /// The slot is done: the value was set, or none will come.
+    /// Whether the slot is done: the value was set, or will never be set.
     filled: bool,
     task: Option<TaskWaker>,
 }

@@ -1,5 +1,5 @@
-//! A load on a volume, on the caller's thread: client core and reactor in one loop, as in the NBD
-//! server.
+//! Benchmark: runs a load on a volume, on the caller's thread. Client core and reactor share one loop, as in
+//! the NBD server.
 
 use std::time::Duration as StdDuration;
 
@@ -54,7 +54,7 @@ pub struct Load {
 pub struct Measured {
     /// Latency of each operation.
     pub latencies: Histogram,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     pub elapsed: Duration,
     /// Bytes read or written.
     pub bytes: u64,
@@ -185,7 +185,7 @@ impl Run {
     }
 }
 
-/// The offsets of the operations, in bytes.
+/// Generates the offsets of the operations, in bytes.
 pub struct Places {
     block_size: u64,
     count: u64,
@@ -209,8 +209,8 @@ impl Places {
         self.count * self.block_size
     }
 
-    /// Returns the next offset: the one after the last, or a random one. Random offsets are the same in
-    /// each run.
+    /// Returns the next offset: the one that follows the last, or a random one. Random offsets are the same
+    /// in each run.
     pub fn next(&mut self, is_linear: bool) -> u64 {
         let place = if is_linear {
             let place = self.next;

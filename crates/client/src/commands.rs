@@ -1,5 +1,5 @@
-//! Commands to the monitors. A pure state machine: requests go in, answers come out, from whichever monitor
-//! answers.
+//! Sends commands to the monitors. A pure state machine: requests go in, and answers come out from whichever
+//! monitor answers.
 //!
 //! Invariants
 //!   1. Every request is answered once, provided that a monitor becomes reachable.
@@ -48,7 +48,7 @@ struct Asked {
     refused: Option<Failure>,
 }
 
-/// The states of the connection, in the order in time.
+/// The states of the connection, in chronological order.
 enum State {
     /// No request is open and there is no connection; the next request connects at once.
     Idle,
@@ -88,7 +88,7 @@ impl Commands {
         }
     }
 
-    /// Whether this connection belongs to this value.
+    /// Whether this connection belongs to these requests.
     pub fn is(&self, id: ConnectionId) -> bool {
         match self.state {
             State::Idle | State::Waiting { .. } => false,
@@ -158,7 +158,7 @@ impl Commands {
         self.asked.get(&ask).filter(|asked| !asked.sent)?.refused.as_ref()
     }
 
-    /// Drops a request: it will get no answer. A change that was already sent may still be carried out.
+    /// Drops a request: its answer will be ignored. A change that was already sent may still be carried out.
     pub fn forget(&mut self, ask: u64) {
         self.asked.remove(&ask);
     }

@@ -34,7 +34,7 @@ pub struct Keeper {
 struct Slot {
     /// The list to write next.
     next: Option<Vec<String>>,
-    /// A thread is writing; when it has finished, it checks `next` again.
+    /// Whether a thread is writing; when it has finished, it checks `next` again.
     is_writing: bool,
 }
 
@@ -214,9 +214,9 @@ mod tests {
         let (a, b, c) = ("tcp:10.0.0.1:1", "tcp:10.0.0.2:1", "tcp:[fd00::3]:1");
         assert_eq!(list(&[a], &[b, a, c]), Some(texts(&[b, a, c])));
         assert_eq!(list(&[a, b, c], &[c]), Some(texts(&[c])));
-        // The same list in another order changes nothing.
+        // The same list in another order changes nothing in the file.
         assert_eq!(list(&[a, b], &[b, a]), None);
-        // An empty list, or one without any reachable address.
+        // An empty list, or a list without any reachable address, changes nothing.
         assert_eq!(list(&[a], &[]), None);
         assert_eq!(list(&[a], &["tcp:0.0.0.0:1", "unix:/x", "", "tcp:10.0.0.9:0"]), None);
         assert_eq!(list(&["unix:/x"], &["unix:/x", b]), Some(texts(&["unix:/x", b])));

@@ -1,4 +1,4 @@
-//! Client library: a cluster's configuration, commands to its monitors, and volumes.
+//! Client library: reads a cluster's configuration, sends commands to its monitors, and accesses volumes.
 //!
 //! ```text
 //!   Config ──▶ call          one command, blocking

@@ -9,7 +9,8 @@ use crate::call::{client_reactor, no_reactor};
 use crate::config::Config;
 use crate::keeper::Keeper;
 
-/// Size of the submission queue: operations that one turn can start without an extra system call.
+/// Size of the submission queue: the number of operations that one turn of the loop can start without an
+/// extra system call.
 const RING_ENTRIES: u32 = 256;
 
 /// How long to wait until a monitor has recorded the end of the sessions. After that time the client exits

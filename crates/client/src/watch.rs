@@ -106,7 +106,7 @@ fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failu
     Err(no_monitor_answers(config))
 }
 
-/// Waits for the outcome of a connection attempt; returns `None` if there is none by `end`.
+/// Waits for the outcome of a connection attempt; returns `None` if `end` passes first.
 fn answer_of(
     reactor: &mut Reactor,
     connection: ConnectionId,

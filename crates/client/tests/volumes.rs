@@ -1,4 +1,4 @@
-//! The library over real sockets; the cluster behind them is in memory.
+//! Tests the library over real sockets; the cluster behind them is in memory.
 
 // A test may start threads and write files.
 #![allow(clippy::disallowed_methods)]
@@ -24,7 +24,7 @@ use io::ClusterKey;
 
 const SIZE: u64 = 64 << 20;
 
-/// A cluster and the folder of its sockets, which is removed with it.
+/// A cluster, and the directory of its sockets, which is removed when the cluster is dropped.
 struct Cluster {
     config: Config,
     folder: PathBuf,

@@ -40,7 +40,7 @@ pub struct StateCopy {
 /// A part of a copy, or a change to it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CopyPart {
-    /// A whole copy begins: earlier contents are dropped.
+    /// Whether this part begins a whole copy; the receiver then drops its earlier contents.
     #[serde(default)]
     pub begins: bool,
     /// The transaction that is complete with this part, and its reign; `None`: other parts follow.
@@ -60,10 +60,11 @@ pub struct CopyKeeper {
     coming: Vec<CopyPart>,
 }
 
-/// What an OSD has seen of the state; if any of this is new to a monitor, its store is older.
+/// The newest state that an OSD has seen. If a monitor's store lacks any of it, the store was set back to an
+/// older state.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
-    /// The last transaction in its copy.
+    /// The number of the last transaction in the OSD's copy of the state.
     #[serde(default)]
     pub change: u64,
     /// The reign that made that transaction.
@@ -72,7 +73,8 @@ pub struct Seen {
     /// The OSD's newest run.
     #[serde(default)]
     pub incarnation: Incarnation,
-    /// The highest revision of each pool's map that it has seen, in the map or in its PGs' records.
+    /// The highest revision of each pool's map that the OSD has seen, in the map or in the records of its
+    /// PGs.
     #[serde(default, with = "revisions_by_pool")]
     pub pools: BTreeMap<PoolId, MapRevision>,
 }
@@ -80,25 +82,25 @@ pub struct Seen {
 /// An OSD's records about the cluster, or part of them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct KnownState {
-    /// Entries of its PGs, both from their records and from the map. One PG may have several.
+    /// Entries of the OSD's PGs, both from their records and from the map. One PG may have several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<PgEntry>,
-    /// The activated epochs of PGs that it holds completely.
+    /// Activated epochs of the PGs that the OSD holds completely.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activated: Vec<Activated>,
-    /// The pools in its map.
+    /// The pools in the OSD's map.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolSeen>,
-    /// The highest revision of an OSD's entry.
+    /// The highest revision of an OSD entry that the OSD has seen.
     #[serde(default)]
     pub osd_revision: u64,
-    /// Its copy of the state.
+    /// The OSD's copy of the state.
     #[serde(default)]
     pub copy: StateCopy,
 }
 
 impl Seen {
-    /// Whether all these numbers may have been issued.
+    /// Whether all numbers are within the limits in `numbers.rs`, so that they can have been issued.
     pub fn is_sound(&self) -> bool {
         let mut pools = self.pools.iter();
         self.change <= NUMBER_MAX
@@ -118,11 +120,11 @@ impl KnownState {
         self.copy.records.extend(part.copy.records);
     }
 
-    /// Whether all these numbers may have been issued.
+    /// Whether all numbers are within the limits in `numbers.rs`, so that they can have been issued.
     pub fn is_sound(&self) -> bool {
         let mut epochs = self.activated.iter().flat_map(|activated| &activated.epochs);
         let is_seen_sound = |seen: &PoolSeen| {
-            // Ranges from its map and from its note, in no particular order.
+            // The ranges come from the OSD's map and from its note, in no particular order.
             let ends = seen.fence_ranges.iter().flat_map(|(first, last)| [first, last]);
             let mut sessions = seen.fences.iter().chain(ends);
             is_pool_sound(seen.pool.id, seen.revision)
@@ -145,16 +147,16 @@ fn is_pool_sound(pool: PoolId, revision: MapRevision) -> bool {
 pub struct Activated {
     /// The PG.
     pub pg: PgId,
-    /// The epochs, oldest first; the last one is that of the record. Epochs before the first are unknown.
+    /// The epochs, oldest first; the last one is the record's epoch. Epochs before the first are unknown.
     pub epochs: Vec<Epoch>,
 }
 
 /// What an OSD has recorded about a pool.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PoolSeen {
-    /// Its rules.
+    /// The pool's rules.
     pub pool: Pool,
-    /// The revision of its map.
+    /// The revision of the pool's map.
     pub revision: MapRevision,
     /// Sessions that are permanently refused.
     pub fences: Vec<SessionId>,
@@ -171,7 +173,7 @@ pub fn is_copied(key: &Key) -> bool {
         // images.
         Key::Leader | Key::Cluster | Key::Change | Key::Recovery => false,
         Key::PgShard(..) | Key::Fence(_) | Key::ImageName(_) => false,
-        // Nothing depends on these sums.
+        // Not copied: statistics, because nothing depends on them.
         Key::Stats(..) => false,
         _ => true,
     }

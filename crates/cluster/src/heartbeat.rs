@@ -9,25 +9,25 @@ use base::{Duration, Time};
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// How long the monitor may take to answer, at first.
 const ANSWER_SPAN_MIN: Duration = Duration::from_secs(1);
-/// After a suspension of this length, a monitor may find that its peers have left.
+/// A monitor process that was suspended for this long may find that its peers have disconnected.
 pub const LEFT_AFTER: Duration =
     Duration::from_millis(ASK_AFTER.as_millis() + ANSWER_SPAN_MIN.as_millis());
-/// The longest time to answer. Each time a monitor is abandoned because of its silence, the next
-/// one gets twice the time: the whole cluster may be slow, and new connections would not make it
-/// faster.
+/// Maximum time to answer. Each time a monitor is abandoned because of its silence, the next one gets twice
+/// the time: the whole cluster may be slow, and new connections would not make it faster.
 const ANSWER_SPAN_MAX: Duration = Duration::from_secs(8);
-/// After this long without a silent monitor, the time to answer is the shortest again.
+/// After this long without a silent monitor, the time to answer is reset to the minimum.
 const CALM_SPAN: Duration = Duration::from_secs(5);
-/// A process that checks for the answer later than this was itself suspended, and asks again.
+/// A process that is late by more than this when it checks for the answer was itself suspended, and asks
+/// again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
 
 /// Detects a silent monitor by the messages that arrive from it.
 pub struct Heartbeat {
     /// The time since which nothing has indicated a slow cluster.
     calm_since: Time,
-    /// The time at which its last message arrived.
+    /// The time at which the monitor's last message arrived.
     word: Time,
-    /// The time at which it was asked, if it has sent nothing since.
+    /// The time at which the monitor was asked whether it is alive; `None`: it has sent a message since.
     asked: Option<Time>,
     /// How long the monitor may take to answer.
     answer_span: Duration,
@@ -118,7 +118,8 @@ mod tests {
         assert_eq!(heart.beat(at(62_301)), Some(Beat::Silent));
     }
 
-    /// Lets the monitor be silent once; returns the number of milliseconds until that is detected.
+    /// Simulates one silence of the monitor; returns the number of milliseconds until the silence is
+    /// detected.
     fn noticed_after(heart: &mut Heartbeat, from: u64) -> u64 {
         heart.begin(at(from));
         assert_eq!(heart.beat(heart.due()), Some(Beat::Ask));

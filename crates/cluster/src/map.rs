@@ -30,8 +30,8 @@ pub const ADDRESS_COUNT_MAX: usize = 8;
 /// Maximum length of an address, in bytes: enough for any IP address with its port, and any socket path.
 const ADDRESS_SIZE_MAX: usize = 128;
 
-/// Whether a daemon may announce this list of addresses. The rules keep messages that list many
-/// daemons as short as their limits assume.
+/// Whether a daemon may announce this list of addresses. The rules bound the length of messages that list
+/// many daemons.
 pub fn may_announce(addresses: &[String]) -> bool {
     let is_plain = |letter: char| !letter.is_control() && !matches!(letter, '"' | '\\');
     let fits = |text: &String| text.len() <= ADDRESS_SIZE_MAX && text.chars().all(is_plain);
@@ -41,33 +41,33 @@ pub fn may_announce(addresses: &[String]) -> bool {
 /// The public description of an OSD.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OsdInfo {
-    /// Its id.
+    /// The OSD's id.
     pub id: OsdId,
     /// Grows with each change of this entry.
     pub revision: u64,
-    /// Addresses where it listens: `tcp:HOST:PORT` or `unix:PATH`; one or more for each network.
+    /// Addresses where the OSD listens: `tcp:HOST:PORT` or `unix:PATH`; one or more for each network.
     pub addresses: Vec<String>,
-    /// Addresses where other OSDs reach it, if they have a network of their own.
+    /// Addresses where other OSDs reach this OSD, if OSDs have a network of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peer_addresses: Vec<String>,
-    /// The newest run of its process.
+    /// The incarnation of the OSD's newest process.
     pub incarnation: Incarnation,
-    /// Whether its process is connected to the monitor.
+    /// Whether the OSD's process is connected to the monitor.
     pub up: bool,
-    /// Whether the planner assigns PGs to it.
+    /// Whether the planner assigns PGs to the OSD.
     #[serde(rename = "in")]
     pub in_cluster: bool,
 }
 
 impl OsdInfo {
-    /// Returns the addresses at which other OSDs try to reach it, in this order: their own network
-    /// first.
+    /// Returns the addresses at which other OSDs try to reach this OSD, in this order: the network between
+    /// OSDs first.
     pub fn addresses_for_peers(&self) -> Vec<&String> {
         self.peer_addresses.iter().chain(&self.addresses).collect()
     }
 
-    /// Returns the index of the address that `from` tries first: pairs of OSDs are spread over
-    /// networks of equal preference.
+    /// Returns the index of the address that the OSD `from` tries first, so that pairs of OSDs are spread
+    /// over networks of equal preference.
     pub fn first_address_from(&self, from: OsdId) -> usize {
         let preferred = match self.peer_addresses.len() {
             0 => self.addresses.len(),
@@ -80,31 +80,32 @@ impl OsdInfo {
 /// A pool: redundancy and placement rules.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pool {
-    /// Its id; never reused.
+    /// The pool's id; never reused.
     pub id: PoolId,
-    /// Its name, unique in the cluster.
+    /// The pool's name, unique in the cluster.
     pub name: String,
-    /// How it survives the loss of members. Earlier versions wrote the number of copies as `replicas`.
+    /// How the pool survives the loss of members. Earlier versions wrote the number of copies as `replicas`.
     #[serde(alias = "replicas")]
     pub scheme: Scheme,
-    /// Fewest members that may acknowledge a write.
+    /// Minimum number of members for a PG to acknowledge writes.
     pub min_size: u32,
     /// Number of PGs: a power of two.
     pub pg_count: u32,
     /// The failure domain: two members of a PG must not share one.
     pub failure_domain: FailureDomain,
-    /// Size of the block that each member has of a stripe; frozen for the pool's life.
+    /// Size of the block that each member stores of a stripe; cannot be changed later.
     pub block_size: BlockSize,
 }
 
 impl Pool {
-    /// Bytes of data in a stripe: what a client's operation may cover at most.
+    /// Returns the number of bytes of data in a stripe: the maximum that one client operation may cover.
     pub fn stripe_bytes(&self) -> u64 {
         self.scheme.stripe_bytes(self.block_size)
     }
 
-    /// Size of the operations that cost least if they are aligned to it, a power of two: with parity a
-    /// stripe, of which nothing must be read first, or a block if a stripe's size is no power of two.
+    /// Returns the preferred size and alignment of operations, a power of two. With copies: one unit. With
+    /// parity: a stripe, because a write of a whole stripe reads no old data, or a block if the stripe size
+    /// is not a power of two.
     pub fn optimal_io_bytes(&self) -> u64 {
         let stripe = self.stripe_bytes();
         match (self.scheme.is_whole_everywhere(), stripe.is_power_of_two()) {
@@ -128,7 +129,7 @@ pub enum FailureDomain {
 /// One pool's map at one revision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolMap {
-    /// Its rules.
+    /// The pool's rules.
     pub pool: Pool,
     /// Incremented with each change of this map.
     pub revision: MapRevision,
@@ -201,15 +202,15 @@ pub struct MapGap {
 /// The description of an image that its clients receive.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ImageInfo {
-    /// Its id; never reused.
+    /// The image's id; never reused.
     pub id: ImageId,
-    /// Its name.
+    /// The image's name.
     pub name: String,
-    /// The pool that holds its blocks.
+    /// The pool that holds the image's blocks.
     pub pool: PoolId,
     /// Size in bytes; a multiple of 4 KiB.
     pub size: u64,
-    /// Seed of the hash of its stripes.
+    /// The seed of the hash of the image's stripes.
     pub seed: ImageId,
     /// Older layers, newest first.
     #[serde(default)]

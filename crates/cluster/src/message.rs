@@ -28,7 +28,7 @@ use crate::stats::{OsdStats, Table};
 pub enum ToMonitor {
     /// Requests the map now, and every later change. Sent again after a gap.
     Subscribe {
-        /// Revisions that the sender already has, by pool; empty if it has no map.
+        /// Revisions that the sender has, by pool; empty if the sender has no map.
         #[serde(with = "revisions_by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
@@ -37,13 +37,13 @@ pub enum ToMonitor {
     Ping,
     /// Identifies the sending process, for `status`. OSDs identify themselves when they boot.
     Introduce {
-        /// What runs in it: `nbd`, `bench`.
+        /// The kind of process: `nbd`, `bench`.
         role: String,
-        /// Its process id.
+        /// The process id.
         pid: u32,
-        /// Name of its host.
+        /// The name of the process's host.
         host: String,
-        /// The address where it serves, if any.
+        /// The address where the process serves, if any.
         address: Option<String>,
     },
     /// An OSD's process has started and opened its store.
@@ -53,26 +53,26 @@ pub enum ToMonitor {
         /// Identity of the store, 32 hexadecimal digits: a different store may not boot as this
         /// OSD.
         store: String,
-        /// Addresses where it listens.
+        /// Addresses where the OSD listens.
         addresses: Vec<String>,
-        /// More addresses where it listens for other OSDs only, on their own network.
+        /// More addresses where the OSD listens for other OSDs only, on their own network.
         #[serde(default)]
         peer_addresses: Vec<String>,
-        /// Its process id.
+        /// The OSD's process id.
         pid: u32,
-        /// The directory or device, for display.
+        /// The OSD's directory or device, for display.
         path: String,
-        /// Name of its host, for placement.
+        /// Name of the OSD's host, for placement.
         host: String,
-        /// Whether `ashlar up` started it, and restarts it.
+        /// Whether `ashlar up` started the OSD, and restarts it.
         #[serde(default)]
         supervised: bool,
         /// `Some`: the same run continues over a new connection, so no epoch ends. `None`: a new
         /// run.
         #[serde(default)]
         incarnation: Option<Incarnation>,
-        /// Recovery found damage that may have cost acknowledged writes: in each PG the OSD counts
-        /// as absent until it has been filled again.
+        /// Whether recovery found damage that may have cost acknowledged writes: in each PG the OSD then
+        /// counts as absent until backfill has completed.
         #[serde(default)]
         suspect: bool,
         /// As in [`OsdReport::stalled`].
@@ -81,8 +81,8 @@ pub enum ToMonitor {
         /// As in [`OsdReport::slow`].
         #[serde(default)]
         slow: bool,
-        /// What it has seen of the cluster: a state store that lacks any of this was set back to an
-        /// older state.
+        /// The newest state that the OSD has seen of the cluster: a state store that lacks any of it was set
+        /// back to an older state.
         #[serde(default)]
         seen: Seen,
     },
@@ -98,12 +98,13 @@ pub enum ToMonitor {
     /// The OSD's statistics since its last such message; sent about every `stats_interval_ms` while
     /// it is active.
     OsdStats(OsdStats),
-    /// PGs whose primary is this OSD need a new entry. Repeated until the entry's epoch has ended.
+    /// PGs whose primary is this OSD need a new entry. The message is repeated until the epoch of the entry
+    /// has ended.
     PgNeeds {
         /// What each of these PGs needs.
         needs: Vec<PgNeed>,
     },
-    /// A peer does not answer this OSD. Repeated about once a second while this lasts.
+    /// A peer does not answer this OSD. Sent about once a second while this lasts.
     OsdUnreachable {
         /// The OSD.
         osd: OsdId,
@@ -118,15 +119,15 @@ pub enum ToMonitor {
         /// The role of the process whose connection is relayed.
         role: RelayedRole,
     },
-    /// A monitor that does not lead announces itself; it stays connected.
+    /// A monitor that does not lead identifies itself; it stays connected.
     MonitorHere {
         /// The monitor.
         monitor: MonitorId,
-        /// Addresses where it listens.
+        /// Addresses where the monitor listens.
         addresses: Vec<String>,
-        /// Its process id.
+        /// The monitor's process id.
         pid: u32,
-        /// Name of its host.
+        /// Name of the monitor's host.
         host: String,
     },
     /// The OSD was asked to stop and no longer serves: its PGs need not wait for it to return.
@@ -136,7 +137,7 @@ pub enum ToMonitor {
         /// Copied from the probe.
         nonce: u64,
     },
-    /// The OSD has applied these map revisions: from now on it refuses older ones.
+    /// The OSD has applied these map revisions: from now on it refuses requests with older ones.
     OsdSaw {
         /// The revisions, by pool.
         #[serde(with = "revisions_by_pool")]
@@ -169,13 +170,13 @@ pub enum ToMonitor {
         /// The reign from [`FromMonitor::SessionOpened`]; 0: that message had none.
         #[serde(default)]
         reign: u64,
-        /// Higher than on any earlier connection of this client: an older message may arrive late,
-        /// through a monitor that the client has left.
+        /// A number that grows with each connection of this client, so that a message that arrives late,
+        /// through a monitor that the client has left, is recognized as older.
         #[serde(default)]
         turn: u64,
     },
-    /// Acknowledged but not yet durable writes of a session must be written again, and the pool has
-    /// no room for this many bytes of them. Sent again whenever the amount changes.
+    /// Writes of a session that are acknowledged but not yet durable must be written again, and the pool has
+    /// no room for some of them. Sent again whenever the number of bytes changes.
     SessionWaits {
         /// The session.
         session: SessionId,
@@ -186,8 +187,8 @@ pub enum ToMonitor {
     CloseSession {
         /// The session.
         session: SessionId,
-        /// The client gave up on a change without an answer: it may still be in flight, so the session is
-        /// fenced before the image is attached again, removed or made smaller.
+        /// Whether the client gave up on a change without receiving an answer. The change may still be in
+        /// flight, so the session is fenced before the image is attached again, removed or made smaller.
         #[serde(default)]
         unanswered: bool,
     },
@@ -220,20 +221,20 @@ pub enum FromMonitor {
         /// The addresses; a monitor may have several.
         addresses: Vec<String>,
     },
-    /// The OSD has joined; its run has this number. It subscribes to the map next.
+    /// The OSD has joined the cluster and must subscribe to the map next.
     OsdBooted {
-        /// The number of the run, never used before by this OSD.
+        /// The number of the OSD's run, never used before by this OSD.
         incarnation: Incarnation,
     },
-    /// The state store is older than the OSDs' records: the OSD sends all its records over this
-    /// connection, and joins over a later one, once the state is recovered.
+    /// The state store is older than the OSDs' records: the OSD must send all its records over this
+    /// connection. It joins over a later connection, once the state is recovered.
     TellAll,
     /// A part of the copy that OSDs keep of the state store: see [`crate::copy`]. OSDs that have
     /// joined receive the whole copy first, then each change.
     StateCopy(CopyPart),
-    /// The OSD may not join; trying again will not help.
+    /// The OSD may not join; retrying will not help.
     OsdRefused {
-        /// Why, and what to do.
+        /// Why the OSD may not join, and what to do.
         error: Failure,
     },
     /// The operator accepts the loss of data of this incomplete PG (`pg give-up`): serve it with
@@ -242,17 +243,17 @@ pub enum FromMonitor {
     GiveUp {
         /// The PG, whose primary is this OSD.
         pg: PgId,
-        /// The epoch of its entry.
+        /// The epoch of the PG's entry.
         epoch: Epoch,
         /// The OSD's run.
         incarnation: Incarnation,
     },
-    /// An operator asks for a scrub of these PGs, whose primary is this OSD. Reports show what comes
-    /// of it.
+    /// An operator requests a scrub of these PGs, whose primary is this OSD. The OSD's reports show the
+    /// result.
     Scrub {
         /// The PGs.
         pgs: Vec<PgId>,
-        /// Whether all data is read.
+        /// Whether the scrub reads all data.
         deep: bool,
     },
     /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
@@ -266,7 +267,7 @@ pub enum FromMonitor {
     ClearPool {
         /// The removed pool.
         pool: PoolId,
-        /// Number of its PGs.
+        /// Number of PGs that the pool had.
         pg_count: u32,
     },
     /// The sums that include these periods of the OSD's run are in the state store: the OSD may
@@ -281,13 +282,13 @@ pub enum FromMonitor {
         /// All such settings, by name.
         changed: Changed,
     },
-    /// These OSDs' disks take many times as long as those of their peers: primaries read from other
-    /// members where they can. Sent to an OSD when it has joined, and after each change; it replaces
-    /// the list before. Nothing but speed depends on it.
+    /// OSDs whose disks are many times slower than those of their peers: primaries read from other members
+    /// where they can. Sent to an OSD when it has joined, and after each change; replaces the previous list.
+    /// Only performance depends on it.
     SlowDisks {
         /// The OSDs.
         osds: Vec<OsdId>,
-        /// OSDs whose disks do not answer: a primary that reads from other members leaves them out.
+        /// OSDs whose disks hang: primaries that avoid a slow disk do not read from these OSDs.
         stalled: Vec<OsdId>,
     },
     /// Changes of the state store follow from here on.
@@ -298,7 +299,7 @@ pub enum FromMonitor {
         revision: u64,
         /// The key.
         key: String,
-        /// Its value, cut if it is too long for a message; `None`: the key was deleted.
+        /// The new value, cut if it is too long for a message; `None`: the key was deleted.
         value: Option<serde_json::Value>,
     },
     /// Changes of the state store were missed, and no more will be sent: read everything again and
@@ -310,12 +311,12 @@ pub enum FromMonitor {
         request: u64,
         /// The new session.
         session: SessionId,
-        /// The image that it is attached to.
+        /// The image to which the session is attached.
         image: ImageInfo,
-        /// Whether it holds the image's lock.
+        /// Whether the session holds the image's lock.
         #[serde(default)]
         locked: bool,
-        /// Whether its writes may be acknowledged before they are durable. Only with the lock.
+        /// Whether writes of the session may be acknowledged before they are durable. Only with the lock.
         #[serde(default)]
         lazy: bool,
         /// The client returns this value when it resumes the session: see `records::SessionRecord`.
@@ -329,8 +330,8 @@ pub enum FromMonitor {
         /// Why it was refused.
         error: Failure,
     },
-    /// The end of a session that its client closed is recorded; its lock is free, unless the
-    /// session must be fenced first.
+    /// The state store has recorded the end of a session that its client closed. The session's lock is free,
+    /// unless the session must be fenced first.
     SessionClosed {
         /// The session.
         session: SessionId,
@@ -366,104 +367,106 @@ pub struct OsdReport {
     /// The map revisions that this report is based on, by pool.
     #[serde(with = "revisions_by_pool")]
     pub revisions: BTreeMap<PoolId, MapRevision>,
-    /// Size of its data area in bytes.
+    /// Size of the OSD's data area in bytes.
     pub size_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,
     /// Bytes that writes may still use.
     pub free_bytes: u64,
-    /// Whether it refuses writes because it has no free space.
+    /// Whether the OSD refuses writes because it has no free space.
     pub full: bool,
     /// Whether recovery found damage that is not resolved yet.
     pub suspect: bool,
-    /// How it commits: `fsync` or `immediate`.
+    /// How the OSD's store commits: `fsync` or `immediate`.
     pub commit: String,
     /// Whether O_DIRECT was refused and the store is buffered.
     pub buffered: bool,
-    /// PGs whose primary it is and that it serves.
+    /// PGs that the OSD serves as primary.
     pub active: Vec<PgId>,
-    /// PGs whose primary it is and that it cannot serve, with the reason.
+    /// PGs whose primary is this OSD and that it cannot serve, with the reason.
     pub incomplete: Vec<(PgId, String)>,
-    /// PGs whose primary it is and that are peering, with what they wait for.
+    /// PGs whose primary is this OSD and that are peering, with what they wait for.
     #[serde(default)]
     pub peering: Vec<(PgId, String)>,
     /// Number of units found damaged and not rewritten since.
     pub damaged_units: u64,
-    /// What its disk got wrong since the store was opened.
+    /// Errors of the disk since the store was opened.
     #[serde(default)]
     pub media: MediaErrors,
-    /// What its disk did since the store was opened.
+    /// Operations of the disk since the store was opened.
     #[serde(default)]
     pub disk: DiskWork,
-    /// Whether the last [`FromMonitor::SlowDisks`] named it: the next leader begins with that.
+    /// Whether the last [`FromMonitor::SlowDisks`] listed this OSD; a new leader starts from this value.
     #[serde(default)]
     pub slow: bool,
-    /// Age of its disk's oldest pending read, write or flush, in milliseconds.
+    /// Age of the oldest pending read, write or flush of the disk, in milliseconds.
     #[serde(default)]
     pub oldest_operation_ms: u64,
-    /// Whether its disk hangs, or hung and has not completed an operation since.
+    /// Whether the disk hangs, or hung and has not completed an operation since.
     #[serde(default)]
     pub stalled: bool,
-    /// Learners being filled, of PGs whose primary it is.
+    /// Progress of backfill in PGs whose primary is this OSD.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,
-    /// Scrubs of PGs whose primary it is: rows that changed since it told them over this connection.
+    /// Scrubs of PGs whose primary is this OSD: only the rows that changed since they were last sent over
+    /// this connection.
     #[serde(default)]
     pub scrubs: Vec<ScrubRow>,
 }
 
-/// What is known of the scrubs of a PG. Times are seconds since 1970; 0: never.
+/// The state of scrubs of a PG. Times are seconds since 1970; 0: never.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ScrubRow {
     /// The PG.
     pub pg: PgId,
-    /// When the last light or deep scrub began that has ended.
+    /// Start time of the last completed scrub, light or deep.
     pub light_at: u64,
-    /// When the last deep scrub began that has ended.
+    /// Start time of the last completed deep scrub.
     pub deep_at: u64,
-    /// The depth of the scrub that is under way.
+    /// Depth of the running scrub; `None`: no scrub is running.
     #[serde(default)]
     pub running: Option<String>,
-    /// How far it has got.
+    /// Progress of the running scrub, in percent.
     #[serde(default)]
     pub percent: u32,
-    /// Blocks with damage that is not repaired.
+    /// Number of blocks with damage that is not repaired.
     #[serde(default)]
     pub damaged: u64,
-    /// Blocks that scrubs repaired.
+    /// Number of blocks that scrubs repaired.
     #[serde(default)]
     pub repaired: u64,
     /// Whether the next scrub is late by half of its interval.
     #[serde(default)]
     pub overdue: bool,
-    /// Some of the blocks with damage: image, stripe, what is wrong.
+    /// Some of the damaged blocks: image, stripe, description of the damage.
     #[serde(default)]
     pub blocks: Vec<(ImageId, u32, String)>,
-    /// OSDs whose copies of those blocks are wrong.
+    /// OSDs that hold wrong copies of the damaged blocks.
     #[serde(default)]
     pub osds: Vec<OsdId>,
 }
 
-/// What a disk got wrong: sums that only grow while its store is open.
+/// Error counters of a disk. They only grow while the disk's store is open.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MediaErrors {
-    /// Reads that it answered with an error, repeats not counted.
+    /// Number of failed reads; retries are not counted.
     pub read_errors: u64,
-    /// Units that it could not read, or whose data did not match the checksum; also those repaired since.
+    /// Number of units that could not be read or did not match their checksum, including units repaired
+    /// since.
     pub units: u64,
 }
 
-/// Operations of a disk, of one kind: sums that only grow while its store is open.
+/// Counters of the disk operations of one kind. They only grow while the disk's store is open.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct DiskOperations {
-    /// How many have ended.
+    /// Number of completed operations.
     pub count: u64,
-    /// How long they took together, in nanoseconds.
+    /// Total duration of the completed operations, in nanoseconds.
     pub nanos: u64,
 }
 
-/// Operations of a disk, by kind.
+/// Counters of disk operations, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskWork {
@@ -497,13 +500,13 @@ pub struct FillingProgress {
     pub left_bytes: Option<u64>,
 }
 
-/// Why a PG's primary asks for a new entry. Valid only for the epoch in which the need arose: a
-/// late message has no effect.
+/// A request of a PG's primary for a new entry. Valid only for the epoch in which the need arose: a late
+/// message has no effect.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PgNeed {
     /// The PG.
     pub pg: PgId,
-    /// The epoch of its entry.
+    /// The epoch of the PG's entry.
     pub epoch: Epoch,
     /// What the PG needs.
     pub what: Need,
@@ -555,12 +558,12 @@ impl RelayedRole {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unreachable {
-    /// Its connection was reset, and nothing listens at its addresses: its process is gone.
+    /// The peer's connection was reset, and nothing listens at its addresses: its process is gone.
     Refused,
-    /// It has been silent for a second.
+    /// The peer has been silent for a second.
     Silent,
-    /// It is the primary of PGs of which the reporting OSD is a member, and has not asked that OSD
-    /// for a lease for a second.
+    /// The peer is the primary of PGs of which the reporting OSD is a member, and has not requested a lease
+    /// from that OSD for a second.
     Missed,
 }
 
@@ -570,13 +573,13 @@ pub enum Unreachable {
 pub enum Command {
     /// Create a pool.
     PoolCreate {
-        /// Its name.
+        /// The pool's name.
         pool: String,
-        /// Copies or parity; `None`: 2 copies, or 1 where there is only one OSD. Programs that know copies
-        /// only send `replicas`.
+        /// The scheme; `None`: 2 copies, or 1 if there is only one OSD. Older programs send the number of
+        /// copies as `replicas`.
         #[serde(alias = "replicas")]
         scheme: Option<Scheme>,
-        /// Fewest members for a write; `None`: [`Scheme::min_size_default`].
+        /// Minimum number of members for writes; `None`: [`Scheme::min_size_default`].
         min_size: Option<u32>,
         /// Number of PGs; `None`: derived from the number of OSDs and members.
         pg_count: Option<u32>,
@@ -587,57 +590,57 @@ pub enum Command {
     },
     /// Change a pool.
     PoolSet {
-        /// Its name.
+        /// The pool's name.
         pool: String,
-        /// Its new name.
+        /// The pool's new name.
         rename: Option<String>,
-        /// More parity.
+        /// The new scheme: more parity parts of the same code.
         scheme: Option<Scheme>,
-        /// Fewest members for a write.
+        /// Minimum number of members for writes.
         min_size: Option<u32>,
         /// The failure domain: two members of a PG must not share one. Data moves to comply with it.
         failure_domain: Option<FailureDomain>,
     },
     /// Remove a pool without volumes.
     PoolRemove {
-        /// Its name.
+        /// The pool's name.
         pool: String,
     },
     /// List all pools.
     PoolList,
     /// Create a volume.
     VolumeCreate {
-        /// Its name.
+        /// The volume's name.
         volume: String,
         /// Size in bytes.
         size: u64,
-        /// Its pool; `None`: the only pool.
+        /// The volume's pool; `None`: the only pool.
         pool: Option<String>,
     },
     /// List all volumes.
     VolumeList,
     /// Describe one volume.
     VolumeInfo {
-        /// Its name.
+        /// The volume's name.
         volume: String,
     },
     /// Change a volume's size.
     VolumeResize {
-        /// Its name.
+        /// The volume's name.
         volume: String,
         /// New size in bytes.
         size: u64,
-        /// Required to make it smaller.
+        /// Must be set to make the volume smaller.
         shrink: bool,
     },
     /// Remove a volume.
     VolumeRemove {
-        /// Its name.
+        /// The volume's name.
         volume: String,
     },
     /// Fence the holder of a volume's lock, so that the lock is free.
     VolumeUnlock {
-        /// Its name.
+        /// The volume's name.
         volume: String,
         /// Accepts the loss of the holder's unflushed writes. Without this the command fails with
         /// an error that identifies the holder.
@@ -646,7 +649,7 @@ pub enum Command {
     },
     /// Assign an id to a new OSD.
     OsdCreate {
-        /// Identity of its store, 32 hexadecimal digits.
+        /// Identity of the OSD's store, 32 hexadecimal digits.
         store: String,
     },
     /// Plan no PGs for the OSD: its data moves to other OSDs, while it keeps serving.
@@ -680,7 +683,7 @@ pub enum Command {
     Table {
         /// The kind of row.
         table: Table,
-        /// Only ids above this one; 0: all.
+        /// Return only rows with ids above this one; 0: all.
         after: u32,
     },
     /// Show hosts and their OSDs, grouped by failure domain.
@@ -695,19 +698,19 @@ pub enum Command {
         /// The PG.
         pg: PgId,
     },
-    /// Scrub one PG. Answered when its primary was told.
+    /// Scrub one PG. Answered once the request has been sent to the PG's primary.
     PgScrub {
         /// The PG.
         pg: PgId,
-        /// Whether all data is read.
+        /// Whether the scrub reads all data.
         #[serde(default)]
         deep: bool,
     },
-    /// Scrub all PGs that an OSD has a copy of.
+    /// Scrub all PGs of which an OSD holds a copy.
     OsdScrub {
         /// The OSD.
         osd: OsdId,
-        /// Whether all data is read.
+        /// Whether the scrub reads all data.
         #[serde(default)]
         deep: bool,
     },
@@ -715,7 +718,7 @@ pub enum Command {
     PoolScrub {
         /// The pool's name.
         pool: String,
-        /// Whether all data is read.
+        /// Whether the scrub reads all data.
         #[serde(default)]
         deep: bool,
     },
@@ -754,7 +757,7 @@ pub enum Command {
     },
     /// Restore keys that only monitors write and that were edited by hand.
     StateUndo {
-        /// Whether to do it; without this the command fails with an error that lists what would be
+        /// Whether to write the keys; without this the command fails with an error that lists what would be
         /// written.
         #[serde(default)]
         accepted: bool,
@@ -764,8 +767,8 @@ pub enum Command {
         /// OSDs that are lost for good.
         #[serde(default)]
         they_are_lost: Vec<OsdId>,
-        /// Whether to do it; without this the command fails with an error that describes what would
-        /// be done.
+        /// Whether to restore the store; without this the command fails with an error that describes what
+        /// would be done.
         #[serde(default)]
         accepted: bool,
     },
@@ -773,12 +776,12 @@ pub enum Command {
     ConfigList,
     /// Show one setting.
     ConfigGet {
-        /// Its name.
+        /// The setting's name.
         setting: String,
     },
     /// Change a setting.
     ConfigSet {
-        /// Its name.
+        /// The setting's name.
         setting: String,
         /// Text that `Setting::parse` accepts; `None`: the default.
         value: Option<String>,

@@ -13,7 +13,7 @@
 //!   2. At most one transaction is in flight. A job is planned again after each of its
 //!      transactions, so a monitor that stops between two of them leaves a state from which the
 //!      next monitor continues.
-//!   3. Only committed map contents are sent: what `committed` holds.
+//!   3. Only committed map contents are sent, taken from `committed`.
 //!   4. Everything else here (connections, reports, timers) may be lost at any moment.
 
 mod acting;
@@ -149,9 +149,9 @@ pub enum StopReason {
 /// The identity that a monitor is created with.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The cluster it belongs to.
+    /// The cluster that the monitor belongs to.
     pub cluster: ClusterId,
-    /// Its monitor id.
+    /// The monitor's id.
     pub monitor: MonitorId,
     /// The process id, for display.
     pub pid: u32,
@@ -193,8 +193,8 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Creates a monitor that has not read anything yet: its deadline is now. It is the only monitor of
-    /// its store.
+    /// Creates a monitor that is the only one of its store. It has not read anything yet, so its deadline is
+    /// now.
     pub fn new(identity: Identity) -> Monitor {
         Monitor::under(identity, Leadership::new(None, true), StoreAccess::default())
     }
@@ -228,7 +228,7 @@ impl Monitor {
         }
     }
 
-    /// Handles an event. After the effect `Stop` nothing happens any more.
+    /// Handles an event. After the effect `Stop`, events are ignored.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         if self.leadership.is_stopped() {
             return;
@@ -303,7 +303,8 @@ impl Monitor {
         setting.span_in(self.committed.changed_settings())
     }
 
-    /// Notes which PGs are not served. OSDs report every second, so this check needs no deadline of its own.
+    /// Records which PGs are not served. OSDs report every second, so this check needs no deadline of its
+    /// own.
     fn look_at_unserved(&mut self, now: Time) {
         if !self.unserved.is_due(now) {
             return;

@@ -27,13 +27,13 @@ pub struct MonitorLink {
 /// The stages of the connection, in order of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// No monitor is wanted.
+    /// No connection to a monitor is wanted.
     Idle,
     /// Waits until the next attempt is due.
     Down { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId, until: Time },
-    /// Messages may be sent. An answer is awaited until `answer_by`; `None`: the monitor serves.
+    /// Messages may be sent. The monitor must answer a request by `answer_by`; `None`: the monitor serves.
     Open { connection: ConnectionId, answer_by: Option<Time> },
 }
 
@@ -68,13 +68,13 @@ impl MonitorLink {
 
     // ---- addresses
 
-    /// Takes the addresses of all monitors, as sent by a monitor.
+    /// Adopts the addresses of all monitors, as sent by a monitor.
     pub fn learn(&mut self, told: Vec<String>) {
         self.reconnect.learn(told);
     }
 
-    /// Returns the addresses that a monitor sent last, if they differ from the list returned
-    /// before.
+    /// Returns the addresses that a monitor sent last, if they differ from the list returned by the previous
+    /// call.
     pub fn take_told(&mut self) -> Option<Vec<String>> {
         self.reconnect.take_told()
     }
@@ -86,17 +86,17 @@ impl MonitorLink {
 
     // ---- questions
 
-    /// Whether no monitor is wanted.
+    /// Whether no connection to a monitor is wanted.
     pub fn is_idle(&self) -> bool {
         self.stage == Stage::Idle
     }
 
-    /// Whether a monitor is wanted and none serves.
+    /// Whether a connection to a monitor is wanted and no monitor serves.
     pub fn is_seeking(&self) -> bool {
         !matches!(self.stage, Stage::Idle | Stage::Open { answer_by: None, .. })
     }
 
-    /// Returns the connection, if there is one or one is being made.
+    /// Returns the connection, if it exists or is being made.
     pub fn connection(&self) -> Option<ConnectionId> {
         match self.stage {
             Stage::Idle | Stage::Down { .. } => None,
@@ -142,7 +142,7 @@ impl MonitorLink {
         self.stage = Stage::Down { until: now };
     }
 
-    /// Ends the link: no monitor is wanted any more.
+    /// Ends the link: no connection to a monitor is wanted any more.
     pub fn end(&mut self) {
         self.stage = Stage::Idle;
     }
@@ -169,14 +169,14 @@ impl MonitorLink {
         }
     }
 
-    /// Notes that a connection is being made. Requires: there is none.
+    /// Records that a connection is being made. Requires: there is no connection.
     pub fn connecting(&mut self, connection: ConnectionId, until: Time) {
         assert!(self.connection().is_none());
         self.stage = Stage::Connecting { connection, until };
     }
 
-    /// Notes that the handshake succeeded. `answer_by`: when the monitor must have answered the
-    /// next request; `None`: it serves at once. Requires: the connection is being made.
+    /// Records that the handshake succeeded. `answer_by`: when the monitor must have answered the next
+    /// request; `None`: the monitor serves at once. Requires: the connection is being made.
     pub fn on_connected(&mut self, now: Time, answer_by: Option<Time>) {
         let Stage::Connecting { connection, .. } = self.stage else {
             unreachable!("only a connection that is being made is opened");
@@ -191,20 +191,19 @@ impl MonitorLink {
         self.stage = Stage::Open { connection, answer_by: Some(until) };
     }
 
-    /// Notes that a message from the monitor arrived.
+    /// Records that a message from the monitor arrived.
     pub fn on_message(&mut self, now: Time) {
         self.heartbeat.word(now);
     }
 
-    /// Notes that the monitor serves: no answer is awaited any more. Requires: the connection is
-    /// open.
+    /// Records that the monitor serves: no answer is awaited any more. Requires: the connection is open.
     pub fn on_served(&mut self) {
         let connection = self.open().expect("it answered over it");
         self.reconnect.served();
         self.stage = Stage::Open { connection, answer_by: None };
     }
 
-    /// Notes that the connection was lost, or could not be made.
+    /// Records that the connection was lost, or could not be made.
     pub fn on_lost(&mut self, now: Time) {
         self.stage = Stage::Down { until: self.reconnect.lost(now) };
     }

@@ -7,7 +7,7 @@ use format::wire::{Member, PgEntry};
 
 use crate::map::FenceRange;
 
-/// Limit of the numbers of transactions, runs, tasks, revisions of OSDs' entries, and bytes of a disk.
+/// Limit of transaction numbers, incarnations, task ids, revisions of OSD entries, and bytes of a disk.
 pub const NUMBER_MAX: u64 = 1 << 56;
 /// Limit of revisions of a pool's map.
 pub const REVISION_MAX: MapRevision = MapRevision::new(1 << 48);
@@ -15,12 +15,13 @@ pub const REVISION_MAX: MapRevision = MapRevision::new(1 << 48);
 pub const SESSION_MAX: SessionId = SessionId::new(1 << 48);
 /// Limit of epochs of a PG.
 pub const EPOCH_MAX: Epoch = Epoch::new(u32::MAX / 2);
-/// Limit of OSD ids: it is low because finding removed OSDs iterates over all ids ever issued.
+/// Limit of OSD ids. The limit is low because the search for removed OSDs iterates over all ids ever issued.
 pub(crate) const OSD_MAX: u32 = 1 << 20;
 /// Limit of ids of images, pools and monitors.
 pub(crate) const ID_MAX: u32 = u32::MAX / 2;
 
-/// Checks that all numbers in a PG entry may have been issued. The error contains one that cannot have been.
+/// Checks that all numbers in a PG entry may have been issued. The error identifies one that cannot have
+/// been.
 pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
     let of_pg = |why: String| format!("PG {}: {why}", entry.pg);
     check_pool(entry.pg.pool).map_err(of_pg)?;
@@ -70,7 +71,7 @@ pub(crate) fn check_monitor(monitor: MonitorId) -> Result<(), String> {
     number("id", u64::from(monitor.get()), u64::from(ID_MAX))
 }
 
-/// Returns an error that names `what` if `number` is above `max`.
+/// Returns an error that contains `what` if `number` is above `max`.
 pub(crate) fn number(what: &str, number: u64, max: u64) -> Result<(), String> {
     if number <= max {
         return Ok(());

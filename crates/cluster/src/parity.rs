@@ -1,9 +1,9 @@
-//! Whether pools with parity may be used. OSDs do not yet keep every promise for such pools, so none is created,
-//! and none is accepted from a record, except in tests.
+//! Whether pools with parity may be used. OSDs do not yet keep every guarantee for such pools, so monitors
+//! neither create them nor accept them from a record, except in tests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tests of this crate have no real OSDs.
+/// True in the tests of this crate, because they run no real OSDs.
 static IS_SERVED: AtomicBool = AtomicBool::new(cfg!(test));
 
 /// Allows pools with parity in this process, for the simulator.

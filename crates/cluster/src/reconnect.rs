@@ -12,7 +12,7 @@ use base::{Duration, Time};
 const ADDRESS_COUNT_MAX: usize = 800;
 /// How long the first connection to an address may take.
 const CONNECT_SPAN_MIN: Duration = Duration::from_secs(1);
-/// The longest time: the connection may need a name lookup, which tries a second name server after 5 s.
+/// Maximum time for an attempt: it may need a name lookup, which tries a second name server after 5 s.
 const CONNECT_SPAN_MAX: Duration = Duration::from_secs(8);
 
 /// Decides which address is tried next, when, and for how long.
@@ -23,7 +23,7 @@ pub struct Reconnect {
     addresses: Vec<String>,
     /// The addresses of monitors that a monitor sent last.
     told: Vec<String>,
-    /// Whether `told` has changed since [`Reconnect::take_told`].
+    /// Whether `told` has changed since the last [`Reconnect::take_told`].
     is_news: bool,
     /// Index of the address that is being tried, or was tried last.
     place: usize,
@@ -54,9 +54,9 @@ impl Reconnect {
         }
     }
 
-    /// Takes the addresses that a monitor sent, ordered so that each is followed by one of another
-    /// monitor. They are tried before addresses that it did not send, beginning with the one after
-    /// the current address.
+    /// Adopts the addresses that a monitor sent. In that list, each address is followed by one of another
+    /// monitor. They are tried before addresses that are not in the list, beginning with the one after the
+    /// current address.
     pub fn learn(&mut self, mut told: Vec<String>) {
         told.truncate(ADDRESS_COUNT_MAX);
         self.is_news |= self.told != told;
@@ -68,8 +68,8 @@ impl Reconnect {
         self.place = place.unwrap_or(self.addresses.len() - 1);
     }
 
-    /// Returns the addresses that a monitor sent, if they differ from the list returned before;
-    /// they are saved for processes that start later.
+    /// Returns the addresses that a monitor sent, if they differ from the list returned by the previous call.
+    /// They are saved for processes that start later.
     pub fn take_told(&mut self) -> Option<Vec<String>> {
         std::mem::take(&mut self.is_news).then(|| self.told.clone())
     }
@@ -87,15 +87,15 @@ impl Reconnect {
         (self.addresses[self.place].clone(), until)
     }
 
-    /// Notes that the connected monitor serves.
+    /// Records that the connected monitor serves.
     pub fn served(&mut self) {
         self.delay = self.delay_min;
         self.loss_count = 0;
         self.is_served = true;
     }
 
-    /// Notes that the connection was lost, or could not be made; returns the time at which the next
-    /// address is tried.
+    /// Records that the connection was lost, or could not be made; returns the time at which the next address
+    /// is tried.
     pub fn lost(&mut self, now: Time) -> Time {
         self.place = (self.place + 1) % self.addresses.len();
         if !std::mem::take(&mut self.is_served) {
@@ -154,7 +154,7 @@ mod tests {
         reconnect.learn(list(&["a", "b", "c", "d"]));
         reconnect.lost(Time::ZERO);
         assert_eq!(tried(&mut reconnect, 3), ["d", "a", "b"]);
-        // After an address that is in no list any more, it starts from the beginning.
+        // If the last address is in no list any more, the next attempts start from the beginning of the list.
         let mut reconnect = Reconnect::new(list(&["x", "y"]), MIN, MAX);
         reconnect.learn(list(&["a", "b"]));
         assert_eq!(tried(&mut reconnect, 2), ["x", "y"]);

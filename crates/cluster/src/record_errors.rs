@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// Maximum length of a value shown in an error, in characters.
 const SHOWN_MAX: usize = 40;
 
-/// Parses a record; the error is part of a sentence.
+/// Parses a record. The error text is worded as part of a sentence.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| explain::<T>(text, &error))
 }
@@ -24,7 +24,7 @@ fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String
     let told = |fields: Map<String, Value>| {
         serde_json::from_value::<T>(Value::Object(fields)).err().map(|error| error.to_string())
     };
-    // Parsing as an object kept only the last of equally named fields.
+    // A JSON object keeps only the last of several fields with the same name, so parsing it can succeed here.
     let Some(what) = told(fields.clone()) else { return "a field appears twice".into() };
     if let Some(name) = missing_in(&what) {
         let mut more = fields.clone();
@@ -33,8 +33,8 @@ fn explain<T: DeserializeOwned>(text: &str, error: &serde_json::Error) -> String
             return said(&what);
         }
     }
-    // A field matters if its removal changes the error. The faulty field has the value that the
-    // error is about, or contains it.
+    // A field matters if its removal changes the error. The faulty field has the value that the error is
+    // about, or contains that value.
     let matters = |name: &str| {
         let mut others = fields.clone();
         others.remove(name);
@@ -86,7 +86,7 @@ fn said(what: &str) -> String {
     }
 }
 
-/// Describes the expected value, from the library's name for it.
+/// Describes the expected value in plain words, from the library's name for it.
 fn in_words(expected: &str) -> String {
     let number = |bits: &str, least: u64| {
         let bits: u32 = bits.parse().ok().filter(|bits| (8..=64).contains(bits))?;
@@ -169,7 +169,7 @@ mod tests {
             "task/1",
             "removed_pool/1",
         ];
-        // Each field that a record has is given values of other kinds, one at a time.
+        // Replace each field of each record with values of other kinds, one at a time.
         let values = ["true", "\"x\"", "-1", "1.5", "[7]", "{\"a\":1}", "null"];
         for key in keys {
             let mut known: Vec<String> = Vec::new();
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Returns the first missing field besides those in `known`, if any.
+    /// Returns the first missing field that is not in `known`, if any.
     fn missing_field(key: &str, known: &[String]) -> Option<String> {
         let fields: Vec<String> = known.iter().map(|name| format!("\"{name}\":null")).collect();
         let said = Record::parse(&Key::parse(key)?, &format!("{{{}}}", fields.join(","))).err()?;

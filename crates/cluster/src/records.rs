@@ -2,8 +2,8 @@
 //!
 //! Invariants
 //!   1. A record identifies its own key: the text under a key parses to a record of that key.
-//!   2. Fields that this version does not recognize are kept when it writes a record again.
-//!   3. A text with a number that cannot have been issued is not accepted as a record.
+//!   2. Fields that this version does not recognize are preserved when it writes a record again.
+//!   3. A text that contains a number that cannot have been issued is rejected as a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -40,7 +40,7 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A counter of ids, which prevents an id from being used twice.
+/// A counter that issues ids, so that no id is used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CounterName {
@@ -56,7 +56,7 @@ pub enum CounterName {
     Task,
     /// Monitors.
     Monitor,
-    /// Revisions of the OSD table: the highest that a removed OSD had used.
+    /// Revisions of the OSD table: the highest one that a removed OSD had.
     #[serde(rename = "osd_revision")]
     OsdRevision,
 }
@@ -218,11 +218,11 @@ pub struct ClusterRecord {
 pub struct LeaderRecord {
     /// The leading monitor.
     pub monitor: MonitorId,
-    /// Incremented each time leadership is taken.
+    /// The number of times that leadership was taken.
     pub run: u64,
-    /// Its process id.
+    /// The leading monitor's process id.
     pub pid: u32,
-    /// Addresses where it listens.
+    /// Addresses where the leading monitor listens.
     pub addresses: Vec<String>,
     /// Fields that this version does not recognize.
     #[serde(flatten)]
@@ -232,17 +232,16 @@ pub struct LeaderRecord {
 /// `monitor/ID`: a monitor of the cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MonitorRecord {
-    /// Its id.
+    /// The monitor's id.
     pub id: MonitorId,
-    /// Addresses where it listens; empty if it never ran.
+    /// Addresses where the monitor listens; empty if it never ran.
     pub addresses: Vec<String>,
-    /// Its process id.
+    /// The monitor's process id.
     pub pid: u32,
-    /// Name of its host, for display.
+    /// Name of the monitor's host, for display.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// Whether it was removed: its record remains, so that a process that runs with its id is
-    /// refused.
+    /// Whether the monitor was removed. Its record remains, so that a process that uses its id is refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// Fields that this version does not recognize.
@@ -251,7 +250,7 @@ pub struct MonitorRecord {
 }
 
 impl MonitorRecord {
-    /// Returns the record of a running monitor, with what its process reported.
+    /// Returns the record of a running monitor, with the values that its process reported.
     pub fn of_run(id: MonitorId, addresses: Vec<String>, pid: u32, host: String) -> MonitorRecord {
         MonitorRecord { id, addresses, pid, host, removed: false, rest: Rest::new() }
     }
@@ -260,9 +259,9 @@ impl MonitorRecord {
 /// `config/NAME`: a setting that differs from its default.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SettingRecord {
-    /// Its name.
+    /// The setting's name.
     pub name: String,
-    /// Its value.
+    /// The setting's value.
     pub value: u64,
     /// Fields that this version does not recognize.
     #[serde(flatten)]
@@ -284,31 +283,30 @@ pub struct CounterRecord {
 /// `osd/ID`: an OSD that belongs to the cluster.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OsdRecord {
-    /// Its public description. Its incarnation counts its runs; when this entry changes, its
-    /// revision becomes higher than that of every other OSD's entry.
+    /// The public description of the OSD. The incarnation counts the OSD's runs; when the description
+    /// changes, its revision becomes higher than that of every other OSD.
     #[serde(flatten)]
     pub info: OsdInfo,
-    /// Identity of its store, 32 hexadecimal digits.
+    /// Identity of the OSD's store, 32 hexadecimal digits.
     pub store: String,
-    /// Its host, as it reported; empty before its first boot.
+    /// The host that the OSD reported; empty before its first boot.
     pub host: String,
-    /// Its directory or device, for display.
+    /// The OSD's directory or device, for display.
     pub path: String,
-    /// Whether `ashlar up` started it, and restarts it.
+    /// Whether `ashlar up` started the OSD, and restarts it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervised: bool,
-    /// Its process id.
+    /// The OSD's process id.
     pub pid: u32,
-    /// Size of its data area in bytes, as last reported; 0: not reported yet.
+    /// Size of the OSD's data area in bytes, as last reported; 0: not reported yet.
     pub size_bytes: u64,
-    /// Whether the current run began with damage in its store that may have cost acknowledged
-    /// writes.
+    /// Whether recovery at the start of the current run found damage that may have cost acknowledged writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspect: bool,
-    /// Who took it out of the cluster, if it is out.
+    /// Who took the OSD out of the cluster, if it is out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_by: Option<OutBy>,
-    /// Its location as set by people, if they have set one.
+    /// The OSD's location as set by an operator, if one was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<TreePlace>>,
     /// Fields that this version does not recognize.
@@ -316,10 +314,10 @@ pub struct OsdRecord {
     pub rest: Rest,
 }
 
-/// An OSD's location among failure domains, as set by people: it replaces what the OSD reports.
+/// An OSD's location among failure domains, as set by an operator; it overrides what the OSD reports.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TreePlace {
-    /// Its host.
+    /// The name of the host.
     pub host: String,
     /// Fields that this version does not recognize.
     #[serde(flatten)]
@@ -339,13 +337,12 @@ pub enum OutBy {
 /// `pool/ID`: a pool and the revision of its map.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PoolRecord {
-    /// Its rules.
+    /// The pool's rules.
     #[serde(flatten)]
     pub pool: Pool,
-    /// The revision of its map: PG entries and fences contain the revision at which they last
-    /// changed.
+    /// The revision of the pool's map: PG entries and fences contain the revision at which they last changed.
     pub revision: MapRevision,
-    /// The fingerprint of the input for which its PGs were planned: see `monitor/planning.rs`.
+    /// The fingerprint of the input from which the PGs were planned: see `monitor/planning.rs`.
     #[serde(default)]
     pub planned_for: u64,
     /// Fields that this version does not recognize.
@@ -362,8 +359,8 @@ pub struct PgShardRecord {
     pub shard: u32,
     /// The entries, in order of PG number.
     pub pgs: Vec<PgEntry>,
-    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: the
-    /// plan of each PG is its current set.
+    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: each PG is
+    /// planned where it is now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<Vec<OsdId>>,
     /// Fields that this version does not recognize.
@@ -378,7 +375,7 @@ pub struct FenceRecord {
     pub pool: PoolId,
     /// Single fenced sessions, each with the revision that added it.
     pub fences: Vec<Fence>,
-    /// Ranges of sessions from a first to a last one, in order: all earlier sessions that have no
+    /// Ranges of fenced sessions, from a first to a last one, in order: all earlier sessions that have no
     /// record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<FenceRange>,
@@ -437,23 +434,23 @@ pub struct LockRecord {
     pub rest: Rest,
 }
 
-/// `session/ID`: an attachment. Removed when it is closed cleanly, or fenced.
+/// `session/ID`: an attachment. Removed when the session is closed cleanly, or fenced.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SessionRecord {
-    /// Its id.
+    /// The session's id.
     pub id: SessionId,
     /// The attached image.
     pub image: ImageId,
-    /// What attached it, for display.
+    /// What attached the image, for display.
     pub client: String,
-    /// Whether it only reads.
+    /// Whether the session only reads.
     pub read_only: bool,
-    /// Whether it has ended: it was without a connection for too long, or was closed with an
-    /// unanswered change. It may still have requests in flight. The next attach of the image fences
-    /// it; until then its client may return.
+    /// Whether the session has ended: it was without a connection for too long, or was closed with an
+    /// unanswered change. Requests of the session may still be in flight. The next attach of the image fences
+    /// the session; until then its client may resume it.
     pub ended: bool,
-    /// The reign that opened it: see [`ChangeRecord`]. If a backup of the store was restored in
-    /// between, two sessions can have the same id, but they have different reigns. 0: unknown.
+    /// The reign that opened the session: see [`ChangeRecord`]. After the store was restored from a backup,
+    /// two sessions can have the same id, but they have different reigns. 0: unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reign: u64,
     /// Fields that this version does not recognize.
@@ -464,11 +461,11 @@ pub struct SessionRecord {
 /// `task/ID`: long work on an image, recorded before it begins.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskRecord {
-    /// Its id.
+    /// The task's id.
     pub id: TaskId,
-    /// The reason why it deletes blocks.
+    /// The reason why the task deletes blocks.
     pub kind: TaskKind,
-    /// The image whose blocks it deletes.
+    /// The image whose blocks are deleted.
     pub image: ImageId,
     /// The image's name when the task began, for display.
     pub name: String,
@@ -480,12 +477,12 @@ pub struct TaskRecord {
     pub block_size: BlockSize,
     /// The first stripe to delete.
     pub from: StripeIndex,
-    /// If the new size cuts a stripe: the end of that stripe, to be zeroed.
+    /// If the new size cuts a stripe: the end of that stripe, which must be zeroed.
     pub zero: Option<ZeroRange>,
-    /// No OSD may still serve the image's fenced sessions: before the work starts, all OSDs that
-    /// are up must have seen this revision of the pool's map.
+    /// The revision of the pool's map that all OSDs that are up must have applied before the work starts, so
+    /// that no OSD still serves the image's fenced sessions.
     pub fence_revision: MapRevision,
-    /// PGs with smaller numbers have nothing left to delete.
+    /// The number of PGs that are finished, counted from PG 0: these have nothing left to delete.
     pub pgs_done: u32,
     /// Fields that this version does not recognize.
     #[serde(flatten)]
@@ -497,19 +494,19 @@ pub struct TaskRecord {
 pub struct RemovedPoolRecord {
     /// The removed pool.
     pub pool: PoolId,
-    /// Its former name, for display; another pool may have that name now.
+    /// The pool's former name, for display; another pool may have that name now.
     pub name: String,
-    /// Number of its PGs.
+    /// Number of PGs that the pool had.
     pub pg_count: u32,
-    /// OSDs that have not reported yet that they hold nothing of it.
+    /// OSDs that have not yet reported that they deleted the pool's data.
     pub osds: BTreeSet<OsdId>,
     /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// `stats/TABLE/SHARD`: sums of the OSDs' counters, for some rows of a table. Nothing depends on
-/// them.
+/// `stats/TABLE/SHARD`: sums of the OSDs' counters, for some rows of a table. Nothing else depends on these
+/// sums.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StatsRecord {
     /// The table.
@@ -518,8 +515,8 @@ pub struct StatsRecord {
     pub shard: u32,
     /// The rows, by id.
     pub rows: Rows,
-    /// For each OSD, the newest period that had been received when the shard was written: these
-    /// rows include all periods up to it.
+    /// For each OSD, the newest period that had been received when the shard was written: the rows include
+    /// all periods up to this one.
     pub newest: NewestPeriods,
     /// Fields that this version does not recognize.
     #[serde(flatten)]
@@ -535,8 +532,8 @@ pub struct ChangeRecord {
     /// The last reigns, oldest first: the first transaction of each reign, and the reign's number.
     #[serde(default)]
     pub reigns: Vec<(u64, u64)>,
-    /// The number that the last restore continued from: everything that OSDs had seen up to it was
-    /// taken into account.
+    /// The number of the transaction that the last restore continued from: the restore took into account
+    /// everything that OSDs had seen up to this number.
     #[serde(default)]
     pub recovered: u64,
     /// Fields that this version does not recognize.
@@ -544,7 +541,7 @@ pub struct ChangeRecord {
     pub rest: Rest,
 }
 
-/// Maximum number of reigns that are kept.
+/// Maximum number of reigns in the record.
 const REIGN_COUNT_MAX: usize = 16;
 
 impl ChangeRecord {
@@ -565,7 +562,7 @@ impl ChangeRecord {
         newest_first.find(|(first, _)| *first <= change).map(|(_, reign)| *reign)
     }
 
-    /// Whether this store includes the transaction that an OSD has seen, and everything before it.
+    /// Whether this store includes the transaction that an OSD has seen, and all transactions before it.
     pub fn has(&self, change: u64, reign: u64) -> bool {
         let is_ours = || self.reign_of(change).is_none_or(|ours| ours == reign);
         change <= self.recovered || (change <= self.last && is_ours())
@@ -593,7 +590,7 @@ impl RecoveryRecord {
     }
 }
 
-/// Why blocks of an image are deleted.
+/// The reason for a task that deletes blocks of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskKind {
@@ -734,8 +731,8 @@ impl Record {
         Ok(record)
     }
 
-    /// Checks that all numbers in the record may have been issued. The error contains one that
-    /// cannot have been.
+    /// Checks that all numbers in the record may have been issued. The error identifies one that cannot have
+    /// been.
     pub(crate) fn check_numbers(&self) -> Result<(), String> {
         match self {
             Record::Monitor(record) => numbers::check_monitor(record.id),
@@ -850,13 +847,13 @@ impl PgShardRecord {
 }
 
 impl OsdRecord {
-    /// Returns the host that counts as its failure domain: the one set by people, otherwise the one
-    /// that the OSD reported.
+    /// Returns the host that counts as the OSD's failure domain: the one set by an operator, otherwise the
+    /// one that the OSD reported.
     pub fn tree_host(&self) -> &str {
         self.tree.as_ref().map_or(&self.host, |place| &place.host)
     }
 
-    /// Sets whether the planner assigns PGs to it, and if not, who took it out.
+    /// Sets whether the planner assigns PGs to the OSD, and if not, who took it out.
     pub fn set_in(&mut self, is_in: bool, by: OutBy) {
         if self.info.in_cluster != is_in {
             self.info.in_cluster = is_in;
@@ -920,7 +917,7 @@ mod tests {
         assert!(store.has(2, 70) && store.has(3, 80) && store.has(0, 0));
         assert!(!store.has(4, 80), "it has not done that yet");
         assert!(!backup.has(2, 70) && !backup.has(3, 80));
-        // Two histories from one state: the same numbers, but different transactions.
+        // Two histories that diverge from one state have the same numbers, but different transactions.
         let other = backup.with(2, 90).with(3, 90);
         assert!(!other.has(2, 70) && !other.has(3, 80));
         let restored =

@@ -1,5 +1,5 @@
-//! Revisions by pool in a message: a list of pairs. As a JSON object the keys would be text, which a tagged
-//! enum does not parse back into numbers.
+//! Encodes revisions by pool in a message as a list of pairs. In a JSON object the keys would be text, which
+//! serde does not convert back to numbers inside a tagged enum.
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ pub enum Setting {
     OsdOutAfter,
     /// How long a disk operation may take before a warning.
     DiskSlow,
-    /// How long a disk must take many times as long as those of its peers before a warning.
+    /// How long a disk must be many times slower than those of its peers before a warning.
     DiskSlower,
     /// How much of an OSD may be in use before a warning.
     NearlyFull,
@@ -52,7 +52,7 @@ pub enum Setting {
     ScrubTo,
     /// Whether scrubs repair what they find.
     ScrubRepair,
-    /// Whether scrubs stand still.
+    /// Whether scrubs are paused.
     ScrubPaused,
 }
 
@@ -78,9 +78,9 @@ pub enum Unit {
 /// The definition of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Definition {
-    /// Its name; the last word is the unit.
+    /// The setting's name; its last word is the unit.
     pub name: &'static str,
-    /// The unit of its number.
+    /// The unit of the setting's number.
     pub unit: Unit,
     /// The default value.
     pub default: u64,
@@ -88,9 +88,9 @@ pub struct Definition {
     pub min: u64,
     /// The largest value.
     pub max: u64,
-    /// Its description, in one line.
+    /// The setting's description, in one line.
     pub help: &'static str,
-    /// Whether it is sent to OSDs.
+    /// Whether the setting is sent to OSDs.
     pub is_for_osds: bool,
 }
 
@@ -298,7 +298,7 @@ impl Setting {
         }
     }
 
-    /// Returns its name.
+    /// Returns the setting's name.
     pub const fn name(self) -> &'static str {
         self.definition().name
     }
@@ -317,7 +317,7 @@ impl Setting {
         Err(format!("{} must be {}, not {value}", self.name(), self.range_text()))
     }
 
-    /// Parses a value: a number, with or without its unit. An error says what is wrong.
+    /// Parses a value: a number, with or without its unit. An error describes the problem.
     pub fn parse(self, text: &str) -> Result<u64, String> {
         let Definition { unit, name, .. } = self.definition();
         if unit == Unit::Level {
@@ -396,14 +396,14 @@ impl Setting {
         is_set.then(|| level(Setting::LogLevel.value_in(changed)))
     }
 
-    /// Returns its value, given the settings that differ from their defaults. A value out of range
+    /// Returns the setting's value, given the settings that differ from their defaults. A value out of range
     /// is ignored: a monitor of another version may have sent it.
     pub fn value_in(self, changed: &Changed) -> u64 {
         let value = changed.get(self.name()).copied();
         value.and_then(|value| self.check(value).ok()).unwrap_or(self.definition().default)
     }
 
-    /// Returns its value as a duration.
+    /// Returns the setting's value as a duration.
     pub fn span_in(self, changed: &Changed) -> Duration {
         Duration::from_millis(self.value_in(changed))
     }

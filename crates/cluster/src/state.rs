@@ -9,7 +9,7 @@
 //!   1. The store has one revision; each transaction that writes increments it, and every key it
 //!      writes receives that revision (0: the key does not exist).
 //!   2. A transaction is atomic: it is applied if all its comparisons hold, otherwise not at all. Its outcome
-//!      may be unknown: then it was applied, or not, or will be applied later, unless a comparison fails.
+//!      may be unknown: it was applied, or was not, or will be applied later if its comparisons still hold.
 //!   3. A range read sees one revision.
 //!   4. A watch delivers all changes from a revision on, in order, whole revisions at a time; a
 //!      watch from a compacted revision ends with an event that reports this.
@@ -25,8 +25,8 @@ use base::{Duration, Time};
 /// Maximum number of comparisons, and of writes, in a transaction (etcd's default limit).
 pub const OPERATION_COUNT_MAX: usize = 128;
 
-/// Maximum length of a transaction, in bytes of keys and values: etcd refuses requests above 1.5
-/// MiB, and its framing needs some of that.
+/// Maximum length of a transaction, in bytes of keys and values: etcd refuses requests above 1.5 MiB, and
+/// part of that is needed for framing.
 pub const TRANSACTION_SIZE_MAX: usize = (3 << 19) - (16 << 10);
 
 /// Maximum number of bytes of framing per comparison or write.
@@ -43,7 +43,7 @@ pub const RANGE_COUNT_MAX: usize = 1000;
 pub struct StateRevision(u64);
 
 impl StateRevision {
-    /// Before the first transaction; for a key: it does not exist.
+    /// The revision before the first transaction; for a key: the key does not exist.
     pub const ZERO: StateRevision = StateRevision(0);
 
     /// Returns the revision with this number; any number is valid.
@@ -91,11 +91,11 @@ pub struct LeaseId(pub u64);
 pub struct KeyValue {
     /// The key.
     pub key: String,
-    /// JSON text.
+    /// The value, as JSON text.
     pub value: String,
     /// The store's revision at the key's last change.
     pub revision: StateRevision,
-    /// The lease with which the key is deleted, if any.
+    /// The lease with which the key is deleted, if it has one.
     pub lease: Option<LeaseId>,
 }
 
@@ -104,7 +104,7 @@ pub struct KeyValue {
 pub struct Compare {
     /// The key.
     pub key: String,
-    /// The revision that the key must have; `ZERO`: it must not exist.
+    /// The revision that the key must have; `ZERO`: the key must not exist.
     pub revision: StateRevision,
 }
 
@@ -115,9 +115,9 @@ pub enum Operation {
     Put {
         /// The key.
         key: String,
-        /// JSON text.
+        /// The value, as JSON text.
         value: String,
-        /// The lease with which the key is deleted, if any.
+        /// The lease with which the key is deleted, if it has one.
         lease: Option<LeaseId>,
     },
     /// Remove a key.
@@ -284,35 +284,35 @@ pub enum StateEvent {
     Range {
         /// Copied from the request.
         request: StateRequest,
-        /// The keys, or an error: the store could not be reached (try again).
+        /// The keys, or an error if the store could not be reached (then try again).
         result: Result<RangeAnswer, Unavailable>,
     },
     /// The answer to a transaction.
     Transacted {
         /// Copied from the request.
         request: StateRequest,
-        /// Its outcome.
+        /// The outcome of the transaction.
         outcome: TransactionOutcome,
     },
-    /// Changes of one revision; later ones follow.
+    /// Changes of one revision of a watch; further events deliver later revisions.
     Watched {
         /// The watch.
         watch: WatchId,
         /// The revision of the changes.
         revision: StateRevision,
-        /// Changed keys; `None`: removed.
+        /// Changed keys; `None`: the key was removed.
         changes: Vec<(String, Option<KeyValue>)>,
     },
-    /// The watch has ended: the revisions that it requested are compacted. Everything must be read
-    /// again.
+    /// The watch has ended: the revisions that it requested have been compacted. The watcher must read
+    /// everything again.
     WatchLost {
         /// The watch.
         watch: WatchId,
         /// The last revision that was discarded.
         compacted: StateRevision,
     },
-    /// The answer to the grant, renewal or revocation of a lease; `None`: the lease does not exist
-    /// (any more), or none could be granted.
+    /// The answer to the grant, renewal or revocation of a lease; `None`: the lease does not exist (any
+    /// more), or could not be granted.
     Lease {
         /// Copied from the request.
         request: StateRequest,
@@ -324,12 +324,12 @@ pub enum StateEvent {
         /// Copied from the request.
         request: StateRequest,
     },
-    /// Whether the store can be reached. Requests made meanwhile are still answered: reads and
-    /// transactions soon, with an error or an unknown outcome if necessary; others when they can be
-    /// carried out.
+    /// Reports whether the store can be reached. Requests made while it cannot are still answered: reads and
+    /// transactions soon, with an error or an unknown outcome if necessary; others when they can be carried
+    /// out.
     Condition {
-        /// Why the store cannot be reached, and what to do, as text for operators. `None`: it can be reached
-        /// (again).
+        /// Why the store cannot be reached, and what to do, as text for operators. `None`: the store can be
+        /// reached (again).
         trouble: Option<String>,
     },
     /// Problems at addresses of the store, while it can be reached at one of them; sent whenever
@@ -343,7 +343,7 @@ pub enum StateEvent {
     },
 }
 
-/// Problems at addresses of the store; both lists are empty if there are none.
+/// Problems at addresses of the store; if there are none, both lists are empty.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Endpoints {
     /// Addresses where the store does not answer.
@@ -368,7 +368,7 @@ pub struct EndpointRoom {
 pub struct EndpointDown {
     /// The address.
     pub endpoint: String,
-    /// Why, as text for operators.
+    /// Why the store does not answer, as text for operators.
     pub why: String,
 }
 
@@ -383,30 +383,31 @@ pub struct RangeAnswer {
     pub more: bool,
 }
 
-/// The store could not be reached; nothing happened.
+/// An error: the store could not be reached; nothing was done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unavailable;
 
 /// Outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransactionOutcome {
-    /// It was applied, durably.
+    /// The transaction was applied, durably.
     Committed {
         /// The store's revision with this transaction.
         revision: StateRevision,
     },
-    /// A comparison did not hold, or a lease that it uses has ended; nothing was applied.
+    /// A comparison did not hold, or a lease that the transaction uses has ended; nothing was applied.
     Conflict,
-    /// Unknown: it was applied, or not, or may still be.
+    /// The outcome is unknown: the transaction was applied, or was not, or may still be applied.
     Unknown,
-    /// It breaks a rule of the store; nothing was applied. This is a bug in Ashlar.
+    /// The transaction breaks a rule of the store; nothing was applied. This is a bug in Ashlar.
     Invalid {
-        /// The rule that it breaks.
+        /// The rule that was broken.
         why: &'static str,
     },
 }
 
-/// A state store, as driven by its shell. Answers may be appended at once, or by a later `poll`.
+/// A state store. The process that runs it calls these functions; answers may be appended at once, or by a
+/// later `poll`.
 pub trait StateStore {
     /// Starts an effect; appends the answers that are available.
     fn apply(&mut self, now: Time, effect: StateEffect, events: &mut Vec<StateEvent>);

@@ -7,7 +7,7 @@
 //!
 //! Invariants
 //!   1. A period is what one run of an OSD counted since the previous period; it never changes, and its
-//!      number is never reused in that run. So it can be sent again and is still counted only once.
+//!      number is never reused in that run. So a period can be sent again and is still counted only once.
 //!   2. All numbers only grow; numbers from a peer are added with saturation.
 
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ const UNIT_BITS: u32 = 12;
 const BUCKET_COUNT: usize = 96;
 /// Maximum number of rows in a period; operations on further images are counted by pool.
 pub const ROW_COUNT_MAX: usize = 8_192;
-/// Maximum number of bytes of text of all periods in one message. Together with the space of images
-/// they fit in a control message.
+/// Maximum number of bytes of text of all periods in one message, so that they fit in a control message
+/// together with the space of images.
 pub const PERIODS_SIZE_MAX: usize = 3 << 20;
 /// Maximum number of images whose space an OSD reports in one message.
 pub const SPACE_COUNT_MAX: usize = 16_384;
@@ -34,8 +34,7 @@ pub const SPACE_COUNT_MAX: usize = 16_384;
 const _: () =
     assert!(PERIODS_SIZE_MAX + SPACE_COUNT_MAX * 56 < format::wire::CONTROL_SIZE_MAX as usize);
 
-/// Counts of latencies by size, with four steps per power of two: a value is off by at most a
-/// quarter.
+/// Counts of latencies by size, with four steps per power of two: the error of a value is at most a quarter.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Latencies {
@@ -63,7 +62,8 @@ impl Latencies {
         }
     }
 
-    /// Returns the latency that `percent` of all operations do not exceed; `None` if none was counted.
+    /// Returns the latency that `percent` of all operations do not exceed; `None` if no operation was
+    /// counted.
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let count: u128 = self.counts.iter().map(|(_, count)| u128::from(*count)).sum();
         let wanted = (count * u128::from(percent)).div_ceil(100).max(1);
@@ -118,13 +118,13 @@ pub struct Io {
     /// Number of operations.
     #[serde(skip_serializing_if = "is_zero")]
     pub ops: u64,
-    /// Bytes that they read, wrote or freed.
+    /// Number of bytes that the operations read, wrote or freed.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes: u64,
     /// Total duration of all operations, each from its arrival to its reply, in nanoseconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub nanos: u64,
-    /// Latencies of the operations; empty if not measured, and in stored sums.
+    /// Latencies of the operations; empty if they were not measured, and in stored sums.
     #[serde(skip_serializing_if = "Latencies::is_empty")]
     pub latencies: Latencies,
 }
@@ -155,23 +155,23 @@ impl Io {
     }
 }
 
-/// What is counted for a volume, a pool or an OSD.
+/// The counters of a volume, a pool or an OSD.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Reads that were answered to clients, at the primary.
+    /// Reads answered to clients, counted at the primary.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub read: Io,
-    /// Writes that were acknowledged, at the primary: each once, however many copies there are.
+    /// Writes acknowledged to clients, counted at the primary: each once, however many copies there are.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub write: Io,
-    /// Discards and write-zeroes, at the primary.
+    /// Discards and write-zeroes, counted at the primary.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub trim: Io,
-    /// Syncs, at the primary. They are counted for a pool, not for a volume.
+    /// Syncs, counted at the primary: for the pool, not for a volume.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub flush: Io,
-    /// Writes passed to an OSD's store: each counted once for every copy.
+    /// Writes passed to an OSD's store: a write counts once for every copy.
     #[serde(skip_serializing_if = "Io::is_zero")]
     pub stored: Io,
     /// Blocks copied to an OSD's store by backfill or repair.
@@ -183,13 +183,13 @@ pub struct Counters {
     /// Operations refused because there was no free space.
     #[serde(skip_serializing_if = "is_zero")]
     pub refused_full: u64,
-    /// Reads that the disk of an OSD answered with an error.
+    /// Reads that failed at the disk of an OSD.
     #[serde(skip_serializing_if = "is_zero")]
     pub read_errors: u64,
     /// Units (4 KiB) that an OSD found damaged.
     #[serde(skip_serializing_if = "is_zero")]
     pub damaged_units: u64,
-    /// Damaged units that were rewritten from another copy.
+    /// Damaged units that were rewritten with data from another copy.
     #[serde(skip_serializing_if = "is_zero")]
     pub repaired_units: u64,
 }
@@ -215,7 +215,7 @@ impl Counters {
         [&self.read, &self.write, &self.trim, &self.flush, &self.stored, &self.recovered]
     }
 
-    /// Returns the sums to store: without latencies, which are only of current interest.
+    /// Returns the sums to store, without latencies: only the current latencies are of interest.
     #[must_use]
     pub fn without_latencies(mut self) -> Counters {
         for io in [
@@ -252,9 +252,9 @@ pub struct ImageCounters {
 /// An OSD's counters for one period of time.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Period {
-    /// Its number, counted from 1 in each run.
+    /// The period's number, counted from 1 in each run.
     pub sequence: u64,
-    /// The rows, by image; each image once.
+    /// The rows by image, with each image listed once.
     pub rows: Vec<ImageCounters>,
     /// The counters of the OSD itself.
     #[serde(default, skip_serializing_if = "Counters::is_zero")]
@@ -266,15 +266,15 @@ pub struct Period {
 pub struct ImageSpace {
     /// The image.
     pub image: ImageId,
-    /// Bytes of its blocks in the PGs whose primary is this OSD; whole blocks.
+    /// Bytes of the image's blocks in the PGs whose primary is this OSD, in whole blocks.
     pub bytes: u64,
 }
 
 /// The statistics that an OSD reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdStats {
-    /// Periods not sent over this connection yet, in order; the first message on a connection has
-    /// all periods that are not saved.
+    /// Periods that were not sent over this connection yet, in order. The first message on a connection
+    /// contains all periods that are not saved.
     #[serde(default)]
     pub periods: Vec<Period>,
     /// Space of images that has changed since it was last sent over this connection.
@@ -316,7 +316,7 @@ impl Table {
     /// Every table.
     pub const ALL: [Table; 3] = [Table::Osd, Table::Pool, Table::Volume];
 
-    /// Returns its name in keys.
+    /// Returns the table's name in keys.
     pub const fn name(self) -> &'static str {
         match self {
             Table::Osd => "osd",
@@ -326,7 +326,7 @@ impl Table {
     }
 }
 
-/// A period in a run of an OSD; later ones compare greater.
+/// Identifies a period in a run of an OSD; later periods compare greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 pub struct PeriodId {
     /// The run.
@@ -338,7 +338,7 @@ pub struct PeriodId {
 /// Sums of one row, as stored in the state store.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Sums {
-    /// Its name, for display.
+    /// The name of the row's object, for display.
     #[serde(default)]
     pub name: String,
     /// Bytes of blocks in use, counted once and not per copy; 0 for an OSD, which reports its own
@@ -353,7 +353,7 @@ pub struct Sums {
 /// Rows by id.
 pub type Rows = BTreeMap<u32, Sums>;
 
-/// The newest period of each OSD that is included in the rows stored with it.
+/// For each OSD, the newest period that is included in the rows stored together with this value.
 pub type NewestPeriods = BTreeMap<OsdId, PeriodId>;
 
 fn is_zero(number: &u64) -> bool {

@@ -53,12 +53,13 @@ enum Kind {
 pub enum Verdict {
     /// Parity matches the data.
     Consistent,
-    /// Parity does not match, and exactly this part alone explains it.
+    /// Parity does not match the data, and an error in exactly one part explains the mismatch.
     Wrong {
         /// Number of the wrong part, data parts first.
         part: usize,
     },
-    /// Parity does not match, and no single part explains it, or any part could (with one parity part).
+    /// Parity does not match the data, and no single part explains the mismatch, or any part could (with one
+    /// parity part).
     Undecided,
 }
 
@@ -80,7 +81,7 @@ impl Code {
         self.shape
     }
 
-    /// Returns the coefficient of a data part in a parity part. Requires: both exist; parity parts are
+    /// Returns the coefficient of a data part in a parity part. Requires: both parts exist; parity parts are
     /// numbered from 0.
     pub fn coefficient(&self, parity: usize, part: usize) -> u8 {
         assert!(parity < self.shape.parity_count());
@@ -94,8 +95,8 @@ impl Code {
         }
     }
 
-    /// Computes all parity parts from all data parts. Requires: as many of each as the shape has, all of
-    /// the same length.
+    /// Computes all parity parts from all data parts. Requires: the number of parts of each kind that the
+    /// shape has, all of the same length.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(parity.len() == self.shape.parity_count());
         self.check_data(data, parity[0].len());
@@ -128,10 +129,10 @@ impl Code {
         Decoder::new(self, present, wanted)
     }
 
-    /// Checks whether parity matches the data and, with two or more parity parts, which single part is
-    /// wrong, if exactly one is. Different units of a block may have different wrong parts, so call this
-    /// unit by unit. Allocates as much memory as all parity parts. Requires: all parts of the shape, of the
-    /// same length.
+    /// Checks whether parity matches the data and, with two or more parity parts, finds the wrong part if
+    /// exactly one is wrong. Different units of a block may have different wrong parts, so call this unit by
+    /// unit. Allocates as much memory as all parity parts. Requires: all parts of the shape, of the same
+    /// length.
     pub fn find_wrong(&self, parts: &[&[u8]]) -> Verdict {
         assert!(parts.len() == self.shape.part_count());
         let (data, parity) = parts.split_at(self.shape.data_count());
@@ -149,8 +150,8 @@ impl Code {
             [] => Verdict::Consistent,
             // With a single parity part, any part may be the wrong one.
             _ if parity.len() == 1 => Verdict::Undecided,
-            // No coefficient is zero, so a wrong data part would show in all syndromes: this parity part
-            // itself is wrong.
+            // No coefficient is zero, so a wrong data part would change all syndromes: the parity part itself
+            // is wrong.
             [row] => Verdict::Wrong { part: self.shape.data_count() + row },
             _ if wrong.len() < parity.len() => Verdict::Undecided,
             _ => {

@@ -45,7 +45,7 @@ fn codes() -> Vec<Code> {
     xor.chain(reed_solomon).collect()
 }
 
-/// Returns all subsets with `size` members of the numbers below `count`.
+/// Returns all subsets of the numbers below `count` that have `size` members.
 fn subsets(count: usize, size: usize) -> impl Iterator<Item = Vec<usize>> {
     let all = (0u32..1 << count).filter(move |set| set.count_ones() as usize == size);
     all.map(move |set| (0..count).filter(|at| set & (1 << at) != 0).collect())

@@ -1,4 +1,5 @@
-//! Intel's ISA-L computes the same parity, byte by byte: either library reads what the other one wrote.
+//! Checks that Intel's ISA-L computes the same parity, byte by byte, so that either library can read what the
+//! other one wrote.
 
 #![expect(unsafe_code, reason = "the other library is C")]
 
@@ -21,7 +22,7 @@ unsafe extern "C" {
     );
 }
 
-/// The matrix of ISA-L, and the parity that it computes.
+/// Returns the matrix of ISA-L, and the parity that it computes.
 fn isal(data: &[Vec<u8>], parity_count: usize) -> (Vec<u8>, Vec<Vec<u8>>) {
     let (columns, length) = (data.len(), data[0].len());
     let rows = columns + parity_count;

@@ -86,14 +86,14 @@ pub enum DiskEvent {
         op: DiskOp,
         /// The buffer from the effect.
         buffer: BufferMut,
-        /// Whether all of it was read.
+        /// Whether the whole range was read.
         result: Result<(), DiskError>,
     },
     /// A write, flush, reservation or discard finished.
     Done {
         /// The id from the effect.
         op: DiskOp,
-        /// Whether all of it was done. After an error the state of the range is unknown.
+        /// Whether the whole operation was done. After an error the state of the range is unknown.
         result: Result<(), DiskError>,
     },
 }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   client ──Request──▶ OSD      one stripe at a time, identified by session and sequence
-//!          ◀──Reply───           outcome, or a refusal that carries what the client must learn
+//!          ◀──Reply───           the result, or why the request was refused
 //!   anyone ──Control──▶ monitor  JSON text; its types live in `cluster::message`
 //!   OSD ◀──Peer──▶ OSD           members of a PG, see `peer.rs`
-//!   OSD ◀──Lease──▶ OSD          on a connection of its own
+//!   OSD ◀──Lease──▶ OSD          on a separate connection
 //! ```
 //!
 //! Invariants

@@ -171,7 +171,7 @@ fn client_examples() -> Vec<(&'static str, Message)> {
 
 // ---- golden files -----------------------------------------------------------------------------
 
-/// Header and body as rows of 16 bytes in hexadecimal; the payload is data, not format.
+/// Returns header and body as rows of 16 bytes in hexadecimal. The payload is not part of the format.
 fn dump(message: &Message) -> String {
     let mut bytes = Vec::new();
     encode(message, &mut bytes);
@@ -222,7 +222,7 @@ fn any_place() -> impl Strategy<Value = Place> {
     })
 }
 
-/// Offset and length within the largest block, in bytes.
+/// Generates offset and length of a range within the largest block, in bytes.
 fn any_range(units_max: u32) -> impl Strategy<Value = (u32, u32)> {
     (1..=units_max)
         .prop_flat_map(|length| (0..=256 - length, Just(length)))
@@ -266,7 +266,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A valid entry: generated members that would break a rule are left out.
+/// Generates a valid entry: members that would break a rule are left out.
 fn any_entry() -> impl Strategy<Value = PgEntry> {
     let member = (1..=u32::MAX, any::<u64>()).prop_map(|(osd, incarnation)| Member {
         osd: OsdId::new(osd).unwrap(),
@@ -339,7 +339,7 @@ fn any_message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// Recomputes the checksums of a frame, whatever its fields hold.
+/// Recomputes the checksums of a frame, whatever values its fields have.
 fn reseal(bytes: &mut [u8]) {
     let body_length = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
     if let Some(body) = bytes.get(32..32 + body_length) {
@@ -373,7 +373,7 @@ proptest! {
         bytes[at] = value;
         reseal(&mut bytes);
         if let Ok(message) = parse(&bytes) {
-            // A forged length may end the frame earlier; the bytes after it belong to another frame.
+            // A forged length may end the frame earlier; the bytes after the end belong to another frame.
             let again = frame(&message);
             prop_assert_eq!(&again[..], &bytes[..again.len()]);
         }
@@ -530,7 +530,7 @@ fn a_payload_that_fits_no_checksums_is_refused() {
     let header = decode_header(bytes.first_chunk().unwrap()).unwrap();
     assert!(decode(&header, &bytes[32..], Some(data(1)), &pool).is_err());
 
-    // A payload on a message of a kind that has none.
+    // Add a payload to a message of a kind that has none.
     let mut bytes = Vec::new();
     encode(&request(Op::Sync), &mut bytes);
     bytes[16..20].copy_from_slice(&4096u32.to_le_bytes());

@@ -206,7 +206,7 @@ impl EmbeddedState {
         }
     }
 
-    /// Reports a slow write, and its end.
+    /// Reports that a write is slow, and later that it has finished.
     fn look(&mut self, now: Time, events: &mut Vec<StateEvent>) {
         self.ran = self.ran + now.since(self.looked_at).min(LOOK_EVERY);
         self.looked_at = now;
@@ -277,7 +277,7 @@ impl Drop for EmbeddedState {
     fn drop(&mut self) {
         self.writes = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread is in the log already.
+            // If the thread panicked, the panic is already in the log.
             let _ = thread.join();
         }
     }

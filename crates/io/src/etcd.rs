@@ -76,7 +76,7 @@ impl EtcdState {
         })
     }
 
-    /// Whether the owner still wants an event.
+    /// Returns whether the owner still expects this event.
     fn is_awaited(&mut self, event: &StateEvent) -> bool {
         match event {
             StateEvent::Watched { watch, .. } => self.watches.contains(watch),
@@ -134,7 +134,7 @@ impl Drop for EtcdState {
     fn drop(&mut self) {
         self.effects = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread is in the log already.
+            // If the thread panicked, the panic is already in the log.
             let _ = thread.join();
         }
     }

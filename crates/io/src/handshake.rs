@@ -51,7 +51,7 @@ pub struct Trust {
     pub peer: Peer,
 }
 
-/// A finished handshake.
+/// The result of a completed handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Established {
     /// The identity of the peer.
@@ -81,7 +81,7 @@ pub struct Handshake {
     input: Vec<u8>,
 }
 
-/// The stages of both sides, in the order in time.
+/// The stages of both sides, in the order in which they occur.
 enum Stage {
     /// The responder waits for the hello.
     Hello,
@@ -91,7 +91,7 @@ enum Stage {
     Answer(Box<HandshakeState>),
     /// The initiator waits for the text of a refusal.
     Refusal { length: usize },
-    /// The responder waits for the proof that the hello was no replay.
+    /// The responder waits for the proof that the hello was not a replay.
     Confirm(Box<TransportState>, Established),
     /// Nothing more is accepted.
     Ended,

@@ -1,5 +1,5 @@
-//! Splits a byte stream into frames. No I/O here: the inbox lends memory to receive into, and delivers
-//! messages when it gets the filled memory back.
+//! Splits a byte stream into frames, without I/O: the inbox lends memory to receive into, and delivers
+//! messages when the filled memory is returned.
 //!
 //! ```text
 //!   buffer: | frame | frame | part of a frame | room |      small payloads are slices of it
@@ -7,8 +7,7 @@
 //! ```
 //!
 //! Invariants
-//!   1. The first `filled` bytes of `buffer` were received, and belong to a frame that is not delivered
-//!      yet.
+//!   1. The first `filled` bytes of `buffer` were received, and belong to a frame that is not delivered yet.
 //!   2. The lent memory always has room for at least one more byte.
 //!   3. Memory is allocated only for lengths that `decode_header` has checked.
 

@@ -29,7 +29,7 @@ pub enum Format {
     Json,
 }
 
-/// The settings that the process started with.
+/// The settings that the process was started with.
 struct Log {
     who: String,
     format: Format,

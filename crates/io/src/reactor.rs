@@ -51,7 +51,7 @@ const UNPROVEN_COUNT_MAX: usize = 256;
 /// Maximum size of a send queue, in bytes; beyond this limit the connection is closed, because its peer does
 /// not read.
 const SEND_QUEUE_SIZE_MAX: usize = 256 << 20;
-/// Pause in accepting after an accept failed, for example for lack of file descriptors.
+/// Pause before accepting again after an accept has failed, for example for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum number of messages about refused connections that are kept until [`Reactor::take_rejected`] is
 /// called.

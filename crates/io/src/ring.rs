@@ -77,7 +77,7 @@ pub(crate) enum Op {
     Wake,
     /// Waits for a signal.
     Signal,
-    /// Waits for a job of the disk.
+    /// Carries out a job of the disk.
     Disk(Box<DiskJob>),
     /// Ends a wait at a given time.
     Alarm { _span: Box<types::Timespec> },
@@ -113,7 +113,7 @@ pub(crate) struct Ring {
     /// How many of `sends` have ended: they were submitted, and their completions, if any, are in the
     /// queue.
     sends_ended: usize,
-    /// After the last call the outcome of some sends is still unknown.
+    /// Whether the outcome of some sends is still unknown after the last call.
     is_behind: bool,
     generation: u32,
     pub(crate) mask: FeatureMask,
@@ -366,7 +366,7 @@ impl Ring {
     }
 }
 
-/// Ignores errors that only mean: handle the completions and call again.
+/// Ignores errors which only mean that completions must be handled before the call is repeated.
 fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Ok(_) => Ok(()),

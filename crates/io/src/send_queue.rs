@@ -259,7 +259,8 @@ mod tests {
     use super::*;
     use base::BufferPool;
 
-    /// Takes `portion` bytes at a time and returns what a socket would have seen.
+    /// Drains the queue in portions of `portion` bytes, and returns the bytes that a socket would have
+    /// received.
     fn drain(queue: &mut SendQueue, portion: usize) -> Vec<u8> {
         let mut seen = Vec::new();
         while queue.length > 0 {

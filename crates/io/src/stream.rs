@@ -39,13 +39,13 @@ pub(crate) struct Stream {
     pub(crate) counted: bool,
 }
 
-/// The stages of a connection, in the order in time.
+/// The stages of a connection, in the order in which they occur.
 pub(crate) enum Stage {
     /// Waits for the lookup of a host name.
     Resolve,
     /// Waits for the next turn to start the connect.
     Resolved { address: Result<Address, CloseReason> },
-    /// Waits for the connect to end.
+    /// Waits until the connect has finished.
     Connect,
     /// Waits for the peer's messages of the handshake.
     Handshake { handshake: Box<Handshake>, incoming: bool },
@@ -84,7 +84,7 @@ pub(crate) struct RawInbox {
     expected: Option<Expected>,
     /// Bytes that were received but not delivered yet.
     pending: VecDeque<Buffer>,
-    /// The lent memory belongs to `expected`.
+    /// Whether the lent memory belongs to `expected`.
     lent_expected: bool,
     pub(crate) paused: bool,
 }

@@ -1,4 +1,4 @@
-//! The state store in etcd against real etcd servers, which are stopped, killed and compacted.
+//! Tests of the state store in etcd against real etcd servers, which are stopped, killed and compacted.
 //!
 //! Needs Debian's `etcd-server` (`scripts/install.sh test`).
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
@@ -20,7 +20,7 @@ use cluster::state::{
 use io::etcd::{EtcdPlace, EtcdState, PREFIX_SIZE_MAX};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longer than any step of these tests takes; reaching it is a failure.
+/// Timeout for each step of these tests; exceeding it is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A silent endpoint is abandoned within 2 s; the rest is a margin for a busy machine.
 const LEFT_TIME_MAX: Duration = Duration::from_secs(3);
@@ -29,7 +29,7 @@ const LEFT_TIME_MAX: Duration = Duration::from_secs(3);
 struct Server {
     directory: PathBuf,
     port: u16,
-    /// A second port to listen on.
+    /// A second port to listen on, if any.
     more: Option<u16>,
     /// The space quota in bytes, if it is not etcd's default.
     quota: Option<u64>,
@@ -382,7 +382,7 @@ fn long_answers_come_in_pages_and_binary_keys_are_skipped() {
     // Pages of one key: a page without any of our keys is not an answer.
     let answer = driver.range_after("", Some("k19".into()), 1).unwrap();
     assert_eq!((answer.entries[0].key.as_str(), answer.more), ("y", true));
-    // After the prefix there are no keys of ours.
+    // This store has no keys after the prefix.
     let answer = driver.range_after("k", Some("z".into()), 10).unwrap();
     assert_eq!((answer.entries.len(), answer.more), (0, false));
     // A watch skips foreign keys as well.

@@ -1,4 +1,4 @@
-//! The log of a process, as another process reads it.
+//! Tests of a process's log, as read by another process.
 
 #![allow(clippy::disallowed_methods)] // Tests of programs start processes.
 
@@ -8,7 +8,7 @@ use base::TraceEvent;
 use base::trace::Level;
 use io::log::{self, Format};
 
-/// Set in the process that logs.
+/// Environment variable that is set in the process that logs.
 const LOGS: &str = "ASHLAR_TEST_LOGS";
 
 #[test]

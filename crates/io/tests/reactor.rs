@@ -1,4 +1,4 @@
-//! The reactor against the real kernel: one thread holds both ends of every connection.
+//! Tests of the reactor with the real kernel: one thread holds both ends of every connection.
 //!
 //! Every test runs with all features of the kernel, and again with newer features masked.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, unsafe_code)]
@@ -15,7 +15,7 @@ use format::door::{CloseReason, DiskEffect, DiskEvent, DiskOp, NetEffect, NetEve
 use format::wire::{Message, Op, Outcome, Place, Reply, Request};
 use io::{ClusterKey, Disk, Event, FeatureMask, Options, Reactor, Trust};
 
-/// Longer than any step of these tests takes; reaching it is a failure.
+/// Timeout for each step of these tests; exceeding it is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn reactor(mask: FeatureMask) -> Reactor {
@@ -477,7 +477,7 @@ fn another_thread_wakes_the_loop_once() {
             });
             assert!(matches!(feed.next(), Event::Woken));
             thread.join().unwrap();
-            // The second wake-up may have come after the first event: at most one more.
+            // The second wake-up may have arrived after the first event, so at most one more event follows.
             let mut events = Vec::new();
             let deadline = feed.reactor.now() + Duration::from_millis(5);
             feed.reactor.turn(Some(deadline), &mut events).unwrap();
@@ -607,7 +607,7 @@ fn a_peer_that_does_not_read_is_disconnected() {
     drop(peer);
 }
 
-/// Nothing else wakes the loop: the rest that did not fit into one send must do so.
+/// Nothing else wakes the loop, so the completion of the first send must trigger the rest of the queue.
 #[test]
 fn a_queue_of_many_pieces_is_sent_completely() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
@@ -794,7 +794,7 @@ fn written_data_is_read_back_and_discarded_data_is_gone() {
     }
 }
 
-/// The structure of a program around logic: events in, effects out. The logic here is a node of one stripe: a
+/// Shows how a program drives logic: events in, effects out. The logic here is a node with one stripe: a
 /// write is answered once it is written and flushed, a read with the content of the disk.
 #[derive(Default)]
 struct SmallNode {

@@ -1,11 +1,13 @@
-//! Clusters in which processes die, pause and are cut off, and peers send arbitrary messages: is all
-//! acknowledged data kept, is no stale data ever read, does no message break a node?
+//! Fuzz test of a cluster whose processes die, pause and are cut off, and whose peers send arbitrary
+//! messages. Checks that no acknowledged data is lost, that no read returns stale data, and that no message
+//! breaks a node.
 //!
-//! Each stripe has one counter; a write stores the next value. A read must not show less than what was
-//! acknowledged, or read, before it was sent. That holds for writes that take effect in the order of their
-//! values. So no write is sent that could overtake another one of its stripe: a write in the epoch that its
-//! host still serves would overtake one that carries the next epoch and waits for the map. (The simulator
-//! checks this and more, but is slower: here a few rules check every message of every seed.)
+//! Each stripe has one counter; each write stores the next value. A read must return at least the highest
+//! value that was acknowledged or read before the read was sent. This check is valid only if writes take
+//! effect in the order of their values. So the test never sends a write that could overtake another write to
+//! the same stripe: a write in the epoch that its host still serves would overtake a write that carries the
+//! next epoch and waits for the map. (The simulator checks this and more, but is slower: this test applies a
+//! few rules to every message of every seed.)
 
 use std::collections::BTreeMap;
 
@@ -34,7 +36,7 @@ enum Open {
 struct Run {
     cluster: Cluster,
     random: Random,
-    /// By stripe: the last value that was written, and the lowest that a read may show.
+    /// Indexed by stripe: the last value written, and the lowest value that a read may return.
     last: [u8; STRIPES as usize],
     floor: [u8; STRIPES as usize],
     open: BTreeMap<u64, Open>,
@@ -63,7 +65,7 @@ impl Run {
         self.cluster.hosts[host].node.is_some() && !self.cluster.hosts[host].is_still
     }
 
-    /// Updates the entry as a monitor would that sees which hosts are up.
+    /// Updates the PG's map entry as a monitor would, given the hosts that are up.
     fn update_entry(&mut self) {
         let entry = &self.cluster.entry;
         let index = |member: &format::wire::Member| member.osd.get() as usize - 1;
@@ -167,8 +169,8 @@ impl Run {
         match self.random.below(8) {
             0 | 1 if count_alive > 1 && self.cluster.hosts[host].node.is_some() => {
                 self.cluster.kill(host);
-                // Writes that the host had not begun never take effect; those that it had begun already have
-                // versions.
+                // Writes that the host had not started never take effect; writes that it had started already
+                // have versions.
                 self.open
                     .retain(|_, open| !matches!(open, Open::Write { host: at, .. } if *at == host));
             }
@@ -437,7 +439,7 @@ fn no_peer_message_crashes_a_node() {
                 2 => run.heal(0),
                 3 | 4 => run.cluster.advance(100),
                 5..=10 => {
-                    // Writes only: a read would return whatever a lying peer has stored.
+                    // Sends writes only: a read would return whatever a lying peer has stored.
                     let op = write_in(place(1, run.random.below(STRIPES)), 0, 1, 1);
                     let host = run.random.below(HOSTS as u32) as usize;
                     run.cluster.send(host, op);

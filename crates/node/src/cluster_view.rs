@@ -17,15 +17,15 @@ use format::wire::{Member, PgEntry};
 /// This OSD's view of the cluster.
 pub(crate) struct ClusterView {
     osd: OsdId,
-    /// This run's number, once the monitor has assigned it.
+    /// The number of the current run, once the monitor has assigned it.
     incarnation: Option<Incarnation>,
     map: ClusterMap,
     /// Settings that differ from their defaults.
     settings: Changed,
     gaps: BTreeSet<PoolId>,
-    /// The map was requested since the last report.
+    /// Whether the map has been requested since the last report.
     is_asked: bool,
-    /// The monitor has not yet been sent the revisions that this OSD acts on.
+    /// Whether the revisions that this OSD acts on still have to be sent to the monitor.
     is_saw_due: bool,
 }
 
@@ -45,7 +45,7 @@ impl ClusterView {
 
     // ---- this OSD
 
-    /// This run's number, once the monitor has assigned it.
+    /// Returns the number of the current run, once the monitor has assigned it.
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         self.incarnation
     }
@@ -89,8 +89,8 @@ impl ClusterView {
         members
     }
 
-    /// Returns the other primaries, if they are up, of the PGs that this OSD is a member of in its
-    /// current run.
+    /// Returns the primaries of all PGs that this OSD is a member of in its current run. Leaves out this OSD
+    /// itself and primaries that are down.
     pub(crate) fn primaries_followed(&self) -> Option<BTreeSet<Member>> {
         let me = self.me()?;
         let ours = self.entries().filter(|entry| entry.members().any(|member| *member == me));
@@ -158,7 +158,7 @@ impl ClusterView {
         self.map.apply(delta)
     }
 
-    // ---- asking the monitor
+    // ---- requests to the monitor
 
     /// Records that a pool has a gap. Returns true if this OSD should request the map now.
     pub(crate) fn note_gap(&mut self, gap: &MapGap) -> bool {
@@ -186,12 +186,12 @@ impl ClusterView {
         !self.gaps.is_empty()
     }
 
-    /// Returns whether the monitor must be sent the revisions that this OSD acts on.
+    /// Returns whether the revisions that this OSD acts on still have to be sent to the monitor.
     pub(crate) fn is_saw_due(&self) -> bool {
         self.is_saw_due
     }
 
-    /// Returns these revisions, to be sent to the monitor now.
+    /// Returns the map revisions that this OSD acts on, and records that they have been sent to the monitor.
     pub(crate) fn take_saw(&mut self) -> BTreeMap<PoolId, MapRevision> {
         self.is_saw_due = false;
         self.revisions()
@@ -220,7 +220,7 @@ impl ClusterView {
     }
 }
 
-/// Returns whether the pool can have this PG. The map comes from another process, so it is checked.
+/// Returns whether this PG can exist in the pool. The map comes from another process, so it is checked.
 pub(crate) fn is_sound(pg: PgId, known: &PoolMap) -> bool {
     let count = known.pool.pg_count;
     let is_count_sound = count.is_power_of_two() && count <= PG_COUNT_MAX;

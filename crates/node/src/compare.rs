@@ -79,7 +79,7 @@ struct Known {
     pools: BTreeMap<PoolId, Pool>,
     /// The newest entry of each PG.
     entries: BTreeMap<PgId, PgEntry>,
-    /// By store: its OSD, its records and the pools in its notes.
+    /// Indexed by store: the OSD, its PG records, and the pools in its notes.
     osds: Vec<OsdId>,
     records: Vec<BTreeMap<PgId, Record>>,
     pools_known: Vec<BTreeSet<PoolId>>,
@@ -180,7 +180,8 @@ fn compare_pg(
             }
         }
     }
-    // A member always has a note of its pools. If a member lacks this pool, the pool has been removed.
+    // A member always has a note of each of its pools. If a member has no note of this pool, the pool has
+    // been removed.
     if members.iter().any(|index| !known.pools_known[*index].contains(&pg.pool)) {
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
@@ -406,7 +407,8 @@ impl Comparison {
         }
     }
 
-    /// Reports copies that are in the wrong place, by store. Tombstones are not counted.
+    /// Reports, for each store, how many blocks of the PG it holds without being a member. Tombstones are not
+    /// counted.
     fn find_strays<'a>(
         &mut self,
         known: &Known,

@@ -1,4 +1,4 @@
-//! Stores that differ in one thing, and what the comparison reports.
+//! Tests of the comparison: stores that differ in one way, and the findings that are reported.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,7 +23,7 @@ use crate::{Comparison, compare};
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 const SECTOR: u64 = 512;
 
-/// A store in memory, running.
+/// A running store in memory.
 struct Osd {
     sectors: BTreeMap<u64, Vec<u8>>,
     store: Store,
@@ -73,7 +73,7 @@ fn pool() -> Pool {
 }
 
 impl Osd {
-    /// Creates an OSD with records of one pool with one PG, of which `acting` are members.
+    /// Creates an OSD whose records list one pool with one PG, with the members `acting`.
     fn new(number: u32, acting: &[u32]) -> Osd {
         let options = CreateOptions {
             cluster: ClusterId::new(7),
@@ -189,7 +189,7 @@ fn compared(osds: &[&Osd]) -> Comparison {
     compare(&mut stores, &mut |done, total| assert!(done <= total))
 }
 
-/// Two members with the same writes and deletions.
+/// Returns two members with the same writes and deletions.
 fn twins() -> (Osd, Osd) {
     let make = |number| {
         let mut osd = Osd::new(number, &[1, 2]);
@@ -202,7 +202,7 @@ fn twins() -> (Osd, Osd) {
     (make(1), make(2))
 }
 
-/// Asserts that there is one finding, of this severity and with these words.
+/// Asserts that there is exactly one finding, of this severity and with these words in its text.
 fn says(found: &Comparison, severity: Severity, words: &[&str]) {
     let [finding] = &found.findings[..] else { panic!("{found:#?}") };
     assert_eq!(finding.severity, severity, "{}", finding.text);
@@ -237,7 +237,7 @@ fn a_version_that_differs_is_an_error_where_it_was_acknowledged_and_else_a_write
     let found = compared(&[&one, &two]);
     says(&found, Severity::Warning, &["osd.1 has 1.5", "osd.2 has 1.4", "in progress"]);
     assert_eq!((found.under_way, found.different), (1, 0));
-    // After a later write on both members, the earlier one was acknowledged or adopted.
+    // A later write on both members shows that the earlier one was acknowledged or adopted.
     one.write(0, 6, 0x66);
     two.write(0, 6, 0x66);
     let found = compared(&[&one, &two]);
@@ -269,7 +269,8 @@ fn damage_is_an_error() {
     let found = one.sectors.iter().filter(|(_, bytes)| bytes.iter().all(|byte| *byte == 0x33));
     let places: Vec<u64> = found.map(|(number, _)| *number).collect();
     assert!(!places.is_empty());
-    // A start would take the end of the journal for torn; an entry after it turns that into damage.
+    // Recovery would treat a bad entry at the end of the journal as a torn write; followed by another entry,
+    // it counts as damage.
     two.ask(Request::Record);
     for place in places {
         two.sectors.get_mut(&place).unwrap()[7] ^= 1;

@@ -17,8 +17,8 @@ use blockstore::{NoteKey, Request as StoreRequest, Store};
 
 use crate::Effect;
 
-/// Interval between checks of the disk. If two turns of the loop are further apart, the store counts only
-/// part of the gap.
+/// Interval between checks of the disk. If two turns of the event loop are further apart than this, the store
+/// counts only part of the gap as age of its operations.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
 /// A disk hangs when its oldest operation takes longer than this.
 const STALL_AFTER: Duration = Duration::from_secs(5);
@@ -37,9 +37,9 @@ const PAUSE_DOUBLES_WITHIN: Duration = Duration::from_secs(3600);
 /// The history of stalls, passed to the next run in the same process.
 #[derive(Clone, Default, Debug)]
 pub struct Stalls {
-    /// When the last stall began, and for how long the disk must respond after it.
+    /// When the last stall began, and how long the disk must respond before it is used again.
     last: Option<(Time, Duration)>,
-    /// The previous run ended because of that stall.
+    /// Whether the previous run ended because of this stall.
     is_recent: bool,
 }
 
@@ -66,8 +66,8 @@ enum Stage {
         until: Time,
     },
     Leaving,
-    /// Since when the disk has responded, and when the next probe is due. Both are in the store's running
-    /// time (see `Store::ran`).
+    /// `since`: when the disk began to respond. `next`: when the next probe is due. Both are in the store's
+    /// running time (see `Store::ran`).
     Probing {
         since: Time,
         next: Time,
@@ -78,7 +78,7 @@ enum Stage {
 pub(crate) struct DiskWatch {
     /// When the disk is checked next.
     pub(crate) at: Time,
-    /// The oldest operation is older than `slow_after`.
+    /// Whether the oldest operation is older than `slow_after`.
     is_slow: bool,
     stage: Stage,
     stalls: Stalls,
@@ -217,7 +217,7 @@ impl DiskWatch {
 pub(crate) struct Look {
     /// A report must be sent to the monitor at once.
     pub(crate) is_report_due: bool,
-    /// What to do next.
+    /// The next step, if any.
     pub(crate) next: Option<LookStep>,
 }
 

@@ -1,9 +1,9 @@
-//! How fast learners are filled (backfill). Clients come first, but backfill never stops.
+//! Limits how fast learners are filled (backfill). Clients come first, but backfill never stops.
 //!
-//! While clients send requests, one block of one PG is copied at a time. After each 100 ms without a
-//! request the number doubles, up to the limits. PGs take turns, so a stuck learner does not delay the
-//! others. In three turns out of four, PGs that lack copies, or that cannot serve until a learner is
-//! complete, come first; in the fourth turn, PGs whose data only moves come first.
+//! While clients send requests, one block of one PG is copied at a time. After each 100 ms without a client
+//! request the number of blocks doubles, up to the limits. PGs take turns, so a stuck learner does not delay
+//! the others. In three turns out of four, the first PGs are those that lack copies or that cannot serve
+//! until a learner is complete; in the fourth turn, the first PGs are those whose data is only being moved.
 
 use base::{Duration, Time};
 use pg::Serving;
@@ -26,7 +26,7 @@ pub struct Budget {
     count: usize,
     /// Number of turns so far.
     turn: usize,
-    /// A client's request has arrived since the turn began.
+    /// Whether a client's request has arrived since the turn began.
     is_busy: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Budget {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Candidate {
     slot: PgSlot,
-    /// The PG has fewer copies than its pool requires.
+    /// Whether the PG has fewer copies than its pool requires.
     is_degraded: bool,
 }
 

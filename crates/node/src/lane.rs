@@ -24,14 +24,14 @@ pub struct Lane {
     delay: Duration,
 }
 
-/// In the order in which they occur.
+/// The stages of a lane, in the order in which they occur.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Waits until the next attempt is due.
     Down { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId, until: Time },
-    /// Messages may be sent.
+    /// The connection is up: messages may be sent.
     Up { connection: ConnectionId, since: Time },
 }
 
@@ -59,7 +59,7 @@ impl Lane {
         }
     }
 
-    /// Returns whether both lanes use the same address while the peer has several.
+    /// Returns whether both lanes use the same address although the peer has several.
     pub fn is_beside(&self, other: &Lane, address_count: usize) -> bool {
         address_count > 1 && self.address_next % address_count == other.address_next % address_count
     }

@@ -59,9 +59,9 @@ struct Held {
     /// Unanswered renewals, oldest first: stamp, and when it was sent.
     sent: VecDeque<(u64, Time)>,
     valid_until: Option<Time>,
-    /// If `take_changes` has reported the lease as expired: since when.
+    /// When the lease expired, if `take_changes` has reported that it expired.
     out_since: Option<Time>,
-    /// PGs that the last grant excluded, with the epoch that the giver has.
+    /// PGs that the last grant excluded, with the newest epoch of each as the giver reported it.
     lost: BTreeMap<PgId, Epoch>,
 }
 

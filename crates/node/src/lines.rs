@@ -31,7 +31,7 @@ pub(crate) struct Lines {
     /// PGs that this OSD must lead, and whose writes its store may have lost.
     suspect: BTreeSet<PgId>,
     is_full: bool,
-    /// The store has damaged units.
+    /// Whether the store has damaged units.
     has_damage: bool,
 }
 
@@ -135,7 +135,7 @@ impl Lines {
     }
 }
 
-/// Logs what a scrub of a PG has to tell.
+/// Logs an event of a PG's scrub.
 pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect>) {
     let block = |event: TraceEvent, key: &BlockKey| {
         event.with("image", key.image).number("stripe", key.stripe.get())
@@ -170,12 +170,12 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
     effects.push(Effect::Trace(event.with("pg", pg)));
 }
 
-/// Returns the word for the depth of a scrub.
+/// Returns the name of a scrub's depth, for the log.
 pub(crate) fn depth_name(deep: bool) -> &'static str {
     if deep { "deep" } else { "light" }
 }
 
-/// Returns what is wrong with a member's copy, for people.
+/// Describes in words what is wrong with a member's copy.
 pub(crate) fn fault_text(osd: OsdId, fault: Fault) -> String {
     match fault.units {
         0 => format!("{osd}: {}", fault.kind.name()),
@@ -192,7 +192,7 @@ pub(crate) fn trace_enters(cluster: &ClusterView, entry: &PgEntry, effects: &mut
     effects.push(Effect::Trace(of_pg(event, entry.pg, entry.epoch)));
 }
 
-/// Logs that this OSD not taking part in a PG, if the reason is new.
+/// Logs why this OSD takes no part in a PG, if the reason is new.
 pub(crate) fn trace_halt(pg: &Pg, why: &str, effects: &mut Vec<Effect>) {
     if !matches!(pg.serving(), Serving::Idle { why: before } if before == why) {
         let event = TraceEvent::debug("not taking part in a PG").with("pg", pg.id());

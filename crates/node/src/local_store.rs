@@ -101,13 +101,13 @@ impl LocalStore {
         self.store.submit(&mut self.effects);
     }
 
-    /// Tells the store that the event loop is running: it measures the age of disk operations in that
-    /// time.
+    /// Informs the store that the event loop is running: the store measures the age of disk operations in the
+    /// loop's running time.
     pub(crate) fn runs(&mut self, now: Time) {
         self.store.runs(now);
     }
 
-    /// Tells the store which block sizes its PGs may write.
+    /// Informs the store which block sizes its PGs may write.
     pub(crate) fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
         self.store.expect_blocks(sizes);
     }

@@ -50,25 +50,25 @@ pub struct Node {
     identity: Identity,
     settings: Settings,
     phase: Phase,
-    // What this OSD stores, and its view of the cluster.
+    // The local store, and this OSD's view of the cluster.
     pub(crate) store: LocalStore,
     pub(crate) cluster: ClusterView,
     notes: Notes,
     /// The copy of the state store that the monitor sends.
     state: StateLog,
     pub(crate) pgs: PgTable,
-    // The monitor.
+    // The connection to the monitor.
     link: MonitorLink,
     connections: ConnectionIds,
     reports: ReportSchedule,
     stats: Stats,
     lines: Lines,
-    // Other OSDs.
+    // Connections and messages with other OSDs.
     pub(crate) peer_connections: PeerConnections,
     peers: Peers,
     leases: Leases,
     pub(crate) space_credits: SpaceCredits,
-    // Clients.
+    // Sessions and requests of clients.
     sessions: Sessions,
     pub(crate) requests: Requests,
     // Background work.
@@ -76,7 +76,7 @@ pub struct Node {
     scrubbing: Scrubbing,
     pub(crate) reclaim: Reclaim,
     disk_watch: DiskWatch,
-    /// The operator gave up lost data of a PG, so it may be possible to serve it now: review all PGs.
+    /// The operator gave up lost data of a PG, so the PG may be able to serve now: all PGs must be reviewed.
     review_is_due: bool,
 }
 
@@ -85,13 +85,13 @@ pub struct Node {
 enum Phase {
     /// Waits for the store's recovery.
     Opening,
-    /// Serves.
+    /// Serves requests.
     Running,
-    /// Waits until started requests have ended, but at most until this time.
+    /// Waits until started requests have finished, but not beyond this time.
     Draining { until: Time },
     /// Waits for the store's last flush.
     Syncing,
-    /// If the disk hung: waits until every disk operation has ended.
+    /// After the disk hung: waits until every disk operation has finished.
     Closing,
     /// Ignores all events.
     Stopped,
@@ -158,8 +158,8 @@ impl Node {
         self.settle(now, effects);
     }
 
-    /// Submits what the events of this turn have written, as one journal write. The owner calls this at
-    /// the end of each turn of its loop.
+    /// Submits everything that the events of this turn have written, as one journal write. The owner calls
+    /// this at the end of each turn of its loop.
     pub fn finish_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.phase == Phase::Stopped {
             return;
@@ -168,13 +168,13 @@ impl Node {
         self.settle(now, effects);
     }
 
-    /// Returns the addresses of the monitors, if a monitor sent a list that differs from the one returned
-    /// before; for the next run.
+    /// Returns the addresses of the monitors for the next run, if a monitor sent a list that differs from the
+    /// one returned before.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.link.take_told()
     }
 
-    /// Returns the addresses at which this OSD looks for a monitor, while no monitor serves it.
+    /// Returns the addresses at which this OSD looks for a monitor, or `None` while a monitor serves it.
     pub fn seeks_monitor(&self) -> Option<&[String]> {
         self.link.is_seeking().then(|| self.link.addresses())
     }
@@ -207,13 +207,13 @@ impl Node {
         self.disk_watch.for_next_run()
     }
 
-    /// Returns what the store's recovery found, for the log. Meaningful once the node has tried to
-    /// connect to a monitor.
+    /// Returns the result of the store's recovery, for the log. Meaningful once the node has tried to connect
+    /// to a monitor.
     pub fn recovery_report(&self) -> blockstore::RecoveryReport {
         self.store.recovery_report()
     }
 
-    /// Returns whether every request has been answered and no connection counts an open one.
+    /// Returns whether every request has been answered and no connection counts an unanswered request.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.sessions.nothing_is_open()
@@ -391,7 +391,7 @@ impl Node {
         }
     }
 
-    /// Sends the monitor the counters since the last call, if there are any.
+    /// Sends the monitor the counters that have changed since the last call, if any.
     fn tell_stats(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.stats.at = now + self.cluster.span(Setting::StatsInterval);
         if self.link.serving().is_none() {
@@ -402,7 +402,7 @@ impl Node {
         }
     }
 
-    /// Carries out a turn of scrubbing.
+    /// Performs one turn of scrubbing.
     fn scrub_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.phase != Phase::Running {
             return self.scrubbing.end();
@@ -430,13 +430,13 @@ impl Node {
         }
     }
 
-    /// Returns what is known of the scrubs of PGs that this OSD leads.
+    /// Returns the scrub notes of the PGs that this OSD leads, as far as they are known.
     pub fn scrubs(&self) -> impl Iterator<Item = (PgId, &ScrubNote)> {
         let known = self.pgs.iter().filter(|(_, pg)| pg.knows_scrubs());
         known.map(|(_, pg)| (pg.id(), pg.scrub_note()))
     }
 
-    /// Notes the time of day, in seconds since 1970. Only the schedule of scrubs uses it.
+    /// Sets the time of day, in seconds since 1970. Only the schedule of scrubs uses it.
     pub fn set_day(&mut self, now: Time, seconds: u64) {
         self.scrubbing.set_day(now, seconds);
     }
@@ -501,7 +501,7 @@ impl Node {
         self.renew_for_space(now, effects);
     }
 
-    /// Leaves the cluster: started requests have ended, or their time is over.
+    /// Leaves the cluster: started requests have finished, or the time limit for them has passed.
     fn on_drained(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.phase = Phase::Syncing;
         self.leave_all(now, effects);
@@ -605,7 +605,7 @@ impl Node {
         Ok(())
     }
 
-    /// Writes the note about the cluster if it is out of date and no write of it is under way.
+    /// Writes the note about the cluster if it is out of date and not already being written.
     fn keep_notes(&mut self, now: Time) {
         self.tidy_state(now);
         if self.notes.is_due() && self.cluster.me().is_some() {
@@ -644,7 +644,7 @@ impl Node {
         result
     }
 
-    /// Handles the monitor's list of slow disks. It changes where reads go, and nothing else.
+    /// Handles the monitor's list of slow disks. The list affects only which OSDs serve reads.
     fn set_slow_disks(&mut self, now: Time, disks: SlowDisks, effects: &mut Vec<Effect>) {
         let slots: Vec<PgSlot> = self.pgs.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
@@ -653,8 +653,8 @@ impl Node {
         self.pgs.set_slow_disks(disks);
     }
 
-    /// Carries out the actions of the PG in `slot`, in order, including the further actions that these
-    /// cause.
+    /// Carries out the actions of the PG in `slot`, in order, including further actions that result from
+    /// them.
     fn carry_out(&mut self, now: Time, slot: PgSlot, effects: &mut Vec<Effect>) {
         while self.pgs.has_actions() {
             let mut batch = self.pgs.take_actions();
@@ -720,8 +720,8 @@ impl Node {
         wanted.map(|(key, ..)| key).take(listing.count_max).collect()
     }
 
-    /// Returns blocks of a PG with versions above `newer_than`, including tombstones, and whether these
-    /// are the last ones.
+    /// Returns blocks of a PG with versions above `newer_than`, including tombstones, and whether the list
+    /// ends with them.
     fn list_newer(
         &self,
         slot: PgSlot,

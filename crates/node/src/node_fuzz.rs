@@ -1,8 +1,9 @@
-//! Clients that behave in any way the wire allows, a monitor that changes the map in between, a
-//! disk that is slow now and then: can any of it crash a node, or make it lose count?
+//! Fuzz test of one node: clients send anything that the wire format allows, the monitor changes the map
+//! meanwhile, and the disk is slow now and then. Checks that nothing crashes the node or corrupts its
+//! counters.
 //!
-//! What is checked: no request is executed twice; after quiescence no request and no byte is counted
-//! as open; the PG still serves.
+//! The test checks that no request is executed twice, that no request and no byte is counted as open once
+//! everything is quiet, and that the PG still serves.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use format::wire::{Message, Op, Request};
 
 use crate::tests::rig::*;
 
-/// A small generator; the seed is printed by every failure.
+/// A small random number generator; every failure prints its seed.
 pub struct Random(u64);
 
 impl Random {
@@ -26,7 +27,7 @@ impl Random {
         (self.0 >> 33) as u32 % bound
     }
 
-    /// Mostly small, sometimes absurd.
+    /// Returns a number that is mostly below `bound` units, and sometimes absurdly large.
     fn number(&mut self, bound: u32) -> u32 {
         match self.below(20) {
             0 => u32::MAX - self.below(2) * (UNIT - 1),

@@ -1,13 +1,13 @@
-//! The notes that an OSD keeps about the map. From them it recognises a map that is older than one it has
+//! The notes that an OSD keeps about the map. With them it recognises a map that is older than one it has
 //! seen, such as the map of a state store that was restored from a backup.
 //!
-//! Each PG's entry has its own note, see `pg::Record`. The copy of the state store has its own notes,
-//! too, see `state_log.rs`.
+//! Each PG's entry has its own note, see `pg::Record`. The copy of the state store has its own notes, too,
+//! see `state_log.rs`.
 //!
 //! Invariants
 //!   1. At most one write of the note about the cluster is under way at a time.
-//!   2. A lease longer than any before is given only after a note with its span is durable, because a
-//!      later run must wait that long.
+//!   2. A lease longer than any earlier one is given only after a note with its span is durable, because a
+//!      later run must wait for that span.
 //!   3. A note never replaces a newer revision of a pool with an older one.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::leases::LEASE_DEFAULT;
 
-/// The notes of this OSD's store, and what must be noted next.
+/// The notes of this OSD's store, and what has to be noted next.
 pub(crate) struct Notes {
     /// The longest span of a lease that this OSD may have given in any run.
     lease_span: Duration,
@@ -31,9 +31,9 @@ pub(crate) struct Notes {
     damaged: BTreeMap<PgId, String>,
     /// The newest run of this OSD and the newest map revisions found in its records of PGs.
     recorded: Seen,
-    /// The map differs from the note about the cluster.
+    /// Whether the map differs from the note about the cluster.
     is_old: bool,
-    /// If a write of the note about the cluster is under way: the lease span in that note.
+    /// The lease span in the note about the cluster that is being written; `None` if no write is under way.
     open: Option<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl Notes {
         Ok(notes)
     }
 
-    // ---- what earlier runs noted
+    // ---- notes of earlier runs
 
     /// Returns the longest span of a lease that any run may have given.
     pub(crate) fn lease_span(&self) -> Duration {
@@ -95,7 +95,7 @@ impl Notes {
         self.pools.remove(&pool);
     }
 
-    /// The PGs whose notes cannot be read, and why.
+    /// Returns the PGs whose notes cannot be read, and why.
     pub(crate) fn damaged(&self) -> impl Iterator<Item = (PgId, &str)> {
         self.damaged.iter().map(|(id, why)| (*id, why.as_str()))
     }
@@ -142,7 +142,7 @@ impl Notes {
         self.is_old && self.open.is_none()
     }
 
-    /// Begins a write of the note about the cluster and returns its bytes. Requires: it is due.
+    /// Begins a write of the note about the cluster and returns its bytes. Requires: the write is due.
     pub(crate) fn begin(
         &mut self,
         cluster: ClusterId,
@@ -158,7 +158,7 @@ impl Notes {
         note.encode()
     }
 
-    /// Handles the end of the note's write: it is durable, or it could not be written. Requires: one is
+    /// Handles the end of the note's write; `is_durable` is false if the write failed. Requires: a write is
     /// under way.
     pub(crate) fn on_written(&mut self, is_durable: bool) {
         let span = self.open.take().expect("one note at a time");
@@ -191,7 +191,7 @@ fn seen_in_records(store: &Store, osd: OsdId) -> Seen {
     seen
 }
 
-/// Raises the revision that was seen of a pool, if this one is newer.
+/// Raises the revision of a pool in `seen`, if this one is newer.
 pub(crate) fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
     let known = seen.pools.entry(pool).or_default();
     *known = (*known).max(revision);
@@ -212,15 +212,15 @@ pub struct ClusterNote {
 /// A pool without its entries.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolNote {
-    /// Its rules.
+    /// The rules of the pool.
     pub pool: Pool,
     /// The revision of the pool's map that was seen.
     pub revision: MapRevision,
 }
 
 impl ClusterNote {
-    /// Keeps the noted state of each pool for which this note's map has an older revision or none. So the
-    /// map of a state store that went back in time does not erase the evidence of that.
+    /// Keeps the noted state of each pool that this note's map lacks or has only in an older revision. So the
+    /// map of a state store that went back in time does not erase the evidence.
     pub fn keep_newer(&mut self, noted: &BTreeMap<PoolId, PoolNote>) {
         let mut pools = noted.clone();
         for pool in std::mem::take(&mut self.pools) {

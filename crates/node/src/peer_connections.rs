@@ -2,12 +2,12 @@
 //! leases, so that a large message does not delay a lease.
 //!
 //! Invariants
-//!   1. A connection counts only if its peer is exactly the run that the map's entries list: the
-//!      handshake proves the run.
-//!   2. There is at most one connection of each kind with each OSD in each direction; a newer one
-//!      replaces the older one.
-//!   3. A message for which there is no connection is dropped. PGs are informed of each connection that
-//!      is made or lost.
+//!   1. A connection counts only if its peer is exactly the run that the map's entries list: the handshake
+//!      proves the run.
+//!   2. There is at most one connection of each kind with each OSD in each direction; a newer one replaces
+//!      the older one.
+//!   3. A message for which there is no connection is dropped. PGs are informed when a connection is made or
+//!      lost.
 
 use std::collections::BTreeMap;
 
@@ -24,10 +24,10 @@ use crate::lane::Lane;
 /// A peer that has sent nothing for this long is silent. Also the interval at which this is reported to
 /// the monitor.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
-/// How long connections to an OSD stay open after this OSD stops leading PGs with it: over them the other
-/// OSD learns that its lease is no longer used.
+/// How long connections to an OSD stay open after this OSD stops leading PGs with it. Over these connections
+/// the other OSD learns that its lease is no longer used.
 const LINGER: Duration = Duration::from_secs(1);
-/// Maximum number of connections that one OSD may have open to this one; a further one closes the oldest.
+/// Maximum number of connections that one OSD may have open to this one; another one closes the oldest.
 const INCOMING_PER_OSD_MAX: usize = 4;
 
 /// All connections with other OSDs.
@@ -37,7 +37,7 @@ pub struct PeerConnections {
     followers: BTreeMap<OsdId, Follower>,
     outgoing: BTreeMap<ConnectionId, (OsdId, Purpose)>,
     incoming: BTreeMap<ConnectionId, Incoming>,
-    /// The incoming connections that carry data, by the primary that opened them.
+    /// The incoming connections that carry data, indexed by the primary that opened them.
     from_primaries: BTreeMap<OsdId, ConnectionId>,
     /// Primaries of PGs of which this OSD is a member, if they are up.
     primaries: BTreeMap<OsdId, Primary>,
@@ -45,7 +45,7 @@ pub struct PeerConnections {
     renew_at: Option<Time>,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// Messages between members of PGs.
@@ -57,14 +57,14 @@ pub enum Purpose {
 /// A member of a PG that this OSD leads.
 struct Follower {
     member: Member,
-    /// The map lists the follower's process as up.
+    /// Whether the map lists the follower's process as up.
     is_up: bool,
     address_count: usize,
     data: Lane,
     lease: Lane,
     /// When the follower last granted a lease, or since when a grant is expected.
     heard_at: Time,
-    /// If it is no longer a member: when its connections are closed.
+    /// When the connections of a former member are closed; `None` for a current member.
     ends_at: Option<Time>,
     /// What was last reported to the monitor about this follower, and when.
     told: Option<(Time, Unreachable)>,
@@ -73,15 +73,15 @@ struct Follower {
 /// A primary of PGs of which this OSD is a member.
 struct Primary {
     member: Member,
-    /// When it last requested a lease, or since when a request is expected, or when its silence was last
-    /// reported.
+    /// When the primary last requested a lease, or since when a request is expected, or when its silence was
+    /// last reported.
     since: Time,
 }
 
 /// A connection that another OSD opened.
 struct Incoming {
     peer: Member,
-    /// Known once the first message has arrived.
+    /// Decided by the first message; `None` until then.
     purpose: Option<Purpose>,
 }
 
@@ -117,7 +117,7 @@ impl PeerConnections {
         self.outgoing.contains_key(&connection) || self.incoming.contains_key(&connection)
     }
 
-    /// Returns the member that one of our connections leads to, and its purpose.
+    /// Returns the member and the purpose of a connection that this OSD opened.
     pub fn outgoing(&self, connection: ConnectionId) -> Option<(Member, Purpose)> {
         let (osd, purpose) = self.outgoing.get(&connection)?;
         Some((self.followers[osd].member, *purpose))
@@ -133,12 +133,12 @@ impl PeerConnections {
         self.followers.get(&osd)?.lease.up()
     }
 
-    /// Returns the members of PGs that this OSD leads, and those that were members until a moment ago.
+    /// Returns the members of PGs that this OSD leads, and former members whose connections are still open.
     pub fn followers(&self) -> Vec<OsdId> {
         self.followers.keys().copied().collect()
     }
 
-    // ---- connections that come and go
+    // ---- connections opened and lost
 
     /// Handles a connection that another OSD opened. Returns an older connection from it, which must be
     /// closed.
@@ -151,7 +151,7 @@ impl PeerConnections {
         oldest.filter(|_| is_one_too_many)
     }
 
-    /// Handles a completed handshake on one of our connections.
+    /// Handles a completed handshake on a connection that this OSD opened.
     pub fn on_connected(&mut self, now: Time, osd: OsdId, purpose: Purpose) {
         let follower = self.followers.get_mut(&osd).expect("it has a connection");
         follower.lane_mut(purpose).on_connected(now);
@@ -236,8 +236,8 @@ impl PeerConnections {
 
     // ---- the map
 
-    /// Handles a change in the members of PGs that this OSD leads. Returns those members that have
-    /// connections to another run: close these before [`PeerConnections::follow`].
+    /// Handles a change in the members of PGs that this OSD leads. Returns the members whose connections lead
+    /// to another run: the caller closes those connections before [`PeerConnections::follow`].
     pub fn on_members(&mut self, now: Time, wanted: &BTreeMap<OsdId, Incarnation>) -> Vec<OsdId> {
         let mut other_runs = Vec::new();
         for (osd, follower) in &mut self.followers {
@@ -308,7 +308,7 @@ impl PeerConnections {
         }
     }
 
-    /// Returns former followers whose connections have stayed open long enough.
+    /// Returns former followers whose connections may be closed now.
     pub fn over(&self, now: Time) -> Vec<OsdId> {
         let is_over = |follower: &Follower| follower.ends_at.is_some_and(|at| at <= now);
         let over = self.followers.iter().filter(|(_, follower)| is_over(follower));
@@ -327,7 +327,7 @@ impl PeerConnections {
         assert!(gone.lease.connection().is_none());
     }
 
-    // ---- leases, and who is silent
+    // ---- leases, and silent OSDs
 
     /// Returns whether leases must be renewed now, and sets the next time to `every` later.
     pub fn is_renewal_due(&mut self, now: Time, every: Duration) -> bool {
@@ -398,7 +398,7 @@ impl PeerConnections {
     /// Forgets what was reported, because another monitor may lead now. Returns the followers whose
     /// addresses refuse connections; silent ones are reported with the next renewal.
     pub fn on_new_monitor(&mut self, now: Time) -> Vec<OsdId> {
-        // PGs may have new primaries that this OSD has not been informed of.
+        // PGs may have new primaries that this OSD does not know yet.
         self.primaries.values_mut().for_each(|primary| primary.since = now);
         self.followers.values_mut().for_each(|follower| follower.told = None);
         let refused = self.followers.iter().filter(|(_, follower)| follower.is_refused());
@@ -406,7 +406,7 @@ impl PeerConnections {
     }
 
     /// Returns primaries that have stopped requesting leases. A primary that leads all PGs it shares with
-    /// other OSDs gives leases to none of them: only its missing requests show that it is down.
+    /// other OSDs gives no lease to any of them, so only the missing requests show that it is down.
     pub fn take_missed(&mut self, now: Time) -> Vec<Member> {
         let mut missed = Vec::new();
         for primary in self.primaries.values_mut() {
@@ -429,15 +429,15 @@ pub enum Gone {
     /// The connection led to a follower.
     Outgoing {
         member: Member,
-        /// The connection was up, and its purpose was data.
+        /// Whether the connection was up, and its purpose was data.
         carried_data: bool,
-        /// Nothing listens at any address of the follower.
+        /// Whether nothing listens at any address of the follower.
         is_refused: bool,
     },
 }
 
 impl Follower {
-    /// Returns whether missing connections to the follower must be made.
+    /// Returns whether this OSD keeps connections to the follower, and makes those that are missing.
     fn is_wanted(&self) -> bool {
         self.is_up && self.ends_at.is_none()
     }

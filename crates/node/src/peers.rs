@@ -1,4 +1,4 @@
-//! Queries that wait between members of PGs, and needs of PGs that the monitor must be sent.
+//! Waiting queries between members of PGs, and needs of PGs that must be reported to the monitor.
 //!
 //! Invariants
 //!   1. At most one query of each PG waits: the one of the highest epoch.
@@ -14,30 +14,30 @@ use crate::cluster_view::ClusterView;
 
 /// How long a query waits for the map of its epoch.
 const MAP_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long a connected member may take to answer a query before this is reported to the monitor. It is
-/// longer than the member's wait for the map, and leaves time for all operations of its store to end: a
+/// How long a connected member may take to answer a query before this is reported to the monitor. This is
+/// longer than the member's wait for the map, and leaves time for all operations of its store to finish: a
 /// slow disk is no reason to drop a member. The time for leases that the member must wait out is added.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Maximum number of queries that wait: one for each PG of the largest pool.
 const HELD_COUNT_MAX: usize = 1 << 16;
 
-/// Queries that wait between members, and needs that the monitor must be sent.
+/// Waiting queries between members, and needs that must be reported to the monitor.
 #[derive(Default)]
 pub(crate) struct Peers {
     /// Queries that wait for the map, or for grants to expire.
     held: BTreeMap<PgId, Query>,
-    /// For queries that arrived before the map: until when they wait, oldest first.
+    /// Deadlines of the queries that arrived before the map, oldest first.
     held_until: VecDeque<(Time, PgId, Epoch)>,
     /// The epoch and the connection of the last query of each PG. All other messages of the epoch must
     /// arrive over the same connection, because only there are they in order.
     heard_over: BTreeMap<PgId, (Epoch, ConnectionId)>,
     /// Unanswered queries of this OSD, and their epochs.
     unanswered: BTreeMap<(PgId, OsdId), Epoch>,
-    /// Until when each of these answers is awaited, oldest first.
+    /// Deadlines for the answers to these queries, oldest first.
     unanswered_until: VecDeque<(Time, PgId, OsdId, Epoch)>,
     /// PGs that this OSD will lead once its grants to earlier primaries have expired.
     waiting: BTreeSet<PgId>,
-    /// When the next grant that a PG or a query waits for expires.
+    /// When the next grant expires that a PG or a query waits for.
     release_at: Option<Time>,
     /// Needs of PGs, which are reported to the monitor until their epochs are over.
     needs: BTreeMap<PgId, Vec<PgNeed>>,
@@ -69,7 +69,7 @@ impl Peers {
         [held, unanswered, self.release_at].into_iter().flatten().min()
     }
 
-    // ---- what waits for grants or the map
+    // ---- PGs and queries that wait for grants or the map
 
     /// Makes a PG wait until this OSD's grants to its earlier primaries have expired.
     pub(crate) fn wait_for_grants(&mut self, pg: PgId, until: Time) {
@@ -193,7 +193,7 @@ impl Peers {
         self.unanswered.remove(&(pg, osd));
     }
 
-    /// Returns the next unanswered query whose time is over. The caller continues with
+    /// Returns the next unanswered query whose deadline has passed. The caller continues with
     /// [`Peers::wait_longer`] or [`Peers::on_state`].
     pub(crate) fn pop_overdue(&mut self, now: Time) -> Option<Overdue> {
         while let Some((_, pg, osd, epoch)) =
@@ -206,13 +206,13 @@ impl Peers {
         None
     }
 
-    /// Waits longer for a member that is not connected: whether it is down is decided elsewhere.
+    /// Extends the wait for a member that is not connected: whether that member is down is decided elsewhere.
     pub(crate) fn wait_longer(&mut self, now: Time, query: Overdue) {
         let Overdue { pg, osd, epoch } = query;
         self.unanswered_until.push_back((now + ANSWER_WAIT_MAX, pg, osd, epoch));
     }
 
-    // ---- what PGs need
+    // ---- needs of PGs
 
     /// Records that a PG needs another entry.
     pub(crate) fn need(&mut self, pg: PgId, epoch: Epoch, what: Need) {
@@ -230,7 +230,7 @@ impl Peers {
         std::mem::take(&mut self.needs_new)
     }
 
-    /// Returns all needs of PGs in epochs that are not over.
+    /// Returns all needs of PGs whose epochs are still current.
     pub(crate) fn needs(&mut self, cluster: &ClusterView) -> Vec<PgNeed> {
         self.needs.retain(|pg, needs| {
             let epoch = cluster.pg(*pg).map(|entry| entry.epoch);
@@ -241,7 +241,7 @@ impl Peers {
     }
 }
 
-/// Returns whether the body is one that a primary sends to members; `Stale` may be sent by both.
+/// Returns whether a primary sends this body to members. `Stale` counts too, although members also send it.
 pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
     match body {
         PeerBody::Query { .. }

@@ -1,9 +1,9 @@
-//! The PGs of this OSD, and the actions that they have requested and that are not carried out yet.
+//! The PGs of this OSD, and the actions that they have requested and that have not been carried out yet.
 //!
 //! Invariants
 //!   1. A PG keeps its slot for the whole run.
-//!   2. Between events no action is left over: a caller carries out the actions of one PG before it calls
-//!      into another.
+//!   2. Between events the list of actions is empty: a caller carries out the actions of one PG before it
+//!      calls into another.
 
 use std::collections::BTreeMap;
 use std::ops::Index;
@@ -34,11 +34,11 @@ pub(crate) struct PgTable {
     osd: OsdId,
     buffers: BufferPool,
     limits: Limits,
-    /// OSDs whose disks are slow, as the monitor said last.
+    /// OSDs whose disks are slow, as last reported by the monitor.
     slow_disks: SlowDisks,
     pgs: Vec<Pg>,
     slots: BTreeMap<PgId, PgSlot>,
-    /// Actions that the PG called last has requested.
+    /// Actions requested by the PG that was called last.
     actions: Vec<Action>,
     /// An empty list with spare capacity, so that taking a batch allocates nothing.
     spare: Vec<Action>,
@@ -84,8 +84,8 @@ impl PgTable {
         (0..self.pgs.len()).map(PgSlot)
     }
 
-    /// Adds a PG. `facts` are what the store knows of it; `record` exists if the PG has been active here;
-    /// `scrubs` is its note on scrubs.
+    /// Adds a PG. `facts`: what the store records about the PG. `record`: its record, if the PG has been
+    /// active here. `scrubs`: its note on scrubs.
     pub(crate) fn add(
         &mut self,
         id: PgId,
@@ -103,7 +103,7 @@ impl PgTable {
         slot
     }
 
-    /// Resets the PG in `slot` to one that this OSD has no record of. Requires: it is quiet.
+    /// Resets the PG in `slot` to a PG that this OSD has no record of. Requires: the PG is quiet.
     pub(crate) fn begin_anew(&mut self, slot: PgSlot, rules: &Pool, facts: PgFacts) {
         let pg = &self.pgs[slot.0];
         assert!(pg.is_quiet());
@@ -125,12 +125,12 @@ impl PgTable {
         pg
     }
 
-    /// Whether the monitor said last that this OSD's disk is slow.
+    /// Returns whether the monitor last reported this OSD's disk as slow.
     pub(crate) fn is_slow_here(&self) -> bool {
         self.slow_disks.slow.contains(&self.osd)
     }
 
-    /// Sets the monitor's list of slow disks, for PGs that are made from now on.
+    /// Sets the monitor's list of slow disks, for PGs that are created from now on.
     pub(crate) fn set_slow_disks(&mut self, disks: SlowDisks) {
         self.slow_disks = disks;
     }
@@ -144,7 +144,7 @@ impl PgTable {
         call(&mut self.pgs[slot.0], &mut self.actions)
     }
 
-    /// Returns whether there are actions that nobody has taken.
+    /// Returns whether there are actions that have not been taken.
     pub(crate) fn has_actions(&self) -> bool {
         !self.actions.is_empty()
     }
@@ -161,7 +161,8 @@ impl PgTable {
         self.spare = carried_out;
     }
 
-    /// Returns whether no PG for which `is_meant` is true serves or has anything under way.
+    /// Returns whether all PGs for which `is_meant` returns true are quiet: none serves or has anything under
+    /// way.
     pub(crate) fn are_quiet(&self, is_meant: impl Fn(PgId) -> bool) -> bool {
         self.iter().filter(|(_, pg)| is_meant(pg.id())).all(|(_, pg)| pg.is_quiet())
     }

@@ -1,21 +1,20 @@
-//! Removes data that is no longer needed: data of removed pools, and of PGs that other OSDs hold
-//! completely.
+//! Removes data that is no longer needed: data of removed pools, and of PGs that other OSDs hold completely.
 //!
-//! A pool's data is removed when the monitor requests it, after the pool has left the map. For PGs the
-//! OSD decides alone: a PG's data is superfluous when its entry has all copies in its acting set, no
-//! learner, and no part for this OSD, because the acting set holds every acknowledged write. A repeated
-//! removal does no harm, so after a restart or a failed request of the store the removal simply starts
+//! A pool's data is removed when the monitor requests it, after the pool has left the map. For PGs the OSD
+//! decides alone: it checks whether the PG's entry has all copies in its acting set, has no learner, and does
+//! not list this OSD. Then the acting set holds every acknowledged write, and the data here is superfluous. A
+//! repeated removal does no harm, so after a restart or a failed store request the removal simply starts
 //! over.
 //!
 //! Invariants
-//!   1. A removal begins when nothing of its PGs is under way here. From then until it ends or is given
-//!      up, this OSD takes no part in these PGs, so no block arrives after its removal.
-//!   2. The records are removed first, durably: data without a record is ignored, so partly removed data
-//!      is never taken for complete. Then versions that are only prepared go, then blocks.
-//!   3. No record of a PG is read while it is being removed: what this OSD has of the PG in memory never
-//!      exceeds what its store has.
-//!   4. No data is removed because of a map that is older than this OSD's own notes: this OSD may have a
-//!      part in the newest map.
+//!   1. A removal begins when nothing of its PGs is under way here. From then until it ends or is given up,
+//!      this OSD takes no part in these PGs, so no block arrives after its removal.
+//!   2. The records are removed first, durably: data without a record is ignored, so partly removed data is
+//!      never mistaken for complete data. Versions that are only prepared are dropped next, and then blocks.
+//!   3. No record of a PG is read while it is being removed: this OSD's state of the PG in memory never
+//!      claims more than its store has.
+//!   4. No data is removed because of a map that is older than this OSD's own notes: this OSD may have a part
+//!      in the newest map.
 //!   5. A pool is reported to the monitor as cleared when all of its data is gone, durably.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,19 +33,20 @@ use crate::pg_table::PgTable;
 const PORTION_MAX: usize = 256;
 /// Number of PGs that are checked for superfluous data in each report interval.
 const LOOK_COUNT_MAX: usize = 256;
-/// Maximum number of PGs that wait until their data is believed to be superfluous.
+/// Maximum number of PGs that are candidates for removal, while it is not certain that their data is
+/// superfluous.
 const CANDIDATE_COUNT_MAX: usize = 1024;
-/// How long data must have been superfluous by the same entry before it is removed: enough time for a
-/// report of the primary and for the entry that may follow from it.
+/// How long the same entry must have made the data superfluous before the data is removed. This leaves enough
+/// time for a report of the primary and for the entry that may follow from it.
 const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
 /// The data that must be removed, and the removal under way.
 #[derive(Default)]
 pub(crate) struct Reclaim {
-    /// Pools that the monitor asked this OSD to clear.
+    /// Pools that the monitor requested this OSD to clear.
     asked: BTreeSet<PoolId>,
-    /// PGs whose data seems to be superfluous: by the entry of which epoch, and since when. At most
-    /// [`CANDIDATE_COUNT_MAX`].
+    /// PGs whose data seems to be superfluous: the epoch of the entry that shows this, and since when it has.
+    /// At most [`CANDIDATE_COUNT_MAX`].
     candidates: BTreeMap<PgId, (Epoch, Time)>,
     /// The last PG that was checked.
     looked_at: Option<PgId>,
@@ -59,7 +59,7 @@ struct Current {
     stage: Stage,
     /// Number of results awaited from the store.
     missing: u32,
-    /// A request has failed: the removal starts over later.
+    /// Whether a request has failed: then the removal starts over later.
     has_failed: bool,
 }
 
@@ -70,12 +70,12 @@ pub(crate) enum Target {
     Pg(PgId),
 }
 
-/// In the order in which they occur.
+/// The stages of a removal, in the order in which they occur.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Removes the records, durably.
     Records,
-    /// Drops versions that are only prepared: blocks that have some are not removed.
+    /// Drops versions that are only prepared: a block that has such versions cannot be removed.
     Prepared,
     /// Removes blocks and tombstones, up to [`PORTION_MAX`] at a time.
     Blocks,
@@ -107,7 +107,7 @@ pub(crate) enum Next {
     Done(Target),
 }
 
-/// What to do after a result of the store.
+/// What to do after a result from the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answered {
     /// Wait for the other results.
@@ -129,13 +129,13 @@ impl Reclaim {
         self.current.is_some()
     }
 
-    /// Returns whether the PG's data is being removed. Meanwhile this OSD takes no part in it.
+    /// Returns whether the PG's data is being removed. During a removal this OSD takes no part in the PG.
     pub(crate) fn is_removing(&self, pg: PgId) -> bool {
         self.current.as_ref().is_some_and(|current| current.target.has(pg))
     }
 
-    /// Begins the next removal, if there is one. Returns true if it has begun. `has_joined`: a monitor
-    /// serves this OSD, so the map is current. Requires: no removal is under way.
+    /// Begins the next removal, if there is one. Returns true if a removal has begun. `has_joined`: whether a
+    /// monitor serves this OSD, so that the map is current. Requires: no removal is under way.
     pub(crate) fn begin(&mut self, now: Time, holdings: Holdings<'_>, has_joined: bool) -> bool {
         assert!(self.current.is_none());
         let mut pools = self.asked.iter().copied().map(Target::Pool);
@@ -156,8 +156,8 @@ impl Reclaim {
         self.current.as_ref().expect("a removal is under way").target
     }
 
-    /// Returns the requests for the next part; skips a stage that has nothing left. Requires: no result
-    /// is awaited, and the data is still not needed.
+    /// Returns the requests for the next part; skips a stage that has nothing left to remove. Requires: no
+    /// result is awaited, and the data is still not needed.
     pub(crate) fn next_part(&mut self, holdings: Holdings<'_>) -> Next {
         let current = self.current.as_mut().expect("a removal is under way");
         assert!(current.missing == 0);
@@ -168,7 +168,7 @@ impl Reclaim {
                 Stage::Blocks => holdings.block_removals(current.target),
             };
             if !requests.is_empty() {
-                // Set this first: the store completes some requests at once.
+                // Set the count first: the store completes some requests at once.
                 current.missing = u32::try_from(requests.len()).expect("portions are small");
                 return Next::Ask(requests);
             }
@@ -199,8 +199,8 @@ impl Reclaim {
         }
     }
 
-    /// Gives up the removal, at least for now. Its progress is dropped: it starts over once all
-    /// conditions for a start hold again.
+    /// Gives up the removal, at least for now, and discards its progress. The removal starts over once all
+    /// conditions for it hold again.
     pub(crate) fn give_up(&mut self) -> Target {
         self.current.take().expect("a removal is under way").target
     }
@@ -291,8 +291,8 @@ impl Holdings<'_> {
             && self.is_newer_than_notes(entry, known.revision)
     }
 
-    /// Returns whether nothing in the store proves that this OSD has seen a newer map, or had a part in
-    /// this epoch or a later one.
+    /// Returns whether nothing in the store proves that this OSD has seen a newer map, or had a part in this
+    /// epoch or a later one.
     fn is_newer_than_notes(self, entry: &PgEntry, revision: MapRevision) -> bool {
         let pg = entry.pg;
         let noted = self.notes.revision(pg.pool);
@@ -322,7 +322,7 @@ impl Holdings<'_> {
         let removal = |key: BlockKey| {
             let pg = match target {
                 Target::Pg(pg) => pg,
-                // The block's PG is no longer known, so the store records all of them under PG 0.
+                // The PG of such a block is no longer known, so the store records these removals under PG 0.
                 Target::Pool(pool) => PgId { pool, number: 0 },
             };
             StoreRequest::Repair { pg, key, content: Content::Gone }
@@ -330,7 +330,7 @@ impl Holdings<'_> {
         let removals: Vec<StoreRequest> =
             self.blocks_of(target).take(PORTION_MAX).map(removal).collect();
         match target {
-            // Data that this store lost is no longer needed.
+            // If this store lost data of the PG, that data is no longer needed: end the suspicion.
             Target::Pg(pg) if removals.is_empty() && self.store.is_suspect(pg) => {
                 vec![StoreRequest::Absolve { pg }]
             }

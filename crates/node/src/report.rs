@@ -1,4 +1,4 @@
-//! The reports of this OSD to the monitor, and when they are sent.
+//! The reports of this OSD to the monitor, and their schedule.
 
 use base::{OsdId, Time};
 use blockstore::OperationFigures;
@@ -14,7 +14,7 @@ use crate::pg_table::PgTable;
 /// When the next report is sent.
 pub(crate) struct ReportSchedule {
     at: Time,
-    /// The next PG that becomes active is reported at once, because an operator waits for it.
+    /// Whether the next PG that becomes active is reported at once, because an operator waits for it.
     is_due_with_next_active: bool,
 }
 
@@ -24,7 +24,7 @@ impl ReportSchedule {
         ReportSchedule { at: now, is_due_with_next_active: false }
     }
 
-    /// When the next report is sent.
+    /// Returns when the next report is sent.
     pub(crate) fn at(&self) -> Time {
         self.at
     }
@@ -92,7 +92,7 @@ impl Explainer<'_> {
     }
 }
 
-/// Returns what prevents this OSD from taking its part in a PG, as text for operators.
+/// Returns what prevents this OSD from taking part in a PG, as text for operators.
 pub(crate) fn why_idle(pg: &Pg) -> String {
     match pg.serving() {
         Serving::Idle { why } | Serving::Ended { why } => why.clone(),
@@ -132,7 +132,7 @@ pub(crate) fn report(
     for (_, pg) in pgs.iter() {
         let id = pg.id();
         let Some(entry) = cluster.pg(id) else { continue };
-        // Remains of a removed pool are skipped: no image needs them.
+        // Data left over from a removed pool is skipped: no image needs it.
         report.suspect |= pg.is_suspect() || store.is_suspect(id);
         if !cluster.is_primary(entry) {
             continue;
@@ -153,7 +153,7 @@ pub(crate) fn report(
     report
 }
 
-/// Returns what the disk did, as the monitor compares it with the disks of others.
+/// Returns the disk's activity, which the monitor compares with that of other disks.
 fn disk_work(store: &LocalStore) -> DiskWork {
     let figures = store.disk_figures();
     let of = |OperationFigures { count, nanos }| DiskOperations { count, nanos };

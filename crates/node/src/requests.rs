@@ -1,10 +1,9 @@
-//! Requests that have not been answered: those that wait here, and those that have been passed to their
-//! PGs.
+//! Unanswered requests: those that wait here, and those that have been passed to their PGs.
 //!
 //! Invariants
-//!   1. `bytes` is the sum over all requests that have arrived and were not answered or dropped.
-//!   2. All waiting requests are checked again, from the start, each time something that they may wait
-//!      for has changed.
+//!   1. `bytes` is the sum over all requests that have arrived and have not been answered or dropped.
+//!   2. All waiting requests go through all checks again each time something that they may wait for has
+//!      changed.
 //!   3. A started request ends exactly once.
 
 use std::collections::VecDeque;
@@ -21,16 +20,16 @@ use crate::stats::Work;
 /// All requests that have not been answered.
 #[derive(Default)]
 pub(crate) struct Requests {
-    /// In order of arrival.
+    /// Waiting requests, in order of arrival.
     waiting: VecDeque<Waiting>,
     started: Slab<Started>,
     /// Bytes that all of these requests write or read.
     bytes: u64,
-    /// Something that waiting requests may wait for has changed.
+    /// Whether something that waiting requests may wait for has changed.
     is_review_due: bool,
-    /// A request waits until it is known whether all members have space for it.
+    /// Whether a request waits until it is known that all members have space for it.
     is_space_awaited: bool,
-    /// A request waits until the store is no longer congested.
+    /// Whether a request waits until the store is no longer congested.
     is_store_awaited: bool,
 }
 
@@ -38,12 +37,12 @@ pub(crate) struct Requests {
 /// space.
 pub(crate) struct Waiting {
     pub(crate) connection: ConnectionId,
-    /// When it arrived.
+    /// When the request arrived.
     pub(crate) since: Time,
     pub(crate) request: Request,
 }
 
-/// A request that its PG has: what the reply and later checks need.
+/// A request that was passed to its PG: what is needed for the reply and for later checks.
 #[derive(Clone, Copy)]
 pub(crate) struct Started {
     pub(crate) connection: ConnectionId,
@@ -55,9 +54,9 @@ pub(crate) struct Started {
     pub(crate) bytes: u64,
     /// Which of its session's connections it arrived on, see `Sessions::start`.
     pub(crate) binding: u32,
-    /// What statistics count for it.
+    /// What the statistics count for this request.
     pub(crate) work: Option<Work>,
-    /// Space that it may use on each member, in bytes.
+    /// Space that the request may use on each member, in bytes.
     pub(crate) space_bytes: u64,
 }
 
@@ -66,15 +65,16 @@ pub(crate) struct Started {
 pub(crate) struct Scope {
     pub(crate) session: SessionId,
     pub(crate) pg: PgId,
-    /// The image that the request names, otherwise the one that earlier requests of its session named.
+    /// The image that the request identifies, or else the one that an earlier request of its session
+    /// identified.
     pub(crate) image: Option<ImageId>,
     pub(crate) epoch: Epoch,
     pub(crate) revision: MapRevision,
-    /// The request writes data, so it is refused while the store is full.
+    /// Whether the request writes data; then it is refused while the store is full.
     pub(crate) writes_data: bool,
-    /// The request writes zeros: in pools with parity, it changes parity.
+    /// Whether the request writes zeros; in pools with parity this changes parity.
     pub(crate) writes_zeros: bool,
-    /// The request uses space in the journal, so it waits while there is none.
+    /// Whether the request uses space in the journal; then it waits while there is none.
     pub(crate) changes: bool,
 }
 
@@ -84,7 +84,7 @@ impl Requests {
         self.waiting.len() + self.started.len()
     }
 
-    /// Returns how many bytes these requests write or read.
+    /// Returns how many bytes the unanswered requests write or read.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -96,7 +96,7 @@ impl Requests {
         self.count() == 0
     }
 
-    /// Counts a request that was accepted. It then waits, starts or is refused.
+    /// Counts an accepted request. The request then waits, starts or is refused.
     pub(crate) fn on_arrival(&mut self, request: &Request) {
         self.bytes += size_of(&request.op);
     }
@@ -111,7 +111,7 @@ impl Requests {
         self.bytes -= bytes;
     }
 
-    // ---- those that wait
+    // ---- waiting requests
 
     /// Keeps a request until something that it may wait for changes.
     pub(crate) fn keep_waiting(&mut self, waiting: Waiting) {
@@ -151,12 +151,12 @@ impl Requests {
         self.is_review_due = true;
     }
 
-    /// Returns whether waiting requests are due for a check, and clears that.
+    /// Returns whether waiting requests are due for a check, and clears that flag.
     pub(crate) fn take_review(&mut self) -> bool {
         std::mem::take(&mut self.is_review_due)
     }
 
-    /// Records that a request waits until it is known whether all members have space for it.
+    /// Records that a request waits until it is known that all members have space for it.
     pub(crate) fn await_space(&mut self) {
         self.is_space_awaited = true;
     }
@@ -186,7 +186,7 @@ impl Requests {
         self.is_review_due |= std::mem::take(&mut self.is_store_awaited);
     }
 
-    // ---- those that their PGs have
+    // ---- requests passed to their PGs
 
     /// Records that a request is passed to its PG.
     pub(crate) fn start(&mut self, started: Started) -> Ticket {
@@ -213,7 +213,7 @@ impl Requests {
 }
 
 impl Scope {
-    /// Creates the scope of a request. `image`: the one that the request or its session names, if any.
+    /// Creates the scope of a request. `image`: the image that the request or its session identifies, if any.
     pub(crate) fn of(request: &Request, image: Option<ImageId>) -> Scope {
         Scope {
             session: request.session,
@@ -231,7 +231,7 @@ impl Scope {
     }
 }
 
-/// Returns what a request says about its session.
+/// Returns the image and the map revision that a request identifies for its session.
 pub(crate) fn names_of(request: &Request) -> Names {
     let image = match &request.op {
         Op::Read { place, .. }
@@ -259,9 +259,9 @@ pub(crate) fn size_of(op: &Op) -> u64 {
     }
 }
 
-/// Returns whether the outcome describes the current state, which is valid only while no other primary
-/// can change it. That data was written stays true whatever happens later. That a range had nothing to
-/// zero, or that an image had no block to delete, may not.
+/// Returns whether the outcome describes the current state. Such an outcome is valid only while no other
+/// primary can change that state. The fact that data was written stays true whatever happens later, but a
+/// range that had nothing to zero, or an image that had no block to delete, may have changed since.
 pub(crate) fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -> bool {
     match outcome {
         Ok(Outcome::Written { .. }) => !is_write,
@@ -270,7 +270,7 @@ pub(crate) fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -
     }
 }
 
-/// Returns whether a peer of this role may send this request at all.
+/// Returns whether a peer in this role may send this kind of request at all.
 pub(crate) fn may_ask(role: Role, request: &Request) -> bool {
     match role {
         Role::Client => {

@@ -1,13 +1,14 @@
-//! Which PG is scrubbed, and how fast. Clients come first.
+//! Decides which PG is scrubbed, and how fast. Clients come first.
 //!
-//! One PG that this OSD leads is scrubbed at a time: first what an operator asked for, then what was under
-//! way, then what is due. In each turn of 100 ms it may read some bytes: those of one block while clients
-//! send requests, twice as many after each turn without one, up to the rate of the settings.
+//! One PG that this OSD leads is scrubbed at a time: first a scrub that an operator requested, then a scrub
+//! that has started, then one that is due. Each turn of 100 ms has a limit on the bytes read. While clients
+//! send requests, the limit is the size of one block; after each turn without a request it doubles, up to the
+//! rate in the settings.
 //!
 //! Invariants
-//!   1. Nothing is scrubbed before the edge has told the time of day, nor while scrubs are paused.
-//!   2. Outside of the hours of the settings only what an operator asked for goes on.
-//!   3. A PG that is being filled is scrubbed only if an operator asked for it.
+//!   1. Nothing is scrubbed while the time of day is unknown or while scrubs are paused.
+//!   2. Outside the hours in the settings only scrubs that an operator requested run.
+//!   3. A PG that is being filled is scrubbed only if an operator requested it.
 
 use std::collections::BTreeMap;
 
@@ -24,70 +25,70 @@ use crate::pg_table::{PgSlot, PgTable};
 const TURN: Duration = Duration::from_millis(100);
 /// Number of turns in a second.
 const TURNS: u64 = 10;
-/// PGs whose members are asked for their notes in one turn.
+/// Maximum number of PGs whose members are asked for their scrub notes in one turn.
 const RECALL_COUNT_MAX: usize = 8;
-/// Rows of PGs in one report.
+/// Maximum number of PG rows in one report.
 const ROW_COUNT_MAX: usize = 128;
-/// Blocks with damage that a report lists of one PG.
+/// Maximum number of damaged blocks that a report lists for one PG.
 const LISTED_MAX: usize = 16;
 const HOUR: u64 = 3600;
 
-/// Which PG is scrubbed, and how fast.
+/// The schedule of scrubs: which PG is scrubbed, and how fast.
 #[derive(Default)]
 pub(crate) struct Scrubbing {
-    /// When the next turn begins; `None`: nothing is to do until [`Scrubbing::begin`].
+    /// When the next turn begins; `None` if there is nothing to do until [`Scrubbing::begin`].
     due: Option<Time>,
-    /// The time of day in seconds since 1970, and when the edge told it.
+    /// The time of day in seconds since 1970, and the `now` at which it was set.
     day: Option<(Time, u64)>,
     /// The PG that is being scrubbed.
     current: Option<PgId>,
-    /// What operators asked for and has not begun: whether it is deep.
+    /// Scrubs that operators requested and that have not begun; true for a deep scrub.
     asked: BTreeMap<PgId, bool>,
-    /// A client's request has arrived since the turn began.
+    /// Whether a client's request has arrived since the turn began.
     is_busy: bool,
     /// Bytes that may be read in a turn.
     bytes: u64,
-    /// What the monitor was told over this connection.
+    /// The rows that were sent to the monitor over this connection.
     told: BTreeMap<PgId, ScrubRow>,
 }
 
-/// What is done in a turn.
+/// The work of one turn.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(crate) struct Turn {
-    /// PGs whose members are asked for their notes.
+    /// PGs whose members are asked for their scrub notes.
     pub(crate) recall: Vec<PgSlot>,
-    /// PGs whose members read for a key of a scrub: that has a limit.
+    /// PGs whose members are reading for a block of a scrub: the time limit for that must be checked.
     pub(crate) looking: Vec<PgSlot>,
-    /// PGs whose schedule begins.
+    /// PGs that have no scrub schedule yet: their schedules begin now.
     pub(crate) born: Vec<PgSlot>,
-    /// A scrub that begins, or goes on.
+    /// The scrub that begins or continues in this turn, if any.
     pub(crate) scrub: Option<Go>,
     /// The time of day.
     pub(crate) day: u64,
 }
 
-/// A scrub that begins, or goes on.
+/// A scrub that begins or continues in a turn.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Go {
     pub(crate) slot: PgSlot,
-    /// What begins; `None`: it is under way.
+    /// The scrub to begin; `None` if one is under way.
     pub(crate) begin: Option<Begin>,
-    /// Bytes that may be read.
+    /// Number of bytes that may be read in this turn.
     pub(crate) bytes: u64,
-    /// Whether what is decided is repaired.
+    /// Whether damage is repaired once it is clear which copy is right.
     pub(crate) repairs: bool,
 }
 
-/// A scrub that begins.
+/// A scrub to begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Begin {
     pub(crate) deep: bool,
-    /// Whether an operator asked for it.
+    /// Whether an operator requested the scrub.
     pub(crate) on_demand: bool,
 }
 
 impl Scrubbing {
-    /// Notes the time of day.
+    /// Sets the time of day.
     pub(crate) fn set_day(&mut self, now: Time, seconds: u64) {
         self.day = Some((now, seconds));
     }
@@ -107,30 +108,30 @@ impl Scrubbing {
         self.is_busy = true;
     }
 
-    /// Starts the turns, if they are not running: something may be due.
+    /// Starts the turns, if they are not running: a scrub may be due.
     pub(crate) fn begin(&mut self, now: Time) {
         if self.day.is_some() {
             self.due.get_or_insert(now);
         }
     }
 
-    /// Ends the turns: the OSD is about to stop.
+    /// Stops the turns: the OSD is about to stop.
     pub(crate) fn end(&mut self) {
         self.due = None;
         self.day = None;
     }
 
-    /// Notes that an operator asked for a scrub of a PG.
+    /// Records that an operator requested a scrub of a PG.
     pub(crate) fn ask(&mut self, pg: PgId, deep: bool) {
         *self.asked.entry(pg).or_default() |= deep;
     }
 
-    /// Notes that what an operator asked for has begun.
+    /// Records that the scrub that an operator requested has begun.
     pub(crate) fn on_begun(&mut self, pg: PgId) {
         self.asked.remove(&pg);
     }
 
-    /// Begins a turn.
+    /// Begins a turn and returns its work.
     pub(crate) fn begin_turn(&mut self, now: Time, pgs: &PgTable, cluster: &ClusterView) -> Turn {
         self.due = None;
         let is_busy = std::mem::take(&mut self.is_busy);
@@ -169,7 +170,7 @@ impl Scrubbing {
         turn
     }
 
-    /// Returns the PG to scrub, and what begins there.
+    /// Returns the PG to scrub next, and the scrub to begin there; with `None` if one is under way.
     fn choose<'a>(
         &self,
         day: u64,
@@ -202,12 +203,12 @@ impl Scrubbing {
         all.min_by_key(|(rank, ..)| *rank).map(|(_, slot, begin)| (slot, begin))
     }
 
-    /// Handles a new connection to a monitor, which has none of the rows.
+    /// Handles a new connection to a monitor: this monitor may have none of the rows.
     pub(crate) fn begin_connection(&mut self) {
         self.told.clear();
     }
 
-    /// Returns the rows of PGs that this OSD leads and that differ from what the monitor has.
+    /// Returns the rows of PGs that this OSD leads and whose rows have changed since they were last sent.
     pub(crate) fn rows_to_tell(
         &mut self,
         now: Time,
@@ -233,17 +234,17 @@ impl Scrubbing {
     }
 }
 
-/// What comes first; lower ranks do.
+/// The priority of a scrub; the lowest value comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Asked(PgId),
-    /// Whether it is another one than before, whether it follows the schedule, and the PG.
+    /// Whether the PG is not the one scrubbed last, whether the scrub follows the schedule, and the PG.
     Running(bool, bool, PgId),
-    /// How late it is, in thousandths of its interval.
+    /// How late the scrub is, in thousandths of its interval.
     Due(std::cmp::Reverse<u64>, PgId),
 }
 
-/// Returns whether an hour lies in a span of hours; from and to the same hour: always.
+/// Returns whether an hour lies in a range of hours. The range covers the whole day if both ends are equal.
 fn is_within(hour: u64, [from, to]: [u64; 2]) -> bool {
     match from.cmp(&to) {
         std::cmp::Ordering::Equal => true,
@@ -252,13 +253,13 @@ fn is_within(hour: u64, [from, to]: [u64; 2]) -> bool {
     }
 }
 
-/// Returns how late the scrub of a PG is, in thousandths of its interval, and whether it is deep. `None`:
-/// none is due. `spans`: hours between light and between deep ones; 0: never.
+/// Returns how late the scrub of a PG is, in thousandths of its interval, and whether it is deep; `None` if
+/// no scrub is due. `spans`: the intervals of light and of deep scrubs in hours; 0 means never.
 fn due(pg: PgId, note: &ScrubNote, spans: [u64; 2], day: u64) -> Option<(u64, bool)> {
     let late = |span_hours: u64, last: u64| {
         let last = pg::credible(last, day).max(pg::credible(note.born_at, day));
         let span = span_hours * HOUR;
-        // PGs that were scrubbed together spread over the last eighth of the interval.
+        // PGs that were scrubbed at the same time are spread over the last eighth of the interval.
         let spread = u64::from(jitter(pg)) * (span / 8) / u64::from(u32::MAX);
         let is_due = span > 0 && day >= (last + span).saturating_sub(spread);
         is_due.then(|| day.saturating_sub(last).saturating_mul(1000) / span)
@@ -270,7 +271,7 @@ fn due(pg: PgId, note: &ScrubNote, spans: [u64; 2], day: u64) -> Option<(u64, bo
     deep.or_else(|| late(spans[0], note.light_at).map(|late| (late, false)))
 }
 
-/// Returns a number that is the same for a PG always, and differs between PGs.
+/// Returns a pseudo-random number for a PG that is always the same for that PG.
 fn jitter(pg: PgId) -> u32 {
     (pg.pool.get() ^ pg.number.rotate_left(16)).wrapping_mul(0x9e37_79b9).rotate_left(13)
 }
@@ -282,7 +283,7 @@ fn row_of(pg: &Pg, spans: [u64; 2], day: u64) -> ScrubRow {
         let hash = running.cursor.map_or(first, |cursor| cursor.hash);
         (u64::from(hash - first) * 100 / (u64::from(last - first) + 1)) as u32
     };
-    // Late by half an interval: the schedule does not keep up.
+    // More than half an interval late: the scrubs do not keep up with the schedule.
     let is_overdue = due(pg.id(), note, spans, day).is_some_and(|(late, _)| late > 1500);
     let blocks = note.findings.iter().take(LISTED_MAX).map(|finding| {
         let wrong = finding.faults.iter().map(|(osd, fault)| fault_text(*osd, *fault));

@@ -1,13 +1,13 @@
 //! Newer sessions of images that this OSD saw before it had the map that they act on.
 //!
-//! A client may take over an image because it broke the lock or because the previous session has ended.
-//! The client receives its session only after a revision of the map contains the fence of the previous
-//! session, and all its requests carry that revision or a later one. So an OSD that sees the new session but
-//! has an older map must assume that older sessions of this image are fenced. It serves them again once it
-//! has the map. If an older session is not fenced (several may share an image), it only waits until then.
+//! A client may take over an image because it broke the lock or because the previous session has ended. The
+//! client receives its session only after a revision of the map contains the fence of the previous session,
+//! and all its requests carry that revision or a later one. So an OSD that sees the new session but has an
+//! older map must assume that older sessions of this image are fenced. If several clients share the image, an
+//! older session may not be fenced; such a session only waits until the OSD has the map.
 //!
 //! ```text
-//!   session 7 names revision 12, the map has 11 ──▶ image: 7, 12 ──▶ sessions below 7 wait ──▶ map 12: forgotten
+//!   session 7 needs revision 12, map has 11 ──▶ image: 7, 12 ──▶ sessions below 7 wait ──▶ map 12: forgotten
 //! ```
 //!
 //! Invariants
@@ -19,11 +19,11 @@ use std::collections::BTreeMap;
 
 use base::{ImageId, MapRevision, PoolId, SessionId};
 
-/// Maximum number of images whose newest sessions are tracked one by one; further images hold back all of
-/// their pool.
+/// Maximum number of images whose newest sessions are tracked one by one; takeovers of further images hold
+/// back all sessions of their pool.
 const TAKEOVER_COUNT_MAX: usize = 1024;
-/// Maximum number of pools that the map does not have and that still get such a shared entry: a cluster
-/// has no more.
+/// Maximum number of pools that the map does not have and that still get such a shared entry: a cluster has
+/// no more pools.
 const UNKNOWN_COUNT_MAX: usize = 256;
 
 /// The newest sessions that were seen and whose map has not arrived yet.
@@ -38,14 +38,14 @@ pub struct SessionTakeovers {
 pub struct Takeover {
     /// The newest session that was seen.
     pub session: SessionId,
-    /// The lowest revision that it named. The map of this revision contains every fence set before the
-    /// session began.
+    /// The lowest map revision that the session requires. The map of this revision contains every fence set
+    /// before the session began.
     pub revision: MapRevision,
 }
 
 impl SessionTakeovers {
-    /// Records a session that acts on a newer revision than the map. Returns whether sessions that were
-    /// not held back before may be now. `is_known`: the map has the pool.
+    /// Records a session that acts on a newer revision than the map. Returns whether further sessions may be
+    /// held back from now on. `is_known`: whether the map has the pool.
     pub fn show(
         &mut self,
         (pool, image): (PoolId, ImageId),

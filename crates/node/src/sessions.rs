@@ -17,8 +17,9 @@ use format::door::{Peer, Role};
 
 use crate::session_takeover::SessionTakeovers;
 
-/// How long a session is remembered after its last request. This is longer than a handshake takes: a
-/// connection that the client left before that request has been accepted by then, or never will be.
+/// How long a session is remembered after its last request. This is longer than a handshake takes, so a
+/// connection that the client abandoned before that request either has been accepted by then or never will
+/// be.
 const REMEMBER: Duration = Duration::from_secs(60);
 
 /// How long a session is remembered while its connection is open and the table is not nearly full. This
@@ -35,13 +36,13 @@ pub struct Sessions {
     pub(crate) takeovers: SessionTakeovers,
 }
 
-/// What is kept about the sessions that were forgotten.
+/// What is remembered about forgotten sessions.
 #[derive(Clone, Copy)]
 struct Forgotten {
     /// The highest id of a forgotten session. Ids only grow, so a session with a higher id was never
     /// known.
     session_max: SessionId,
-    /// When the last one was forgotten.
+    /// When the last session was forgotten.
     at: Time,
 }
 
@@ -66,39 +67,39 @@ struct Session {
     /// Started requests that arrived over older connections: they must end before any other request
     /// starts.
     started_before: u32,
-    /// When its last request arrived.
+    /// When the session's last request arrived.
     seen_at: Time,
-    /// What its requests have named.
+    /// The image and the revision that its requests have identified.
     names: Names,
 }
 
-/// What a session's requests have named.
+/// The image and the map revision that a session's requests have identified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// The image, if any request named one.
+    /// The image, if any request identified one.
     pub image: Option<ImageId>,
-    /// The lowest map revision.
+    /// The lowest map revision that the requests require.
     pub revision: MapRevision,
 }
 
 impl Names {
-    /// Adds the names of a later request.
+    /// Returns these names updated with those of a later request.
     pub fn and(self, later: Names) -> Names {
         let image = later.image.or(self.image);
         Names { image, revision: self.revision.min(later.revision) }
     }
 }
 
-/// What a request's session and sequence show about it.
+/// How a request is handled, given its session and sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival {
-    /// Continue with it.
+    /// Continue with the request.
     New,
-    /// Continue with it, and drop the requests of its session that wait on other connections.
+    /// Continue with the request, and drop the requests of its session that wait on other connections.
     Moved,
-    /// The request arrived before, or arrives over a connection that its session has left: do not execute it.
+    /// The request is a repeat, or arrived over a connection that its session has left: do not execute it.
     Repeat,
-    /// The session may have been forgotten, and the connection is older than that, so a repeat cannot be
+    /// The session may have been forgotten, and the connection was opened before that, so a repeat cannot be
     /// recognised. Over a new connection it can.
     Forgotten,
     /// There are too many sessions.
@@ -181,7 +182,7 @@ impl Sessions {
         Arrival::Moved
     }
 
-    /// Returns what a session has named, if it is known.
+    /// Returns the image and revision that a session's requests have identified, if the session is known.
     pub fn names(&self, session: SessionId) -> Option<Names> {
         self.sessions.get(&session).map(|known| known.names)
     }
@@ -219,16 +220,16 @@ impl Sessions {
         known.started_before == 0
     }
 
-    /// Returns whether no connection and no session counts an open request.
+    /// Returns whether no connection and no session counts an unanswered request.
     #[cfg(test)]
     pub fn nothing_is_open(&self) -> bool {
         self.connections.values().all(|link| link.open_count == 0)
             && self.sessions.values().all(|known| known.started + known.started_before == 0)
     }
 
-    /// Forgets sessions that have been silent for long. When the table is three quarters full, sessions
-    /// of open connections are forgotten as early as others: an OSD is not informed when a session is
-    /// closed, and a server of many volumes leaves many closed ones behind on one connection.
+    /// Forgets sessions that have been silent for long. When the table is three quarters full, sessions of
+    /// open connections are forgotten as early as others: an OSD is not informed when a session is closed,
+    /// and a server of many volumes leaves many closed sessions behind on one connection.
     pub fn forget_silent(&mut self, now: Time, sessions_max: usize) {
         let is_nearly_full = self.sessions.len() >= sessions_max - sessions_max / 4;
         let Sessions { connections, sessions, forgotten, .. } = self;

@@ -1,10 +1,10 @@
-//! Space credits: space that members promised this OSD as a primary, and space that this OSD promised as
-//! a member.
+//! Space credits: the space that members have promised to this OSD as a primary, and the space that this OSD
+//! has promised as a member.
 //!
-//! A write that has its version must fit on every acting member, because a version is never taken back.
-//! So a primary begins a write only within the *credit* of each lease giver: the number of bytes, counted
-//! since its first request, for which the giver keeps space free. A write is charged a whole block, the
-//! most it can use. The rules are in `docs/internals/pg.md`, "Room".
+//! A write that has its version must fit on every acting member, because a version is never taken back. So a
+//! primary begins a write only within the *credit* of each lease giver: the number of bytes, counted since
+//! the primary's first request, for which the giver keeps space free. Each write is charged a whole block,
+//! the maximum that it can use. The rules are in `docs/internals/pg.md`, "Room".
 //!
 //! ```text
 //!   holder                                          giver
@@ -17,9 +17,9 @@
 //! version is committed. What such an OSD promises is limited by that room, too.
 //!
 //! Invariants
-//!   1. The bytes that a holder may still write to the giver, by writes that are in transit or that it
-//!      may begin, never exceed what the giver counts as promised to it. A limit only grows, so lost or
-//!      late messages do not violate this.
+//!   1. The bytes that a holder may still write to the giver, by writes that are in transit or that it may
+//!      begin, never exceed what the giver counts as promised to it. A limit only grows, so lost or late
+//!      messages do not violate this.
 //!   2. When space is promised, all promises together fit into the free space.
 //!   3. One run of a holder is never promised more than the largest promise. So whatever earlier runs
 //!      promised, the writes that an inactive PG still lacks take at most one largest promise.
@@ -36,16 +36,17 @@ use crate::cluster_view::ClusterView;
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
-/// Maximum number of bytes that a primary is promised at a time.
+/// Maximum number of bytes that are promised to one primary at a time.
 const PROMISE_BYTES_MAX: u64 = 64 * MIB;
-/// All promises together take at most one part in this many of the store.
+/// All promises together use at most one part in this many of the store.
 const STORE_SHARE: u64 = 8;
-/// Minimum number of blocks that each primary is promised, of the largest block size among its PGs.
+/// Minimum number of blocks that are promised to each primary, in blocks of the largest size among its PGs.
 const BLOCKS_MIN: u64 = 4;
-/// What a prepared write of so many bytes takes of the journal at most, for blocks of 64 KiB or more: its data, and
-/// the sectors of its header with checksums and part table.
+/// Upper bound of what a prepared write uses of the journal: eight bytes of data use nine, for blocks of
+/// 64 KiB or more. The rest is the header with checksums and part table, in whole sectors.
 const PREPARED_COST: (u64, u64) = (8, 9);
-/// How long writes wait for space that is kept for earlier runs; after that this OSD counts as full.
+/// How long writes wait for space that is reserved for writes of earlier runs; after that this OSD counts as
+/// full.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The space of this OSD's store.
@@ -57,66 +58,66 @@ pub struct Space {
     pub sure_bytes: u64,
     /// Free space, part of which may have to be made ready first.
     pub free_bytes: u64,
-    /// More of the free space is being made ready.
+    /// Whether more of the free space is being made ready.
     pub is_growing: bool,
-    /// The store accepts no new data.
+    /// Whether the store accepts no new data.
     pub is_full: bool,
     /// Room for prepared versions: how many more bytes of the journal they may take.
     pub room_bytes: u64,
 }
 
-/// What a holder sends with a renewal.
+/// The numbers that a holder sends with a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// Total bytes of credit that were used by writes or returned.
+    /// Total bytes of credit that writes have used or that the holder has returned.
     pub begun_bytes: u64,
-    /// The part of this that the giver may not have stored yet.
+    /// The part of `begun_bytes` that the giver may not have stored yet.
     pub owed_bytes: u64,
 }
 
-/// What a giver sends with a grant.
+/// The numbers that a giver sends with a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
     /// The value of `begun_bytes` up to which there is space.
     pub limit_bytes: u64,
     /// Unused credit that the holder may keep; it returns the rest.
     pub share_bytes: u64,
-    /// The store accepts no new data.
+    /// Whether the store accepts no new data.
     pub is_full: bool,
 }
 
-/// Whether there is space for a write.
+/// The result of a check for space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Verdict {
-    /// There is space.
+    /// There is enough space.
     Enough,
-    /// Not known yet.
+    /// It is not known yet whether there is space.
     Unknown,
     /// There is no space.
     Full,
 }
 
-/// Space that a giver promised this OSD.
+/// Space that a giver has promised to this OSD.
 struct Credit {
     giver: Member,
     begun_bytes: u64,
     limit_bytes: u64,
     share_bytes: u64,
-    /// Unused credit when the last offer arrived.
+    /// The credit that was unused when the last offer arrived.
     high_bytes: u64,
     is_full: bool,
-    /// The lease must be renewed now, to request more.
+    /// Whether the lease must be renewed now, to request more space.
     wants_more: bool,
-    /// More was requested. It is requested again after a regular renewal, when the limit has grown, or
-    /// when a write was answered.
+    /// Whether more space was requested. It is requested again after a regular renewal, when the limit has
+    /// grown, or when a write was answered.
     was_asked: bool,
-    /// The last claim has not been answered.
+    /// Whether the last claim is still unanswered.
     is_awaited: bool,
-    /// A write was answered since the last claim.
+    /// Whether a write was answered since the last claim.
     has_ended: bool,
 }
 
-/// Space that this OSD promised a holder.
+/// Space that this OSD has promised to a holder.
 struct Promise {
     holder: Member,
     claim: Claim,
@@ -125,12 +126,12 @@ struct Promise {
     lease_until: Time,
 }
 
-/// The demand on this OSD's store that follows from its entries.
+/// The demand on this OSD's store, computed from the map entries that list this OSD.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Demand {
     /// OSDs that lead a PG in which this OSD has a part.
     pub primaries: BTreeSet<OsdId>,
-    /// The largest block of these PGs.
+    /// The largest block size among these PGs.
     pub block_size: BlockSize,
     /// Whether the pool of one of these PGs keeps parity.
     pub keeps_parity: bool,
@@ -141,22 +142,22 @@ pub struct Demand {
 /// All credits and promises of an OSD.
 pub struct SpaceCredits {
     credits: BTreeMap<OsdId, Credit>,
-    /// Some credit wants more.
+    /// Whether some credit must request more space.
     is_wanting: bool,
-    /// For some credit more may have been requested.
+    /// Whether some credit may have requested more space.
     is_asking: bool,
     promises: BTreeMap<OsdId, Promise>,
-    /// Holders that wait for room for a prepared version, the first one first; each once.
+    /// Holders that wait for room for a prepared version, each once, in the order in which they came.
     turns: VecDeque<OsdId>,
-    /// `None`: unknown, so nothing is promised.
+    /// `None` while the demand is unknown; then nothing is promised.
     demand: Option<Demand>,
-    /// Entries have changed since `demand` was made.
+    /// Whether entries have changed since `demand` was computed.
     is_demand_old: bool,
-    /// If space is kept for earlier runs: since when.
+    /// Since when space has been reserved for writes of earlier runs; `None` if none is.
     earlier_since: Option<Time>,
-    /// Bytes of writes of PGs that this OSD leads that were begun and not answered.
+    /// Bytes of writes that were begun and not answered, in PGs that this OSD leads.
     own_bytes: u64,
-    /// The smallest size of a write of these PGs for which space was lacking here.
+    /// Size of the smallest write in these PGs that found too little space here.
     lacking_here: Option<u64>,
 }
 
@@ -175,7 +176,7 @@ impl Promise {
 }
 
 impl Demand {
-    /// Returns the most that any primary is promised, regardless of the number of primaries.
+    /// Returns the maximum that is promised to any primary, regardless of the number of primaries.
     fn promise_bytes_max(&self, space: Space) -> u64 {
         self.at_least(PROMISE_BYTES_MAX.min(space.size_bytes / STORE_SHARE))
     }
@@ -217,7 +218,7 @@ impl SpaceCredits {
 
     // ---- as a holder ----
 
-    /// Handles a new connection to this giver: credit from an earlier connection is given back.
+    /// Handles a new connection to this giver: credit from an earlier connection is returned.
     pub fn on_connected(&mut self, giver: Member) {
         match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
             Some(credit) => credit.begun_bytes = credit.limit_bytes,
@@ -239,9 +240,9 @@ impl SpaceCredits {
         }
     }
 
-    /// Returns the claim for a renewal. `owed_bytes`: begun, and not answered by this giver or its
-    /// earlier runs. `is_timely`: this is a regular renewal, not one that [`SpaceCredits::take_wanting`]
-    /// requested. Requires: [`SpaceCredits::on_connected`].
+    /// Returns the claim for a renewal. `owed_bytes`: bytes of writes that were begun and that this giver or
+    /// its earlier runs have not answered. `is_timely`: whether this is a regular renewal, not one that
+    /// [`SpaceCredits::take_wanting`] requested. Requires: [`SpaceCredits::on_connected`].
     pub fn claim(&mut self, giver: OsdId, owed_bytes: u64, is_timely: bool) -> Claim {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         credit.was_asked = !is_timely;
@@ -315,15 +316,15 @@ impl SpaceCredits {
         if is_full || space.is_full { Verdict::Full } else { Verdict::Unknown }
     }
 
-    /// Returns the space for writes of PGs that this OSD leads. It may use no more than the most that any
-    /// other primary is promised.
+    /// Returns the space for writes in PGs that this OSD leads. This OSD may use no more than the maximum
+    /// that is promised to any other primary.
     fn left_here(&self, space: Space) -> u64 {
         let most = self.demand.as_ref().map_or(0, |demand| demand.promise_bytes_max(space));
         self.unpromised(space).min(most.saturating_sub(self.own_bytes))
     }
 
-    /// Returns whether space that was lacking here is available now; true only once. The store sends no
-    /// event when it has made space ready.
+    /// Returns whether space that was lacking here is available now; true only once. Must be polled, because
+    /// the store sends no event when more space is ready.
     pub fn has_come_here(&mut self, space: Space) -> bool {
         let left = self.left_here(space);
         self.lacking_here.take_if(|least| *least <= left).is_some()
@@ -373,7 +374,7 @@ impl SpaceCredits {
         let limit_bytes = claim.begun_bytes;
         let new = || Promise { holder, claim, limit_bytes, lease_until };
         let promise = self.promises.entry(holder.osd).or_insert_with(new);
-        // A late message of an earlier connection carries older numbers than those known here.
+        // A late message of an earlier connection carries smaller numbers than those already known.
         promise.limit_bytes = promise.limit_bytes.max(claim.begun_bytes);
         if claim.begun_bytes >= promise.claim.begun_bytes {
             promise.claim = claim;
@@ -397,8 +398,8 @@ impl SpaceCredits {
         Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
     }
 
-    /// Returns what a holder gets where there is not enough for all: what it lacks, if it is its turn and there
-    /// is so much, or nothing.
+    /// Returns what a holder gets if there is not enough for all: what it lacks, if it is the holder's turn
+    /// and that much is free, else nothing.
     fn take_turn(&mut self, holder: OsdId, lacks: u64, unpromised: u64) -> u64 {
         let Self { turns, promises, .. } = self;
         turns.retain(|osd| promises.contains_key(osd));
@@ -421,14 +422,14 @@ impl SpaceCredits {
         }
     }
 
-    /// Handles a holder's surrender: it begins no more writes.
+    /// Handles a holder's surrender: the holder begins no more writes.
     pub fn on_surrender(&mut self, holder: Member) {
         if self.has_promise(holder) {
             self.end_run(holder.osd);
         }
     }
 
-    /// Writes that the holder began stay counted through the PGs that were active under it.
+    /// Writes that the holder began are still counted, through the PGs that were active under it.
     fn end_run(&mut self, holder: OsdId) {
         self.promises.remove(&holder);
         self.is_demand_old = true;
@@ -438,14 +439,14 @@ impl SpaceCredits {
         self.promises.get(&holder.osd).is_some_and(|promise| promise.holder == holder)
     }
 
-    /// Records that entries of this OSD have changed: nothing more is promised before
+    /// Records that entries of this OSD have changed: nothing more is promised until
     /// [`SpaceCredits::on_demand`].
     pub fn on_entries_changed(&mut self) {
         self.is_demand_old = true;
     }
 
-    /// Returns whether the demand must be computed again. This is also so while space is kept for earlier
-    /// runs, or while a promise has still to end.
+    /// Returns whether the demand must be computed again: if entries have changed, while the demand is
+    /// unknown, while space is reserved for earlier runs, or while an idle promise must still end.
     pub(crate) fn is_demand_due(&self) -> bool {
         let awaits = |demand: &Demand| !demand.earlier_runs.is_empty();
         let is_due = self.is_demand_old || self.demand.as_ref().is_none_or(awaits);
@@ -469,8 +470,8 @@ impl SpaceCredits {
     ) {
         self.is_demand_old = false;
         if let Some(Demand { primaries, earlier_runs, .. }) = &demand {
-            // An OSD that leads nothing here and has no lease can begin no writes; over a new connection
-            // it gives back the credit that it did not use.
+            // An OSD that leads no PG here and has no lease cannot begin writes. When it connects again, it
+            // returns the credit that it did not use.
             self.promises.retain(|osd, promise| {
                 primaries.contains(osd) || now < promise.lease_until || is_connected(*osd)
             });
@@ -487,9 +488,9 @@ impl SpaceCredits {
         }
     }
 
-    /// Returns the space that may be promised, including what is promised already.
+    /// Returns the space that may be promised, including the space that is already promised.
     fn promisable(&self, space: Space) -> u64 {
-        // Space kept for earlier runs need not be ready: repairs wait until it is.
+        // Space reserved for earlier runs need not be ready: repairs wait until it is.
         let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
         space.sure_bytes.min(free).min(self.writes_with_room(space)).saturating_sub(self.own_bytes)
     }
@@ -507,15 +508,16 @@ impl SpaceCredits {
         promised.fold(self.promisable(space), u64::saturating_sub)
     }
 
-    /// Returns what each primary is promised: the fixed promise, or an equal part of what is available if
-    /// that is less.
+    /// Returns the share that is promised to each primary: the fixed maximum, or an equal part of the
+    /// available space if that is less.
     fn share(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
         demand.promise_bytes(space).min(self.promisable(space) / demand.primary_count())
     }
 
-    /// Returns how much a holder is promised at least, if there is so much: a block, where the room for prepared
-    /// versions is less than a block for each primary. Then they get one in turn, because room comes back soon.
+    /// Returns the minimum that a holder is promised if that much is free: a block where the room for
+    /// prepared versions limits promises. If there is less room than a block for each primary, they get a
+    /// block in turn.
     fn least(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
         let is_room_short = self.writes_with_room(space) < space.sure_bytes.min(space.free_bytes);
@@ -535,7 +537,7 @@ impl SpaceCredits {
     }
 }
 
-// ---- what the entries of this OSD require
+// ---- demand from the entries of this OSD
 
 /// Returns the space of this OSD's store.
 pub(crate) fn space_of(store: &Store) -> Space {
@@ -573,7 +575,7 @@ impl SpaceCredits {
                 demand.primaries.extend(entry.primary_osd());
                 demand.block_size = demand.block_size.max(known.pool.block_size);
                 demand.keeps_parity |= !known.pool.scheme.is_whole_everywhere();
-                // No space was promised for copies that a learner receives.
+                // No space is promised for copies that a learner receives.
                 let acts = entry.position_of(me.osd).is_some();
                 if acts && !self.has_all_begun(me, entry, pgs.get(entry.pg)) {
                     demand.earlier_runs.extend(begun_in(me.osd, pgs.get(entry.pg)));
@@ -593,8 +595,8 @@ impl SpaceCredits {
     }
 }
 
-/// Returns the runs of this OSD and of the primary in the last activation, which may have begun writes
-/// that have not arrived here. A PG without a record has none.
+/// Returns the runs of this OSD and of the primary in the last activation: they may have begun writes that
+/// have not arrived here. Returns `None` for a PG without a record.
 fn begun_in(me: OsdId, pg: Option<&Pg>) -> Option<(Incarnation, Option<Member>)> {
     let Some(pg) = pg else { return Some((Incarnation::ZERO, None)) };
     let entry = &pg.record()?.entry;

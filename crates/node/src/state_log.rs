@@ -1,4 +1,5 @@
-//! An OSD's copy of the records of the state store: a log of differences in its own store, one in each note.
+//! An OSD's copy of the records of the state store. Its own store keeps the copy as a log of differences, one
+//! in each note.
 //!
 //! ```text
 //!   StateCopy ──▶ CopyKeeper ──▶ difference ──▶ note N+1     [whole copy][difference][difference]...
@@ -6,9 +7,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. The notes are numbered without a gap, and the first one begins a whole copy. Reading them in
-//!      order gives the copy. A whole copy or a difference that is cut short is ignored.
-//!   2. The note of a difference is written before anything else that follows from the same message of a
+//!   1. The notes are numbered without a gap, and the first note begins a whole copy. Reading the notes in
+//!      order gives the copy. An incomplete whole copy or difference is ignored.
+//!   2. The note of a difference is written before anything else that results from the same message of a
 //!      monitor. So everything that this OSD writes because of a new map is in the journal after the
 //!      difference that came with that map.
 //!   3. Notes before a whole copy are removed once the whole copy is durable.
@@ -22,10 +23,11 @@ use serde_json::Value;
 
 /// Maximum number of deleted records in one note; if there are more, the copy is written whole.
 const GONE_COUNT_MAX: usize = 2000;
-/// The log is rewritten as a whole copy when it is longer than this and than twice the copy, in bytes.
+/// The log is rewritten as a whole copy when it is longer than this many bytes and longer than twice the
+/// copy.
 const LOG_SIZE_MIN: u64 = 256 << 10;
 
-/// The copy, and the log of it.
+/// The copy, and the log that stores it.
 #[derive(Default)]
 pub(crate) struct StateLog {
     keeper: CopyKeeper,
@@ -35,11 +37,11 @@ pub(crate) struct StateLog {
     /// Size of all notes, and of the whole copy at their beginning, in bytes.
     size: u64,
     whole_size: u64,
-    /// Number of notes whose writes have not completed.
+    /// Number of note writes that have not completed.
     open_count: usize,
     /// Notes before this one are removed once no write of a note is under way.
     whole_at: Option<u32>,
-    /// A note is lost, so the copy must be written whole.
+    /// Whether a note is lost, so that the copy must be written whole.
     is_broken: bool,
 }
 
@@ -88,8 +90,8 @@ impl StateLog {
         self.notes_of(difference.put, difference.gone, false)
     }
 
-    /// Returns the notes that write the copy whole, if a note is lost or the log is too long. Once these
-    /// are written, returns the removals of the notes before them.
+    /// Returns the notes that write the copy whole, if a note is lost or the log is too long. Once those
+    /// notes are durable, returns the removals of the notes before them.
     pub(crate) fn tidy(&mut self) -> Vec<StoreRequest> {
         if self.open_count > 0 {
             return Vec::new();
@@ -152,7 +154,7 @@ impl StateLog {
 mod tests {
     use super::*;
 
-    /// The content of the store: notes by number.
+    /// The contents of the store: notes by number.
     #[derive(Clone, Default)]
     struct Notes(BTreeMap<NoteKey, Vec<u8>>);
 
@@ -206,7 +208,7 @@ mod tests {
         let (mut notes, mut log) = written();
         assert_eq!(numbers(&notes), [1, 2, 3].map(NoteKey::State));
         assert_eq!(notes.read().copy(), log.copy());
-        // A whole copy without a changed record adds only its change number.
+        // A whole copy that changes no record adds only its change number to the log.
         notes.take(&mut log, part(true, 4, &[("a", 2), ("c", 3)], &[]));
         let noted = String::from_utf8_lossy(&notes.0[&NoteKey::State(4)]).into_owned();
         assert!(!noted.contains("put\":{\"") && noted.len() < 80, "{noted}");
@@ -243,7 +245,7 @@ mod tests {
             let put = (0..count).map(|n| (format!("v{n}"), Value::from(text.clone()))).collect();
             CopyPart { begins: false, change: Some((change, 7)), put, gone: Vec::new() }
         };
-        // Each difference replaces the same records: the log grows, but the copy does not.
+        // Each difference replaces the same records, so the log grows but the copy does not.
         let mut before = log.copy().clone();
         let mut change = 4;
         let whole = loop {

@@ -1,6 +1,6 @@
-//! What this OSD has seen of the cluster. This is sent with each boot message, so that the monitor
-//! detects a state store that went back in time before it changes anything. A recovery of the state store
-//! receives everything that this OSD has recorded.
+//! What this OSD has seen of the cluster. This is sent with each boot message, so that a monitor whose state
+//! store went back in time notices it before the monitor changes anything. A monitor that recovers the state
+//! store receives everything that this OSD has recorded.
 
 use base::Duration;
 use blockstore::Store;
@@ -10,10 +10,10 @@ use format::wire::PgEntry;
 use crate::cluster_view::ClusterView;
 use crate::notes::{Notes, raise, records};
 
-/// Maximum number of entries in one message: with the longest entries it is still below the size limit of
-/// a message.
+/// Maximum number of entries in one message: even with the longest entries the message stays below its size
+/// limit.
 const ENTRY_COUNT_MAX: usize = 2000;
-/// Timeout for a recovery of the state store. After it this OSD reconnects and sends everything again.
+/// Timeout for a recovery of the state store. After it, this OSD reconnects and sends everything again.
 pub(crate) const RECOVERY_SPAN: Duration = Duration::from_secs(60);
 
 /// Returns what this OSD has seen: the state store of this cluster must contain all of it.
@@ -67,7 +67,7 @@ pub(crate) fn known_state(
     parts
 }
 
-/// Returns the pools as the map has them, then as earlier runs noted them.
+/// Returns the pools in the map, followed by the pools that earlier runs noted.
 fn pools_seen<'a>(
     cluster: &'a ClusterView,
     notes: &'a Notes,

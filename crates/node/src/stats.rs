@@ -1,17 +1,17 @@
 //! Counters of this OSD's work, and how they are sent to the monitor.
 //!
 //! ```text
-//!   requests, store ──▶ counting ──each stats_interval_ms──▶ kept periods ──sent once per connection──▶ monitor
-//!                                                                 └── dropped when it has saved them
+//!   requests, store ──▶ counting ──each stats_interval_ms──▶ kept periods ──once per connection──▶ monitor
+//!                                                                 └── dropped once saved by the monitor
 //! ```
 //!
 //! Invariants
-//!   1. A kept period does not change, and periods are sent in order. Periods that the monitor has not
-//!      saved are sent again over the next connection, in one message.
-//!   2. Kept periods take at most `PERIODS_SIZE_MAX` bytes as text. While there is no room for another
-//!      one, counting continues in the current one.
-//!   3. At most `ROW_COUNT_MAX` images are counted individually at a time; operations of further images
-//!      are counted for their pool.
+//!   1. A kept period does not change, and periods are sent in order. Periods that the monitor has not saved
+//!      are sent again over the next connection, in one message.
+//!   2. Kept periods use at most `PERIODS_SIZE_MAX` bytes as text. While there is no room for another period,
+//!      counting continues in the current one.
+//!   3. At most `ROW_COUNT_MAX` images are counted individually at a time; operations of further images are
+//!      counted for their pool.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,7 +30,7 @@ use crate::pg_table::PgTable;
 /// Size reserved for the text of a period other than its rows, in bytes.
 const PERIOD_FRAME_SIZE: usize = 4 << 10;
 
-/// All counters, and which of them the monitor has.
+/// All counters, and which of them have been sent to the monitor.
 pub struct Stats {
     counting: BTreeMap<(PoolId, Option<ImageId>), Counters>,
     /// Periods that the monitor has not saved, with the size of their text.
@@ -38,21 +38,21 @@ pub struct Stats {
     sequence_last: u64,
     /// The newest period that was sent over this connection.
     sequence_told: u64,
-    /// Errors of reads, damaged and mended units that earlier periods already contain.
+    /// Read errors, damaged units and mended units that earlier periods already include.
     read_errors: u64,
     damaged_units: u64,
     mended_units: u64,
-    /// Used space of images, in bytes, as sent over this connection.
+    /// Used space of images in bytes, as last sent over this connection.
     space_told: BTreeMap<ImageId, u64>,
     /// PGs that this OSD led when it last sent counters.
     led: Vec<PgId>,
-    /// Nothing has been sent over this connection yet.
+    /// Whether nothing has been sent over this connection yet.
     is_new_connection: bool,
     /// When counters are sent next.
     pub at: Time,
 }
 
-/// The kind that an operation is counted as.
+/// The kinds of counted operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Counter {
     Read,
@@ -61,7 +61,7 @@ enum Counter {
     Flush,
 }
 
-/// What is counted for an operation when it has ended.
+/// What to count for an operation when it finishes.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     kind: Counter,
@@ -72,7 +72,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Creates the work of a client's operation that arrived at `since`; `None` if it is not counted.
+    /// Creates the work of a client's operation that arrived at `since`; `None` if the operation is not
+    /// counted.
     pub fn of(pool: PoolId, op: &Op, since: Time) -> Option<Work> {
         let (kind, image, bytes) = match op {
             Op::Read { place, length, .. } => (Counter::Read, Some(place.image), *length),
@@ -111,7 +112,7 @@ impl Stats {
         self.counting.entry(row).or_default()
     }
 
-    /// Counts an operation that has ended or was refused.
+    /// Counts an operation that has finished or was refused.
     pub fn on_ended(&mut self, now: Time, work: Work, outcome: Result<(), &Refusal>) {
         let Work { kind, pool, image, bytes, since } = work;
         match outcome {
@@ -145,7 +146,7 @@ impl Stats {
         }
     }
 
-    /// Handles a new connection to a monitor, which may have none of the counters.
+    /// Handles a new connection to a monitor: this monitor may have none of the counters.
     pub fn begin_connection(&mut self, now: Time) {
         self.sequence_told = 0;
         self.space_told.clear();
@@ -172,7 +173,7 @@ impl Stats {
         while let Some(((pool, image), counters)) = self.counting.pop_first() {
             let row = ImageCounters { pool, image, counters };
             let text = serde_json::to_string(&row).expect("plain data");
-            // 1 is for a comma.
+            // The extra byte is for a comma.
             if kept_size + size + text.len() + 1 > PERIODS_SIZE_MAX {
                 self.counting.insert((pool, image), row.counters);
                 break;
@@ -227,7 +228,8 @@ impl Stats {
         }
     }
 
-    /// Returns the images whose space, in the PGs that this OSD leads, differs from what the monitor has.
+    /// Returns the images whose used space in the PGs that this OSD leads has changed since it was last sent
+    /// to the monitor.
     fn space_to_tell(
         &mut self,
         store: &mut LocalStore,

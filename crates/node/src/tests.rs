@@ -1,4 +1,4 @@
-//! Scripts: what a monitor, clients and the disk do, and what the node answers.
+//! Tests of one node by scripts: events of a monitor, clients and the disk, and the node's replies.
 
 pub mod cluster_rig;
 mod hung_disk;
@@ -209,7 +209,7 @@ fn a_request_that_came_twice_is_executed_once() {
 #[test]
 fn a_delayed_connection_cannot_undo_what_came_after_it() {
     let mut rig = Rig::serving();
-    // The client gave up its first connection, sent the write again over another one, and continued.
+    // The client abandoned its first connection, sent the write again over another one, and continued.
     let delayed = rig.request(1, write(0, 1, 7));
     rig.accept(OTHER);
     rig.send(OTHER, 1, write(0, 1, 7));
@@ -555,7 +555,7 @@ fn a_refused_osd_stops() {
     rig.monitor_says(FromMonitor::OsdRefused { error });
     assert_eq!(rig.stopped, Some(StopReason::Refused("not you; go".into())));
     assert_eq!(rig.node.deadline(), None);
-    // An OSD that the cluster has no record of need not be restarted.
+    // An OSD that the cluster has no record of was removed: it stops for that reason.
     let mut rig = Rig::over(MemoryDisk::formatted());
     rig.connect();
     let (message, hint) = ("this cluster has no osd.1".to_string(), String::new());
@@ -799,7 +799,8 @@ fn sessions_left_behind_on_an_open_connection_do_not_fill_the_table() {
     assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [8]);
 }
 
-/// A read of the four units that were written before, after one page of the journal rotted.
+/// Writes four units, corrupts one page of the journal, and restarts the node. Returns the result of reading
+/// the four units.
 fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
     let mut rig = Rig::serving();
     for unit in 0..4 {
@@ -814,10 +815,10 @@ fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
     (rig, outcome)
 }
 
-/// Where the journal of a store begins, in bytes.
+/// Offset of the journal in a store, in bytes.
 const JOURNAL_OFFSET: u64 = base::MIB;
 
-/// The operator gives up the PG, in the epoch and the run that the OSD is in.
+/// Sends the operator's give-up of the PG, with the epoch and the run that the OSD is in.
 fn give_up(rig: &mut Rig) {
     let epoch = rig.node.cluster.pg(PG).expect("it has the map").epoch;
     let incarnation = rig.node.cluster.incarnation().expect("it has joined");
@@ -963,7 +964,7 @@ fn zeroes_and_deletions_wait_while_the_journal_is_full() {
 fn records_of_deleted_blocks_make_room_again_in_a_full_osd() {
     let mut rig = Rig::serving();
     let mut stripe = 0;
-    // Less than a second passes, so no floor is raised, and every block leaves a tombstone.
+    // The loop takes less than a second, so no floor is raised, and every deleted block leaves a tombstone.
     while rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).is_ok() {
         let zero = Op::Zero { place: place(1, stripe), offset: 0, length: UNIT, lazy: false };
         assert!(rig.ask(1, zero).is_ok(), "deletes always work");
@@ -1012,7 +1013,7 @@ fn the_bytes_of_the_cluster_note_are_frozen() {
     let note = ClusterNote::of(CLUSTER, &map, LEASE_DEFAULT);
     let bytes = note.encode();
     assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(golden));
-    // Before pools had schemes, the note had their number of copies.
+    // Before pools had schemes, the note contained their number of copies.
     let earlier = include_bytes!("../testdata/cluster_note_replicas.json");
     assert_eq!(ClusterNote::decode(earlier), Ok(note.clone()));
     assert_eq!(ClusterNote::decode(golden), Ok(note));

@@ -41,31 +41,31 @@ pub enum Asked {
     Adopt { job: JobSlot },
     /// Units of a stripe.
     Gather { slot: GatherSlot, position: Position },
-    /// To prepare a key that goes forward.
+    /// A request to prepare a key's adopted state.
     Forward { slot: ForwardSlot },
     /// A page of an acting member's blocks, for a learner's backfill.
     FillList { learner: usize },
     /// A block of a learner's backfill.
     Fill { key: BlockKey, bytes: u64 },
-    /// To make a learner's cursor durable.
+    /// A request to make a learner's cursor durable.
     Progress,
-    /// To make everything sent so far durable.
+    /// A request to make everything sent so far durable.
     Sync,
     /// A page of keys, for a deletion of stripes.
     DeletionList { slot: DeletionSlot },
     /// A page of keys, for a scrub.
     ScrubList { walk: u32 },
-    /// What the member holds of the key in work of a scrub.
+    /// The member's digest of the current key of a scrub.
     Scrub { look: u32 },
-    /// Units for a repair of a scrub.
+    /// Units for a repair by a scrub.
     ScrubFetch { look: u32 },
-    /// A repair of a scrub.
+    /// A repair by a scrub.
     Mend,
     /// The member's note on scrubs.
     Recall,
-    /// To keep a note on scrubs.
+    /// A request to store a note on scrubs.
     Keep,
-    /// To record that the member no longer reports a version that is dropped.
+    /// A request to record that the member no longer reports a version that is dropped.
     Drop,
 }
 
@@ -97,7 +97,8 @@ impl Asks {
         Ok(ask.what)
     }
 
-    /// Gives up a request for a read's units: the answer will be dropped. Returns whether there is one.
+    /// Gives up a request for a read's units: the answer will be dropped. Returns whether the request was
+    /// still open.
     pub fn give_up_read(&mut self, call: u32, read: ReadSlot) -> bool {
         let is_read = |ask: &&mut Ask| ask.what == Asked::Read { read };
         let found = self.asks.get_mut(call as usize).filter(is_read);

@@ -58,7 +58,7 @@ pub enum Compared {
     Same,
     /// These members must first record that they report nothing from the given version on.
     Drop(Vec<(usize, Version)>),
-    /// Some members have not recorded that yet.
+    /// Some members have not recorded yet which versions they drop.
     Dropping,
     /// Versions were taken back: the members must report their state again.
     TakenBack,
@@ -145,8 +145,8 @@ impl Compare {
         self.undropped.is_empty()
     }
 
-    /// Returns the blocks whose newest version is dropped. Requires: every member concerned has recorded
-    /// that.
+    /// Returns the blocks whose newest version is dropped. Requires: all members that drop versions have
+    /// recorded that.
     pub fn begin_returns(&mut self) -> Vec<Return> {
         assert!(self.undropped.is_empty());
         self.has_returned = true;

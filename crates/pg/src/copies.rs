@@ -1,6 +1,6 @@
 //! The face of replicated blocks: every position holds the whole block. So any acting member alone can answer
-//! reads ([`read`]), also over older layers ([`chain`]), and delete images by range ([`delete`]). A primary with a
-//! slow disk reads from another one (`read_elsewhere`).
+//! reads ([`read`]), also over older layers ([`chain`]), and delete images by range ([`delete`]). A primary
+//! with a slow disk reads from another member (`read_elsewhere`).
 
 pub mod agree;
 pub mod chain;
@@ -130,7 +130,7 @@ struct CopyGathering {
     /// Units that the first source lost may come from an older version. If false, all sources hold the same
     /// version.
     takes_older: bool,
-    /// Units that no source could read are marked damaged in the content. If false, they are left out of it.
+    /// Units that no source could read are marked damaged in the content. If false, they are left out.
     names_lost: bool,
     is_mixed: bool,
     is_older: bool,

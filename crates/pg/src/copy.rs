@@ -31,7 +31,7 @@ use super::{Action, MemberSet, Need, Pg};
 pub struct Job {
     key: BlockKey,
     stage: JobStage,
-    /// Its slot in the queue of the block's writes, once it has its turn.
+    /// The job's slot in the queue of the block's writes, once the job has its turn.
     hold: Option<WriteSlot>,
     purpose: Purpose,
 }
@@ -167,7 +167,8 @@ impl Pg {
         };
         let key = self.lead().jobs[job].key;
         if self.scrub_note.finding(&key).is_some_and(differs) {
-            // Members hold several contents, and none has a majority: to copy one of them could make one.
+            // The members' copies differ, and no content has a majority: copying one of them could give it a
+            // majority.
             return self.end_job(job, actions);
         }
         if lost.is_empty() {
@@ -177,7 +178,7 @@ impl Pg {
         self.gather_for(job, WantedFor::Mending(version, lost), actions);
     }
 
-    /// Begins to ask members for their copies.
+    /// Begins to request the members' copies.
     fn gather_for(&mut self, job: JobSlot, purpose: WantedFor, actions: &mut Vec<Action>) {
         let (block_size, face) = (self.shape.block_size, self.shape.face);
         let found = &mut self.lead().jobs[job];
@@ -211,7 +212,7 @@ impl Pg {
         }
     }
 
-    /// Handles this OSD's own copy.
+    /// Adds this OSD's own copy to the gathering.
     pub(crate) fn on_own_copy(
         &mut self,
         job: JobSlot,
@@ -227,7 +228,7 @@ impl Pg {
         self.on_source(me, job, held, actions);
     }
 
-    /// Handles a member's copy.
+    /// Adds a member's copy to the gathering.
     pub(crate) fn on_peer_copy(
         &mut self,
         index: usize,
@@ -267,8 +268,8 @@ impl Pg {
                     false => version,
                 };
                 if given < version {
-                    // The version is of this epoch, which has given none yet. A version of the next epoch is
-                    // above it.
+                    // The reported version is of this epoch, which has assigned none yet. The versions of the
+                    // next epoch will be above it.
                     self.lead().jobs.remove(job);
                     let why = format!(
                         "a member has a block with version {version}, which was never assigned"

@@ -8,13 +8,13 @@
 //!
 //! | the core asks | copies answer | pieces of a stripe answer |
 //! |---|---|---|
-//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can read, fill and prove | no: a role is recorded, and a member that changes it has nothing |
-//! | which units a change touches ([`Face::footprint`]) | those that it names | those, and their parity |
+//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can read, fill and prove | no: a member's role is recorded, and in another role it has nothing |
+//! | which units a change touches ([`Face::footprint`]) | those in its range | those, and their parity |
 //! | what must be known before it starts ([`Face::needs`]) | nothing, or the block's extents | other pieces: the core gathers them |
 //! | what each position does for it ([`Gathering::prepare`]) | the same | its own piece |
-//! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough have it to make the rest; else the one before |
-//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | pieces must make a code word |
-//! | what a position is to hold ([`Gathering::content_at`]) | what the first source has, completed by others | what enough others make of it |
+//! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough have it to reconstruct the rest; else the one before |
+//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | pieces must form a code word |
+//! | what a position must hold ([`Gathering::content_at`]) | what the first source has, completed by others | what is reconstructed from enough others |
 //!
 //! Invariants
 //!   1. Answers are values: a face never changes the PG.
@@ -76,7 +76,7 @@ pub trait Face: Debug + Sync {
 pub enum Needs {
     /// Nothing: the operation may start while earlier ones are in flight.
     Nothing,
-    /// That all earlier operations on the key have ended.
+    /// The end of all earlier operations on the key.
     Turn,
     /// The block's version and allocation in this OSD's store.
     Extents,
@@ -86,7 +86,7 @@ pub enum Needs {
 
 /// A request to gather the content of a key.
 pub struct Wanted {
-    /// Why it is wanted.
+    /// Why the content is wanted.
     pub purpose: WantedFor,
     /// Members that can supply it: they hold all acknowledged writes, or the adopted version.
     pub sources: Vec<Source>,
@@ -106,16 +106,16 @@ pub struct Source {
 /// Why the content of a key is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WantedFor {
-    /// For an operation that needs its key's content.
+    /// To run an operation that needs its key's content.
     Operation,
-    /// For acting members that lack the adopted version. Units that the first source lost may come from an
+    /// To bring acting members to the adopted version. Units that the first source lost may come from an
     /// older version.
     Adoption,
-    /// For acting members that go back to the version that the first source has.
+    /// To bring acting members back to the version that the first source has.
     Return,
-    /// For a learner, which needs these units; `None`: all of the key.
+    /// To fill a learner, which needs these units; `None`: all of the key.
     Learner(Option<Units>),
-    /// For this OSD, which has this version and lost these units of it.
+    /// To repair this OSD's copy, which has this version and lost these units.
     Mending(Version, Units),
 }
 
@@ -149,9 +149,9 @@ pub trait Gathering {
 
 /// What an operation does.
 pub enum Prepared {
-    /// It changes its key.
+    /// The operation changes its key.
     Change(Changed),
-    /// It ends without a change.
+    /// The operation ends without a change.
     Answer(Result<Outcome, Refusal>),
 }
 
@@ -165,7 +165,7 @@ pub enum Changed {
 }
 
 impl Changed {
-    /// Returns the change for the member at a position, or for a learner that is to take it.
+    /// Returns the change for the member at a position, or for a learner that will take this position.
     pub fn at(&self, position: Position) -> Change {
         match self {
             Changed::Everywhere(change) => change.clone(),
@@ -195,11 +195,11 @@ pub struct Statement {
 /// What happens to a key, given the statements of the acting members. Members are identified by their index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// Nothing: the members hold the same version.
+    /// Nothing changes: the members hold the same version.
     Same,
     /// The key was deleted.
     Remove {
-        /// Members that still have it.
+        /// Members that still have the key.
         from: MemberSet,
     },
     /// The newest version is adopted.
@@ -208,7 +208,7 @@ pub enum Adoption {
         newest: Version,
         /// Members to read it from, in this order.
         sources: Vec<usize>,
-        /// Members that lack it.
+        /// Members that lack the newest version.
         to: MemberSet,
     },
     /// Too few members have the newest version to restore it: it was never acknowledged, so it is
@@ -216,7 +216,7 @@ pub enum Adoption {
     Back {
         /// The version that is dropped.
         newest: Version,
-        /// Members that have it.
+        /// Members that have the newest version.
         from: MemberSet,
         /// A member that has the version before, to which the others go back.
         like: usize,
@@ -226,9 +226,9 @@ pub enum Adoption {
 /// What a member holds of a key, as a scrub saw it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// What it holds.
+    /// The member's copy of the key.
     pub key: SeenKey,
-    /// Its tombstones up to this version are gone.
+    /// The member's tombstones up to this version are gone.
     pub floor: Version,
 }
 
@@ -241,9 +241,9 @@ pub enum SeenKey {
     Tombstone(Version),
     /// A block.
     Block {
-        /// Its version.
+        /// The block's version.
         version: Version,
-        /// All units of the block.
+        /// The state of each unit of the block, in order.
         units: Vec<UnitSeen>,
     },
 }
@@ -251,11 +251,11 @@ pub enum SeenKey {
 /// What a member holds of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnitSeen {
-    /// It reads as zeros.
+    /// The unit reads as zeros.
     Zero,
     /// Data with this checksum.
     Data(Checksum),
-    /// Its data is lost.
+    /// The unit's data is lost.
     Damaged,
 }
 
@@ -315,61 +315,62 @@ impl SeenKey {
 /// What is wrong with a key, and what repairs it. Members are identified by their index.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// What is wrong, by member; nothing: the members agree.
+    /// The faults, by member; empty: the members agree.
     pub faults: Vec<(usize, Fault)>,
-    /// What must be written to which members. `None` with faults: what is right cannot be decided.
+    /// The repair. `None` with faults: it cannot be decided which content is right.
     pub remedy: Option<Remedy>,
 }
 
 /// What is wrong with a member's copy of a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Fault {
-    /// What it is.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// How many units it concerns; 0: the key as a whole.
+    /// Number of units that are affected; 0: the key as a whole.
     pub units: u32,
 }
 
-/// How a copy is wrong.
+/// The kinds of faults that a copy can have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FaultKind {
-    /// It cannot be read, or does not match its checksums; others can read it.
+    /// The copy cannot be read, or does not match its checksums; other members can read theirs.
     Damaged,
-    /// It has another content than others have under the same version.
+    /// The copy differs from other copies of the same version.
     Differs,
-    /// No member can read it.
+    /// No member can read the data.
     Lost,
     /// The member does not have the key.
     Missing,
-    /// It did not answer in time, or looking at the key ended epochs.
+    /// The key was not compared: the member did not answer in time, or epochs ended while members read the
+    /// key.
     NotCompared,
-    /// It has an older version.
+    /// The member has an older version.
     Stale,
 }
 
-/// What repairs a key.
+/// The repair of a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Remedy {
     /// These members get a tombstone.
     Tombstone {
-        /// Its version.
+        /// The tombstone's version.
         version: Version,
-        /// The members.
+        /// The members that get the tombstone.
         targets: MemberSet,
     },
     /// Units are copied between members.
     Block {
         /// The version of the block.
         version: Version,
-        /// Which units to take from whom.
+        /// The members to read units from, with the units to read from each.
         fetch: Vec<(usize, Units)>,
         /// Members that get the whole block.
         whole: MemberSet,
         /// Members that get the units in `mend`.
         units: MemberSet,
-        /// Units that are wrong at some of those members.
+        /// Units that are wrong at some of the members in `units`.
         mend: Units,
-        /// Units that nobody can read.
+        /// Units that no member can read.
         lost: Units,
     },
 }

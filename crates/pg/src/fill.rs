@@ -1,8 +1,8 @@
 //! Learners at their primary: where the backfill of each one begins, and the backfill itself, in key order.
 //!
 //! ```text
-//!   State ──▶ what it holds that was never adopted ──▶ Activate ──▶ blocks up to its cursor
-//!   ──▶ blocks after it, with Progress now and then ──▶ bound ──▶ last Progress ──▶ Complete
+//!   State ──▶ list of its blocks that were never adopted ──▶ Activate ──▶ blocks up to its cursor
+//!   ──▶ blocks after it, with Progress at intervals ──▶ bound ──▶ last Progress ──▶ Complete
 //! ```
 //!
 //! Invariants
@@ -99,8 +99,8 @@ impl Pg {
         }
         let (crossing, stripes) = (self.keys_under_way(), self.stripes());
         if filling.listing && stripes.is_some() {
-            // Versions that it prepared become stable up to this one. If nobody knows where its epoch ended,
-            // some of them may never have been adopted.
+            // The learner's prepared versions up to this one become stable. If it is unknown where the
+            // learner's epoch ended, some of them may never have been adopted.
             filling.complete = Version::ZERO;
         }
         let lead = self.lead();
@@ -146,7 +146,7 @@ impl Pg {
                 actions,
             );
         } else {
-            // A learner takes part only once in an epoch, so it needs a new one.
+            // A learner takes part only once in an epoch, so a new epoch is needed.
             if !is_failed {
                 actions.push(Action::Need(Need::NewEpoch));
             }
@@ -204,8 +204,8 @@ impl Pg {
         keepers
     }
 
-    /// Drops learners that delay clients and have answered no write since the last call. Called now and then;
-    /// the time between two calls is what a learner has to answer.
+    /// Drops learners that delay clients and have answered no write since the last call. Called periodically;
+    /// a learner has the time between two calls to answer.
     pub fn drop_stuck_learners(&mut self, actions: &mut Vec<Action>) {
         let Some(lead) = &mut self.lead else { return };
         for index in lead.acting.count()..lead.peers.len() {
@@ -231,7 +231,7 @@ impl Pg {
         let filler = filler.ok_or("it was not activated")?;
         filler.begin()?;
         if has_parity {
-            // It takes versions from now on: what it had prepared is settled.
+            // The learner accepts versions from now on: those that it had prepared are settled.
             filler.cross(crossing);
             self.write_targets.add_learner(index);
         }

@@ -20,11 +20,13 @@ use super::units::Units;
 
 /// How far a learner's backfill has got.
 pub struct Filler {
-    /// The progress of the backfill. Its list `whole` is empty: the field below holds those keys.
+    /// The progress of the backfill. The list `whole` in it is empty: the field `whole` of this struct holds
+    /// those keys.
     filling: Filling,
     /// Blocks that are still to be copied whole.
     whole: BTreeSet<BlockKey>,
-    /// Blocks of writes that were in flight when the learner was admitted. It did not receive those writes.
+    /// Blocks of writes that were in flight when the learner was admitted. The learner did not receive those
+    /// writes.
     crossing: BTreeSet<BlockKey>,
     /// The learner's record is durable: the backfill may begin.
     is_begun: bool,
@@ -34,15 +36,15 @@ pub struct Filler {
     cursor: Option<BlockKey>,
     /// No more blocks follow the cursor.
     is_listed: bool,
-    /// Blocks to be copied; `None`: whole.
+    /// Blocks to copy, with the units to copy; `None`: the whole block.
     todo: BTreeMap<BlockKey, Option<Units>>,
     /// Blocks that are being copied, in key order. `true`: durable at the learner.
     started: BTreeMap<BlockKey, bool>,
-    /// Those of them whose content was sent.
+    /// The blocks in `started` whose content was sent.
     sent: BTreeSet<BlockKey>,
     /// The members whose indexes together have all blocks.
     listers: Vec<usize>,
-    /// A block has the same content and version at all members.
+    /// Whether a block has the same content and version at all members.
     is_whole: bool,
     /// Number of blocks filled since the cursor was last recorded.
     filled_count: usize,
@@ -63,16 +65,16 @@ struct Unanswered {
     bytes: u64,
     /// There are too many unanswered bytes: clients wait for this learner.
     is_awaited: bool,
-    /// The learner has answered none of them since the last call of [`Filler::is_stuck`].
+    /// The learner has answered none of these writes since the last call of [`Filler::is_stuck`].
     is_stuck: bool,
 }
 
 /// Which blocks are being filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Those up to the cursor, which lack only versions above `since`.
+    /// Blocks up to the cursor, which lack only versions above `since`.
     Before,
-    /// Those after the cursor.
+    /// Blocks after the cursor.
     Behind,
 }
 
@@ -81,7 +83,7 @@ pub enum Phase {
 pub struct PageAsks {
     /// Pages of the blocks of acting members.
     pub own: Vec<PageAsk>,
-    /// Only blocks of theirs with versions above this one are listed.
+    /// Only blocks of the acting members with versions above this one are listed.
     pub own_newer_than: Version,
     /// The page of the learner's blocks; all of its blocks are listed.
     pub learner: Option<Option<BlockKey>>,
@@ -103,11 +105,11 @@ pub enum Step {
 
 /// Where the blocks to fill are found.
 enum Source {
-    /// All of them are known.
+    /// All blocks to fill are known.
     Known,
     /// The index of acting members, page by page.
     Index(Pages),
-    /// Theirs, side by side with the learner's.
+    /// The index of acting members, side by side with the learner's.
     Both { own: Pages, learner: Page },
 }
 
@@ -202,7 +204,8 @@ impl Filler {
         self.caught_up(bytes_max)
     }
 
-    /// Likewise, of all writes up to a version.
+    /// Notes that the learner has all writes up to a version. Returns true if clients need not wait for the
+    /// learner any more.
     pub fn on_wrote_upto(&mut self, version: Version, bytes_max: u64) -> bool {
         let later = self.unanswered.writes.split_off(&(version.counter + 1));
         let answered = std::mem::replace(&mut self.unanswered.writes, later);
@@ -334,8 +337,9 @@ impl Filler {
         self.crossing.extend(keys);
     }
 
-    /// Returns whether the learner has a block as it was before the next write, or will have it when it takes
-    /// that write: it was found that it lacks nothing of it, or its content was sent.
+    /// Returns whether the learner has the current state of a block, or will have it when the block's next
+    /// write arrives there. That is so if the backfill found that the learner lacks nothing of the block, or
+    /// if the block's content was sent.
     pub fn has(&self, key: BlockKey) -> bool {
         let is_before = self.filling.cursor.is_some_and(|cursor| key <= cursor);
         let is_found = self.is_listed || Some(key) <= self.cursor;
@@ -347,11 +351,11 @@ impl Filler {
         self.is_begun && is_passed && !self.todo.contains_key(&key) && !is_queued
     }
 
-    /// Notes a write that the learner did not receive, of a block that it does not have: the block must be
-    /// filled, also if it was listed before the write.
+    /// Notes that the learner did not receive a write, because it does not have the block yet. The block must
+    /// be filled, even if the backfill has found it before.
     pub fn skip(&mut self, key: BlockKey) {
         if self.started.get(&key) == Some(&false) {
-            // Its content will be what it is when its turn comes.
+            // The block's content is read at its turn, so it will include the write.
             return;
         }
         match self.has_in_phase(key) {

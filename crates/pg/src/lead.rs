@@ -1,4 +1,4 @@
-//! What a primary keeps of its epoch and of each member.
+//! A primary's state of its epoch and of each member.
 //!
 //! Invariants
 //!   1. Members are identified by their index: acting ones by position, then learners. The primary is an
@@ -21,7 +21,7 @@ use super::slots::{ForwardSlot, GatherSlot, JobSlot, Slots};
 use super::stripes::fill::LateFill;
 use super::stripes::replicate::{DeltaRoute, GatherJob};
 
-/// What a primary keeps of its epoch.
+/// A primary's state of its epoch.
 pub struct Lead {
     /// Acting members by position, then learners.
     pub peers: Vec<Peer>,
@@ -35,15 +35,17 @@ pub struct Lead {
     pub adopted: Version,
     /// Tombstones up to this version are gone.
     pub floor: Version,
-    /// Activations up to this one.
+    /// The PG's activations, up to that of this epoch.
     pub history: Vec<Activation>,
     pub compare: Compare,
     pub jobs: Slots<JobSlot, Job>,
     /// In pools with parity: units of stripes that are being gathered.
     pub gathers: Slots<GatherSlot, GatherJob>,
-    /// Keys that go forward, with the members that do not have them yet.
+    /// In pools with parity: keys that are being brought to the adopted version, with the members that have
+    /// not prepared them yet.
     pub forwards: Slots<ForwardSlot, MemberSet>,
-    /// In pools with parity: where the differences of versions go that have not all come.
+    /// In pools with parity: versions whose differences have not all been passed on, and the members that get
+    /// them.
     pub deltas: BTreeMap<Version, DeltaRoute>,
     /// In pools with parity: fills that wait for the mark.
     pub late_fills: Vec<LateFill>,
@@ -66,7 +68,7 @@ pub struct Lead {
 /// A member as its primary sees it.
 pub struct Peer {
     pub member: Member,
-    /// Its position in the acting set; for a learner, the position for which it learns.
+    /// The member's position in the acting set; for a learner, the position for which it learns.
     pub position: Position,
     pub contact: Contact,
     pub state: Option<MemberState>,
@@ -90,16 +92,17 @@ pub enum Absence {
 /// What follows from the states of all acting members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Judgement {
-    /// This member has no record of a PG of which others have one.
+    /// This member has no record of the PG, although others have one.
     Unknown(usize),
-    /// All hold the same blocks.
+    /// All members hold the same blocks.
     Same,
     /// Blocks above this version are compared.
     Compare { newer_than: Version },
 }
 
 impl Lead {
-    /// Requires: `me` is a member of the entry, which has at most [`MEMBERS_MAX`].
+    /// Returns the state at the beginning of an epoch. Requires: `me` is a member of the entry, which has at
+    /// most [`MEMBERS_MAX`].
     pub fn new(entry: &PgEntry, me: OsdId) -> Lead {
         let acting = entry.filled().map(|(position, member)| Peer::new(*member, position));
         let learners = entry.learners.iter().map(|it| Peer::new(it.member, it.position));
@@ -176,7 +179,7 @@ impl Lead {
         }
         let lowest = states.iter().map(|state| state.complete).min().unwrap_or_default();
         let floor = states.iter().map(|state| state.floor).max().unwrap_or_default();
-        // Deletions at or below a floor are in no list any more: a member that missed one is found only by
+        // Deletions at or below a floor are no longer listed: a member that missed one is found only by
         // comparing all blocks.
         let newer_than = if lowest < floor { Version::ZERO } else { lowest };
         Judgement::Compare { newer_than }
@@ -189,8 +192,8 @@ impl Lead {
     }
 
     /// Returns the version up to which an acting member proves that a block it lacks was deleted: its
-    /// tombstones up to there are gone. It proves nothing beyond what it is complete to: a disk may have lost
-    /// the block and kept the floor above it.
+    /// tombstones up to there are gone. The member proves nothing above the version up to which it is
+    /// complete: a disk may have lost the block and kept the floor above it.
     pub fn deleted_up_to(&self, index: usize) -> Version {
         let state = self.peers[index].state.as_ref();
         state.map_or(Version::ZERO, |state| state.floor.min(state.complete))

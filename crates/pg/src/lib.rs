@@ -6,15 +6,15 @@
 //!
 //! | question | files |
 //! |---|---|
-//! | what the PG is, how it is called, who owns what | `lib`, `shape`, `limits` |
+//! | what a PG consists of, its interface and its limits | `lib`, `shape`, `limits` |
 //! | how an epoch begins at its primary | `peering`, with `lead`, `ask`, `compare`, `page` |
 //! | what a member does in an epoch of another primary | `member` |
-//! | what a member has and states | `local_state`, `record`, `changes` |
+//! | what a member has, and what it reports | `local_state`, `record`, `changes` |
 //! | how a write reaches all members | `write`, with `write_queue`, `versions`, `window`, `write_targets`, `sync`, `owed`, `change` |
 //! | how a block is copied between members, and a learner filled | `copy`, `fill`, `filler` |
 //! | what a key holds, by kind of pool | `face`, `copies`, `units`, `operation` |
 //! | how members are compared while the PG serves | `scrub` |
-//! | calls of the store | `store_calls`, `slots` |
+//! | calls to the store | `store_calls`, `slots` |
 //!
 //! ```text
 //!   primary  enter ──▶ Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
@@ -176,7 +176,7 @@ pub enum Action {
         /// The message.
         body: PeerBody,
     },
-    /// A scrub has something to tell, for the log.
+    /// An event of a scrub, for the log.
     Scrub(ScrubEvent),
     /// The PG needs another entry. The node repeats this to the monitor until the epoch is over.
     Need(Need),
@@ -261,15 +261,15 @@ pub struct Pg {
     owed: Owed,
     /// Units that this OSD's store lost and that were restored from another copy.
     mended_units: u64,
-    /// What the acting members keep of scrubs, as far as this OSD knows.
+    /// The note on scrubs that the acting members keep, as far as this OSD knows it.
     scrub_note: ScrubNote,
     /// The time of day, in seconds since 1970, when the node last called [`Pg::scrub`].
     scrub_now: u64,
-    /// Which disks are slow, or do not answer: reads go to others where they can.
+    /// The OSDs whose disks are slow or do not answer. Reads avoid them if they can.
     slow_disks: SlowDisks,
-    /// Number of reads that went to others for that.
+    /// Number of reads that were sent to other members because this OSD's disk was slow.
     reads_elsewhere: u64,
-    // As primary: writes on their way to all members.
+    // As primary: writes that are being replicated.
     write_targets: WriteTargets,
     versions: Versions,
     syncs: Syncs,
@@ -497,7 +497,7 @@ impl Pg {
         self.stripe_member = None;
         self.entry = None;
         self.write_targets = WriteTargets::default();
-        // Its slots refer to writes that no longer exist.
+        // The slots in `versions` refer to writes that no longer exist.
         self.versions.abandon();
         self.syncs = Syncs::default();
     }
@@ -533,7 +533,7 @@ impl Pg {
         }
     }
 
-    /// Called now and then while this OSD has no part in the PG. Other members settle the writes that this
+    /// Called periodically while this OSD has no part in the PG. Other members settle the writes that this
     /// OSD began. After several calls this OSD forgets what members owed.
     pub fn forget_lost(&mut self) {
         self.owed.forget_later();
@@ -558,9 +558,9 @@ impl Pg {
 
     /// Writes a record to the store. [`Pg::on_record_kept`] is called when it is durable or was refused.
     fn keep_record(&mut self, record: Record, what: RecordFor, actions: &mut Vec<Action>) {
-        // An activation settles what was prepared: what is above the version that was adopted goes. What is
-        // stable cannot go. If this OSD settled an epoch that the others did not, and then missed that they
-        // went back, it was filled with what they have.
+        // An activation settles the prepared versions: those above the adopted version are dropped. Stable
+        // versions cannot be dropped. If this OSD settled an epoch that the others did not settle, and then
+        // missed that they went back, backfill has brought it to their state.
         let is_activation = matches!(what, RecordFor::Lead | RecordFor::Activation);
         let upto = record.filling.as_ref().map_or(record.adopted, |filling| filling.complete);
         let upto = upto.max(self.local_state.committed());
@@ -608,7 +608,8 @@ impl Pg {
         self.flush_upto(what, Version::ZERO, actions);
     }
 
-    /// Likewise; in pools with parity the flush covers versions up to `upto`, too.
+    /// Makes durable the changes that this OSD's store accepted before. In pools with parity the flush also
+    /// covers versions up to `upto`.
     fn flush_upto(&mut self, what: FlushFor, upto: Version, actions: &mut Vec<Action>) {
         let covers = self.unflushed.written();
         self.call(Call::Flush { covers, upto, what }, StoreRequest::Sync, actions);
@@ -719,7 +720,7 @@ impl Pg {
             return self.read(ticket, key, parents, wants, actions);
         }
         if has_twice(key.image, &parents) {
-            // It would wait for itself, and hold up all others.
+            // Such a read would wait for itself, and would block all other operations.
             let why = "a chain of layers has an image twice".to_owned();
             return actions.push(Action::Reply { ticket, outcome: Err(Refusal::Invalid { why }) });
         }
@@ -802,7 +803,7 @@ impl Pg {
         self.refuse_queued_writes(&mut judge, actions);
     }
 
-    /// Called now and then. Syncs old lazy writes that nobody has synced, and sends the mark to the other
+    /// Called periodically. Syncs old lazy writes that nobody has synced, and sends the mark to the other
     /// acting members. Drops tombstones up to the mark, if all copies that the pool wants are acting members
     /// and there are no learners.
     pub fn raise_floor(&mut self, actions: &mut Vec<Action>) {

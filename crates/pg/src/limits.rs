@@ -16,7 +16,7 @@ pub struct Limits {
     pub change_count_max: usize,
     /// A learner's cursor is made durable after this many filled blocks.
     pub progress_every: usize,
-    /// Maximum number of lazy writes that are answered but not durable. Half as many start a sync.
+    /// Maximum number of lazy writes that are answered but not durable. A sync begins at half of this number.
     pub unsynced_count_max: usize,
     /// Clients wait for a learner that has more than this many bytes of writes unanswered, until half as many
     /// are left.

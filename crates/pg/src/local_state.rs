@@ -6,7 +6,7 @@
 //!   2. A record found in a suspect store is not trusted. A record written since then is.
 //!   3. At most one record at a time is being written to the store.
 //!   4. `changes` holds every change of the store above its reach, except repairs while this OSD is a
-//!      learner. When those end, the list starts again, empty.
+//!      learner. When these repairs end, the list starts again, empty.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -146,7 +146,7 @@ impl LocalState {
         self.settling = upto;
     }
 
-    /// Notes that the store was told to make prepared versions up to this one stable.
+    /// Notes that the store was asked to make prepared versions up to this one stable.
     pub fn on_commit(&mut self, upto: Version) {
         self.committed = self.committed.max(upto);
     }
@@ -217,7 +217,7 @@ impl LocalState {
         self.hole = Some(known.map_or(version, |hole| hole.min(version)));
     }
 
-    /// Notes that the lost data was given up by the operator, or filled again.
+    /// Notes that the operator gave up the lost data, or that backfill restored it.
     pub fn absolved(&mut self) {
         self.is_suspect = false;
         self.is_believed = true;

@@ -22,7 +22,7 @@ use super::versions::next_version;
 use super::window::Window;
 use super::{Action, Pg, Record};
 
-/// What a member keeps of an epoch that another OSD leads.
+/// A member's state of an epoch that another OSD leads.
 pub struct Follow {
     primary: OsdId,
     is_learner: bool,
@@ -30,8 +30,8 @@ pub struct Follow {
     /// The version of the next write. `None`: the first write to arrive may have any counter.
     next: Option<Version>,
     mark: Version,
-    /// Changes at the store, in the order of arrival. A lazy change ends when it is written: a note written
-    /// to the store after it is not durable before it.
+    /// Changes at the store, in the order of arrival. A lazy change ends when it is written: a note that is
+    /// written to the store later cannot become durable before the change.
     taken: Window<()>,
     /// A cursor that waits until all changes that arrived before it have ended.
     progress: Option<Progress>,
@@ -528,7 +528,7 @@ impl Pg {
         self.keep_progress(actions);
     }
 
-    /// Tells the primary that everything it sent before its sync is durable.
+    /// Reports to the primary that everything it sent before its sync request is durable.
     pub(crate) fn on_peer_synced(&mut self, call: u32, actions: &mut Vec<Action>) {
         if self.follow().stage == FollowStage::Active {
             self.answer(PeerBody::Synced { call }, actions);

@@ -6,18 +6,20 @@ use format::wire::Change;
 use super::Ticket;
 use super::slots::{DeletionSlot, JobSlot, ReadSlot, WriteSlot};
 
-/// For whom a write is done, and who is informed when it ends.
+/// Who requested a write, and is informed when the write ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteFor {
     /// A client.
     Client(Ticket),
     /// A deletion by range.
     Deletion(DeletionSlot),
-    /// A job that copies the block. It takes its turn, but changes nothing on this OSD.
+    /// A job that copies the block. The job takes its turn in the block's queue, but changes nothing on this
+    /// OSD.
     Job(JobSlot),
-    /// The key in work of a scrub. It takes its turn, too, and changes nothing.
+    /// The current key of a scrub. The scrub takes its turn in the key's queue, too, and changes nothing.
     Scrub,
-    /// In pools with parity: a read of a newer layer, which holds nothing in the units from `first` on.
+    /// In pools with parity: the read of a newer layer, in slot `above`. The newer layer holds no data in the
+    /// units from `first` on.
     Layer { above: WriteSlot, first: u32 },
 }
 
@@ -47,7 +49,7 @@ pub enum WriteKind {
     /// Change the block; with `expected`, only if the block has that version. `lazy`: the change may be
     /// answered before it is durable.
     Change { change: Change, expected: Option<Version>, lazy: bool },
-    /// Read data that no member has alone. `parents`: older layers, newest first.
+    /// Read data that no single member has. `parents`: older layers, newest first.
     Read { wants: Wants, parents: Vec<ImageId> },
     /// Change nothing, but let no other write to the block be in flight until this operation ends.
     Hold,

@@ -40,7 +40,7 @@ impl Owed {
         self.bytes.clear();
     }
 
-    /// Called now and then while this OSD has no part in the PG. Other members settle the writes that it
+    /// Called periodically while this OSD has no part in the PG. Other members settle the writes that it
     /// began, so after `CALLS_MAX` calls the debts are cleared.
     pub fn forget_later(&mut self) {
         self.calls += 1;

@@ -12,8 +12,8 @@
 //!   2. Once an acting member has reported its state, the loss of its connection ends the epoch. So does the
 //!      loss of a bound learner's connection.
 //!   3. An epoch that has ended serves no more operations; those already started may still end.
-//!   4. An epoch in which learners are filled although acting members are lost is never activated: it tells
-//!      learners what this OSD has, not what the PG adopts.
+//!   4. An epoch in which learners are filled although acting members are lost is never activated: its
+//!      learners are filled from this OSD's state, not from the state that the PG adopts.
 
 use std::collections::BTreeMap;
 
@@ -146,8 +146,8 @@ impl Pg {
             Contact::Asked => {}
             // The answer to a query over an earlier connection arrived first, and is just as good.
             Contact::Known => return Ok(()),
-            // The epoch ended while there was no connection. Over the next connection nothing is asked, but
-            // the old answer may still arrive. Closing that connection would end other PGs' epochs.
+            // The epoch ended while there was no connection. Nothing is requested over the next connection,
+            // but the old answer may still arrive. Closing that connection would end other PGs' epochs.
             Contact::Away if has_ended => return Ok(()),
             Contact::Away | Contact::Out => return Err("an unsolicited state".into()),
         }
@@ -181,8 +181,8 @@ impl Pg {
         let is_known = self.lead().is_known();
         if self.serving == Serving::Filling && is_known {
             if !planted::on(Bug::FilledEpochActivated) {
-                // Learners took this OSD's state for that of the PG, so this epoch cannot be activated; the
-                // next one can.
+                // Learners were filled from this OSD's state instead of the adopted one, so this epoch cannot
+                // be activated; the next one can.
                 let why = "all members have reported".to_owned();
                 return self.end_epoch(Need::NewEpoch, why, actions);
             }
@@ -214,7 +214,7 @@ impl Pg {
     /// reported their state are lost. This OSD, as an acting member, has everything that was acknowledged, so
     /// a learner that has the same may take a lost member's place. `absence`: returns the status of a member
     /// that has not reported its state; `is_immediate`: this OSD's store answers nothing before it is
-    /// durable. Called now and then.
+    /// durable. Called periodically.
     pub fn fill_meanwhile(
         &mut self,
         absence: impl Fn(Member) -> Absence,
@@ -232,7 +232,7 @@ impl Pg {
         let member = lead.peers[lead.me].member;
         // If this OSD restarted after it wrote the record, it may have lost writes that were answered but not
         // durable. A record written as a learner proves nothing: it may come from a primary that had lost
-        // some.
+        // some writes.
         let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
         let has_all = recorded.is_some_and(|known| is_immediate || known == member);
         let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
@@ -257,7 +257,7 @@ impl Pg {
         self.welcome_learners(actions);
     }
 
-    /// Sends the mark to the other acting members, if no write has carried it. Called now and then.
+    /// Sends the mark to the other acting members, if no write has carried it. Called periodically.
     pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
         let mark = self.mark();
         if self.serving != Serving::Active {

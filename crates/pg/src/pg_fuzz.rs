@@ -76,7 +76,7 @@ impl Run {
         self.bench.start(ticket, op);
     }
 
-    /// Gives one of the store's pending answers, in any order. A real store has less freedom.
+    /// Delivers one of the store's pending answers, in any order. A real store has less freedom.
     fn answer_any(&mut self) {
         let count = self.bench.answers.len() as u32;
         if count > 0 {
@@ -138,8 +138,8 @@ impl Run {
         }
     }
 
-    /// Returns whether, in an order that `read` allows, some write wrote `byte` there, or `byte` is zero and
-    /// nothing was written.
+    /// Returns whether `read` can have returned `byte` for this unit: a write wrote it, in a possible order
+    /// of the operations, or `byte` is zero and nothing was written.
     fn explains(&self, read: &Seen, unit: u32, byte: u8) -> bool {
         let writes = || {
             self.seen.iter().filter(|seen| {

@@ -1,4 +1,4 @@
-//! What a member keeps of an activation: the note of the PG in its store, as JSON text. See
+//! A member's durable record of an activation: the note of the PG in its store, as JSON text. See
 //! `docs/internals/notes.md`.
 //!
 //! Invariants
@@ -10,7 +10,7 @@ use blockstore::BlockKey;
 use format::wire::{Activation, Filling, HISTORY_COUNT_MAX, PgEntry, WHOLE_COUNT_MAX};
 use serde::{Deserialize, Serialize};
 
-/// What a member keeps of an activation.
+/// A member's durable record of an activation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     /// The entry that was activated.
@@ -39,7 +39,7 @@ impl Record {
     }
 }
 
-/// The note as it is written.
+/// The JSON form of a record.
 #[derive(Serialize, Deserialize)]
 struct RecordText {
     entry: PgEntry,
@@ -52,7 +52,7 @@ struct RecordText {
     dropped: Option<VersionText>,
 }
 
-/// See [`Filling`].
+/// The JSON form of a [`Filling`].
 #[derive(Serialize, Deserialize)]
 struct FillingText {
     complete: VersionText,
@@ -62,7 +62,7 @@ struct FillingText {
     listing: bool,
 }
 
-/// A version as `epoch.counter`.
+/// A version as the text `epoch.counter`.
 #[derive(Serialize, Deserialize)]
 struct VersionText(String);
 

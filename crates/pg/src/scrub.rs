@@ -7,10 +7,12 @@
 //! ```
 //!
 //! Invariants
-//!   1. A key is compared while no change of it is in flight, and none begins before it is done.
-//!   2. The cursor passes a key when what was found of it is repaired or listed.
-//!   3. Nothing begins before the notes of all acting members are known, or after the epoch has ended.
-//!   4. What members read for a key ends in bounded time, or without them (`limit`).
+//!   1. A key is compared while no change of the key is in flight, and no change begins before the comparison
+//!      is done.
+//!   2. The cursor passes a key when the faults that were found have been repaired or listed.
+//!   3. No comparison begins before the notes of all acting members are known, or after the epoch has ended.
+//!   4. The comparison of a key takes a limited time: members that have not answered by then are left out
+//!      (`limit`).
 
 mod limit;
 pub mod member;
@@ -36,44 +38,46 @@ use super::store_calls::{Call, NewerFor};
 use super::units::{Copied, Held, Units};
 use super::{Action, Pg, Serving};
 
-/// The note is kept after this many keys.
+/// The note is made durable after this many keys.
 const KEEP_EVERY: u64 = 64;
 
-/// What a primary keeps of the scrub of its epoch.
+/// A primary's state of the scrub in its epoch.
 #[derive(Default)]
 pub struct Scrub {
     /// Whether the notes of all acting members are known.
     stage: RecallStage,
-    /// A member had another note than this OSD.
+    /// Whether a member's note differs from that of this OSD.
     notes_differ: bool,
-    /// Keys of each acting member, by index; empty: no walk is under way.
+    /// The key list of each acting member, by index; empty: no walk is under way.
     pages: Vec<Page>,
-    /// Counts the walks: what was asked for an earlier one is of no use to this one.
+    /// The number of the current walk. Answers to requests of earlier walks are ignored.
     walk: u32,
     /// Bytes that may still be read; below zero: more was read than allowed.
     allowance: i64,
-    /// Whether what is decided is repaired. If not, it is listed.
+    /// Whether faults are repaired if it can be decided how. Otherwise they are only listed.
     repairs: bool,
-    /// The key in work.
+    /// The current key: the one that is being compared or repaired.
     work: Option<Work>,
-    /// Members, this OSD among them, whose answer to the last note is missing.
+    /// Members that have not answered the last note yet, including this OSD.
     keeping: MemberSet,
-    /// The note has changed since it was kept last.
+    /// Whether the note has changed since it was last sent to the members.
     is_unkept: bool,
-    /// Keys done since then.
+    /// Number of keys compared since the note was last sent to the members.
     keys_unkept: u64,
-    /// Counts what members are asked to read: an answer names the look that it is for.
+    /// The number of the newest look. A look is one request to the members to read the current key; each
+    /// answer is matched to its look by this number.
     looks: u32,
-    /// Looks that were given up, and how many of their answers are still to come.
+    /// Looks that were given up, with the number of answers that are still missing.
     late: BTreeMap<u32, usize>,
-    /// Keys that are noted before they are looked at: an epoch ended, maybe because of one of them.
+    /// Number of keys that still must be recorded in a durable note before members read them: one of these
+    /// keys may have caused the end of the previous epoch.
     careful_left: u64,
 }
 
-/// How far the members' notes are known.
+/// Whether the members' notes are known.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 enum RecallStage {
-    /// They were not asked for.
+    /// The notes have not been requested.
     #[default]
     Unknown,
     /// These members have not answered.
@@ -81,83 +85,84 @@ enum RecallStage {
     Known,
 }
 
-/// A key in work.
+/// The current key: the one that is being compared or repaired.
 struct Work {
     key: BlockKey,
-    /// The walk that came to it.
+    /// The walk that reached the key.
     walk: u32,
-    /// Its turn in the queue of the key's writes.
+    /// The scrub's slot in the queue of the key's writes, once the scrub has its turn.
     slot: Option<WriteSlot>,
-    /// Whether data is read.
+    /// Whether the look reads data, not only metadata.
     deep: bool,
-    /// What was wrong before it was repaired.
+    /// The faults that were found before the repair.
     before: Vec<(usize, Fault)>,
-    /// The number of what members are asked to read now.
+    /// The number of the current look.
     look: u32,
-    /// When members were first seen reading for it; anew after a repair.
+    /// When members were first seen reading the key; reset by a repair.
     since: Option<Time>,
     stage: Stage,
 }
 
 /// How far a key has got. Top to bottom is the order in time.
 enum Stage {
-    /// Waits until the note that names it is durable.
+    /// Waits until a note that contains the key is durable.
     Noting,
     /// Waits for its turn.
     Turn,
-    /// Waits for what members hold; by index.
+    /// Waits for the members' digests of the key. `seen`: the digests that have arrived, by member.
     Looking { seen: Vec<Option<Seen>> },
-    /// Fetches units from the members that are right.
+    /// Fetches units from members that have the right content.
     Fetching { remedy: Box<Remedy>, left: VecDeque<(usize, Units)>, copied: Option<Copied> },
-    /// Waits for members that get what they need.
+    /// Waits until the repairs of these members have ended.
     Mending { missing: MemberSet },
 }
 
-/// What a scrub has to tell, for the log.
+/// An event of a scrub, for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ScrubEvent {
-    /// It begins.
+    /// A scrub began.
     Began {
-        /// Whether data is read.
+        /// Whether the scrub is deep, which means that it reads data.
         deep: bool,
     },
     /// A key was repaired.
     Repaired {
         /// The key.
         key: BlockKey,
-        /// What was wrong, by member.
+        /// The faults that were repaired, by member.
         faults: Vec<(OsdId, Fault)>,
     },
     /// A key is damaged, and was not repaired.
     Found {
         /// The key.
         key: BlockKey,
-        /// What is wrong, by member.
+        /// The faults, by member.
         faults: Vec<(OsdId, Fault)>,
     },
-    /// A note of another member cannot be read, and counts as none.
+    /// Another member's note cannot be read. It is treated as an empty note.
     NoteUnread {
-        /// The member that sent it.
+        /// The member that sent the note.
         osd: OsdId,
-        /// What is wrong with it.
+        /// What is wrong with the note.
         why: String,
     },
-    /// It went through all keys.
+    /// A scrub has compared all keys.
     Ended {
-        /// Whether data was read.
+        /// Whether the scrub was deep, which means that it read data.
         deep: bool,
-        /// How many keys it compared.
+        /// Number of keys that were compared.
         keys: u64,
     },
 }
 
-/// Returns when the last scrub began, now that one ends that began at `since`.
+/// Returns the start time of the last completed scrub, when one completes that began at `since`. `last`: the
+/// start time known before.
 fn later(last: u64, since: u64) -> u64 {
     note::credible(last, since).max(since)
 }
 
 impl Scrub {
-    /// Ends the walk: its pages, and what was asked for them, are of no use to the next one.
+    /// Ends the walk: drops its pages, and ignores later answers to its requests.
     fn end_walk(&mut self) {
         self.pages.clear();
         self.walk = self.walk.wrapping_add(1);
@@ -165,18 +170,18 @@ impl Scrub {
 }
 
 impl Pg {
-    /// Tells the PG what its store's note says of scrubs. Called before the first entry.
+    /// Sets the note on scrubs that this OSD's store holds. Called before the first entry.
     pub fn know_scrubs(&mut self, note: ScrubNote) {
         self.scrub_note = note;
     }
 
-    /// Returns what this OSD knows of the PG's scrubs. As primary, it is what all acting members know only
-    /// when [`Pg::knows_scrubs`].
+    /// Returns this OSD's note on the PG's scrubs. At a primary, the note includes what all acting members
+    /// know only if [`Pg::knows_scrubs`].
     pub fn scrub_note(&self) -> &ScrubNote {
         &self.scrub_note
     }
 
-    /// Returns whether this OSD, as primary, has asked all acting members for their notes on scrubs.
+    /// Returns whether this OSD, as primary, has received the notes on scrubs of all acting members.
     pub fn knows_scrubs(&self) -> bool {
         let lead = self.lead.as_ref().filter(|_| self.serving == Serving::Active);
         lead.is_some_and(|lead| lead.scrub.stage == RecallStage::Known)
@@ -203,7 +208,7 @@ impl Pg {
         }
     }
 
-    /// Handles a member's note. One that cannot be read counts as none.
+    /// Handles a member's note. A note that cannot be read is treated as an empty one.
     pub(crate) fn on_recalled(&mut self, index: usize, note: &[u8], actions: &mut Vec<Action>) {
         let from = self.lead().peers[index].member.osd;
         let note = self.read_note(from, note, actions).unwrap_or_default();
@@ -219,7 +224,7 @@ impl Pg {
         }
     }
 
-    /// Reads a note that another member sent. `None`: it is of no use, and the log says why.
+    /// Decodes a note that another member sent. `None`: the note is unusable, and the reason is logged.
     pub(crate) fn read_note(
         &self,
         from: OsdId,
@@ -246,14 +251,15 @@ impl Pg {
         }
     }
 
-    /// Handles the last acting member's note. If they differ, all members get the newest one: some may be
-    /// new, and those that had it may leave before the next one.
+    /// Continues when the notes of all acting members have arrived. If they differ, all members get the
+    /// newest one: some members may be new, and those that have the note may leave before the next one is
+    /// written.
     fn on_notes_known(&mut self, actions: &mut Vec<Action>) {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let is_cut_off = self.scrub_note.running.is_some() && self.scrub_note.epoch < epoch;
         let scrub = &mut self.lead().scrub;
         scrub.stage = RecallStage::Known;
-        // The epoch before may have ended because of one of the keys that this one compares first.
+        // The previous epoch may have ended because of one of the keys that are compared first in this one.
         scrub.careful_left = if is_cut_off { KEEP_EVERY } else { 0 };
         if scrub.notes_differ {
             self.keep_note(actions);
@@ -268,9 +274,9 @@ impl Pg {
         }
     }
 
-    /// As primary: begins a scrub, if none of this depth is under way; a light one becomes deep by
-    /// beginning anew. Returns false if it cannot begin now. `on_demand`: an operator asked for it. `now`:
-    /// seconds since 1970.
+    /// As primary: begins a scrub, unless one of this depth is under way. If a deep scrub is requested while
+    /// a light one is under way, the scrub starts again as a deep one. Returns false if it cannot begin now.
+    /// `on_demand`: an operator requested it. `now`: seconds since 1970.
     pub fn begin_scrub(
         &mut self,
         deep: bool,
@@ -295,7 +301,7 @@ impl Pg {
         true
     }
 
-    /// As primary: ends the scrub that is under way, once the key in work is done.
+    /// As primary: ends the scrub that is under way, once the current key is done.
     pub fn cancel_scrub(&mut self, actions: &mut Vec<Action>) {
         if self.knows_scrubs() && self.scrub_note.running.take().is_some() {
             self.lead().scrub.end_walk();
@@ -304,7 +310,7 @@ impl Pg {
     }
 
     /// As primary: allows a scrub that is under way to read this many bytes from now on, and no more.
-    /// `repairs`: what is decided is repaired. `now`: seconds since 1970.
+    /// `repairs`: whether faults are repaired if it can be decided how. `now`: seconds since 1970.
     pub fn scrub(&mut self, bytes: u64, repairs: bool, now: u64, actions: &mut Vec<Action>) {
         if !self.knows_scrubs() {
             return;
@@ -317,7 +323,8 @@ impl Pg {
         self.scrub_next(actions);
     }
 
-    /// Starts the next key, if one may start; asks for pages that are missing; ends a walk at its end.
+    /// Starts the next key, if one may start; requests pages that are missing; ends the scrub after the last
+    /// key.
     fn scrub_next(&mut self, actions: &mut Vec<Action>) {
         let Some(running) = self.scrub_note.running.clone().filter(|_| self.knows_scrubs()) else {
             return;
@@ -342,7 +349,8 @@ impl Pg {
             page.take(key);
         }
         let walk = scrub.walk;
-        // No member has the keys between the cursor and this one any more.
+        // No member has a key between the cursor and this key any more, so findings for such keys are
+        // removed.
         if running.deep && self.scrub_note.strike(running.cursor, Some(key)) {
             self.lead().scrub.is_unkept = true;
         }
@@ -356,7 +364,7 @@ impl Pg {
         }
     }
 
-    /// Queues the key in work for its turn.
+    /// Queues the current key for its turn.
     fn take_scrub_turn(&mut self, actions: &mut Vec<Action>) {
         let Work { key, deep, .. } = *self.work();
         self.work().stage = Stage::Turn;
@@ -412,7 +420,7 @@ impl Pg {
         came.expect("the node lists what was asked");
     }
 
-    /// Handles the turn of the key in work: no change of it is in flight.
+    /// Handles the turn of the current key: no change of the key is in flight.
     pub(crate) fn on_scrub_turn(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let work = self.work();
         assert!(work.slot.is_none());
@@ -425,7 +433,7 @@ impl Pg {
         self.lead().scrub.work.as_mut().expect("a key is in work")
     }
 
-    /// Returns whether the key in work goes on; not in an epoch that has ended.
+    /// Returns whether the scrub of the current key may continue: the epoch has not ended.
     fn is_scrubbing(&self) -> bool {
         self.serving == Serving::Active
     }
@@ -449,7 +457,7 @@ impl Pg {
         self.call(Call::ScrubDigest { look }, StoreRequest::Digest { key, deep }, actions);
     }
 
-    /// Handles what this OSD's own store holds of the key.
+    /// Handles the key's digest from this OSD's own store.
     pub(crate) fn on_own_digest(
         &mut self,
         look: u32,
@@ -461,7 +469,7 @@ impl Pg {
         self.on_seen((me, look), seen.expect("the store knows its blocks"), actions);
     }
 
-    /// Handles what a member holds of the key.
+    /// Handles the key's digest from a member.
     pub(crate) fn on_peer_scrubbed(
         &mut self,
         (index, look): (usize, u32),
@@ -490,7 +498,7 @@ impl Pg {
         self.judge(&seen, actions);
     }
 
-    /// Decides what follows from what all acting members hold of the key.
+    /// Compares what all acting members hold of the key, and decides how to continue.
     fn judge(&mut self, seen: &[Seen], actions: &mut Vec<Action>) {
         let block_size = self.shape.block_size;
         let verdict = self.shape.face.agree(seen, block_size);
@@ -534,7 +542,8 @@ impl Pg {
         }
     }
 
-    /// Fetches the next units from a member that is right, or begins to mend.
+    /// Fetches the next units from a member that has the right content; after the last ones, begins the
+    /// repair.
     fn fetch_right(&mut self, actions: &mut Vec<Action>) {
         let (me, block_size) = (self.lead().me, self.shape.block_size);
         let work = self.work();
@@ -596,11 +605,12 @@ impl Pg {
         };
         let more = match held {
             Held::Copy(more) if more.version == *version => more.within(&units, buffers),
-            // It was not so when it was looked at: the key is listed as it was.
+            // The member no longer has the version that it reported: the key is listed with the faults that
+            // were found.
             _ => return self.give_up_key(actions),
         };
         if !units.without(&more.units).is_empty() {
-            // The member lost them since.
+            // The member has lost some of these units since.
             return self.give_up_key(actions);
         }
         match copied {
@@ -610,7 +620,7 @@ impl Pg {
         self.fetch_right(actions);
     }
 
-    /// Sends what was fetched to the members that need it.
+    /// Sends the fetched units to the members that need them.
     fn mend_all(&mut self, actions: &mut Vec<Action>) {
         let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
         let work = self.work();
@@ -635,8 +645,8 @@ impl Pg {
         }
     }
 
-    /// Begins to repair members. That takes as long as a write does; what they read afterwards has its own
-    /// limit.
+    /// Begins to repair members. A repair may take as long as a write; the look that follows it has its own
+    /// time limit.
     fn begin_mending(&mut self, missing: MemberSet) {
         let work = self.work();
         (work.stage, work.since) = (Stage::Mending { missing }, None);
@@ -672,7 +682,8 @@ impl Pg {
         self.on_mended_at(me, actions);
     }
 
-    /// Handles the end of a member's repair, or its refusal: then the next look finds the fault again.
+    /// Handles the end of a member's repair. If the member refused the repair, the next look finds the fault
+    /// again.
     pub(crate) fn on_mended_at(&mut self, index: usize, actions: &mut Vec<Action>) {
         if !self.is_scrubbing() {
             return;
@@ -686,13 +697,14 @@ impl Pg {
         }
     }
 
-    /// Ends the key without a repair: what decided it has changed.
+    /// Ends the current key without a repair: the state from which the repair was derived has changed.
     fn give_up_key(&mut self, actions: &mut Vec<Action>) {
         let faults = std::mem::take(&mut self.work().before);
         self.end_key(faults, actions);
     }
 
-    /// Ends the key: what is still wrong is listed, what was repaired is told. Later writes go on.
+    /// Ends the current key: lists the faults that remain, reports those that were repaired, and lets later
+    /// writes continue.
     fn end_key(&mut self, faults: Vec<(usize, Fault)>, actions: &mut Vec<Action>) {
         let Some(Work { key, walk, slot, deep, before, .. }) = self.lead().scrub.work.take() else {
             unreachable!("a key is in work");
@@ -721,7 +733,8 @@ impl Pg {
         {
             running.cursor = Some(key);
             running.keys = running.keys.saturating_add(1);
-            // The next note names no key in work, or the next one.
+            // If the next key is not recorded in the note before it is read, the note must be written now
+            // without this key.
             is_news |= running.trial.take().is_some() && self.lead().scrub.careful_left == 0;
         }
         let scrub = &mut self.lead().scrub;
@@ -740,7 +753,7 @@ impl Pg {
         faults.into_iter().map(|(index, fault)| (peers[index].member.osd, fault)).collect()
     }
 
-    /// Ends a walk that has reached its end.
+    /// Ends a scrub that has compared all keys.
     fn end_scrub(&mut self, running: Running, actions: &mut Vec<Action>) {
         let Running { deep, since, cursor, keys, more, .. } = running;
         let note = &mut self.scrub_note;
@@ -756,8 +769,8 @@ impl Pg {
         self.keep_note(actions);
     }
 
-    /// Makes the note durable at all acting members. One note is on its way at a time; what changes
-    /// meanwhile follows.
+    /// Makes the note durable at all acting members. Only one note is in flight at a time; later changes are
+    /// sent with the next one.
     fn keep_note(&mut self, actions: &mut Vec<Action>) {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let lead = self.lead();
@@ -778,8 +791,8 @@ impl Pg {
         self.call(Call::ScrubKeep, request, actions);
     }
 
-    /// Handles a member's answer to the note: it is durable there, or its store had no room. A later note
-    /// says all that this one says.
+    /// Handles a member's answer to the note: the note is durable there, or the store had no room for it. A
+    /// refused note is not sent again: the next one contains everything that it does.
     pub(crate) fn on_note_kept(&mut self, index: usize, actions: &mut Vec<Action>) {
         let scrub = &mut self.lead().scrub;
         scrub.keeping.take(index);

@@ -19,13 +19,13 @@ const COUNTER_MAX: u64 = u64::MAX / 2;
 pub struct Shape {
     /// The PG's id.
     pub pg: PgId,
-    /// Number of PGs of its pool.
+    /// Number of PGs of the PG's pool.
     pub pg_count: u32,
-    /// Block size of its pool.
+    /// Block size of the PG's pool.
     pub block_size: BlockSize,
-    /// Its limits.
+    /// The limits of the PG's lists and queues.
     pub limits: Limits,
-    /// What its keys hold, by kind of pool.
+    /// The face of the PG's pool: what the PG's keys hold.
     pub face: &'static dyn Face,
 }
 

@@ -43,7 +43,7 @@ slot_types! {
     JobSlot;
     /// Units of a stripe that are being gathered.
     GatherSlot;
-    /// A key that goes forward at members that lack it.
+    /// A key that is being brought to the adopted version at members that lack it.
     ForwardSlot;
 }
 
@@ -62,7 +62,7 @@ impl<S: Slot, T> Slots<S, T> {
         S::from_index(self.slab.insert(value))
     }
 
-    /// Requires: the slot is in use.
+    /// Removes and returns a value. Requires: the slot is in use.
     pub fn remove(&mut self, slot: S) -> T {
         self.slab.remove(slot.index())
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariants
 //!   1. Each call is answered once. Its id is not reused before the answer.
-//!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer is ignored. But a change
-//!      still counts until it ends, and no member reports its state before that.
+//!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer is ignored. But a change counts
+//!      as in flight until it ends, and the member does not report its state before that.
 
 use base::{Position, Version};
 use blockstore::BlockKey;
@@ -31,7 +31,7 @@ pub enum Call {
     Copy(JobSlot),
     /// Which units of a block this OSD lost.
     FindLost(JobSlot),
-    /// A repair that restores those units. `units`: how many there are.
+    /// A repair that restores units that this OSD lost. `units`: number of these units.
     Mend { job: JobSlot, units: usize },
     /// A repair that gives this OSD, as an acting member, the block that the PG adopts.
     Adopt(JobSlot),
@@ -53,15 +53,15 @@ pub enum Call {
     Prepared { version: Version },
     /// Old units of a data part that a version changes.
     OldUnits { version: Version },
-    /// What a parity part was before a version.
+    /// This member's parity part as it was before a version.
     OldParity { version: Version },
     /// This OSD's part of a stripe that is being gathered.
     Gather { slot: GatherSlot, position: Position },
-    /// A part that this learner is filled with. `call`: the number of the primary's request.
+    /// A backfilled part for this learner. `call`: the number of the primary's request.
     Filled { call: u32, key: BlockKey },
-    /// A key that goes forward here. `call`: the number of the primary's request.
+    /// A preparation of a key's adopted state at this member. `call`: the number of the primary's request.
     Forwarded { call: u32 },
-    /// A key that goes forward at this OSD as primary.
+    /// A preparation of a key's adopted state at this OSD as primary.
     ForwardHere(ForwardSlot),
     /// Makes prepared versions stable. Nobody waits for the answer.
     Commit,
@@ -71,25 +71,25 @@ pub enum Call {
     Floor,
     /// Tells the store that the operator gave up the data of this PG that the store lost.
     Absolve,
-    /// Tells the store that a learner is filled: the data that its store lost has been restored.
+    /// Tells the store that the data that it lost has been restored: this learner's backfill is complete.
     AbsolveFilled { call: u32 },
-    /// What this OSD holds of the key in work of its scrub.
+    /// The digest of the current key of this OSD's scrub.
     ScrubDigest { look: u32 },
-    /// Units of this OSD for a repair of its scrub.
+    /// Units that this OSD reads for a repair by its scrub.
     ScrubCopy { look: u32 },
-    /// A repair of this OSD by its scrub. `units`: how many units it brings.
+    /// A repair of this OSD by its scrub. `units`: number of repaired units.
     ScrubMend { units: u32 },
-    /// A note of this OSD's scrub.
+    /// A note of this OSD's scrub that is being written.
     ScrubKeep,
-    /// What this OSD holds of a key, for the primary's scrub.
+    /// The digest of a key for the primary's scrub.
     PeerDigest { call: u32 },
-    /// A repair by the primary's scrub. `units`: how many units it brings.
+    /// A repair by the primary's scrub. `units`: number of repaired units.
     PeerMend { order: u64, call: u32, units: u32 },
-    /// A note of the primary's scrub.
+    /// A note of the primary's scrub that is being written.
     PeerKeep { call: u32 },
     /// A change of a past epoch, with its version, if it has one.
     Ending(Option<Version>),
-    /// A request for whose answer nobody waits any more.
+    /// A request whose answer is no longer needed.
     Dropped,
 }
 
@@ -200,7 +200,8 @@ impl StoreCalls {
         self.calls.is_empty()
     }
 
-    /// Makes pending answers be ignored: the epoch is over. A change still counts as a change.
+    /// Marks pending calls so that their answers are ignored: the epoch is over. A change still counts as a
+    /// change.
     pub fn abandon(&mut self, writes: &WriteQueue) {
         for (_, call) in &mut self.calls {
             let was_change = call.is_change();

@@ -1,20 +1,20 @@
-//! The face of pools that keep parity: each position holds one part of every stripe, `k` data parts and `m`
-//! parity parts. `docs/internals/stripes.md` has the rules.
+//! The face of pools that keep parity. Each position holds one part of every stripe; a stripe has `k` data
+//! parts and `m` parity parts. `docs/internals/stripes.md` has the rules.
 //!
 //! | question | files |
 //! |---|---|
-//! | what a position holds, and what parity knows of the data parts | [`part`], [`table`] |
+//! | what a position holds, and what a parity part records about the data parts | [`part`], [`table`] |
 //! | what a write changes in each part | [`patch`], [`parity`] |
-//! | how units are made of `k` others, and read | [`gather`], [`read`] |
-//! | which keys there are | [`list`] |
+//! | how units are read, or reconstructed from `k` others | [`gather`], [`read`] |
+//! | which keys exist | [`list`] |
 //! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`] |
 //! | how an epoch begins | [`peering`] |
 //! | how a learner is filled | [`fill`] |
 //!
 //! Invariants
-//!   1. Every version of the PG goes to every acting member, and each member gives its store the versions of
-//!      an epoch in their order. So what a member has is a prefix.
-//!   2. One version of a stripe is under way at a time.
+//!   1. Every version of the PG is sent to every acting member, and each member passes the versions of an
+//!      epoch to its store in order. So a member always holds a prefix of the versions.
+//!   2. At most one version of a stripe is in flight at a time.
 
 pub mod check;
 pub mod fill;
@@ -70,7 +70,7 @@ impl Stripes {
         self.code.shape().data_count()
     }
 
-    /// Returns the number of all parts.
+    /// Returns the number of parts, data and parity together.
     pub fn part_count(&self) -> usize {
         self.code.shape().part_count()
     }
@@ -80,12 +80,13 @@ impl Stripes {
         position.index() < self.data_count()
     }
 
-    /// Returns which parity part a position holds, counted from zero; `None`: a data part.
+    /// Returns the index of the parity part that a position holds, counted from zero; `None`: it holds a data
+    /// part.
     pub fn parity_index(&self, position: Position) -> Option<usize> {
         position.index().checked_sub(self.data_count())
     }
 
-    /// Returns the data parts and units of each that a range of units of the stripe covers.
+    /// Returns the data parts that a range of units of the stripe covers, each with its units in that range.
     pub fn split(
         &self,
         units: Range<u32>,
@@ -102,9 +103,9 @@ impl Stripes {
     }
 }
 
-/// Returns the face of the pools of a scheme. Requires: the scheme was checked.
+/// Returns the face of pools with this scheme. Requires: [`Scheme::check`] accepts the scheme.
 pub fn face_of(scheme: Scheme) -> &'static dyn Face {
-    // One for each scheme, for as long as the process lives.
+    // One face for each scheme; each lives as long as the process.
     const KINDS: usize = 1 + PARITY_COUNT_MAX as usize;
     static FACES: [OnceLock<Stripes>; (DATA_COUNT_MAX as usize + 1) * KINDS] =
         [const { OnceLock::new() }; (DATA_COUNT_MAX as usize + 1) * KINDS];

@@ -5,11 +5,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. A version that was answered but is not durable stays in the window until a sync has ended that began
-//!      after the version was given. The sync ends when every acting member, and every learner bound by then,
-//!      has answered. Until then the mark, and with it the floor, stay below the version. A learner that is
-//!      bound later has all earlier versions durably when it records its last cursor.
-//!   2. A sync covers every version given before it, answered or not: it is sent to each member after the
+//!   1. A version that was answered but is not durable stays in the window until a sync that began after the
+//!      version was assigned has ended. The sync ends when every acting member, and every learner bound by
+//!      then, has answered. Until then the mark, and with it the floor, stay below the version. A learner
+//!      that is bound later has all earlier versions durably when it records its last cursor.
+//!   2. A sync covers every version assigned before it, answered or not: it is sent to each member after the
 //!      writes, and in each store it covers all earlier changes.
 //!   3. A member reports its state when the lazy writes that it accepted in earlier epochs are durable: what
 //!      it reports survives a loss of power.
@@ -24,7 +24,7 @@ pub struct Syncs {
     running: Option<Running>,
     /// Operations that wait for the next sync.
     waiting: Vec<Ticket>,
-    /// Counter of the newest version that was given to a lazy write.
+    /// Counter of the newest version that was assigned to a lazy write.
     newest_lazy: u64,
     /// Syncs have made everything up to this counter durable.
     covered: u64,
@@ -45,7 +45,7 @@ struct Running {
 pub enum SyncWait {
     /// Nothing: everything that was answered is durable.
     Nothing,
-    /// The sync in flight, which covers all that the client wants.
+    /// The sync in flight, which covers everything that the client wants.
     Running,
     /// The next sync.
     Next,
@@ -123,8 +123,8 @@ impl Syncs {
         !self.waiting.is_empty()
     }
 
-    /// Returns whether lazy versions that existed at the last call are still not durable. Called now and
-    /// then.
+    /// Returns whether lazy versions that existed at the last call are still not durable. Called
+    /// periodically.
     pub fn is_due(&mut self) -> bool {
         let is_due = !self.covers(self.seen);
         self.seen = self.newest_lazy;
@@ -143,7 +143,7 @@ impl Syncs {
 pub struct Unflushed {
     /// Number of changes that were answered before they were durable.
     written: u64,
-    /// How many of them are durable by now.
+    /// Number of these changes that are durable.
     flushed: u64,
 }
 
@@ -154,9 +154,9 @@ pub enum FlushFor {
     Lead,
     /// The primary. `call`: the number of its request.
     Peer { call: u32 },
-    /// This OSD as a member of a pool with parity: what it reports as durable must be a prefix.
+    /// This OSD as a member of a pool with parity: the versions that it reports as durable must be a prefix.
     Prefix,
-    /// A new epoch, which begins when nothing is in flight; or nobody any more.
+    /// A new epoch, which begins when nothing is in flight; or nobody, because the epoch is over.
     Epoch,
 }
 

@@ -1,4 +1,4 @@
-//! A PG over a store in memory that carries out requests at once and answers when told to.
+//! A PG over a store in memory, which carries out requests at once and answers when the test tells it to.
 
 mod elsewhere;
 mod history;
@@ -40,7 +40,7 @@ pub struct Block {
 pub struct Bench {
     pub pg: Pg,
     pub blocks: BTreeMap<BlockKey, Block>,
-    /// Answers of the store that are not given yet.
+    /// Answers that the store has not delivered yet.
     pub answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
     /// Kinds of requests the store received, in order.
     pub asked: Vec<&'static str>,
@@ -200,7 +200,7 @@ impl Bench {
         }
     }
 
-    /// Carries out a request of the store.
+    /// Carries out a request to the store.
     fn ask(&mut self, request: StoreRequest) -> Result<Answer, StoreError> {
         let new_version = match &request {
             StoreRequest::Write { key, version, .. }
@@ -292,13 +292,13 @@ impl Bench {
         Ok(Answer::Read { version: block.version, checksums, data })
     }
 
-    /// Gives the store's oldest answer.
+    /// Delivers the store's oldest answer.
     fn answer_one(&mut self) {
         let (call, result) = self.answers.pop_front().unwrap();
         self.give(call, result);
     }
 
-    /// Gives the store's newest answer.
+    /// Delivers the store's newest answer.
     fn answer_last(&mut self) {
         let (call, result) = self.answers.pop_back().unwrap();
         self.give(call, result);
@@ -324,7 +324,7 @@ impl Bench {
         outcome
     }
 
-    /// The byte that fills each unit of a read.
+    /// Runs a read, and returns the byte that fills each unit.
     fn read_bytes(&mut self, op: Op, units: u32) -> Vec<u8> {
         match self.run(op).unwrap() {
             Outcome::Read { data, checksums, .. } if data.is_empty() => {

@@ -114,7 +114,7 @@ impl Copied {
         *self = merged;
     }
 
-    /// Returns the same copy without the units that are not in `units`.
+    /// Returns a copy that is restricted to the units in `units`.
     pub fn within(&self, units: &Units, buffers: &BufferPool) -> Copied {
         let all = Units::from_range(0..WORDS as u32 * 64);
         let none = all.without(units);
@@ -181,7 +181,8 @@ impl Copied {
         self.written.count() as u64 * UNIT_SIZE
     }
 
-    /// Returns the content as messages and store requests carry it. `lost`: units that no member could read.
+    /// Converts the content to the form that messages and store requests carry. `lost`: units that no member
+    /// could read.
     pub fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
         Content::Block {
             version: self.version,
@@ -267,7 +268,8 @@ impl Held {
         Ok(Held::Copy(Copied { version, units, written, checksums, data }))
     }
 
-    /// Returns the content as messages and store requests carry it. `lost`: units that no member could read.
+    /// Converts the content to the form that messages and store requests carry. `lost`: units that no member
+    /// could read.
     pub fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
         match self {
             Held::Gone => Content::Gone,

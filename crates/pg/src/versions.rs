@@ -1,4 +1,4 @@
-//! The versions that a primary gives in its epoch, and which of them are acknowledged and durable.
+//! The versions that a primary assigns in its epoch, and which of them are acknowledged and durable.
 //!
 //! ```text
 //!   adopted ... ended ......................... newest
@@ -9,7 +9,7 @@
 //! Invariants
 //!   1. Versions have no gaps: each counter is one more than the last, and the first is one more than that of
 //!      the version that the epoch adopted.
-//!   2. A version is given once, and its counter is its place in the window.
+//!   2. A version is assigned once, and its counter is its place in the window.
 
 use base::planted::{self, Bug};
 use base::{Epoch, Version};
@@ -19,7 +19,7 @@ use super::window::Window;
 
 /// The versions of an epoch; see the module.
 pub struct Versions {
-    /// The newest version given. It is of an earlier epoch while the present one is not active.
+    /// The newest version that was assigned. It is of an earlier epoch until the present one is active.
     newest: Version,
     window: Window<WriteSlot>,
 }
@@ -41,7 +41,7 @@ impl Versions {
         self.window = Window::new(0);
     }
 
-    /// Gives the next version to the write in this slot.
+    /// Assigns the next version to the write in this slot.
     pub fn give(&mut self, epoch: Epoch, slot: WriteSlot) -> Version {
         let version = next_version(self.newest, epoch);
         assert!(version > self.newest);
@@ -56,14 +56,14 @@ impl Versions {
         self.newest
     }
 
-    /// Returns whether this version was given in this epoch. The version that the epoch adopted is of an
+    /// Returns whether this version was assigned in this epoch. The version that the epoch adopted is of an
     /// earlier one.
     pub fn was_given(&self, version: Version) -> bool {
         version <= self.newest && version.epoch == self.newest.epoch
     }
 
-    /// Returns the slot of the write with this version, if it is in flight. Requires: the version was given
-    /// in this epoch.
+    /// Returns the slot of the write with this version, if it is in flight. Requires: the version was
+    /// assigned in this epoch.
     pub fn slot(&self, version: Version) -> Option<WriteSlot> {
         self.window.slot(version.counter)
     }
@@ -104,7 +104,7 @@ impl Versions {
         Version { epoch: self.newest.epoch, counter: self.window.ended() }
     }
 
-    /// Returns the counter of the newest version given.
+    /// Returns the counter of the newest version that was assigned.
     pub fn begun(&self) -> u64 {
         self.window.begun()
     }

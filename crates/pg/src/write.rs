@@ -8,7 +8,7 @@
 //!   1. A write gets its version when it is sent to all members, and keeps it.
 //!   2. A write is acknowledged when every member that must acknowledge it has it durably or, if the write is
 //!      lazy, has it in its store.
-//!   3. No version is given in an epoch that is not active.
+//!   3. No version is assigned in an epoch that is not active.
 
 use std::ops::Range;
 
@@ -74,7 +74,7 @@ impl Pg {
             WriteStage::Replicate { missing, version, durable, .. } => {
                 let is_planted = planted::on(Bug::AckBeforeMembers);
                 assert!(self.write_targets.is_acknowledged_without(missing) || is_planted);
-                // A sync that began after the version was given may have ended meanwhile.
+                // A sync that began after the version was assigned may have ended meanwhile.
                 let durable = durable || self.syncs.covers(version.counter);
                 self.queue[slot].stage = WriteStage::Done { version, durable };
                 let counts_as_durable = durable || planted::on(Bug::MarkCountsUnflushed);
@@ -122,8 +122,8 @@ impl Pg {
         }
     }
 
-    /// Continues an operation when the members have sent what it must know about its key. No other operation
-    /// on the key is in flight.
+    /// Continues an operation when the members have sent the pieces of its key that it needs. No other
+    /// operation on the key is in flight.
     pub(crate) fn on_pieces(
         &mut self,
         slot: WriteSlot,
@@ -131,7 +131,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if self.serving != Serving::Active {
-            // No version is given any more: the write is answered when the next epoch begins.
+            // No more versions are assigned in this epoch: the write is answered when the next epoch begins.
             return;
         }
         let write = &mut self.queue[slot];
@@ -151,8 +151,8 @@ impl Pg {
         self.replicate(slot, Changed::Everywhere(kind.into_change()), lazy, actions);
     }
 
-    /// Gives the write its version and hands it to every member: to the others by message, in version order,
-    /// and to this OSD's store. Each answers when it has the write ([`Pg::on_member_wrote`],
+    /// Assigns a version to the write and hands the write to every member: to the others by message, in
+    /// version order, and to this OSD's store. Each answers when it has the write ([`Pg::on_member_wrote`],
     /// [`Pg::on_own_written`]).
     fn replicate(
         &mut self,
@@ -187,7 +187,8 @@ impl Pg {
         self.call(Call::Write(slot), header.into_store_request(own), actions);
     }
 
-    /// Sends a write to the other members that get writes, to each its own part, together with the mark.
+    /// Sends a write to the other members that receive writes, together with the mark. Each member gets its
+    /// own part of the change.
     fn send_write(
         &mut self,
         header: ChangeHeader,
@@ -226,7 +227,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if self.serving != Serving::Active {
-            // No version is given any more: the write is answered when the next epoch begins.
+            // No more versions are assigned in this epoch: the write is answered when the next epoch begins.
             return;
         }
         let (version, held) = match result {
@@ -441,7 +442,7 @@ impl Pg {
     }
 
     /// Syncs lazy writes that existed at the last call and that nobody has synced since. Otherwise the mark
-    /// and the floor would wait forever for the writes of a client that died. Called now and then.
+    /// and the floor would wait forever for the writes of a client that died. Called periodically.
     pub(crate) fn sync_old(&mut self, actions: &mut Vec<Action>) {
         if self.serving == Serving::Active
             && self.syncs.is_due()
@@ -463,7 +464,7 @@ impl Pg {
         self.versions.undurable_count() < self.shape.limits.unsynced_count_max
     }
 
-    /// Begins a sync of all versions given so far, unless one is in flight.
+    /// Begins a sync of all versions assigned so far, unless one is in flight.
     pub(crate) fn begin_sync(&mut self, actions: &mut Vec<Action>) {
         if self.syncs.is_running() || self.serving != Serving::Active {
             return;

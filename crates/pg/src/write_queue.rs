@@ -30,19 +30,19 @@ use super::{MemberSet, Ticket};
 pub struct Write {
     pub issuer: WriteFor,
     pub key: BlockKey,
-    /// Its place in the order of all operations of the PG.
+    /// The write's place in the order of all operations of the PG.
     pub order: u64,
-    /// The units it changes.
+    /// The units that the write changes.
     pub units: Range<u32>,
     pub kind: WriteKind,
     pub stage: WriteStage,
-    /// In pools with parity: what it changes, once it has begun.
+    /// In pools with parity: the write's change, once the write has begun.
     pub patch: Option<Box<Patch>>,
-    /// In pools with parity: what is known of a read that waits for older layers.
+    /// In pools with parity: the state of a read that waits for older layers.
     pub read: Option<Box<StripeRead>>,
     /// Writes that were merged into this one and end with it.
     pub merged: Vec<WriteFor>,
-    /// What waits for the write to end.
+    /// Operations that wait for the write to end.
     pub followers: Vec<Follower>,
 }
 
@@ -172,7 +172,8 @@ impl WriteQueue {
         None
     }
 
-    /// Returns the write right behind this one, if it is a client's, waits, and depends on nothing.
+    /// Returns the operation that directly follows this write on its block, if it is a client's unconditional
+    /// write that is still queued.
     pub fn mergeable(&self, slot: WriteSlot) -> Option<WriteSlot> {
         let Write { key, order, .. } = self.writes[slot];
         let (_, next) = self.order.range((key, order + 1)..=(key, u64::MAX)).next()?;
@@ -190,13 +191,13 @@ impl WriteQueue {
         self.writes.iter().map(|(_, write)| 1 + write.merged.len()).sum()
     }
 
-    /// Returns whether no earlier write to its block is unfinished.
+    /// Returns whether this write is the oldest unfinished one of its block.
     pub fn is_first(&self, slot: WriteSlot) -> bool {
         let Write { key, order, .. } = self.writes[slot];
         self.order.range((key, 0)..(key, order)).next().is_none()
     }
 
-    /// Returns whether another operation on its block waits behind it.
+    /// Returns whether another operation on the block waits behind this write.
     pub fn is_awaited(&self, slot: WriteSlot) -> bool {
         let Write { key, order, .. } = self.writes[slot];
         self.order.range((key, order + 1)..=(key, u64::MAX)).next().is_some()

@@ -8,8 +8,8 @@
 //!
 //! Invariants
 //!   1. From the moment an epoch is active, its acting members receive every write and must acknowledge it.
-//!   2. A learner can be required only while it receives writes. One that is lost afterwards is still waited
-//!      for, until [`WriteTargets::require_no_more`].
+//!   2. A learner can be required only while it receives writes. A learner that is lost afterwards is still
+//!      awaited until [`WriteTargets::require_no_more`].
 
 use super::MemberSet;
 
@@ -26,13 +26,13 @@ impl WriteTargets {
         WriteTargets { targets: acting, ack_required: acting }
     }
 
-    /// Makes a learner get every write from now on.
+    /// Adds a learner to the members that receive writes.
     pub fn add_learner(&mut self, index: usize) {
         self.targets.add(index);
     }
 
-    /// Makes a learner get no more writes. If it is in `ack_required`, it stays there until
-    /// [`WriteTargets::require_no_more`].
+    /// Removes a learner from the members that receive writes. If the learner is in `ack_required`, it stays
+    /// there until [`WriteTargets::require_no_more`].
     pub fn remove_learner(&mut self, index: usize) {
         self.targets.take(index);
     }
@@ -50,7 +50,7 @@ impl WriteTargets {
         was_required
     }
 
-    /// Returns the members that get a write that is sent now.
+    /// Returns the members that receive writes.
     pub fn targets(&self) -> MemberSet {
         self.targets
     }

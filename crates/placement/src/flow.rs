@@ -6,20 +6,21 @@
 //!                        (PG and domain)  costs 0 where the copy is now, otherwise 1
 //! ```
 //!
-//! The cheapest path for one more copy is searched until all copies are placed (successive shortest paths).
-//! A path may undo earlier placements: a full OSD gives up a copy, whose PG finds another place. Arcs from
-//! a PG to all OSDs are not stored, they follow from the state: memory use is that of the map.
+//! The algorithm repeatedly finds the cheapest path for one more copy until all copies are placed (successive
+//! shortest paths). A path may undo earlier placements: a full OSD gives up a copy, whose PG gets another
+//! place. Arcs from a PG to all OSDs are not stored but computed from the state: memory use is proportional
+//! to the map.
 //!
 //! Invariants
-//!   1. After every step no other placement of as many copies costs less. So no cycle of arcs has a
-//!      negative cost, and paths never get cheaper from step to step.
+//!   1. After every step, no other placement with the same number of copies costs less. So no cycle of arcs
+//!      has a negative cost, and the cost of paths never decreases from step to step.
 //!   2. A PG has at most one copy in a domain; an OSD has at most as many copies as its capacity.
 
 use std::collections::VecDeque;
 
-/// Number of arrangements of the domains in which free places are dealt out: for each further copy,
-/// an OSD has about this many neighbours. More arrangements would spread the work after a failure
-/// wider, but cost connections.
+/// Number of different orders of the domains in which free places are assigned. For each further copy, an OSD
+/// shares PGs with about this many other OSDs. More orders would spread recovery work over more OSDs, but
+/// need more connections.
 const ARRANGEMENT_COUNT: usize = 8;
 /// Cost of a node to which no path is known.
 const FAR: i32 = i32::MAX;
@@ -61,9 +62,9 @@ struct Flow<'a> {
     copies: usize,
     held: &'a [Vec<usize>],
     bins_of_domain: Vec<Vec<usize>>,
-    /// Bins of each PG.
+    /// The bins that hold a copy of each PG.
     placed_in: Vec<Vec<usize>>,
-    /// PGs of each bin.
+    /// The PGs that have a copy in each bin.
     pgs: Vec<Vec<usize>>,
     /// Number of copies that still fit, by bin and by domain.
     room: Vec<usize>,
@@ -128,8 +129,8 @@ impl<'a> Flow<'a> {
         self.placed_in[pg].swap_remove(at);
     }
 
-    /// Leaves copies where they are, as far as bins may keep them. Bins that hold too many take
-    /// turns: the PG that has lost the fewest copies gives one up.
+    /// Keeps copies where they are, up to the capacity of each bin. Bins above their capacity take turns to
+    /// give up one copy: that of the PG that has lost the fewest copies.
     fn keep(&mut self) {
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.domains.len()];
         for (pg, bins) in self.held.iter().enumerate() {
@@ -160,14 +161,13 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Deals out free places, as far as PGs may take them without other moves: each to the domain
-    /// with the most room and to the bin in it with the most room. Each placement is a path that
-    /// costs one move.
+    /// Assigns free places to PGs while no other copy has to move for it: each to the domain with the most
+    /// room, and there to the bin with the most room. Each placement is a path that costs one move.
     fn deal(&mut self) {
         let domain_count = self.bins_of_domain.len();
         for pg in 0..self.held.len() {
-            // The domains are arranged differently in each round over them, and after some rounds their bins
-            // are, too.
+            // The order of the domains differs in each round over all domains; after some rounds, so does the
+            // order of their bins.
             let lap = pg * self.copies / domain_count;
             let of_domains = lap % ARRANGEMENT_COUNT;
             let of_bins = lap / ARRANGEMENT_COUNT % ARRANGEMENT_COUNT;
@@ -185,7 +185,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Moves copies along a path of nodes from a PG that lacks one to a bin with room.
+    /// Moves copies along a path of nodes, from a PG that lacks a copy to a bin with room.
     fn apply(&mut self, path: &[Node]) {
         // First remove copies, then add them: a slot must be free before it is filled again.
         let mut comes = Vec::new();
@@ -236,7 +236,7 @@ struct Search {
     parents: Vec<usize>,
     queue: VecDeque<usize>,
     is_queued: Vec<bool>,
-    /// An upper bound of all bins' costs.
+    /// An upper bound of the costs of all bins.
     bin_cost_max: i32,
 }
 
@@ -276,8 +276,8 @@ impl Search {
         Node::Slot { pg, bin: flow.placed_in[pg][slot % self.copies] }
     }
 
-    /// Returns the cost of the cheapest path from a PG that lacks a copy to a bin with room, and
-    /// that bin's node. No path costs less than `cost_min`.
+    /// Returns the cost of the cheapest path from a PG that lacks a copy to a bin with room, and the node of
+    /// that bin. Requires: no path costs less than `cost_min`.
     fn cheapest(&mut self, flow: &Flow<'_>, cost_min: i32) -> (i32, usize) {
         self.costs.fill(FAR);
         self.parents.fill(NO_PARENT);

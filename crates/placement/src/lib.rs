@@ -11,8 +11,8 @@
 //!      a domain's share is larger than it may hold (one copy of each PG), it is filled, and the others
 //!      share the rest.
 //!   4. No other plan with the same number of copies on every OSD leaves more copies where they are.
-//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up; where the caller
-//!      limits which members may lead, as near to that as the limits allow.
+//!   5. Every OSD is the primary of its share of the PGs it is in, rounded down or up. If the caller limits
+//!      which members may lead, this holds as far as the limits allow.
 
 mod flow;
 mod primary;
@@ -35,15 +35,15 @@ pub struct Candidate {
     pub domain: String,
     /// The capacity of the OSD, in any unit; an OSD with 0 gets no copies.
     pub weight: u64,
-    /// Number of PG copies of other pools on it: breaks ties, so that many small pools also spread
-    /// evenly.
+    /// Number of PG copies of other pools on the OSD. Breaks ties, so that many small pools together are also
+    /// spread evenly.
     pub pgs_elsewhere: u32,
 }
 
-/// Why there is no plan.
+/// The reason why no plan is possible.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PlanError {
-    /// Fewer failure domains than copies.
+    /// There are fewer failure domains than copies.
     TooFewDomains {
         /// Domains needed: one for each copy.
         needed: u32,
@@ -76,8 +76,8 @@ pub fn plan(
     plan_led(candidates, copies, current, |_, set| set.to_vec())
 }
 
-/// Plans like [`plan`]. `leaders` returns those of a PG's planned OSDs that may be its primary; none: any
-/// may.
+/// Plans like [`plan`]. `leaders` returns the planned OSDs of a PG that may be its primary; if it returns
+/// none, any of them may.
 pub fn plan_led(
     candidates: &[Candidate],
     copies: u32,
@@ -119,8 +119,8 @@ pub fn plan_led(
     Ok(sets.iter().map(|set| name(set)).collect())
 }
 
-/// Orders the OSDs of each PG of a new pool by position: the primary stays first, `data_count` OSDs come
-/// before those for parity, and every OSD gets about its share of the parity.
+/// Orders the OSDs of each PG of a new pool by position: the primary stays first, then the other OSDs for
+/// data (`data_count` in all), then those for parity. Every OSD gets about its share of the parity.
 pub fn arrange(sets: &mut [Vec<OsdId>], data_count: usize) {
     let mut counts: BTreeMap<OsdId, (usize, usize)> = BTreeMap::new();
     for osd in sets.iter().flatten() {
@@ -130,7 +130,7 @@ pub fn arrange(sets: &mut [Vec<OsdId>], data_count: usize) {
         let Some(others) = set.get_mut(1..).filter(|others| !others.is_empty()) else { continue };
         let turn = pg % others.len();
         others.rotate_left(turn);
-        // The sort is stable: among equals, the one whose turn it is holds parity.
+        // The sort is stable: among equals, the rotation decides which OSDs hold parity.
         others.sort_by_key(|osd| {
             let (parity, all) = counts[osd];
             std::cmp::Reverse(parity * 1024 / all)

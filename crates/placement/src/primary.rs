@@ -1,10 +1,11 @@
-//! Chooses the primary of each PG among its OSDs. "Leads" means here: is the primary.
+//! Chooses the primary of each PG among its OSDs. "To lead" means here: to be the primary.
 //!
 //! Invariants
 //!   1. The number of PGs that an OSD leads is the number it is in, divided by the number of copies,
 //!      rounded down or up.
 //!   2. A PG keeps its primary where invariant 1 allows it.
-//!   3. Only members that may lead do. If these are not all members, invariant 1 holds as far as they allow.
+//!   3. Only members that are allowed to lead are chosen. If some members are not allowed to, invariant 1
+//!      holds as far as possible.
 
 use std::collections::VecDeque;
 
@@ -25,8 +26,7 @@ pub(crate) fn elect(
     }
     for (pg, set) in may_lead.iter().enumerate() {
         if leads.primaries[pg].is_none() {
-            // The OSD with the smallest share of the PGs that it may lead; among equals, the one whose
-            // turn it is.
+            // Choose the OSD with the smallest share of the PGs that it may lead; among equals, take turns.
             let load = |bin: &usize| leads.pgs[*bin].len() * 1024 / leads.most[*bin].max(1);
             let turn = |at: usize| (at + set.len() - pg % set.len()) % set.len();
             let (_, bin) = (set.iter().enumerate())
@@ -70,9 +70,9 @@ impl Leads {
         self.pgs[primary].push(pg);
     }
 
-    /// Evens out how many PGs the bins lead. If each bin led a fraction 1/copies of each of its
-    /// PGs, all shares would be exact; so if all members may lead, a solution in whole numbers within the
-    /// limits exists, and a sequence of moves to it.
+    /// Balances how many PGs the bins lead. If each bin led a fraction 1/copies of each of its PGs, all
+    /// shares would be exact. So if all members may lead, a solution in whole numbers exists within the
+    /// limits, and a sequence of moves reaches it.
     fn level(&mut self, sets: &[Vec<usize>]) {
         for bin in 0..self.pgs.len() {
             while self.pgs[bin].len() > self.most[bin] {
@@ -92,9 +92,9 @@ impl Leads {
         }
     }
 
-    /// Moves the lead of one PG from a bin of `from` to a bin that `may_take` it, with the fewest
-    /// changes: the first bin passes a PG to another bin of the PG's set, that bin passes on
-    /// another PG, and so on. Returns whether there was a way.
+    /// Moves the lead of one PG from a bin of `from` to a bin that `may_take` it, with the fewest changes:
+    /// the first bin passes a PG to another bin of the PG's set, that bin passes on another PG, and so on.
+    /// Returns whether such a sequence was found.
     fn hand_on(
         &mut self,
         sets: &[Vec<usize>],
@@ -102,7 +102,7 @@ impl Leads {
         may_take: impl Fn(&Leads, usize) -> bool,
     ) -> bool {
         let mut is_seen = vec![false; self.pgs.len()];
-        // The PG that would move to each bin.
+        // For each bin, the PG whose lead would move to the bin.
         let mut comes: Vec<Option<usize>> = vec![None; self.pgs.len()];
         let mut queue: VecDeque<usize> = from.iter().copied().collect();
         for bin in from {

@@ -3,21 +3,21 @@
 //! Invariants
 //!   1. The capacities sum up to the number of copies; within a domain, at most to the number of PGs.
 //!   2. The capacity of each OSD and of each domain is its share, rounded down or up.
-//!   3. Of the ways to round, one is chosen that lets the most copies stay. Among these, the OSDs that are
-//!      emptiest for their weight are rounded up.
+//!   3. Shares are rounded so that the most copies stay in place. Among equal choices, the OSDs with the
+//!      fewest copies for their weight are rounded up.
 
 use crate::Candidate;
 
-/// One of several that share a whole: the OSDs of a domain, or the domains.
+/// An OSD of a domain, or a domain of the cluster: the parts among which copies are divided.
 struct Part {
     weight: u128,
-    /// Copies of other pools.
+    /// Number of copies of other pools.
     elsewhere: u128,
     /// The share rounded down: the minimum number of copies for the part.
     whole: usize,
-    /// What rounding cut off; only comparable among parts of one whole.
+    /// The fraction that was cut off by rounding down; only comparable among parts of the same whole.
     rest: u128,
-    /// How many copies above `whole` the part could be given without moving any: it already has them.
+    /// Number of copies above `whole` that the part already holds: rounding up to them moves no copy.
     stays: usize,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn capacities(
         held_count[*bin] += 1;
     }
 
-    // Each OSD's share, rounded down.
+    // The share of each OSD, rounded down.
     let mut members: Vec<Vec<(usize, Part)>> = weights.iter().map(|_| Vec::new()).collect();
     for (bin, (candidate, domain)) in candidates.iter().zip(domains).enumerate() {
         let weight = u128::from(candidate.weight);
@@ -53,7 +53,7 @@ pub(crate) fn capacities(
         members[*domain].push((bin, Part { weight, elsewhere, whole, rest, stays }));
     }
 
-    // Round domains first: the rests of a domain's OSDs add up to the rest of the domain.
+    // Round the domains first: the fractions cut off from a domain's OSDs add up to that of the domain.
     let mut parts = Vec::new();
     for (members, (weight, (amount, of))) in members.iter().zip(weights.iter().zip(&shares)) {
         let sum = |value: fn(&Part) -> usize| members.iter().map(|(_, part)| value(part)).sum();
@@ -80,8 +80,8 @@ pub(crate) fn capacities(
     capacities
 }
 
-/// Returns the share of each domain, as (amount, of): it gets amount x its weight / of. None gets
-/// more than one copy of each PG.
+/// Returns the share of each domain, as (amount, of): the domain gets amount x its weight / of. No domain
+/// gets more than one copy of each PG.
 fn water_filled(weights: &[u128], pg_count: u128, copies: u128) -> Vec<(u128, u128)> {
     let mut largest_first: Vec<usize> = (0..weights.len()).collect();
     largest_first.sort_by_key(|domain| std::cmp::Reverse(weights[*domain]));
@@ -101,7 +101,7 @@ fn water_filled(weights: &[u128], pg_count: u128, copies: u128) -> Vec<(u128, u1
     shares
 }
 
-/// Rounds up as many parts as needed for the parts to sum up to `sum`.
+/// Rounds up as many parts as needed for a total of `sum`.
 fn rounded(parts: &[Part], sum: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = parts.iter().map(|part| part.whole).collect();
     let extra = sum - counts.iter().sum::<usize>();

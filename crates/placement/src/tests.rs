@@ -42,7 +42,7 @@ fn moved(before: &[Vec<OsdId>], after: &[Vec<OsdId>]) -> usize {
     before.iter().zip(after).map(new).sum()
 }
 
-/// A xorshift generator: random enough to vary tests, and the same each time.
+/// A xorshift generator: random enough to vary the tests, and the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -163,8 +163,8 @@ fn changes_keep_all_promises() {
     }
 }
 
-/// Returns the minimum number of moves of any valid placement, found by trying all of them, for each way to
-/// load the OSDs.
+/// Returns the minimum number of moves over all valid placements, found by exhaustive search, for each
+/// distribution of the copies among the OSDs.
 fn fewest_moves(
     candidates: &[Candidate],
     copies: u32,
@@ -239,8 +239,8 @@ fn nothing_moves_that_could_stay() {
         compared += 1;
     }
     assert!(compared > 250);
-    // Rounding considers OSDs, not which sets a PG may have: in a few of these tiny pools that
-    // costs a move.
+    // Rounding does not consider which sets of OSDs a PG can have: in a few of these tiny pools that costs
+    // one move too many.
     println!("{all_moves} moves, with the best rounding {all_fewest}");
     assert!(all_moves * 100 <= all_fewest * 101);
 }
@@ -275,7 +275,7 @@ fn a_lost_osd_moves_only_what_it_had() {
     let second = plan(&candidates, 3, &first).unwrap();
     check(&candidates, 3, &second);
     let had = counts(&first)[&lost];
-    // Hosts are balanced as well: a host with one OSD left may get one copy more or less.
+    // Hosts are balanced as well: a host that has one OSD left may get one copy more or less.
     let moves = moved(&first, &second);
     assert!(moves <= had + had / 100 + 2, "{moves} moves, it had {had}");
     let changed = first.iter().zip(&second).filter(|(old, new)| old[0] != new[0] && old[0] != lost);

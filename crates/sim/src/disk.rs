@@ -1,16 +1,16 @@
-//! A simulated disk: what survives a crash is drawn at random, within the promises of `format::door`.
+//! A simulated disk. Which data survives a crash is drawn at random, within the guarantees of `format::door`.
 //!
 //! ```text
-//!   submit ─▶ in flight ──complete──▶ cached (seen by reads, lost at will) ──flush──▶ medium
-//!                  └──────────────────── a durable write ────────────────────────────▶
+//!   submit ─▶ in flight ──complete──▶ cached (seen by reads, may be lost) ──flush──▶ medium
+//!                  └─────────────────── a durable write ───────────────────────────▶
 //! ```
 //!
 //! Invariants
-//!   1. The medium survives every crash. `cached` lists completed writes in the order of their
-//!      completion; a crash keeps any subset of their sectors, and of those kept for one place the
-//!      last wins.
-//!   2. Every crash keeps the entries of `cached` that are `pinned` (flushed, or written durably over
-//!      an older cached one). The first entry is never pinned.
+//!   1. The medium survives every crash. `cached` lists completed writes in the order of their completion. A
+//!      crash keeps any subset of their sectors; of several writes to one sector that are kept, the last one
+//!      wins.
+//!   2. Every crash keeps the `pinned` entries of `cached`: these were flushed, or were written durably over
+//!      an older cached write. The first entry is never pinned.
 //!   3. A sector is never torn; a longer write may be torn at any sector.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,16 +23,16 @@ use crate::random::{Chance, Random};
 
 const PAGE_SIZE: u64 = 4096;
 
-/// A simulated disk. Takes memory only for the pages that were written.
+/// A simulated disk. Uses memory only for pages that were written.
 pub struct SimDisk {
     sector_size: u64,
     medium: Vec<Option<Box<[u8]>>>,
     cached: Vec<Written>,
     in_flight: BTreeMap<DiskOp, InFlight>,
     completed_count: u64,
-    /// For each page, the count of completed writes when it was last written.
+    /// For each page, the value of `completed_count` when it was last written.
     written_last: Vec<u64>,
-    /// Bytes that rot changed and that were not written since, with their current value.
+    /// Bytes that were changed by rot and not written since, with their current value.
     rotten: BTreeMap<u64, u8>,
     /// Sectors that are unreadable until they are written.
     unreadable: BTreeSet<u64>,
@@ -40,18 +40,18 @@ pub struct SimDisk {
     host: Option<Host>,
 }
 
-/// The file system that holds the sparse file. It may run out of space.
+/// The file system that contains the sparse file. It may run out of space.
 struct Host {
     free_bytes: u64,
     /// For each page of the file, whether space is allocated for it.
     held: Vec<bool>,
-    /// Pages whose space a power cut may take back, with the count of completed operations when
-    /// they were reserved.
+    /// Pages whose space may be lost in a power cut, each with the value of `completed_count` when it
+    /// was reserved.
     loose: Vec<(u64, u64)>,
 }
 
 impl Host {
-    /// Allocates space for pages, as far as there is any. Returns whether all pages have space.
+    /// Allocates space for pages until no space is left. Returns whether all pages have space.
     fn take(&mut self, pages: Range<u64>, mut taken: impl FnMut(&mut Host, u64)) -> bool {
         for page in pages {
             if self.held[page as usize] {
@@ -99,7 +99,7 @@ impl Data {
         }
     }
 
-    /// Calls `each` with every sector: its position and its bytes (`None`: zeros).
+    /// Calls `each` with every sector: its offset and its bytes (`None`: zeros).
     fn for_sectors(&self, offset: u64, sector: u64, mut each: impl FnMut(u64, Option<&[u8]>)) {
         match self {
             Data::Zeros(length) => {
@@ -131,34 +131,34 @@ enum InFlight {
 /// How a write fails silently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteFault {
-    /// The write is reported as done but never happens.
+    /// The write is reported as done, but is lost.
     Lost,
-    /// The write is reported as done but happens at another position.
+    /// The write is reported as done, but goes to another position.
     Misdirected {
         /// The position in bytes; a multiple of the sector size.
         to: u64,
     },
 }
 
-/// Counts what a crash did to writes.
+/// Counts of the effects of a crash on writes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct CrashReport {
     /// Writes of which nothing survived.
     pub lost: u64,
     /// Writes of which only some sectors survived.
     pub torn: u64,
-    /// Writes that were not flushed, or not even completed, but survived whole.
+    /// Writes that were unflushed, or even incomplete, but survived completely.
     pub kept: u64,
-    /// Writes that survived although an earlier one did not.
+    /// Writes that survived although an earlier write did not.
     pub reordered: u64,
 }
 
-/// The kind of a crash.
+/// The cause of a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Crash {
-    /// The power fails: every write that was not flushed may be lost.
+    /// Power failure: every unflushed write may be lost.
     Power,
-    /// The process dies: completed writes stay in the disk's cache, unflushed; only those in
+    /// Death of the process: completed writes stay in the disk's cache, unflushed; only writes in
     /// flight may be lost.
     Process,
 }
@@ -182,8 +182,8 @@ impl SimDisk {
         }
     }
 
-    /// Makes the disk a sparse file that has space only before `data_offset`, on a file system with
-    /// `free_bytes` free. Later calls only set the free bytes.
+    /// Makes the disk a sparse file that has allocated space only before `data_offset`, on a file
+    /// system with `free_bytes` of free space. Later calls only set the free space.
     pub fn set_host(&mut self, data_offset: u64, free_bytes: u64) {
         let pages = 0..self.medium.len() as u64;
         match &mut self.host {
@@ -195,12 +195,12 @@ impl SimDisk {
         }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.medium.len() as u64 * PAGE_SIZE
     }
 
-    /// Accepts an operation. It ends when [`SimDisk::complete`] or [`SimDisk::fail`] is called.
+    /// Accepts an operation. [`SimDisk::complete`] or [`SimDisk::fail`] must be called to finish it.
     pub fn submit(&mut self, effect: DiskEffect) -> DiskOp {
         let (op, in_flight) = match effect {
             DiskEffect::Read { op, offset, buffer } => {
@@ -273,8 +273,8 @@ impl SimDisk {
                 }
             }
             InFlight::Reserve { .. } => {}
-            // The content of a discarded range is unspecified: sometimes zeros, sometimes the old
-            // data.
+            // The content of a discarded range is unspecified: sometimes it reads as zeros, sometimes
+            // as the old data.
             InFlight::Discard { offset, length } => {
                 if let Some(host) = &mut self.host {
                     pages_of(offset, length).for_each(|page| host.give(page));
@@ -294,7 +294,7 @@ impl SimDisk {
         DiskEvent::Done { op, result: Ok(()) }
     }
 
-    /// Allocates the space that a completing operation needs. Returns whether there was enough.
+    /// Allocates the space that a completing operation needs. Returns whether there is enough.
     fn has_space(&mut self, op: DiskOp) -> bool {
         let (Some(host), Some(ends)) = (&mut self.host, self.in_flight.get(&op)) else {
             return true;
@@ -318,8 +318,8 @@ impl SimDisk {
         }
     }
 
-    /// Applies a power cut to reservations: space that was reserved but not flushed, and holds no
-    /// data, may be lost.
+    /// Applies a power cut to reservations: space may be lost if its reservation was not flushed and it
+    /// holds no data.
     fn lose_reservations(&mut self, random: &mut Random) {
         let medium = &self.medium;
         if let Some(host) = &mut self.host {
@@ -331,8 +331,8 @@ impl SimDisk {
         }
     }
 
-    /// Fails an operation. A write may have happened in part. A failed flush leaves its writes in the
-    /// cache, where the next crash may lose them.
+    /// Fails an operation. A failed write may have taken effect in part. A failed flush leaves its
+    /// writes in the cache, where the next crash may lose them.
     pub fn fail(&mut self, op: DiskOp, error: DiskError, random: &mut Random) -> DiskEvent {
         match self.in_flight.remove(&op).expect("an operation ends once") {
             InFlight::Read { buffer, .. } => {
@@ -369,7 +369,7 @@ impl SimDisk {
         }
     }
 
-    /// Moves to the medium the pinned writes that no unpinned write precedes.
+    /// Moves to the medium all pinned writes that come before the first unpinned one.
     fn settle(&mut self) {
         let pinned = self.cached.iter().take_while(|written| written.pinned).count();
         for written in self.cached.drain(..pinned).collect::<Vec<_>>() {
@@ -414,8 +414,8 @@ impl SimDisk {
         }
     }
 
-    /// Reads the medium, overlaid with the cache. While a write is in flight, each of its sectors is
-    /// read old or new.
+    /// Reads the medium overlaid with the cache. For each sector with a write in flight, the read
+    /// returns either the old or the new data.
     fn read(&self, offset: u64, into: &mut [u8], random: &mut Random) {
         self.read_cached(offset, into);
         for in_flight in self.in_flight.values() {
@@ -447,14 +447,14 @@ impl SimDisk {
         }
     }
 
-    /// Reads the bytes at `offset` that a process would see if it started now. Requires: nothing is in
-    /// flight.
+    /// Reads the bytes at `offset` as a process that starts now would see them. Requires: no operation
+    /// is in flight.
     pub fn peek(&self, offset: u64, into: &mut [u8]) {
         assert!(self.in_flight.is_empty());
         self.read_cached(offset, into);
     }
 
-    /// Crashes: ends every operation in flight, without an event, and draws what survives.
+    /// Crashes: drops every operation in flight, without an event, and draws which data survives.
     pub fn crash(&mut self, crash: Crash, random: &mut Random) -> CrashReport {
         let mut report = CrashReport::default();
         let mut in_flight: Vec<InFlight> =
@@ -487,7 +487,8 @@ impl SimDisk {
         report
     }
 
-    /// Stores what survived a crash where the next process finds it.
+    /// Stores surviving data: on the medium after a power failure, in the cache after the death of the
+    /// process.
     fn settle_kept(&mut self, crash: Crash, kept: Vec<(u64, Data)>) {
         for (offset, data) in kept {
             match crash {
@@ -497,7 +498,7 @@ impl SimDisk {
         }
     }
 
-    /// Draws what survives of a write: all, nothing, its first sectors, or any of its sectors.
+    /// Draws which sectors of a write survive: all, none, a prefix, or any subset.
     fn keep_some(
         &self,
         offset: u64,
@@ -536,7 +537,7 @@ impl SimDisk {
         kept
     }
 
-    /// Writes bytes straight to the medium of a new disk.
+    /// Writes bytes directly to the medium of a new disk.
     pub fn install(&mut self, offset: u64, bytes: &[u8]) {
         self.put_bytes(offset, bytes);
     }
@@ -546,7 +547,7 @@ impl SimDisk {
         self.unreadable.insert(offset - offset % self.sector_size);
     }
 
-    /// How many sectors cannot be read.
+    /// Returns the number of unreadable sectors.
     pub fn unreadable_count(&self) -> usize {
         self.unreadable.len()
     }
@@ -566,7 +567,7 @@ impl SimDisk {
         let byte = &mut sector[(offset - start) as usize];
         *byte ^= mask;
         self.rotten.insert(offset, *byte);
-        // The page keeps the count of its last write: rot is not a write.
+        // Rot is not a write, so the page keeps its write count.
         let page = (offset / PAGE_SIZE) as usize;
         let age = self.written_last[page];
         let data = Data::Bytes(vec![BufferPool::default().copy_of(&sector)]);
@@ -574,7 +575,7 @@ impl SimDisk {
         self.written_last[page] = age;
     }
 
-    /// Flips the bits `mask` back, unless the byte was written since.
+    /// Flips the bits `mask` back, unless the byte was written since then.
     pub fn heal(&mut self, offset: u64, mask: u8) {
         let mut byte = [0];
         self.read_cached_byte(offset, &mut byte);
@@ -591,7 +592,7 @@ impl SimDisk {
         into[0] = sector[(offset - start) as usize];
     }
 
-    /// Whether no write or discard of the page at this position is in flight.
+    /// Returns whether no write or discard of the page at this offset is in flight.
     pub fn is_quiet(&self, page: u64) -> bool {
         self.in_flight.values().all(|operation| match operation {
             InFlight::Write { offset, data, .. } => {
@@ -604,17 +605,17 @@ impl SimDisk {
         })
     }
 
-    /// The count of completed writes; some discards and reservations count, too.
+    /// Returns the number of completed writes; some discards and reservations count, too.
     pub fn completed_count(&self) -> u64 {
         self.completed_count
     }
 
-    /// The count of completed writes when the page at this position was last written.
+    /// Returns the value of `completed_count` when the page at this offset was last written.
     pub fn written_last(&self, page: u64) -> u64 {
         self.written_last[(page / PAGE_SIZE) as usize]
     }
 
-    /// Pages on the medium that were written with data other than zeros, as positions in bytes.
+    /// Returns the offsets of pages on the medium that were written with data other than zeros.
     pub fn written_pages(&self) -> impl Iterator<Item = u64> + '_ {
         self.medium
             .iter()
@@ -624,7 +625,7 @@ impl SimDisk {
     }
 }
 
-/// Copies onto the data that was read those sectors of a write that `choose` accepts, by position.
+/// Copies some sectors of a write over the data in `into`: those whose offset `choose` accepts.
 fn overlay(
     start: u64,
     data: &Data,

@@ -1,11 +1,11 @@
-//! The simulator: whole stores and clusters in one thread, from one seed, with faults and checkers.
+//! The simulator: runs whole stores and clusters in one thread, from one seed, with faults and checkers.
 //!
 //! ```text
 //!   seed ─▶ Random ─▶ workload ─▶ the real store, node, monitor, client ─▶ model, checker
 //!                └──▶ faults ─▶ SimDisk, network, state store ──▲
 //! ```
 //!
-//! `docs/proof.md` says what is simulated, within which limits, and what the checkers accept.
+//! `docs/proof.md` describes what is simulated, within which limits, and what the checkers accept.
 
 pub mod cluster;
 pub mod disk;

@@ -1,4 +1,4 @@
-//! The command line of the simulator: runs seeds of its parts and reports what they found.
+//! The command line of the simulator: runs seeds of its parts and reports violations.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -13,19 +13,19 @@ use rustix::time::{ClockId, clock_gettime};
 use sim::outcome::{Outcome, Run};
 use sim::tally::Tally;
 
-/// Number of seeds from which on every kind of fault must have happened.
+/// In a run of at least this many seeds, every kind of fault must happen.
 const SEED_COUNT_FOR_ALL_FAULTS: u64 = 500;
 
-/// A seed fails with fewer operations than this: such a run proves too little.
+/// A seed with fewer operations than this fails: such a run proves too little.
 const SEED_OPERATION_COUNT_MIN: u64 = 1000;
 
-/// A seed fails with fewer faults than this.
+/// A seed with fewer faults than this fails.
 const SEED_FAULT_COUNT_MIN: u64 = 5;
 
-/// How many finds of one run are printed; further ones are only counted.
+/// The maximum number of failures that are printed; further ones are only counted.
 const FIND_COUNT_PRINTED: u64 = 12;
 
-/// Number of threads; each runs whole seeds.
+/// The number of threads; each runs whole seeds.
 const THREAD_COUNT: usize = 2;
 
 /// Simulates whole stores and clusters with faults, and checks that they keep their promises. The
@@ -65,7 +65,8 @@ enum Part {
 }
 
 impl Part {
-    /// Pools with parity are simulated by name only, until everything that they need is there.
+    /// The parts that run by default. Pools with parity must be requested by name until their
+    /// implementation is complete.
     const ALL: [Part; 2] = [Part::Store, Part::Cluster];
 
     fn name(self) -> &'static str {
@@ -139,8 +140,8 @@ fn is_cheap(minutes_max: Option<u64>) -> bool {
     is_cheap
 }
 
-/// Records the place of a panic instead of printing it: a panic in the code under test is reported as
-/// a find.
+/// Records the location of a panic instead of printing it: a panic in the code under test is reported
+/// as a failure of its seed.
 fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
@@ -152,7 +153,7 @@ thread_local! {
     static PANIC_PLACE: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
 }
 
-/// Runs one seed. A panic is a find, and so is a run that tried too little.
+/// Runs one seed. Panics, and runs with too few operations or faults, count as failures.
 fn run_one(part: Part, run: Run) -> Outcome {
     let mut outcome = run_caught(part, run);
     let (operations, faults) = (outcome.tally.operations.sum(), outcome.tally.faults.sum());
@@ -179,8 +180,8 @@ fn run_caught(part: Part, run: Run) -> Outcome {
     })
 }
 
-/// Runs the seeds on all threads and passes each outcome to `each`, in the order of the seeds, until
-/// `each` returns false.
+/// Runs the seeds on all threads and passes each outcome to `each`, in seed order, until `each` returns
+/// false.
 fn run_seeds(
     part: Part,
     seeds: RangeInclusive<u64>,
@@ -217,7 +218,7 @@ fn run_seeds(
     });
 }
 
-/// Runs the seeds of a part. Returns whether nothing was found and every kind of fault happened.
+/// Runs the seeds of a part. Returns whether there was no failure and every kind of fault happened.
 fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
     let mut total = part.tally();
     let mut finds = 0u64;
@@ -292,7 +293,7 @@ fn look_for_planted(
         .to_string())
 }
 
-/// Returns the part that must find a bug.
+/// Returns the part that must detect a planted bug.
 #[cfg(feature = "planted")]
 fn part_of(bug: base::planted::Bug) -> Part {
     use base::planted::Bug;
@@ -326,8 +327,8 @@ fn part_of(bug: base::planted::Bug) -> Part {
     }
 }
 
-/// For each bug runs seeds until one finds the bug and finds nothing without it. Returns whether all
-/// bugs were found.
+/// Runs seeds for each planted bug until one fails with the bug and passes without it. Returns whether
+/// all bugs were detected.
 #[cfg(feature = "planted")]
 fn look_for_planted(
     name: &str,

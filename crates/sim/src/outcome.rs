@@ -5,19 +5,19 @@ use crate::tally::Tally;
 /// The input of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Determines everything that happens.
+    /// The seed, which determines everything that happens.
     pub seed: u64,
-    /// Print every event and effect.
+    /// Whether to print every event and effect.
     pub verbose: bool,
 }
 
 /// The outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The hash of the trace: the same for the same seed.
+    /// The hash of the trace: equal for equal seeds.
     pub hash: u64,
-    /// Operations, faults and consequences of the run.
+    /// Counts of operations, faults and consequences.
     pub tally: Tally,
-    /// `Err`: a description of the violation that was found.
+    /// `Err`: a description of the violation.
     pub result: Result<(), String>,
 }

@@ -1,9 +1,9 @@
-//! The data that the simulator writes: the bytes of a unit encode one number, its value.
+//! Data patterns that the simulator writes: the bytes of a unit encode one number, called its value.
 
 use base::UNIT_SIZE;
 
-/// Fills one unit, or a part of one that is a multiple of 16 bytes, with the encoding of `value`.
-/// `place` makes the encoding differ from place to place. Requires: `value` is not 0, which means
+/// Fills a unit, or a part of one, with the encoding of `value`. `place` makes the encoding differ from
+/// unit to unit. Requires: the length is a multiple of 16 bytes; `value` is not 0, which stands for
 /// zeros.
 pub fn fill(bytes: &mut [u8], value: u64, place: u64) {
     assert!(value != 0);
@@ -17,8 +17,8 @@ pub fn fill(bytes: &mut [u8], value: u64, place: u64) {
     }
 }
 
-/// Returns the value that the bytes encode, or 0 for zeros; `None` if [`fill`] cannot have written
-/// them for this place.
+/// Returns the value that the bytes encode, or 0 for zeros. Returns `None` if [`fill`] cannot have
+/// written these bytes for this place.
 pub fn value_of(bytes: &[u8], place: u64) -> Option<u64> {
     let (pairs, rest) = bytes.as_chunks::<16>();
     assert!(rest.is_empty());

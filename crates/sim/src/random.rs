@@ -1,6 +1,6 @@
-//! Random numbers: one stream for each subsystem of a run, all from one seed.
+//! Random numbers: all streams of a run come from one seed, and each subsystem has its own stream.
 //!
-//! Streams are independent, so that an additional draw in the workload does not change every fault.
+//! The streams are independent, so an additional draw in the workload does not change the faults.
 
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ use rand_xoshiro::rand_core::{Rng, SeedableRng};
 pub struct Chance(pub u32);
 
 impl Chance {
-    /// Never.
+    /// The probability 0.
     pub const NEVER: Chance = Chance(0);
 
-    /// A probability in percent.
+    /// Returns a probability given in percent.
     pub const fn percent(percent: u32) -> Chance {
         Chance(percent * 10_000)
     }
@@ -29,8 +29,8 @@ pub struct Random(Xoshiro256PlusPlus);
 impl Random {
     /// Creates the stream named `subsystem` of a seed.
     pub fn new(seed: u64, subsystem: &str) -> Random {
-        // The frozen stripe hash mixes the name; the generator provides the quality of the
-        // randomness.
+        // The stripe hash, whose definition never changes, mixes the name into the seed; the generator
+        // provides the quality of the randomness.
         let name = subsystem.bytes().fold(1u32, |sum, byte| {
             let id = ImageId::new(sum.max(1)).expect("not 0");
             stripe_hash(id, StripeIndex::new(u32::from(byte)))
@@ -38,24 +38,24 @@ impl Random {
         Random(Xoshiro256PlusPlus::seed_from_u64(seed ^ (u64::from(name) << 32)))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `end`. Requires: `end` is not 0.
+    /// Returns a number below `end`. Requires: `end` is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0);
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// A number in the range. Requires: the range is not empty.
+    /// Returns a number in the range. Requires: the range is not empty.
     pub fn range(&mut self, range: Range<u64>) -> u64 {
         assert!(range.start < range.end);
         range.start + self.below(range.end - range.start)
     }
 
-    /// An index below `count`. Requires: `count` is not 0.
+    /// Returns an index below `count`. Requires: `count` is not 0.
     pub fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }
@@ -65,12 +65,12 @@ impl Random {
         chance.0 > 0 && self.below(1_000_000) < u64::from(chance.0)
     }
 
-    /// One of the elements. Requires: the slice is not empty.
+    /// Returns one of the elements. Requires: the slice is not empty.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.index(of.len())]
     }
 
-    /// Index of a weight, drawn in proportion to the weights. Requires: their sum is not 0.
+    /// Returns the index of a weight, drawn in proportion to the weights. Requires: their sum is not 0.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
         let mut left = self.below(sum);
@@ -91,8 +91,8 @@ impl Random {
         }
     }
 
-    /// A number in the range whose logarithm is evenly distributed, so that each order of magnitude
-    /// is equally likely. Requires: the range is not empty and begins above 0.
+    /// Returns a number in the range whose logarithm is evenly distributed, so that each order of
+    /// magnitude is equally likely. Requires: the range is not empty and starts above 0.
     pub fn scale(&mut self, range: Range<u64>) -> u64 {
         assert!(range.start > 0);
         assert!(range.start < range.end);

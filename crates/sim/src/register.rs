@@ -1,37 +1,38 @@
 //! Checks the linearizability of one register (a unit of a volume) from the history of its
 //! operations.
 //!
-//! Every written value is unique, except zero, which every discard writes. A moment is a number that
-//! grows with each event of the run. An operation takes effect between its `from` and `to`. An
-//! operation that was never answered has no `to`: it may take effect at any later time, or never.
+//! Every written value is unique, except zero, which all discards write. A moment is a number that increases
+//! with each event of the run. An operation takes effect between its `from` and `to`. An unanswered operation
+//! has no `to`: it may take effect at any later time, or never.
 //!
-//! A write that was sent again after a failure (`repeated`) may take effect more than once, but
-//! never after its answer; every other write takes effect once.
+//! A write that was retransmitted after a failure (`repeated`) may take effect more than once, but never
+//! after its answer. Every other write takes effect once.
 //!
 //! ```text
 //!   write A  |-----|
 //!   read = A           |---|             A holds from A's end to the read's start:
-//!   write B      |--------------|        B's moment is before or after that zone,
-//!   write C          |-|                 C's would lie inside it: refused
+//!   write B      |--------------|        B can take effect before or after that zone,
+//!   write C          |-|                 C only inside it: a violation
 //! ```
 //!
-//! Method: a value that is read after all moments at which it could have been written must have held
-//! in between: a *zone*. An order of all operations exists exactly if no two zones of different
-//! values overlap and every other operation has a moment outside the zones of other values.
+//! Method: if a value is read after all moments at which it can have been written, the value must have held
+//! in between: this time is a *zone*. A valid order of all operations exists exactly if no two zones of
+//! different values overlap and every other operation has a possible moment outside the zones of other
+//! values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// A point in the run; increases with each event.
+/// A point in time of the run; increases with each event.
 pub type Moment = u64;
 
-/// The content of a register: zero, or the number of the one write that wrote it.
+/// The content of a register: zero, or the unique number of the write that wrote it.
 pub type Value = u64;
 
-/// The end of an operation that was never answered.
+/// The `to` of an unanswered operation.
 pub const NEVER: Moment = Moment::MAX;
 
-/// The history of one register, which holds zero at first.
+/// The history of one register, which initially holds zero.
 #[derive(Clone, Default, Debug)]
 pub struct History {
     writes: Vec<Write>,
@@ -39,14 +40,14 @@ pub struct History {
     leftover: Option<Leftover>,
 }
 
-/// What a register may hold when its history begins after a loss of data.
+/// The possible contents of a register whose history begins after a loss of data.
 #[derive(Clone, Debug)]
 struct Leftover {
-    /// One of these values,
+    /// The values that it may hold.
     values: BTreeSet<Value>,
-    /// or zero.
+    /// Whether it may hold zero.
     or_zero: bool,
-    /// From this moment on.
+    /// The moment at which the history begins.
     from: Moment,
 }
 
@@ -56,7 +57,7 @@ struct Write {
     from: Moment,
     to: Moment,
     repeated: bool,
-    /// Whether it certainly took effect: it was answered as done.
+    /// Whether the write certainly took effect, because it was acknowledged.
     happened: bool,
 }
 
@@ -67,33 +68,36 @@ struct Read {
     to: Moment,
 }
 
-/// Why no valid order of a history's operations exists.
+/// The reason why a history's operations have no valid order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Violation {
-    /// A value was read that no write had written by then.
+    /// A value was read before any write can have written it.
     FromNowhere {
-        /// The value.
+        /// The value that was read.
         value: Value,
-        /// When the read was requested and answered.
+        /// When the read was requested and when it was answered.
         read: (Moment, Moment),
     },
     /// Two values must have held at the same time.
     Overlap {
-        /// The value that was read late, and the time from and to which it must have held.
+        /// The value that was read late, and the start and end of the time during which it must have
+        /// held.
         held: (Value, Moment, Moment),
-        /// The other value, and the time from and to which it must have held.
+        /// The other value, and the start and end of the time during which it must have held.
         other: (Value, Moment, Moment),
     },
     /// An operation on another value lies entirely within the time in which a value must have held.
     Inside {
-        /// The value that was read late, and the time from and to which it must have held.
+        /// The value that was read late, and the start and end of the time during which it must have
+        /// held.
         held: (Value, Moment, Moment),
-        /// The value that was written or read within that time, and when.
+        /// The value that was written or read within that time, with the start and end of the
+        /// operation.
         other: (Value, Moment, Moment),
     },
-    /// Zero was read when only other values can have held.
+    /// Zero was read at a time when only other values can have held.
     NotZero {
-        /// When the read was requested and answered.
+        /// When the read was requested and when it was answered.
         read: (Moment, Moment),
     },
 }
@@ -120,7 +124,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The time from and to which a value must have held.
+/// A time during which a value must have held.
 #[derive(Clone, Copy, Debug)]
 struct Zone {
     value: Value,
@@ -135,17 +139,17 @@ impl Zone {
 }
 
 impl History {
-    /// Creates a history that begins after a loss of data at `from`: the register holds zero or any
-    /// one value that it held before. No operation takes effect at `from` or at the moment after it.
+    /// Creates a history that begins after a loss of data at `from`: the register holds zero, or one of
+    /// the values that it held before. No operation takes effect at `from` or at the next moment.
     pub fn after_loss(before: impl IntoIterator<Item = Value>, from: Moment) -> History {
         let leftover = Leftover { values: before.into_iter().collect(), or_zero: true, from };
         History { leftover: Some(leftover), ..History::default() }
     }
 
-    /// Creates the history that begins at `now`, when any of the writes requested at the moments
-    /// `lost` may be gone. The register may then hold any value that no later write, other than those
-    /// in `lost`, has certainly replaced. No operation takes effect at `now` or at the moment after
-    /// it. `None`: only one such value exists.
+    /// Creates a history that begins at `now`, when any of the writes that were requested at the
+    /// moments `lost` may be gone. The register may hold any value that has not certainly been replaced
+    /// by a later write outside `lost`. No operation takes effect at `now` or at the next moment.
+    /// Returns `None` if there is only one such value.
     pub fn after_power_loss(&self, lost: &BTreeSet<Moment>, now: Moment) -> Option<History> {
         let safe = self.writes.iter().filter(|write| write.happened && !lost.contains(&write.from));
         let safe = safe.map(|write| write.from).max().unwrap_or(0);
@@ -165,28 +169,28 @@ impl History {
         (!is_sure).then(|| History { leftover: Some(leftover), ..History::default() })
     }
 
-    /// Every value that the register may have held.
+    /// Returns every value that the register may have held.
     pub fn values(&self) -> impl Iterator<Item = Value> + '_ {
         let left = self.leftover.iter().flat_map(|leftover| leftover.values.iter().copied());
         self.writes.iter().map(|write| write.value).chain(left)
     }
 
-    /// Adds a write, or a discard (value 0). `to` is [`NEVER`] if it was not answered; `repeated`
-    /// says that it may have been sent more than once.
+    /// Adds a write, or a discard (value 0). `to` is [`NEVER`] if the write was not answered.
+    /// `repeated`: it may have been sent more than once.
     pub fn write(&mut self, value: Value, from: Moment, to: Moment, repeated: bool) {
         assert!(from < to);
         self.writes.push(Write { value, from, to, repeated, happened: to != NEVER });
     }
 
-    /// Adds a write that failed: between `from` and `to` it took effect any number of times, or
-    /// never.
+    /// Adds a write that failed: between `from` and `to` it took effect any number of times, or not at
+    /// all.
     pub fn failed_write(&mut self, value: Value, from: Moment, to: Moment) {
         assert!(from < to);
         self.writes.push(Write { value, from, to, repeated: true, happened: false });
     }
 
-    /// Records that the write requested at `from`, so far counted as failed, was answered as done: it
-    /// took effect.
+    /// Records that the write requested at `from`, which was added as failed, was acknowledged after
+    /// all: it took effect.
     pub fn confirm(&mut self, from: Moment, repeated: bool) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.from == from) {
             (write.happened, write.repeated) = (true, repeated);
@@ -199,7 +203,7 @@ impl History {
         self.reads.push(Read { value, from, to });
     }
 
-    /// The history as text: its operations in order of their start.
+    /// Returns the history as text: all operations, sorted by their start.
     pub fn table(&self) -> String {
         let end = |to: Moment| if to == NEVER { "never".to_string() } else { to.to_string() };
         let writes = self.writes.iter().map(|write| {
@@ -218,7 +222,7 @@ impl History {
         lines.into_iter().map(|(_, line)| line + "\n").collect()
     }
 
-    /// Checks that a valid order of all operations exists. Takes O(n log n).
+    /// Checks that the operations have a valid order. Takes O(n log n).
     pub fn check(&self) -> Result<(), Violation> {
         if let Some(left) = self.left() {
             let mut history = History { leftover: None, ..self.clone() };
@@ -228,7 +232,8 @@ impl History {
         let mut clusters = self.clusters()?;
         let zeros = clusters.remove(&0).expect("the register held zero at first");
         let mut zones = Vec::new();
-        // (value, from, to): at some moment from `from` to `to`, both included, the value held.
+        // (value, from, to): the value must have held at some moment between `from` and `to`, both
+        // included.
         let mut wants = Vec::new();
         for (value, cluster) in &clusters {
             cluster.demands(*value, &mut zones, &mut wants);
@@ -241,16 +246,16 @@ impl History {
         zeros.check(&zones)
     }
 
-    /// Returns the value that a loss left behind, as a write: a value that no later write wrote,
-    /// preferably one that was read.
+    /// Returns a write that stands for the value that the register held after a loss: a value that no
+    /// later write wrote, preferably one that was read.
     fn left(&self) -> Option<Write> {
         let Leftover { values, or_zero, from } = self.leftover.as_ref()?;
         let may_be = |value: &Value| {
             values.contains(value) && !self.writes.iter().any(|write| write.value == *value)
         };
         let read = self.reads.iter().map(|read| read.value).find(may_be);
-        // None of the possible values was read since, so any other one will do, unless zero is
-        // possible.
+        // None of the possible values was read since. So any of them will do, and none is needed if
+        // zero is possible.
         let unread = || values.iter().copied().find(may_be).filter(|_| !or_zero);
         let value = read.or_else(unread)?;
         let to = from + 1;
@@ -276,7 +281,7 @@ impl History {
     }
 }
 
-/// All operations of one value.
+/// All operations on one value.
 #[derive(Default)]
 struct Cluster {
     writes: Vec<Write>,
@@ -286,13 +291,14 @@ struct Cluster {
 type Want = (Value, Moment, Moment);
 
 impl Cluster {
-    /// Adds the zone and the wants of a unique value. Requires: one write.
+    /// Adds the zone and the wants of a unique value. Requires: the value has one write.
     fn demands(&self, value: Value, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) {
         assert_eq!(self.writes.len(), 1, "a value other than zero is written once");
         let write = self.writes[0];
         let last_from = self.reads.iter().map(|read| read.from).max();
         if !write.repeated {
-            // It takes effect once: one interval of holding explains all its operations.
+            // The write takes effect once, so one continuous interval must explain all operations on
+            // the value.
             let from = self.reads.iter().map(|read| read.to).fold(write.to, Moment::min);
             let to = last_from.unwrap_or(0).max(write.from);
             if from < to {
@@ -316,8 +322,8 @@ impl Cluster {
     }
 }
 
-/// Zero, which many writes may write. Each read of zero is explained by the write that constrains the
-/// order least: any concurrent one, or else the last one before the read.
+/// Zero may have many writes. Each read of zero is explained by the write that constrains the order
+/// least: any concurrent write, or else the last write before the read.
 struct Zeros {
     writes_by_end: Vec<Write>,
     /// Reads that a concurrent write may explain.
@@ -325,7 +331,7 @@ struct Zeros {
 }
 
 impl Zeros {
-    /// Adds the zones and wants of zero, except for reads that have a choice.
+    /// Adds the zones and wants of zero. Reads that a concurrent write may explain are kept for later.
     fn new(cluster: Cluster, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) -> Zeros {
         let Cluster { writes: mut writes_by_end, mut reads } = cluster;
         writes_by_end.sort_unstable_by_key(|write| write.to);
@@ -362,7 +368,7 @@ impl Zeros {
     }
 }
 
-/// Zones in order of time; no two of different values overlap.
+/// Zones in chronological order; no two zones of different values overlap.
 struct Zones(Vec<Zone>);
 
 impl Zones {
@@ -387,7 +393,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Whether another zone fits between the existing ones.
+    /// Returns whether another zone fits between the existing zones.
     fn allow_zone(&self, new: Zone) -> bool {
         let next = self.0.partition_point(|zone| zone.from < new.to);
         self.0[..next].last().is_none_or(|zone| zone.to <= new.from || zone.value == new.value)
@@ -457,7 +463,7 @@ mod tests {
         history.read(0, 5, 6);
         history.read(7, 7, 8);
         assert!(history.check().is_err());
-        // Also if nobody saw the discard.
+        // The same holds if no read has returned the zeros of the discard.
         let mut history = History::default();
         history.write(7, 1, 2, false);
         history.write(0, 3, 4, false);
@@ -478,7 +484,7 @@ mod tests {
 
     #[test]
     fn reads_that_go_back_are_found() {
-        // Both writes are still open: each order of them contradicts one pair of reads.
+        // Both writes are unanswered: each order of the two contradicts one pair of reads.
         let mut history = History::default();
         history.write(7, 1, 20, false);
         history.write(8, 2, 21, false);
@@ -563,7 +569,7 @@ mod tests {
         assert!(history.check().is_err());
     }
 
-    /// Draws histories from a real register, so that an order exists.
+    /// Draws a history from the simulation of a real register, so that a valid order exists.
     fn real_history(random: &mut Random, length: usize) -> (History, Vec<Read>) {
         let mut history = History::default();
         let mut value = 0;
@@ -646,7 +652,7 @@ mod tests {
         assert!(found * 3 > tried, "{found} of {tried}");
     }
 
-    /// All orders of a small history, tried one by one.
+    /// Checks a small history by trying all orders of its operations.
     fn by_brute_force(history: &History) -> bool {
         fn go(history: &History, done: u32, value: Value) -> bool {
             let writes = history.writes.len();

@@ -1,29 +1,29 @@
-//! Totals of a run: the operations, and the faults that happened. If a kind never happens in many seeds, the
-//! simulator no longer tries it.
+//! Totals of a run: counts of operations and faults. If a kind never happens over many seeds, the simulator
+//! no longer tests it.
 
 use std::collections::BTreeMap;
 
-/// Counts by name. All names are known from the start, so that a kind that never happens shows up.
+/// Counts by name. All names are given at the start, so that a kind that never happens is visible.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 
 impl Counts {
-    /// Creates counts of zero with these names.
+    /// Creates counts with these names, all zero.
     pub fn new(names: &[&'static str]) -> Counts {
         Counts(names.iter().map(|name| (*name, 0)).collect())
     }
 
-    /// Adds to the count with this name. Requires: the name is known.
+    /// Adds to the count with this name. Requires: the name was given at the start.
     pub fn add(&mut self, name: &'static str, count: u64) {
         *self.0.get_mut(name).expect("every name is known beforehand") += count;
     }
 
-    /// Returns the count with this name. Requires: the name is known.
+    /// Returns the count with this name. Requires: the name was given at the start.
     pub fn get(&self, name: &'static str) -> u64 {
         self.0[name]
     }
 
-    /// The sum of all counts.
+    /// Returns the sum of all counts.
     pub fn sum(&self) -> u64 {
         self.0.values().sum()
     }
@@ -35,12 +35,12 @@ impl Counts {
         }
     }
 
-    /// Names whose count is zero.
+    /// Returns the names whose count is zero.
     pub fn missing(&self) -> Vec<&'static str> {
         self.0.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name).collect()
     }
 
-    /// All names and counts, in order of the names.
+    /// Returns all names and counts, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.0.iter().map(|(name, count)| (*name, *count))
     }

@@ -1,10 +1,10 @@
-//! The trace of a run: its hash shows that a seed repeats exactly; its text shows what happened.
+//! The trace of a run: its hash shows whether a seed repeats exactly; its text shows what happened.
 
 use std::fmt::{self, Write};
 
 use base::{Time, TraceEvent};
 
-/// Everything that happened, as a hash, and on request as text on the standard output.
+/// Hashes everything that happens, and on request prints it to standard output.
 pub struct Trace {
     hash: u64,
     verbose: bool,
@@ -32,15 +32,15 @@ impl Trace {
         }
     }
 
-    /// Prints a line that a process writes to its log. The line is not hashed: log lines do not count
-    /// as part of the run.
+    /// Prints a line of a process's log. Log lines are not hashed, because they are not part of the
+    /// run.
     pub fn log(&self, now: Time, process: impl fmt::Debug, event: &TraceEvent) {
         if self.verbose {
             println!("{now:?} {process:?} logs {}: {event}", event.level);
         }
     }
 
-    /// Hash of all lines so far.
+    /// Returns the hash of all lines so far.
     pub fn hash(&self) -> u64 {
         self.hash
     }

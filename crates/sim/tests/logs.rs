@@ -1,9 +1,9 @@
-//! With `--trace` the simulator prints what its processes write to their logs: whatever an operator looks
-//! for later happens in simulated clusters, and leaves a line there.
+//! With `--trace`, the simulator prints the log lines of its processes. Every kind of event that an operator
+//! looks for must happen in simulated clusters and leave a log line.
 
 use std::process::Command;
 
-/// Seeds that are tried; a few have all of it.
+/// The maximum number of seeds to try; a few seeds together contain all the lines.
 const SEED_COUNT_MAX: u64 = 40;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The same seed gives the same run, to the last event.
+//! The same seed gives exactly the same run.
 
 use sim::outcome::{Outcome, Run};
 

@@ -1,6 +1,7 @@
 //! The client core itself: volumes, requests and their parts.
 //!
-//! Its modules: `monitor` (the map and sessions), `send` and `reply` (OSDs), `replay` (lazy volumes).
+//! The modules of the core: `monitor` (the map and sessions), `send` and `reply` (OSDs), `replay` (lazy
+//! volumes).
 
 mod monitor;
 mod replay;
@@ -38,7 +39,7 @@ pub struct ClientCore {
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
     pub(crate) requests: Table<RequestKey, Request>,
     pub(crate) parts: Table<PartKey, Part>,
-    /// This client's unfinished changes to each stripe, in the order they were requested.
+    /// This client's unfinished changes to each stripe, in the order in which they were requested.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
     /// Parts in the stage `Ready`. Parts that an event releases are queued here and routed at the end
     /// of [`ClientCore::apply`], so that no part is sent or ended while a list is iterated.
@@ -81,15 +82,15 @@ impl ClientCore {
         }
     }
 
-    /// Returns the size of the operations on an attached volume that cost least if they are aligned to it: a
-    /// power of two. One unit while the volume's pool is not known.
+    /// Returns the preferred size and alignment of operations on an attached volume: a power of two. One unit
+    /// while the volume's pool is not known.
     pub fn optimal_io_bytes(&self, handle: VolumeHandle) -> u64 {
         let attached = self.volumes.get(&handle).and_then(Volume::attached);
         let pool = attached.and_then(|attached| self.routes.pool(attached.image.pool));
         pool.map_or(UNIT_SIZE, |pool| pool.optimal_io_bytes())
     }
 
-    /// When `Event::Tick` is due; `None`: no timer is armed.
+    /// Returns the time at which `Event::Tick` is due; `None`: no timer is armed.
     pub fn deadline(&self) -> Option<Time> {
         self.timers.deadline()
     }
@@ -116,8 +117,8 @@ impl ClientCore {
         self.settle(now, effects);
     }
 
-    /// Routes the parts that are ready and cuts more where volumes have room, until nothing is left
-    /// to do.
+    /// Routes the parts that are ready and cuts more parts where volumes have room, until nothing is left to
+    /// do.
     fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
         loop {
             if let Some(part) = self.ready.pop_front() {
@@ -327,7 +328,7 @@ impl ClientCore {
         effects.push(Effect::Closed { volume: handle });
     }
 
-    /// Whether a volume was attached and its session is over: nothing more is sent for it.
+    /// Whether a volume was attached and its session is over, so that nothing more is sent for it.
     pub fn is_over(&self, volume: VolumeHandle) -> bool {
         self.volumes.get(&volume).is_some_and(|volume| volume.attachment == Attachment::Ended)
     }
@@ -408,7 +409,7 @@ impl ClientCore {
         self.touched.push(handle);
     }
 
-    /// Checks an operation and returns the work it needs; `None`: it is already done.
+    /// Checks an operation and returns the work it needs; `None`: the operation is already done.
     fn check(
         &self,
         handle: VolumeHandle,
@@ -486,8 +487,8 @@ impl ClientCore {
                 if !self.volumes[&handle].waits_for_room() {
                     return;
                 }
-                // The buffer of kept writes shrinks only once a PG has space. Discards free space, so this
-                // one is made durable and need not be kept.
+                // The buffer of kept writes shrinks only once a PG has space. A discard frees space, so it is
+                // sent as durable and need not be kept.
                 if !is_zero {
                     self.fail(now, key, VolumeError::Full, effects);
                     continue;
@@ -503,7 +504,7 @@ impl ClientCore {
             let index = request.part_count;
             let NextPart { target, stripe, work } = request.cut(stripe_size, seed);
             if request.is_cut() {
-                // The request may no longer be the first: `has_room_to_keep` may have put a sync
+                // The request may no longer be the first, because `has_room_to_keep` may have put a sync
                 // before it.
                 volume.pending.retain(|pending| *pending != key);
             }
@@ -551,7 +552,7 @@ impl ClientCore {
         }
     }
 
-    /// Ends the request if it needs nothing more.
+    /// Ends the request if no further part or answer is awaited.
     fn finish_request(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
         let request = &mut self.requests[key];
         if !request.is_over() {
@@ -665,8 +666,8 @@ impl ClientCore {
             return;
         }
         if request.failure.is_some() {
-            // A part that succeeded has superseded its earlier sends. A part that did not succeed may
-            // still arrive at an OSD.
+            // A part that succeeded has superseded its earlier sends. A part that failed may still arrive at
+            // an OSD.
             volume.has_unanswered |= part.is_astray;
             if part.is_astray {
                 self.ended_unanswered(&part);

@@ -1,4 +1,4 @@
-//! Cuts a range of a volume into pieces that one OSD can handle with one operation. Pure.
+//! Cuts a range of a volume into pieces, each of which one OSD can handle with one operation. Pure functions.
 
 use std::ops::Range;
 
@@ -6,13 +6,13 @@ use base::scheme::STRIPE_BYTES_MAX;
 use base::{StripeIndex, UNIT_SIZE};
 use cluster::map::Pool;
 
-/// Size of the stripes of a pool: one block, or with parity the block of each data part. A multiple of a
-/// unit, at most [`STRIPE_BYTES_MAX`], and not always a power of two.
+/// Size of the stripes of a pool: with copies one block, with parity one block for each data part. A multiple
+/// of a unit, at most [`STRIPE_BYTES_MAX`], and not always a power of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct StripeSize(u32);
 
 impl StripeSize {
-    /// Returns the size for a pool; `None`: the pool's record breaks the rules of its scheme.
+    /// Returns the size for a pool; `None`: the pool's record violates the rules of its scheme.
     pub(crate) fn of(pool: &Pool) -> Option<StripeSize> {
         pool.scheme.check_block_size(pool.block_size).ok()?;
         StripeSize::new(pool.scheme.stripe_bytes(pool.block_size))
@@ -24,18 +24,18 @@ impl StripeSize {
         u64::from(bytes).is_multiple_of(UNIT_SIZE).then_some(StripeSize(bytes))
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub(crate) fn bytes(self) -> u64 {
         u64::from(self.0)
     }
 }
 
-/// How a range is cut.
+/// Where a range is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cut {
-    /// At stripe edges.
+    /// At the edges of stripes.
     Stripes,
-    /// At stripe edges; a unit that is only partly covered becomes a piece of its own.
+    /// At the edges of stripes; in addition, a unit that is only partly covered becomes a separate piece.
     Units,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Cut {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
     pub(crate) stripe: StripeIndex,
-    /// In bytes within the stripe; not empty.
+    /// The range in bytes within the stripe; not empty.
     pub(crate) range: Range<u32>,
     /// Whether the range consists of whole units.
     pub(crate) whole: bool,
@@ -69,12 +69,12 @@ pub(crate) fn first_piece(cut: Cut, range: Range<u64>, stripe_size: StripeSize) 
     Piece { stripe: StripeIndex::new(stripe as u32), range: within, whole }
 }
 
-/// The largest size in bytes of a volume with stripes of this size: a stripe's number has 32 bits.
+/// Returns the maximum size in bytes of a volume with stripes of this size: a stripe's number has 32 bits.
 pub(crate) fn volume_size_max(stripe_size: StripeSize) -> u64 {
     (u64::from(u32::MAX) + 1) * stripe_size.bytes()
 }
 
-/// The whole units that a range within a stripe touches.
+/// Returns the range of whole units that a range within a stripe touches.
 pub(crate) fn units_around(range: &Range<u32>) -> Range<u32> {
     let unit = UNIT_SIZE as u32;
     range.start / unit * unit..range.end.next_multiple_of(unit)
@@ -151,7 +151,7 @@ mod tests {
                 (2, 0..5, false),
             ]
         );
-        // The last byte of the largest volume.
+        // A range that ends with the last byte of the largest volume.
         let end = (1 << 32) * stripe;
         assert_eq!(volume_size_max(StripeSize::new(stripe).expect("in range")), end);
         let last = [(u32::MAX, stripe as u32 - 1..stripe as u32, false)];

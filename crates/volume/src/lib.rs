@@ -11,10 +11,10 @@
 //!   1. Each request is answered once, and a write only after all its parts were acknowledged.
 //!   2. Overlapping writes of this client reach the OSD one after the other, in the order of their
 //!      requests.
-//!   3. Only a reply on the connection that a part was last sent over completes the part.
+//!   3. A part is completed only by a reply on the connection over which the part was last sent.
 //!   4. The requests in flight for a volume are bounded; the rest wait in the order they arrived.
-//!   5. Writes of a lazy volume that are acknowledged but not durable are kept until a sync covers them.
-//!      In each new epoch of their PG they are written again before anything else is sent to the PG.
+//!   5. Writes of a lazy volume that are acknowledged but not durable are kept until a sync covers them. In
+//!      each new epoch of their PG these writes are repeated before anything else is sent to the PG.
 
 mod core;
 mod cut;
@@ -51,7 +51,7 @@ pub struct RequestId(pub u64);
 pub enum Event {
     /// An event from the network.
     Net(NetEvent),
-    /// Connect to a monitor before anything is attached, so that `status` shows the process.
+    /// Connect to a monitor before any volume is attached, so that `status` shows the process.
     Connect,
     /// Attach a volume.
     Open {
@@ -61,17 +61,17 @@ pub enum Event {
         name: String,
         /// Whether to attach the volume read-only.
         read_only: bool,
-        /// Whether to request the volume's lock, which is granted if no other client has the volume
-        /// attached. On disks that need a flush, writes under the lock complete when all copies have
-        /// them and become durable with the next flush, and no other client may attach the volume.
-        /// Ignored with `read_only`.
+        /// Whether to request the volume's lock, which is granted if no other client has the volume attached.
+        /// On disks that need a flush, writes under the lock complete when all copies have them and become
+        /// durable with the next flush; no other client may attach the volume meanwhile. Ignored with
+        /// `read_only`.
         lock: bool,
     },
-    /// Detach a volume. Its open requests end with [`VolumeError::Ended`], whether or not they took
-    /// effect: unsent requests are dropped, and replies to sent ones are awaited for at most 2 s. Lazy
-    /// writes are made durable first, which may take 2 s more. After [`Effect::Closed`] nothing more
-    /// is sent for the volume, and a later attach through this core takes effect after everything that
-    /// was sent. May be repeated to change `patient`.
+    /// Detach a volume. The open requests of the volume end with [`VolumeError::Ended`], whether or not they
+    /// took effect: unsent requests are dropped, and replies to sent ones are awaited for at most 2 s. Lazy
+    /// writes are made durable first, which may take 2 s more. After [`Effect::Closed`] nothing more is sent
+    /// for the volume, and a later attach through this core takes effect after everything that was sent. May
+    /// be repeated to change `patient`.
     Close {
         /// The volume to detach.
         volume: VolumeHandle,
@@ -85,7 +85,7 @@ pub enum Event {
         id: RequestId,
         /// The volume to use.
         volume: VolumeHandle,
-        /// What to do.
+        /// The operation to carry out.
         operation: Operation,
     },
     /// The time of [`ClientCore::deadline`] has come.
@@ -97,36 +97,36 @@ pub enum Event {
 pub enum Operation {
     /// Read a range.
     Read {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// In bytes; at least 1.
+        /// Length in bytes; at least 1.
         length: u64,
     },
-    /// Write; pieces narrower than 4 KiB are completed atomically.
+    /// Write data. Pieces smaller than 4 KiB are written with an atomic read-modify-write of their unit.
     Write {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// At least 1 byte.
+        /// The data, at least 1 byte.
         data: Buffer,
         /// Whether the data must be durable when the request completes (FUA), even on a lazy volume.
         durable: bool,
     },
     /// Make a range read as zeros and free its space (discard, write-zeroes).
     Zero {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// In bytes; at least 1.
+        /// Length in bytes; at least 1.
         length: u64,
-        /// As for a write.
+        /// Whether the zeros must be durable when the request completes (FUA), even on a lazy volume.
         durable: bool,
     },
-    /// Make durable everything that was acknowledged before.
+    /// Make all writes durable that were acknowledged before.
     Flush,
     /// Report which parts of a range hold data.
     Extents {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// In bytes; at least 1.
+        /// Length in bytes; at least 1.
         length: u64,
     },
 }
@@ -138,19 +138,19 @@ pub enum Effect {
     Net(NetEffect),
     /// A volume is attached.
     Opened {
-        /// As in the event.
+        /// The handle of the volume.
         volume: VolumeHandle,
-        /// Its session and image, or why the attach failed.
+        /// The volume's session and image, or why the attach failed.
         result: Result<Attached, Failure>,
     },
     /// A volume is detached.
     Closed {
-        /// As in the event.
+        /// The handle of the volume.
         volume: VolumeHandle,
     },
     /// A request finished.
     Done {
-        /// As in the event.
+        /// The id of the request.
         id: RequestId,
         /// The answer.
         result: Result<Answer, VolumeError>,
@@ -170,25 +170,25 @@ pub struct Attached {
     pub image: ImageInfo,
     /// Whether the session has the volume's lock.
     pub locked: bool,
-    /// Whether writes become durable only with the next flush. Only with the lock.
+    /// Whether writes become durable only with the next flush. This is possible only with the lock.
     pub lazy: bool,
 }
 
 /// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// For a read: the pieces of the range, in order.
+    /// The answer to a read: the pieces of the range, in order.
     Data(Vec<Piece>),
-    /// For a write, zero or flush.
+    /// The answer to a write, zero or flush.
     Done,
-    /// The extents of the range, in order; neighbours differ in `allocated`.
+    /// The extents of the range, in order; adjacent extents differ in `allocated`.
     Extents(Vec<Extent>),
 }
 
 /// A piece of the bytes that were read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
-    /// Bytes.
+    /// Bytes that were stored.
     Data(Buffer),
     /// This many zero bytes.
     Zeros(u64),
@@ -197,7 +197,7 @@ pub enum Piece {
 /// A contiguous part of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// In bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Whether the part holds data; if not, it reads as zeros and takes no space.
     pub allocated: bool,
@@ -208,20 +208,20 @@ pub struct Extent {
 pub enum VolumeError {
     /// No space left in the pool (ENOSPC).
     Full,
-    /// The range holds damaged bytes, and no intact copy is left (EIO).
+    /// The range contains damaged bytes, and no intact copy is left (EIO).
     Damaged,
     /// The volume was attached read-only (EPERM).
     ReadOnly,
-    /// Outside the volume, or no bytes at all (EINVAL).
+    /// The range is outside the volume, or empty (EINVAL).
     OutOfRange,
     /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). Unanswered
     /// changes may or may not have taken effect; changes that were not durable may be lost.
     Ended,
-    /// Not completed within the time that the user set (ETIMEDOUT); may still take effect.
+    /// The request was not completed within the time that the user set (ETIMEDOUT); it may still take effect.
     TimedOut,
-    /// An OSD reports that the request breaks a rule, which is a bug (EIO).
+    /// An OSD reports that the request violates a rule, which is a bug (EIO).
     Invalid {
-        /// The rule, in the words of the OSD.
+        /// The violated rule, as the OSD describes it.
         why: String,
     },
 }
@@ -257,8 +257,8 @@ pub struct Settings {
     pub address: Option<String>,
     /// How long a request is retried after network and PG faults; `None`: without limit.
     pub retry_for: Option<Duration>,
-    /// Maximum number of bytes of a lazy volume that may be written but not yet durable. The volume is
-    /// synced before it would exceed this; only a single larger change can. At least
+    /// Maximum number of bytes of a lazy volume that may be written but not yet durable. The volume is synced
+    /// before the limit would be exceeded; only a single larger change can exceed it. At least
     /// [`UNSYNCED_SIZE_MIN`].
     pub unsynced_size_max: u64,
 }

@@ -11,15 +11,15 @@ use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
 
 use crate::table::PartKey;
 
-/// Shortest delay before connecting again.
+/// Minimum delay before reconnecting.
 pub(crate) const CONNECT_DELAY_MIN: Duration = Duration::from_millis(10);
-/// Longest delay before connecting again.
+/// Maximum delay before reconnecting.
 pub(crate) const CONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 
 /// The connection to one OSD and the parts that use it.
 pub(crate) struct Link {
     pub(crate) state: LinkState,
-    /// The next delay before connecting again; each reply resets it to the shortest.
+    /// The next delay before reconnecting; each reply resets it to the minimum.
     pub(crate) delay: Duration,
     /// Index of the address to try next, modulo the number of addresses.
     pub(crate) address: usize,
@@ -31,12 +31,12 @@ pub(crate) struct Link {
     pub(crate) waiting: Vec<PartKey>,
 }
 
-/// Top to bottom is the order in time.
+/// The states of a link, in chronological order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LinkState {
     /// No part needs the link.
     Idle,
-    /// Waits until this moment, or until the OSD's entry in the map changes.
+    /// Waits until this time, or until the OSD's entry in the map changes.
     Waiting { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId },
@@ -52,8 +52,7 @@ pub(crate) struct InFlight {
 }
 
 impl Link {
-    /// Creates an idle link. Its first attempt uses the address with this index, modulo the number of
-    /// addresses.
+    /// Creates an idle link, which first tries the address with this index, modulo the number of addresses.
     pub(crate) fn new(address: usize) -> Link {
         Link {
             state: LinkState::Idle,
@@ -88,7 +87,7 @@ impl Link {
         self.in_flight.binary_search_by_key(&sequence, |sent| sent.sequence).ok()
     }
 
-    /// Returns the delay before the next attempt, and doubles it for the one after.
+    /// Returns the delay before the next attempt, and doubles the delay for the attempt after it.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.delay;
         self.delay = delay.doubled_up_to(CONNECT_DELAY_MAX);
@@ -112,7 +111,7 @@ impl Links {
         self.by_osd.entry(osd).or_insert_with(|| Link::new(osd.get() as usize))
     }
 
-    /// All OSDs that have a link.
+    /// Returns all OSDs that have a link.
     pub(crate) fn osds(&self) -> Vec<OsdId> {
         self.by_osd.keys().copied().collect()
     }
@@ -139,12 +138,12 @@ impl Links {
         self.idle.push(osd);
     }
 
-    /// Marks all links as in [`Links::may_rest`].
+    /// Marks all links in the same way as [`Links::may_rest`].
     pub(crate) fn all_may_rest(&mut self) {
         self.idle.extend(self.by_osd.keys());
     }
 
-    /// Takes the next link that [`Links::may_rest`] marked.
+    /// Removes and returns the next link that [`Links::may_rest`] marked.
     pub(crate) fn pop_idle(&mut self) -> Option<OsdId> {
         self.idle.pop()
     }

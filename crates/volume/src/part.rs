@@ -15,9 +15,9 @@ use crate::cut::units_around;
 use crate::routes::Target;
 use crate::table::RequestKey;
 
-/// Shortest delay before a refused part is sent again.
+/// Minimum delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
-/// Longest delay before a refused part is sent again.
+/// Maximum delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 /// After this many answers that do not match their checksums, a read fails as damaged.
 pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
@@ -30,42 +30,42 @@ pub(crate) struct Part {
     pub(crate) index: u32,
     pub(crate) pool: PoolId,
     pub(crate) target: Target,
-    /// Stripe 0 for a sync, which has none.
+    /// The stripe of the part; 0 for a sync, which has no stripe.
     pub(crate) stripe: StripeIndex,
     pub(crate) work: Work,
     pub(crate) stage: Stage,
-    /// The next delay before sending again; doubles each time.
+    /// The next delay before the part is sent again; doubles each time.
     pub(crate) delay: Duration,
-    /// Answers that did not match their checksums.
+    /// Number of answers that did not match their checksums.
     pub(crate) mismatch_count: u32,
-    /// A change that was sent at least once without receiving an answer.
+    /// Whether the part is a change that was sent at least once without receiving an answer.
     pub(crate) is_astray: bool,
-    /// Bytes that the part counts toward the bound of its volume.
+    /// Number of bytes that the part counts toward the bound of its volume.
     pub(crate) weight: u64,
-    /// A change that may be acknowledged before it is durable.
+    /// Whether the part is a change that may be acknowledged before it is durable.
     pub(crate) lazy: bool,
-    /// The part belongs to a replay; other parts of the PG wait for the replay.
+    /// Whether the part belongs to a replay; other parts of the PG wait for the replay.
     pub(crate) is_replay: bool,
-    /// A discard that may be sent although a replay of the PG waits for space.
+    /// Whether the part is a discard that may be sent although a replay of the PG waits for space.
     pub(crate) passes_gate: bool,
 }
 
 /// The operation of a part. Ranges are bytes within the stripe.
 pub(crate) enum Work {
-    /// Any range; the request to the OSD covers whole units.
+    /// Reads any range; the request to the OSD covers whole units.
     Read { range: Range<u32> },
-    /// Whole units.
+    /// Writes whole units.
     Write { range: Range<u32>, data: Buffer, checksums: Vec<Checksum> },
-    /// Whole units.
+    /// Zeroes whole units.
     Zero { range: Range<u32> },
-    /// Bytes within one unit.
+    /// Changes bytes within one unit.
     Patch(Patch),
-    /// Any range.
+    /// Requests the extents of any range.
     Extents { range: Range<u32> },
-    /// A whole PG.
+    /// Syncs a whole PG.
     Sync {
-        /// The volume's count of undurable acknowledgements when the sync was sent: the sync covers
-        /// these.
+        /// The volume's count of undurable acknowledgements when the sync was sent: the sync covers all
+        /// acknowledgements up to this count.
         covers: u64,
     },
 }
@@ -73,12 +73,12 @@ pub(crate) enum Work {
 /// A change to a part of one unit, by compare-and-set on the block's version.
 pub(crate) struct Patch {
     pub(crate) range: Range<u32>,
-    /// The new bytes; `None`: zeros.
+    /// The new bytes; `None`: write zeros.
     pub(crate) bytes: Option<Buffer>,
     pub(crate) step: PatchStep,
 }
 
-/// Top to bottom is the order in time; a failed comparison goes back to the start.
+/// The steps of a patch, in chronological order; a failed comparison restarts the patch.
 pub(crate) enum PatchStep {
     /// Waits for the current content of the unit.
     Read,
@@ -91,25 +91,26 @@ pub(crate) enum PatchStep {
 /// part is `Ready` or `Delayed` again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
-    /// Waits for this client's earlier writes of the stripe. Only writes wait, and in a lazy volume
-    /// also reads.
+    /// Waits for this client's earlier writes of the stripe. Only writes wait; in a lazy volume reads wait,
+    /// too.
     Held,
-    /// Is routed at the end of this `apply`.
+    /// Will be routed at the end of this `apply`.
     Ready,
     /// Waits until the map lists a primary for the PG.
     Unrouted,
-    /// Waits until this PG has acknowledged in its new epoch what it acknowledged in older ones.
+    /// Waits until this PG has acknowledged again, in its new epoch, everything that it acknowledged in older
+    /// epochs.
     Behind(PgId),
     /// Waits for a connection to this OSD.
     Connecting(OsdId),
     /// Waits for the reply to this sequence number.
     Sent { osd: OsdId, pg: PgId, epoch: Epoch, sequence: u64 },
-    /// Was refused; waits until this moment, or for a newer entry of its PG.
+    /// Was refused; waits until this time, or for a newer entry of its PG.
     Delayed { until: Time, pg: PgId, epoch: Epoch },
 }
 
 impl Part {
-    /// Whether the part changes its stripe, and so is ordered with the other writes of the stripe.
+    /// Whether the part changes its stripe and must therefore be ordered with the other writes of the stripe.
     pub(crate) fn changes_stripe(&self) -> bool {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
     }
@@ -125,7 +126,8 @@ impl Part {
         assert!(self.changes_stripe());
         assert!(other.changes_stripe());
         let (mine, theirs) = (self.work.range(), other.work.range());
-        // Any other write of the block would change the version, and a patch's comparison would fail.
+        // Any other write of the block would change its version, and then the comparison of a patch would
+        // fail.
         self.is_patch() || other.is_patch() || (mine.start < theirs.end && theirs.start < mine.end)
     }
 
@@ -133,7 +135,7 @@ impl Part {
         matches!(self.work, Work::Patch(_))
     }
 
-    /// Returns the delay before the next attempt, and doubles it for the one after.
+    /// Returns the delay before the next attempt, and doubles the delay for the attempt after it.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.delay;
         self.delay = delay.doubled_up_to(RETRY_DELAY_MAX);
@@ -183,12 +185,12 @@ impl Work {
         Work::Write { range, data, checksums }
     }
 
-    /// Creates a change within one unit; `None` writes zeros.
+    /// Creates a change within one unit; `None` as `bytes` writes zeros.
     pub(crate) fn patch(range: Range<u32>, bytes: Option<Buffer>) -> Work {
         Work::Patch(Patch { range, bytes, step: PatchStep::Read })
     }
 
-    /// The range in bytes within the stripe; empty for a sync.
+    /// Returns the range in bytes within the stripe; empty for a sync.
     pub(crate) fn range(&self) -> Range<u32> {
         match self {
             Work::Read { range }

@@ -1,17 +1,17 @@
-//! Progress of the replay of a PG, which writes again what the PG acknowledged but did not make
-//! durable.
+//! Progress of the replay of a PG: the client writes again what the PG acknowledged but did not make durable.
 
 use base::{Duration, PgId, StripeIndex};
 
 use crate::part::RETRY_DELAY_MIN;
 
-/// Progress of a replay. It makes passes over the kept writes; one pass is enough if the PG has space
+/// Progress of a replay. The replay makes passes over the kept writes; one pass is enough if the PG has space
 /// for all of them.
 pub(crate) struct Replay {
     pub(crate) pg: PgId,
-    /// Where the pass continues: stripe, and byte within it.
+    /// The position at which the pass continues: stripe, and byte within the stripe.
     pub(crate) place: (StripeIndex, u32),
-    /// The PG had no space for a piece in this pass: of the remaining pieces only zeros are sent.
+    /// Whether the PG had no space for a piece in this pass; then, of the remaining pieces, only zeros are
+    /// sent.
     pub(crate) is_refused: bool,
     /// The pause before the next pass.
     pub(crate) delay: Duration,

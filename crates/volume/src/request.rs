@@ -15,17 +15,17 @@ use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
 
 /// A request that has not ended.
 pub(crate) struct Request {
-    /// The user's id; `None`: the core itself made the request, and no answer is sent.
+    /// The id chosen by the user; `None`: the core itself made the request, and no answer is sent.
     pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
     pub(crate) progress: Progress,
-    /// Parts cut so far.
+    /// Number of parts cut so far.
     pub(crate) part_count: u32,
-    /// Parts that were cut and have not ended.
+    /// Number of parts that were cut and have not ended.
     pub(crate) parts_open: u32,
-    /// The first error of a part. After it no further part is sent, and sent parts are awaited.
+    /// The first error of a part. After it no further part is sent, but parts already sent are awaited.
     pub(crate) failure: Option<VolumeError>,
-    /// Whether the user has the answer; the request stays until its sent parts have ended.
+    /// Whether the answer was returned to the user; the request stays until its sent parts have ended.
     pub(crate) answered: bool,
     /// When the request times out; for a paused replay: when the next pass begins.
     pub(crate) deadline: Option<Time>,
@@ -52,18 +52,18 @@ pub(crate) enum Progress {
         found: InOrder<Vec<Extent>>,
     },
     Flush(Flush),
-    /// Made only by the core itself.
+    /// A replay; only the core itself creates this request.
     Replay(Replay),
 }
 
 /// The PGs that a flush must still be sent to.
 pub(crate) enum Flush {
-    /// Not decided until it is the flush's turn.
+    /// The PGs are determined when it is the flush's turn.
     Undecided,
-    /// These PGs remain.
+    /// The flush must still be sent to these PGs.
     Rest {
         pgs: Vec<u32>,
-        /// Whether the flush covers every PG of the image, as the first of a session does.
+        /// Whether the flush covers every PG of the image, as the first flush of a session does.
         first: bool,
     },
 }
@@ -71,7 +71,7 @@ pub(crate) enum Flush {
 /// The next part of a request.
 pub(crate) struct NextPart {
     pub(crate) target: Target,
-    /// Stripe 0 for a sync, which has none.
+    /// The stripe of the part; 0 for a sync, which has no stripe.
     pub(crate) stripe: StripeIndex,
     pub(crate) work: Work,
 }
@@ -129,11 +129,11 @@ impl Request {
         self.parts_open == 0 && (self.failure.is_some() || self.is_cut())
     }
 
-    /// The most bytes of memory that the next part can take.
+    /// Returns the maximum number of bytes of memory that the next part can take.
     pub(crate) fn next_weight(&self, stripe_size: StripeSize) -> u64 {
         match &self.progress {
             Progress::Read { rest, .. } => (rest.end - rest.start).min(stripe_size.bytes()),
-            // A lazy change keeps whole units, and zeros take memory, too.
+            // A lazy change is kept in whole units, and zeros take memory, too.
             Progress::Write { rest, .. } => {
                 (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(stripe_size.bytes())
             }
@@ -142,8 +142,8 @@ impl Request {
         }
     }
 
-    /// Cuts the next part, for the image with this seed. Requires: something is left, and a flush is
-    /// decided.
+    /// Cuts the next part, for the image with this seed. Requires: something is left to cut, and the PGs of a
+    /// flush are determined.
     pub(crate) fn cut(&mut self, stripe_size: StripeSize, seed: ImageId) -> NextPart {
         assert!(!self.is_cut());
         self.part_count += 1;
@@ -207,7 +207,7 @@ impl Request {
         }
     }
 
-    /// Takes the answer for the user. Requires: the request is over, or has failed.
+    /// Removes and returns the answer for the user. Requires: the request is over, or has failed.
     pub(crate) fn take_result(&mut self) -> Result<Answer, VolumeError> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
@@ -234,7 +234,7 @@ fn take_piece(cut: Cut, rest: &mut Range<u64>, stripe_size: StripeSize) -> cut::
     piece
 }
 
-/// Collects items that arrive in any order, and puts them in the order of their index.
+/// Collects items that arrive in any order, and returns them in the order of their indexes.
 pub(crate) struct InOrder<T> {
     done: Vec<T>,
     /// Index of the first element of `waiting`.
@@ -278,8 +278,8 @@ fn append_piece(pieces: &mut Vec<Piece>, piece: Piece) {
     }
 }
 
-/// Appends to the single list of extents so far, so that neighbours of different parts are merged
-/// too.
+/// Appends to the single list of extents collected so far, so that adjacent extents of different parts are
+/// merged too.
 fn append_extents(lists: &mut Vec<Vec<Extent>>, extents: Vec<Extent>) {
     let Some(list) = lists.first_mut() else {
         lists.push(extents);
@@ -290,7 +290,7 @@ fn append_extents(lists: &mut Vec<Vec<Extent>>, extents: Vec<Extent>) {
     }
 }
 
-/// Appends an extent; merges it with the last one if both have the same state.
+/// Appends an extent; merges it with the last extent if both have the same state.
 fn push_extent(extents: &mut Vec<Extent>, extent: Extent) {
     match extents.last_mut() {
         Some(last) if last.allocated == extent.allocated => last.length += extent.length,

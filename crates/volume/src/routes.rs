@@ -1,10 +1,10 @@
-//! Where to send a part: according to the map, and to newer PG entries that OSDs sent before the map
+//! Decides where to send a part: according to the map, and to newer PG entries that OSDs sent before the map
 //! arrived.
 //!
 //! Invariants
 //!   1. An entry from an OSD is kept only while its epoch is higher than the map's.
-//!   2. A request carries the revision of the map, never that of an entry from an OSD: such an entry
-//!      says nothing about fences and other PGs.
+//!   2. A request carries the revision of the map, never that of an entry from an OSD: such an entry contains
+//!      no fences and no entries of other PGs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use format::wire::PgEntry;
 
 use crate::cut::StripeSize;
 
-/// What a part addresses. Does not change with the map.
+/// The target of a part; independent of the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     /// The stripe with this hash.
@@ -41,7 +41,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// Returns the route to `target`; `None` while it has no known primary.
+    /// Returns the route to `target`; `None` while the target has no known primary.
     pub(crate) fn find(&self, pool: PoolId, target: Target) -> Option<Route> {
         let map = self.map.pools.get(&pool)?;
         let pg = pg_of(map, target);
@@ -66,8 +66,8 @@ impl Routes {
         Some(self.told.get(&pg).filter(|told| told.epoch > known.epoch).unwrap_or(known))
     }
 
-    /// Stores the entry of a refusal if its epoch is higher than the known one. Returns whether it
-    /// was.
+    /// Stores the entry that came with a refusal if its epoch is higher than the known one. Returns whether
+    /// the entry was stored.
     pub(crate) fn learn(&mut self, entry: PgEntry) -> bool {
         let newer = self.epoch(entry.pg).is_some_and(|known| known < entry.epoch);
         if newer {
@@ -84,12 +84,12 @@ impl Routes {
         result
     }
 
-    /// The known revisions, by pool.
+    /// Returns the known revisions, by pool.
     pub(crate) fn revisions(&self) -> BTreeMap<PoolId, MapRevision> {
         self.map.pools.iter().map(|(id, map)| (*id, map.revision)).collect()
     }
 
-    /// The size of a pool's stripes; `None` without a valid map of the pool.
+    /// Returns the size of a pool's stripes; `None` without a valid map of the pool.
     pub(crate) fn stripe_size(&self, pool: PoolId) -> Option<StripeSize> {
         StripeSize::of(self.pool(pool)?)
     }
@@ -106,7 +106,7 @@ impl Routes {
         self.map.pools.get(&pool).is_some_and(|map| map.is_fenced(session))
     }
 
-    /// The numbers of all PGs that may hold a stripe of the image; `None` without a map.
+    /// Returns the numbers of all PGs that may hold a stripe of the image; `None` without a map.
     pub(crate) fn pgs_of(&self, image: &ImageInfo) -> Option<BTreeSet<u32>> {
         let map = self.map.pools.get(&image.pool)?;
         let pg_count = map.pool.pg_count;

@@ -1,23 +1,23 @@
-//! Tables with a key type of their own, so that the key of a request cannot be used for a part.
+//! Tables whose keys have separate types, so that the key of a request cannot be used for a part.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
-/// Place of a request in its table; reused after the request is removed.
+/// Index of a request in its table; reused after the request is removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct RequestKey(usize);
 
-/// Place of a part in its table; reused after the part is removed.
+/// Index of a part in its table; reused after the part is removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PartKey(usize);
 
 /// A key of a [`Table`].
 pub(crate) trait Key: Copy {
-    /// Makes the key of this place.
+    /// Creates the key for this index.
     fn new(place: usize) -> Self;
-    /// Returns the place.
+    /// Returns the index.
     fn place(self) -> usize;
 }
 
@@ -63,7 +63,7 @@ impl<K: Key, T> Table<K, T> {
         self.entries.remove(key.place())
     }
 
-    /// All entries, in ascending order of their keys.
+    /// Returns all entries, in ascending order of their keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (K, &T)> {
         self.entries.iter().map(|(place, entry)| (K::new(place), entry))
     }

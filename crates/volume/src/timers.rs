@@ -41,12 +41,12 @@ impl Timers {
         assert!(armed);
     }
 
-    /// When the next timer expires.
+    /// Returns the time at which the next timer expires.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.armed.first().map(|(at, _)| *at)
     }
 
-    /// When the next timer other than the monitor's expires.
+    /// Returns the time at which the next timer other than the monitor's expires.
     #[cfg(test)]
     pub(crate) fn deadline_but_of_monitor(&self) -> Option<Time> {
         let mut armed = self.armed.iter();

@@ -1,9 +1,9 @@
 //! Changes that a PG acknowledged but did not make durable. They are kept until a sync covers them, and
-//! written again in each new epoch of the PG before anything else is sent to it.
+//! written again in each new epoch of the PG before anything else is sent to the PG.
 //!
 //! Invariants
-//!   1. For each unit only the newest acknowledged content is kept. So a replay never returns a unit to
-//!      older content, even if the replay breaks off.
+//!   1. For each unit only the newest acknowledged content is kept. So a replay never returns a unit to older
+//!      content, even if the replay is aborted.
 //!   2. While the gate is open (`gate` is `None`), the PG has acknowledged all kept content in
 //!      `epoch`.
 //!   3. Kept content takes no more memory than the changes acknowledged since the last sync.
@@ -25,12 +25,12 @@ pub(crate) struct Unsynced {
     kept: BTreeMap<(StripeIndex, u32), Kept>,
     /// Acknowledged changes that no sync covers, oldest first: (the volume's count, bytes).
     acknowledged: VecDeque<(u64, u64)>,
-    /// A change ended without an answer. It may have overwritten kept content, and a replay would undo it
-    /// after a reader saw it. So nothing else is sent to the PG before a sync.
+    /// Whether a change ended without an answer. The change may have overwritten kept content, and a replay
+    /// would undo it after a reader saw it. So nothing else is sent to the PG before a sync.
     pub(crate) is_unsure: bool,
     /// The replay that the PG's requests wait for, if one is under way.
     pub(crate) gate: Option<Gate>,
-    /// Parts in the stage `Behind` this PG.
+    /// Parts of this PG in the stage `Behind`.
     pub(crate) waiting: Vec<PartKey>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Gate {
     pub(crate) epoch: Epoch,
     /// The request that the replay's parts belong to.
     pub(crate) request: RequestKey,
-    /// In the last pass the PG had no space for some of the writes.
+    /// Whether the PG had no space for some of the writes in the last pass.
     pub(crate) waits_for_room: bool,
 }
 
@@ -55,15 +55,15 @@ pub(crate) enum Content {
 struct Kept {
     end: u32,
     content: Content,
-    /// The volume's count of undurable acknowledgements, including this one.
+    /// The volume's count of undurable acknowledgements when this one was counted.
     count: u64,
     /// The epoch in which the PG last acknowledged the content.
     epoch: Epoch,
 }
 
 impl Content {
-    /// Returns the range of a change and its content afterwards. Requires: the part is a change that
-    /// was sent.
+    /// Returns the range of a change and the content of the range after the change. Requires: the part is a
+    /// change that was sent.
     pub(crate) fn of(part: &Part) -> (Range<u32>, Content) {
         match &part.work {
             Work::Zero { range } => (range.clone(), Content::Zeros),
@@ -117,12 +117,12 @@ impl Unsynced {
         }
     }
 
-    /// Whether a request of this epoch may be sent to the PG.
+    /// Whether a request that carries this epoch may be sent to the PG.
     pub(crate) fn is_level(&self, epoch: Epoch) -> bool {
         self.gate.is_none() && !self.is_unsure && self.epoch == epoch
     }
 
-    /// Whether syncs cover all changes, so that nothing would be replayed.
+    /// Whether syncs cover all changes, so that there is nothing to replay.
     pub(crate) fn is_covered(&self) -> bool {
         self.acknowledged.is_empty()
     }
@@ -133,12 +133,13 @@ impl Unsynced {
         self.is_covered() && !self.is_unsure && is_idle
     }
 
-    /// Whether an answer of this epoch belongs to the newest epoch.
+    /// Whether an answer that belongs to this epoch is from the newest known epoch.
     pub(crate) fn is_of(&self, epoch: Epoch) -> bool {
         epoch == self.gate.map_or(self.epoch, |gate| gate.epoch)
     }
 
-    /// Keeps a change that was acknowledged but is not durable. Returns how many bytes it counts as.
+    /// Keeps a change that was acknowledged but is not durable. Returns the number of bytes that the change
+    /// counts.
     pub(crate) fn acknowledge(
         &mut self,
         epoch: Epoch,
@@ -196,8 +197,8 @@ impl Unsynced {
         bytes
     }
 
-    /// Returns the first piece from `place` on that was not acknowledged in this epoch; with `zeros_only`
-    /// the first piece of zeros.
+    /// Returns the first piece from `place` on that was not acknowledged in this epoch; with `zeros_only`,
+    /// considers only pieces of zeros.
     pub(crate) fn next_piece(
         &self,
         place: (StripeIndex, u32),
@@ -218,7 +219,7 @@ impl Unsynced {
         kept.epoch = epoch;
     }
 
-    /// Bytes of kept content that were not acknowledged in this epoch.
+    /// Returns the number of bytes of kept content that were not acknowledged in this epoch.
     pub(crate) fn bytes_before(&self, epoch: Epoch) -> u64 {
         let old = self.kept.iter().filter(|(_, kept)| kept.epoch != epoch);
         old.map(|((_, start), kept)| u64::from(kept.end - start)).sum()
@@ -244,7 +245,8 @@ mod tests {
         first * UNIT..end * UNIT
     }
 
-    /// Stripe, first unit, number of units, and the byte they hold.
+    /// Returns the kept content as rows: stripe, first unit, number of units, and the byte that the units
+    /// hold.
     fn held(unsynced: &Unsynced) -> Vec<(u32, u32, u32, u8)> {
         let row = |(stripe, range, content): (StripeIndex, Range<u32>, Content)| {
             let byte = match content {

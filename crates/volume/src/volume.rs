@@ -1,8 +1,8 @@
-//! A volume of the user: its attachment, its requests in flight, and its writes that are not durable.
+//! A volume opened by the user: its attachment, its requests in flight, and its writes that are not durable.
 //!
 //! Invariants
-//!   1. The parts in flight stay within `PARTS_IN_FLIGHT_MAX` and `BYTES_IN_FLIGHT_MAX`; a single
-//!      part may exceed the bytes.
+//!   1. The parts in flight stay within `PARTS_IN_FLIGHT_MAX` and `BYTES_IN_FLIGHT_MAX`; a single part may
+//!      exceed the limit of bytes.
 //!   2. `undurable` lists every PG with an acknowledged write that was not durable and that no sync
 //!      has covered.
 
@@ -21,16 +21,16 @@ pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
 
 /// How long a closing volume waits for answers to sent requests.
 pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long a closing lazy volume waits: longer, because it also makes its writes durable.
+/// How long a closing lazy volume waits: longer, because it must also make its writes durable.
 pub(crate) const CLOSE_SYNC_TIME_MAX: Duration = Duration::from_secs(4);
 
-/// A volume of the user.
+/// A volume that the user has opened.
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) read_only: bool,
     pub(crate) wants_lock: bool,
     pub(crate) attachment: Attachment,
-    /// Set once the user has requested the detach.
+    /// The detach that is under way; set once the user has requested it.
     pub(crate) closing: Option<Closing>,
     /// When the attach times out.
     pub(crate) open_deadline: Option<Time>,
@@ -42,7 +42,7 @@ pub(crate) struct Volume {
     /// PGs with acknowledged writes that were not durable, with the number of the last one (see
     /// `undurable_count`).
     pub(crate) undurable: BTreeMap<PgId, u64>,
-    /// How many writes were ever acknowledged without being durable.
+    /// Number of writes ever acknowledged without being durable.
     pub(crate) undurable_count: u64,
     /// In a lazy volume: writes that its PGs acknowledged but did not make durable.
     pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
@@ -50,18 +50,18 @@ pub(crate) struct Volume {
     pub(crate) unsynced_bytes: u64,
     /// Bytes that wait for space, as last reported to the monitor.
     pub(crate) told_waiting: u64,
-    /// In a lazy volume: reads that wait for overlapping changes which were sent before and received no
+    /// In a lazy volume: reads that wait because an overlapping change was sent before them and received no
     /// answer.
     pub(crate) held_reads: Vec<PartKey>,
-    /// The sync that this core began on its own, until it has ended.
+    /// The sync that the core began on its own, until the sync has ended.
     pub(crate) own_sync: Option<RequestKey>,
     /// Whether this session has synced every PG of the image.
     pub(crate) synced_all: bool,
-    /// A change was given up without an answer: it may still reach the OSD.
+    /// Whether a change was abandoned without an answer: it may still reach the OSD.
     pub(crate) has_unanswered: bool,
 }
 
-/// Top to bottom is the order in time.
+/// The states of an attachment, in chronological order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Attachment {
     /// Waits for the monitor's answer to request number `ask`.
@@ -79,7 +79,7 @@ pub(crate) struct Closing {
     pub(crate) deadline: Option<Time>,
     /// Whether to wait for durability for as long as the session lasts.
     pub(crate) is_patient: bool,
-    /// The deadline has passed: nothing more is awaited.
+    /// Whether the deadline has passed: nothing more is awaited.
     pub(crate) has_given_up: bool,
 }
 
@@ -115,7 +115,7 @@ impl Volume {
         }
     }
 
-    /// How long the volume may take to close.
+    /// Returns how long the volume may take to close.
     pub(crate) fn close_time_max(&self) -> Duration {
         if self.is_lazy() { CLOSE_SYNC_TIME_MAX } else { CLOSE_TIME_MAX }
     }
@@ -138,7 +138,7 @@ impl Volume {
         gates.any(|gate| gate.waits_for_room)
     }
 
-    /// Bytes that replays must write but have no space for.
+    /// Returns the number of bytes that replays must write but have no space for.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         let of_pg = |unsynced: &Unsynced| {
             let gate = unsynced.gate.filter(|gate| gate.waits_for_room)?;

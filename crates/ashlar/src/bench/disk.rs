@@ -64,8 +64,8 @@ pub fn run(
         io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
     io::prepare(path, size, &store, &mut |_, _| {}).map_err(cannot)?;
     let mut bench = Bench::open(path, size)?;
-    // Use as many places as the raw load has. All are written once first, so that no operation has to
-    // allocate space.
+    // Use the same range of the file as the raw load. Each block is written once first, so that no operation
+    // has to allocate space.
     let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
     if range < load.block_size {
         let message = format!("--size {} is too small for --block-size", size_text(size));

@@ -1,9 +1,9 @@
 //! Addresses that daemons listen on.
 
-/// The syntax of such an address, for help texts.
+/// The syntax of a listen address, for help texts.
 pub const LISTEN: &str = "unix:PATH|tcp:[HOST]:PORT";
 
-/// Parses such an address. Without a host, the loopback address is used, so that no other machine can
+/// Parses a listen address. Without a host, the loopback address is used, so that no other machine can
 /// connect.
 pub fn parse_listen(text: &str) -> Result<String, String> {
     let wrong =

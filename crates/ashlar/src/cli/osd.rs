@@ -130,7 +130,7 @@ pub enum CommitArg {
 }
 
 impl CommitArg {
-    /// The word on the command line.
+    /// Returns the name of this value on the command line.
     pub fn name(self) -> &'static str {
         match self {
             CommitArg::Fsync => "fsync",
@@ -138,7 +138,7 @@ impl CommitArg {
         }
     }
 
-    /// The commit mode of a store.
+    /// Returns the commit mode of the store.
     pub fn mode(self) -> CommitMode {
         match self {
             CommitArg::Fsync => CommitMode::Fsync,

@@ -61,7 +61,7 @@ pub enum StoreArg {
 }
 
 impl StoreArg {
-    /// The word on the command line.
+    /// Returns the name of this value on the command line.
     pub fn name(self) -> &'static str {
         match self {
             StoreArg::Embedded => "embedded",

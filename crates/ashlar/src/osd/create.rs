@@ -20,9 +20,9 @@ use crate::output::{Format, Progress, failure, print_json, size_text};
 /// power loss (or the file is in memory), and making each write durable at once costs almost nothing.
 const FAST_WRITE_US_MAX: u64 = 100;
 
-/// What OSD to create.
+/// The parameters of a new OSD.
 pub struct CreateRequest<'a> {
-    /// Where to create it.
+    /// Where to create the OSD.
     pub place: Place<'a>,
     /// Size in bytes; required for a directory.
     pub size: Option<u64>,
@@ -57,7 +57,7 @@ pub struct CreatedOsd {
     pub value: Value,
 }
 
-/// `ashlar osd create`
+/// Runs `ashlar osd create`.
 pub fn create(
     config: &Config,
     path: &Path,

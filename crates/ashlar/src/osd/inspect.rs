@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::store_file::{blocks_of, commit_name, inspect_file, open_blocks};
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
-/// `ashlar osd inspect`
+/// Runs `ashlar osd inspect`.
 pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
     let found = inspect_file(&blocks_of(path), true)?;
     let area = |(offset, length): (u64, u64)| json!({ "offset": offset, "bytes": length });
@@ -53,7 +53,7 @@ pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `ashlar osd check`
+/// Runs `ashlar osd check`.
 pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
     let blocks = blocks_of(path);
     inspect_file(&blocks, true)?;
@@ -89,7 +89,7 @@ pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `ashlar check PATH...`
+/// Runs `ashlar check PATH...`.
 pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     let mut files = Vec::new();
     for path in paths {

@@ -18,8 +18,7 @@ use crate::cli::LogArgs;
 use crate::daemon::{listen_at, listen_places, no_reactor};
 use crate::output::failure;
 
-/// How long no monitor must have answered before that is logged (`ABSENCE_QUIET`), and how often it is logged
-/// after that (`ABSENCE_SPAN`).
+/// If no monitor answers, this is logged after `ABSENCE_QUIET`, and then again every `ABSENCE_SPAN`.
 const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
 const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
 
@@ -31,7 +30,7 @@ pub fn log_of(config: &Config, path: &Path) -> PathBuf {
     }
 }
 
-/// Which OSD to run, and optionally its address.
+/// The OSD to run, and optionally its address.
 #[derive(Clone, Copy)]
 pub struct RunPlace<'a> {
     /// The directory or device of the OSD.
@@ -40,7 +39,7 @@ pub struct RunPlace<'a> {
     pub listen: Option<&'a str>,
 }
 
-/// `ashlar osd run`
+/// Runs `ashlar osd run`.
 pub fn run(
     config: &Config,
     RunPlace { path, listen }: RunPlace<'_>,
@@ -207,12 +206,13 @@ fn serve(
 #[derive(Default)]
 struct Absence {
     since: Option<Time>,
-    /// When this was last logged.
+    /// When the absence was last logged.
     logged: Option<Time>,
 }
 
 impl Absence {
-    /// `sought`: the addresses at which the OSD looks for a monitor; `None` if a monitor answers.
+    /// Logs the absence of monitors when that is due. `sought`: the addresses at which the OSD looks for a
+    /// monitor; `None` if a monitor answers.
     fn update(&mut self, now: Time, sought: Option<&[String]>) {
         let Some(addresses) = sought else {
             if let (Some(since), Some(_)) = (self.since, self.logged) {

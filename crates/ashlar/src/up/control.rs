@@ -110,8 +110,8 @@ fn died_early(dir: &Path, status: &str) -> Failure {
     )
 }
 
-/// Waits until the running `up` of `dir` is ready, requests the creation of missing OSDs, and prints what
-/// to type next.
+/// Waits until the running `up` of `dir` is ready, requests the creation of missing OSDs, and prints which
+/// commands to try next.
 pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     let mut next = ask(dir, Request::Wait, format)?;
     // Send this even if no OSD is missing: an OSD that a failed attempt created may not be running.

@@ -13,7 +13,7 @@ use super::protocol::{Request, Work};
 /// OSDs that fail to start; the setup does not wait for them.
 pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
 
-/// Which child of `up`.
+/// The role of a child of `up`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// The etcd that holds the state.
@@ -40,7 +40,7 @@ impl Role {
 
 /// An event for the main loop.
 pub enum Event {
-    /// The setup requests that this child runs, with these arguments.
+    /// The setup requests the start of this child, with these arguments.
     Spawn(Role, Vec<String>),
     /// A child exited; the number says which run of the child.
     Exited(Role, u64, std::io::Result<ExitStatus>),
@@ -52,7 +52,7 @@ pub enum Event {
     Progress(String),
     /// Progress of a long task of the setup.
     Work(Work),
-    /// Volumes can be written, or OSDs were added. Contains what to type next.
+    /// Volumes can be written, or OSDs were added. Holds the commands to suggest to the user.
     Ready(Vec<String>),
     /// The setup failed, or adding OSDs failed.
     Failed(Failure),

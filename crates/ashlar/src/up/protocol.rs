@@ -50,7 +50,7 @@ pub enum Answer {
     },
     /// The request was carried out.
     Done {
-        /// What to type next; may be empty.
+        /// Commands to suggest to the user; may be empty.
         #[serde(default)]
         next: Vec<String>,
         /// OSDs that fail to start; the cluster is ready without them.

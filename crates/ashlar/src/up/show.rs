@@ -1,4 +1,4 @@
-//! What `up` prints: progress, and what to type next.
+//! The output of `up`: progress, and commands to try next.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::output::{Format, Progress, print_json};
 
 /// A cluster that is ready.
 pub struct Ready {
-    /// What to type next.
+    /// Commands to suggest to the user.
     pub next: Vec<String>,
     /// OSDs that fail to start.
     pub osds_failed: Vec<OsdId>,
@@ -48,7 +48,7 @@ impl WorkShow {
     }
 }
 
-/// Prints that the cluster is ready and what to type next.
+/// Prints that the cluster is ready, and which commands to try next.
 pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) {
     if format == Format::Json {
         let Ready { next, osds_failed } = ready;

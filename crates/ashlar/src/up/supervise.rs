@@ -31,8 +31,8 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(15);
 /// A log larger than this, in bytes, is renamed to `.log.old` when its child starts.
 const LOG_SIZE_MAX: u64 = 16 << 20;
 
-/// Failed starts before the setup gives up on a child: without an OSD the setup continues, without any
-/// other child it fails.
+/// Maximum number of failed starts before the setup gives up on a child. Without an OSD the setup continues;
+/// without any other child it fails.
 const STARTS_BEFORE_READY_MAX: u64 = 3;
 
 /// A child that exits within this time (and was not killed by a signal) has failed to start.
@@ -65,9 +65,9 @@ enum State {
     Running(Pid),
     /// SIGTERM was sent; the child is killed at this time.
     Stopping(Pid, Instant),
-    /// Exited; restarted at this time, or never if `None`.
+    /// The child has exited; it is restarted at this time, or never if `None`.
     Dead(Option<Instant>),
-    /// Stopped by hand.
+    /// The child was stopped by hand.
     Stopped,
 }
 
@@ -78,7 +78,7 @@ struct Supervisor<'a> {
     program: PathBuf,
     children: BTreeMap<Role, Child>,
     events: Sender<Event>,
-    /// What to type next; `None` until volumes can be written.
+    /// Commands to suggest to the user; `None` until volumes can be written.
     ready: Option<Vec<String>>,
     /// Connections of commands that wait for the setup, or later for OSDs that are being added.
     waiting: Vec<UnixStream>,

@@ -1,4 +1,4 @@
-//! Does every bad input end in a clear error, and is nothing lost?
+//! Tests that every bad input ends in a clear error and that nothing is lost.
 
 #![allow(clippy::big_endian_bytes)] // NBD is big-endian.
 
@@ -21,7 +21,7 @@ fn bad_names_and_sizes_are_refused() {
     }
     let error = cluster.refused(&["volume", "create", "v", "--size", "10"], "invalid");
     assert_eq!(error["message"], "10 bytes is too small; did you mean 10GiB?");
-    // A misspelt device name must not become a directory in `/dev`, which is in memory.
+    // A misspelt device name must not create a directory in `/dev`, which is in memory.
     for wrong in ["/dev/ashlar-typo", "/dev/../dev/ashlar-typo", "/dev/null"] {
         cluster.refused(&["osd", "create", wrong, "--size", "1GiB"], "invalid");
     }
@@ -61,7 +61,7 @@ fn bad_names_and_sizes_are_refused() {
     ] {
         cluster.refused(unknown, "not_found");
     }
-    // The longest allowed name.
+    // The longest name that is allowed.
     let longest = "x".repeat(63);
     cluster.run(&["volume", "create", &longest, "--size", "1GiB"]);
     assert_eq!(cluster.json(&["volume", "ls"])[0]["name"], longest);
@@ -78,7 +78,7 @@ fn a_pool_that_cannot_be_placed_is_refused_with_a_remedy() {
         assert!(error["message"].as_str().is_some_and(|text| text.contains(found)), "{error}");
         assert!(error["hint"].as_str().is_some_and(|text| text.contains(remedy)), "{error}");
     };
-    // If there are enough OSDs, the remedy is to let copies share a host.
+    // If there are enough OSDs, the hint suggests to let copies share a host.
     pool("2", "host", "2 hosts that are up, there are 1", "--failure-domain osd");
     pool("3", "host", "3 hosts that are up, there are 1", "start more OSDs");
     pool("3", "osd", "3 OSDs that are up, there are 2", "start more OSDs");
@@ -123,7 +123,7 @@ fn a_wrong_key_is_refused_by_everyone() {
     fs::write(&key, "no key").expect("writable");
     let mut status = Command::new(ASHLAR);
     refused(status.args(["status", "--json", "--cluster"]).arg(other.path()), "key");
-    // Nothing was disturbed, and the OSD that was run with the wrong key is unchanged.
+    // The cluster is not disturbed, and the OSD that was run with the wrong key is unchanged.
     cluster.run(&["osd", "start", "2"]);
     cluster.wait_clean();
     cluster.wait_healthy();
@@ -148,7 +148,7 @@ fn malformed_nbd_requests_disturb_nobody() {
     let _ = stream.write_all(&[0xff; 4096]);
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
-    // An option whose length is absurd.
+    // An option with an absurd length.
     let mut stream = connect();
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).expect("a greeting");
@@ -159,7 +159,7 @@ fn malformed_nbd_requests_disturb_nobody() {
     stream.write_all(&u32::MAX.to_be_bytes()).expect("open");
     let _ = stream.write_all(&[0; 1 << 16]);
     let _ = stream.read_to_end(&mut rest);
-    // Requests beyond the end, with absurd lengths, and unknown ones.
+    // Requests beyond the end of the volume, with absurd lengths, and of unknown types.
     let mut stream = connect();
     stream.read_exact(&mut greeting).expect("a greeting");
     stream.write_all(&3u32.to_be_bytes()).expect("open");

@@ -1,4 +1,4 @@
-//! Do the operator's commands show what they promise?
+//! Tests that the operator's commands print what they promise.
 
 use std::process::Command;
 
@@ -58,7 +58,7 @@ fn placement_groups_are_listed_and_described() {
         assert_eq!(described[key], few[5][key], "{key}");
     }
     assert!(cluster.run(&["pg", "describe", name]).contains("active"));
-    // The PG's OSD goes down: the output says so, with the reason.
+    // The PG's OSD goes down: the output reports this, with the reason.
     let osd = few[5]["primary"].to_string();
     cluster.run(&["osd", "stop", &osd]);
     cluster.wait_osd(few[5]["primary"].as_u64().expect("an OSD"), false);

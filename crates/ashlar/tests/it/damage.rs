@@ -1,4 +1,4 @@
-//! Are bytes that changed on a disk detected, and never returned as data?
+//! Tests that bytes that changed on a disk are detected and never returned as data.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ fn qemu_io(cluster: &Cluster, command: &str) -> String {
     qemu_io_text(cluster, "v", command)
 }
 
-/// A stopped cluster of one OSD that holds 16 MiB of `PATTERN`.
+/// Returns a stopped cluster with one OSD that holds 16 MiB of `PATTERN`.
 fn cluster_with_data(name: &str) -> Cluster {
     let cluster = Cluster::up(name, &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
@@ -30,7 +30,8 @@ fn a_flipped_data_byte_is_returned_as_an_error_never_as_data() {
     let cluster = cluster_with_data("flip");
     let path = cluster.osd_paths()[0].join("blocks");
     let file = OpenOptions::new().read(true).write(true).open(&path).expect("ours");
-    // Whole blocks bypass the journal: find one unit of the pattern near the end.
+    // Whole blocks are written past the journal, so look for one unit of the pattern from the end of the
+    // file.
     let size = file.metadata().expect("open").len();
     let mut unit = [0; 4096];
     let mut offset = size - 4096;
@@ -53,7 +54,7 @@ fn a_flipped_data_byte_is_returned_as_an_error_never_as_data() {
         let checks = status["checks"].as_array().expect("a list").clone();
         checks.iter().any(|check| check["code"].as_str().is_some_and(|c| c.contains("damage")))
     });
-    // Exactly one unit is lost, and writing it again heals it.
+    // The damage is reported in exactly one piece, and writing that piece again repairs it.
     let mut lost = Vec::new();
     for megabyte in 0..16u32 {
         let text = qemu_io(&cluster, &format!("read -P {PATTERN} {megabyte}M 1M"));
@@ -70,7 +71,7 @@ fn a_flipped_data_byte_is_returned_as_an_error_never_as_data() {
     cluster.check_osds();
 }
 
-/// Flips a bit in every 3 MiB of an OSD's file, from `offset` on.
+/// Flips a bit in every 3 MiB of an OSD's file, starting at `offset`.
 fn scatter(path: &Path, mut offset: u64) {
     let file = OpenOptions::new().read(true).write(true).open(path).expect("ours");
     let size = file.metadata().expect("open").len();
@@ -83,8 +84,7 @@ fn scatter(path: &Path, mut offset: u64) {
     file.sync_all().expect("writable");
 }
 
-/// Reads everything that was written, in 64 pieces. Returns how many were right, and how many were
-/// errors.
+/// Reads everything that was written, in 64 pieces. Returns how many reads were right and how many failed.
 fn read_pieces(cluster: &Cluster) -> (u32, u32) {
     let (mut right, mut errors) = (0, 0);
     for piece in 0..64 {
@@ -109,14 +109,14 @@ fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
         let check = run(Command::new(ASHLAR).args(["osd", "check"]).arg(&osd));
         assert_eq!(check.status.code(), Some(1), "{}", text_of(&check));
     };
-    // Only data is damaged: reads of the damaged pieces fail, and no others.
+    // Only data is damaged: reads of the damaged pieces fail, all other reads succeed.
     scatter(&osd.join("blocks"), data);
     is_damaged();
     cluster.start(&[]);
     let (right, errors) = read_pieces(&cluster);
     assert!(right > 0 && errors > 0, "{right} pieces are right, {errors} errors");
     cluster.down();
-    // Journal and checkpoints are damaged too: everything after the superblocks.
+    // Journal and checkpoints are damaged too: the damage covers everything after the superblocks.
     scatter(&osd.join("blocks"), 1 << 20);
     is_damaged();
     cluster.start(&[]);
@@ -181,7 +181,7 @@ fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
     cluster.wait_active();
     cluster.refused(&["pg", "give-up", pgs[0]], "invalid");
     cluster.wait_healthy();
-    // Each piece holds the last write, or what it held before that.
+    // Each block holds either the last write or its previous content.
     for _ in 0..2 {
         let copy = cluster.path().join("copy");
         succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&copy));
@@ -191,7 +191,7 @@ fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
         assert!(blocks.iter().all(|block| all(block, PATTERN) || all(block, 0)));
         let kept = blocks.iter().filter(|block| all(block, PATTERN)).count();
         assert!(kept > 100, "{kept} of 128 blocks are left");
-        // All of this stays so across a restart; accepted losses no longer count as damage.
+        // This stays true after a restart; accepted losses no longer count as damage.
         cluster.check_osds();
         cluster.start(&[]);
     }

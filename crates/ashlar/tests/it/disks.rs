@@ -1,4 +1,4 @@
-//! Are disks examined before they are used, and never overwritten by mistake?
+//! Tests that disks are examined before they are used and are never overwritten by mistake.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -42,7 +42,7 @@ fn files_that_are_not_an_osd_are_refused() {
     refused_by_all(&cluster, osd, "not_a_store");
     write(&[0x55; 1 << 20]);
     refused_by_all(&cluster, osd, "not_a_store");
-    // The beginning of an OSD: cut within its header, and after it.
+    // The beginning of an OSD's file, truncated within the superblock and after it.
     let mut start = vec![0; 1 << 19];
     open(&sound).read_exact_at(&mut start, 0).expect("long");
     for length in [11, 100, SUPERBLOCK_SIZE - 1] {
@@ -57,7 +57,7 @@ fn files_that_are_not_an_osd_are_refused() {
         let error = cluster.refused(&["osd", "run", &path], "store");
         assert!(message(&error).contains("blocks") || message(&error).contains("byte"), "{error}");
     }
-    // The OSD itself has lost nothing.
+    // The real OSD has not lost anything.
     cluster.run(&["osd", "start", "1"]);
     cluster.wait_active();
     cluster.check_osds();
@@ -80,7 +80,7 @@ fn damaged_headers_are_refused_but_one_good_copy_is_enough() {
             file.write_all_at(copy, offset).expect("writable");
         }
     };
-    // A flipped bit in both copies.
+    // One bit is flipped in both copies.
     for byte in [0, 9, 13, 40, 100, SUPERBLOCK_SIZE - 1] {
         let mut damaged = copies;
         for copy in &mut damaged {
@@ -90,7 +90,7 @@ fn damaged_headers_are_refused_but_one_good_copy_is_enough() {
         let error = refused_by_all(&cluster, &osd, "not_a_store");
         assert!(message(&error).contains("blocks"), "{error}");
     }
-    // A newer format that is valid in itself.
+    // The format is newer, but both copies are valid.
     let mut newer = copies;
     for copy in &mut newer {
         copy[12..16].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
@@ -100,7 +100,7 @@ fn damaged_headers_are_refused_but_one_good_copy_is_enough() {
     write(&newer);
     let error = refused_by_all(&cluster, &osd, "newer_format");
     assert!(message(&error).contains("newer"), "{error}");
-    // One copy, either one, is enough; the other is rewritten.
+    // Either one of the two copies is enough; the damaged one is rewritten.
     for damaged in [0, 1] {
         let mut one = copies;
         one[damaged] = [0xee; SUPERBLOCK_SIZE];
@@ -138,7 +138,7 @@ fn a_second_daemon_on_the_same_disk_is_refused() {
     cluster.wait_osd(created["id"].as_u64().expect("a number"), true);
     let rows = || {
         let mut rows = cluster.json(&["osd", "ls"]);
-        // The used space changes with each report.
+        // Ignore the used space: it changes with each report.
         for row in rows.as_array_mut().expect("a list") {
             row["used_bytes"] = Value::Null;
         }
@@ -170,11 +170,11 @@ fn devices_with_foreign_data_are_refused_and_left_alone() {
         let file = OpenOptions::new().write(true).open(device).expect("a device");
         file.write_all_at(bytes, offset).and_then(|()| file.sync_all()).expect("writable");
     };
-    // The backup of a GPT in the last sector, with the first one wiped.
+    // The backup GPT in the last sector; the primary GPT is wiped.
     let gpt = |device: &str| write(device, size - 512, b"EFI PART\0\0\x01\0");
-    // The place of btrfs's superblock.
+    // The magic of btrfs, at the offset of its superblock.
     let btrfs = |device: &str| write(device, (64 << 10) + 64, b"_BHRfS_M");
-    // An OSD that was created before.
+    // An OSD that was created earlier.
     let osd = |device: &str| drop(cluster.json(&["osd", "create", device]));
     let makers: [&dyn Fn(&str); 4] = [&ext4, &gpt, &btrfs, &osd];
     for (name, make) in ["ext4", "gpt", "btrfs", "osd"].into_iter().zip(makers) {
@@ -189,7 +189,7 @@ fn devices_with_foreign_data_are_refused_and_left_alone() {
         let count = |rows: &Value| rows.as_array().map(Vec::len);
         assert_eq!(count(&after), count(&osds), "{name}: no OSD was registered");
     }
-    // Only the OSD that was created has received an id.
+    // Only the OSD that was created received an id.
     let last = |row: &Value| row["value"]["last"].as_u64();
     let after = cluster.json(&["state", "get", "counter/osd"]);
     assert_eq!(last(&after), last(&counter).map(|last| last + 1), "{after}");

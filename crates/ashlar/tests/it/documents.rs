@@ -1,4 +1,4 @@
-//! Are the documents true, and do the sources follow the rules of this project?
+//! Tests that the documents are correct and that the sources follow the rules of this project.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Files below `directory` whose name ends with `ending`.
+/// Returns the files below `directory` whose names end with `ending`.
 fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).expect("a directory").flatten() {
@@ -67,7 +67,7 @@ fn every_health_code_is_documented() {
         .iter()
         .map(|name| read(&monitor.join(name)))
         .collect();
-    // A code stands in quotes beside its severity, after `code:`, or in a table of codes.
+    // A code is a quoted word next to its severity, after `code:`, or in a table of codes.
     let mut used = BTreeSet::new();
     let words: Vec<&str> = source.split('"').collect();
     for neighbours in words.windows(3) {
@@ -177,7 +177,7 @@ fn source_files_stay_readable() {
             // Pictures and tables in the header may be wider.
             let width_max = if line.starts_with("//!") { 200 } else { 110 };
             assert!(line.chars().count() <= width_max, "{place} is too long");
-            // Spelled apart, so that this file passes its own test.
+            // The words are split, so that this file passes its own test.
             for word in [concat!("todo", "!("), concat!("FIX", "ME"), concat!("XX", "X")] {
                 assert!(!line.contains(word), "{place} has {word}");
             }
@@ -209,7 +209,7 @@ fn unsafe_code_says_why_it_is_sound() {
     assert!(blocks > 0, "the reactor has some");
 }
 
-/// Nothing we link is under GPL-type terms only.
+/// No dependency is available only under a licence of the GPL type.
 #[test]
 fn every_licence_is_permissive() {
     let metadata = succeed(
@@ -239,7 +239,7 @@ fn every_licence_is_permissive() {
     for package in packages {
         let name = package["name"].as_str().expect("a name");
         let licence = package["license"].as_str().unwrap_or("none");
-        // Every AND-part needs an allowed alternative.
+        // Each AND part of the licence needs at least one allowed alternative.
         let fine = licence.replace('/', " OR ").split(" AND ").all(|part| {
             let part = part.trim_matches(['(', ')', ' ']);
             part.split(" OR ").any(|one| allowed.contains(&one.trim_matches(['(', ')', ' '])))
@@ -251,7 +251,7 @@ fn every_licence_is_permissive() {
 /// The tables of dependencies that a manifest can have.
 const ANY: &[&str] = &["dependencies", "dev-dependencies", "build-dependencies"];
 
-/// The entries of these tables of dependencies in a manifest, of any target.
+/// Returns the entries of these dependency tables in a manifest, including those for single targets.
 fn dependencies_of(table: &toml::Table, kinds: &[&str]) -> Vec<(String, toml::Value)> {
     let mut found = Vec::new();
     for (name, value) in table {
@@ -291,7 +291,7 @@ fn every_dependency_has_its_reason() {
         let manifest: toml::Table = read(&path.join("Cargo.toml")).parse().expect("TOML");
         for (name, value) in dependencies_of(&manifest, ANY) {
             let place = format!("{}: {name}", path.display());
-            // The workspace manifest has the version and the features of each dependency.
+            // Only the workspace manifest sets the version and the features of a dependency.
             let from_workspace = value.get("workspace").and_then(toml::Value::as_bool);
             assert_eq!(from_workspace, Some(true), "{place} has a version of its own");
             assert!(ours(&name) || reasons.contains(name.as_str()), "{place} has no reason");
@@ -307,7 +307,7 @@ fn every_dependency_has_its_reason() {
     }
 }
 
-/// Links between documents have targets that exist.
+/// All links between documents have targets that exist.
 #[test]
 fn links_in_documents_lead_somewhere() {
     let root = root();
@@ -331,7 +331,7 @@ fn links_in_documents_lead_somewhere() {
     assert!(links > 5);
 }
 
-/// The parts of all names in a line of code: `BlockKey::new` has the parts block, key and new.
+/// Returns the parts of all names in a line of code: `BlockKey::new` has the parts block, key and new.
 fn parts_of_names(line: &str) -> Vec<String> {
     let code = line.split("//").next().unwrap_or_default();
     // Text in quotes is not a name.
@@ -352,7 +352,7 @@ fn parts_of_names(line: &str) -> Vec<String> {
     parts
 }
 
-/// No name has a part that the glossary rejects altogether.
+/// No name contains a word that the glossary rejects completely.
 #[test]
 fn rejected_words_are_not_used() {
     let glossary = read(&root().join("docs/glossary.md"));
@@ -373,7 +373,7 @@ fn rejected_words_are_not_used() {
     }
 }
 
-/// The names in calls of a macro of one argument: of `mark` or `check`.
+/// Returns the names in calls of a macro with one argument, `mark` or `check`.
 fn macro_names(source: &str, name: &str) -> Vec<String> {
     let call = format!("{name}!(");
     let calls = source.lines().filter_map(|line| {
@@ -384,7 +384,8 @@ fn macro_names(source: &str, name: &str) -> Vec<String> {
     calls.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_')).collect()
 }
 
-/// A mark in a rare branch is reached by exactly one test, which fails if it no longer reaches it.
+/// A mark in a rare branch shows that the branch is reached. Exactly one test checks each mark, and fails if
+/// the mark is no longer reached.
 #[test]
 fn every_mark_is_checked_by_exactly_one_test_of_its_crate() {
     let mut mark_count = 0;

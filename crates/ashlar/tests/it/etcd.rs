@@ -1,4 +1,4 @@
-//! Clusters with their state in etcd.
+//! Tests of clusters that keep their state in etcd.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::harness::{
     wait_for,
 };
 
-/// The process of the etcd that `up` runs.
+/// Returns the process id of the etcd that `up` runs.
 pub fn etcd_pid(cluster: &Cluster) -> Option<u32> {
     let data = cluster.path().join("etcd").display().to_string();
     let processes = fs::read_dir("/proc").expect("Linux").flatten();
@@ -46,7 +46,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     let keys = cluster.json(&["state", "ls"]);
     assert!(keys.as_array().is_some_and(|keys| keys.len() > 3), "{keys}");
 
-    // etcd stops responding: `status` reports it, and no read or write waits for it.
+    // etcd stops responding: `status` reports this, and no read or write waits for etcd.
     let etcd = etcd_pid(&cluster).expect("`up` runs it");
     signal(etcd, Signal::STOP);
     wait_for("status to tell of it", || has_check(&cluster.json(&["status"]), "state_unavailable"));
@@ -135,10 +135,10 @@ fn ten_thousand_pgs_start_with_their_state_in_etcd() {
     cluster.wait_active();
     let made = started.elapsed();
     let total = cluster.json(&["status"])["pgs"]["total"].clone();
-    // The PGs of the first pool, too.
+    // The total includes the PGs of the default pool.
     assert!(total.as_u64() > Some(8192 + 2048), "{total}");
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "big"]);
-    // Blocks of 128 KiB, each in another PG.
+    // Each write covers parts of two blocks of 128 KiB, and nearly every block is in a different PG.
     let places = |verb: &str| -> Vec<String> {
         (0..64).map(|at| format!("{verb} -P {} {at}M 132k", at + 1)).collect()
     };
@@ -149,7 +149,7 @@ fn ten_thousand_pgs_start_with_their_state_in_etcd() {
     cluster.kill_everything();
     wait_for("etcd to be gone with `up`", || etcd_pid(&cluster).is_none());
     let started = Instant::now();
-    // `up` returns when every PG is served.
+    // `up` returns once every PG is served.
     cluster.start(&[]);
     let restarted = started.elapsed();
     let pgs = cluster.json(&["status"])["pgs"].clone();
@@ -164,7 +164,7 @@ fn ten_thousand_pgs_start_with_their_state_in_etcd() {
     ));
 }
 
-/// The etcd that `up` runs: its address, and the prefix of the cluster's keys.
+/// Returns the address of the etcd that `up` runs, and the prefix of the cluster's keys.
 fn etcd_of(cluster: &Cluster) -> (String, String) {
     let text = fs::read_to_string(cluster.path().join("cluster.toml")).expect("it is there");
     let address = text.split("etcd:http://").nth(1).and_then(|rest| rest.split('"').next());
@@ -173,7 +173,7 @@ fn etcd_of(cluster: &Cluster) -> (String, String) {
     (address, format!("ashlar/{}/", id.as_str().expect("a text")))
 }
 
-/// Writes a key without the monitor, as `etcdctl put` would, through etcd's own HTTP gateway.
+/// Writes a key directly, not through the monitor, as `etcdctl put` would; uses etcd's own HTTP gateway.
 fn hand_writes(cluster: &Cluster, key: &str, value: &str) {
     put(&etcd_of(cluster), key, value);
 }
@@ -243,14 +243,15 @@ fn a_foreign_edit_of_etcd_takes_effect_or_is_reported_until_it_is_undone() {
     edited("scheme", "3 copies".into());
     wait_for("the bad scheme to be named", || is_undone("pool/1", "cannot become 3 copies"));
     assert_eq!((shown("name"), shown("scheme")), ("main".into(), scheme));
-    // The next transaction restores the transaction counter; the monitor takes leadership again.
+    // The next transaction restores the transaction counter; the monitor becomes leader again.
     for (key, value) in [("change", "300"), ("leader", "400")] {
         hand_writes(&cluster, key, "{}");
         wait_for("the edit to be named", || is_undone(key, ""));
         cluster.run(&["config", "set", "osd_report_ms", value]);
         assert_eq!(report_ms().to_string(), value);
     }
-    // An edit of a key that keeps data safe blocks all changes until the operator undoes it. I/O continues.
+    // A manual edit of a key that protects data blocks all changes until the operator undoes the edit. I/O
+    // continues.
     qemu_io(&cluster, "v", &["write -P 1 0 4M"]);
     for key in ["pg/1/0", "counter/osd", "session/77", "image/1"] {
         let value = || {
@@ -287,7 +288,7 @@ fn unreadable_keys_block_only_changes_and_are_restored_from_osds() {
     cluster.wait_clean();
     let etcd = etcd_of(&cluster);
     let is_damaged = || has_check(&cluster.json(&["status"]), "state_damaged");
-    // No monitor leads meanwhile, so that no monitor undoes the edit.
+    // No monitor leads during the edit, so none undoes it.
     let damage = |keys: &[&str]| {
         let up = cluster.up_pid();
         signal(up, Signal::STOP);

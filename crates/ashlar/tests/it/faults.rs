@@ -1,4 +1,4 @@
-//! Are acknowledged writes lost when processes die during writes?
+//! Tests that no acknowledged write is lost when processes die during writes.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ fn fio_verifies_across_kills_of_the_only_osd_in_immediate_mode() {
     fio_survives_kills("fio-now", "immediate");
 }
 
-/// One command per line: `STEPS` writes of different patterns, all over a volume.
+/// Number of commands: each writes another pattern, and the writes are spread over the volume.
 const STEPS: u32 = 400;
 
 fn pattern_of(step: u32) -> u32 {
@@ -54,12 +54,12 @@ fn pattern_of(step: u32) -> u32 {
 }
 
 fn place_of(step: u32) -> String {
-    // 512 KiB each, scattered over 256 MiB.
+    // Each write covers 512 KiB, scattered over 256 MiB.
     format!("{}k 512k", (step * 37 % 512) * 512)
 }
 
-/// Writes all over a volume. `interrupt` runs twice while writes are under way; then everything is
-/// read back.
+/// Spreads writes over a volume. Calls `interrupt` twice while a write is in flight; then everything is read
+/// back.
 fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
     cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
     let image = patient_image(cluster, "v");
@@ -68,7 +68,7 @@ fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
         let command = format!("write -P {} {}", pattern_of(step), place_of(step));
         qemu.begin(&command);
         if step == 100 || step == 250 {
-            // After a hundred acknowledged writes, with this one in flight.
+            // Many writes are acknowledged by now, and this one is in flight.
             interrupt();
         }
         let line = qemu.end();
@@ -152,7 +152,7 @@ fn a_stopped_osd_stays_stopped_and_its_io_waits() {
     qemu.args(["-f", "raw", "-c", "write -P 5 0 1M", "-c", "read -P 5 0 1M"]);
     qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut qemu = qemu.spawn().expect("qemu-io is installed");
-    // Longer than `--restart-after`: only a command starts it again.
+    // This is longer than `--restart-after`: only a command starts the OSD again.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(cluster.json(&["osd", "ls"])[0]["up"], false);
     assert!(qemu.try_wait().expect("a child").is_none(), "its I/O waits");

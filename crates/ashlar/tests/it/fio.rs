@@ -1,4 +1,4 @@
-//! fio on a volume: random reads and writes, and a verification of everything that was written.
+//! Runs fio on a volume: random reads and writes, and a verification of everything that was written.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -9,33 +9,33 @@ use serde_json::Value;
 
 use crate::harness::{Cluster, finish, text_of};
 
-/// Longer than this means that fio hangs. It reports even while it waits.
+/// If fio takes longer than this, it hangs. It sends reports even while it waits.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// A random mix of reads and writes, then a verification of everything written.
+/// A run of fio: a random mix of reads and writes, then a verification of everything written.
 pub struct Fio {
     child: Option<Child>,
     began: Instant,
-    /// Bytes that it reads or writes; then it reads everything that it wrote once more.
+    /// Number of bytes that the mix reads or writes. After the mix, fio reads back everything that it wrote.
     size: u64,
-    /// Its reports, one each second and one at its end.
+    /// The reports of fio, one each second and one at the end.
     reports: Receiver<Value>,
     last: Value,
 }
 
 impl Fio {
-    /// Reads at 5 MB/s and writes at 7 MB/s, with a flush after every 32nd write: 384 MiB take 32
-    /// seconds, plus the final reading.
+    /// Starts fio with reads at 5 MB/s and writes at 7 MB/s, and a flush after every 32nd write: 384 MiB take
+    /// 32 seconds, plus the verification.
     pub fn start(cluster: &Cluster, volume: &str, size: u64, seed: u32) -> Fio {
         Fio::start_at(&cluster.uri(volume), size, seed)
     }
 
-    /// The same on a volume of any NBD server.
+    /// Starts fio at the same rate on a volume of any NBD server.
     pub fn start_at(uri: &str, size: u64, seed: u32) -> Fio {
         Fio::start_at_rate(uri, size, seed, 12_288 << 10)
     }
 
-    /// The same, at this many bytes per second, reads and writes together.
+    /// Starts fio with this total rate of reads and writes, in bytes per second.
     pub fn start_at_rate(uri: &str, size: u64, seed: u32, rate: u64) -> Fio {
         let mut fio = Command::new("fio");
         fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
@@ -70,7 +70,7 @@ impl Fio {
         Fio { child: Some(child), began: Instant::now(), size, reports, last: Value::Null }
     }
 
-    /// Waits for the next report. `None`: fio has exited.
+    /// Waits for the next report; returns `None` if fio has exited.
     fn next_report(&self) -> Option<Value> {
         assert!(self.began.elapsed() < PATIENCE, "after {PATIENCE:?}: {:#}", self.last);
         self.reports.recv_timeout(Duration::from_secs(120)).ok()
@@ -87,8 +87,8 @@ impl Fio {
         }
     }
 
-    /// Waits for the next report. Returns whether fio has written since the report before: not if it has
-    /// exited, or is reading back what it wrote.
+    /// Waits for the next report. Returns whether fio has written since the previous report; it has not if it
+    /// has exited or is already reading back.
     pub fn writes_on(&mut self) -> bool {
         self.reports.try_iter().for_each(|report| self.last = report);
         let before = self.bytes("write");
@@ -99,14 +99,15 @@ impl Fio {
         self.bytes("write") > before
     }
 
-    /// The longest wait so far for one read, write or flush, in seconds. Which of them waits is
-    /// chance: fio does nothing else during a flush.
+    /// Returns the longest time so far that one read, write or flush took, in seconds. Any of the three may
+    /// be the one that waits: fio does nothing else during a flush.
     pub fn longest_wait(&self) -> f64 {
         let longest = |kind: &str| self.last[kind]["lat_ns"]["max"].as_f64().unwrap_or(0.0);
         ["read", "write", "sync"].map(longest).into_iter().fold(0.0, f64::max) / 1e9
     }
 
-    /// Waits until fio exits. Returns how many bytes it wrote; it has read and verified all of them.
+    /// Waits until fio exits. Returns the number of bytes that it wrote, all of which it has read back and
+    /// verified.
     pub fn verified_bytes(&mut self) -> u64 {
         while let Some(report) = self.next_report() {
             self.last = report;
@@ -116,7 +117,7 @@ impl Fio {
         assert!(output.status.success(), "{}", text_of(&output));
         assert_eq!(self.last["error"], 0, "{:#}", self.last);
         let bytes = |direction: &str| self.last[direction]["io_bytes"].as_u64().expect("a number");
-        // What the mix did not write, it read; what it wrote, it read at the end.
+        // The mix reads the bytes that it does not write; at the end fio reads back all that it wrote.
         let read_in_mix = self.size - bytes("write");
         assert_eq!(bytes("read") - read_in_mix, bytes("write"));
         bytes("write")

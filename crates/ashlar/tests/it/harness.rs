@@ -1,4 +1,4 @@
-//! A cluster of real processes in a temporary directory, and helpers that wait for events.
+//! A cluster of real processes in a temporary directory, and helper functions that wait for events.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,17 +12,17 @@ use serde_json::Value;
 /// The program under test.
 pub const ASHLAR: &str = env!("CARGO_BIN_EXE_ashlar");
 
-/// How long anything may take before a test gives up.
+/// How long a test waits for any event before it fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A temporary directory; dropping it deletes it.
 pub struct Directory(PathBuf);
 
-/// Counts directories: tests that run at the same time must not share one.
+/// The directories in use: tests that run at the same time must not share one.
 static DIRECTORIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 impl Directory {
-    /// An empty directory. Its path is short: socket names are limited to 107 bytes.
+    /// Creates an empty directory. Its path is short: socket names are limited to 107 bytes.
     pub fn new(name: &str) -> Directory {
         let path = std::env::temp_dir().join(format!("ashlar-{}-{name}", std::process::id()));
         let is_new = DIRECTORIES.lock().expect("nobody panics with it").insert(path.clone());
@@ -56,14 +56,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Runs `up --detach` with further `arguments`.
+    /// Starts a cluster by `up --detach` with further `arguments`.
     pub fn up(name: &str, arguments: &[&str]) -> Cluster {
         let cluster = Cluster { directory: Directory::new(name) };
         cluster.start(arguments);
         cluster
     }
 
-    /// Starts the cluster, or starts it again.
+    /// Starts the cluster, for the first time or again.
     pub fn start(&self, arguments: &[&str]) {
         let mut command = Command::new(ASHLAR);
         command.args(["up", "--detach", "--dir"]).arg(self.path()).args(arguments);
@@ -79,7 +79,7 @@ impl Cluster {
         self.directory.path()
     }
 
-    /// A command of `ashlar` on this cluster.
+    /// Returns an `ashlar` command for this cluster.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(ASHLAR);
         command.args(arguments).arg("--cluster").arg(self.path());
@@ -102,30 +102,30 @@ impl Cluster {
         refused(self.command(arguments).arg("--json"), code)
     }
 
-    /// The address in cluster.toml, as `host:port`.
+    /// Returns the address of the monitor in cluster.toml, as `host:port`.
     pub fn monitor_address(&self) -> String {
         let text = fs::read_to_string(self.path().join("cluster.toml")).expect("it is there");
         let address = text.split("tcp:").nth(1).and_then(|rest| rest.split('"').next());
         address.expect("an address").to_owned()
     }
 
-    /// A directory with the settings of this cluster, but another address of its monitor.
+    /// Creates a directory with this cluster's settings, but with another address for its monitor.
     pub fn copy_of_files(&self, name: &str, monitor: &str) -> Directory {
         let copy = Directory::new(name);
         let text = fs::read_to_string(self.path().join("cluster.toml")).expect("it is there");
         let text = text.replace(&self.monitor_address(), monitor);
         fs::write(copy.path().join("cluster.toml"), text).expect("writable");
-        // The copy keeps the mode.
+        // The copied key file keeps its mode.
         fs::copy(self.path().join("key"), copy.path().join("key")).expect("writable");
         copy
     }
 
-    /// The address of a volume for NBD clients.
+    /// Returns the address of a volume for NBD clients.
     pub fn uri(&self, volume: &str) -> String {
         format!("nbd+unix:///{volume}?socket={}", self.path().join("nbd.sock").display())
     }
 
-    /// The process id of a role, as `status` reports it: `osd` 1, `mon` 1, `nbd` 1.
+    /// Returns the process id of a daemon, as `status` reports it: `osd` 1, `mon` 1, `nbd` 1.
     pub fn pid(&self, role: &str, id: u64) -> u32 {
         let mut found = None;
         wait_for("the process to be known", || {
@@ -143,7 +143,7 @@ impl Cluster {
         kill_9(self.pid(role, id));
     }
 
-    /// Every process of the cluster: `up` and its children.
+    /// Returns every process of the cluster: `up` and its children.
     pub fn processes(&self) -> Vec<u32> {
         let directory = self.path().display().to_string();
         let pids = processes_of_ashlar().into_iter();
@@ -152,7 +152,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The process of `up` itself.
+    /// Returns the process id of `up` itself.
     pub fn up_pid(&self) -> u32 {
         let directory = self.path().display().to_string();
         let is_up = |line: &[String]| {
@@ -162,7 +162,7 @@ impl Cluster {
         found.expect("`up --detach` runs on").0
     }
 
-    /// Kills every process of the cluster, and `up`, at once.
+    /// Kills every process of the cluster, including `up`, at once.
     pub fn kill_everything(&self) {
         let pids = self.processes();
         assert!(pids.len() >= 3, "up, monitor and OSDs run");
@@ -172,8 +172,8 @@ impl Cluster {
         wait_for("the killed processes to be gone", || pids.iter().all(|pid| !is_running(*pid)));
     }
 
-    /// Kills an OSD and waits until it is gone. Requires `--restart-after never`: nothing starts it
-    /// again.
+    /// Kills an OSD and waits until it is gone. Requires `--restart-after never`, so that the OSD is not
+    /// started again.
     pub fn kill_osd_for_good(&self, id: u64) {
         let pid = self.pid("osd", id);
         kill_9(pid);
@@ -181,7 +181,7 @@ impl Cluster {
         self.wait_osd(id, false);
     }
 
-    /// Waits until an OSD is up, or down.
+    /// Waits until an OSD is up (`up` is true) or down.
     pub fn wait_osd(&self, id: u64, up: bool) {
         wait_for("the OSD to be as wanted", || {
             let rows = self.json(&["osd", "ls"]);
@@ -223,7 +223,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the cluster, runs `osd check` on every OSD and compares the copies. Nothing may be wrong.
+    /// Stops the cluster, runs `osd check` on every OSD and compares the copies. Fails if anything is wrong.
     pub fn check_osds(&self) {
         self.down();
         self.check_stopped_osds();
@@ -231,8 +231,8 @@ impl Cluster {
         assert_eq!(found["different"], 0, "{found:#}");
     }
 
-    /// Waits until all copies are complete, and stops the cluster. The copies must be the same, and no
-    /// OSD may hold anything else. Returns how many blocks were compared.
+    /// Waits until all copies are complete, and stops the cluster. Fails if copies differ or an OSD holds
+    /// anything else. Returns how many blocks were compared.
     pub fn check_copies(&self) -> u64 {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -251,14 +251,14 @@ impl Cluster {
         }
     }
 
-    /// Returns what `check` reports about the copies on all OSDs. Requires: they are stopped.
+    /// Returns the result of `check` for the copies on all OSDs. Requires: all OSDs are stopped.
     pub fn compare_stopped_osds(&self) -> Value {
         let mut compare = Command::new(ASHLAR);
         let output = run(compare.args(["check", "--json"]).args(self.osd_paths()));
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text_of(&output)))
     }
 
-    /// Runs `osd check` on every OSD. Requires: nothing runs.
+    /// Runs `osd check` on every OSD. Requires: all OSDs are stopped.
     pub fn check_stopped_osds(&self) {
         for path in self.osd_paths() {
             let text = succeed(Command::new(ASHLAR).args(["osd", "check", "--json"]).arg(&path));
@@ -267,14 +267,14 @@ impl Cluster {
         }
     }
 
-    /// Directories of the OSDs.
+    /// Returns the directories of the OSDs.
     pub fn osd_paths(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path()).expect("the cluster's directory").flatten();
         let named = |path: &PathBuf| {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with("osd."))
         };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(named).collect();
-        // An OSD that lost its disk has only a directory.
+        // Leave out an OSD that lost its disk: it has only a directory.
         paths.retain(|path| path.join("blocks").exists());
         paths.sort();
         assert!(!paths.is_empty());
@@ -310,7 +310,7 @@ pub fn terminate(pid: u32) {
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
 }
 
-/// Every process of the program under test, with its arguments.
+/// Returns every process of the program under test, with its arguments.
 fn processes_of_ashlar() -> Vec<(u32, Vec<String>)> {
     let entries = fs::read_dir("/proc").expect("Linux").flatten();
     let processes = entries.filter_map(|entry| {
@@ -324,10 +324,10 @@ fn processes_of_ashlar() -> Vec<(u32, Vec<String>)> {
     processes.collect()
 }
 
-/// Whether a process runs.
+/// Returns whether a process is running.
 pub fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // A zombie has ended; its parent has not waited for it yet.
+    // A zombie has already exited; its parent has not waited for it yet.
     !stat.is_empty() && !stat.contains(") Z ")
 }
 
@@ -343,7 +343,7 @@ pub fn refused(command: &mut Command, code: &str) -> Value {
     error_of(command, 1, code)
 }
 
-/// Runs a command that was mistyped: it must end with exit code 2.
+/// Runs a command line with a usage error; it must exit with code 2. Returns the error.
 pub fn misused(command: &mut Command) -> Value {
     error_of(command, 2, "usage")
 }
@@ -389,7 +389,7 @@ pub fn assert_qemu_io(output: &Output, count: usize) {
     assert_eq!(done, count, "{text}");
 }
 
-/// Whether a line `wrote N/M bytes at ...` reports that everything was done.
+/// Returns whether a line `wrote N/M bytes at ...` reports that all bytes were transferred.
 fn is_done_in_full(line: &str) -> bool {
     let mut words = line.split_whitespace();
     let is_done = matches!(words.next(), Some("wrote" | "read" | "discard"));
@@ -397,7 +397,7 @@ fn is_done_in_full(line: &str) -> bool {
         && words.next().and_then(|word| word.split_once('/')).is_some_and(|(done, all)| done == all)
 }
 
-/// Options of an image that waits for a lost server and reconnects.
+/// Returns the qemu options of an image that waits for a lost server and reconnects.
 pub fn patient_image(cluster: &Cluster, volume: &str) -> String {
     let socket = cluster.path().join("nbd.sock");
     format!(
@@ -407,7 +407,7 @@ pub fn patient_image(cluster: &Cluster, volume: &str) -> String {
     )
 }
 
-/// What one qemu-io command prints, whether it succeeds or not.
+/// Returns the output of one qemu-io command, whether it succeeds or fails.
 pub fn qemu_io_text(cluster: &Cluster, volume: &str, command: &str) -> String {
     let mut qemu = Command::new("qemu-io");
     let text = text_of(&run(qemu.args(["-f", "raw", "-c", command]).arg(cluster.uri(volume))));
@@ -415,7 +415,7 @@ pub fn qemu_io_text(cluster: &Cluster, volume: &str, command: &str) -> String {
     text
 }
 
-/// Waits for a child to exit; after `patience` kills it and fails.
+/// Waits for a child to exit; kills it and fails if it takes longer than `patience`.
 pub fn finish(child: Child, patience: Duration) -> Output {
     let pid = child.id();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -429,7 +429,7 @@ pub fn finish(child: Child, patience: Duration) -> Output {
     }
 }
 
-/// Both outputs of a command.
+/// Returns the standard output and standard error of a command.
 pub fn text_of(output: &Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout);
     format!("{out}{}", String::from_utf8_lossy(&output.stderr))
@@ -444,7 +444,7 @@ pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A command that has to wait, and the first line that it prints about that.
+/// A command that has to wait, and the first line that it prints about the wait.
 pub struct Waiting {
     child: Child,
     /// The first line on its standard error.
@@ -452,7 +452,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Starts it and waits for its first line.
+    /// Starts the command and waits for its first line.
     pub fn start(command: &mut Command) -> Waiting {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
@@ -462,14 +462,14 @@ impl Waiting {
         Waiting { child, says }
     }
 
-    /// Waits until it succeeds.
+    /// Waits until the command succeeds.
     pub fn done(self) {
         let output = finish(self.child, PATIENCE);
         assert!(output.status.success(), "{}{}", self.says, text_of(&output));
     }
 }
 
-/// Whether two files have the same bytes up to `length`.
+/// Returns whether two files have the same bytes up to `length`.
 pub fn same_bytes(a: &Path, b: &Path, length: u64) -> bool {
     use std::io::Read;
     let open = |path: &Path| {
@@ -517,21 +517,21 @@ pub fn pattern_file(path: &Path, size: usize, seed: u64) {
     fs::write(path, bytes).expect("the temporary directory is writable");
 }
 
-/// A block device over a file; dropping it removes it.
+/// A loop device over a file; dropping it removes it.
 pub struct LoopDevice {
-    /// The device.
+    /// The path of the device.
     pub path: String,
 }
 
 impl LoopDevice {
-    /// A device of `size` bytes with its file in `directory`.
+    /// Creates a device of `size` bytes over a new file in `directory`.
     pub fn new(directory: &Path, name: &str, size: u64) -> LoopDevice {
         let file = directory.join(name);
         fs::File::create(&file).and_then(|file| file.set_len(size)).expect("writable");
         LoopDevice::over(&file)
     }
 
-    /// A device on this file.
+    /// Creates a device over this file.
     pub fn over(file: &Path) -> LoopDevice {
         let losetup = run(Command::new("losetup").args(["--find", "--show"]).arg(file));
         assert!(losetup.status.success(), "loop devices are needed: {}", text_of(&losetup));
@@ -545,7 +545,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A qemu-io that stays attached and runs one command after the other.
+/// A qemu-io process that stays attached and runs one command after another.
 pub struct QemuIo {
     child: Child,
     input: std::process::ChildStdin,
@@ -553,7 +553,7 @@ pub struct QemuIo {
 }
 
 impl QemuIo {
-    /// Opens an image, as `--image-opts` or as a file name.
+    /// Opens an image; `image` is `--image-opts` with its options, or a file name.
     pub fn open(image: &[&str]) -> QemuIo {
         // Line buffered, so that results are visible at once.
         let mut qemu = Command::new("stdbuf");
@@ -578,13 +578,13 @@ impl QemuIo {
         writeln!(self.input, "{command}").expect("it runs");
     }
 
-    /// Waits for the end of the current read, write or discard. Returns the line about it.
+    /// Waits until the current read, write or discard has finished. Returns the line that reports it.
     pub fn end(&mut self) -> String {
         let line = self.ended_within(PATIENCE);
         line.unwrap_or_else(|| panic!("waited {PATIENCE:?}: {:?}", self.child.try_wait()))
     }
 
-    /// The same, if the command finishes within this time.
+    /// Waits at most this long for the current command. Returns the line that reports it, or `None`.
     pub fn ended_within(&mut self, span: Duration) -> Option<String> {
         loop {
             let line = self.lines.recv_timeout(span).ok()?;
@@ -601,13 +601,13 @@ impl QemuIo {
         assert!(!line.contains("failed"), "{command}: {line}");
     }
 
-    /// Lets it exit; it must succeed.
+    /// Closes the input; qemu-io must then exit with success.
     pub fn close(self) {
         let output = self.leave();
         assert!(output.status.success(), "{}", text_of(&output));
     }
 
-    /// Lets it exit; it fails if a command failed.
+    /// Closes the input and waits for qemu-io to exit; it exits with an error if a command failed.
     pub fn leave(self) -> Output {
         drop(self.input);
         finish(self.child, PATIENCE)

@@ -1,4 +1,4 @@
-//! What do clients see when OSDs that hold their data pause, or die together, under their writes?
+//! Tests what clients see when OSDs that hold their data are paused, or die together, while clients write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,21 +14,21 @@ use crate::replication::{
 };
 use crate::servers::{Detour, NbdServer};
 
-/// Pieces of 1 MiB that a stream writes over and over.
+/// Number of 1 MiB pieces that a stream writes over and over.
 const STREAM_PIECES: u64 = 16;
 
-/// A client that writes without a pause, piece by piece, each time with another pattern, until it is told to
-/// stop. So at any time a write is in flight.
+/// A client that writes continuously, piece by piece, each time with another pattern, until it is stopped. So
+/// a write is in flight at any time.
 pub struct Stream {
-    /// Where its first piece is, in MiB.
+    /// Offset of the first piece, in MiB.
     begin: u64,
     acknowledged: Arc<AtomicU64>,
     is_to_end: Arc<AtomicBool>,
-    /// Returns how long the longest write took.
+    /// Returns the duration of the longest write.
     thread: JoinHandle<Duration>,
 }
 
-/// The pattern and the place of a write, by its number, counted from 0.
+/// Returns the offset in MiB and the pattern of a write, given its number counted from 0.
 fn stream_write(begin: u64, number: u64) -> (u64, u64) {
     (begin + number % STREAM_PIECES, 1 + (begin * 13 + number / STREAM_PIECES) % 250)
 }
@@ -57,7 +57,7 @@ impl Stream {
         Stream { begin, acknowledged, is_to_end, thread }
     }
 
-    /// Writes that were acknowledged.
+    /// Returns the number of acknowledged writes.
     fn count(&self) -> u64 {
         self.acknowledged.load(Ordering::Relaxed)
     }
@@ -71,8 +71,8 @@ impl Stream {
         });
     }
 
-    /// Stops the client. Returns the commands that read back what it wrote, and how long the longest write
-    /// took.
+    /// Stops the client. Returns the commands that read back what it wrote, and the duration of the longest
+    /// write.
     pub fn end(self) -> (Vec<String>, Duration) {
         self.is_to_end.store(true, Ordering::Relaxed);
         let longest = self.thread.join().expect("each write was done");
@@ -83,7 +83,7 @@ impl Stream {
     }
 }
 
-/// The primary of the only PG of a pool, if it has one.
+/// Returns the primary of a pool's only PG, if it has one.
 fn primary_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
     let rows = cluster.json(&["pg", "ls", "--pool", pool]);
     assert_eq!(rows.as_array().map(Vec::len), Some(1));
@@ -94,17 +94,17 @@ fn primary_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
 fn a_primary_paused_under_writes_never_serves_stale_data_and_loses_nothing() {
     // Clients that share a volume write durably, so the OSDs commit at once.
     let cluster = three("stood-still", "512MiB", &["--commit", "immediate"]);
-    // One PG: its primary receives every request.
+    // The pool has one PG, so that its primary receives every request.
     let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
     cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "one"]);
     cluster.wait_clean();
-    // A client that is paused for that long keeps its session.
+    // The paused client must keep its session during the pause.
     cluster.run(&["config", "set", "session_timeout_ms", "10min"]);
     ask(&cluster, "v", &pieces("write", 1, 64));
     let streams: Vec<Stream> =
         [0, 16, 32].map(|begin| Stream::start(&cluster, "v", begin)).into_iter().collect();
-    // Another client, which reaches the monitor on a path of its own.
+    // Another client, which connects to the monitor through a proxy of its own.
     let detour = Detour::to(cluster.monitor_address());
     let files = cluster.copy_of_files("stood-still-files", &detour.address.to_string());
     let server = NbdServer::start(files.path(), "near.sock");
@@ -114,20 +114,21 @@ fn a_primary_paused_under_writes_never_serves_stale_data_and_loses_nothing() {
     let former = primary_of_one(&cluster, "one").expect("the pool is served");
     let (osd, monitor) = (cluster.pid("osd", former), cluster.pid("mon", 1));
 
-    // Both are paused, the primary with writes in flight, and neither notices what follows.
+    // The client's server and the primary, which has writes in flight, are paused, so neither notices what
+    // follows.
     server.signal(Signal::STOP);
     detour.cut();
     signal(osd, Signal::STOP);
     wait_for("another primary", || {
         primary_of_one(&cluster, "one").is_some_and(|primary| primary != former)
     });
-    // At the new primary everything is overwritten, including what was in flight before.
+    // The new primary overwrites everything, including the writes that were in flight before.
     streams.iter().for_each(|stream| stream.wait_for_more(2 * STREAM_PIECES));
     let ended: Vec<(Vec<String>, Duration)> = streams.into_iter().map(Stream::end).collect();
     let longest = ended.iter().map(|(_, longest)| *longest).max().expect("three");
     let reads: Vec<String> = ended.into_iter().flat_map(|(reads, _)| reads).collect();
 
-    // The client resumes first: it sends to the old primary, because no monitor reports the new one.
+    // The client resumes first: it sends to the old primary, because no monitor can report the new one.
     signal(monitor, Signal::STOP);
     near.begin(&reads[0]);
     server.signal(Signal::CONT);
@@ -174,7 +175,7 @@ fn with_two_of_three_members_dead_writes_wait_and_no_acknowledged_write_is_lost(
         rows.as_array().expect("a list").iter().all(is_waiting)
     });
     assert!(has_check(&cluster, "pg_incomplete"));
-    // By then everything that was acknowledged before is counted.
+    // Wait until the count includes every write that was acknowledged earlier.
     wait_for("the stream to stand still", || {
         let before = stream.count();
         std::thread::sleep(Duration::from_secs(1));
@@ -211,7 +212,8 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
     cluster.run(&["volume", "create", "v", "--size", "320MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 192));
     let list = |row: &Value, key: &str| row[key].as_array().expect("a list").clone();
-    // The OSD that alone backfills this learner, if the backfill is seen before it is done.
+    // Returns the OSD that is the only member of a PG that backfills this learner, or `None` if the backfill
+    // finishes first.
     let source_of = |learner: u64| {
         let mut source = None;
         wait_for("it to be filled", || {
@@ -226,7 +228,7 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
         });
         source
     };
-    // Returns how many PGs have this OSD, which is down, as their only complete member.
+    // Returns how many PGs wait for this OSD, which is down and is their only complete member.
     let wait_for_it = |source: u64| {
         let rows = cluster.json(&["pg", "ls"]);
         let rows = rows.as_array().expect("a list").clone().into_iter();
@@ -244,7 +246,7 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
         kill_9(cluster.pid("osd", source));
         cluster.wait_osd(source, false);
         match wait_for_it(source) {
-            // Too late: the backfill was done, and the learner has everything.
+            // Too late: the backfill had finished, so the learner has everything.
             0 => ask(&cluster, "v", &pieces("read", seed, 192)),
             waiting => break (source, waiting),
         }
@@ -254,7 +256,7 @@ fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_return
     wait_for("the status to say so", || has_check(&cluster, "pg_down"));
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // 1024 blocks in 64 PGs: some are in a PG that waits, even if only one waits.
+    // The write covers 1024 blocks in 64 PGs, so it reaches the waiting PGs even if there is only one.
     qemu.begin("write -P 251 192M 128M");
     assert_eq!(
         qemu.ended_within(Duration::from_secs(2)),

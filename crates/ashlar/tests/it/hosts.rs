@@ -1,4 +1,4 @@
-//! Does a cluster of several hosts continue when any part of it is lost, and is every byte right?
+//! Tests that a cluster of several hosts continues when any part of it is lost, and that every byte is right.
 
 use std::cell::Cell;
 use std::fs;
@@ -10,20 +10,20 @@ use serde_json::Value;
 use crate::harness::{ASHLAR, QemuIo, Waiting, refused, report, run, succeed, wait_for};
 use crate::namespaces::{Hosts, Shape, V4, V6};
 
-/// The host that runs only the client. Nothing happens to it.
+/// The host that runs only the client. No fault is injected there.
 const CLIENT: usize = 4;
 
 /// The minimum number of bytes that each round of the load writes and reads.
 const LOAD_SIZE: u64 = 64 << 20;
 
-/// A load that runs while something is broken and after that; then everything is read and verified.
+/// A load that runs during a fault and after its repair; then everything is read and verified.
 struct Load {
     uri: String,
     round: Cell<u32>,
 }
 
 impl Load {
-    /// The longest that fio had to wait, in seconds.
+    /// Runs the load during a fault. Returns the longest time that fio had to wait, in seconds.
     fn under(
         &self,
         hosts: &mut Hosts,
@@ -41,7 +41,7 @@ impl Load {
         fio.longest_wait()
     }
 
-    /// The same, while one host is silent.
+    /// Runs the load while one host is cut off. Returns the longest time that fio had to wait, in seconds.
     fn under_silence(&self, hosts: &mut Hosts, host: usize) -> f64 {
         self.under(hosts, |hosts| hosts.set_links(host, false), |hosts| hosts.set_links(host, true))
     }
@@ -57,17 +57,18 @@ fn judge(what: &str, waited: f64) {
     assert!(waited <= WAIT_MAX, "{what}: fio waited {waited:.1} s");
 }
 
-// The simulator asserts how long clients wait by design, in simulated time, without any other load. Its
-// failover drill (`sim::cluster::failover_drill`), in three of ten seeds where a member can be spared, allows
-// 0.5 s after the death of an OSD, 3 s after it fell silent, 6 s if the leading monitor fell silent with it,
-// and 0.2 s after it was stopped. Here real processes share a machine with other tests: these tests show that
-// clients continue without help, and that every byte is right.
+// The simulator checks how long clients wait by design, in simulated time and without any other load. Its
+// failover drill (`sim::cluster::failover_drill`) allows 0.5 s after the death of an OSD, 3 s after an OSD
+// fell silent, 6 s if the leading monitor fell silent with it, and 0.2 s after an OSD was stopped (in three
+// of ten seeds, those in which a member can be spared). Here real processes share a machine with other tests:
+// these tests show that clients continue without help, and that every byte is right.
 
-/// In seconds. By design it is two to three if the leader stays (`docs/commands.md`), and up to ten if
-/// another monitor or etcd member has to lead first; the rest is for a busy machine.
+/// Maximum wait of a client in seconds. By design it is two to three if the leader stays
+/// (`docs/commands.md`), and up to ten if another monitor or etcd member must first be elected; the rest is a
+/// margin for a busy machine.
 const WAIT_MAX: f64 = 45.0;
 
-/// How long everything stays down once.
+/// How long everything is down, in the tests in which everything is down.
 const A_MINUTE: Duration = Duration::from_secs(60);
 
 fn begin_all(hosts: &mut Hosts, names: &[String]) {
@@ -102,7 +103,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
     let load = Load { uri: hosts.start_nbd(CLIENT, "v", &[]), round: Cell::new(0) };
-    // A client that keeps running for this check: fio may have exited.
+    // A client for this check that keeps running: fio may already have exited.
     let mut session = QemuIo::open(&[&load.uri]);
     session.ask("write -P 1 0 4k");
     hosts.assert_commit(CLIENT, "v");
@@ -135,7 +136,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
         &mut hosts,
         |hosts| {
             hosts.kill(&[format!("etcd.{first}")]);
-            // A change succeeds without this member.
+            // A change succeeds without the lost member.
             let began = Instant::now();
             hosts.set(CLIENT, "nearly_full_percent", "83");
             let waited = began.elapsed().as_secs_f64();
@@ -177,7 +178,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
         &mut hosts,
         |hosts| {
             hosts.kill(&names);
-            // The time itself is the test: leases, sessions and timeouts run out meanwhile.
+            // The elapsed time is what is tested: leases, sessions and timeouts expire meanwhile.
             std::thread::sleep(A_MINUTE);
             begin_all(hosts, &names);
         },
@@ -186,7 +187,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
     let wait = wait - A_MINUTE.as_secs_f64();
     judge("everything is killed and started a minute later, from then", wait);
 
-    // A leader that is told to stop revokes its lease.
+    // A leader that is stopped in an orderly way revokes its lease.
     let leader = hosts.leader(CLIENT);
     hosts.stop(&format!("mon.{leader}"));
     hosts.await_leader_but(CLIENT, leader);
@@ -194,7 +195,7 @@ fn clients_only_wait_whatever_dies_or_is_cut_off() {
     hosts.check_copies(CLIENT, LOAD_SIZE / (128 << 10) / 2);
 }
 
-/// No monitor can lead: volumes still work, and commands report what cannot be done.
+/// No monitor can lead: volumes still work, and commands report that changes are impossible.
 fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     let first = hosts.etcd_leader();
     let second = other_than(&[first]);
@@ -216,7 +217,7 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
             });
         },
         |hosts| {
-            // A command waits for up to half a minute, and the member that it needs is started at once.
+            // A command waits for up to half a minute; the member that it needs is started immediately.
             let set = ["config", "set", "nearly_full_percent", "85"];
             let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
             hosts.begin(&dead[0]);
@@ -232,8 +233,8 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     judge("most members of etcd are killed", wait);
 }
 
-/// Two monitors are left, and one of them leads: OSDs and clients do not notice, not even when the third one
-/// is back.
+/// Two monitors are left, and one of them leads: OSDs and clients do not notice, not even when the third
+/// monitor returns.
 #[test]
 fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     let mut hosts = Hosts::new(
@@ -253,7 +254,7 @@ fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     hosts.json(3, &[&pool[..], &["--pgs", "16"]].concat());
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
-    // Two minutes of load: the minute, and what comes before and after it.
+    // The load takes two minutes: the minute of the fault, and the time before and after it.
     let uri = hosts.start_nbd(CLIENT, "v", &[]);
     let mut fio = Fio::start_at_rate(&uri, 56 << 20, 43, 450 << 10);
     fio.wait_written(1 << 20);
@@ -263,7 +264,7 @@ fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     let name = format!("mon.{leader}");
     hosts.kill(std::slice::from_ref(&name));
     hosts.await_leader_but(CLIENT, leader);
-    // The time itself is the test, as in the test in which everything is down.
+    // The elapsed time is what is tested, as in the test in which everything is down.
     std::thread::sleep(A_MINUTE);
     hosts.begin(&name);
     hosts.await_monitors(CLIENT, 3);
@@ -311,8 +312,8 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     let uses_its_own = |hosts: &Hosts| {
         hosts.connections_between_osds(V4) > 0 && hosts.connections_between_osds(V6) == 0
     };
-    // An OSD tries the other network when a peer does not answer for a second. If it did so only because the
-    // machine was busy, an OSD is restarted.
+    // An OSD tries the other network when a peer does not answer for a second. That may have happened only
+    // because the machine was busy; then one OSD is restarted, so that it begins with its own network again.
     for _ in 0..5 {
         if uses_its_own(&hosts) {
             break;
@@ -325,7 +326,7 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     }
     assert!(uses_its_own(&hosts), "their own network is tried first");
 
-    // Only that network goes down: writes continue with two copies, over the other one.
+    // Only the network between OSDs goes down: writes continue with two copies, over the other network.
     let began = Instant::now();
     hosts.set_link(2, V4, false);
     session.ask("write -P 2 0 8M");
@@ -342,9 +343,9 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     hosts.check_copies(3, 16 << 3);
 }
 
-/// While others write, the primary of a PG is cut off together with a client, and neither notices.
-/// There is one network: with two, the primary would try the other one and so learn that its epoch
-/// has ended.
+/// While others write, the primary of a PG is cut off together with a client, and neither of them notices.
+/// There is only one network: with two, the primary would try the other one and so learn that its epoch has
+/// ended.
 #[test]
 fn a_primary_that_is_cut_off_never_serves_stale_data() {
     let mut hosts = Hosts::new(
@@ -360,13 +361,13 @@ fn a_primary_that_is_cut_off_never_serves_stale_data() {
         },
     );
     hosts.make_cluster();
-    // The monitor's host stays and has no copy.
+    // The host of the monitor is never cut off, and holds no copy.
     hosts.json(1, &["osd", "out", "1"]);
     let pool = ["pool", "create", "one", "--replicas", "2", "--failure-domain", "host"];
     hosts.json(1, &[&pool[..], &["--pgs", "1"]].concat());
     hosts.json(1, &["volume", "create", "v", "--size", "16MiB"]);
     hosts.await_whole(1);
-    // The client's session does not end while it is cut off, however long a write takes meanwhile.
+    // The client's session must survive the time in which the client is cut off, however long a write takes.
     hosts.set(1, "session_timeout_ms", "100s");
     let rows = hosts.json(1, &["pg", "ls", "--pool", "one"]);
     let primary = rows[0]["primary"].as_u64().expect("a number") as usize;
@@ -395,7 +396,7 @@ fn commands_say_why_they_cannot_join_create_or_run() {
     let shape = Shape { hosts: 2, etcds: 1, etcd_in, monitors: 1, osds: 0, networks, commit };
     let mut hosts = Hosts::new("nohosts", shape);
     hosts.begin("etcd.1");
-    // `init` waits only briefly.
+    // Wait for etcd here, because `init` waits only briefly.
     hosts.etcd_leader();
     let there = hosts.home(1);
     let init = |network: &str, code: &str| {
@@ -423,7 +424,7 @@ fn commands_say_why_they_cannot_join_create_or_run() {
     let mut join = hosts.on(1, ASHLAR);
     join.args(["join", &token, "--json", "--dir"]).arg(&there);
     refused(&mut join, "exists");
-    // A state store without the cluster's state is never used as if it were new.
+    // An etcd prefix without the cluster's state is never treated as a new cluster.
     let text = fs::read_to_string(there.join("cluster.toml")).expect("it is there");
     let elsewhere = text.replace(":2379", ":2379/elsewhere");
     assert_ne!(elsewhere, text);

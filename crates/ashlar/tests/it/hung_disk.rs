@@ -1,5 +1,5 @@
-//! A device that completes nothing and reports no error: a loop device over a file that a user-space server serves.
-//! The test pauses that server.
+//! Tests of a device that completes nothing and reports no error: a loop device over a file that a user-space
+//! server provides. The test pauses that server.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use crate::harness::{Cluster, LoopDevice, report, succeed, wait_for};
 use crate::holders::Stream;
 use crate::replication::{ask, has_check, pieces, signal};
 
-/// The server, the file that it serves, and the device over it.
+/// The server, the file that it provides, and the loop device over that file.
 struct HungDevice {
     server: Child,
     file: PathBuf,
     device: Option<LoopDevice>,
-    /// The OSD on it.
+    /// The OSD that runs on the device.
     osd: Option<Child>,
 }
 
@@ -44,7 +44,7 @@ impl HungDevice {
 }
 
 impl Drop for HungDevice {
-    /// Cleans up whatever happened: nothing that hangs may stay behind.
+    /// Cleans up even after a failure: no hanging process may stay behind.
     fn drop(&mut self) {
         self.signal(Signal::CONT);
         if let Some(mut osd) = self.osd.take() {
@@ -52,7 +52,7 @@ impl Drop for HungDevice {
             let _ = osd.wait();
         }
         drop(self.device.take());
-        // The kernel may not have released the device yet; the server ends once it has.
+        // The kernel may not have released the device yet; the server exits once it has.
         let _ = Command::new("fusermount3").arg("-uz").arg(&self.file).output();
         let _ = self.server.wait();
     }
@@ -70,7 +70,7 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     let words = fs::File::create(&log).expect("writable");
     hung.osd = Some(daemon.stderr(words).spawn().expect("starts"));
     cluster.wait_osd(id, true);
-    // The OSD on the device is the primary of some PGs and another member of the rest.
+    // The OSD on the device is the primary of some PGs and a member of all others.
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
     cluster.run(&[&create[..], &["--pgs", "16"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
@@ -86,7 +86,7 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     stream.wait_for_more(16);
 
     hung.signal(Signal::STOP);
-    // A slow test may find it hung already; then the log shows that it was slow before.
+    // If the test is slow, the disk may already count as hung; then the log shows that it was slow before.
     wait_for("the disk to be named", || {
         has_check(&cluster, "disk_slow") || has_check(&cluster, "osd_stalled")
     });
@@ -100,7 +100,7 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
         text.contains(&format!("osd.{id}")) && text.contains("has not answered")
     });
     ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
-    // The OSD takes no part in any PG while it hangs.
+    // The OSD still counts as stalled after a while: it takes no part in any PG while its disk hangs.
     std::thread::sleep(Duration::from_secs(2));
     assert!(has_check(&cluster, "osd_stalled"));
 

@@ -1,4 +1,4 @@
-//! The life of clusters, pools and volumes.
+//! Tests of the life cycle of clusters, pools and volumes.
 
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::harness::{
     text_of, wait_for,
 };
 
-/// The rows of a list without the columns that change while clients work.
+/// Returns the rows of a list without the columns that change while clients work.
 fn lasting(mut list: Value) -> Value {
     for row in list.as_array_mut().expect("a list") {
         let row = row.as_object_mut().expect("a row");
@@ -97,7 +97,7 @@ fn a_volume_is_created_resized_and_removed() {
         let used: u64 = used();
         used <= (2 * 17) << 20
     });
-    // After it has grown again, the part that was cut reads as zeros.
+    // After the volume has grown again, the part that was cut off reads as zeros.
     wait_for("the shrinking to be done", || {
         run(&mut cluster.command(&["volume", "resize", "v", "64MiB"])).status.success()
     });
@@ -112,7 +112,7 @@ fn a_volume_is_created_resized_and_removed() {
         let used: u64 = used();
         used == 0
     });
-    // The name is free, and the new volume is empty.
+    // The name can be used again, and the new volume is empty.
     cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
     qemu_io(&cluster, "v", &["read -P 0 0 32M"]);
     cluster.check_osds();
@@ -127,7 +127,7 @@ fn an_attached_volume_cannot_be_removed() {
     assert_eq!(cluster.json(&["volume", "info", "v"])["attached"], 1);
     cluster.refused(&["volume", "rm", "v"], "busy");
     cluster.refused(&["volume", "resize", "v", "8MiB", "--shrink"], "busy");
-    // Growing it is harmless.
+    // Growing the volume is harmless.
     cluster.run(&["volume", "resize", "v", "32MiB"]);
     qemu.ask("read -P 7 0 1M");
     qemu.close();
@@ -211,7 +211,7 @@ fn up_keeps_existing_osds_and_adds_missing_ones() {
 #[test]
 fn up_killed_while_it_creates_an_osd_resumes_where_it_was() {
     let cluster = Cluster { directory: Directory::new("cut-short") };
-    // Large enough that `up` is killed long before the end.
+    // The size is large enough that `up` is killed long before it has finished.
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--osds", "1", "--osd-size", "16GiB", "--dir"]).arg(cluster.path());
     let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
@@ -266,7 +266,7 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     assert!(down["message"].as_str().expect("a text").contains("osd.1 is down"), "{down}");
     assert!(down["hint"].as_str().expect("a text").contains("log"), "{down}");
 
-    // `up` retries at growing intervals, and says so.
+    // `up` retries at growing intervals, and reports when it will retry.
     wait_for("an OSD that is tried again later", || {
         let status = cluster.json(&["status"]);
         let ended = status["ended"].as_array().expect("a list");
@@ -276,7 +276,7 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
         })
     });
 
-    // The data of the other OSD is served.
+    // The data on the other OSD is still served.
     let is_as_it_should_be =
         |row: &Value| row["state"] == if row["primary"] == 1 { "down" } else { "active" };
     wait_for("each PG to be down or served", || {
@@ -287,10 +287,11 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     assert!(blocks.any(|block| is_read(&cluster, block)), "half of them lie on osd.2");
 }
 
-/// Whether a block of 128 KiB of volume `v`, which is full of fives, can be read soon.
+/// Returns whether a block of 128 KiB of volume `v`, which is filled with the pattern 5, can be read without
+/// a long wait.
 fn is_read(cluster: &Cluster, block: u64) -> bool {
     let mut qemu = Command::new("qemu-io");
-    // Read-only: otherwise qemu-io flushes at the end, which waits for every OSD.
+    // Use read-only mode: otherwise qemu-io flushes at the end, which waits for every OSD.
     qemu.args(["-r", "-f", "raw", "-c", &format!("read -P 5 {}k 4k", block * 128)]);
     let child = qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).spawn().expect("installed");
     let pid = child.id();
@@ -308,7 +309,7 @@ fn is_read(cluster: &Cluster, block: u64) -> bool {
 fn the_cluster_is_found_by_option_by_variable_and_by_default() {
     let home = Directory::new("find");
     let cluster = Cluster { directory: home };
-    // What `make up` does: `.ashlar` in the current directory.
+    // Does the same as `make up`: uses `.ashlar` in the current directory.
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--detach", "--osds", "1", "--osd-size", "256MiB"]);
     succeed(up.current_dir(cluster.path()));
@@ -335,7 +336,7 @@ fn the_cluster_is_found_by_option_by_variable_and_by_default() {
         let text = succeed(&mut volumes(way));
         assert!(text.contains("\"here\""), "{text}");
     }
-    // An option takes precedence over what is found.
+    // An explicit path takes precedence over a directory that would be found.
     refused(volumes(&|_| {}).current_dir("/"), "no_cluster");
     refused(volumes(&|_| {}).current_dir(&below).arg("--cluster").arg(&below), "no_cluster");
     refused(volumes(&|_| {}).current_dir(&below).env("ASHLAR_CLUSTER", &below), "no_cluster");

@@ -1,5 +1,5 @@
-//! What daemons write to their logs: time, level, daemon and event, as text and as JSON, filtered by a level that
-//! can change while they run.
+//! Tests of daemon logs: time, level, daemon and event, as text and as JSON, filtered by a level that can
+//! change while the daemons run.
 
 use std::fs;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::harness::{Cluster, wait_for};
 
-/// The lines that a daemon has logged so far.
+/// Returns the lines that a daemon has logged so far.
 fn lines(cluster: &Cluster, name: &str) -> Vec<String> {
     let path = cluster.path().join(format!("log/{name}.log"));
     let text = fs::read_to_string(path).expect("it has a log");
     text.lines().map(str::to_owned).collect()
 }
 
-/// The same, parsed as JSON.
+/// Returns the lines that a daemon has logged so far, parsed as JSON.
 fn events(cluster: &Cluster, name: &str) -> Vec<Value> {
     let parse = |line: String| {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{name}: {error}: {line}"))
@@ -26,7 +26,7 @@ fn count(cluster: &Cluster, name: &str, what: &str) -> usize {
     events(cluster, name).iter().filter(|event| event["what"] == what).count()
 }
 
-/// `2026-11-23T18:12:00.123Z`
+/// Asserts that the text is a time like `2026-11-23T18:12:00.123Z`.
 fn assert_time(text: &str) {
     let shape = text.bytes().map(|byte| if byte.is_ascii_digit() { b'0' } else { byte });
     assert_eq!(String::from_utf8(shape.collect()).expect("a text"), "0000-00-00T00:00:00.000Z");
@@ -83,7 +83,7 @@ fn log_lines_have_time_and_level_and_the_level_changes_at_run_time() {
     wait_for("the level to be in force", || count(&cluster, "osd.1", CHANGED) == 3);
     cluster.down();
 
-    // The text form.
+    // The text format.
     let written = lines(&cluster, "osd.1").len();
     cluster.start(&[]);
     let new = lines(&cluster, "osd.1").split_off(written);

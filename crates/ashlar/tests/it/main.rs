@@ -1,6 +1,6 @@
-//! Whole programs: real processes on loopback, driven by the tools users have.
+//! Tests of whole programs: real processes on loopback, driven by the tools that users have.
 //!
-//! Every test runs its own cluster in its own directory and takes it down at its end.
+//! Every test runs its own cluster in its own directory and stops it at the end.
 
 #![allow(clippy::disallowed_methods)] // Tests of programs start processes and read the clock.
 

@@ -1,6 +1,7 @@
-//! Do clients only wait while what their cluster depends on is down for a whole minute?
+//! Tests that clients only wait, and do not fail, while the daemons that their cluster depends on are down
+//! for a whole minute.
 //!
-//! Leases, sessions, grace times and timeouts run out meanwhile. `hosts` does the same on several hosts, with
+//! Leases, sessions, grace times and timeouts expire meanwhile. `hosts` does the same on several hosts, with
 //! three monitors and three etcd members.
 
 use std::time::{Duration, Instant};
@@ -11,12 +12,12 @@ use crate::harness::{Cluster, is_running, kill_9, report, wait_for};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What dies; `up` starts it again a minute later.
+/// The processes that die; `up` starts them again a minute later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Away {
-    /// Everything that holds the cluster's state.
+    /// All processes that hold the cluster's state.
     MonitorAndEtcd,
-    /// That, and everything that holds data: all but the clients.
+    /// Those, and all processes that hold data: everything but the clients.
     Everything,
 }
 
@@ -27,8 +28,8 @@ fn clients_only_wait(commit: &str, away: Away) {
     let cluster = Cluster::up(&name, &[&up[..], &["--commit", commit]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     cluster.wait_clean();
-    // If fio need not wait, it runs all the time: longer than the minute and what comes before and after it.
-    // If it has to wait, it is still running when they die.
+    // If fio does not have to wait, its rate makes it run longer than the minute plus the time before and
+    // after it. If fio has to wait, it is still running when the processes die.
     let rate = if with_osds { 2 << 20 } else { 500 << 10 };
     let count = cluster.processes().len();
     assert_eq!(count, 6, "up, monitor, three OSDs, NBD server");
@@ -57,7 +58,7 @@ fn clients_only_wait(commit: &str, away: Away) {
          was {longest:.1} s"
     ));
     match away {
-        // A client that waited for them waited for a minute.
+        // A client that depended on these processes would have waited for a minute.
         Away::MonitorAndEtcd => assert!(longest < 45.0, "nobody waits for them: {longest:.1} s"),
         Away::Everything => {
             assert!(

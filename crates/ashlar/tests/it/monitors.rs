@@ -1,4 +1,4 @@
-//! Does every host find the remaining monitors, whichever monitor it was given first?
+//! Tests that every host finds the remaining monitors, whichever monitor address it had at first.
 
 use std::fs;
 use std::io::Write;
@@ -9,13 +9,13 @@ use std::process::Command;
 use crate::harness::{ASHLAR, Directory, refused, succeed, wait_for};
 use crate::namespaces::{Hosts, Shape, V4};
 
-/// Whether the cluster.toml of a host lists this monitor.
+/// Returns whether the cluster.toml of a host lists this monitor.
 fn knows(hosts: &Hosts, host: usize, monitor: &str) -> bool {
     let text = fs::read_to_string(hosts.home(host).join("cluster.toml")).expect("it is there");
     text.contains(&format!("\"tcp:{monitor}\""))
 }
 
-/// How often the OSD's log contains this message, over all its runs.
+/// Returns how often the OSD's log contains this message, over all its runs.
 fn said(hosts: &Hosts, what: &str) -> usize {
     let log = fs::read_to_string(hosts.path("osd.1.log")).unwrap_or_default();
     log.matches(what).count()
@@ -41,7 +41,7 @@ fn a_daemon_that_knew_one_monitor_joins_through_another_when_that_one_is_lost() 
     let osd = ["osd.1".to_owned()];
     hosts.kill(&osd);
 
-    // On two hosts only one daemon learns about a new monitor: an NBD server, and a monitor.
+    // On hosts 1 and 3 only one daemon runs that can learn about a new monitor: a monitor and an NBD server.
     let path = hosts.home(2).join("mon.3");
     succeed(hosts.ashlar(2, &["mon", "create", "--port", "4131"]).arg(&path));
     let mut command = hosts.ashlar(2, &["mon", "run"]);
@@ -51,7 +51,7 @@ fn a_daemon_that_knew_one_monitor_joins_through_another_when_that_one_is_lost() 
         assert!(knows(&hosts, host, first) && knows(&hosts, host, second), "the others stay");
     }
 
-    // The host of this OSD has the address of the first monitor only, because its token was made early.
+    // The host of this OSD has only the address of the first monitor, because its token was created early.
     let settings = hosts.home(1).join("cluster.toml");
     let text = fs::read_to_string(&settings).expect("it is there");
     let rest = text.lines().filter(|line| !line.starts_with("monitors"));
@@ -71,15 +71,15 @@ fn a_daemon_that_knew_one_monitor_joins_through_another_when_that_one_is_lost() 
     let table = succeed(&mut hosts.ashlar(2, &["osd", "ls"]));
     assert!(table.contains("HOST") && table.contains(" first "), "{table}");
 
-    // That monitor is lost.
+    // The first monitor is lost.
     hosts.kill(&["mon.1".to_owned(), osd[0].clone()]);
     let runs = said(&hosts, "joined the cluster");
     hosts.begin(&osd[0]);
     wait_for("the OSD to join over another", || said(&hosts, "joined the cluster") > runs);
     hosts.await_osds(1);
 
-    // Without any monitor the error lists those that were tried. The OSD may have logged that before, while
-    // it had fewer addresses.
+    // If no monitor answers, the error lists the addresses that were tried. The OSD may already have logged
+    // such an error when it had fewer addresses.
     let before = said(&hosts, "no monitor answers");
     hosts.kill(&["mon.2".to_owned(), "mon.3".to_owned()]);
     wait_for("the OSD to say that nobody answers", || said(&hosts, "no monitor answers") > before);
@@ -90,7 +90,7 @@ fn a_daemon_that_knew_one_monitor_joins_through_another_when_that_one_is_lost() 
     assert!(error["hint"].as_str().expect("a text").contains("mon run"), "{error}");
 }
 
-/// Names and texts of all files below a directory.
+/// Returns the names and contents of all files below a directory.
 fn contents(directory: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).expect("a directory").flatten() {
@@ -141,11 +141,11 @@ fn commands_for_one_machine_refuse_a_cluster_of_several_hosts_and_change_nothing
         run(&["osd", "stop", "1"], "several_hosts");
         let error = run(&["osd", "start", "1"], "several_hosts");
         assert!(error["hint"].as_str().expect("a text").contains("osd run"), "{error}");
-        // Without this any directory would be accepted as that of the first monitor.
+        // Without this check any directory would be accepted as that of the first monitor.
         run(&["mon", "run", &dir.join("mon.1").display().to_string()], "not_found");
         assert_eq!(contents(dir), before);
     }
-    // The first host of a cluster, with its settings lost.
+    // The directory of a cluster's first host, but without its settings.
     fs::remove_file(dir.join("cluster.toml")).expect("it is there");
     fs::create_dir(dir.join("mon.1")).expect("writable");
     fs::write(dir.join("mon.1/monitor.toml"), "id = 1\nlisten = []\n").expect("writable");

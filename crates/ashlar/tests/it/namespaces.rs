@@ -1,6 +1,6 @@
-//! Network namespaces that act as hosts, and a cluster on them.
+//! A cluster on network namespaces that act as hosts.
 //!
-//! Each host is connected to an IPv4 and an IPv6 network and has a name of its own. All hosts share the file
+//! Each host is connected to an IPv4 and an IPv6 network and has its own host name. All hosts share the file
 //! system: each has its own directory `hostN`.
 
 use std::fs::File;
@@ -13,11 +13,11 @@ use crate::harness::{
     ASHLAR, Directory, is_running, kill_9, run, succeed, terminate, text_of, wait_for,
 };
 
-/// The two networks: their bridges, and the ports of hosts on them.
+/// The names of the two networks, of their bridges, and of the hosts' ports on them.
 pub const V4: &str = "v4";
 pub const V6: &str = "v6";
 
-/// Where etcd listens.
+/// The client port of etcd.
 const ETCD_PORT: u16 = 2379;
 
 fn ip(arguments: &str) {
@@ -29,7 +29,7 @@ fn ip(arguments: &str) {
     );
 }
 
-/// How many hosts run each kind of program: always the first ones.
+/// The number of hosts, and how many of them run each kind of program: always the first ones.
 pub struct Shape {
     pub hosts: usize,
     /// Number of etcd members.
@@ -53,7 +53,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Hosts on which nothing runs yet.
+    /// Creates hosts on which nothing runs yet.
     pub fn new(name: &str, shape: Shape) -> Hosts {
         let prefix = format!("a{}{name}", std::process::id());
         let hosts = Hosts { shape, directory: Directory::new(name), prefix, daemons: Vec::new() };
@@ -81,7 +81,7 @@ impl Hosts {
         hosts
     }
 
-    /// The namespace of a host; host 0 is the switches between them.
+    /// Returns the namespace of a host; host 0 stands for the switches between the hosts.
     fn namespace(&self, host: usize) -> String {
         format!("{}-{host}", self.prefix)
     }
@@ -90,15 +90,15 @@ impl Hosts {
         self.directory.path().join(name)
     }
 
-    /// The directory with the host's settings of the cluster.
+    /// Returns the directory with the host's settings of the cluster.
     pub fn home(&self, host: usize) -> PathBuf {
         self.path(&format!("host{host}"))
     }
 
     // ---- networks
 
-    /// Cuts a host off from one of its networks, or connects it again. What the host sends is lost; its own
-    /// port stays up.
+    /// Cuts a host off from one of its networks, or connects it again. Packets that the host sends are lost;
+    /// its own port stays up.
     pub fn set_link(&self, host: usize, network: &str, is_up: bool) {
         let state = match is_up {
             true => format!("master {network}"),
@@ -116,17 +116,17 @@ impl Hosts {
 
     // ---- programs
 
-    /// A program on a host.
+    /// Returns a command that runs a program on a host.
     pub fn on(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(host), "unshare", "--uts", "sh", "-c"]);
-        // The program is killed with the test, whether that passes or fails.
+        // The program is killed when the test ends, whether the test passes or fails.
         let line = format!("hostname host{host} && exec setpriv --pdeathsig KILL \"$0\" \"$@\"");
         command.arg(line).arg(program);
         command
     }
 
-    /// A command of `ashlar` on a host that belongs to the cluster.
+    /// Returns an `ashlar` command on a host that belongs to the cluster.
     pub fn ashlar(&self, host: usize, arguments: &[&str]) -> Command {
         let mut command = self.on(host, ASHLAR);
         command.args(arguments).arg("--cluster").arg(self.home(host));
@@ -138,7 +138,7 @@ impl Hosts {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
 
-    /// The same, for a command that may be refused for a while.
+    /// Runs a command with `--json`; returns `None` if it fails, as some commands do for a while.
     fn try_json(&self, host: usize, arguments: &[&str]) -> Option<Value> {
         let output = run(self.ashlar(host, arguments).arg("--json"));
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
@@ -160,8 +160,8 @@ impl Hosts {
         self.daemons.push((name.to_owned(), child.expect("it starts")));
     }
 
-    /// The programs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and
-    /// [`Hosts::begin`] take.
+    /// Returns the programs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and
+    /// [`Hosts::begin`] accept.
     pub fn names_on(&self, host: usize) -> Vec<String> {
         let parts =
             [("etcd", self.shape.etcds), ("mon", self.shape.monitors), ("osd", self.shape.osds)];
@@ -189,7 +189,7 @@ impl Hosts {
         self.start(name, &mut command);
     }
 
-    /// Kills all of them at the same time.
+    /// Kills all of these programs at the same time.
     pub fn kill(&mut self, names: &[String]) {
         let dead = self.daemons.extract_if(.., |(name, _)| names.contains(name));
         let mut dead: Vec<(String, Child)> = dead.collect();
@@ -203,7 +203,7 @@ impl Hosts {
         }
     }
 
-    /// Tells a program to stop, and waits for its exit.
+    /// Sends a program SIGTERM, and waits for its exit.
     pub fn stop(&mut self, name: &str) {
         let place = self.daemons.iter().position(|(known, _)| known == name);
         let (_, mut child) = self.daemons.remove(place.expect("it was started"));
@@ -234,19 +234,19 @@ impl Hosts {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &members.join(",")])
-            // Only processes die here, so etcd need not flush.
+            // Only processes die in these tests, not hosts, so etcd need not flush.
             .args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
         command
     }
 
-    /// The value for `ashlar init --state`.
+    /// Returns the value for `ashlar init --state`.
     pub fn etcd_urls(&self) -> String {
         let urls = (1..=self.shape.etcds)
             .map(|host| format!("http://{}:{ETCD_PORT}", self.etcd_host(host)));
         format!("etcd:{}", urls.collect::<Vec<_>>().join(","))
     }
 
-    /// The host whose etcd member reports that it leads.
+    /// Returns the host whose etcd member reports that it leads.
     pub fn etcd_leader(&self) -> usize {
         let leads = |host: usize| {
             let mut ask = self.on(host, "bash");
@@ -267,12 +267,13 @@ impl Hosts {
 
     // ---- the cluster
 
-    /// Creates a cluster and waits until all daemons have joined. Every host belongs to it.
+    /// Creates a cluster on all hosts, and waits until all daemons have joined.
     pub fn make_cluster(&mut self) {
         for host in 1..=self.shape.etcds {
             self.begin(&format!("etcd.{host}"));
         }
-        // `init` waits for etcd and commands wait for the first monitor, but only briefly.
+        // Wait for etcd here: `init` waits for etcd, and commands wait for the first monitor, but only
+        // briefly.
         self.etcd_leader();
         let mut init = self.on(1, ASHLAR);
         init.args(["init", "--state", &self.etcd_urls()]).args(self.shape.networks);
@@ -299,7 +300,8 @@ impl Hosts {
         self.await_osds(1);
     }
 
-    /// The host whose monitor leads, as another monitor reports; its id is the same. `None`: none leads.
+    /// Returns the host whose monitor leads, according to the monitors that host `asked` reaches; the
+    /// monitor's id equals the number of its host. `None` if no monitor leads.
     fn leader_now(&self, asked: usize) -> Option<usize> {
         let rows = self.try_json(asked, &["mon", "ls"])?;
         let leads = rows.as_array()?.iter().find(|row| row["leads"] == true)?;
@@ -316,7 +318,7 @@ impl Hosts {
         leader.expect("just seen")
     }
 
-    /// Waits until another host's monitor leads.
+    /// Waits until another host's monitor leads; returns that host.
     pub fn await_leader_but(&self, asked: usize, former: usize) -> usize {
         let mut leader = former;
         wait_for("another monitor to lead", || {
@@ -371,20 +373,20 @@ impl Hosts {
         wait_for(what, || self.try_json(asked, &["status"]).is_some_and(|status| is_so(&status)));
     }
 
-    /// Connections between the OSDs of the first two hosts in a network that etcd does not use.
+    /// Returns the number of connections between the OSDs of the first two hosts in a network that etcd does
+    /// not use.
     pub fn connections_between_osds(&self, network: &str) -> usize {
         let first = if network == V4 { "10.77.1.1" } else { "[fd77::1]" };
         let ss = succeed(self.on(2, "ss").args(["-Htn", "state", "established"]));
         let has_first = |line: &&str| line.split_whitespace().any(|word| word.starts_with(first));
-        // Leaves out connections with monitors. A longer port that only begins like theirs is
-        // another port.
+        // Leave out connections with monitors, by their exact ports.
         let is_monitor = |word: &str| word.ends_with(":4130") || word.ends_with(":4131");
         let lines = ss.lines().filter(has_first);
         lines.filter(|line| !line.split_whitespace().any(is_monitor)).count()
     }
 
-    /// Starts an NBD server on a host, with these options. NBD clients anywhere reach the volume at the
-    /// returned address.
+    /// Starts an NBD server on a host, with these options. Returns the address of the volume for NBD clients
+    /// on any host.
     pub fn start_nbd(&mut self, host: usize, volume: &str, options: &[&str]) -> String {
         let name = format!("nbd-{volume}-{host}");
         let socket = self.path(&format!("{name}.sock"));
@@ -395,23 +397,23 @@ impl Hosts {
         format!("nbd+unix:///{volume}?socket={}", socket.display())
     }
 
-    /// Asserts that the only client of a volume, which has its lock, is answered as the commit mode requires:
-    /// before its writes are flushed, or after.
+    /// Asserts that the lock of a volume's only client has the mode that the commit mode requires: writes are
+    /// acknowledged before they are flushed (lazy), or only after.
     pub fn assert_commit(&self, asked: usize, volume: &str) {
         let info = self.json(asked, &["volume", "info", volume]);
         assert_eq!(info["lock"]["lazy"], self.shape.commit == "fsync", "{info:#}");
     }
 
-    /// Waits until every PG has all its copies and stops the OSDs: `osd check` finds nothing wrong, and the
-    /// copies of at least this many blocks are the same.
+    /// Waits until every PG has all its copies, and stops the OSDs. Then `osd check` must find nothing wrong,
+    /// and at least this many blocks must have identical copies.
     pub fn check_copies(&mut self, asked: usize, least: u64) {
         self.await_clean(asked);
-        // An OSD may have sent its report before the last entries of the map. A read now is served
-        // under these entries, so members have recorded them.
+        // An OSD may have sent its report before the last entries of the map arrived. Reads are served only
+        // under these entries, so after a read all members have recorded them.
         let volumes = self.json(asked, &["volume", "ls"]);
         for row in volumes.as_array().expect("a list") {
             let name = row["name"].as_str().expect("a text");
-            // The last client may still be detaching, and no other can attach its volume until then.
+            // The last client may still be detaching; until then no other client can attach its volume.
             wait_for("the volume's clients to have left", || {
                 let info = self.try_json(asked, &["volume", "info", name]);
                 info.is_some_and(|info| info["sessions"].as_array().is_some_and(Vec::is_empty))
@@ -420,8 +422,8 @@ impl Hosts {
                 ["bench", "volume", name, "--op", "randread", "--depth", "8", "--seconds", "1"];
             assert!(self.json(asked, &read)["ops_per_second"].as_f64() > Some(0.0), "{name}");
         }
-        // Monitors stop first: they would take each stopped OSD out of its PGs, and its copies
-        // would be compared with nothing.
+        // Stop the monitors first: they would remove each stopped OSD from its PGs, and its copies would then
+        // not be compared with others.
         let is_monitor = |name: &String| name.starts_with("mon.");
         let monitors = self.daemons.iter().map(|(name, _)| name.clone()).filter(is_monitor);
         for monitor in monitors.collect::<Vec<_>>() {
@@ -445,7 +447,7 @@ impl Hosts {
         // Each block is compared with another copy.
         let bytes = least * (128 << 10);
         assert!(found["bytes_compared"].as_u64() >= Some(bytes), "{bytes} bytes: {found:#}");
-        // Anything else that is found is being dropped in the background.
+        // Anything else that is found is data that is being removed in the background.
         let errors = found["findings"].as_array().expect("a list").iter();
         let errors = errors.filter(|finding| finding["severity"] == "error");
         assert_eq!(errors.count(), 0, "{found:#}");

@@ -1,4 +1,4 @@
-//! Do the usual NBD tools work?
+//! Tests with the usual NBD tools.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -77,12 +77,12 @@ fn unaligned_writes_leave_neighbouring_bytes_alone() {
         "read -P 0x11 0 4095",
         "read -P 0x22 4095 2",
         "read -P 0x11 4097 1000",
-        // Across a block's edge.
+        // This write crosses the edge of a block.
         "write -P 0x33 131000 5000",
         "read -P 0x11 130000 1000",
         "read -P 0x33 131000 5000",
         "read -P 0x11 136000 1000",
-        // The volume's last bytes.
+        // The last bytes of the volume.
         "write -P 0x44 16777211 5",
         "read -P 0x44 16777211 5",
         "read -P 0 16777000 211",
@@ -126,7 +126,7 @@ fn read_only_exports_refuse_writes_over_tcp() {
     qemu_io(&cluster, "v", &["write -P 0x77 0 64k"]);
     let (mut server, mut uri) = (None::<Child>, String::new());
     wait_for("the server to listen", || {
-        // Another program may take the port before the server does: it exits, and the test tries
+        // Another program may take the port before the server does. Then the server exits, and the test tries
         // another port.
         let has_ended = |child: &mut Child| child.try_wait().expect("a child").is_some();
         if server.as_mut().is_none_or(has_ended) {
@@ -162,7 +162,7 @@ fn a_client_whose_session_expired_attaches_again_and_goes_on() {
     let monitor = cluster.pid("mon", 1);
     cluster.kill("mon", 1);
     wait_for("a new monitor", || cluster.pid("mon", 1) != monitor);
-    // A session that does not reach the new monitor expires, and loses the volume.
+    // If a session does not reconnect to the new monitor, it expires and loses the volume.
     wait_for("the session to end", || {
         cluster.json(&["volume", "info", "v"])["sessions"].as_array().is_some_and(Vec::is_empty)
     });
@@ -175,7 +175,7 @@ fn a_client_whose_session_expired_attaches_again_and_goes_on() {
     cluster.check_copies();
 }
 
-/// The monitor cannot tell the server that it lost its lock: OSDs must refuse its writes.
+/// The monitor cannot inform the server that it lost its lock, so OSDs must refuse the server's writes.
 #[test]
 fn a_server_that_lost_its_lock_can_no_longer_write() {
     let up = ["--osds", "3", "--osd-size", "256MiB", "--commit", "fsync"];
@@ -187,7 +187,7 @@ fn a_server_that_lost_its_lock_can_no_longer_write() {
     let mut hanging = server.open_patiently("v");
     hanging.ask("write -P 1 0 4M");
     assert_eq!(cluster.json(&["volume", "info", "v"])["lock"]["lazy"], true);
-    // No other client can attach the volume meanwhile, not even read-only.
+    // No other client can attach the volume, not even read-only.
     for read_only in [&[][..], &["-r"]] {
         let mut other = Command::new("qemu-io");
         other.args(read_only).args(["-f", "raw", &cluster.uri("v"), "-c", "read 0 4k"]);
@@ -203,12 +203,12 @@ fn a_server_that_lost_its_lock_can_no_longer_write() {
     detour.cut();
     cluster.run(&["volume", "unlock", "v", "--yes"]);
     qemu_io(&cluster, "v", &["write -P 3 0 1M", "flush"]);
-    // The monitor's own address, which the server has learned by now, does not answer either.
+    // The server has learned the monitor's own address by now, so that address must not answer either.
     let monitor = Pid::from_raw(cluster.pid("mon", 1) as i32).expect("a pid is not 0");
     kill_process(monitor, Signal::STOP).expect("it runs");
     server.signal(Signal::CONT);
-    // The server's write reaches the OSDs within this time. It is refused now, or once the server has learned
-    // why.
+    // The server's write reaches the OSDs within this time. The write fails either now, or once the server
+    // has learned that it lost its lock.
     let early = hanging.ended_within(Duration::from_secs(3));
     kill_process(monitor, Signal::CONT).expect("it is stopped");
     let line = early.unwrap_or_else(|| hanging.end());
@@ -228,7 +228,7 @@ fn a_server_that_lost_its_lock_can_no_longer_write() {
 fn a_server_that_is_told_to_stop_detaches_its_volumes_whether_osds_answer_or_not() {
     let up = ["--osds", "2", "--osd-size", "256MiB", "--commit", "fsync"];
     let cluster = Cluster::up("nbd-ends", &up);
-    // Only a detach can end the session soon: everything else takes far longer.
+    // Within the test only a detach can end a session: all other ways take far longer.
     cluster.run(&["config", "set", "session_timeout_ms", "10min"]);
     let info = |volume: &str| cluster.json(&["volume", "info", volume]);
     let nobody_has = |volume: &str| {
@@ -267,7 +267,7 @@ fn a_server_that_is_told_to_stop_detaches_its_volumes_whether_osds_answer_or_not
     });
     busy.leave();
     osds.iter().for_each(|osd| kill_process(*osd, Signal::CONT).expect("it is stopped"));
-    // Requests that are still on their way take effect before those of the next client, or never.
+    // Requests that are still in transit take effect before those of the next client, or never.
     qemu_io(&cluster, "busy", &["read -P 1 1M 3M", "write -P 3 0 1M", "read -P 3 0 1M"]);
     cluster.check_copies();
 }
@@ -300,7 +300,7 @@ fn an_ext4_file_system_works_on_a_volume() {
     succeed(fsck.args(["-f", "-n"]).arg(&disk));
     succeed(Command::new("fusermount3").arg("-u").arg(&disk));
     assert!(fuse.wait().expect("it ends").success());
-    // And again after a restart of everything.
+    // Compare again after everything has been restarted.
     cluster.check_osds();
     cluster.start(&[]);
     let image = cluster.path().join("image");

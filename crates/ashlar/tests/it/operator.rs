@@ -1,4 +1,4 @@
-//! Can operators change settings, pools and keys of the state store while the cluster runs?
+//! Tests that operators can change settings, pools and keys of the state store while the cluster runs.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::process::ExitStatusExt;
@@ -26,7 +26,7 @@ fn an_operator_changes_settings_pools_and_keys_of_a_running_cluster() {
     cluster.check_osds();
 }
 
-/// Starts an OSD in addition to those of `up`. Returns once it serves.
+/// Starts an OSD in addition to those of `up`; returns once the OSD serves.
 fn daemon_in_the_background(cluster: &Cluster) {
     let path = cluster.path().join("background");
     let path = path.to_str().expect("as we named it");
@@ -80,7 +80,7 @@ impl Watch {
         Watch { child, lines, errors }
     }
 
-    /// The next change to a key with this prefix.
+    /// Returns the next change to a key with this prefix.
     fn next(&mut self, prefix: &str) -> Value {
         loop {
             let line = self.lines.next().expect("it goes on").expect("readable");
@@ -112,7 +112,8 @@ fn settings(cluster: &Cluster, watch: &mut Watch) {
     // The change survives a restart of the monitor.
     cluster.kill("mon", 1);
     assert_eq!(cluster.json(&["config", "get", "nearly_full_percent"])["value"], 70);
-    // The watch exits when its monitor exits, after all changes up to then, and says why.
+    // The watch exits when its monitor exits, after it has printed all changes up to then, and gives the
+    // reason.
     assert_eq!(watch.next("config/")["value"]["value"], 70);
     while watch.lines.next().is_some() {}
     assert_eq!(watch.child.wait().expect("it ends").code(), Some(1));
@@ -139,7 +140,7 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     qemu_io(cluster, "v", &["write -P 7 0 16M"]);
     let error = cluster.refused(&["pool", "rm", "extra"], "busy");
     assert!(error["message"].as_str().is_some_and(|text| text.contains("1 volumes: v")), "{error}");
-    // An OSD that was down while volume and pool were removed frees their space, too.
+    // An OSD that was down while the volume and the pool were removed frees their space, too.
     cluster.run(&["osd", "stop", "2"]);
     cluster.wait_osd(2, false);
     wait_for("the volume to be detached", || {
@@ -163,7 +164,7 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     cluster.wait_active();
 }
 
-/// Removes volume `v`. The task is visible while the last OSD is paused, and ends after that.
+/// Removes volume `v`. The removal is listed as a task while the last OSD is paused, and finishes after that.
 fn removal_is_a_task(cluster: &Cluster) {
     let pid = Pid::from_raw(cluster.pid("osd", 1) as i32).expect("it runs");
     kill_process(pid, Signal::STOP).expect("it runs");
@@ -218,7 +219,7 @@ fn tree_and_status(cluster: &Cluster) {
     for row in rows(&cluster.json(&["osd", "ls"])) {
         assert!(row["path"].as_str().is_some_and(|path| path.starts_with('/')), "{row}");
     }
-    // Other background tasks may be listed too: osd.2 was put out a moment ago.
+    // Other background tasks may be listed, too: osd.2 was marked out a moment ago.
     assert!(cluster.json(&["task", "ls"]).is_array());
     wait_for("an idle cluster", || cluster.run(&["task", "ls"]).starts_with("no background tasks"));
     // `status --watch` prints a new status when something has changed.

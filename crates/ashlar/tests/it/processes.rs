@@ -1,4 +1,4 @@
-//! Processes and their supervision; sessions of clients that vanish.
+//! Tests of processes and their supervision, and of sessions of clients that disappear.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -27,7 +27,7 @@ fn children_exit_when_up_is_killed() {
     cluster.check_osds();
 }
 
-/// A terminal sends the signal to all of its programs at once.
+/// A terminal sends the signal to all processes of its foreground group at once.
 #[test]
 fn ctrl_c_stops_clients_before_what_they_need() {
     let cluster = Cluster { directory: Directory::new("ctrl-c") };
@@ -72,7 +72,7 @@ fn a_killed_child_stays_dead_with_restart_after_never() {
     let up = ["--osds", "2", "--osd-size", "256MiB", "--restart-after", "never"];
     let cluster = Cluster::up("never", &up);
     cluster.kill_osd_for_good(1);
-    // Twice as long as a restart usually takes: nothing signals that a process is not started.
+    // Twice as long as a restart usually takes: there is no event to wait for if a process is not restarted.
     std::thread::sleep(Duration::from_secs(2));
     cluster.wait_status("a warning: the other has all", |status| status["health"] == "warn");
     let status = cluster.json(&["status"]);
@@ -81,12 +81,12 @@ fn a_killed_child_stays_dead_with_restart_after_never() {
     let checks = status["checks"].as_array().expect("a list");
     let about = checks.iter().find(|check| check["code"] == "osd_down").expect("it is said");
     assert!(about["hint"].as_str().expect("a text").contains("osd start"), "{about}");
-    // `status` leaves this out if `up` does not answer within a second.
+    // `status` omits this line if `up` does not answer within a second.
     wait_for("`status` to say that it stays dead", || {
         let text = cluster.run(&["status"]);
         text.contains("1 of 2 up") && text.contains("), will not be restarted; see /")
     });
-    // A command starts it again.
+    // `osd start` starts the OSD again.
     cluster.run(&["osd", "start", "1"]);
     cluster.wait_clean();
     cluster.wait_healthy();
@@ -146,13 +146,12 @@ fn io_goes_on_without_a_monitor() {
     qemu_io(&cluster, "v", &reads);
 }
 
-/// A session ends some time after its connection to the monitor broke, whether its client died or
-/// not. Only then can its volume be removed or made smaller, and a client that is still alive is
-/// fenced first.
+/// A session ends some time after its connection to the monitor broke, whether or not its client has died.
+/// Only then can its volume be removed or made smaller, and a client that is still alive is fenced first.
 #[test]
 fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     let cluster = Cluster::up("fence", &["--osds", "1", "--osd-size", "512MiB"]);
-    // Long enough for three commands to be refused meanwhile, even if they are slow.
+    // The timeout is long enough for three commands to be refused meanwhile, even if they are slow.
     cluster.run(&["config", "set", "session_timeout_ms", "30s"]);
     for volume in ["dead", "removed", "cut"] {
         cluster.run(&["volume", "create", volume, "--size", "32MiB"]);
@@ -176,7 +175,7 @@ fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     cut.ask("write -P 5 0 1M");
     let lost = Instant::now();
     drop(dying);
-    // The client has learned the monitor's own address by now: it is paused so that it cannot reconnect
+    // The server has learned the monitor's own address by now: pause the server, so that it cannot reconnect
     // there.
     living.signal(Signal::STOP);
     detour.cut();
@@ -195,14 +194,14 @@ fn a_lost_client_is_fenced_before_its_volume_is_deleted_or_shrunk() {
     let fences = cluster.json(&["state", "get", "fence/1"]).to_string();
     assert_eq!(fences.matches("\"session\"").count(), 3, "{fences}");
 
-    // The client has not noticed that its session ended: every request is refused.
+    // The server has not noticed that its sessions ended: every request is refused.
     living.signal(Signal::CONT);
     for (client, ask) in [(&mut removed, "write -P 6 0 1M"), (&mut cut, "write -P 7 15M 2M")] {
         client.begin(ask);
         let line = client.end();
         assert!(line.contains("failed"), "{ask}: {line}");
     }
-    // With a new session it can use what is left.
+    // With a new session the client can use the rest of the volume.
     let mut again = living.open("cut");
     again.ask("read -P 5 0 1M");
     again.ask("read -P 3 1M 15M");

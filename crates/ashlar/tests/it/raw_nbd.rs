@@ -1,4 +1,5 @@
-//! An NBD client that sends exactly what a test wants: clients that leave, send nonsense or do nothing.
+//! An NBD client that sends exactly the bytes that a test needs: clients that disconnect, send garbage or do
+//! nothing.
 
 #![allow(clippy::big_endian_bytes)] // NBD is big-endian.
 
@@ -25,7 +26,7 @@ impl Client {
     /// Connects, reads the greeting and sends the flags.
     fn connect(socket: &Path) -> Client {
         let mut stream = UnixStream::connect(socket).expect("it listens");
-        // Longer than this means that the server hangs.
+        // If a reply takes longer than this, the server hangs.
         stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).expect("a greeting");
@@ -34,7 +35,7 @@ impl Client {
         Client { stream }
     }
 
-    /// Chooses a volume. Returns when it is attached.
+    /// Connects and selects a volume. Returns once the volume is attached.
     pub fn user(socket: &Path, volume: &str) -> Client {
         let mut client = Client::connect(socket);
         let mut option = b"IHAVEOPT".to_vec();
@@ -60,7 +61,7 @@ impl Client {
         self.send(&request);
     }
 
-    /// The error of a simple reply.
+    /// Reads a simple reply and returns its error.
     pub fn reply(&mut self) -> u32 {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).expect("a simple reply");
@@ -90,7 +91,7 @@ fn a_late_write_of_a_departed_client_never_overwrites_a_later_one() {
         departed.ask(WRITE, 0, length);
         departed.send(&vec![b'A'; length as usize]);
         drop(departed);
-        // Waits for the write before, but not for ever: the OSD does not answer.
+        // The new client waits for the earlier write, but not for ever, because the OSD does not answer.
         let mut later = Client::user(&socket_of(&cluster), "v");
         later.ask(WRITE, 0, 4096);
         later.send(&[b'B'; 4096]);

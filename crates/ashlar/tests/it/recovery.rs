@@ -1,4 +1,4 @@
-//! A backup of the state store is put back: no stale data is served, and nothing is lost.
+//! Tests that restore a backup of the state store: no stale data is served, and nothing is lost.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -28,7 +28,8 @@ fn three(name: &str, more: &[&str]) -> Cluster {
     Cluster::up(name, &[&["--osds", "3", "--osd-size", "256MiB"], more].concat())
 }
 
-/// Starts the cluster while nothing may be served: `up` becomes ready once the state is recovered.
+/// Starts the cluster, recovers its state, and waits for `up` to become ready; nothing is served before the
+/// recovery.
 fn start_and_recover(cluster: &Cluster, text: &str) {
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--detach", "--dir"]).arg(cluster.path());
@@ -36,7 +37,7 @@ fn start_and_recover(cluster: &Cluster, text: &str) {
     wait_for("the monitor to notice", || is_older(cluster));
     let patience = std::time::Duration::from_secs(120);
     cluster.refused(&["volume", "create", "x", "--size", "16MiB"], "state_older");
-    // `state recover` can describe the recovery once all OSDs have reported.
+    // `state recover` can describe the recovery only once all OSDs have reported.
     let mut error = Value::Null;
     wait_for("all OSDs to have told", || {
         let output = cluster.command(&["state", "recover", "--json"]).output().expect("it runs");
@@ -56,14 +57,14 @@ fn start_and_recover(cluster: &Cluster, text: &str) {
     cluster.wait_clean();
 }
 
-/// Changes the cluster after the backup was taken. Before that, the first 8 MiB of `v` hold ones.
+/// Changes the cluster after the backup was taken. Before that, the first 8 MiB of `v` have the pattern 1.
 fn live_on(cluster: &Cluster) {
     cluster.run(&["volume", "create", "w", "--size", "64MiB"]);
     cluster.run(&["volume", "rm", "gone"]);
     cluster.run(&["volume", "resize", "v", "128MiB"]);
     qemu_io(cluster, "w", &["write -P 7 0 8M"]);
     qemu_io(cluster, "v", &["write -P 2 4M 8M", "write -P 3 100M 4M"]);
-    // Epochs go up, and a member is brought up to date.
+    // Epochs rise, and a member is brought up to date.
     let pid = cluster.pid("osd", 2);
     kill_9(pid);
     wait_for("another process in its place", || cluster.pid("osd", 2) != pid);
@@ -84,7 +85,7 @@ fn verify(cluster: &Cluster) {
     qemu_io(cluster, "v", &["read -P 1 0 4M", "read -P 2 4M 8M", "read -P 3 100M 4M"]);
     qemu_io(cluster, "w", &["read -P 7 0 8M", "read -P 8 8M 8M", "read -P 0 16M 8M"]);
     assert_eq!(cluster.json(&["config", "get", "osd_grace_ms"])["value"], 400);
-    // The cluster works like any other.
+    // The recovered cluster works normally.
     qemu_io(cluster, "w", &["write -P 5 0 4M", "read -P 5 0 4M"]);
     cluster.run(&["volume", "create", "next", "--size", "16MiB"]);
     qemu_io(cluster, "next", &["read -P 0 0 16M", "write -P 6 0 16M"]);
@@ -106,7 +107,7 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
         "volumes that are restored: w; volumes that were removed since: gone",
     );
     verify(&cluster);
-    // The store is no longer found to be old, not even at the next start.
+    // The store no longer counts as old, not even at the next start.
     cluster.down();
     cluster.start(&[]);
     assert!(!is_older(&cluster));
@@ -120,7 +121,7 @@ fn io_goes_on_while_an_older_state_is_put_back_and_recovered() {
     let file = cluster.path().join("mon.1/state.redb");
     let mut session = QemuIo::open(&[&cluster.uri("v")]);
     session.ask("write -P 11 16M 4M");
-    // The monitor is stopped for the copy, so that the copy is consistent.
+    // The monitor is stopped during the copy, so that the copy is consistent.
     let swap = |with: Option<Vec<u8>>| {
         let up = Pid::from_raw(i32::try_from(cluster.up_pid()).expect("a process id"));
         let up = up.expect("not 0");
@@ -156,7 +157,7 @@ fn io_goes_on_while_an_older_state_is_put_back_and_recovered() {
     cluster.check_osds();
 }
 
-/// One call of etcd's own HTTP interface.
+/// Makes one call to etcd's own HTTP interface.
 fn etcd(cluster: &Cluster, method: &str, body: &Value) -> Value {
     let text = fs::read_to_string(cluster.path().join("cluster.toml")).expect("it is there");
     let address = text.split("etcd:").nth(1).and_then(|rest| rest.split('"').next());
@@ -167,7 +168,7 @@ fn etcd(cluster: &Cluster, method: &str, body: &Value) -> Value {
     serde_json::from_str(&succeed(&mut curl)).expect("JSON")
 }
 
-/// All keys. The leader's key disappears with its lease.
+/// The range of all keys. The leader's key disappears when its lease expires.
 const ALL: [(&str, &str); 2] = [("key", "AA=="), ("range_end", "AA==")];
 
 #[test]
@@ -177,7 +178,7 @@ fn older_keys_in_etcd_are_refused_until_they_are_recovered() {
     let all: Value = ALL.into_iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
     let backup = etcd(&cluster, "range", &all)["kvs"].as_array().expect("keys").clone();
     live_on(&cluster);
-    // No monitor may lead: it would watch the keys and undo the change.
+    // No monitor may lead now: it would watch the keys and undo the change.
     let up = Pid::from_raw(i32::try_from(cluster.up_pid()).expect("a process id"));
     let up = up.expect("not 0");
     let monitor = cluster.pid("mon", 1);
@@ -185,7 +186,7 @@ fn older_keys_in_etcd_are_refused_until_they_are_recovered() {
     kill_9(monitor);
     etcd(&cluster, "deleterange", &all);
     for pair in &backup {
-        // The leader's key had a lease.
+        // Skip the leader's key, which has a lease.
         if pair.get("lease").is_none() {
             etcd(&cluster, "put", &json!({ "key": pair["key"], "value": pair["value"] }));
         }

@@ -1,4 +1,4 @@
-//! Do copies keep what was written when OSDs die, are lost, lag, or lie?
+//! Tests that copies keep what was written when OSDs die, are lost, lag, or return wrong data.
 //!
 //! A new cluster has a pool `default` with 2 copies on 3 OSDs.
 
@@ -20,12 +20,12 @@ use crate::harness::{
 };
 use crate::servers::NbdServer;
 
-/// Three OSDs of this size.
+/// Starts a cluster with three OSDs of this size.
 pub fn three(name: &str, size: &str, more: &[&str]) -> Cluster {
     Cluster::up(name, &[&["--osds", "3", "--osd-size", size], more].concat())
 }
 
-/// Three OSDs, with a second pool of 3 copies in addition to the default one.
+/// Starts a cluster with three OSDs and a second pool of 3 copies, `safe`, in addition to the default one.
 pub fn three_copies(name: &str, size: &str, more: &[&str]) -> Cluster {
     let cluster = three(name, size, more);
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
@@ -65,7 +65,7 @@ pub fn has_check(cluster: &Cluster, code: &str) -> bool {
     status["checks"].as_array().expect("a list").iter().any(|check| check["code"] == code)
 }
 
-/// Commands `write -P` or `read -P` for this many pieces of 1 MiB, each with a pattern of its own.
+/// Returns commands `write -P` or `read -P` for this many pieces of 1 MiB, each with its own pattern.
 pub fn pieces(verb: &str, seed: u64, count: u64) -> Vec<String> {
     (0..count).map(|at| format!("{verb} -P {} {at}M 1M", 1 + (at * 7 + seed) % 250)).collect()
 }
@@ -75,8 +75,8 @@ pub fn ask(cluster: &Cluster, volume: &str, commands: &[String]) {
     qemu_io(cluster, volume, &commands);
 }
 
-/// Attaches volume `v` a second time, without a lock, while one server has it. Then every write of
-/// both is durable when it is answered. fio does not touch the last 16 MiB.
+/// Attaches volume `v` a second time, without a lock, while another server holds its lock. Then all writes of
+/// both clients are durable when they are acknowledged. fio does not use the last 16 MiB.
 fn beside_a_holder_that_is_not_lazy(cluster: &Cluster) {
     let server = NbdServer::start(cluster.path(), "second.sock");
     let mut second = server.open("v");
@@ -94,7 +94,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
     cluster.run(&["volume", "create", "v", "--size", "144MiB"]);
     let (begin, mut verified, mut longest) = (Instant::now(), 0, 0.0f64);
     let mut seed = 21;
-    // The first one is slow, so that it has the volume for as long as the second one.
+    // The first fio is slow, so that it is still attached while the second client is.
     let mut fio = Fio::start_at_rate(&cluster.uri("v"), 128 << 20, seed, 4 << 20);
     fio.wait_written(4 << 20);
     let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
@@ -104,7 +104,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
     }
     let mut led = BTreeSet::new();
     for osd in [1, 2, 3, 2, 3, 1, 3, 1, 2] {
-        // Each OSD dies while fio writes; when one fio ends, the next begins.
+        // Each OSD dies while fio writes; when one run of fio ends, the next begins.
         while !fio.writes_on() {
             verified += fio.verified_bytes();
             longest = longest.max(fio.longest_wait());
@@ -117,7 +117,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
             led.insert(osd);
         }
         kill_osd(&cluster, osd);
-        // With two copies, the next may die only when both copies are complete again.
+        // With two copies, the next OSD may die only when both copies are complete again.
         cluster.wait_clean();
     }
     assert_eq!(led.len(), 3, "each dies as a primary");
@@ -201,7 +201,7 @@ fn nothing_is_lost_when_the_monitor_and_an_osd_are_killed_together() {
     assert!(cluster.check_copies() >= 512);
 }
 
-/// The directory of an OSD.
+/// Returns the directory of an OSD.
 fn directory_of(cluster: &Cluster, osd: u64) -> PathBuf {
     cluster.path().join(format!("osd.{osd}"))
 }
@@ -217,7 +217,7 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     fs::rename(&blocks, &lost).expect("ours");
     let refused = cluster.refused(&["osd", "start", "2"], "not_found").to_string();
     assert!(refused.contains("ashlar up --osds 3"), "{refused}");
-    // Some blocks have one copy left; clients do not notice.
+    // Some blocks have only one copy left; clients do not notice.
     ask(&cluster, "v", &pieces("read", 1, 96));
     ask(&cluster, "v", &pieces("write", 2, 48));
     cluster.refused(&["osd", "rm", "2"], "busy");
@@ -225,7 +225,7 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     cluster.wait_clean();
     cluster.run(&["osd", "rm", "2"]);
     cluster.refused(&["osd", "rm", "2"], "not_found");
-    // A removed OSD cannot join again, and `up` does not keep starting it.
+    // A removed OSD cannot join again, and `up` does not try to start it over and over.
     fs::rename(&lost, &blocks).expect("ours");
     let refused = cluster.refused(&["osd", "start", "2"], "died").to_string();
     assert!(refused.contains("this cluster has no osd.2"), "{refused}");
@@ -235,7 +235,7 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     });
     fs::remove_file(&blocks).expect("ours");
     cluster.down();
-    // A new OSD in its place gets its share.
+    // A new OSD replaces the lost one and gets its share of the data.
     cluster.start(&["--osds", "3", "--osd-size", "512MiB"]);
     cluster.wait_osd(4, true);
     cluster.wait_clean();
@@ -255,7 +255,7 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
     ask(&cluster, "old", &pieces("write", 1, 64));
     cluster.wait_clean();
     let nbd = cluster.pid("nbd", 1);
-    // More than a minute and a half of random reads and writes: several times as long as what follows.
+    // Reads and writes for more than a minute and a half, several times as long as the steps that follow.
     let mut fio = Fio::start_at_rate(&cluster.uri("v"), 192 << 20, 31, 2 << 20);
     fio.wait_written(8 << 20);
     let pid = cluster.pid("osd", 2);
@@ -263,13 +263,13 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
     kill_9(pid);
     cluster.wait_osd(2, false);
     assert!((0..60).any(|_| fio.writes_on()), "one copy is enough to go on");
-    // The steps of docs/commands.md.
+    // These are the steps of docs/commands.md.
     cluster.run(&["osd", "out", "2"]);
     cluster.start(&["--osds", "3", "--osd-size", "1GiB"]);
     cluster.wait_osd(4, true);
     cluster.wait_clean();
     cluster.run(&["osd", "rm", "2"]);
-    // A third of two copies of at least 64 MiB.
+    // The share is a third of two copies of at least 64 MiB.
     wait_for("the new OSD to hold its share", || used_bytes(&cluster, 4) > 16 << 20);
     let holds = used_bytes(&cluster, 4);
     assert!((0..60).any(|_| fio.writes_on()), "all this was done under its load");
@@ -298,7 +298,7 @@ fn an_osd_that_stays_down_goes_out_automatically_and_in_again_when_it_returns() 
         row.expect("it is there")["in"].as_bool().expect("yes or no")
     };
     stop_osd(&cluster, 2);
-    // The next monitor that leads starts counting again.
+    // The next monitor that leads starts its timers again.
     let monitor = cluster.pid("mon", 1);
     kill_9(monitor);
     wait_for("another monitor in its place", || cluster.pid("mon", 1) != monitor);
@@ -356,7 +356,7 @@ fn an_osd_that_was_down_catches_up_on_writes_trims_and_removals() {
         let added = format!("added{osd}");
         cluster.run(&["volume", "create", &added, "--size", "32MiB"]);
         ask(&cluster, &added, &pieces("write", osd, 32));
-        // Parts of blocks too, one of them written twice.
+        // Parts of blocks are written, too, one of them twice.
         ask(&cluster, "changed", &pieces("write", 10 + osd, 16));
         qemu_io(&cluster, "changed", &["discard 16M 16M", "write -P 9 33M 4k", "write -z 34M 64k"]);
         if osd == 2 {
@@ -383,8 +383,8 @@ fn an_osd_that_was_down_catches_up_on_writes_trims_and_removals() {
     }
     ask(&cluster, "cut", &pieces("read", 1, 16));
     qemu_io(&cluster, "cut", &["read -P 0 16M 48M"]);
-    // changed 48 MiB, added 96 MiB and cut 16 MiB, twice: nothing that was trimmed, removed or cut
-    // is left.
+    // `changed` has 48 MiB, `added` 96 MiB and `cut` 16 MiB, each in two copies: nothing that was trimmed,
+    // removed or cut off is left.
     let used = || (1..=3).map(|osd| used_bytes(&cluster, osd)).sum::<u64>();
     wait_for("the space of what is gone to be free", || used() <= ((48 + 96 + 16 + 1) * 2) << 20);
     assert!(cluster.check_copies() >= 160 * 8);
@@ -401,7 +401,7 @@ fn a_second_osd_dies_during_the_backfill_of_the_first() {
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
     let second = cluster.pid("osd", 2);
-    // A backfill may be over before the test looks; then the first OSD is stopped again.
+    // A backfill may finish before the test sees it; then the first OSD is stopped again.
     let is_being_filled = || {
         stop_osd(&cluster, 1);
         ask(&cluster, "v", &pieces("write", 2, 192));
@@ -439,7 +439,7 @@ fn with_one_of_three_copies_left_pgs_wait_for_the_backfill_of_a_second() {
     cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "safe"]);
     ask(&cluster, "v", &pieces("write", 1, 32));
     stop_osd(&cluster, 1);
-    // Two of three are enough.
+    // Two of three members are enough.
     ask(&cluster, "v", &pieces("write", 2, 32));
     stop_osd(&cluster, 2);
     wait_for("the status to say so", || has_check(&cluster, "pg_incomplete"));
@@ -453,12 +453,12 @@ fn with_one_of_three_copies_left_pgs_wait_for_the_backfill_of_a_second() {
     };
     let mut qemu = begin(&["-f", "raw", "-c", "write -P 77 0 4M", "-c", "read -P 77 0 4M"]);
     let mut reader = begin(&["-r", "-f", "raw", "-c", &pieces("read", 2, 32)[8]]);
-    // Nothing signals that no write is acknowledged, so the test can only wait.
+    // There is no event that shows that no write is acknowledged, so the test can only wait.
     std::thread::sleep(Duration::from_secs(3));
     for child in [&mut qemu, &mut reader] {
         assert!(child.try_wait().expect("a child").is_none(), "one disk alone answers nothing");
     }
-    // The OSD that was stopped first lacks the last writes: it gets them from the remaining one.
+    // The OSD that was stopped first lacks the last writes and gets them from the remaining one.
     start_osd(&cluster, 1);
     assert_qemu_io(&finish(qemu, Duration::from_secs(100)), 2);
     assert_qemu_io(&finish(reader, Duration::from_secs(100)), 1);
@@ -472,7 +472,7 @@ fn with_one_of_three_copies_left_pgs_wait_for_the_backfill_of_a_second() {
     });
     ask(&cluster, "v", &pieces("read", 2, 32).split_off(4));
     ask(&cluster, "v", &pieces("write", 3, 16).split_off(4));
-    // The other one has nothing new.
+    // The other OSD has nothing that the members lack.
     start_osd(&cluster, 2);
     cluster.wait_clean();
     ask(&cluster, "v", &pieces("read", 3, 16).split_off(4));
@@ -487,7 +487,7 @@ fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
     cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "safe"]);
     ask(&cluster, "v", &pieces("write", 1, 32));
     cluster.wait_clean();
-    // Two at once.
+    // Kill two OSDs at once.
     let pids = [cluster.pid("osd", 1), cluster.pid("osd", 2)];
     pids.iter().for_each(|pid| kill_9(*pid));
     wait_for("them to be gone", || !pids.iter().any(|pid| is_running(*pid)));
@@ -495,7 +495,8 @@ fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
         cluster.wait_osd(osd, false);
     }
     wait_for("the status to say so", || has_check(&cluster, "pg_incomplete"));
-    // PGs of the other pool have two copies: some wait only until the monitor has noticed.
+    // PGs of the other pool have two copies: some of them wait only until the monitor has noticed the
+    // failure.
     let mut waiting: Vec<String> = Vec::new();
     wait_for("each PG of three copies to wait", || {
         let rows = cluster.json(&["pg", "ls", "--pool", "safe"]);
@@ -510,11 +511,11 @@ fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
     for pg in &waiting {
         cluster.run(&["pg", "give-up", pg, "--they-are-off", "--yes"]);
     }
-    // The third has every acknowledged write, so it can continue alone.
+    // The third OSD has every acknowledged write, so it can continue alone.
     ask(&cluster, "v", &pieces("read", 1, 32));
     ask(&cluster, "v", &pieces("write", 2, 16));
     qemu_io(&cluster, "v", &["discard 16M 8M"]);
-    // The two return after all: their data is old, and they are brought up to date.
+    // The two OSDs return after all: their data is old, and they are brought up to date.
     start_osd(&cluster, 1);
     start_osd(&cluster, 2);
     cluster.wait_clean();
@@ -560,7 +561,7 @@ fn a_paused_primary_is_replaced_and_rejoins_when_it_resumes() {
         }
         waits.push(longest);
         signal(pid, Signal::CONT);
-        // What it held before is stale now.
+        // The data that the OSD held before the pause is stale now.
         for command in pieces("read", 1 + osd, 64) {
             qemu.ask(&command);
         }
@@ -577,8 +578,8 @@ fn a_paused_primary_is_replaced_and_rejoins_when_it_resumes() {
     assert!(cluster.check_copies() >= 512);
 }
 
-/// Writes 1 MiB to all PGs, one after the other, from before `event` until after it. Returns the
-/// longest write.
+/// Writes to all PGs in turn, 1 MiB at a time, from before `event` until after it. Returns the duration of
+/// the longest write.
 fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Duration {
     let mut longest = Duration::ZERO;
     let mut places = (0..64).cycle();
@@ -593,13 +594,14 @@ fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Durati
         while !event.is_finished() {
             write(qemu);
         }
-        // Writes to every PG once more.
+        // Write to every PG once more.
         (0..64).for_each(|_| write(qemu));
     });
     longest
 }
 
-/// How often an OSD has reported to the monitor that it stops, which is when it returns its leases.
+/// Returns how often an OSD has reported to the monitor that it is stopping. An OSD returns its leases at the
+/// same time.
 fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     let log = fs::read_to_string(cluster.path().join("log/mon.1.log")).expect("it is there");
     let named = format!("osd=osd.{osd}");
@@ -607,13 +609,13 @@ fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     log.lines().filter(is_stop).count()
 }
 
-/// Less than what is left of a lease of 0.9 s, which is renewed every 0.3 s.
+/// Less than the time that is left of a lease of 0.9 s that is renewed every 0.3 s.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// A planned stop hands over: nobody should have to notice it by a timeout. All timeouts that would
-/// notice it are a minute here, and a lease that is not handed back must be waited out for at least
-/// 0.6 s of its 0.9 s. A busy machine is slow now and then: each OSD gets several tries, and a try
-/// counts as a failure only if writes are short right after it, when nothing happens.
+/// An OSD that is stopped in a planned way hands over its PGs, so nobody should have to detect the stop by a
+/// timeout. In this test all timeouts that would detect it are a minute, and a lease that is not returned
+/// must be waited out for at least 0.6 s of its 0.9 s. A busy machine is slow at times, so each OSD gets
+/// several tries, and a slow try counts as a failure only if writes without a fault are fast right after it.
 #[test]
 fn a_stopped_osd_hands_its_leases_back_and_nobody_waits_for_a_timeout() {
     let cluster = three("copies-planned", "512MiB", &[]);
@@ -653,7 +655,8 @@ fn a_stopped_osd_hands_its_leases_back_and_nobody_waits_for_a_timeout() {
 
 const PATTERN: u8 = 0xa7;
 
-/// Flips a byte in every second unit of `PATTERN` in the data of a stopped OSD. Returns how many.
+/// Flips a byte in every second unit of `PATTERN` in the data of a stopped OSD. Returns the number of changed
+/// units.
 fn damage(osd: &Path) -> u32 {
     let found = run(Command::new(ASHLAR).args(["osd", "inspect", "--json"]).arg(osd));
     let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
@@ -680,7 +683,7 @@ fn damage(osd: &Path) -> u32 {
 #[test]
 fn damaged_bytes_are_detected_served_from_the_other_copy_and_repaired() {
     let cluster = three("copies-rot", "256MiB", &[]);
-    // One PG: its primary serves every read.
+    // The pool has one PG, so its primary serves every read.
     let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
     cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "one"]);
@@ -701,7 +704,7 @@ fn damaged_bytes_are_detected_served_from_the_other_copy_and_repaired() {
 
     cluster.start(&[]);
     cluster.wait_clean();
-    // Whichever OSD is the primary, reads never fail, and in the end both copies were read.
+    // Reads never fail, whichever OSD is the primary, and in the end both copies have been read.
     let leader = || cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].clone();
     let mut is_counted = false;
     for (turn, osd) in [1u64, 2, 3, 1, 2, 3].into_iter().enumerate() {
@@ -738,7 +741,7 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
     qemu_io(&cluster, "v", &["write -P 3 0 64M", "flush"]);
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // The error of a write of this many MiB at this offset.
+    // Writes this many MiB at this offset; returns the error, if any.
     let refused = |qemu: &mut QemuIo, from: u64, count: u64| {
         qemu.begin(&format!("write -P 4 {from}M {count}M"));
         let line = qemu.end();
@@ -752,8 +755,8 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
         cluster.json(&["volume", "info", "v"])["io"]["refused_full"].as_u64() > Some(0)
     });
 
-    // An OSD dies and returns, twice, while a client has not flushed. Every write that was begun
-    // fits: every PG gets its copies again, and nothing is deleted.
+    // Twice, an OSD dies and returns while a client has unflushed writes. Every write that was begun fits:
+    // every PG gets its copies again, and nothing is deleted.
     for osd in [1, 2] {
         kill_osd(&cluster, osd);
         qemu.ask("read -P 3 0 64M");
@@ -802,15 +805,15 @@ fn a_foreign_osd_in_the_place_of_another_is_refused_and_the_cluster_goes_on_with
     let compared = run(Command::new(ASHLAR).args(["check", "--json"]).args(cluster.osd_paths()));
     assert_eq!(compared.status.code(), Some(1), "{}", text_of(&compared));
     assert!(text_of(&compared).contains("another cluster"), "{}", text_of(&compared));
-    // The right disk is put back, and the OSD gets what it missed.
+    // The right disk is put back, and the OSD receives the writes that it missed.
     fs::rename(&aside, mine.join("blocks")).expect("ours");
     cluster.start(&[]);
     ask(&cluster, "v", &pieces("read", 2, 32));
     assert!(cluster.check_copies() >= 256);
 }
 
-/// A disk that was restored from an old copy reports what it has, which is incomplete: the others
-/// bring it up to date, and no stale data is read.
+/// An OSD whose disk was restored from an old copy reports the data that it has, which is incomplete. The
+/// other OSDs bring it up to date, and no stale data is read.
 #[test]
 fn an_osd_restored_from_an_old_copy_is_brought_up_to_date() {
     let cluster = three("copies-old", "256MiB", &[]);

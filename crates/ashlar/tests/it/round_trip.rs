@@ -1,4 +1,4 @@
-//! Does a file system image come back byte for byte?
+//! Tests that a file system image comes back byte for byte.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Do scrubs find bytes that changed on a disk, repair them from other copies, and remember what they
-//! cannot repair?
+//! Tests that scrubs find bytes that changed on a disk, repair them from other copies, and remember what they
+//! cannot repair.
 //!
 //! A new cluster has a pool `default` with 2 copies on 3 OSDs.
 
@@ -41,7 +41,8 @@ fn check_of(status: &Value, code: &str) -> Option<Value> {
     checks.iter().find(|check| check["code"] == code).cloned()
 }
 
-/// Runs a deep scrub of the pool to its end: every PG ends one that began after now.
+/// Runs a deep scrub of the pool to its end: waits until every PG has finished a scrub that began after this
+/// call.
 fn scrub(cluster: &Cluster) {
     let pgs = cluster.json(&["pg", "ls"]);
     let names: Vec<String> = (pgs.as_array().expect("a list").iter())
@@ -54,7 +55,7 @@ fn scrub(cluster: &Cluster) {
             false => None,
         }
     };
-    // Times are in seconds.
+    // Scrub times have a resolution of one second.
     std::thread::sleep(std::time::Duration::from_millis(1_100));
     let before: Vec<Option<u64>> = names.iter().map(&deep_at).collect();
     let answer = cluster.json(&["pool", "scrub", "default", "--deep"]);
@@ -73,7 +74,7 @@ fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     qemu_io(&cluster, "v", &[&format!("write -P {SOUND} 0 16M"), "flush"]);
     qemu_io(&cluster, "v", &[&format!("write -P {DOOMED} 32M 128k"), "flush"]);
-    // What is only in journals is written back.
+    // A restart writes back the data that is only in journals.
     cluster.down();
     cluster.start(&[]);
     cluster.wait_clean();
@@ -91,7 +92,7 @@ fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
     cluster.start(&[]);
     cluster.wait_clean();
 
-    // The same block is lost at every copy.
+    // All copies of the same block are damaged.
     let paths = cluster.osd_paths();
     let lost: usize = paths.iter().map(|osd| corrupt(osd, DOOMED, 32)).sum();
     assert_eq!(lost, 64, "two copies of 128 KiB");

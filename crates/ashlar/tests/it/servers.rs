@@ -1,4 +1,4 @@
-//! NBD servers in addition to the cluster's own, and a path to the monitor that can be cut.
+//! NBD servers in addition to the cluster's own, and a proxy to the monitor that can be cut.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -10,11 +10,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{ASHLAR, QemuIo, wait_for};
 
-/// A path to the monitor that can be cut.
+/// A TCP proxy to the monitor that can be cut.
 #[derive(Clone)]
 pub struct Detour {
     pub address: SocketAddr,
-    /// Both ends of each connection, or nothing while it is cut.
+    /// Both ends of each connection; `None` while the proxy is cut.
     streams: Arc<Mutex<Option<Vec<TcpStream>>>>,
 }
 
@@ -80,7 +80,7 @@ impl NbdServer {
         QemuIo::open(&["-f", "raw", &uri])
     }
 
-    /// The same, for a client that reconnects when the server closes its connection.
+    /// Opens a volume for a client that reconnects when the server closes its connection.
     pub fn open_patiently(&self, volume: &str) -> QemuIo {
         let image = format!(
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},\
@@ -90,7 +90,7 @@ impl NbdServer {
         QemuIo::open(&["--image-opts", &image])
     }
 
-    /// Tells it to stop; it must exit by itself.
+    /// Sends SIGTERM; the server must exit without further help.
     pub fn end(mut self) {
         self.signal(Signal::TERM);
         assert!(self.child.wait().expect("a child").success());

@@ -1,4 +1,4 @@
-//! Does `ashlar` count exactly what clients did, and where the data is?
+//! Tests that `ashlar` counts exactly what clients did, and shows where the data is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
@@ -13,7 +13,7 @@ use crate::harness::{Cluster, kill_9, qemu_io, report, wait_for};
 use crate::operator::begin_watch;
 use crate::raw_nbd::{Client, WRITE, socket_of};
 
-/// The interval that these tests set.
+/// The statistics interval that these tests set.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 fn up(name: &str) -> Cluster {
@@ -26,7 +26,7 @@ fn rows(value: Value) -> Vec<Value> {
     value.as_array().expect("a list").clone()
 }
 
-/// The sum of a number over rows: `io.write.bytes`.
+/// Returns the sum of a counter, such as `io.write.bytes`, over all rows.
 fn sum(rows: &[Value], kind: &str, what: &str) -> u64 {
     rows.iter().map(|row| row["io"][kind][what].as_u64().expect("a number")).sum()
 }
@@ -77,7 +77,7 @@ fn every_acknowledged_byte_is_counted_once_across_restarts() {
     assert_written(&cluster, 16);
     qemu_io(&cluster, "v", &["write -P 2 16M 8M"]);
     assert_written(&cluster, 24);
-    // The OSDs report again what the state store does not have yet.
+    // The OSDs report again the counters that the state store does not have yet.
     qemu_io(&cluster, "v", &["write -P 3 24M 8M"]);
     cluster.kill("mon", 1);
     assert_written(&cluster, 32);
@@ -88,7 +88,7 @@ fn every_acknowledged_byte_is_counted_once_across_restarts() {
     let info = cluster.json(&["volume", "info", "v"]);
     assert_eq!(info["io"]["write"]["bytes"], 40 << 20);
     assert_eq!(info["io"]["trim"]["bytes"], 8 << 20);
-    // Nothing happens any more: rates go to zero, and the stored sums are those that are shown.
+    // Without load the rates fall to zero, and the stored sums equal the sums that are shown.
     wait_for("the rates to end", || {
         let write = &cluster.json(&["status"])["io"]["write"];
         write["ops_per_second"] == 0 && write["latency_p99_us"].is_null()
@@ -104,11 +104,11 @@ fn every_acknowledged_byte_is_counted_once_across_restarts() {
 struct Changes {
     child: Child,
     _errors: BufReader<ChildStderr>,
-    /// Key and revision of each.
+    /// The key and the revision of each change.
     seen: Arc<Mutex<Vec<(String, u64)>>>,
 }
 
-/// What was written to the state store in a span of time.
+/// What was written to the state store during a period.
 #[derive(Debug)]
 struct Written {
     intervals: f64,
@@ -148,8 +148,8 @@ impl Changes {
         self.seen.lock().expect("nobody panics with it")
     }
 
-    /// Makes a change and waits until the watch shows it; then it has shown all changes before.
-    /// Returns its place and revision.
+    /// Makes a change and waits until the watch shows it; by then the watch has shown all earlier changes.
+    /// Returns the index and the revision of the change.
     fn mark(&self, cluster: &Cluster, percent: u64) -> (usize, u64) {
         let from = self.seen().len();
         cluster.run(&["config", "set", "nearly_full_percent", &percent.to_string()]);
@@ -163,14 +163,14 @@ impl Changes {
         find().expect("just seen")
     }
 
-    /// What is written to the store in the next twenty intervals.
+    /// Returns what is written to the state store during the next twenty intervals.
     fn measure(&self, cluster: &Cluster) -> Written {
         let (first, first_revision) = self.mark(cluster, 71);
         let begin = Instant::now();
-        // The test counts what happens by itself in a span of time.
+        // The elapsed time is what is measured: the test counts the writes in it.
         std::thread::sleep(INTERVAL * 20);
         let (last, last_revision) = self.mark(cluster, 72);
-        // Marking the end takes time, too, on a busy machine.
+        // On a busy machine it also takes time to mark the end.
         let intervals = begin.elapsed().as_secs_f64() / INTERVAL.as_secs_f64();
         let seen = self.seen();
         let between = seen[first..last].iter();
@@ -190,8 +190,8 @@ impl Drop for Changes {
     }
 }
 
-/// Has a client for each volume write without a pause while `work` runs. Returns the result of
-/// `work`, and how often each client wrote.
+/// Lets a client for each volume write continuously while `work` runs. Returns the result of `work`, and how
+/// often each client wrote.
 fn while_busy<T>(clients: &mut [Client], work: impl FnOnce() -> T) -> (T, u64) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -217,7 +217,7 @@ fn while_busy<T>(clients: &mut [Client], work: impl FnOnce() -> T) -> (T, u64) {
 }
 
 const FEW: usize = 2;
-/// More volumes than one record of sums can hold.
+/// Number of volumes; more than one record of sums can hold.
 const MANY: usize = 300;
 
 /// Asserts that rates and space of each volume, pool and OSD are shown while all volumes are busy.
@@ -240,7 +240,7 @@ fn assert_all_is_shown(cluster: &Cluster) {
     let info = cluster.json(&["volume", "info", &name(MANY)]);
     assert!(is_busy(&info, "write"), "{info:#}");
     assert!(info["io"]["write"]["latency_mean_us"].as_f64() > Some(0.0), "{info:#}");
-    // The text output shows them, too.
+    // The text output also shows them.
     for (list, titles, count) in [
         ("volume", ["USED", "WRITE"], MANY),
         ("osd", ["STORED", "RECOVERY"], 3),
@@ -254,7 +254,7 @@ fn assert_all_is_shown(cluster: &Cluster) {
     assert!(status.contains("writes") && status.contains("pool        default:"), "{status}");
 }
 
-/// The name of a volume by its number, counted from 1.
+/// Returns the name of a volume, given its number counted from 1.
 fn name(number: usize) -> String {
     format!("v{number}")
 }
@@ -272,7 +272,7 @@ fn statistics_write_the_state_store_as_often_for_three_hundred_volumes_as_for_tw
     let (few, _) = while_busy(&mut clients, || changes.measure(&cluster));
     clients.extend((FEW + 1..=MANY).map(attach));
     let (many, rounds) = while_busy(&mut clients, || {
-        // The space that the first writes allocate is shown.
+        // The output also shows the space that the first writes allocate.
         assert_all_is_shown(&cluster);
         changes.measure(&cluster)
     });
@@ -294,6 +294,6 @@ fn statistics_write_the_state_store_as_often_for_three_hundred_volumes_as_for_tw
         let count = written.transactions_per_interval();
         assert!((0.5..1.3).contains(&count), "one each interval: {written:#?}");
     }
-    // Their sums are in two records instead of one, and the size of one write is bounded.
+    // The sums of many volumes are in two records instead of one, and the size of one write is bounded.
     assert!(many.keys_per_transaction() < few.keys_per_transaction() + 1.5, "{few:#?} {many:#?}");
 }

@@ -1,4 +1,5 @@
-//! All NBD clients and the volumes they use, as a value: bytes and network events in, effects out.
+//! The logic of the NBD server: all clients and the volumes they use. Bytes and network events go in, effects
+//! come out.
 //!
 //! ```text
 //!   connection ─▶ Session ─▶ Action ─▶ Running ─▶ ClientCore ─▶ answer ─▶ Replies ─▶ connection
@@ -12,14 +13,14 @@
 //!   2. The requests and unsent replies of each client are bounded, and so are the requests of all
 //!      clients together; the server stops reading from a client beyond that. A client must choose an
 //!      export within a bounded time.
-//!   3. Each name has at most one attached volume. The next one waits until nothing more is sent for the
-//!      previous one, so that a client never sees late writes of a client that has left.
+//!   3. Each name has at most one attached volume. The next volume of that name waits until nothing more is
+//!      sent for the previous one, so that a client never sees late writes of a client that has left.
 //!   4. When a session is over, its clients receive errors until they disconnect; the next client gets a new
-//!      session. If they were disconnected or moved to the new session instead, they would repeat their last
-//!      writes over data that others have written since, and their next flush would wrongly say that their
-//!      earlier writes are durable.
-//!   5. A session is kept while acknowledged writes are not durable, even if all its clients have left:
-//!      one may reconnect, and its next flush must cover those writes.
+//!      session. If the clients were disconnected or moved to the new session instead, they would repeat
+//!      their last writes over data that others have written since, and their next flush would wrongly report
+//!      that their earlier writes are durable.
+//!   5. A session is kept while acknowledged writes are not durable, even if all its clients have left: a
+//!      client may reconnect, and its next flush must cover those writes.
 
 mod nbd_client;
 mod requests;
@@ -48,9 +49,10 @@ use super::session::{Action, Command, Export, RefusalKind, Request, Session};
 
 /// How long a client may take to choose an export, counted from its connect or last refusal.
 const CHOICE_TIME_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of bytes read from a client that sends more while its question is open.
+/// Maximum number of bytes read from a client that sends more while its question waits for the cluster's
+/// answer.
 const EARLY_INPUT_SIZE_MAX: usize = 256 << 10;
-/// Longest range, in bytes, of one answer about extents; the client asks again for the rest.
+/// Maximum range, in bytes, of one answer about extents; the client asks again for the rest.
 const EXTENTS_RANGE_MAX: u32 = 128 << 20;
 /// First id of the commands' connections, far from those of the client core.
 const COMMAND_CONNECTION_BASE: ConnectionId = ConnectionId::new(1 << 62);
@@ -62,7 +64,7 @@ pub enum Event {
     Started,
     /// A client connected.
     Accepted(ConnectionId),
-    /// Received bytes, or the lent memory once it is full.
+    /// Bytes that a client sent; or the memory of [`Effect::ExpectInto`], once it is full.
     Received(ConnectionId, Buffer),
     /// A client disconnected.
     Gone(ConnectionId),
@@ -74,24 +76,24 @@ pub enum Event {
     Tick,
     /// Shut down: finish the requests in flight, disconnect clients, detach volumes.
     Shutdown,
-    /// The time for the shutdown is over: disconnect clients without an answer. Follows `Shutdown`.
+    /// The time for the shutdown is over: disconnect clients without waiting for answers. Follows `Shutdown`.
     Abandon,
 }
 
-/// What the hub wants done.
+/// An action that the hub requests from its owner.
 #[derive(Debug)]
 pub enum Effect {
     /// An effect on a connection to the cluster.
     Net(NetEffect),
     /// Send these bytes to a client.
     Send(ConnectionId, Vec<Buffer>),
-    /// Receive the client's next bytes into this memory, starting at this offset.
+    /// Receive the client's next bytes into this memory, from this offset on.
     ExpectInto(ConnectionId, BufferMut, usize),
     /// Stop reading from the client.
     Pause(ConnectionId),
     /// Start reading from the client again.
     Resume(ConnectionId),
-    /// Close the connection once everything is sent.
+    /// Close the connection once everything has been sent.
     Close(ConnectionId),
     /// Report how many bytes wait to be sent to the client, with [`Event::Queued`].
     AskQueued(ConnectionId),
@@ -106,14 +108,14 @@ pub struct Exports {
     pub names: Vec<String>,
     /// Whether to refuse writes.
     pub read_only: bool,
-    /// Whether to attach volumes without their locks: others can attach them too, and every write
+    /// Whether to attach volumes without their locks: other servers can attach them too, and every write
     /// waits until it is durable.
     pub shared: bool,
 }
 
 impl Exports {
-    /// Returns what clients are told of a volume. A preferred size that the protocol does not allow, from a
-    /// monitor of another version, is replaced by that of a unit.
+    /// Returns the properties of a volume that its clients receive. A preferred size that the protocol does
+    /// not allow, from a monitor of another version, is replaced by the size of a unit.
     fn export(&self, size: u64, optimal: u64) -> Export {
         let is_valid =
             optimal.is_power_of_two() && (UNIT_SIZE..=STRIPE_BYTES_MAX).contains(&optimal);
@@ -122,7 +124,7 @@ impl Exports {
     }
 }
 
-/// The server as a value.
+/// The state of the server.
 pub struct Hub {
     exports: Exports,
     pool: BufferPool,
@@ -132,10 +134,10 @@ pub struct Hub {
     clients: BTreeMap<ConnectionId, Client>,
     volumes: Volumes,
     requests: Requests,
-    /// Open commands to a monitor, and the clients whose questions they answer.
+    /// Open commands to a monitor, with the clients whose questions they answer.
     asking: BTreeMap<u64, (ConnectionId, Question)>,
     slow_clients: SlowClients,
-    /// Clients that have not chosen an export, by the end of their time to choose.
+    /// Clients that have not chosen an export, in the order in which their time to choose ends.
     choosing: BTreeSet<(Time, ConnectionId)>,
     is_ending: bool,
     core_effects: Vec<CoreEffect>,
@@ -144,18 +146,18 @@ pub struct Hub {
 /// A question of a client that needs a monitor.
 enum Question {
     List,
-    /// The size of this volume.
+    /// Asks for the size of this volume.
     Describe {
         name: String,
     },
-    /// The name of the only volume.
+    /// Asks for the name of the only volume.
     Default {
         attach: bool,
     },
 }
 
 impl Hub {
-    /// Serves these exports of the cluster in the settings.
+    /// Creates a hub that serves these exports of the cluster in the settings.
     pub fn new(exports: Exports, settings: Settings, pool: BufferPool) -> Hub {
         let commands = Commands::new(settings.monitors.clone(), COMMAND_CONNECTION_BASE);
         Hub {
@@ -175,7 +177,7 @@ impl Hub {
         }
     }
 
-    /// The latest time for the next `Event::Tick`.
+    /// Returns the latest time for the next `Event::Tick`.
     pub fn deadline(&self) -> Option<Time> {
         let choice = self.choosing.first().map(|(until, _)| *until);
         let moments =
@@ -183,7 +185,7 @@ impl Hub {
         moments.into_iter().flatten().min()
     }
 
-    /// The list of monitors, if it has changed since the last call.
+    /// Returns the addresses of the monitors, if they have changed since the last call.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.core.take_monitors()
     }
@@ -290,7 +292,7 @@ impl Hub {
         self.pump(now, connection, effects);
     }
 
-    /// Handles the client's input as far as the bounds allow, then continues reading or pauses.
+    /// Handles the client's input until a bound is reached, then continues reading or pauses.
     fn pump(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         loop {
             let Some(client) = self.clients.get_mut(&connection) else { return };
@@ -323,7 +325,7 @@ impl Hub {
         pause(client, is_early, connection, effects);
     }
 
-    /// Lets waiting clients continue after requests have ended, as far as there is room.
+    /// Lets waiting clients continue after requests have ended, while there is room.
     fn admit(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some(connection) = self.requests.next_waiting() {
             if let Some(client) = self.clients.get_mut(&connection) {
@@ -342,7 +344,7 @@ impl Hub {
         self.choosing.extend(until.map(|until| (until, connection)));
     }
 
-    /// Stops reading from a client that has reached its bounds, until replies are sent.
+    /// Stops reading from a client that has reached its bounds, until its replies are sent.
     fn hold_back(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let client = self.clients.get_mut(&connection).expect("looked at just now");
         pause(client, true, connection, effects);
@@ -405,7 +407,7 @@ impl Hub {
         }
     }
 
-    /// Removes a client; the last client of a volume detaches it.
+    /// Removes a client; when the last client of a volume is removed, the volume is detached.
     fn forget_client(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(client) = self.clients.remove(&connection) else { return };
         self.slow_clients.remove(connection);
@@ -424,7 +426,7 @@ impl Hub {
 
     // ---- volumes
 
-    /// Finds the volume with the name that a client sent, and attaches or describes it.
+    /// Finds the volume whose name a client sent, and attaches or describes it.
     fn find(
         &mut self,
         now: Time,
@@ -539,7 +541,7 @@ impl Hub {
         self.pump(now, connection, effects);
     }
 
-    /// Gives a client its volume, which is attached first if necessary.
+    /// Adds a client to the volume of this name; attaches the volume first if necessary.
     fn join(
         &mut self,
         now: Time,
@@ -739,7 +741,7 @@ fn reply(
     let cookie = running.cookie;
     match (running.wanted, result) {
         (Wanted::Data { offset, length, whole }, Ok(Answer::Data(pieces))) => {
-            // A reply of another length would misalign everything that follows on the connection.
+            // A reply of another length would misalign everything that follows it on the connection.
             assert!(pieces.iter().map(piece_length).sum::<u64>() == u64::from(length));
             match (structured, whole) {
                 (false, _) => replies.simple_data(cookie, pieces),
@@ -766,7 +768,7 @@ fn refusal_kind(failure: &Failure) -> RefusalKind {
     }
 }
 
-/// The message for a client; programs show it to people unchanged.
+/// Returns the message for a client; programs show it to people unchanged.
 fn what_and_hint(failure: &Failure) -> String {
     match failure.hint.is_empty() {
         true => failure.message.clone(),
@@ -774,7 +776,7 @@ fn what_and_hint(failure: &Failure) -> String {
     }
 }
 
-/// The names in a monitor's list of volumes.
+/// Returns the names in a monitor's list of volumes.
 fn names_of(value: &Value) -> Vec<&str> {
     let rows = value.as_array().map_or(&[][..], |rows| rows);
     rows.iter().filter_map(|row| row["name"].as_str()).collect()

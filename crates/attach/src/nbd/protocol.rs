@@ -1,9 +1,9 @@
-//! Numbers of the NBD protocol (fixed newstyle), under the names in its specification. All integers
-//! on the wire are big-endian.
+//! Constants of the NBD protocol (fixed newstyle), under their names in the specification. All integers on
+//! the wire are big-endian.
 
 /// First bytes of the greeting.
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
-/// `IHAVEOPT`: second word of the greeting, first of each option.
+/// `IHAVEOPT`: second word of the greeting, and first word of each option.
 pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// First word of a reply to an option.
 pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
@@ -61,7 +61,7 @@ pub(crate) const CMD_TRIM: u16 = 4;
 pub(crate) const CMD_WRITE_ZEROES: u16 = 6;
 pub(crate) const CMD_BLOCK_STATUS: u16 = 7;
 
-/// The change must be durable when it is answered.
+/// The change must be durable before it is answered.
 pub(crate) const CMD_FLAG_FUA: u16 = 1;
 /// Keep the space of the zeroed range allocated.
 pub(crate) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
@@ -83,28 +83,28 @@ pub(crate) const CHUNK_ERROR: u16 = (1 << 15) + 1;
 pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
 /// The id that the server assigns to `base:allocation`.
 pub(crate) const BASE_ALLOCATION_ID: u32 = 1;
-/// `base:allocation`: takes no space.
+/// `base:allocation`: the extent takes no space.
 pub(crate) const STATE_HOLE: u32 = 1;
-/// `base:allocation`: reads as zeros.
+/// `base:allocation`: the extent reads as zeros.
 pub(crate) const STATE_ZERO: u32 = 2;
 
-/// Longest payload of a read or write, in bytes.
+/// Maximum payload of a read or write, in bytes.
 pub(crate) const PAYLOAD_SIZE_MAX: u32 = 32 << 20;
-/// Longest data of an option, in bytes; a name has at most 4096.
+/// Maximum length of the data of an option, in bytes; a name has at most 4096.
 pub(crate) const OPTION_SIZE_MAX: u32 = 64 << 10;
-/// Longest name of an export, in bytes.
+/// Maximum length of the name of an export, in bytes.
 pub(crate) const NAME_SIZE_MAX: usize = 4096;
 
-/// Errors of requests; the numbers are the protocol's, which may differ from the system's.
+/// Errors of requests, with the numbers of the protocol, which may differ from those of the operating system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {
     /// EPERM: the export is read-only.
     Permission = 1,
     /// EIO: the data is damaged, or the request timed out.
     Io = 5,
-    /// EINVAL: the request breaks a rule.
+    /// EINVAL: the request violates the protocol.
     Invalid = 22,
-    /// ENOSPC: no space, or beyond the end.
+    /// ENOSPC: no space is left, or the request is beyond the end of the export.
     NoSpace = 28,
     /// ESHUTDOWN: the export is no longer served.
     Shutdown = 108,

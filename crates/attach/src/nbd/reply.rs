@@ -14,22 +14,22 @@ pub struct Replies {
     zeros: Buffer,
 }
 
-/// Zeros are sent from one buffer of this size, in bytes.
+/// Size in bytes of the buffer that all zeros are sent from.
 const ZEROS_SIZE: usize = 64 << 10;
 
 impl Replies {
-    /// Allocates headers from this pool.
+    /// Creates a writer that allocates headers from this pool.
     pub fn new(pool: BufferPool) -> Replies {
         let zeros = pool.take_zeroed(ZEROS_SIZE).freeze();
         Replies { pool, zeros }
     }
 
-    /// The reply to a write, trim, zero or flush that succeeded.
+    /// Returns the reply to a write, trim, zero or flush that succeeded.
     pub fn done(&self, cookie: u64) -> Vec<Buffer> {
         vec![self.pool.copy_of(&simple_header(cookie, 0))]
     }
 
-    /// The reply to a request that failed. `structured`: the client chose structured replies, and the
+    /// Returns the reply to a request that failed. `structured`: the client chose structured replies, and the
     /// request is a read or asks for extents.
     pub fn error(&self, structured: bool, cookie: u64, error: &VolumeError) -> Vec<Buffer> {
         let number = errno_of(error) as u32;
@@ -46,14 +46,14 @@ impl Replies {
         vec![self.pool.copy_of(&bytes)]
     }
 
-    /// The data of a read, for a client without structured replies.
+    /// Returns the data of a read, for a client without structured replies.
     pub fn simple_data(&self, cookie: u64, pieces: Vec<Piece>) -> Vec<Buffer> {
         let mut buffers = vec![self.pool.copy_of(&simple_header(cookie, 0))];
         self.push_pieces(&mut buffers, pieces);
         buffers
     }
 
-    /// The data of a read at `offset`, in one chunk.
+    /// Returns the data of a read at `offset`, in one chunk.
     pub fn whole_data(&self, cookie: u64, offset: u64, pieces: Vec<Piece>) -> Vec<Buffer> {
         let length: u64 = pieces.iter().map(piece_length).sum();
         let mut header = Vec::with_capacity(28);
@@ -63,7 +63,7 @@ impl Replies {
         buffers
     }
 
-    /// The data of a read at `offset`: one chunk for each run of data and one for each hole.
+    /// Returns the data of a read at `offset`: one chunk for each run of data and one for each hole.
     pub fn chunked_data(&self, cookie: u64, offset: u64, pieces: Vec<Piece>) -> Vec<Buffer> {
         let chunks = chunks_of(pieces);
         let mut headers = Vec::with_capacity(chunks.len() * 32);
@@ -99,7 +99,7 @@ impl Replies {
         buffers
     }
 
-    /// The extents of a range; with `first_only` just the first one.
+    /// Returns the extents of a range; with `first_only` just the first one.
     pub fn extents(&self, cookie: u64, extents: &[Extent], first_only: bool) -> Vec<Buffer> {
         let count = if first_only { 1 } else { EXTENT_COUNT_MAX };
         let told = &extents[..extents.len().min(count)];
@@ -131,7 +131,7 @@ impl Replies {
     }
 }
 
-/// The protocol's number for an error.
+/// Returns the protocol's number for an error.
 fn errno_of(error: &VolumeError) -> Errno {
     match error {
         VolumeError::Full => Errno::NoSpace,
@@ -169,7 +169,7 @@ enum Chunk {
     Hole(u64),
 }
 
-/// Neighbouring data goes into one chunk.
+/// Cuts the pieces into chunks; adjacent data goes into one chunk.
 fn chunks_of(pieces: Vec<Piece>) -> Vec<Chunk> {
     let mut chunks: Vec<Chunk> = Vec::with_capacity(pieces.len());
     for piece in pieces {

@@ -10,16 +10,16 @@ use super::hub::{Effect, Event, Exports, Hub};
 
 /// How long requests in flight may take to finish during a shutdown.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long the server may then take to detach volumes whose OSDs do not answer. The client core itself
+/// How long the server may take after that to detach volumes whose OSDs do not answer. The client core itself
 /// does not wait longer.
 const ABANDON_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long a monitor may then take to confirm the end of the sessions. `ashlar up` waits longer than
-/// all three together.
+/// How long a monitor may take after that to confirm the end of the sessions. `ashlar up` waits longer than
+/// these three times together.
 const PART_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum number of clients at a time, if the limit on descriptors allows that many.
 const CLIENT_COUNT_MAX: u64 = 1024;
-/// Refused clients are logged at most this often.
+/// Minimum interval between two log lines about refused clients.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Settings of an NBD server.
@@ -42,7 +42,7 @@ pub struct Server {
     reactor: Reactor,
     hub: Hub,
     keeper: Keeper,
-    /// When a refused client may be logged again.
+    /// The time from which a refused client may be logged again.
     log_at: Time,
     effects: Vec<Effect>,
 }
@@ -100,7 +100,7 @@ impl Server {
         self.serve_until(Some(end), is_done)
     }
 
-    /// Serves until `is_done`, or until `end`.
+    /// Serves until `is_done` returns true, or until `end`.
     fn serve_until(
         &mut self,
         end: Option<Time>,
@@ -173,8 +173,8 @@ impl Server {
     }
 }
 
-/// Returns the maximum number of clients at a time. Keeps a quarter of the descriptors for connections to the
-/// cluster and for the server itself.
+/// Returns the maximum number of clients at a time. Reserves a quarter of the descriptors for connections to
+/// the cluster and for the server itself.
 fn client_count_max(descriptor_limit: u64) -> usize {
     let left = descriptor_limit - descriptor_limit / 4;
     usize::try_from(left.min(CLIENT_COUNT_MAX)).expect("at most 1,024")

@@ -1,4 +1,4 @@
-//! One NBD client as a value: bytes in, commands out. Fixed newstyle, structured replies.
+//! The protocol with one NBD client, as a value: bytes in, commands out. Fixed newstyle, structured replies.
 //!
 //! ```text
 //!   greeting ──flags──▶ options ──GO, EXPORT_NAME──▶ requests ──DISC──▶ closed
@@ -10,7 +10,7 @@
 //! Invariants
 //!   1. A length from the client is checked against a limit before memory is allocated for it.
 //!   2. `next` returns one command at a time; the owner stops calling it to slow the client down.
-//!   3. In the phase `Asked` no input is parsed before the answer comes.
+//!   3. In the phase `Asked` no input is parsed before the answer arrives.
 
 use base::{Buffer, BufferMut, BufferPool};
 
@@ -20,21 +20,21 @@ use super::protocol::*;
 /// A command of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// The names of all exports; answered by [`Session::listed`].
+    /// List the names of all exports; answered by [`Session::listed`].
     List,
     /// Describe an export; answered by [`Session::opened`] or [`Session::refused`].
     Describe {
-        /// Its name; empty for the default.
+        /// The name of the export; empty for the default.
         name: String,
     },
     /// Use an export; answered by [`Session::opened`] or [`Session::refused`].
     Attach {
-        /// Its name; empty for the default.
+        /// The name of the export; empty for the default.
         name: String,
     },
-    /// A request to its export.
+    /// A request to the client's export.
     Request(Request),
-    /// The client has finished, or broke the protocol: send the output and close the connection.
+    /// The client has finished, or violated the protocol: send the output and close the connection.
     Close,
 }
 
@@ -43,47 +43,47 @@ pub enum Command {
 pub struct Request {
     /// Identifies the reply.
     pub cookie: u64,
-    /// What to do.
+    /// The operation.
     pub action: Action,
 }
 
-/// The action of a request. Ranges are within the export and not empty.
+/// The operation of a request. Ranges are within the export and not empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Read a range.
     Read {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u32,
         /// Whether the reply must be one chunk.
         whole: bool,
     },
-    /// Write.
+    /// Write data.
     Write {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
         /// The data.
         data: Buffer,
-        /// Whether it must be durable when it is answered.
+        /// Whether the write must be durable before it is answered.
         durable: bool,
     },
     /// Trim or write zeros.
     Zero {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u32,
-        /// Whether it must be durable when it is answered.
+        /// Whether the zeros must be durable before the request is answered.
         durable: bool,
     },
-    /// Make everything answered before durable.
+    /// Make all changes durable that were answered before.
     Flush,
-    /// Report which parts are holes.
+    /// Report which parts of a range are holes.
     Extents {
-        /// In bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length in bytes.
         length: u32,
         /// Whether one extent is enough.
         first_only: bool,
@@ -95,7 +95,7 @@ pub enum Action {
 pub struct Export {
     /// Size in bytes.
     pub size: u64,
-    /// Size of the requests that cost least if they are aligned to it: a power of two.
+    /// Preferred size and alignment of requests, in bytes: a power of two.
     pub preferred_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -106,11 +106,11 @@ pub struct Export {
 pub enum RefusalKind {
     /// There is no export of this name.
     Unknown,
-    /// The export exists but may not be used now.
+    /// The export exists but cannot be used now.
     Policy,
 }
 
-/// One client.
+/// The state of the protocol with one client.
 pub struct Session {
     pool: BufferPool,
     phase: Phase,
@@ -124,7 +124,7 @@ pub struct Session {
     export: Option<Export>,
 }
 
-/// Top to bottom is the order in time.
+/// The phases of a session, in chronological order.
 enum Phase {
     /// Waits for the client's flags.
     Greeted,
@@ -148,18 +148,18 @@ enum Phase {
 
 /// The data of a write that did not arrive with its request. Top to bottom is the order in time.
 enum Payload {
-    /// Its first bytes have arrived.
+    /// The first bytes have arrived.
     Begun { memory: BufferMut, filled: usize },
-    /// Its memory is lent to the reactor, which receives into it.
+    /// The memory is lent to the reactor, which receives into it.
     Lent,
-    /// All of it has arrived.
+    /// All bytes have arrived.
     Whole(Buffer),
 }
 
 /// A question that the session cannot answer on its own.
 enum Asked {
     List,
-    /// INFO or GO, with the kinds of information wanted.
+    /// INFO or GO, with the kinds of information that the client requests.
     Information {
         option: u32,
         name: String,
@@ -220,8 +220,8 @@ impl Session {
         }
     }
 
-    /// Lends the memory for the rest of the data of a write, and returns the offset in it of the next bytes.
-    /// Call it when `next` has returned `None`.
+    /// Lends the memory for the rest of the data of a write, and returns the offset of the next bytes in that
+    /// memory. Call this when `next` has returned `None`.
     pub fn lend(&mut self) -> Option<(BufferMut, usize)> {
         let Phase::Payload { data, .. } = &mut self.phase else { return None };
         assert!(self.input.len() == 0);
@@ -232,7 +232,7 @@ impl Session {
         }
     }
 
-    /// Bytes for the client, which must be sent before any reply to a later command.
+    /// Returns bytes for the client, which must be sent before any reply to a later command.
     pub fn take_output(&mut self) -> Option<Buffer> {
         if self.output.is_empty() {
             return None;
@@ -247,12 +247,12 @@ impl Session {
         self.structured
     }
 
-    /// Bytes received but not yet parsed.
+    /// Returns the number of bytes received but not yet parsed.
     pub fn input_size(&self) -> usize {
         self.input.len()
     }
 
-    /// The next command, if there is one.
+    /// Returns the next command, if there is one.
     pub fn next(&mut self) -> Option<Command> {
         loop {
             match self.step() {
@@ -495,7 +495,7 @@ impl Session {
         }
     }
 
-    /// Refuses any open question, for this reason.
+    /// Refuses the open question, if there is one, for this reason.
     pub fn refused(&mut self, kind: RefusalKind, why: &str) {
         let kind = match kind {
             RefusalKind::Unknown => REP_ERR_UNKNOWN,
@@ -504,7 +504,7 @@ impl Session {
         match self.take_asked() {
             Asked::List => self.refuse_option(OPT_LIST, kind, why),
             Asked::Information { option, .. } => self.refuse_option(option, kind, why),
-            // This option cannot be answered with an error.
+            // The protocol has no error reply for this option.
             Asked::ExportName { .. } => self.phase = Phase::Closing,
         }
     }
@@ -634,7 +634,7 @@ fn write_command(request: &Header, data: Buffer) -> Command {
     Command::Request(Request { cookie: request.cookie, action })
 }
 
-/// Drops up to `left` bytes. Returns whether all of them are gone.
+/// Drops up to `left` bytes. Returns whether all of these bytes have been dropped.
 fn skip(input: &mut Input, left: &mut u64) -> bool {
     let now = (*left).min(input.len() as u64);
     input.skip(now as usize);
@@ -691,7 +691,7 @@ fn name_of(bytes: &[u8]) -> Option<String> {
     String::from_utf8(bytes.to_vec()).ok()
 }
 
-/// Parses the name of the export and the kinds of information wanted.
+/// Parses the name of the export and the requested kinds of information.
 fn parse_information(data: &[u8]) -> Option<(String, Vec<u16>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;

@@ -14,12 +14,12 @@ use serde_json::json;
 
 const UNIT: usize = UNIT_SIZE as usize;
 
-/// Blocks of one OSD.
+/// The blocks of one OSD.
 #[derive(Default)]
 pub struct MemoryOsd {
     units: BTreeMap<(StripeIndex, u32), Vec<u8>>,
     versions: BTreeMap<StripeIndex, Version>,
-    /// Requests executed, except reads.
+    /// Number of requests executed, except reads.
     pub counter: u64,
 }
 
@@ -95,19 +95,19 @@ fn units(offset: u32, length: u32) -> std::ops::Range<u32> {
 
 /// The state of a monitor.
 pub struct MemoryMonitor {
-    /// Names and sizes.
+    /// Names and sizes of all volumes.
     pub volumes: BTreeMap<String, u64>,
-    /// Names of attached volumes by session.
+    /// Names of the attached volumes, by session.
     pub sessions: BTreeMap<SessionId, String>,
-    /// Closed sessions with a change that may still be in transit.
+    /// Closed sessions with a change that may still be in flight.
     pub unanswered: Vec<SessionId>,
-    /// The monitor answers no commands.
+    /// Whether the monitor leaves commands unanswered.
     pub is_silent: bool,
-    /// Another client has the lock of every volume.
+    /// Whether another client has the lock of every volume.
     pub is_locked: bool,
-    /// Sessions ever opened.
+    /// Number of sessions ever opened.
     pub opened_count: u64,
-    /// Locks are granted with lazy acknowledgement.
+    /// Whether locks are granted with lazy acknowledgement.
     pub is_lazy: bool,
     osd_address: String,
 }

@@ -1,4 +1,4 @@
-//! The cluster in memory behind real sockets: one thread each for its monitor and its OSD.
+//! Serves the cluster in memory over real sockets: one thread each for its monitor and its OSD.
 
 use base::{ClusterId, Incarnation, MonitorId, OsdId};
 use format::door::{NetEffect, NetEvent, Peer, Role};
@@ -12,7 +12,7 @@ pub const CLUSTER: ClusterId = ClusterId::new(0xa51);
 /// The cluster's key.
 pub const KEY: [u8; 32] = [7; 32];
 
-/// Starts the cluster with one volume, `disk`, of this size. It ends with the process.
+/// Starts the cluster with one volume, `disk`, of this size. The cluster runs until the process ends.
 pub fn start(size: u64, monitor: String, osd: String) {
     let osd_address = osd.clone();
     std::thread::spawn(move || run_osd(&osd));

@@ -1,13 +1,14 @@
-//! Copies of old prepared versions: a checkpoint journals them again in the event in which it begins, so
-//! that they do not hold back the journal's head.
+//! Copies of old prepared versions. When a checkpoint begins, it journals these versions again in the same
+//! event, so that they do not hold back the journal's head.
 //!
 //! ```text
-//!   due ──▶ Gather: data that is no longer in memory is read ──▶ begin: copies, marks ──▶ `until`
+//!   due ──▶ Gather: read data that is no longer in memory ──▶ begin: append copies and marks ──▶ `until`
 //! ```
 //!
 //! Invariants
-//!   1. Only what is still prepared when the checkpoint begins is copied.
-//!   2. Data that was read is verified. Units whose data is lost are named as damaged, and not brought.
+//!   1. Only versions that are still prepared when the checkpoint begins are copied.
+//!   2. Data read from the disk is verified. A copy lists units whose data is lost as damaged, and contains
+//!      no data for them.
 //!   3. A copy keeps the place that its version allocated.
 
 use std::collections::BTreeMap;
@@ -29,13 +30,13 @@ const UNIT: usize = UNIT_SIZE as usize;
 /// Data of old prepared versions, read before a checkpoint begins.
 #[derive(Default)]
 pub struct Gather {
-    /// By the lsn where the data begins.
+    /// The data, by the lsn where it begins.
     data: BTreeMap<Lsn, Buffer>,
     outstanding: usize,
 }
 
 impl Gather {
-    /// Starts to read what is not in memory.
+    /// Starts to read the data that is not in memory.
     pub fn begin(parts: &Parts, io: &mut Io<'_>) -> Gather {
         let mut gather = Gather::default();
         for version in old_versions(parts) {
@@ -60,7 +61,7 @@ impl Gather {
         self.outstanding == 0
     }
 
-    /// Journals again what is old and still prepared, then what all PGs have committed.
+    /// Journals copies of old versions that are still prepared, then everything that PGs have committed.
     pub fn copy(self, parts: &mut Parts, pool: &BufferPool) {
         let old: Vec<(BlockKey, Version)> =
             old_versions(parts).map(|version| (version.key(), version.header.version)).collect();
@@ -71,7 +72,7 @@ impl Gather {
                 0 => Some(pool.take(0).freeze()),
                 _ => parts.journal.data(version.data_lsn, size),
             };
-            // A version that became old since holds back the head until the next checkpoint.
+            // The version became old after the reads began: it holds back the head until the next checkpoint.
             let Some(data) = data.or_else(|| self.data.get(&version.data_lsn).cloned()) else {
                 break;
             };
@@ -100,8 +101,8 @@ fn old_versions(parts: &Parts) -> impl Iterator<Item = &PreparedVersion> {
     versions.take_while(move |version| tail.since(version.header.lsn) > span)
 }
 
-/// Journals what all PGs have committed, where the journal does not say it yet. Write-back would change
-/// the stable content under versions that a crash makes prepared again.
+/// Journals the commits that the journal does not record yet, for all PGs. Otherwise, after a crash, these
+/// versions would be prepared again, on top of stable content that write-back has already changed.
 fn say_all(parts: &mut Parts, pool: &BufferPool) {
     let unsaid = parts.blocks.prepared.unsaid().map(|pg| (pg, parts.pgs.get(pg).committed));
     let unsaid: Vec<_> = unsaid.collect();
@@ -116,7 +117,7 @@ fn say_all(parts: &mut Parts, pool: &BufferPool) {
     }
 }
 
-/// Returns the entry of a copy, and its inline data. `data`: the inline data of the version.
+/// Returns the header and the inline data of a copy. `data`: the inline data of the version.
 fn copy_of(version: &PreparedVersion, data: &Buffer, pool: &BufferPool) -> (EntryHeader, Buffer) {
     let mut header = version.header.clone();
     header.flags.is_copy = true;

@@ -23,7 +23,7 @@ use crate::overlay::{Overlay, UnitState};
 use crate::pages::{LeafGroupId, LeafWaiter, Pages};
 use crate::parts::Parts;
 
-/// Groups in progress at once.
+/// Maximum number of groups in progress.
 const GROUPS_MAX: usize = 16;
 /// Leaves packed together as one group when all leaves are rewritten.
 const GROUP_LEAVES_WHEN_SPARSE: usize = 8;
@@ -75,11 +75,11 @@ pub struct Unnamed {
     pub pages: Vec<u32>,
 }
 
-/// The checkpoint area has no free page.
+/// Error: the checkpoint area has no free page.
 pub struct NoPage;
 
 impl LeafGroups {
-    /// `is_all`: all leaves are rewritten and packed.
+    /// Creates the plan of a checkpoint. `is_all`: all leaves are rewritten and packed.
     pub fn new(is_all: bool) -> LeafGroups {
         LeafGroups { plan: LeafPlan { is_all, ..LeafPlan::default() }, ..LeafGroups::default() }
     }
@@ -133,7 +133,7 @@ impl LeafGroups {
         group.content.insert(page, leaf);
     }
 
-    /// Handles the end of the write of a group's page.
+    /// Handles a finished write of a group's page.
     pub fn on_written(&mut self, id: LeafGroupId, unnamed: &mut Unnamed, pages: &mut Pages) {
         let group = self.active.get_mut(&id).expect("its page was written");
         assert!(group.writes > 0);
@@ -146,8 +146,8 @@ impl LeafGroups {
 }
 
 impl LeafPlan {
-    /// Returns the next leaves to rewrite. Leaves before them may already have been replaced; no later leaf
-    /// has.
+    /// Returns the next leaves to rewrite. Leaves before them may already have been replaced; later leaves
+    /// have not.
     fn next_group(&mut self, blocks: &Blocks, pages: &Pages) -> Option<Group> {
         let directory = pages.directory();
         let range = (self.from.map_or(Bound::Unbounded, Bound::Included), Bound::Unbounded);
@@ -302,7 +302,7 @@ fn records_of_lost_leaf(
         .collect()
 }
 
-/// Counts the units of a block that were lost with its leaf, except units that were written since.
+/// Counts the units that a block lost with its leaf, except units that have been written since.
 fn count_lost(blocks: &mut Blocks, record: &LeafRecord) {
     let mut lost = record.damaged;
     if let Some(live) = blocks.overlays().live(&record.key) {
@@ -332,7 +332,8 @@ fn merge(
             location: info.location,
             ..LeafRecord::from(base)
         },
-        // The overlay of a new block would be fresh, so this block is old and its leaf is lost.
+        // A new block has a fresh overlay. This overlay is not fresh, so the block is old and its leaf is
+        // lost.
         None if !overlay.is_fresh => record_of(key, info, UnitState::Damaged),
         _ => record_of(key, info, UnitState::Zero),
     };
@@ -341,7 +342,7 @@ fn merge(
         overlay.iter().for_each(|(unit, state)| set_unit(&mut record, unit, state));
     }
     let is_empty = record.location != LOCATION_NONE && record.written.is_empty();
-    // A version that is prepared over the block goes to its place.
+    // A prepared version of the block will use the block's place.
     let is_prepared = !blocks.prepared.of_key(&key).is_empty();
     if !is_empty || is_prepared || blocks.overlays().live(&key).is_some() {
         return Some(LeafRecord { table, ..record });
@@ -351,8 +352,8 @@ fn merge(
     Some(LeafRecord { table, ..record_of(key, info, UnitState::Zero) })
 }
 
-/// Returns the part table of a frozen block: what its overlay has, or else its old record. Empty: it has
-/// none, or it is lost with its leaf.
+/// Returns the part table of a frozen block, from its overlay or else from its old record. Empty: the block
+/// has no table, or the table was lost with its leaf.
 fn merged_table(info: BlockInfo, overlay: &Overlay, base: Option<StoredRecord<'_>>) -> Vec<u8> {
     let changed = match planted::on(Bug::TableNotWrittenBack) {
         true => None,

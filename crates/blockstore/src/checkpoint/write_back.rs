@@ -15,7 +15,7 @@ use crate::overlay::UnitState;
 use crate::parts::Parts;
 
 const UNIT: usize = UNIT_SIZE as usize;
-/// Blocks written back at once.
+/// Maximum number of blocks written back at once.
 const WRITE_BACKS_MAX: usize = 64;
 
 /// Blocks to write back.
@@ -30,9 +30,9 @@ pub struct WriteBack {
 /// Journal data of a block, and how many reads are outstanding. The units are in no particular order.
 #[derive(Default)]
 struct BlockData {
-    /// Data from memory: verified when it arrived, and not verified again.
+    /// Data from memory. It was verified when it arrived, and is not verified again.
     kept: Vec<(u32, Buffer)>,
-    /// Data from the disk: must be verified.
+    /// Data from the disk, which must be verified.
     read: Vec<(u32, Buffer)>,
     missing: usize,
 }

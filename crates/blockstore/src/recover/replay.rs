@@ -40,8 +40,8 @@ pub struct Replay {
     lost: Vec<Range<Lsn>>,
     /// Whether the entries before the root's `until` have been passed.
     has_collected: bool,
-    /// PGs with a dropped prepared version: the version from which on nothing counts, and the lsn where
-    /// this ends.
+    /// PGs with a dropped prepared version: the lowest version that is dropped, and the lsn from which
+    /// versions are accepted again.
     dropped_pgs: BTreeMap<PgId, (Version, Lsn)>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
@@ -55,9 +55,9 @@ pub struct Replay {
     pub end: Lsn,
 }
 
-/// The result of one look at the journal.
+/// How the replay continues after a step.
 enum Next {
-    /// Look again.
+    /// The next step is possible at once.
     Again,
     /// The next chunk must be read.
     Fetch,
@@ -120,8 +120,8 @@ impl Recovery {
         let within = header.location as u64 * LOCATION_STEP + header.offset as u64;
         let size = header.length as usize;
         if within + size as u64 > data.size {
-            // The place is outside the data area: zeros are used as its data, and match only the checksum
-            // of zeros.
+            // The place is outside the data area. Use zeros as its data: they match only the checksum of
+            // zeros.
             let zeros = io.pool.take_zeroed(size).freeze();
             return self.on_data_read(zeros, &[], io);
         }
@@ -170,7 +170,7 @@ impl Recovery {
         }
     }
 
-    /// Looks at the place where the next entry should be.
+    /// Examines the place where the next entry should be.
     fn replay_one(&mut self) -> Result<Next, String> {
         let superblock = self.parts().superblock.clone();
         let from = self.parts().root.replay;
@@ -232,7 +232,7 @@ impl Recovery {
             self.pass(&header, checksum);
             return Ok(Next::Again);
         }
-        // A copy of a version that is there is compared with nothing.
+        // A copy of a version that is already prepared needs no comparison with its out-of-line data.
         let is_decided =
             survey.dropped_by(&header).is_some() || parts.blocks.is_known_copy(&header);
         if header.kind.is_large() && !is_acked && !is_decided {
@@ -244,7 +244,7 @@ impl Recovery {
             false => Vec::new(),
         };
         let bad = match header.kind == EntryKind::Settle && at < parts.root.until {
-            // The checkpoint contains its note.
+            // The checkpoint already contains the note of this settle.
             true => UnitSet::EMPTY,
             false => bad_units(&header, &data),
         };
@@ -306,7 +306,7 @@ impl Recovery {
                 return Ok(Next::End);
             }
             Verdict::Drop => {
-                // What follows in the PG is dropped with this entry, up to the one that says so.
+                // A dropped version also drops later versions of its PG; they need no decisions of their own.
                 if !self.replay.is_behind_dropped(&header) {
                     self.decisions.push(Decision::Drop(lsn));
                 }
@@ -324,7 +324,7 @@ impl Recovery {
         let is_settle = header.kind == EntryKind::Settle;
         match verdict {
             Verdict::Replay | Verdict::Damaged => self.replay_entry(&header, bad, data)?,
-            // Only its note is lost: what becomes of the versions is in the header.
+            // Only the note is lost: the header still contains the version to settle.
             Verdict::Lost if is_settle && !planted::on(Bug::SettleForgotten) => {
                 let mut settle = header.clone();
                 settle.flags.has_note = false;
@@ -336,8 +336,8 @@ impl Recovery {
         Ok(Next::Again)
     }
 
-    /// Commits what a dropped entry says: it was committed, whatever becomes of the entry, and entries behind
-    /// it rely on that.
+    /// Commits the versions that a dropped entry records as committed. They were committed, whatever becomes
+    /// of the entry, and later entries rely on it.
     fn note_committed(&mut self, header: &EntryHeader) {
         if planted::on(Bug::DroppedEntrySaysNothing) {
             return;
@@ -359,16 +359,17 @@ impl Recovery {
         replay.idle_end = is_idle.then_some(replay.at);
     }
 
-    /// Ends the collection of prepared versions before the root's `until`: from here on, entries take
-    /// effect.
+    /// Ends the collection of prepared versions from entries before the root's `until`. Later entries take
+    /// full effect.
     fn end_collection(&mut self) {
         if !std::mem::replace(&mut self.replay.has_collected, true) {
             self.parts_mut().blocks.take_places();
         }
     }
 
-    /// Whether a version that is prepared or skipped cannot count because an earlier one of its PG is
-    /// missing: it was dropped, or there is a gap, or the place is missing for which it was prepared.
+    /// Whether a prepared or skipped version must be dropped because an earlier version of its PG is missing:
+    /// that version was dropped, there is a gap, or the place that this version shares with it does not
+    /// exist.
     fn follows_hole(&self, header: &EntryHeader) -> bool {
         let Some(pg) = header.pg.filter(|_| header.kind.carries_committed()) else { return false };
         if self.replay.is_behind_dropped(header) {
@@ -418,7 +419,7 @@ impl Recovery {
             }
         }
         parts.apply(&Change { header, old, lsn: header.lsn, data_lsn, bad }, data);
-        // The damage of a prepared version counts when it becomes stable.
+        // Damage of a prepared version is recorded when the version becomes stable.
         if !bad.is_empty()
             && !header.kind.is_prepared()
             && let Some(key) = header.key
@@ -433,7 +434,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Ends the replay where the journal ends. The next entry is written after everything that was ever
+    /// Ends the replay where the journal ends. The next entry will be written after everything that was ever
     /// written in this lap.
     fn end_replay(&mut self, io: &mut Io<'_>) -> Progress {
         self.end_collection();
@@ -448,8 +449,8 @@ impl Recovery {
         self.on_replayed(end, tail, previous, io)
     }
 
-    /// Decides, for PGs with a dropped version that no settle follows, that what comes behind it is dropped:
-    /// later recoveries may begin behind it.
+    /// For PGs with a dropped version and no later settle, decides that all later versions are dropped too: a
+    /// later recovery may begin after the dropped version.
     fn decide_tails(&mut self) {
         let tails = self.replay.dropped_pgs.iter();
         let new = tails.filter(|(_, (_, until))| *until == Lsn::new(u64::MAX));
@@ -474,7 +475,7 @@ impl Recovery {
 }
 
 impl Seen {
-    /// Describes a place without a next entry.
+    /// Returns what recovery finds at a place without a next entry.
     fn without_entry(header: Header, is_acked: bool) -> Seen {
         Seen {
             header,
@@ -508,10 +509,9 @@ fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
 }
 
 impl Replay {
-    /// Records that an entry is dropped. Only a versioned entry can leave a hole: nothing relies on a
-    /// repair.
-    /// A prepared version takes what follows in its PG with it, up to the entry at `until`, in which
-    /// recovery says so.
+    /// Records that an entry is dropped. Only a versioned entry can leave a hole, because nothing relies on a
+    /// repair. A dropped version also drops later prepared and skipped versions of its PG, up to the entry at
+    /// `until`, which contains the decision.
     fn note_dropped(&mut self, header: &EntryHeader, until: Lsn) {
         if let (true, Some(pg)) = (is_in_order(header), header.pg)
             && !self.is_behind_dropped(header)
@@ -523,7 +523,7 @@ impl Replay {
         }
     }
 
-    /// Whether the entry is a version behind one of its PG that was dropped.
+    /// Whether the entry is dropped because it follows a dropped version of its PG.
     fn is_behind_dropped(&self, header: &EntryHeader) -> bool {
         let dropped = header.pg.and_then(|pg| self.dropped_pgs.get(&pg));
         is_in_order(header)
@@ -536,7 +536,7 @@ impl Replay {
         self.lost.iter().any(|lost| lost.start < end && start < lost.end)
     }
 
-    /// Whether there may be a header here that cannot be read.
+    /// Whether a header may begin here but cannot be read.
     fn header_is_lost(&self, bytes: &[u8], sector_size: u32) -> bool {
         let sector = sector_size as usize;
         let longest = ENTRY_HEADER_SIZE_MAX.next_multiple_of(sector);

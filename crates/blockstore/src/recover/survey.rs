@@ -27,11 +27,12 @@ pub struct Survey {
     /// Valid cuts and holes, keyed by where they begin: where they end, and whether the chain continues
     /// there.
     pub skips: BTreeMap<Lsn, (Lsn, bool)>,
-    /// Entries that earlier recoveries dropped, each with the entry that says so.
+    /// Entries that earlier recoveries dropped, each with the lsn of the entry that contains the decision.
     drops: BTreeMap<Lsn, Lsn>,
-    /// Versions that earlier recoveries dropped of each PG: the lowest one, and the entry that says so.
+    /// Per PG, the decisions of earlier recoveries to drop versions: the lowest version that is dropped, and
+    /// the lsn of the entry that contains the decision.
     tails: BTreeMap<PgId, Vec<(Version, Lsn)>>,
-    /// What entries call committed, or tombstones of which are not needed, of each PG.
+    /// Per PG, the highest version that any entry records as committed, as settled, or as the floor.
     committed: BTreeMap<PgId, Version>,
     /// Entries whose data loss earlier recoveries recorded.
     pub damaged: BTreeSet<Lsn>,
@@ -49,15 +50,15 @@ fn is_later_lap(header: &EntryHeader, lsn: Lsn, size: u64) -> bool {
     header.lsn > lsn && header.lsn.since(lsn).is_multiple_of(size)
 }
 
-/// Whether the entry is a version in the order of its PG that is prepared or skipped. What peering prepares
-/// is outside that order.
+/// Whether the entry is a prepared or skipped version in the order of its PG. Versions prepared by peering
+/// are outside that order.
 pub fn is_in_order(header: &EntryHeader) -> bool {
     let is_version = header.kind.is_prepared() || header.kind == EntryKind::Skip;
     is_version && header.replaces.is_none()
 }
 
-/// Returns the units of an entry's data that do not match their checksums, counted from the first. None if
-/// `data` is empty.
+/// Returns the units of an entry's data that do not match their checksums, counted from the first unit of the
+/// data. Empty if `data` is empty.
 pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
     let mut bad = format::disk::UnitSet::EMPTY;
     if data.is_empty() {
@@ -143,7 +144,7 @@ impl Survey {
         }
     }
 
-    /// Returns the entry with the decision of an earlier recovery that dropped this entry.
+    /// Returns the lsn of the entry with an earlier recovery's decision to drop this entry.
     pub fn dropped_by(&self, header: &EntryHeader) -> Option<Lsn> {
         let of_tail = || {
             let tails = self.tails.get(&header.pg.filter(|_| is_in_order(header))?)?;
@@ -154,14 +155,14 @@ impl Survey {
         self.drops.get(&header.lsn).copied().or_else(of_tail)
     }
 
-    /// Whether the entry is a prepared version that some entry calls committed. That is a fact about all
-    /// members, whatever became of the entry that says it.
+    /// Whether the entry is a prepared version that some entry records as committed. A commit holds for all
+    /// members, whatever happened to the entry that records it.
     pub fn is_committed(&self, header: &EntryHeader) -> bool {
         let committed = header.pg.and_then(|pg| self.committed.get(&pg));
         header.kind.is_prepared() && committed.is_some_and(|upto| header.version <= *upto)
     }
 
-    /// Keeps the valid decisions: the ones that no later recovery cut off.
+    /// Keeps the valid decisions, which no later recovery cut off.
     pub fn settle(&mut self) {
         let found = std::mem::take(&mut self.found);
         let is_void = |lsn: Lsn| {

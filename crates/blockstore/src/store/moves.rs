@@ -1,4 +1,4 @@
-//! Carries out the moves that `moves.rs` decides on: allocates a gap, reads the block, journals it at its
+//! Carries out the moves that `moves.rs` decides on: allocates a gap, reads the block, and journals it at its
 //! new place.
 
 use base::planted::{self, Bug};
@@ -63,7 +63,8 @@ impl Store {
         };
         let id = self.moves.begin(block, stamp, location);
         let (parts, reads, mut io) = self.for_reads(effects);
-        // A block moves with its stable content: what is prepared goes to the place it has then.
+        // A block moves with its stable content. Prepared versions go to the place that it has when they are
+        // committed.
         let as_of = match planted::on(Bug::MoveCopiesView) {
             true => AsOf::View,
             false => AsOf::Stable,
@@ -161,7 +162,7 @@ impl Store {
     }
 }
 
-/// How the beginning of a move ended.
+/// The result of an attempt to begin a move.
 enum Begun {
     /// The move has begun, or there is nothing to move.
     Yes,

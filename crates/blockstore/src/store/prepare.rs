@@ -1,15 +1,15 @@
-//! Requests of pools that keep parity: versions that are prepared, skipped, and settled.
+//! Requests of pools that keep parity: prepare, skip, commit and settle.
 //!
 //! ```text
-//!   Prepare, Skip ──▶ in the order of the PG's versions; at the limit: refused, like a full store
-//!   Commit ─────────▶ at once, nothing is written; the PG's next entry says it
-//!   Settle ─────────▶ in front of everything that waits: it may be what frees room
+//!   Prepare, Skip ──▶ in the order of the PG's versions; refused at the limit, as if the store were full
+//!   Commit ─────────▶ at once, without a write; the PG's next entry records it
+//!   Settle ─────────▶ ahead of all waiting requests, because a settle may free room
 //! ```
 //!
 //! Invariants
-//!   1. Before any other kind of entry of a PG that has committed more than the journal says, a `Marks`
-//!      entry says it.
-//!   2. A version that waits for room is not journaled behind a settle of its PG.
+//!   1. If a PG has committed more than the journal records, a `Marks` entry records it before any entry of
+//!      the PG that cannot record commits itself.
+//!   2. A version that waits for room is never journaled after a settle of its PG.
 
 use base::planted::{self, Bug};
 use base::{BlockSize, PgId, Version};
@@ -26,7 +26,7 @@ use crate::store::repair::{is_whole, needs_place, repair_header, table_of};
 use crate::store::write::{Admit, EntryKinds, Plan, WRITE_RESERVE_SHARE, key_of};
 use crate::{AsOf, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
 
-/// A prepared version to be accepted.
+/// A request to prepare a version.
 struct Asked {
     pg: PgId,
     key: BlockKey,
@@ -36,7 +36,7 @@ struct Asked {
 }
 
 impl Store {
-    /// Tries to accept a prepared version. Returns the request if it must wait.
+    /// Tries to accept a request to prepare a version. Returns the request if it must wait.
     pub(super) fn try_prepare(
         &mut self,
         id: RequestId,
@@ -47,7 +47,7 @@ impl Store {
             unreachable!("asked for this kind")
         };
         let asked = Asked { pg, key, version, replaces, lazy };
-        // The place is judged without what the version replaces.
+        // The versions that this one replaces do not count as the block's old state.
         let as_of = replaces.map_or(AsOf::View, AsOf::Version);
         let old = self.parts().blocks.as_of(&key, as_of);
         if let Err(error) = self.check_prepare(&asked, &content, old) {
@@ -75,7 +75,7 @@ impl Store {
         }
     }
 
-    /// Refuses a version. Unless it belongs to peering, later ones of its epoch are refused too.
+    /// Refuses a version. Unless peering prepares it, later versions of its epoch are refused too.
     fn refuse_version(
         &mut self,
         id: RequestId,
@@ -90,8 +90,8 @@ impl Store {
         effects.push(Effect::Done { id, result: Err(error) });
     }
 
-    /// Whether the version follows what the PG and the block have, and its content is sound. `old`: the
-    /// block below it.
+    /// Checks that the version follows those of its PG and its block, and that its content is sound. `old`:
+    /// the block's state before the version.
     fn check_prepare(
         &self,
         asked: &Asked,
@@ -129,7 +129,7 @@ impl Store {
         }
     }
 
-    /// Whether the version is the next one of the PG.
+    /// Checks that the version is the PG's next one.
     fn check_order(&self, pg: PgId, version: Version) -> Result<(), StoreError> {
         let last = self.parts().pgs.get(pg).last;
         let is_gap = version.epoch == last.epoch && version.counter != last.counter + 1;
@@ -176,7 +176,7 @@ impl Store {
         if !parts.blocks.prepared.has_room_for(is_peering, cost, journal_size) {
             return Admit::Refuse(StoreError::Full);
         }
-        // A copy of this version needs room, too, and a pad in front of it.
+        // Leave room also for a copy of this version and for a pad in front of the copy.
         let reserve = journal_size / WRITE_RESERVE_SHARE + 2 * u64::from(entry_size);
         match parts.has_room_for((kind, entry_size), reserve) {
             true => Admit::Now(plan),
@@ -223,7 +223,7 @@ impl Store {
         }
     }
 
-    /// Tries to accept a version that changes nothing here. Returns the request if it must wait.
+    /// Tries to accept a skip, which changes no block here. Returns the request if it must wait.
     pub(super) fn try_skip(
         &mut self,
         asker: Asker,
@@ -248,8 +248,8 @@ impl Store {
         None
     }
 
-    /// Accepts a settle in front of all other requests that wait. If the journal has no room even for it,
-    /// it waits for a checkpoint, which needs nothing that waits.
+    /// Accepts a settle ahead of all other waiting requests. If the journal has no room even for a settle,
+    /// the settle waits for a checkpoint. The checkpoint does not depend on any waiting request.
     pub(super) fn on_settle(
         &mut self,
         id: RequestId,
@@ -270,7 +270,7 @@ impl Store {
         }
     }
 
-    /// Ends the requests of the PG in the queue, from index `from` on, that a settle overtakes.
+    /// Fails the PG's requests that a settle overtakes: those in the queue from index `from` on.
     fn end_overtaken(&mut self, pg: PgId, from: usize, effects: &mut Vec<Effect>) {
         let is_overtaken = |(_, request): &(RequestId, Request)| match request {
             Request::Prepare { pg: of, .. } | Request::Skip { pg: of, .. } => *of == pg,
@@ -327,12 +327,12 @@ impl Store {
             ..plain_header(EntryKind::Settle)
         };
         self.journal_entry(&mut header, Some(data), None);
-        // What it settles is durable with it, large data too.
+        // The settled versions must be durable too, including their out-of-line data.
         self.wait_all(id, effects);
         None
     }
 
-    /// Journals what the PG has committed.
+    /// Journals up to which version the PG has committed.
     pub(super) fn say_committed(&mut self, pg: PgId) {
         if planted::on(Bug::RepairWithoutMarks) {
             return;

@@ -1,11 +1,11 @@
-//! Repairs: a block becomes what another member sent, whatever its version was.
+//! Repairs: content sent by another member replaces the block, whatever its version was.
 //!
 //! ```text
 //!   all of the block, much data:  [entry] and, in parallel, data ──▶ newly allocated place
 //!   else:                         [entry | data of the written units], others stay as they are
 //! ```
 //!
-//! A repair of a parity part brings its part table, or leaves the one that is there.
+//! A repair of a parity part contains its new part table, or keeps the existing table.
 //!
 //! Invariants
 //!   1. One repair is one entry: after a crash the block is as it was before the repair, or after it.
@@ -232,7 +232,7 @@ pub(super) fn needs_place(content: &Content) -> bool {
     }
 }
 
-/// Returns the part table that the content brings; empty: none.
+/// Returns the content's part table; empty if it has none.
 pub(super) fn table_of(content: &Content) -> &[u8] {
     match content {
         Content::Block { table, .. } => table,

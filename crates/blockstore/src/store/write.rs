@@ -1,5 +1,5 @@
-//! Requests that change something: admitted in order, journaled, applied to the index at once,
-//! answered when durable.
+//! Requests that change the store: admitted in order, journaled, applied to the index at once, and answered
+//! when durable.
 //!
 //! ```text
 //!   small:  [entry | data] ──one device write──▶ answer ... written back by the next checkpoint
@@ -42,14 +42,14 @@ pub(super) enum Admit {
     Refuse(StoreError),
 }
 
-/// The entries that a request with data may become.
+/// The kinds of entries that a request with data may become.
 #[derive(Clone, Copy)]
 pub(super) struct EntryKinds {
     /// The kind of the entry if its data is inline.
     pub inline: EntryKind,
-    /// The kind of the entry if its data is at a place.
+    /// The kind of the entry if its data is written to a place.
     pub large: EntryKind,
-    /// Bytes of the part table that the entry brings; 0: none.
+    /// Size of the part table in the entry, in bytes; 0: the entry has no table.
     pub table_size: usize,
 }
 
@@ -59,7 +59,7 @@ impl EntryKinds {
         EntryHeader::size_with_table(kind, (unit_count, self.table_size), sector_size)
     }
 
-    /// Returns the bytes of the part table that the block has afterwards.
+    /// Returns the size of the block's part table after the entry, in bytes.
     pub fn table_size_over(&self, old: Option<BlockInfo>) -> usize {
         let of_old = old.map_or(0, |old| table_size(old.block_size, old.table_rows));
         if self.table_size > 0 { self.table_size } else { of_old }
@@ -214,8 +214,8 @@ impl Store {
         version.is_some_and(|(pg, version)| self.refused.get(&pg) == Some(&version.epoch))
     }
 
-    /// Answers a request when everything so far is durable; at once if it already is. The request may come
-    /// from the queue after the journal gave its answers, and there may be no later event that answers it.
+    /// Answers a request when everything so far is durable; at once if it already is. A request from the
+    /// queue may be accepted after the journal has returned its answers, and no later event might answer it.
     pub(super) fn wait_all(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
         let journal = &mut self.parts_mut().journal;
         match journal.durable() < journal.tail() {
@@ -297,7 +297,7 @@ impl Store {
     ) -> Admit {
         let parts = self.parts();
         let has_place = location_of(old) != LOCATION_NONE;
-        // If the file system has no space even for reserved places, no space can be relied on.
+        // If the file system has no space even for reserved places, the store cannot rely on any space.
         let record = (true, kinds.table_size_over(old));
         if self.disk.has_no_space() || !parts.has_record_room(old, size, record) {
             return Admit::Refuse(StoreError::Full);
@@ -517,7 +517,7 @@ impl Store {
         (parts, &mut self.reads, Io { disk: &mut self.disk, pool: &self.pool, effects })
     }
 
-    /// Notes that a block of this size may need a place, and reserves space if no place is ready.
+    /// Records that a block of this size may need a place, and reserves space if no place is ready.
     pub(super) fn want_place(&mut self, block_size: BlockSize, effects: &mut Vec<Effect>) {
         if !self.parts_mut().blocks.area.want_place(block_size) {
             self.reserve(effects);

@@ -2,26 +2,26 @@
 //!
 //! | situation | action |
 //! |---|---|
-//! | a learner reported complete in this epoch, in these runs | it takes its position if that is empty or its member leaves with this change; otherwise it waits, bound |
-//! | an acting member lost: down, barred, or back with a damaged store | the member is removed if at least minimum size sound ones remain and all of them were heard from since; else the set stays |
-//! | an acting member in a new run | the new run is entered, same set |
-//! | such a complete learner, and all members sound | the learner takes the position of a member that is not in the plan |
-//! | an OSD of the plan that is up and not acting | it becomes a learner, for the position that needs it most |
-//! | everything is as planned | the plan's first OSD whose disk is not slow leads as soon as it may, if it reaches all members; if all are slow, the first |
-//! | an OSD that rests after many starts | it does not become a learner; as a member it is removed in its next run if minimum size others remain |
-//! | an acting member or learner whose disk hangs | it is removed if at least minimum size others have disks that answer and were heard from since; else the entry stays |
-//! | a pool with parity has more positions than the entry | the entry gets them, empty |
-//! | members that the primary cannot reach | they are removed, as lost ones are; if too few would be left, a member that reaches enough leads and the others are removed |
+//! | a learner was reported complete in this epoch, in these runs | it takes its position if that is empty or its member is removed by this change; otherwise it waits, bound |
+//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least minimum size sound members remain and all of them have been heard from since; otherwise the set stays |
+//! | an acting member is up in a new run | the entry gets the new run; the set stays |
+//! | a learner is complete as above, and all members are sound | the learner takes the position of a member that is not in the plan |
+//! | an OSD of the plan is up and not acting | it becomes a learner for the position that needs it most |
+//! | everything is as planned | the plan's first OSD whose disk is not slow (if all are slow, the first) becomes primary as soon as it may, if it reaches all members |
+//! | an OSD rests after many starts | it does not become a learner; a member is removed in its next run if at least minimum size others remain |
+//! | the disk of an acting member or learner hangs | it is removed if at least minimum size others have disks that respond and have been heard from since; otherwise the entry stays |
+//! | a pool with parity has more positions than the entry | the entry gets the missing positions, empty |
+//! | the primary cannot reach some members | they are removed like lost members; if too few would remain, a member that reaches enough others becomes primary, and the members that it cannot reach are removed |
 //!
 //! Invariants
-//!   1. An OSD joins the acting set only after a report for exactly this epoch and these runs of the
-//!      entry.
-//!   2. A member leaves it only if at least minimum size members that hold everything remain, are up,
-//!      and were heard from since.
+//!   1. An OSD joins the acting set only after it was reported complete in exactly this epoch and these runs
+//!      of the entry.
+//!   2. A member leaves the acting set only if at least minimum size members that hold everything remain,
+//!      are up, and have been heard from since.
 //!   3. Members stay at their positions. Where positions are roles (parity), a learner gets only the position
-//!      that it was filled for, and keeps it while that position needs somebody.
-//!   4. Each change is the next epoch. If nothing changes there is no next entry; when all members are
-//!      up and complete, that is the case once the acting set equals the plan.
+//!      that it was filled for, and keeps it while that position needs a new member.
+//!   4. Each change starts the next epoch. If nothing changes, there is no next entry. If all members are up
+//!      and complete, changes end once the acting set equals the plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ use format::wire::{Learner, MEMBERS_MAX, Member, PgEntry};
 pub(super) struct Standing {
     /// The OSD's newest run.
     pub(super) incarnation: Incarnation,
-    /// Whether its process counts as running.
+    /// Whether the OSD's process counts as running.
     pub(super) up: bool,
     /// Whether this run began with damage that may have cost acknowledged writes.
     pub(super) suspect: bool,
@@ -42,7 +42,7 @@ pub(super) struct Standing {
     pub(super) heard: u64,
     /// The event in which the OSD's newest failure was noticed.
     pub(super) noticed: u64,
-    /// Whether the OSD started again and again, and rests: this run is accepted only where it is needed.
+    /// Whether the OSD rests after repeated restarts: its newest run is admitted only where it is needed.
     pub(super) rests: bool,
     /// What the OSD reports about its disk.
     pub(super) disk: DiskStanding,
@@ -51,7 +51,7 @@ pub(super) struct Standing {
 /// The condition of an OSD's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct DiskStanding {
-    /// Whether the disk hangs, or hung and has not completed an operation since.
+    /// Whether the disk hangs, or hung and has not completed an operation since then.
     pub(super) stalled: bool,
     /// The time at which `stalled` last changed.
     pub(super) since: Time,
@@ -59,26 +59,26 @@ pub(super) struct DiskStanding {
     pub(super) is_new: bool,
     /// The time at which the disk's oldest pending operation began, if that operation is slow.
     pub(super) oldest: Option<Time>,
-    /// Whether the disk answers, but takes many times as long as those of its peers.
+    /// Whether the disk responds, but many times slower than the disks of its peers.
     pub(super) slow: bool,
-    /// Whether that is not known yet: the leader is new, and the OSD has not joined there.
+    /// Whether `slow` is not known yet: the leader is new, and the OSD has not joined it yet.
     pub(super) unjudged: bool,
 }
 
-/// Everything except its entry that determines the next entry of a PG.
+/// The inputs that determine the next entry of a PG, in addition to its present entry.
 pub(super) struct Given<'a> {
     /// The pool's scheme.
     pub(super) scheme: Scheme,
     /// The pool's minimum size.
     pub(super) min_size: usize,
-    /// The plan: as many OSDs as there are positions. Their order does not assign positions, but the first
-    /// should lead.
+    /// The plan: one OSD per position. The order does not assign positions, but the first OSD should be
+    /// primary.
     pub(super) targets: &'a [OsdId],
     /// The condition of all OSDs.
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
-    /// Learners that the primary reported complete, in the entry's epoch.
+    /// Learners that the primary has reported complete in the entry's epoch.
     pub(super) complete: BTreeSet<Member>,
-    /// OSDs that cannot take part for now because they failed, with the event of the failure.
+    /// OSDs that cannot take part at present because they failed, with the event of the failure.
     pub(super) barred: BTreeMap<OsdId, u64>,
     /// The broken and the suspected links between OSDs.
     pub(super) links: &'a Links,
@@ -91,7 +91,7 @@ pub(super) struct Given<'a> {
 pub(super) struct Links {
     /// Broken links, with the event in which each was noticed: the first OSD cannot reach the second.
     pub(super) broken: BTreeMap<(OsdId, OsdId), u64>,
-    /// Links reported as broken, but not confirmed yet; a decision follows soon.
+    /// Links reported as broken but not confirmed yet; the decision follows soon.
     pub(super) doubted: BTreeSet<(OsdId, OsdId)>,
 }
 
@@ -106,13 +106,13 @@ impl Links {
         pairs.iter().all(|pair| !self.broken.contains_key(pair) && !self.doubted.contains(pair))
     }
 
-    /// Returns the event in which the link between the two was found to be broken.
+    /// Returns the event in which the link between the two OSDs was found to be broken.
     fn since(&self, one: OsdId, other: OsdId) -> Option<u64> {
         let pairs = [(one, other), (other, one)];
         pairs.iter().filter_map(|pair| self.broken.get(pair).copied()).max()
     }
 
-    /// Returns the OSDs that `one` cannot reach, each with the event in which that was noticed.
+    /// Returns the OSDs that `one` cannot reach, each with the event in which the broken link was noticed.
     fn from(&self, one: OsdId) -> impl Iterator<Item = (OsdId, u64)> {
         let links = self.broken.range((one, OsdId::FIRST)..);
         let links = links.take_while(move |((from, _), _)| *from == one);
@@ -125,7 +125,7 @@ impl Links {
 enum State {
     /// It is up and holds everything.
     Sound,
-    /// It is up, but the primary cannot use it; or it rests.
+    /// It is up, but the primary cannot work with it, or it rests.
     Barred,
     /// It is up, but its disk hangs: it does not count towards the minimum size.
     Stalled,
@@ -136,12 +136,12 @@ enum State {
 }
 
 impl Given<'_> {
-    /// Whether each position has data of its own, so that members and learners cannot change theirs.
+    /// Whether each position has its own data, so that members and learners cannot change their positions.
     fn positions_are_roles(&self) -> bool {
         !self.scheme.is_whole_everywhere()
     }
 
-    /// Whether the OSD, if it is at one of these positions, can serve reads there from what it holds.
+    /// Whether the OSD is at one of these positions and can serve reads there from its own data.
     fn has_data(&self, positions: &[Option<Member>], osd: OsdId) -> bool {
         let is_it = |member: &Option<Member>| member.is_some_and(|member| member.osd == osd);
         let at = Position::all().zip(positions).find(|(_, member)| is_it(member));
@@ -180,9 +180,9 @@ impl Given<'_> {
         self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled)
     }
 
-    /// Whether members whose disks hang are removed: at least minimum size others must have disks that
-    /// answer. A disk that has not finished an operation that began before the first disk hung may be
-    /// about to hang too.
+    /// Whether members whose disks hang may be removed: at least minimum size members must have disks that
+    /// respond. A disk with a pending operation that began before the first disk hung does not count, because
+    /// it may be about to hang too.
     fn stalled_go(&self, entry: &PgEntry) -> bool {
         let disk = |member: &Member| self.standings.get(&member.osd).map(|standing| standing.disk);
         if planted::on(Bug::StallsJudgedOneByOne) {
@@ -210,8 +210,8 @@ impl Given<'_> {
         noticed.max(self.barred.get(&member.osd).copied().unwrap_or(0))
     }
 
-    /// Whether the sound members are enough to continue without the others, whose loss was noticed
-    /// in event `since`.
+    /// Whether the sound members may continue without the other members, whose loss was noticed in event
+    /// `since`.
     fn may_go_on_with(&self, sound: &[Member], counted: usize, since: u64) -> bool {
         let min_size = if planted::on(Bug::MemberRemovedBelowMinimum) { 1 } else { self.min_size };
         let is_there = |member: &Member| {
@@ -222,7 +222,7 @@ impl Given<'_> {
     }
 }
 
-/// Returns the entry that follows; `None`: the present one remains. The caller sets its map revision.
+/// Returns the next entry of the PG; `None`: the present entry stays. The caller sets its map revision.
 pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
     let leader = leader_by_links(entry, &mut given);
     let given = &given;
@@ -244,8 +244,8 @@ pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntr
     (given.renew || !next.has_same_members(entry)).then_some(next)
 }
 
-/// Chooses the leader by the known links: the present primary, or, if it can reach too few members,
-/// one that can reach enough. Bars the members that the leader cannot reach.
+/// Chooses the leader according to the broken links: the present primary, or, if it can reach too few
+/// members, a member that can reach enough. Bars the members that the leader cannot reach.
 fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let links = given.links;
     let primary = entry.primary_osd()?;
@@ -259,7 +259,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let is_doubted = |member: &&Member| links.doubted.contains(&(primary, member.osd));
     let left = sound.len() - cut;
     if left >= given.min_size {
-        // If more links of the primary break now, the primary itself may be the one that is cut off.
+        // If the doubtful links are broken too, the primary itself may be the one that is cut off.
         if left - sound.iter().filter(is_doubted).count() >= given.min_size {
             bar(given, links.from(primary));
         } else {
@@ -279,7 +279,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let gone = entry.acting().filter(|member| !reached.contains(member));
     let gone_since = gone.map(|member| {
         let lost = (!sound.contains(member)).then(|| given.lost_since(*member));
-        // A link that is only suspected to be broken does not separate members yet.
+        // A link that is only suspected to be broken is no reason to remove a member yet.
         Some((member.osd, links.since(leader, member.osd).max(lost)?))
     });
     let gone_since: Option<Vec<(OsdId, u64)>> = gone_since.collect();
@@ -407,8 +407,8 @@ fn replace_surplus(
     waiting
 }
 
-/// Returns the position of a member that is not in the plan: `wanted` if possible, and the leader's only
-/// as the last choice. Where positions are roles it is `wanted` or none.
+/// Returns the position of a member that is not in the plan: preferably `wanted`, and the leader's position
+/// only as the last choice. Where positions are roles, only `wanted` is possible.
 fn surplus_position(
     positions: &[Option<Member>],
     wanted: usize,
@@ -424,9 +424,9 @@ fn surplus_position(
     all().find(|index| !leads(index)).or_else(|| all().next())
 }
 
-/// Enters members in their newest runs. A member that may have lost data is entered only if every other
-/// member may have lost data too: once entered, it counts as sound, and a complete copy might be
-/// dropped in its favor.
+/// Updates members to their newest runs. A member that may have lost data is updated only if every other
+/// member may have lost data too: after the update it counts as sound, and a complete copy might be dropped
+/// in its favor.
 fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given: &Given<'_>) {
     let is_suspect = |member: &Member| given.state_of(*member) == State::Suspect;
     let all_suspect = !others_are_ready && positions.iter().flatten().all(is_suspect);
@@ -442,9 +442,9 @@ fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given
     }
 }
 
-/// Chooses OSDs of the plan that are to be filled: as many as there are positions without a sound
-/// member, or one if all are sound, so that a change of the plan does not multiply the writes. Present
-/// learners continue; an OSD that cannot reach the leader does not become a new learner.
+/// Chooses OSDs of the plan to become learners: one for each position without a sound member, or one in total
+/// if all members are sound, so that a change of the plan does not multiply the writes. Present learners
+/// continue; an OSD that cannot reach the leader does not become a new learner.
 fn learners_beside(
     positions: &[Option<Member>],
     leader: Option<OsdId>,
@@ -485,18 +485,18 @@ fn learners_beside(
     learners
 }
 
-/// How urgently a position needs a learner. In order: the first is the most urgent.
+/// How urgently a position needs a learner, from the most to the least urgent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Need {
-    /// It is empty.
+    /// The position is empty.
     Empty,
-    /// Its member is lost.
+    /// The position's member is lost.
     Lost,
-    /// Its member is not in the plan.
+    /// The position's member is not in the plan.
     Surplus,
-    /// Its member is not in the plan, and leads.
+    /// The position's member is not in the plan, and is the primary.
     SurplusLeader,
-    /// Its member is as planned.
+    /// The position's member is as planned.
     Nothing,
 }
 
@@ -531,10 +531,10 @@ fn position_to_learn(
     all.min_by_key(|position| (need(position), known != Some(*position), *position))
 }
 
-/// Chooses positions for OSDs of the plan that may learn, where positions are roles. A learner keeps its
-/// position while that needs somebody: with another role, all that it was filled with would be useless.
-/// Every position without a sound member gets a new learner; if there is none such, and nobody learns,
-/// one surplus member gets one.
+/// Chooses positions for OSDs of the plan that may become learners, where positions are roles. A learner
+/// keeps its position while that needs a new member: for another role, everything it was filled with would be
+/// useless. Every position without a sound member gets a new learner. If there is no such position and no
+/// learner, one position whose member is not in the plan gets a learner.
 fn learners_for_roles(
     positions: &[Option<Member>],
     fit: Vec<Member>,
@@ -555,7 +555,7 @@ fn learners_for_roles(
     }
     for member in new {
         let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
-        // Positions with data come first, and `fit` begins with the OSD that is to lead.
+        // Positions with data come first, and `fit` begins with the OSD that should be primary.
         let all = Position::all().take(positions.len()).filter(is_free);
         let Some(position) = all.min_by_key(|at| (need(*at), *at)) else { break };
         if need(position) < Need::Surplus || (learners.is_empty() && need(position) < Need::Nothing)
@@ -566,8 +566,8 @@ fn learners_for_roles(
     learners
 }
 
-/// Chooses the primary: the plan's first OSD when everything is as planned, else the leader if it may
-/// stay, else a member that is up. A planned member with data comes before one with parity.
+/// Chooses the primary: the plan's first OSD if everything is as planned, otherwise the present primary if it
+/// may stay, otherwise a member that is up. A planned member with data is preferred to one with parity.
 fn primary_of(
     positions: &[Option<Member>],
     learners: &[Learner],
@@ -595,8 +595,8 @@ fn primary_of(
     if at_rest && first.is_some_and(|first| reaches_all(&first)) {
         return first;
     }
-    // A leader whose disk hangs and that cannot be removed continues to lead: no epoch begins only
-    // because of the hang.
+    // A primary whose disk hangs and that cannot be removed remains primary: the hang alone does not start an
+    // epoch.
     let may_stay = |osd: &OsdId| is_sound(osd) || state(*osd) == Some(State::Stalled);
     let present = leader.filter(|osd| state(*osd).is_some());
     let members = || acting.iter().map(|member| member.osd);

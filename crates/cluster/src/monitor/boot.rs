@@ -1,14 +1,14 @@
-//! How an OSD joins, and what a new run changes in its PGs.
+//! How an OSD joins, and what changes in its PGs when a new run begins.
 //!
-//! A run receives an incarnation from the counter in the OSD's record, and ends the epoch of every PG that
-//! has this OSD as a member: new entries with the next epoch and the new incarnation, in batches. A monitor
-//! that stops between batches leaves entries with an older incarnation than the OSD's record. Those PGs are
-//! not served, because the OSD has not been told its incarnation, and its next boot refreshes them.
+//! A new run gets its incarnation from the counter in the OSD's record, and ends the epoch of every PG that
+//! has this OSD as a member: new entries with the next epoch and the new incarnation are written in batches.
+//! If the monitor stops between batches, some entries have an older incarnation than the OSD's record. Those
+//! PGs are not served, because the OSD has not received its incarnation yet, and its next boot refreshes
+//! them.
 //!
 //! A boot message may arrive late, over a connection that its sender has already left, because another
-//! monitor may have held it back. So a boot that would end a run waits until its sender has confirmed it
-//! over the same connection. A process that is gone, or has moved to another connection, does not
-//! confirm it.
+//! monitor may have delayed it. So a boot that would end a run waits until its sender has confirmed it over
+//! the same connection. A process that is gone, or has moved to another connection, does not confirm it.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::door::Role;
@@ -79,7 +79,7 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
-    /// Handles an OSD's answer to a probe; true if the probe asked whether the OSD still wants its boot.
+    /// Handles an OSD's answer to a probe; returns true if the probe asked the OSD to confirm its boot.
     pub(super) fn confirm_boot(
         &mut self,
         now: Time,
@@ -99,13 +99,13 @@ impl Monitor {
 
     fn push_boot(&mut self, now: Time, boot: Boot, effects: &mut Vec<Effect>) {
         let connection = boot.connection;
-        // What the OSD has seen may be enough to show that the store is not older.
+        // What the OSD has seen may be enough to show that the store is up to date.
         let has_seen = self.settling.is_on() && boot.seen.change > 0;
         if has_seen && self.admitted(&boot).is_ok() && self.why_older_than(&boot).is_none() {
             self.jobs.extend(self.settling.end());
         }
         if !self.try_push_job(Job::Boot(boot)) {
-            // The OSD connects and tries again.
+            // The OSD reconnects and tries again.
             self.close(now, connection, effects);
         }
     }
@@ -161,9 +161,8 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// Whether the OSD's last run was suspect and a PG still has an older run of it: its copy of
-    /// that PG has not been refilled since. A store can report only the damage that it has
-    /// detected.
+    /// Whether the OSD's last run was suspect and a PG's entry still contains an older run of the OSD: its
+    /// copy of that PG has not been refilled since. A store can report only the damage that it has detected.
     fn is_still_suspect(&self, record: &OsdRecord) -> bool {
         let osd = record.info.id;
         let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;
@@ -215,7 +214,7 @@ impl Monitor {
         self.connections.order(boot.connection).is_some_and(|order| joined > order)
     }
 
-    /// Handles a committed transaction of the job.
+    /// Handles a committed transaction of a boot job.
     pub(super) fn on_boot_written(
         &mut self,
         now: Time,
@@ -256,14 +255,14 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if !self.connections.is_here(boot.connection) {
-            // The OSD disconnected while its PGs were refreshed, but its record says up.
+            // The OSD disconnected while its PGs were refreshed, but its record still marks it as up.
             self.push_sync_osd(boot.osd);
             return;
         }
         self.note_stall(now, boot.osd, boot.stalled, None, effects);
         self.note_slowness(boot.osd, boot.slow);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
-        // In the meantime a job may have marked the OSD as down in its record.
+        // While the boot was in progress, a job may have marked the OSD as down in its record.
         self.push_sync_osd(boot.osd);
         self.connections.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);

@@ -26,26 +26,26 @@ use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
 use crate::stats::Table;
 
-/// The maximum length of a record that people may write, in bytes.
+/// Maximum size of a record that operators may write, in bytes.
 const EDITED_SIZE_MAX: usize = 64 << 10;
 
 /// All records, and the keys that this version does not recognize.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CommittedState {
     records: BTreeMap<Key, Stored>,
-    /// Keys that this version does not recognize: listed, never written.
+    /// Keys that this version does not recognize: listed for operators, but never written.
     foreign: BTreeMap<String, (StateRevision, String)>,
     /// The values of all setting records, by name.
     changed_settings: Changed,
-    /// Manual edits of our keys that are not checked yet. `records` has the values in force.
+    /// Manual edits of known keys that have not been checked yet. `records` holds the values in force.
     edits: BTreeMap<Key, Edit>,
-    /// Unusable keys, and why each one is unusable. The bad value, which is in `edits`, was the
-    /// first one read, so this monitor has no better one.
+    /// Unusable keys, each with the reason. The bad value is in `edits`. Unless `is_edited` is set, this
+    /// monitor has never read a good value of these keys.
     damaged: BTreeMap<Key, String>,
-    /// Whether the damaged keys were edited by hand while this monitor led: then `records` has the good
-    /// values.
+    /// Whether the damaged keys were edited by hand while this monitor led: then `records` still holds their
+    /// last good values.
     is_edited: bool,
-    /// The rule that the records, compared with each other, violated when they were read, if any.
+    /// The consistency rule between records that was violated when they were read, if any.
     broken: Option<String>,
     /// The number of this process's reign, unique among all leaders that have written to this store.
     pub(super) reign: u64,
@@ -55,7 +55,7 @@ pub(super) struct CommittedState {
 #[derive(Clone, Debug)]
 pub(super) struct Edit {
     revision: StateRevision,
-    /// `None`: the key was removed.
+    /// The new value; `None`: the key was removed.
     pub(super) text: Option<String>,
 }
 
@@ -65,7 +65,7 @@ struct Stored {
     record: Record,
 }
 
-/// A lookup by id and an iterator for one kind of record.
+/// Generates a lookup by id and an iterator for one kind of record.
 macro_rules! kind {
     ($one:ident, $all:ident, $kind:ident($id:ty) from $first:expr, $record:ty) => {
         pub(super) fn $one(&self, id: $id) -> Option<&$record> {
@@ -84,8 +84,8 @@ macro_rules! kind {
     };
 }
 
-/// Checks that the value of a key that people may write is short enough. Several such records are
-/// written in one transaction, each including fields that this version does not recognize.
+/// Checks the size of a value that operators may write: several such records, each with fields that this
+/// version does not recognize, must fit in one transaction.
 pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
     let is_open = matches!(key, Key::Setting(_) | Key::Pool(_) | Key::Osd(_));
     if is_open && text.len() > EDITED_SIZE_MAX {
@@ -127,10 +127,10 @@ impl CommittedState {
         committed
     }
 
-    /// Accepts a key as read from the store. A value that cannot be used makes the store damaged; a
-    /// setting that cannot be in force is treated as an edit.
+    /// Loads a key read from the store. An unusable value marks the store as damaged; a setting that is out
+    /// of range is recorded as a manual edit.
     ///
-    /// Errors: what is wrong with a key that identifies the owner of the store.
+    /// Errors: a key that identifies the owner of the store is damaged.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
         let Some(key) = Key::parse(&entry.key) else {
             self.foreign.insert(entry.key, (entry.revision, entry.value));
@@ -149,9 +149,8 @@ impl CommittedState {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            // Damaged statistics are not worth an outage. Without the number of its last
-            // transaction the store looks older than the OSDs' records: `state recover` asks for
-            // them.
+            // Damaged statistics are not worth an outage. If `change`, the number of the last transaction, is
+            // unreadable, the store looks older than the OSDs' records, and `state recover` collects those.
             Err(_) if matches!(key, Key::Setting(_) | Key::Stats(..) | Key::Change) => {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
@@ -159,7 +158,7 @@ impl CommittedState {
             Err(error) if matches!(key, Key::Cluster | Key::Leader) => {
                 return Err(format!("the state store's key {} is damaged: {error}", entry.key));
             }
-            // Whatever the record contains, a recovery was begun.
+            // Even an unreadable record shows that a recovery was started.
             Err(_) if key == Key::Recovery => {
                 Record::Recovery(RecoveryRecord::of(MonitorId::FIRST))
             }
@@ -179,8 +178,9 @@ impl CommittedState {
         self.damaged.insert(key, why);
     }
 
-    /// Notes that a key that only monitors write was edited by hand while this one led. Unless the
-    /// edit changed nothing, its value is ignored, and the value in force remains.
+    /// Handles a manual edit, made while this monitor led, of a key that only monitors write. If the edit
+    /// changed nothing, only its revision is adopted. Otherwise the key is damaged, and the previous value
+    /// stays in force.
     pub(super) fn note_guarded_edit(&mut self, key: Key) {
         let Some(edit) = self.edits.get(&key) else { return };
         let text = edit.text.as_ref();
@@ -198,16 +198,17 @@ impl CommittedState {
         self.damaged.remove(&key);
     }
 
-    /// Whether the damage comes from an edit while this monitor led, so that the last good values are
-    /// known.
+    /// Whether the damage comes from manual edits made while this monitor led, so that the last good values
+    /// are known.
     pub(super) fn is_edited(&self) -> bool {
         self.is_edited && self.is_damaged()
     }
 
-    /// Marks keys that were edited while another monitor led as damaged: their values are not trusted.
+    /// Marks as damaged the keys that were edited by hand while another monitor led: their values are not
+    /// trusted.
     fn note_keys_edited_before(&mut self) {
         let Some(Record::Recovery(record)) = self.record(&Key::Recovery) else { return };
-        // `cluster` was checked before: if it is not this cluster, the monitor stops.
+        // The `cluster` key has been checked already: if it belongs to another cluster, the monitor stops.
         let keys = record.edited.clone().into_iter().filter_map(|text| Key::parse(&text));
         for key in keys.filter(|key| *key != Key::Cluster) {
             let (revision, text) = match self.records.remove(&key) {
@@ -219,11 +220,11 @@ impl CommittedState {
         }
     }
 
-    /// Checks all loaded records against each other.
+    /// Checks all loaded records for consistency with each other.
     pub(super) fn judge_rules(&mut self) {
         self.note_keys_edited_before();
-        // Records that depend on a damaged key cannot be checked; records that a recovery has not
-        // finished are written again by the next recovery.
+        // Records that depend on a damaged key cannot be checked. Records left incomplete by an interrupted
+        // recovery are written again by the next recovery.
         if self.damaged.is_empty() && !self.is_being_recovered() {
             self.broken = self.broken_rule();
         }
@@ -239,15 +240,15 @@ impl CommittedState {
         self.damaged.keys()
     }
 
-    /// Describes the damage, for people; `None`: nothing is damaged.
+    /// Describes the damage for operators; `None`: nothing is damaged.
     pub(super) fn damage(&self) -> Option<String> {
         let why = |(key, why): (&Key, &String)| format!("{key} ({})", clipped(why.clone()));
         let keys: Vec<String> = self.damaged.iter().map(why).collect();
         if keys.is_empty() { self.broken.clone() } else { Some(first_names(&keys)) }
     }
 
-    /// Notes a manual edit of a key; `None`: the key was removed. Returns the key if it is one of ours:
-    /// it must be checked.
+    /// Records a manual edit of a key; `text` is `None` if the key was removed. Returns the key if this
+    /// version recognizes it: the caller must then check the edit.
     pub(super) fn note_edit(
         &mut self,
         key: String,
@@ -265,18 +266,17 @@ impl CommittedState {
         Some(known)
     }
 
-    /// Returns the edit of a key, if one is not checked yet.
+    /// Returns the edit of a key, if there is one that has not been checked yet.
     pub(super) fn edit(&self, key: &Key) -> Option<&Edit> {
         self.edits.get(key)
     }
 
-    /// Returns the keys whose edits are to be checked.
+    /// Returns the keys whose edits have not been checked yet, without the damaged keys.
     pub(super) fn edited_keys(&self) -> impl Iterator<Item = &Key> {
         self.edits.keys().filter(|key| !self.damaged.contains_key(key))
     }
 
-    /// Ends the edit of a key: its value in the store is now the one in force; no further write is
-    /// needed.
+    /// Drops the edit of a key whose value in the store is now in force: no further write is needed.
     pub(super) fn settle_edit(&mut self, key: &Key) {
         if self.edits.remove(key).is_some_and(|edit| edit.text.is_none()) {
             self.remove(key);
@@ -288,8 +288,8 @@ impl CommittedState {
         self.records.get(key).map(|stored| &stored.record)
     }
 
-    /// Returns the keys whose revision in the store differs from the one in this copy: if this
-    /// monitor has no transaction in flight, somebody else changed them.
+    /// Returns the keys whose revision in the store differs from the revision in this copy. If this monitor
+    /// has no transaction in flight, another process has changed them.
     pub(super) fn differences(&self, store: &BTreeMap<String, KeyValue>) -> Vec<String> {
         let known = self.records.keys().chain(self.edits.keys()).map(Key::to_string);
         let mut keys: Vec<String> = known.chain(self.foreign.keys().cloned()).collect();
@@ -329,13 +329,13 @@ impl CommittedState {
         &self.changed_settings
     }
 
-    /// Describes the first rule that the records violate when compared with each other, if any: a manual
-    /// edit or a damaged copy of the store may have caused that.
+    /// Describes the first consistency rule between records that is violated, if any. The cause may be a
+    /// manual edit or a damaged copy of the store.
     pub(super) fn broken_rule(&self) -> Option<String> {
         self.broken_reference().or_else(|| self.broken_counter())
     }
 
-    /// Describes a counter that is below an id in use, and would issue that id again.
+    /// Describes a counter whose value is below an id in use: it would issue that id again.
     fn broken_counter(&self) -> Option<String> {
         let sessions = self.sessions().map(|record| record.id);
         let fences = self.pools().filter_map(|record| self.fences(record.pool.id));
@@ -429,7 +429,7 @@ impl CommittedState {
         }
     }
 
-    /// Whether a recovery was begun, so that these records may be incomplete.
+    /// Whether a recovery was started and has not finished, so that these records may be incomplete.
     pub(super) fn is_being_recovered(&self) -> bool {
         self.records.contains_key(&Key::Recovery)
     }
@@ -470,7 +470,7 @@ impl CommittedState {
         self.records.get(key).map_or(StateRevision::ZERO, |stored| stored.revision)
     }
 
-    /// Returns all keys that begin with `prefix`, in the order of their texts.
+    /// Returns all keys that begin with `prefix`, sorted as text.
     pub(super) fn listed(
         &self,
         prefix: &str,
@@ -581,20 +581,20 @@ impl CommittedState {
         }
     }
 
-    /// Returns the highest revision that any OSD's entry has ever had; 0: there has been no OSD.
+    /// Returns the highest revision that any OSD's entry has ever had; 0 if there has never been an OSD.
     pub(super) fn osd_revision_max(&self) -> u64 {
         let removed = self.counter(CounterName::OsdRevision);
         self.osds().map(|osd| osd.info.revision).max().unwrap_or(0).max(removed)
     }
 
-    /// Returns the entries of OSDs that changed after `watermark`.
+    /// Returns the OSD entries with a revision above `watermark`.
     pub(super) fn osd_delta(&self, watermark: u64) -> MapDelta {
         let changed = self.osds().filter(|osd| osd.info.revision > watermark);
         MapDelta { osds: changed.map(|osd| osd.info.clone()).collect(), ..MapDelta::default() }
     }
 
-    /// Returns all OSDs that were ever removed, if any was removed after `watermark`. Ids are issued
-    /// once, so an id that was issued and has no record was removed.
+    /// Returns the ids of all OSDs that were ever removed; empty if none was removed after `watermark`. Ids
+    /// are never reused, so an id that was issued and has no record belongs to a removed OSD.
     pub(super) fn removed_osds(&self, watermark: u64) -> Vec<OsdId> {
         if self.counter(CounterName::OsdRevision) <= watermark {
             return Vec::new();
@@ -604,16 +604,17 @@ impl CommittedState {
         given.filter(|osd| self.osd(*osd).is_none()).collect()
     }
 
-    /// Whether this store has not issued this revision of a pool's map.
+    /// Whether this store has not yet issued this revision of the pool's map.
     pub(super) fn lacks_map(&self, pool: PoolId, revision: MapRevision) -> bool {
         match self.pool(pool) {
             Some(record) => record.revision < revision,
-            // Ids are issued once: an issued id without a record was removed.
+            // Ids are never reused: an issued id without a record belongs to a removed pool.
             None => !self.may_be_given(CounterName::Pool, u64::from(pool.get())),
         }
     }
 
-    /// Returns the revision that added the pool's newest fence: a receiver of this revision has all fences.
+    /// Returns the revision that added the pool's newest fence. A receiver that has this revision has all
+    /// fences.
     pub(super) fn fence_revision(&self, pool: PoolId) -> MapRevision {
         let fences = self.fences(pool);
         fences.map_or(MapRevision::ZERO, |record| {
@@ -622,8 +623,8 @@ impl CommittedState {
         })
     }
 
-    /// Returns the changes of the pool's map after `since`; `None`: there is nothing newer. Every
-    /// entry and fence includes the revision that added it, so no history is kept.
+    /// Returns the changes of the pool's map after `since`; `None` if there are none. Every entry and fence
+    /// includes the revision that added it, so no history is kept.
     pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
         let record = self.pool(pool).filter(|record| record.revision > since)?;
         let pgs = self.pgs(pool).filter(|entry| entry.revision > since).cloned().collect();
@@ -677,7 +678,7 @@ impl Write {
         matches!(self.key(), Key::Stats(..))
     }
 
-    /// Whether receivers of the map must be informed of the write.
+    /// Whether the write changes the map, so that the map's receivers must be informed.
     pub(super) fn changes_map(&self) -> bool {
         let puts = matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)));
         puts || matches!(self, Write::Delete(Key::Osd(_) | Key::Pool(_)))
@@ -711,7 +712,7 @@ impl Batch {
         Batch::replacing_change(committed, next)
     }
 
-    /// Begins a transaction of a recovery: its number continues that of another store.
+    /// Begins a transaction of a recovery, whose number continues that of the recovered store.
     pub(super) fn replacing_change(committed: &CommittedState, change: ChangeRecord) -> Batch {
         let mut transaction = Transaction::new();
         if !planted::on(Bug::LeadershipNotCompared) {

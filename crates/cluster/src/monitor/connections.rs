@@ -1,4 +1,4 @@
-//! The peers connected to this monitor, and what is sent to each.
+//! The peers connected to this monitor, and the messages sent to them.
 //!
 //! Invariants
 //!   1. Nothing is sent over a connection that is gone.
@@ -104,7 +104,7 @@ impl Connections {
         Some(Gone { osd: state.osd, sessions: state.sessions.into_keys().collect() })
     }
 
-    /// Starts over with at most one connection, `kept`, as if it were new. Returns the others.
+    /// Starts over, keeping at most the connection `kept`, as if it were new. Returns the other connections.
     pub(super) fn begin_anew(
         &mut self,
         kept: Option<ConnectionId>,
@@ -143,7 +143,8 @@ impl Connections {
         self.here_mut(connection).peer.role = role;
     }
 
-    /// Returns the connection's order among all connections to this monitor; `None`: it is gone.
+    /// Returns the position of this connection in the order of all connections; `None`: the connection is
+    /// gone.
     pub(super) fn order(&self, connection: ConnectionId) -> Option<u64> {
         self.here.get(&connection).map(|state| state.order)
     }
@@ -237,7 +238,7 @@ impl Connections {
         }
     }
 
-    /// Returns the sessions with bytes that wait for free space, each with their number.
+    /// Returns the sessions with bytes that wait for free space, each with the number of bytes.
     pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (SessionId, u64)> {
         let all = self.here.values().flat_map(|state| &state.sessions);
         all.filter(|(_, bytes)| **bytes > 0).map(|(session, bytes)| (*session, *bytes))
@@ -270,7 +271,7 @@ impl Connections {
         has_room
     }
 
-    /// Returns the messages that were kept, in the order of arrival.
+    /// Returns the kept messages, in the order of arrival.
     pub(super) fn take_early(&mut self) -> VecDeque<(ConnectionId, ToMonitor)> {
         std::mem::take(&mut self.early)
     }

@@ -11,7 +11,7 @@
 //! good value with `state undo`.
 //!
 //! Invariant: while a guarded key has an unauthorized value, nothing is written except the list of such keys
-//! (`recovery`) and keys that people may write. So the next monitor also knows which keys it must not trust.
+//! (`recovery`) and keys that people may write. So the next leader also knows which keys it must not trust.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,7 +28,7 @@ use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, RecoveryRecord, 
 use crate::settings::Setting;
 use crate::state::{KeyValue, StateRevision, WatchId};
 
-/// Maximum number of changes reported by the store that may wait; beyond it, everything is read again.
+/// Maximum number of queued changes that the store has reported; beyond it, the whole store is read again.
 const WATCHED_COUNT_MAX: usize = 10_000;
 /// Maximum number of undone edits that are kept for `status`.
 const UNDONE_COUNT_MAX: usize = 100;
@@ -47,7 +47,7 @@ pub(super) struct Watching {
     /// watch may report a put after the key was removed again: in that case the key's record does
     /// not show who wrote it.
     ours: VecDeque<StateRevision>,
-    /// The revision at which everything was last read: watch events up to it contain nothing new.
+    /// The revision at which everything was last read. Watch events up to it contain nothing new.
     pub(super) read_at: StateRevision,
     pub(super) undone: UndoneEdits,
 }
@@ -94,7 +94,7 @@ impl UndoneEdits {
     }
 }
 
-/// Returns why people may not write a key; `None`: they may.
+/// Returns the reason why people may not write a key; `None` if they may.
 fn protected_because(key: &Key) -> Option<&'static str> {
     match key {
         Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
@@ -137,7 +137,8 @@ pub(super) fn is_never_edited(key: &Key) -> bool {
 }
 
 impl Watching {
-    /// Whether this monitor wrote the change at this revision, or included it when it last read everything.
+    /// Whether this monitor wrote the change at this revision, or has included it when it last read
+    /// everything.
     fn is_known(&mut self, told: StateRevision) -> bool {
         while self.ours.front().is_some_and(|revision| *revision < told) {
             self.ours.pop_front();
@@ -195,9 +196,9 @@ impl Monitor {
         Ok(Record::Pool(record))
     }
 
-    /// Checks a pool that was changed: name, minimum size and failure domain may change, and parity may be
-    /// added; what decides where data lies may not change. Returns the record to write, once
-    /// [`Monitor::check_placeable`] has accepted the pool.
+    /// Checks a changed pool: the name, the minimum size and the failure domain may change, and parity may be
+    /// added; fields that determine where data lies may not change. Returns the record to write, provided
+    /// that [`Monitor::check_placeable`] also accepts the pool.
     pub(super) fn changed_pool(&self, wanted: PoolRecord) -> Result<PoolRecord, String> {
         let known = self.committed.pool(wanted.pool.id);
         let known = known.ok_or("there is no such pool: `ashlar pool create` creates one")?;
@@ -220,8 +221,8 @@ impl Monitor {
         Ok(PoolRecord { revision, planned_for, ..wanted })
     }
 
-    /// Checks that a pool's members could follow a change of its failure domain, and that new positions
-    /// would get members. Requires: there is such a pool.
+    /// Checks that a pool's members could follow a change of its failure domain, and that new positions would
+    /// get members. Requires: the pool exists.
     pub(super) fn check_placeable(&self, wanted: &Pool) -> Result<(), Failure> {
         let known = self.committed.pool(wanted.id).expect("the caller has found it");
         let (scheme, failure_domain) = (wanted.scheme, wanted.failure_domain);
@@ -235,8 +236,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Checks an edited OSD: whether the planner uses the OSD, its place in the tree, and unknown fields
-    /// may change.
+    /// Checks an edited OSD record. The edit may change only whether the planner uses the OSD, the OSD's
+    /// place in the tree, and fields that this version does not recognize.
     fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
         let known = self.committed.osd(wanted.info.id);
         let known = known.ok_or("there is no such OSD: `ashlar osd create` creates one")?;
@@ -319,8 +320,8 @@ impl Monitor {
         }
     }
 
-    /// Handles a manual edit of a key: if the key is one of ours, the edit is checked before
-    /// anything else is done.
+    /// Handles a manual edit of a key. If this version recognizes the key, the edit is checked before other
+    /// jobs run.
     pub(super) fn take_edit(
         &mut self,
         key: String,
@@ -351,7 +352,7 @@ impl Monitor {
         }
     }
 
-    /// Plans the transaction that records which guarded keys are changed, for the next leader.
+    /// Plans the transaction that records, for the next leader, which guarded keys were edited.
     pub(super) fn plan_mark_edited(&self) -> Plan {
         let committed = &self.committed;
         let marked = match committed.record(&Key::Recovery) {
@@ -363,7 +364,7 @@ impl Monitor {
         let mut batch = Batch::new(committed);
         match marked {
             Some(record) if record.edited.is_empty() => {
-                // A restore is being written: the records here are not trusted.
+                // A restore is in progress: the records here are not trusted anyway.
                 if !is_changed {
                     return Plan::Done(Done::Silent);
                 }
@@ -390,7 +391,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Returns the guarded keys that were edited by hand while this monitor led, except the key that
+    /// Returns the guarded keys that were edited by hand while this monitor led, without `recovery`, which
     /// lists them.
     fn edited_keys(&self) -> impl Iterator<Item = &Key> {
         self.committed.damaged_keys().filter(|key| **key != Key::Recovery)
@@ -427,7 +428,7 @@ impl Monitor {
                 return Ok(Plan::Write { batch, done: None });
             }
         }
-        // The mark of an interrupted restore remains.
+        // Remove the list of edited keys, but not the mark of an interrupted restore.
         let is_mark =
             |record: &Record| matches!(record, Record::Recovery(it) if !it.edited.is_empty());
         let mark = committed.record(&Key::Recovery).filter(|record| is_mark(record));
@@ -452,7 +453,8 @@ impl Monitor {
 
     pub(super) fn plan_edit(&self, key: &Key) -> Plan {
         let committed = &self.committed;
-        // A later edit was checked instead, or a transaction has overwritten the key.
+        // There is nothing to check: a later edit was checked instead, or a transaction has overwritten the
+        // key.
         let Some(edit) = committed.edit(key) else { return Plan::Done(Done::Silent) };
         let mut batch = Batch::new(committed);
         let why = match (&edit.text, key) {
@@ -472,7 +474,8 @@ impl Monitor {
             },
         };
         if *key == Key::Change {
-            // The batch already writes this key: its own number, which continues the one in force.
+            // The batch overwrites this key anyway, with its own transaction number, which continues the
+            // valid one.
             return Plan::Write { batch, done: Some(Done::Edited(Err(why))) };
         }
         let before = match committed.record(key) {

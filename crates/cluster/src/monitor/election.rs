@@ -1,4 +1,4 @@
-//! A monitor among others: it leads under a lease from the store, or relays its connections to the monitor
+//! One of several monitors: it leads under a lease from the store, or relays its connections to the monitor
 //! that leads.
 //!
 //! ```text
@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. Leading is done by a separate [`Monitor`], created when a lease is granted and set aside
-//!      with its whole state when leadership is lost: this state is never compared with what
-//!      another leader has written since. Only `status` is answered from it, while nobody leads.
-//!   2. The leader's key is attached to the lease. While the key is attached to another monitor's
-//!      lease, no monitor takes it, so one leader's time ends before the next one begins.
+//!   1. A separate [`Monitor`] does the leading. It is created when a lease is granted, and set aside with
+//!      its whole state when leadership is lost: this state is never compared with what another leader has
+//!      written since. Only `status` is answered from it, while nobody leads.
+//!   2. The leader's key is attached to the lease. While the key is attached to another monitor's lease, no
+//!      monitor takes it, so one leadership ends before the next begins.
 //!   3. Safety rests on comparing the leader's key in every transaction. Clocks only decide when to
 //!      give up leadership.
 
@@ -41,14 +41,14 @@ use crate::state::{
 const LEASE_SPAN: Duration = Duration::from_secs(2);
 /// The interval at which the leader renews its lease.
 const RENEW_SPAN: Duration = Duration::from_millis(500);
-/// How long to wait before an unreachable store is asked again.
+/// Delay before an unreachable store is tried again.
 const REST_SPAN: Duration = Duration::from_millis(100);
-/// How long to wait before this monitor tries again to connect to the leader.
+/// Delay before this monitor tries again to connect to the leader.
 const REGISTER_SPAN: Duration = Duration::from_millis(500);
-/// The bit that marks requests and watches made by this file; those made by [`Monitor`] have lower numbers.
+/// The bit that marks ids of requests and watches made in this file; ids made by [`Monitor`] are lower.
 const OWN: u64 = 1 << 63;
 
-/// One of several monitors over one state store; or the only one.
+/// One of several monitors that share a state store, or the only one.
 pub struct Election {
     identity: Identity,
     may_create: bool,
@@ -64,12 +64,12 @@ pub struct Election {
     /// Edits that were undone: manual edits of the leader's key, and edits that the last
     /// [`Monitor`] of this process undid.
     undone: UndoneEdits,
-    /// The request that finds out whether the lease of a vanished leader's key is still alive: if
-    /// it is, somebody removed the key.
+    /// The request that checks whether the lease of a deleted leader's key is still alive: if it is, the key
+    /// was removed by hand.
     suspicion: Option<StateRequest>,
     /// The state of this monitor when it last led, as long as no other monitor is known to have led since.
     last_led: Option<LastLed>,
-    /// The leader that was last logged.
+    /// The leader in the last log line.
     leader_told: Option<MonitorId>,
 }
 
@@ -88,13 +88,13 @@ enum Stage {
     Looking { request: StateRequest },
     /// Another monitor leads: waits until the leader's key changes.
     Following { watch: WatchId, leader: Option<Leader> },
-    /// Nobody leads: waits for the grant of a lease to lead under.
+    /// Nobody leads: waits until a lease is granted.
     Granting { request: StateRequest },
     /// Leads, or is about to lead. Once it serves, it owns the connections.
     Leading { monitor: Box<Monitor>, is_serving: bool },
-    /// The process is about to end: waits until its lease is revoked.
+    /// The process is about to end: waits until this monitor's lease is revoked.
     Retiring { request: StateRequest },
-    /// Stopped: nothing happens any more.
+    /// Stopped: further events are ignored.
     Over,
 }
 
@@ -115,7 +115,7 @@ struct Lease {
     asked: Option<StateRequest>,
 }
 
-/// This monitor's own connection to the leader, which announces that this monitor is present.
+/// This monitor's own connection to the leader, which shows the leader that this monitor is present.
 #[derive(Default)]
 struct Registration {
     connection: Option<ConnectionId>,
@@ -153,7 +153,7 @@ impl Election {
         Election { stage, ..Election::new(identity, true) }
     }
 
-    /// Handles an event. After the effect `Stop` nothing happens any more.
+    /// Handles an event. Once the effect `Stop` was emitted, further events are ignored.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             _ if matches!(self.stage, Stage::Over) => return,
@@ -220,7 +220,7 @@ impl Election {
         };
     }
 
-    /// Whether the process may end without making others wait until its lease expires.
+    /// Whether the process may end without making the other monitors wait until its lease expires.
     pub fn is_retired(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
@@ -410,9 +410,8 @@ impl Election {
         self.seek_lease(now, effects);
     }
 
-    /// Finds out whether the leader's key was deleted with its lease, or somebody removed it.
-    /// Nothing is attached to that lease any more, so it may be renewed to see whether it is still
-    /// alive.
+    /// Finds out whether the leader's key was deleted with its lease or removed by hand. Nothing is attached
+    /// to that lease any more, so renewing it is harmless and shows whether it is still alive.
     fn probe_lost_lease(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
         let lease = leader.lease;
@@ -421,7 +420,7 @@ impl Election {
         effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
     }
 
-    /// Notes that the leader's key was edited by hand, or removed.
+    /// Records that the leader's key was edited or removed by hand.
     fn note_leader_edited(&mut self, now: Time) {
         match &mut self.stage {
             Stage::Leading { monitor, .. } => monitor.watching.undone.note_leader(now),
@@ -429,7 +428,8 @@ impl Election {
         }
     }
 
-    /// Handles a new value of the leader's key. An unreadable value disappears with its lease.
+    /// Handles a new value of the leader's key. An unreadable value is ignored: it is deleted when its lease
+    /// ends.
     fn meet_leader(&mut self, now: Time, entry: &KeyValue, effects: &mut Vec<Effect>) {
         let parsed = match Record::parse(&Key::Leader, &entry.value) {
             Ok(Record::Leader(record)) => Some(record),
@@ -443,7 +443,7 @@ impl Election {
             lease,
             addresses: record.addresses,
         });
-        // The leader may write its key again; it has been the leader all along.
+        // The same leader has written its key again.
         if *leader == parsed && leader.is_some() {
             return;
         }
@@ -455,7 +455,7 @@ impl Election {
         self.relay.set_leader(now, addresses, effects);
     }
 
-    /// Nobody leads: requests a lease, or uses the one that this monitor still has.
+    /// Requests a lease because nobody leads, or uses the lease that this monitor still has.
     fn seek_lease(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.leave_leader(effects);
         self.relay.set_leader(now, Vec::new(), effects);
@@ -511,8 +511,8 @@ impl Election {
 
     /// Tries to lead under the lease.
     fn lead(&mut self) {
-        // The store may have been restored from a backup since this process led: leading again is
-        // another reign.
+        // The store may have been restored from a backup since this process last led, so leading again begins
+        // a new reign.
         self.lead_count += 1;
         let nonce = self.identity.nonce.wrapping_add(self.lead_count);
         let identity = Identity { nonce, ..self.identity.clone() };
@@ -549,7 +549,7 @@ impl Election {
         }
     }
 
-    /// Stops leading: OSDs and clients reconnect, here or to another monitor.
+    /// Stops leading: OSDs and clients reconnect to this monitor or to another one.
     fn lose(&mut self, now: Time, why: &str, effects: &mut Vec<Effect>) {
         let rest = Stage::Rest { until: now };
         let Stage::Leading { mut monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
@@ -567,10 +567,10 @@ impl Election {
         if let Some(watch) = monitor.watching.watch {
             effects.push(Effect::State(StateEffect::Unwatch { watch }));
         }
-        // If the leader's key is still ours, it is deleted with the lease.
+        // If the leader's key is still this monitor's, it is deleted with the lease.
         if let Some(Lease { id: lease, .. }) = self.lease.take() {
             let request = self.next_request();
-            // If the lease is still alive, somebody removed its key.
+            // If the lease is still alive, its key was removed by hand.
             self.suspicion = monitor.leadership.has_led().then_some(request);
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
         }
@@ -579,7 +579,7 @@ impl Election {
         }
     }
 
-    /// Does everything that is due.
+    /// Does everything that is due at this time.
     fn advance(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if matches!(self.stage, Stage::Over) {
             return;
@@ -620,7 +620,7 @@ impl Election {
         }
     }
 
-    /// Connects to the leader, to announce that this monitor is present.
+    /// Connects to the leader, to show that this monitor is present.
     fn tell_leader(&mut self, effects: &mut Vec<Effect>) {
         self.registration.retry = None;
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };

@@ -1,6 +1,5 @@
-//! Which PGs need a new entry, and why: because of a report from a primary, or because of a change
-//! to an OSD. `acting.rs` makes the entries; this file writes them, as many at a time as fit in a
-//! transaction.
+//! Which PGs need a new entry, and why: because a primary requested one, or because an OSD changed.
+//! `acting.rs` computes the entries; this file writes them, as many at a time as fit in a transaction.
 //!
 //! Requests from primaries are kept only in memory: primaries repeat them until the epoch has ended.
 //!
@@ -22,19 +21,19 @@ use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the next epoch of a PG is delayed after its primary requested one: failures are usually
-/// detected in that time.
+/// How long the next epoch of a PG is delayed after its primary requested it: related failures are usually
+/// detected within that time.
 const RENEW_DELAY: Duration = Duration::from_millis(10);
 /// The shortest span between two epochs that a primary requested; it doubles each time.
 const RENEW_SPAN_MIN: Duration = Duration::from_millis(100);
 /// The longest span between two epochs that a primary requested.
 const RENEW_SPAN_MAX: Duration = Duration::from_secs(5);
-/// The shortest span between two epochs for a member that cannot continue and cannot be removed.
+/// The shortest span between two epochs started because of a failed member that cannot be removed.
 const FAILED_SPAN_MIN: Duration = Duration::from_secs(1);
 /// How long a member is barred the first time; the span doubles each time.
 const BAR_SPAN_MIN: Duration = Duration::from_secs(5);
-/// The longest time that a member is barred; also the longest span between epochs for one that
-/// cannot be removed.
+/// The longest time for which a member is barred; also the longest span between two epochs started because of
+/// a failed member that cannot be removed.
 const BAR_SPAN_MAX: Duration = Duration::from_secs(60);
 
 /// A shard of PG entries.
@@ -56,7 +55,7 @@ pub(super) struct Entries {
     renewals: BTreeMap<PgId, Renewal>,
     /// Members that their primaries could not work with.
     bars: BTreeMap<(PgId, OsdId), Bar>,
-    /// Pairs of OSDs, the first of which cannot reach the second, although this monitor hears from both.
+    /// Pairs of OSDs of which the first cannot reach the second, although this monitor hears from both.
     links: BTreeMap<(OsdId, OsdId), Bar>,
 }
 
@@ -64,7 +63,7 @@ pub(super) struct Entries {
 struct Asked {
     epoch: Epoch,
     complete: BTreeSet<Member>,
-    /// When the next epoch that the primary needs may begin, and how long the one after that is delayed.
+    /// The next epoch, if the primary requested one.
     renew: Option<Renewal>,
 }
 
@@ -75,9 +74,9 @@ struct Renewal {
     span: Duration,
 }
 
-/// A barred member or link: for how long, and why.
+/// A bar on a member or a link: for how long, and why.
 pub(super) struct Bar {
-    /// The run that is barred; another run is not.
+    /// The run of the OSD that is barred; other runs are not.
     incarnation: Incarnation,
     /// The event in which the failure was noticed.
     since: u64,
@@ -100,7 +99,7 @@ impl Entries {
         self.mark(pg.pool, pg.number / PG_SHARD_SIZE);
     }
 
-    /// Checks all PGs at this time or earlier.
+    /// Schedules a check of all PGs at this time or earlier.
     pub(super) fn look_at(&mut self, at: Time) {
         self.check = Some(self.check.map_or(at, |check| check.min(at)));
     }
@@ -122,14 +121,14 @@ impl Entries {
 }
 
 impl Renewal {
-    /// Returns the next renewal, for a request that arrives now.
+    /// Returns the renewal for a request that arrives now.
     fn after(before: Option<&Renewal>, now: Time, min: Duration, max: Duration) -> Renewal {
         let soonest = now + RENEW_DELAY;
         let Some(before) = before.filter(|before| !before.is_over(now)) else {
             return Renewal { at: soonest, span: min };
         };
         let double = Duration::from_nanos(before.span.as_nanos().saturating_mul(2));
-        // An earlier request may have had a longer span.
+        // The earlier span may exceed the maximum of this request.
         let at = soonest.max(before.at + before.span.min(max));
         Renewal { at, span: double.max(min).min(max) }
     }
@@ -140,7 +139,7 @@ impl Renewal {
 }
 
 impl Bar {
-    /// Raises a bar for the first time or again: twice as long if it was in effect recently.
+    /// Creates or renews a bar: it lasts twice as long if the previous one ended recently.
     fn raised(
         before: Option<&Bar>,
         now: Time,
@@ -207,8 +206,8 @@ impl Monitor {
                 let is_new = asked.complete.insert(member);
                 let is_up = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|it| it.info.up);
                 if is_new && !others.iter().all(is_up) {
-                    // The PG may continue with these members and without the lost ones, once all of
-                    // these have been heard from.
+                    // The PG may continue without its lost members once all of these OSDs have answered a
+                    // probe.
                     self.ask_soon(others.into_iter().chain([member.osd]));
                 }
             }
@@ -228,7 +227,7 @@ impl Monitor {
         self.entries.mark_pg(pg);
     }
 
-    /// Whether the entry has the current run of its primary.
+    /// Whether the entry contains the current run of `osd`, its primary.
     pub(super) fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
         let run = self.committed.osd(osd).map(|record| record.info.incarnation);
         entry.acting_member(osd).map(|member| member.incarnation) == run
@@ -242,8 +241,8 @@ impl Monitor {
         self.entries.bars.insert(key, bar);
     }
 
-    /// Bars a link: one OSD cannot reach another, although this monitor hears from both. In PGs that `from`
-    /// leads, `to` cannot take part; or, if `from` can reach too few members, another member leads.
+    /// Bars a link: `from` cannot reach `to`, although this monitor hears from both. In PGs that `from`
+    /// leads, `to` cannot take part; if `from` can reach too few members, another member leads.
     pub(super) fn bar_link(&mut self, now: Time, from: OsdId, to: OsdId) {
         let Some(record) = self.committed.osd(to) else { return };
         let key = (from, to);
@@ -254,14 +253,15 @@ impl Monitor {
         let bar = Bar::raised(before, now, self.event_last, run, why);
         self.entries.look_at(bar.until);
         self.entries.links.insert(key, bar);
-        // Done each time: entries that `from` leads now may have members that were not probed before.
+        // Repeated for every report: `from` may lead new entries by now, with members that were not probed
+        // yet.
         self.notice_link(from);
         if is_new {
             self.entries.mark_all();
         }
     }
 
-    /// Probes the OSDs that would have to continue without one of the two.
+    /// Probes the members of PGs that `from` leads: these would have to continue without one of the two OSDs.
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.committed.pools() {
@@ -299,7 +299,7 @@ impl Monitor {
         self.failed_in(now, entry.pg).chain(links)
     }
 
-    /// Returns the members that a primary of the PG could not work with recently.
+    /// Returns the OSDs that are barred from the PG in their current runs, each with its bar.
     fn failed_in(&self, now: Time, pg: PgId) -> impl Iterator<Item = (OsdId, &Bar)> {
         let bars = self.entries.bars.range((pg, OsdId::FIRST)..);
         let bars = bars.take_while(move |((id, _), _)| *id == pg);
@@ -312,7 +312,7 @@ impl Monitor {
         bar.until > now && run == Some(bar.incarnation)
     }
 
-    /// Returns the links that are broken: confirmed, or only reported.
+    /// Returns the broken links, and the links that are only reported as broken so far.
     fn links(&self) -> Links {
         let now = self.now;
         let links = self.entries.links.iter();
@@ -327,7 +327,8 @@ impl Monitor {
     /// Queues the job that writes entries, if some may be needed; returns whether it did.
     pub(super) fn queue_entries(&mut self, now: Time) -> bool {
         if self.is_older() {
-            // All shards are checked when this monitor starts over.
+            // Nothing is written while the store is older; all shards are checked when this monitor starts
+            // over.
             self.entries.check = None;
             return false;
         }
@@ -351,7 +352,7 @@ impl Monitor {
         }
     }
 
-    /// Handles the end of the job: no entry needs to change for now.
+    /// Handles the end of the job that writes entries: no entry needs to change for now.
     pub(super) fn on_entries_settled(&mut self) {
         let now = self.now;
         let entries = &mut self.entries;
@@ -371,8 +372,8 @@ impl Monitor {
         }
     }
 
-    /// Builds new entries for PGs that need them, as many as fit: for all PGs, or only for those marked
-    /// dirty. `None`: no entry needs to change, or the store was set back to an older state.
+    /// Builds new entries for PGs that need them, as many as fit: for all PGs, or only for those in dirty
+    /// shards. `None`: no entry needs to change, or the store was set back to an older state.
     pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
         if self.is_older() {
             return None;
@@ -405,7 +406,7 @@ impl Monitor {
         (!batch.is_empty()).then_some(batch)
     }
 
-    /// Returns the entries of a shard with changes applied; `None`: no entry changes.
+    /// Returns a shard's entries after all changes; `None`: no entry changes.
     fn next_entries(
         &self,
         pool: &PoolRecord,
@@ -455,7 +456,8 @@ impl Monitor {
         }
     }
 
-    /// Whether a member may soon be found to be down: then one epoch serves both purposes.
+    /// Whether a member may soon be found to be down. A requested epoch then waits, so that one epoch serves
+    /// both purposes.
     fn is_in_doubt(&self, entry: &PgEntry) -> bool {
         let mut members = entry.members();
         members.any(|member| {
@@ -500,7 +502,7 @@ impl Monitor {
         }
     }
 
-    /// Drops the requests from earlier epochs after entries were written.
+    /// Drops requests that belong to earlier epochs, after new entries were written.
     pub(super) fn on_entries_written(&mut self) {
         let committed = &self.committed;
         let entries = &mut self.entries;

@@ -1,5 +1,5 @@
-//! Runs jobs one at a time: each is planned from the committed state, written, and planned again
-//! until it is done.
+//! Runs jobs one at a time: each job is planned from the committed state and written, and planned again until
+//! it is done.
 
 use std::collections::BTreeMap;
 
@@ -215,8 +215,9 @@ impl Monitor {
         }
     }
 
-    /// Finds out, after everything was read again, whether the transaction in flight was committed, from
-    /// the keys that it writes. If it was not, it never will be, because leadership has been taken since.
+    /// Finds out, after everything was read again, whether the transaction in flight was committed, by the
+    /// keys that it writes. If it was not committed, it never will be, because leadership has been taken
+    /// since.
     pub(super) fn settle_in_flight(
         &mut self,
         now: Time,
@@ -233,9 +234,9 @@ impl Monitor {
         }
     }
 
-    /// Returns the revision of the transaction with these writes, if it was committed. Some of its keys
-    /// may have been edited by hand since, so one key with our value is enough. If the transaction put
-    /// nothing, a deleted key is enough, whoever deleted it.
+    /// Returns the revision of the transaction with these writes, if it was committed. Some of its keys may
+    /// have been edited by hand since, so one key with this monitor's value is sufficient. If the transaction
+    /// put nothing, one deleted key is sufficient, whoever deleted it.
     fn happened_at(
         &self,
         writes: &[Write],
@@ -258,7 +259,7 @@ impl Monitor {
                 let key = write.key();
                 before(&key) > StateRevision::ZERO && !store.contains_key(&key.to_string())
             };
-            // A revision that no key has.
+            // The revision is unknown; zero is a revision that no key has.
             writes.iter().any(is_gone).then_some(StateRevision::ZERO)
         };
         if has_puts { put } else { deleted() }

@@ -12,11 +12,10 @@
 //! case the link between the two is broken, see `entries.rs`.
 //!
 //! Invariants
-//!   1. Only answers to probes sent after an OSD joined count as hearing from it: messages that
-//!      were in transit when it failed prove nothing. A probe's number is that of the event that
-//!      sent it.
-//!   2. Each failure is noticed once: from then on the OSD's peers must be heard from before a PG
-//!      continues without it.
+//!   1. Only answers to probes sent after an OSD joined count as hearing from it: messages that were in
+//!      transit when the OSD failed prove nothing. A probe's number is that of the event that sent it.
+//!   2. Each failure is noticed once: from then on the failed OSD's peers must be heard from before a PG
+//!      continues without that OSD.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,33 +28,33 @@ use crate::settings::Setting;
 
 /// How long an OSD may take to answer a probe.
 pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
-/// A monitor that checks for an answer this long after the deadline was itself suspended, and probes again.
+/// A monitor that checks for an answer this long after the deadline was itself suspended; it probes again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
 /// How long a peer's report that an OSD is not listening remains valid.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
-/// After the whole cluster was switched off, everything starts at the same time. For this long after a
-/// monitor's start, a report from an OSD that has just started does not mark an OSD down that has
-/// not connected yet, so that PGs keep their members across such a start. A report from an OSD
-/// whose run continues counts: it proves that the cluster was not switched off.
+/// After the whole cluster was switched off, all processes start at the same time. For this long after a
+/// monitor's start, a report from an OSD that has just started does not mark another OSD down that has not
+/// connected yet, so that PGs keep their members across such a start. A report from an OSD whose run
+/// continues counts: it proves that the cluster was not switched off.
 const TOGETHER_SPAN: Duration = Duration::from_secs(2);
 /// If a peer reports for this long that it cannot reach an OSD that this monitor hears from, the
 /// link between the two counts as broken.
 const LINK_SPAN: Duration = Duration::from_millis(900);
-/// For this long after its first report, a peer that repeats the report may be right or wrong.
-/// During this time no PG loses a member that it would need if the peer were right. Three reports
-/// arrive in that time.
+/// For this long after a peer's first report that it cannot reach an OSD, it is not certain whether the peer
+/// is right. During this time no PG loses a member that it would need if the peer were right. A peer sends
+/// three reports in that time.
 const DOUBT_SPAN: Duration = Duration::from_secs(3);
-/// A peer that has not repeated its report for this long has reached the OSD: reports arrive about once a
-/// second.
+/// A peer that has not repeated its report for this long has reached the OSD: reports are repeated about once
+/// a second.
 const REPEAT_SPAN: Duration = Duration::from_millis(1500);
 /// A peer's report is discarded if it is not repeated for this long.
 const SAID_SPAN: Duration = Duration::from_secs(3);
 /// How long to wait for more answers before PGs are checked, if some are still missing.
 const GATHER_SPAN: Duration = Duration::from_millis(20);
-/// How long until an OSD that had to stay in is considered again for being taken out.
+/// How long until an OSD that could not be taken out is considered again.
 const OUT_RETRY_SPAN: Duration = Duration::from_secs(60);
 
-/// What is known about whether an OSD is running.
+/// The failure detector's knowledge about one OSD.
 #[derive(Default)]
 pub(super) struct Liveness {
     /// The time at which the OSD's last message arrived.
@@ -69,16 +68,16 @@ pub(super) struct Liveness {
     probed: Option<Time>,
     /// The time until which the OSD counts as up although it is not connected.
     grace_ends: Option<Time>,
-    /// Whether the OSD's run began before this monitor became the leader.
+    /// Whether the OSD's current run began before this monitor became the leader.
     goes_on: bool,
     /// The time until which reports from peers that have just started do not count: the OSD was up
     /// before this monitor's start and has not connected yet.
     expected_until: Option<Time>,
-    /// The time since which the OSD is down, to this process's knowledge.
+    /// The time since which this process has known the OSD to be down.
     down_since: Option<Time>,
     /// The time at which a peer found that the OSD is not listening.
     refused: Option<Time>,
-    /// Peers that cannot reach the OSD: when each first and last reported it.
+    /// Peers that cannot reach the OSD, each with the times of its first and last report.
     said: BTreeMap<OsdId, (Time, Time)>,
     /// The time at which the OSD is checked next.
     check: Option<Time>,
@@ -90,23 +89,23 @@ impl Liveness {
         self.grace_ends.is_some()
     }
 
-    /// Whether the OSD's answer is expected soon, if it is alive.
+    /// Whether the OSD may have failed, which will be known soon.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.grace_ends.is_some() || self.probed.is_some()
     }
 }
 
-/// The OSDs that are to be checked, and those that were probed.
+/// The OSDs that must be checked or probed, and those whose answers are outstanding.
 #[derive(Default)]
 pub(super) struct FailureDetector {
     checks: BTreeSet<(Time, OsdId)>,
-    /// OSDs that are to be probed, because a failure was noticed.
+    /// OSDs that must be probed because a failure was noticed.
     to_ask: BTreeSet<OsdId>,
-    /// OSDs whose peers are to be probed.
+    /// Failed OSDs whose peers must be probed.
     failed: BTreeSet<OsdId>,
     /// OSDs that were probed and not heard from since.
     asked: BTreeSet<OsdId>,
-    /// The time at which this process resumed after a suspension: peers may have left it meanwhile.
+    /// The time at which this process resumed after a suspension: OSDs may have disconnected meanwhile.
     back_since: Option<Time>,
 }
 
@@ -118,8 +117,8 @@ impl FailureDetector {
 }
 
 impl Monitor {
-    /// Begins to watch all OSDs, after everything was read: those that were up have some time to
-    /// reconnect to this monitor.
+    /// Begins to watch all OSDs, after the state was read: OSDs that were up have some time to reconnect to
+    /// this monitor.
     pub(super) fn begin_detection(&mut self, now: Time) {
         let ends = now + self.span(Setting::OsdReturn);
         let known: Vec<(OsdId, bool)> =
@@ -152,7 +151,8 @@ impl Monitor {
 
     /// Begins the grace period of an OSD whose connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
-        // An OSD that left this monitor while it was suspended looks for another monitor, and then returns.
+        // An OSD that left this monitor while it was suspended first tries the other monitors, and then
+        // returns.
         let all_return =
             self.failure_detector.back_since.map(|back| back + self.span(Setting::OsdReturn));
         let grace_ends = now + self.span(Setting::OsdGrace);
@@ -168,7 +168,7 @@ impl Monitor {
         self.look_at(osd, ends);
     }
 
-    /// Notes that a failure of the OSD was noticed: its peers are to be probed.
+    /// Records that a failure of the OSD was noticed: its peers will be probed.
     pub(super) fn notice(&mut self, osd: OsdId) {
         self.osds.entry(osd).or_default().liveness.noticed = self.event_last;
         self.failure_detector.failed.insert(osd);
@@ -179,7 +179,7 @@ impl Monitor {
         self.failure_detector.to_ask.extend(osds);
     }
 
-    /// Checks the OSD at this time or earlier.
+    /// Schedules a check of the OSD at this time or earlier.
     pub(super) fn look_at(&mut self, osd: OsdId, at: Time) {
         let Some(live) = self.osds.get_mut(&osd) else { return };
         if live.liveness.check.is_some_and(|check| check <= at) {
@@ -202,7 +202,7 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
-    /// Notes that a message arrived; it is an OSD's if one has joined over the connection.
+    /// Records the arrival time of a message if an OSD has joined over the connection.
     pub(super) fn on_word(&mut self, now: Time, connection: ConnectionId) {
         let osd = self.connections.osd(connection);
         let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
@@ -291,7 +291,7 @@ impl Monitor {
             return;
         }
         if how == Unreachable::Missed {
-            // If the link between the two is broken, the OSD that requests a lease reports it.
+            // If the link between the two is broken, that is reported by the OSD that requests a lease.
             return self.probe_once(now, osd, effects);
         }
         let (since, last) = liveness.said.entry(peer).or_insert((now, now));
@@ -313,7 +313,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the links that one end recently reported as broken.
+    /// Returns the links that one of the two OSDs recently reported as broken.
     pub(super) fn doubted_links(&self, now: Time) -> impl Iterator<Item = (OsdId, OsdId)> {
         self.doubts(now).map(|(pair, _)| pair)
     }
@@ -394,14 +394,15 @@ impl Monitor {
             let was_noticed = liveness.noticed > 0;
             self.push_sync_osd(osd);
             if !was_noticed {
-                // It has not connected since this monitor's start: its absence is noticed only now.
+                // The OSD has not connected since this monitor's start, so its absence is noticed only now.
                 self.notice(osd);
             }
         }
         self.check_down(now, osd)
     }
 
-    /// Marks an OSD that does not answer or is leaving as down, even if its connection still looks alive.
+    /// Marks an OSD that does not answer, or is shutting down, as down, even if its connection still looks
+    /// alive.
     fn take_down(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let connection = self.osds.get(&osd).and_then(|live| live.connection);
         if let Some(connection) = connection {
@@ -413,7 +414,7 @@ impl Monitor {
         self.look_at(osd, now);
     }
 
-    /// Checks an OSD that is down: after some time its PGs must be planned elsewhere.
+    /// Checks an OSD that is down: after some time its PGs must be planned on other OSDs.
     fn check_down(&mut self, now: Time, osd: OsdId) -> Option<Time> {
         let record = self.committed.osd(osd)?;
         if !record.info.in_cluster || record.info.incarnation == Incarnation::ZERO {
@@ -441,7 +442,7 @@ impl Monitor {
         self.osds.get(&osd).is_some_and(|live| live.counts_as_up()) || self.is_joining(osd)
     }
 
-    /// Whether a run of the OSD waits to join.
+    /// Whether a boot of the OSD is waiting to be handled.
     pub(super) fn is_joining(&self, osd: OsdId) -> bool {
         let mut boots = self.jobs.boots().filter(|boot| boot.osd == osd);
         boots.any(|boot| self.connections.is_here(boot.connection))

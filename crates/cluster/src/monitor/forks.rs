@@ -2,14 +2,13 @@
 //! after that backup was restored and the cluster continued from it for a while.
 //!
 //! The newest entry of each PG must continue every epoch that was served. Otherwise writes that were
-//! acknowledged in one of the two versions would be lost silently.
+//! acknowledged in an epoch that it does not continue would be lost silently.
 //!
-//! Two facts show a fork. First, members' records list the epochs that they continue: a served
-//! epoch that no member of the newest entry continues belongs to another branch. That alone is not
-//! enough, because both branches number their epochs from the backup on, and old epochs drop out of
-//! the records. Second, each OSD's copy of the state shows which branch of the state it has seen.
-//! If members of one branch served a PG without any member of the other, and vice versa, the PG was
-//! forked.
+//! Two facts show a fork. First, each member's record lists the epochs that it continues: a served epoch that
+//! no member of the newest entry continues belongs to another branch. That alone is not sufficient, because
+//! both branches number their epochs from the backup on, and old epochs are dropped from the records. Second,
+//! each OSD's copy of the state shows which branch of the state the OSD has seen. If members of one branch
+//! served a PG without any member of the other branch, and vice versa, the PG was forked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,8 +32,8 @@ pub(super) struct Teller<'a> {
     pub(super) known: &'a KnownState,
 }
 
-/// A member of a PG, according to its record. It has every write that was acknowledged in the
-/// record's last epoch.
+/// A member of a PG, according to its record. It holds every write that was acknowledged up to the record's
+/// last epoch.
 struct Whole<'a> {
     is_kept: bool,
     /// The epochs that the record continues, with the record's own epoch as the last.
@@ -44,8 +43,8 @@ struct Whole<'a> {
 }
 
 impl Whole<'_> {
-    /// Whether the record continues this epoch; epochs before the first one in the record are
-    /// unknown and count as continued.
+    /// Whether the record continues this epoch. Epochs before the first one in the record are unknown and
+    /// count as continued.
     fn goes_on(&self, epoch: Epoch) -> bool {
         self.epochs.contains(&epoch) || self.epochs.iter().all(|known| *known > epoch)
     }
@@ -99,17 +98,17 @@ pub(super) fn check(
     ))
 }
 
-/// Returns the acting members of an entry that have reported and have the PG whole.
+/// Returns the acting members of an entry that have reported a record of the PG.
 fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whole<'a>)> {
     let acting = entry.acting().map(|member| member.osd);
     acting.filter_map(|osd| Some((osd, members.get(&osd)?))).collect()
 }
 
-/// Returns the acting members of this member's last epoch, if that epoch was served: then all of them
-/// have activated it. An epoch that was interrupted acknowledged nothing. Members that removed their
-/// record together with a surplus copy are unknown. On the branch that is kept, epochs follow each
-/// other and a served one is never skipped, so an epoch with an unknown member counts as not served; on
-/// another branch it counts as served.
+/// Returns the acting members of this member's last epoch, if that epoch was served: then every acting member
+/// has activated it. An interrupted epoch acknowledged nothing. A member that removed its record together
+/// with a surplus copy is unknown. On the branch that is kept, epochs follow each other and a served epoch is
+/// never skipped, so an epoch with an unknown member counts as not served; on the other branch it counts as
+/// served.
 fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {
     let all = acting(members, by.entry);
     let is_known = all.len() == by.entry.acting_count() || !by.is_kept;
@@ -133,9 +132,9 @@ fn served_apart(members: &Members<'_>) -> Vec<OsdId> {
     kept.into_iter().chain(other).map(|(osd, _)| osd).collect()
 }
 
-/// Returns the members of served entries that the newest entry does not continue, and that entry's
-/// members; empty: there are none. One acting member that continues all served entries is enough: it
-/// brings the others up to date.
+/// Returns the members whose served epochs are not continued by the newest entry, and that entry's acting
+/// members; empty if all served epochs are continued. One acting member that continues all of them is enough:
+/// it brings the others up to date.
 fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     let ends = acting(members, winner);
     let served = members.iter().filter(|(_, whole)| !served(members, whole).is_empty());
@@ -150,7 +149,7 @@ fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     lost.chain(winner.acting().map(|member| member.osd)).collect()
 }
 
-/// Returns the error for two entries of one epoch: it is unknown which one was served.
+/// Returns the error for two different entries with the same epoch: it is unknown which one was served.
 pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     let acting = |entry: &PgEntry| {
         let osds = entry.acting().map(|member| member.osd.to_string());
@@ -189,8 +188,8 @@ mod tests {
         PgEntry { epoch: Epoch::new(epoch), ..PgEntry::new(PG, acting.iter().map(member)) }
     }
 
-    /// An OSD, the entry of its record, the epochs that the record continues, and whether the OSD has seen
-    /// the branch that is kept.
+    /// One OSD's report: the OSD, the entry in its record, the epochs that the record continues, and whether
+    /// the OSD has seen the branch that is kept.
     type Spoken<'a> = (u32, PgEntry, &'a [u32], bool);
 
     fn judged(members: &[Spoken<'_>], newest: PgEntry) -> Result<(), Failure> {
@@ -222,7 +221,7 @@ mod tests {
 
     #[test]
     fn two_ways_with_the_same_numbers_and_with_forgotten_ones_are_two() {
-        // osd.3's epoch 5 is not the epoch 5 that osd.1's record continues, or once continued.
+        // osd.3's epoch 5 differs from the epoch 5 that osd.1's record continues, or no longer lists.
         for epochs in [&[3, 4, 5, 6][..], &[6], &[8, 9]] {
             let end = epochs[epochs.len() - 1];
             for (one, other) in [(true, false), (false, true)] {
@@ -255,13 +254,13 @@ mod tests {
         // osd.2 left before the history of osd.1 begins.
         let left = (2, entry(2, &[2]), &[1, 2][..], true);
         judged(&[left, went_on.clone()], entry(6, &[1])).unwrap();
-        // osd.4, which had not activated epoch 5 either, has handed over since, and dropped its copy.
+        // osd.4, which had not activated epoch 5 either, has since handed over and dropped its copy.
         let cut = (3, entry(5, &[3, 4]), &[3, 4, 5][..], true);
         judged(&[cut.clone(), went_on.clone()], entry(6, &[1])).unwrap();
         // On a branch that is not kept, epoch 5 may have been served.
         let other = (cut.0, cut.1, cut.2, false);
         judged(&[other, went_on.clone()], entry(6, &[1])).unwrap_err();
-        // osd.2 is only behind the newest entry.
+        // osd.2 is merely behind the newest entry.
         let behind = (2, entry(4, &[1, 2]), &[3, 4][..], true);
         judged(&[behind, went_on], entry(7, &[1, 2])).unwrap();
     }

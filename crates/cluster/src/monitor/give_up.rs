@@ -1,17 +1,17 @@
 //! `pg give-up`: the operator accepts what an incomplete PG lost, and is informed once the PG is served.
 //!
-//! The PG's primary accepts data lost to damage, and records that in its store; the monitor does
-//! not record it. An operator who gets no answer in time checks the PG's state and, if it is still
-//! needed, runs the command again.
+//! For data lost to damage, the PG's primary accepts the loss and records that in its store; the monitor does
+//! not record it. An operator who gets no answer in time checks the PG's state and, if it is still needed,
+//! runs the command again.
 //!
-//! Members that are down, while fewer than minimum size are up, are given up by an entry without them:
-//! `they_are_off`. Only the operator's confirmation keeps two halves of a PG from serving: each of the
-//! given-up members must stay off until it has the new map. A member whose run in the entry is over and
-//! whose new run may have lost data is given up with them, if another member is left.
+//! If fewer than minimum size members are up, the members that are down can be given up (`they_are_off`): the
+//! next entry does not contain them. Only the operator's confirmation prevents two halves of a PG from
+//! serving at the same time: each given-up member must stay off until it has the new map. A member that has
+//! returned in a new run that may have lost data is given up with them, if another member is left.
 //!
-//! A PG may continue with few members for long, so none of these may be one that has just died, unnoticed:
-//! the command waits until each acting member has answered a probe sent after the command arrived, or is
-//! down.
+//! The PG may continue with few members for a long time, so none of them may be one that has just died
+//! without being noticed: the command waits until each acting member is down, or has answered a probe sent
+//! after the command arrived.
 
 use std::collections::VecDeque;
 
@@ -27,8 +27,7 @@ use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the OSD may take to serve the PG before the operator is informed that the outcome is
-/// unknown.
+/// How long the OSD may take to serve the PG before the operator is told that the outcome is unknown.
 pub(super) const GIVE_UP_SPAN: Duration = Duration::from_secs(10);
 /// Maximum number of waiting operators.
 const GIVE_UP_COUNT_MAX: usize = 1_000;
@@ -54,12 +53,12 @@ pub(super) struct MembersGiveUp {
     pub(super) since: u64,
 }
 
-/// Commands that give up members and wait, each with the time at which it is refused; the oldest first.
+/// Waiting commands that give up members, each with the time at which it is refused; the oldest first.
 #[derive(Default)]
 pub(super) struct MembersGiveUps(VecDeque<(Time, MembersGiveUp)>);
 
 impl MembersGiveUps {
-    /// Returns the time at which the first of them no longer waits.
+    /// Returns the time at which the first waiting command is refused.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.0.front().map(|(ends, _)| *ends)
     }
@@ -71,7 +70,7 @@ impl MembersGiveUps {
 }
 
 impl Monitor {
-    /// Begins to give up members of a PG that are off: its acting members are probed.
+    /// Begins to give up members of a PG that are off: probes its acting members.
     pub(super) fn ask_before_give_up(
         &mut self,
         now: Time,
@@ -104,8 +103,8 @@ impl Monitor {
         }
     }
 
-    /// Returns an acting member that is neither known to be up nor down: it counts as up or is joining, and
-    /// has not answered a probe sent in the event `since` or later.
+    /// Returns an acting member that is neither known to be up nor known to be down: it counts as up or is
+    /// joining, and has not answered a probe sent in the event `since` or later.
     fn unclear(&self, entry: &PgEntry, since: u64) -> Option<OsdId> {
         let is_unclear = |osd: &OsdId| {
             let is_heard = self
@@ -120,8 +119,8 @@ impl Monitor {
         entry.acting().map(|member| member.osd).find(is_unclear)
     }
 
-    /// Informs the primary of an incomplete PG that the operator accepts its loss; the operator's answer
-    /// follows the primary's report. Not `accepted`: the error describes what would be lost.
+    /// Informs the primary of an incomplete PG that the operator accepts its loss; the operator is answered
+    /// after the primary's report. If not `accepted`, returns an error that describes what would be lost.
     pub(super) fn give_up(
         &mut self,
         asked: GiveUp,
@@ -143,7 +142,8 @@ impl Monitor {
                  pool",
             ));
         };
-        // In this case too the primary reports the PG as incomplete, but it has nothing to give up.
+        // While members are missing, the primary also reports the PG as incomplete, but has nothing to give
+        // up.
         if self.members_left(entry).len() < entry.acting_count() {
             return Err(failure(
                 "invalid",
@@ -177,8 +177,8 @@ impl Monitor {
         })
     }
 
-    /// Plans `pg give-up --they-are-off`: the PG continues with the acting members that are up; if
-    /// some of those returned undamaged, only with them.
+    /// Plans `pg give-up --they-are-off`: the PG continues with the acting members that are up, without those
+    /// that returned damaged, unless all of them did.
     pub(super) fn plan_give_up_members(&self, asked: &MembersGiveUp) -> Result<Plan, Failure> {
         let pg = asked.pg;
         let entry = self.pg_to_give_up(pg)?;
@@ -224,7 +224,7 @@ impl Monitor {
             ));
         }
         if !asked.accepted {
-            // Every acting member has every acknowledged write.
+            // Every acting member holds every acknowledged write.
             let sound = left.iter().filter(|member| self.is_sound(member)).take(needed);
             let sound: Vec<Member> = sound.copied().collect();
             let lost = match &sound[..] {
@@ -264,8 +264,8 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// Returns the acting members that are up, in their newest runs: those whose run in the entry is not
-    /// over, or whose new run is not suspect; if there are none, the suspect ones.
+    /// Returns the acting members that are up, in their newest runs, without members whose new run is
+    /// suspect. If all are suspect, returns all of them.
     fn members_left(&self, entry: &PgEntry) -> Vec<Member> {
         let up = || entry.acting().filter_map(|named| Some((named, self.present(named.osd)?)));
         let is_suspect = |named: &Member, newest: &Member| {
@@ -280,8 +280,8 @@ impl Monitor {
         others
     }
 
-    /// Returns whether the member's OSD is connected and reports an undamaged store, and the monitor has
-    /// no record that the store is suspect.
+    /// Whether the member's OSD is connected and reports an undamaged store, and the monitor has no record
+    /// that the store is suspect.
     fn is_sound(&self, member: &Member) -> bool {
         let is_suspect = self.committed.osd(member.osd).is_none_or(|record| record.suspect);
         let report = self.osds.get(&member.osd).and_then(OsdLive::current_report);
@@ -312,7 +312,7 @@ impl Monitor {
         batch
     }
 
-    /// Describes the data that is affected if a PG lost something.
+    /// Describes the data that is affected if a PG loses something.
     fn concerned(&self, pg: PgId) -> String {
         let pool = self.committed.pool(pg.pool).expect("a PG has a pool");
         let images: Vec<_> =
@@ -345,7 +345,7 @@ impl Monitor {
         failure("not_accepted", message, hint)
     }
 
-    /// Informs operators, after a report from the OSD, about PGs that it now serves.
+    /// Handles a report from the OSD: informs the operators who wait for PGs that it now serves.
     pub(super) fn confirm_give_ups(&mut self, osd: OsdId, effects: &mut Vec<Effect>) {
         if self.give_ups.is_empty() {
             return;
@@ -362,7 +362,7 @@ impl Monitor {
         }
     }
 
-    /// Informs operators who waited for too long that the outcome is unknown.
+    /// Informs operators who have waited too long that the outcome is unknown.
     pub(super) fn end_give_ups(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while self.give_ups.first().is_some_and(|waits| waits.ends <= now) {
             let GiveUp { pg, connection, request, .. } = self.give_ups.remove(0);

@@ -35,13 +35,13 @@ pub(super) enum Job {
     },
     /// A client detached an image.
     CloseSession { connection: ConnectionId, session: SessionId, unanswered: bool },
-    /// A session was without a connection for too long.
+    /// Ends a session that was disconnected for too long.
     EndSession { session: SessionId },
-    /// The session's client has returned after that.
+    /// Reopens an ended session whose client has returned.
     ResumeSession { connection: ConnectionId, session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
-    /// An operator gives up members of a PG that are off; all others have been heard from.
+    /// An operator gives up members of a PG that are off. All other members have been heard from.
     GiveUpMembers(MembersGiveUp),
     /// Checks a manual edit of a key.
     Edit { key: Key },
@@ -53,7 +53,7 @@ pub(super) enum Job {
     Entries,
     /// Plans a pool again.
     Replan { pool: PoolId, planned: RefCell<Option<Planned>> },
-    /// An OSD was down for so long that its PGs are to be planned elsewhere.
+    /// Takes out an OSD that was down for so long that its PGs must be planned on other OSDs.
     OutOsd { osd: OsdId },
     /// Records that a monitor is present.
     MonitorHere(MonitorRecord),
@@ -61,7 +61,7 @@ pub(super) enum Job {
     TaskEnd { task: TaskId },
     /// Writes sums of statistics.
     Stats,
-    /// Writes the state from the OSDs' records to a store that is older.
+    /// Writes the state assembled from the OSDs' records to a store that is older or damaged.
     Restore(Written),
     /// Records which keys were edited by hand.
     MarkEdited,
@@ -69,9 +69,9 @@ pub(super) enum Job {
 
 /// What a job needs next.
 pub(super) enum Plan {
-    /// Write the batch; then the job is done (`done`), or it is planned again (`None`).
+    /// Writes the batch; then the job is done (`done`), or is planned again (`None`).
     Write { batch: Batch, done: Option<Done> },
-    /// Nothing more to write.
+    /// Writes nothing more: the job is done.
     Done(Done),
 }
 
@@ -93,15 +93,16 @@ pub(super) enum Done {
     SessionResumed(SessionId),
     /// No entry needs to change.
     EntriesSettled,
-    /// A pool needs no further plan (`None`), or it cannot be placed: the fingerprint of the input, and why.
+    /// A pool needs no further planning (`None`), or cannot be placed: the fingerprint of the planner's
+    /// input, and the reason.
     Replanned(Option<(u64, PlanError)>),
     /// A monitor was added, or a monitor has new addresses.
     MonitorsChanged,
     Unlocked(SessionId, Value),
-    /// The store has been restored from the OSDs' records, or its last good values have been written back.
-    /// With the answer to the operator.
+    /// The store has been restored from the OSDs' records, or its last good values have been written back;
+    /// with the answer to the operator.
     Restored(Value),
-    /// Somebody restored the edited values by hand.
+    /// An operator has restored the values of edited keys by hand.
     PutBack,
     /// An edit took effect, or was undone for this reason.
     Edited(Result<(), String>),
@@ -122,9 +123,9 @@ pub(super) struct Boot {
     pub(super) host: String,
     pub(super) supervised: bool,
     pub(super) suspect: bool,
-    /// Whether its disk hangs, or hung recently.
+    /// Whether the OSD's disk hangs, or hung recently.
     pub(super) stalled: bool,
-    /// Whether the leader before said that its disk is slow.
+    /// Whether an earlier leader told the OSD that its disk is slow.
     pub(super) slow: bool,
     /// What the OSD has seen of the cluster.
     pub(super) seen: Seen,

@@ -2,8 +2,8 @@
 //!
 //! Invariants
 //!   1. At most one transaction is in flight; no job starts before its outcome is known.
-//!   2. Jobs that others request are bounded by `JOB_COUNT_MAX`. Jobs that the monitor itself finds due
-//!      are not: their number is bounded by the number of objects in the cluster.
+//!   2. Jobs that others request are bounded by `JOB_COUNT_MAX`. Jobs that the monitor itself creates are
+//!      not, because their number is bounded by the number of objects in the cluster.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::committed_state::Write;
 use super::job::{Boot, Done, Job};
 use crate::state::StateRequest;
 
-/// Maximum number of jobs that may wait for their turn; beyond it, requests are refused with "try again".
+/// Maximum number of waiting jobs; beyond it, requests are refused with "try again".
 const JOB_COUNT_MAX: usize = 10_000;
 
 /// A job whose transaction is in flight.
@@ -36,7 +36,7 @@ impl JobQueue {
         self.waiting.len()
     }
 
-    /// Whether one more job may be queued, given how many are held back elsewhere.
+    /// Whether one more job may be queued, given the number of jobs that wait elsewhere.
     pub(super) fn has_room(&self, held_count: usize) -> bool {
         self.waiting.len() + held_count < JOB_COUNT_MAX
     }
@@ -58,7 +58,7 @@ impl JobQueue {
         self.waiting.insert(place.unwrap_or(self.waiting.len()), job);
     }
 
-    /// Queues these jobs, which waited for something else, after all others.
+    /// Queues these jobs, which were waiting for something else, after all others.
     pub(super) fn extend(&mut self, jobs: impl IntoIterator<Item = Job>) {
         self.waiting.extend(jobs);
     }
@@ -86,7 +86,7 @@ impl JobQueue {
         self.in_flight.as_ref().is_some_and(|in_flight| in_flight.request == request)
     }
 
-    /// Notes that the job's transaction is in flight. Requires: no other one is.
+    /// Records that the job's transaction is in flight. Requires: no other transaction is.
     pub(super) fn start(
         &mut self,
         request: StateRequest,

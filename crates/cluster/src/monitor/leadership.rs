@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. Once a monitor has led, it never leads again after another monitor has led: its process
-//!      ends, or it starts over with none of its earlier state.
-//!   2. A monitor without a lease is the only one that can open its store.
+//!   1. Once a monitor has led, it never leads again after another monitor has led: its process ends, or it
+//!      starts over without any of its earlier state.
+//!   2. A monitor without a lease is the only process that can open its store.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ use crate::state::{KeyValue, LeaseId, StateRequest, StateRevision};
 
 /// The leadership of one monitor.
 pub(super) struct Leadership {
-    /// The lease under which it leads, if other monitors use the same store.
+    /// The lease under which this monitor leads, if other monitors use the same store.
     lease: Option<LeaseId>,
-    /// Whether an empty store belongs to a new cluster.
+    /// Whether an empty store is treated as that of a new cluster.
     may_create: bool,
     stage: Stage,
-    /// The time at which it became the leader; `None`: it has not led yet.
+    /// The time at which this monitor became the leader; `None`: it has not led yet.
     led_since: Option<Time>,
-    /// The store's revision when it became the leader.
+    /// The store's revision when this monitor became the leader.
     led_from: Option<StateRevision>,
     /// Manual edits from this revision on are trusted: a monitor had already reported the store as damaged.
     believes_from: Option<StateRevision>,
@@ -39,7 +39,7 @@ pub(super) struct Leadership {
 enum Stage {
     /// Waits for the first event.
     New,
-    /// Waits a while, because the store could not be reached.
+    /// Waits before the next attempt, because the store could not be reached.
     Rest { until: Time },
     /// Waits for the leader's key to be read.
     ReadLeader { request: StateRequest },
@@ -53,11 +53,11 @@ enum Stage {
     Stopped,
 }
 
-/// The read request whose answer arrived.
+/// The kind of read that was answered.
 pub(super) enum Reading {
     /// The leader's key.
     LeaderKey,
-    /// One more page, with the pages that were read before under the same leadership.
+    /// A page of the store, with the pages that were read before it under the same leadership.
     Page { leader: StateRevision, loaded: BTreeMap<String, KeyValue> },
 }
 
@@ -74,9 +74,9 @@ impl Leadership {
         }
     }
 
-    /// Returns the leadership of a monitor that reads everything again. Unless the store was
-    /// restored from the OSDs' records, manual edits since this monitor began to lead are trusted:
-    /// they may have repaired the store.
+    /// Returns the leadership of a monitor that starts over and reads everything again. Unless the store was
+    /// restored from the OSDs' records, manual edits made since this monitor began to lead are trusted: they
+    /// may have repaired the store.
     pub(super) fn begin_anew(&self, is_restored: bool) -> Leadership {
         let believes_from = self.believes_from.or(self.led_from).filter(|_| !is_restored);
         Leadership { believes_from, ..Leadership::new(self.lease, self.may_create) }
@@ -86,7 +86,7 @@ impl Leadership {
         self.lease
     }
 
-    /// Whether an empty store belongs to a new cluster.
+    /// Whether an empty store is treated as that of a new cluster.
     pub(super) fn may_create(&self) -> bool {
         self.may_create
     }
@@ -122,7 +122,7 @@ impl Leadership {
         matches!(self.stage, Stage::Lead { request } if request == answered)
     }
 
-    /// Returns the time at which to read the leader's key without an event.
+    /// Returns the time at which to read the leader's key if no event arrives earlier.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.stage {
             Stage::New => Some(Time::ZERO),
@@ -156,7 +156,7 @@ impl Leadership {
         self.stage = Stage::Load { request, leader, loaded };
     }
 
-    /// Returns which read the request was for, if it is awaited. The caller sets the next stage.
+    /// Returns the kind of read that the request was for, if it is awaited. The caller sets the next stage.
     pub(super) fn take_reading(&mut self, answered: StateRequest) -> Option<Reading> {
         match &mut self.stage {
             Stage::ReadLeader { request } if *request == answered => Some(Reading::LeaderKey),
@@ -181,16 +181,16 @@ impl Leadership {
         is_first
     }
 
-    /// Stops: nothing happens any more.
+    /// Stops: further events are ignored.
     pub(super) fn stop(&mut self) {
         self.stage = Stage::Stopped;
     }
 
-    /// Whether the leader's key is another monitor's, or another monitor may have written since this one
-    /// last read. `monitor` and `pid` identify this monitor.
+    /// Whether the leader's key belongs to another monitor, or another monitor may have written since this
+    /// one last read. `monitor` and `pid` identify this monitor.
     ///
-    /// Under a lease this monitor keeps its state only if its own key still exists: if the key was
-    /// gone for a moment, another monitor may have led in that time.
+    /// Under a lease, this monitor keeps its state only while its own key exists: if the key was gone for a
+    /// moment, another monitor may have led in that time.
     pub(super) fn another_leads(
         &self,
         (monitor, pid): (MonitorId, u32),

@@ -16,7 +16,7 @@ fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = O
     members.map(|member| member.osd)
 }
 
-/// Returns the members' runs: a learner that returns in another run counts as a new learner.
+/// Returns the members with their runs: a learner that returns in another run counts as a new learner.
 fn runs<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = String> {
     members.map(|member| format!("{}.{}", member.osd, member.incarnation))
 }
@@ -59,7 +59,7 @@ fn trace_delete(committed: &CommittedState, key: &Key, fences: bool, effects: &m
         Key::Setting(name) => {
             TraceEvent::info("setting is reset to its default").with("setting", name)
         }
-        // A fenced session loses its record in the same transaction.
+        // The transaction that fences a session also deletes the session's record.
         Key::Session(session) if fences => {
             let event = TraceEvent::warn("client is fenced").with("session", session);
             let Some(record) = committed.session(*session) else { return };
@@ -148,7 +148,7 @@ fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Logs what is new in the state store's report about its endpoints.
+/// Logs changes in the state store's report about its endpoints.
 pub(super) fn trace_endpoints(before: &Endpoints, after: &Endpoints, effects: &mut Vec<Effect>) {
     let mut say = |event: TraceEvent, endpoint: &str| {
         effects.push(Effect::Trace(event.with("endpoint", endpoint)));

@@ -22,11 +22,11 @@ use crate::state::{
     StateRevision, Transaction, TransactionOutcome, Unavailable,
 };
 
-/// How long to wait before an unreachable store is asked again.
+/// Delay before an unreachable store is tried again.
 const REST_SPAN: Duration = Duration::from_millis(100);
 
 impl Monitor {
-    /// Starts reading, if that is due without an event.
+    /// Starts to read the leader's key when that is due.
     pub(super) fn advance_load(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.leadership.deadline().is_some_and(|due| due <= now) {
             self.read_leader(effects);
@@ -113,7 +113,7 @@ impl Monitor {
         }
     }
 
-    /// Writes the leader's key, in place of the value that was found there.
+    /// Writes the leader's key, replacing the value that was found.
     fn lead(&mut self, found: Option<KeyValue>, effects: &mut Vec<Effect>) {
         let found = found.filter(|entry| entry.key == Key::Leader.to_string());
         let parsed = found.as_ref().map(|entry| Record::parse(&Key::Leader, &entry.value));
@@ -135,7 +135,7 @@ impl Monitor {
             return;
         }
         if self.leadership.has_led() && before.is_none() {
-            // The key existed and was ours, so it was removed or edited.
+            // The key existed and belonged to this monitor, so it was removed or edited by hand.
             self.watching.undone.note_leader(self.now);
         }
         let record = Record::Leader(LeaderRecord {
@@ -281,9 +281,9 @@ impl Monitor {
         let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);
         let (change, cluster) = (revision(Key::Change), revision(Key::Cluster));
         let leadership = &self.leadership;
-        // Every transaction of a monitor writes its number under `change`, so a record that is newer
-        // than `change` is a manual edit. (If all keys were restored one by one, `change` too, this
-        // cannot be seen; then OSDs show whether the store is older.)
+        // Every transaction of a monitor writes its number under `change`, so a record that is newer than
+        // `change` is a manual edit. (If all keys, including `change`, were restored one by one, this cannot
+        // be detected here; then OSDs show whether the store is older.)
         let is_manual_edit = |entry: &KeyValue| {
             let is_past_monitors = change < Some(entry.revision);
             let is_unbelieved = is_past_monitors && !leadership.believes(entry.revision);

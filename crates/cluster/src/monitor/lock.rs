@@ -1,13 +1,14 @@
 //! Locks of images: a session that holds the lock has exclusive use of the image, and its writes may be
 //! acknowledged before they are durable.
 //!
-//! A lock is granted with an attach while no other session that has not ended has the image. The
-//! transaction that removes the holder's session, after a clean close or a fence, also removes the lock.
-//! So once the lock is free, no OSD that has heard of the next holder executes requests of the previous one.
+//! An attach receives the lock only while no other session that has not ended has the image attached. The
+//! transaction that removes the holder's session, after a clean close or a fence, also removes the lock. So
+//! once the lock is free, no OSD that has seen a request of the next holder executes requests of the previous
+//! one.
 //!
 //! Invariants
-//!   1. While a lazy holder has an image, no other session has it.
-//!   2. The holder of a lock has a session record, ended or not.
+//!   1. While a lazy holder has an image attached, no other session has it attached.
+//!   2. The holder of a lock has a session record, which may be marked as ended.
 
 use base::planted::{self, Bug};
 use base::{PoolId, SessionId, Time};
@@ -21,11 +22,11 @@ use crate::map::ImageInfo;
 use crate::message::Failure;
 use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
 
-/// The consequence of an image's lock for an attach.
+/// The effect of an image's lock on an attach.
 pub(super) enum Claim {
     /// The attach receives the lock.
     Granted {
-        /// Its writes may be acknowledged before they are durable.
+        /// Whether the session's writes may be acknowledged before they are durable.
         lazy: bool,
     },
     /// The image is attached without the lock.
@@ -57,7 +58,7 @@ impl Monitor {
             (true, true) if planted::on(Bug::AbsentHolderPassedOver) => Claim::Without,
             (true, true) => Claim::Waits,
             (true, false) => Claim::Refused(self.locked(now, image, record)),
-            // Late writes of the previous holder must not arrive after those of the next.
+            // Late writes of the previous holder must not arrive after writes of the next one.
             (false, true) if wanted => Claim::Waits,
             (false, _) => Claim::Without,
         }
@@ -74,7 +75,7 @@ impl Monitor {
         })
     }
 
-    /// Returns the refusal: which session has the lock, since when, and what to do.
+    /// Returns the refusal of an attach: which session holds the lock, since when, and what to do.
     fn locked(&self, now: Time, image: &ImageInfo, holder: &SessionRecord) -> Failure {
         let name = &image.name;
         let introduced = self.process_of_session(holder.id);
@@ -97,7 +98,7 @@ impl Monitor {
         )
     }
 
-    /// Adds the lock that an attach is granted to its transaction.
+    /// Adds the lock granted to an attach to the transaction of that attach.
     pub(super) fn put_lock(
         &self,
         batch: &mut Batch,
@@ -109,7 +110,7 @@ impl Monitor {
         batch.put(&self.committed, Record::Lock(record));
     }
 
-    /// Returns the writes that remove a session and the lock that it holds.
+    /// Returns the writes that remove a session and the lock that it holds, if any.
     pub(super) fn removal_of(&self, session: SessionId) -> Vec<Write> {
         let mut writes = vec![Write::Delete(Key::Session(session))];
         let record = self.committed.session(session);

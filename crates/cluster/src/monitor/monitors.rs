@@ -20,7 +20,7 @@ impl Monitor {
         !self.committed.is_damaged() && self.committed.monitors().all(is_this)
     }
 
-    /// Handles the report of a non-leading monitor that it now relays another connection.
+    /// Handles a report from a non-leading monitor that it now relays another connection.
     pub(super) fn on_relay(&mut self, connection: ConnectionId, role: &RelayedRole) {
         self.connections.set_relayed_role(connection, role.role());
     }
@@ -62,7 +62,7 @@ impl Monitor {
         }
         let mut batch = Batch::new(committed);
         batch.put(committed, Record::Monitor(record));
-        // The first monitor of a cluster does not take its id from the counter.
+        // The id of the cluster's first monitor does not come from the counter.
         let last = u64::from(monitor.get());
         if committed.counter(CounterName::Monitor) < last {
             let counter = CounterRecord { name: CounterName::Monitor, last, rest: Rest::new() };
@@ -95,7 +95,7 @@ impl Monitor {
             return Err(failure("running", message, "stop its process first"));
         }
         let mut batch = Batch::new(&self.committed);
-        // The record remains, so that a process that runs with this id is refused.
+        // The record is kept, so that a process that starts with this id is refused.
         let none = MonitorRecord::of_run(monitor, Vec::new(), 0, String::new());
         let record = MonitorRecord { removed: true, rest: record.rest.clone(), ..none };
         batch.put(&self.committed, Record::Monitor(record));
@@ -142,8 +142,8 @@ impl Monitor {
         }
     }
 
-    /// Whether the connection is not that of a monitor, or is that of a monitor other than `named`.
-    /// Only monitors may report themselves and the connections that they relay.
+    /// Whether the connection belongs to no monitor, or to a monitor other than `named`. Only monitors may
+    /// report themselves and the connections that they relay.
     pub(super) fn is_no_monitor(&self, connection: ConnectionId, named: Option<MonitorId>) -> bool {
         match self.connections.role(connection) {
             Role::Monitor(id) => named.is_some_and(|named| named != id),
@@ -160,9 +160,8 @@ pub(super) fn removed_text(monitor: MonitorId) -> String {
     )
 }
 
-/// Orders the monitors' addresses so that, after each address, the next one belongs to another
-/// monitor and, where there are several networks, to another network: if one cannot be reached, the
-/// next is likely elsewhere.
+/// Orders the monitors' addresses so that neighbors in the list belong to different monitors and, where there
+/// are several networks, to different networks: if one address cannot be reached, the next one probably can.
 fn spread(records: &[&MonitorRecord]) -> Vec<String> {
     let address_count_max = records.iter().map(|record| record.addresses.len()).max();
     let mut addresses = Vec::new();

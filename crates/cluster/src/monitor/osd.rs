@@ -15,11 +15,9 @@ use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport, ScrubRow};
 use crate::records::Record;
 
-/// Reports of disks that hang, or have recovered, are evaluated together if they arrive within this
-/// span.
+/// Reports of disks that hang or have recovered are evaluated together if they arrive within this span.
 pub(super) const STALL_GATHER: Duration = Duration::from_millis(500);
-/// If a disk operation takes longer than this, its disk may be about to hang together with another
-/// one.
+/// A disk with an operation that takes longer than this may be about to hang together with another disk.
 const LATE: Duration = Duration::from_secs(1);
 
 /// What an OSD reports about its disk.
@@ -36,7 +34,7 @@ pub(super) struct Stall {
 /// This monitor's volatile state of an OSD, in addition to its record; lost when this process ends.
 #[derive(Default)]
 pub(super) struct OsdLive {
-    /// The connection over which it joined, while it is connected.
+    /// The connection over which the OSD joined, while the OSD is connected.
     pub(super) connection: Option<ConnectionId>,
     /// The order of the newest connection over which the OSD joined, whether or not that connection
     /// still exists.
@@ -45,7 +43,7 @@ pub(super) struct OsdLive {
     pub(super) report: Option<(Time, OsdReport)>,
     /// Backfill rate in bytes per second, computed from its last two reports.
     pub(super) fill_rate: u64,
-    /// The time at which it was registered.
+    /// The time at which the OSD last joined.
     pub(super) since: Time,
     /// Boots that the OSD has not confirmed yet, by connection, each with the nonce of the probe
     /// that asks for the confirmation.
@@ -54,28 +52,29 @@ pub(super) struct OsdLive {
     pub(super) starts: Starts,
     /// What the OSD reports about its disk.
     pub(super) stall: Stall,
-    /// Whether a leader told the OSD that its disk is slow, as it reports; `None`: it has not joined here.
+    /// Whether an earlier leader told the OSD that its disk is slow, according to the OSD; `None`: the OSD
+    /// has not joined this leader.
     pub(super) was_slow: Option<bool>,
-    /// The failure detector's state of it.
+    /// The failure detector's state of the OSD.
     pub(super) liveness: Liveness,
     /// Map revisions that the OSD has applied, by pool: it refuses requests with an older one.
     saw: BTreeMap<PoolId, MapRevision>,
-    /// Removed pools that this OSD was asked, over this connection, to clear, and whether it has
-    /// reported that it did.
+    /// Removed pools that this OSD was asked over this connection to clear; true once it has reported that it
+    /// did.
     pub(super) clearing: BTreeMap<PoolId, bool>,
-    /// Scrubs of PGs that it leads, as it reported them over this connection.
+    /// Scrubs of PGs that the OSD leads, as it reported them over this connection.
     pub(super) scrubs: BTreeMap<PgId, ScrubRow>,
-    /// Whether a [`Job::SyncOsd`] waits for its turn.
+    /// Whether a [`Job::SyncOsd`] is in the job queue.
     is_sync_queued: bool,
 }
 
 impl OsdLive {
-    /// Whether it counts as up: it is connected, or may still return.
+    /// Whether the OSD counts as up: it is connected, or may still return.
     pub(super) fn counts_as_up(&self) -> bool {
         self.connection.is_some() || self.liveness.is_awaited()
     }
 
-    /// Returns the last report, while the OSD is connected.
+    /// Returns the OSD's last report, while the OSD is connected.
     pub(super) fn current_report(&self) -> Option<&OsdReport> {
         self.connection?;
         self.report.as_ref().map(|(_, report)| report)
@@ -83,8 +82,8 @@ impl OsdLive {
 }
 
 impl Monitor {
-    /// Registers an OSD that joined over this connection, and closes its older connection.
-    /// `goes_on`: the OSD has already joined in the same run.
+    /// Registers an OSD that joined over this connection, and closes its older connection. `goes_on`: the OSD
+    /// had already joined in the same run.
     pub(super) fn register_osd(
         &mut self,
         now: Time,
@@ -128,7 +127,7 @@ impl Monitor {
         }
     }
 
-    /// Handles a run of an OSD that did not join: queues the work that had been left to its boot.
+    /// Handles a boot that did not complete: queues the update of the OSD's record that was left to the boot.
     pub(super) fn push_sync_known_osd(&mut self, osd: OsdId) {
         if self.committed.osd(osd).is_some() {
             self.push_sync_osd(osd);
@@ -159,7 +158,7 @@ impl Monitor {
         }
         let mut batch = Batch::new(&self.committed);
         batch.put(&self.committed, Record::Osd(changed));
-        // Planned again: the OSD may have connected or disconnected while the record was written.
+        // The job is planned again: the OSD may have connected or disconnected while the record was written.
         Plan::Write { batch, done: None }
     }
 
@@ -188,12 +187,12 @@ impl Monitor {
         self.confirm_give_ups(osd, effects);
     }
 
-    /// Notes what an OSD that joins was told about its disk.
+    /// Records what an earlier leader told a joining OSD about its disk.
     pub(super) fn note_slowness(&mut self, osd: OsdId, slow: bool) {
         self.osds.entry(osd).or_default().was_slow = Some(slow);
     }
 
-    /// Notes what an OSD reports about its disk.
+    /// Records an OSD's report on whether its disk hangs.
     pub(super) fn note_stall(
         &mut self,
         now: Time,
@@ -218,7 +217,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the time at which the gathered reports about disks may be evaluated.
+    /// Returns the time at which the latest reports about hanging disks may be evaluated together.
     pub(super) fn stalls_settle(&self, now: Time) -> Option<Time> {
         let settles = |live: &OsdLive| Some(live.stall.since? + STALL_GATHER);
         self.osds.values().filter_map(settles).filter(|at| *at > now).min()
@@ -240,8 +239,8 @@ impl Monitor {
         }
     }
 
-    /// Returns an OSD of the pool that is up and has not reported that it saw `revision`. An OSD
-    /// that is down reads the map before it accepts requests.
+    /// Returns an OSD of the pool that is up and has not reported that it has seen `revision` of the map. An
+    /// OSD that is down reads the map before it accepts requests.
     pub(super) fn osd_that_has_not_seen(
         &self,
         pool: PoolId,

@@ -42,7 +42,8 @@ pub(super) fn plan_osd_set_in(
     Ok(Plan::Write { batch, done: Some(answer) })
 }
 
-/// Plans `osd rm`: removes the OSD from one removed pool after another, then deletes its record.
+/// Plans `osd rm`: deletes the OSD from the records of removed pools, one by one, then deletes its own
+/// record.
 pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<Plan, Failure> {
     let record = osd_to_change(committed, osd)?;
     if record.info.up {
@@ -78,7 +79,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         });
     }
     let mut batch = Batch::new(committed);
-    // Receivers of the map learn of the removal as they do of any other change: by a new revision.
+    // Receivers of the map learn of the removal by a new revision, as of any other change.
     let last = committed.osd_revision_max() + 1;
     let name = CounterName::OsdRevision;
     batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));

@@ -1,7 +1,7 @@
-//! What is wrong with PGs, pool by pool: a code, a sentence, and what to do.
+//! Problems of PGs, pool by pool: for each a code, a message, and a hint.
 //!
-//! A PG may have several conditions at once: one that lacks a copy may also be misplaced. `docs/health.md` lists
-//! all codes; a test compares it with the sources.
+//! A PG may have several conditions at once: for example, a PG that lacks a copy may also be misplaced.
+//! `docs/health.md` lists all codes; a test compares that list with the sources.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use super::Monitor;
 use super::query::PgState;
 use super::remedy;
 
-/// Something that is not as it should be with a PG. Worse ones come first.
+/// A problem of a PG. More severe ones come first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Condition {
     /// No member is up.
     Down,
-    /// It cannot serve.
+    /// The primary is up but cannot serve the PG.
     Incomplete,
-    /// Its members are peering.
+    /// The members are peering.
     Peering,
     /// A member's store is damaged in a way that may have cost writes.
     Suspect,
@@ -28,11 +28,11 @@ pub(super) enum Condition {
     Damaged,
     /// A member is full: writes fail.
     Full,
-    /// Fewer members than the pool's minimum size.
+    /// The PG has fewer members than the pool's minimum size.
     Undersized,
-    /// Fewer copies than the pool keeps.
+    /// The PG has fewer copies than the pool should keep.
     Degraded,
-    /// It has all copies, and not where the plan wants them.
+    /// The PG has all copies, but not on the planned OSDs.
     Misplaced,
 }
 
@@ -55,13 +55,13 @@ impl Condition {
 /// PGs of a pool that share a condition.
 struct Group {
     count: u32,
-    /// What it is of one of them.
+    /// The details of the condition in one of the PGs.
     example: String,
     hint: String,
 }
 
 impl Monitor {
-    /// Returns the abnormal states of a pool's PGs, the worst first: `[{code, count, message, hint}]`.
+    /// Returns the conditions of a pool's PGs, the most severe first: `[{code, count, message, hint}]`.
     /// `served`: see [`Monitor::served`].
     pub(super) fn pg_conditions(&self, pool: PoolId, served: impl Fn(&PgEntry) -> bool) -> Value {
         let mut groups: BTreeMap<Condition, Group> = BTreeMap::new();
@@ -90,7 +90,7 @@ impl Monitor {
         groups.into_iter().map(row).collect()
     }
 
-    /// Returns what is wrong with a PG, each with the details.
+    /// Returns the conditions of a PG, each with the details.
     fn conditions_of(
         &self,
         entry: &PgEntry,

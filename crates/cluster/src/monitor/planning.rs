@@ -1,4 +1,4 @@
-//! Where PGs should be: each pool's plan, stored in its shards, so that a restart moves nothing.
+//! Where PGs should be: each pool's plan, stored in its shards, so that a monitor's restart moves no data.
 //!
 //! A pool is planned again when the OSDs that may hold it change: an OSD joins, is taken out or put
 //! back in, or changes its size; or when the pool's failure domain changes. An OSD that goes down
@@ -122,8 +122,8 @@ impl Monitor {
         shards.flat_map(|shard| (0..shard.pgs.len()).map(|index| shard.targets_of(index)))
     }
 
-    /// Returns those of a PG's planned OSDs that may lead it: with parity, those that have data or will
-    /// replace a member that has some.
+    /// Returns the planned OSDs of a PG that may become its primary: with parity, only those that hold data
+    /// or will replace a member that holds data.
     fn leaders_of(&self, pool: &Pool, number: usize, planned: &[OsdId]) -> Vec<OsdId> {
         if pool.scheme.is_whole_everywhere() {
             return planned.to_vec();
@@ -192,7 +192,7 @@ impl Monitor {
         usable.iter().map(candidate).collect()
     }
 
-    /// Counts the PG copies planned on each OSD, over all pools except `but`.
+    /// Counts the PG copies planned on each OSD, over all pools except the pool `but`.
     fn planned_counts(&self, but: Option<PoolId>) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
         for pool in self.committed.pools().filter(|pool| Some(pool.pool.id) != but) {
@@ -203,7 +203,7 @@ impl Monitor {
         counts
     }
 
-    /// Plans to take out an OSD that was down for `osd_out_after_ms`, if the other OSDs suffice.
+    /// Plans to take out an OSD that has been down for `osd_out_after_ms`, if the remaining OSDs suffice.
     pub(super) fn plan_out_osd(&self, osd: OsdId) -> Plan {
         let Some(record) = self.committed.osd(osd) else { return Plan::Done(Done::Silent) };
         let is_back = record.info.up || self.is_present(osd);
@@ -221,7 +221,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Explains why an OSD is not taken out, however long it stays down.
+    /// Explains why an OSD is not taken out, however long it stays down; `None`: it may be taken out.
     pub(super) fn why_it_stays_in(&self, osd: OsdId) -> Option<String> {
         let ran = || {
             let ran = self.committed.osds();
@@ -255,8 +255,8 @@ pub(super) fn domain_of(record: &OsdRecord, failure_domain: FailureDomain) -> St
     }
 }
 
-/// Returns a hash of everything that a plan depends on (64-bit FNV-1a). After a chance collision,
-/// the plan would stay as it is until the next change; safety does not depend on this value.
+/// Returns a hash of everything that a plan depends on (64-bit FNV-1a). If two inputs collide by chance, the
+/// plan stays as it is until the next change; safety does not depend on this value.
 pub(super) fn fingerprint(pool: &Pool, candidates: &[Candidate]) -> u64 {
     let mut text = format!("{} {:?}", pool.scheme, pool.failure_domain);
     for candidate in candidates {

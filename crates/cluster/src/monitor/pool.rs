@@ -19,12 +19,13 @@ use crate::stats::Table;
 
 /// Maximum number of pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
-/// Maximum number of PGs in a pool, and of members of all of them: the pool's whole map fits in one message.
+/// Maximum number of PGs in a pool, and maximum total of their members: a pool's whole map fits in one
+/// message.
 const PG_COUNT_MAX: u32 = 8192;
 const PG_MEMBER_COUNT_MAX: u32 = 8 * PG_COUNT_MAX;
-/// Members of PGs that a pool has on each OSD, unless the operator gives a PG count.
+/// Number of PG members that a pool has on each OSD, unless the operator sets a PG count.
 const PGS_PER_OSD: u32 = 32;
-/// Bytes of an OSD's record area per PG: a store of 256 MiB was full at 3,700 PGs.
+/// Space per PG in an OSD's record area, in bytes: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
 
 impl Monitor {
@@ -80,7 +81,7 @@ impl Monitor {
         Ok(self.write_new_pool(pool, targets, planned_for))
     }
 
-    /// Whether each OSD's store has room for the records of the PGs it would have.
+    /// Checks that each OSD's store has room for the records of the PGs that it would have.
     fn check_room(&self, candidates: &[Candidate], targets: &[Vec<OsdId>]) -> Result<(), Failure> {
         let mut counts: BTreeMap<OsdId, u64> = BTreeMap::new();
         for osd in targets.iter().flatten() {
@@ -162,8 +163,8 @@ impl Monitor {
         shards.map(shard).collect()
     }
 
-    /// Describes a host of which a pool with parity has so many members of one PG that the PG could not serve
-    /// without the host.
+    /// Describes a host with so many members of one PG that the PG could not serve I/O without that host.
+    /// Checked only for pools with parity whose failure domain is not the host.
     pub(super) fn crowded_host<Sets: Iterator<Item = Vec<OsdId>>>(
         &self,
         pool: &Pool,
@@ -206,7 +207,7 @@ impl Monitor {
         row
     }
 
-    /// Returns the bytes free on all OSDs that PGs are planned for, by their last reports.
+    /// Returns the free bytes on all OSDs for which PGs are planned, according to their last reports.
     fn free_bytes(&self) -> u64 {
         let is_in = |osd: &OsdId| {
             let record = self.committed.osd(*osd);
@@ -217,7 +218,7 @@ impl Monitor {
         reports.map(|report| report.free_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Counts, for each OSD, the PGs of all pools that have it as a member.
+    /// Counts, for each OSD, the PGs of all pools in which it is a member.
     pub(super) fn pg_counts(&self) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
         for pool in self.committed.pools() {
@@ -231,7 +232,7 @@ impl Monitor {
     }
 }
 
-/// Refuses what OSDs of this version cannot serve.
+/// Refuses commands whose result OSDs of this version cannot serve.
 pub(super) fn check_served(command: &Command) -> Result<(), Failure> {
     match command {
         Command::PoolCreate { scheme: Some(scheme), .. } => {
@@ -251,7 +252,7 @@ fn check_scheme_served(scheme: Scheme) -> Result<(), String> {
     Err(format!("pools with parity ({scheme}) cannot be used yet"))
 }
 
-/// Checks what holds for every pool, whether a command made it, a person edited it or a recovery read it.
+/// Checks the rules for every pool, whether it comes from a command, a manual edit or a recovery.
 pub(super) fn check_pool(pool: &Pool) -> Result<(), String> {
     pool.scheme.check_block_size(pool.block_size)?;
     check_min_size(pool.scheme, pool.min_size)?;
@@ -268,7 +269,7 @@ fn check_min_size(scheme: Scheme, min_size: u32) -> Result<(), String> {
     Err(format!("min_size of {scheme} must be from {fewest} to {most}, not {min_size}"))
 }
 
-/// Returns a pool as commands show it: with the numbers that its scheme stands for.
+/// Returns a pool as commands show it, with the numbers that its scheme implies.
 pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     let mut row = serde_json::to_value(pool).expect("a pool is plain text and numbers");
     let scheme = pool.scheme;

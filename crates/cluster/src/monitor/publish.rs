@@ -31,7 +31,7 @@ impl Monitor {
         if let Some(osd) = self.connections.osd(connection).filter(|_| have.iter().any(lacks)) {
             return self.on_proven_older(format!("{osd} has a newer map"), effects);
         }
-        // A pool that is missing from an older store was not removed: nothing is sent about it.
+        // An older store may lack a pool that still exists: nothing is sent about it.
         let is_known = |pool: PoolId| {
             let id = u64::from(pool.get());
             self.committed.pool(pool).is_some()
@@ -45,7 +45,7 @@ impl Monitor {
         self.send_monitors(connection, effects);
     }
 
-    /// Sends every subscriber what changed since the last message to it.
+    /// Sends every subscriber the changes since the last message to it.
     pub(super) fn publish(&mut self, effects: &mut Vec<Effect>) {
         let mut cache = Texts::new(self.committed.osd_revision_max());
         for connection in self.connections.subscribers().collect::<Vec<_>>() {
@@ -53,7 +53,8 @@ impl Monitor {
         }
     }
 
-    /// Sends one receiver what it lacks. If it `asked`, it receives a message even if it lacks nothing.
+    /// Sends a receiver the changes of the map that it lacks. If `asked`, a message is sent even if there are
+    /// none.
     pub(super) fn send_map(
         &mut self,
         connection: ConnectionId,
@@ -71,8 +72,8 @@ impl Monitor {
         cache: &mut Texts,
         effects: &mut Vec<Effect>,
     ) {
-        // Between the transactions of a recovery a pool has its new revision, but not yet all its
-        // entries. Also, what cannot be read must not count as removed.
+        // Between the transactions of a recovery, a pool has its new revision but not yet all its entries. In
+        // a damaged store, an unreadable record must not be taken for a removed one.
         if self.committed.is_being_recovered() || self.committed.is_damaged() {
             return;
         }

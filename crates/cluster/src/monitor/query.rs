@@ -16,22 +16,22 @@ use crate::message::{Command, Failure, FillingProgress, OsdReport};
 use crate::records::OsdRecord;
 use crate::stats::Table;
 
-/// Maximum length of an answer to `state ls`, in bytes of JSON; it fits in a message with its framing.
+/// Maximum length of the reply to `state ls`, in bytes of JSON; with its framing it fits in a message.
 const LIST_SIZE_MAX: usize = 3 << 20;
 
 /// The state of a PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PgState {
-    /// It serves with all copies.
+    /// The PG serves I/O with all copies.
     Active,
-    /// It serves with all copies, and a learner is being filled.
+    /// The PG serves I/O with all copies, and a learner is being filled.
     Filling,
-    /// It serves with fewer copies than it should have.
+    /// The PG serves I/O with fewer copies than it should have.
     Degraded,
-    /// It is peering: its primary has not reported yet that it serves the PG. With the reason, if
-    /// the primary reported one.
+    /// The PG is peering: its primary has not yet reported that it serves the PG. Contains the reason, if the
+    /// primary has reported one.
     Peering(Option<String>),
-    /// Its primary is up but cannot serve it.
+    /// The primary is up but cannot serve the PG.
     Incomplete(String),
     /// No member is up.
     Down(String),
@@ -63,9 +63,9 @@ impl PgState {
 }
 
 impl Monitor {
-    /// Returns a predicate: whether the primary of an entry serves the PG in the entry's epoch.
+    /// Returns a function that checks whether the primary of an entry serves the PG in the entry's epoch.
     pub(super) fn served(&self) -> impl Fn(&PgEntry) -> bool + '_ {
-        // A set, built in one pass: a report's list is long.
+        // A set, built in one pass: each report contains a long list.
         let active: BTreeSet<_> = self
             .osds
             .iter()
@@ -202,13 +202,13 @@ impl Monitor {
         self.serving_state(entry)
     }
 
-    /// Returns the last report of the PG's primary; `None`: the primary has not reported in this epoch yet.
+    /// Returns the last report of the PG's primary; `None`: the primary has not reported for this epoch yet.
     pub(super) fn report_of(&self, entry: &PgEntry) -> Option<&OsdReport> {
         let report = self.osds.get(&entry.primary_osd()?)?.current_report()?;
         report.knows(entry).then_some(report)
     }
 
-    /// Returns the state of a PG whose acting members are not all present; `None`: all are.
+    /// Returns the state of a PG with absent acting members; `None`: all are present.
     fn waiting_state(&self, entry: &PgEntry) -> Option<PgState> {
         let absence = |member: &Member| self.absence_of(member);
         let absent: Vec<String> = entry.acting().filter_map(absence).collect();

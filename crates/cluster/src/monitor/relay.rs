@@ -1,23 +1,23 @@
-//! Relayed connections: a monitor that does not lead forwards each connection to the leader, over a
-//! connection of its own, message by message in both directions.
+//! Relayed connections: a monitor that does not lead forwards each connection to the leader, over a separate
+//! connection, message by message in both directions.
 //!
 //! ```text
 //!   OSD, client, command ──▶ this monitor ──▶ the leader
 //!                        ◀──              ◀──
 //! ```
 //!
-//! So every guarantee of a connection to the leader (the map before the session, one answer for each
-//! request) also holds over any other monitor, and a relayed connection lives as long as its connection to
-//! the leader.
+//! So every guarantee of a connection to the leader (the map before the session, one reply to each request)
+//! also holds for a connection to any other monitor, and a relayed connection lives as long as its connection
+//! to the leader.
 //!
 //! Invariants
 //!   1. Messages that came over a relayed connection are forwarded once, in order, to one leader. When the
 //!      connection to the leader breaks, or another monitor leads, the relayed connection is closed and its
 //!      process reconnects.
 //!   2. A connection that waits longer than [`WAIT_SPAN`] for a leader is closed, to try another monitor.
-//!   3. A monitor's own connection is never relayed: two monitors that each take the other for the leader
-//!      would forward it in a circle. Commands that arrive over it are refused at once: if one waited here
-//!      for the next leader, nobody could tell whether it was carried out.
+//!   3. A monitor's own connection is never relayed: if two monitors took each other for the leader, they
+//!      would forward it in a loop. Commands that arrive over it are refused at once: if a command waited
+//!      here for the next leader, nobody could tell whether it was carried out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,10 +30,10 @@ use super::connections::{CONNECTION_COUNT_MAX, to_text};
 use super::{Effect, failure};
 use crate::message::{Command, Failure, FromMonitor, RelayedRole, ToMonitor};
 
-/// How long a connection waits for a leader: as long as a leader's lease lasts, so that few
-/// connections are closed when a leader dies.
+/// How long a connection waits for a leader: longer than a leader's lease lasts, so that few connections are
+/// closed when a leader dies.
 const WAIT_SPAN: Duration = Duration::from_secs(3);
-/// How long until a leader that could not be reached is tried again.
+/// Delay before the next attempt to connect to a leader that could not be reached.
 const RETRY_SPAN: Duration = Duration::from_millis(100);
 /// Maximum number of messages of one connection that wait for the leader; beyond this the
 /// connection is closed.
@@ -47,11 +47,11 @@ pub(super) struct Relay {
     /// Relayed connections that have no open connection to the leader yet: timers run only for
     /// these.
     unsettled: BTreeSet<ConnectionId>,
-    /// Our connections to the leader, each with the relayed connection that it carries.
+    /// This monitor's connections to the leader, each with the relayed connection that it carries.
     ours: BTreeMap<ConnectionId, ConnectionId>,
     /// The last connection id that this monitor assigned; these ids are even.
     connection_last: u64,
-    /// Where the leader listens; empty if no leader is known.
+    /// The leader's addresses; empty if no leader is known.
     leader: Vec<String>,
     /// Index of the address to try next, modulo the number of addresses.
     address: usize,
@@ -66,7 +66,7 @@ struct RelayedConnection {
     said: Vec<String>,
 }
 
-/// The stages, in order of time.
+/// The stages of a relayed connection, in order of time.
 #[derive(Clone, Copy)]
 enum Stage {
     /// Waits for a leader, or for the time of the next attempt.
@@ -90,8 +90,8 @@ impl Relay {
         }
     }
 
-    /// Handles a network event. `lost`: why the state store cannot be used while nobody leads, and
-    /// the answer to `status` in that case; then commands do not wait for a leader.
+    /// Handles a network event. `lost` is set while the state store cannot be used and nobody leads: the
+    /// reason, and the answer to `status`. In that case commands do not wait for a leader.
     pub(super) fn on_net(
         &mut self,
         now: Time,
@@ -168,8 +168,8 @@ impl Relay {
         }
     }
 
-    /// Handles a new connection to the leader's address: to the leader, or to another process that
-    /// listens there now.
+    /// Handles an established connection to the leader's address. The peer is the leader, or another process
+    /// that listens there now.
     fn reached(&mut self, now: Time, ours: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
         let Some(theirs) = self.ours.get(&ours).copied() else {
             effects.push(close(ours));
@@ -211,7 +211,7 @@ impl Relay {
         }
     }
 
-    /// Answers waiting commands: the state store cannot be used. `status` returns the last known
+    /// Answers the waiting commands, because the state store cannot be used. `status` returns the last known
     /// state.
     pub(super) fn answer_commands(
         &mut self,
@@ -254,7 +254,7 @@ impl Relay {
         }
     }
 
-    /// Does the work that is due.
+    /// Closes connections that have waited too long, and connects the others to the leader if that is due.
     pub(super) fn tick(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
@@ -324,7 +324,7 @@ impl Relay {
         Some(entry)
     }
 
-    /// Closes our connection of this stage, if there is one.
+    /// Closes this monitor's connection to the leader that belongs to the stage, if there is one.
     fn leave(&mut self, stage: Stage) -> Option<Effect> {
         match stage {
             Stage::Waiting { .. } => None,
@@ -334,8 +334,8 @@ impl Relay {
         }
     }
 
-    /// Handles the start of this monitor's leadership: returns the waiting connections and their messages,
-    /// which it takes over. Peers relayed to another monitor must reconnect.
+    /// Handles the start of this monitor's leadership: returns the waiting connections and their messages, so
+    /// that this monitor serves them itself. Peers relayed to another monitor must reconnect.
     pub(super) fn hand_over(&mut self, now: Time, effects: &mut Vec<Effect>) -> Vec<NetEvent> {
         self.set_leader(now, Vec::new(), effects);
         self.queue_size = 0;

@@ -1,4 +1,4 @@
-//! What operators can do: hints for `status`, with the ids and paths of this cluster.
+//! Hints for `status` on what operators can do, with the ids and paths of this cluster.
 
 use base::{OsdId, PgId};
 use format::wire::Member;
@@ -53,8 +53,8 @@ pub(super) fn bring_back(committed: &CommittedState) -> String {
     }
 }
 
-/// Explains what to do when a deletion waits: each OSD that may hold a part must report that it has
-/// deleted it.
+/// Explains what to do when a deletion waits for OSDs: each OSD that may hold part of the data must report
+/// that it has deleted that part.
 pub(super) fn deletion_hint(committed: &CommittedState) -> String {
     let mut down = committed.osds().filter(|record| !record.info.up);
     match down.next() {
@@ -83,8 +83,8 @@ fn wait_hint(record: &OsdRecord) -> String {
     }
 }
 
-/// Explains how to make a PG serve again. Giving up is mentioned only where nothing else can help:
-/// the OSDs that the PG waits for are out, removed, or have returned without their data.
+/// Explains how to make a PG serve again. Giving up data is mentioned only if nothing else can help: the OSDs
+/// that the PG waits for are out, removed, or have returned without their data.
 pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     let Some(entry) = committed.pg(pg) else { return String::new() };
     let record = |member: &Member| committed.osd(member.osd);

@@ -1,7 +1,7 @@
 //! Changing and removing pools.
 //!
-//! One transaction removes a pool, its entries and its fences, and records which OSDs may still hold data
-//! of the pool: the name is free at once, and the id is never reused. Each of these OSDs is asked to clear
+//! One transaction removes a pool, its entries and its fences, and records which OSDs may still hold data of
+//! the pool: the name can be reused at once, and the id is never reused. Each of these OSDs is asked to clear
 //! the pool whenever it connects, until it reports that it holds nothing of the pool. The record is deleted
 //! when the last OSD has reported.
 
@@ -46,7 +46,7 @@ impl Monitor {
         if wanted.pool == known.pool {
             return Ok(Plan::Done(answer));
         }
-        // First the change itself: where it is impossible, more OSDs would not help.
+        // Check the change itself first: if it is invalid, adding OSDs would not help.
         let record = self.changed_pool(wanted).map_err(|why| {
             failure("invalid", clipped(why), "`ashlar pool ls` shows the pool's current values")
         })?;
@@ -92,8 +92,8 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// Asks OSDs to clear removed pools: those that are connected and were not asked over this
-    /// connection yet.
+    /// Asks every connected OSD that has not been asked over its current connection to clear the removed
+    /// pools.
     pub(super) fn ask_to_clear_pools(&mut self, effects: &mut Vec<Effect>) {
         let mut asks = Vec::new();
         for record in self.committed.removed_pools() {
@@ -113,8 +113,8 @@ impl Monitor {
         }
     }
 
-    /// Handles an OSD's report that it cleared a pool. A report counts once per request. If the job
-    /// queue is full, the connection is closed: the OSD reconnects and is asked again.
+    /// Handles an OSD's report that it has cleared a pool. Only the first report after each request counts.
+    /// If the job queue is full, the connection is closed: the OSD reconnects and is asked again.
     pub(super) fn on_pool_cleared(
         &mut self,
         now: Time,
@@ -131,7 +131,7 @@ impl Monitor {
         }
     }
 
-    /// Returns a pool removal as shown by commands.
+    /// Returns a pool removal as commands show it.
     pub(super) fn removed_pool_row(&self, record: &RemovedPoolRecord) -> Value {
         json!({
             "kind": "remove_pool",
@@ -143,7 +143,7 @@ impl Monitor {
         })
     }
 
-    /// Returns the OSD that is down and may hold data of the pool, if there is one.
+    /// Describes the first OSD that is down and may still hold data of the pool, if there is one.
     pub(super) fn removal_waits_for(&self, record: &RemovedPoolRecord) -> Option<String> {
         let is_away =
             |osd: &&OsdId| self.osds.get(osd).is_none_or(|live| live.connection.is_none());

@@ -1,10 +1,10 @@
-//! OSDs that exit soon after each start. Each start costs their PGs an epoch, and learners must be filled
-//! again. So such an OSD rests for a while, longer each time: PGs that have enough other members do not
-//! admit it. A PG that needs the OSD admits it anyway: see `acting.rs`.
+//! OSDs that exit soon after each start. Each start costs the OSD's PGs an epoch, and learners must be filled
+//! again. Such an OSD therefore rests for a while, longer each time: PGs that have enough other members do
+//! not admit it. A PG that needs the OSD admits it anyway: see `acting.rs`.
 //!
 //! Invariants
 //!   1. A rest ends at most `REST_SPAN_MAX` after the start that caused it.
-//!   2. For an OSD that ran for `SOON` after its last rest, counting begins again.
+//!   2. Once an OSD has run for `SOON` after its last rest, its early restarts are counted from zero again.
 
 use base::{Duration, Time};
 

@@ -3,21 +3,21 @@
 //! records.
 //!
 //! ```text
-//!   OsdBoot (seen) ──▶ the store lacks it ──▶ older: nothing is changed, nobody joins
-//!                                              │ TellAll ──▶ OsdTells: each OSD's records
+//!   OsdBoot (seen) ──▶ the store lacks changes ──▶ older: nothing is changed, no OSD joins
+//!                                                    │ TellAll ──▶ OsdTells: each OSD's records
 //!   `state recover` ──▶ Draft: the new contents of the store ──▶ transactions ──▶ this monitor starts over
 //! ```
 //!
-//! The draft takes all records as of one transaction, the newest one of which a complete copy
-//! exists; and for each PG the entry with the highest epoch that any OSD or the store has. It
-//! raises epochs, revisions, runs and ids above every value that was seen.
+//! The draft uses all records as of one transaction, the newest one of which a complete copy exists; and for
+//! each PG the entry with the highest epoch that any OSD or the store has. Epochs, revisions, runs and ids
+//! are raised above every value that was seen.
 //!
 //! Invariants
 //!   1. The draft is made only once every OSD that has ever run has sent all its records, or is
 //!      declared lost. So no newer entry of a PG exists: it would be in the record of the members
 //!      that activated it.
-//!   2. If one transaction is not enough, the key `recovery` is in the store from the first to the last of
-//!      them. While it is there, every monitor treats the store as older.
+//!   2. If one transaction is not enough, the key `recovery` exists in the store from the first transaction
+//!      to the last. While it exists, every monitor treats the store as older.
 //!   3. Running OSDs keep serving their PGs meanwhile; no OSD joins, and no session begins.
 
 use std::cell::Cell;
@@ -50,11 +50,11 @@ use crate::records::{
 };
 use crate::state::StateEffect;
 
-/// Margins: there may be epochs, runs and transactions of which no record is left, so this many are skipped.
+/// Margins: records of the last epochs, runs and transactions may be lost, so this many values are skipped.
 const EPOCH_MARGIN: u32 = 1000;
 const RUN_MARGIN: u64 = 1000;
 const CHANGE_MARGIN: u64 = 1000;
-/// The same for ids and revisions.
+/// Margins for ids and revisions, for the same reason.
 const ID_MARGIN: u64 = 10_000;
 const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
@@ -68,8 +68,7 @@ const OLDER_HINT: &str = "start all OSDs, then run `ashlar state recover`; or st
 const DAMAGED_HINT: &str =
     "start all OSDs, then run `ashlar state recover`, which restores the state from their records";
 
-/// This monitor's evidence that the store is older, and what OSDs have sent of the state that the
-/// store lacks.
+/// This monitor's evidence that the store is older, and the OSDs' records of the state that the store lacks.
 #[derive(Default)]
 pub(super) struct Restore {
     /// Why the store counts as older, as text for the operator; empty if it does not.
@@ -85,7 +84,7 @@ pub(super) struct Restore {
     is_done: bool,
     /// The connection of the operator who requested the recovery.
     asker: Option<ConnectionId>,
-    /// The number of records still to be written, and of all records in the draft.
+    /// The number of records still to be written, and the number of all records in the draft.
     left: Cell<Option<(usize, usize)>>,
 }
 
@@ -113,7 +112,7 @@ impl Monitor {
         failure(code, self.older_text(), hint)
     }
 
-    /// Returns the code of the check and of refusals, and the hint.
+    /// Returns the code of the health check and of refusals, and the hint for operators.
     pub(super) fn older_code(&self) -> (&'static str, &'static str) {
         match self.committed.is_damaged() {
             true if self.committed.is_edited() => ("state_damaged", super::edit::EDITED_HINT),
@@ -122,7 +121,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the description of the older store for `status`.
+    /// Describes the older or damaged store for `status`.
     pub(super) fn older_text(&self) -> String {
         if let Some((left, all)) = self.restore.left.get() {
             return format!("the state is being recovered: {} of {all} records", all - left);
@@ -138,8 +137,8 @@ impl Monitor {
         format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent their records")
     }
 
-    /// Returns the result of a job that may not run while the store is older; `None`: it may run.
-    /// Work left undone is found to be due when the monitor starts over.
+    /// Returns the result of a job that may not run while the store is older; `None`: it may run. A job that
+    /// did not run is found to be due again when the monitor starts over.
     pub(super) fn left_undone(&self, job: &Job) -> Option<Done> {
         match job {
             Job::Restore(_) | Job::Boot(_) | Job::MarkEdited => None,
@@ -153,11 +152,11 @@ impl Monitor {
         }
     }
 
-    /// Describes what the OSD has seen that this store lacks, if anything.
+    /// Describes something that the OSD has seen and that this store lacks, if there is anything.
     pub(super) fn why_older_than(&self, boot: &Boot) -> Option<String> {
         let (osd, seen, committed) = (boot.osd, &boot.seen, &self.committed);
         let Some(record) = committed.osd(osd) else {
-            // Each id is issued once.
+            // Ids are never reused: an id that was issued belongs to a removed OSD.
             let is_given = committed.may_be_given(CounterName::Osd, u64::from(osd.get()));
             return (!is_given).then(|| format!("{osd} was created since the backup"));
         };
@@ -173,8 +172,8 @@ impl Monitor {
         Some(format!("{osd} has a newer map of pool {pool}"))
     }
 
-    /// Handles the proof that the store is older: OSDs that have joined must also send their
-    /// records, over new connections.
+    /// Handles proof that the store is older. OSDs that have joined must also send their records, so they
+    /// must reconnect.
     pub(super) fn on_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
         if !self.restore.why.is_empty() {
             return;
@@ -188,7 +187,7 @@ impl Monitor {
         }
     }
 
-    /// Asks an OSD that cannot join for all its records.
+    /// Requests all records from an OSD that cannot join.
     pub(super) fn ask_all(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
         if let Some(why) = self.why_older_than(&boot) {
             self.on_proven_older(why, effects);
@@ -203,8 +202,8 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::TellAll, effects);
     }
 
-    /// Handles the disconnection of an OSD that has sent its records. They still count, unless the
-    /// OSD is declared lost.
+    /// Handles the disconnection of an OSD that has sent its records. The records still count, unless the OSD
+    /// is declared lost.
     pub(super) fn on_teller_gone(&mut self, gone: ConnectionId) {
         let mut known = self.restore.known.values_mut();
         if let Some(known) = known.find(|known| known.boot.connection == gone) {
@@ -292,8 +291,8 @@ impl Monitor {
         self.restore.left.set(Some((writes.len(), written.records.len().max(writes.len()))));
         let has_begun = committed.is_being_recovered();
         let end = has_begun.then_some(Write::Delete(Key::Recovery));
-        // Only the last transaction brings the store up to the copy's number: until then the copy
-        // counts as newer.
+        // Only the last transaction raises the store's number to that of the copy: until then the copy counts
+        // as newer.
         let mut batch = Batch::replacing_change(committed, change.clone());
         let mut all = writes.iter().cloned().chain(end);
         if all.all(|write| batch.try_add(committed, vec![write])) {
@@ -337,7 +336,7 @@ impl Monitor {
         self.restore.is_mended_by_hand = true;
     }
 
-    /// Notes that a manual edit has restored the values that were edited before.
+    /// Records that a manual edit has restored the previous values of edited keys.
     pub(super) fn put_back(&mut self) {
         self.restore.is_done = true;
     }
@@ -365,14 +364,14 @@ impl Monitor {
     }
 }
 
-/// Returns the writes that bring the store to the wanted state, except for its transaction number.
+/// Returns the writes that bring the store to the wanted state, without the transaction number.
 fn writes_to(committed: &CommittedState, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
     let is_own =
         |key: &Key| matches!(key, Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
     let changed = wanted.iter().filter(|(key, record)| committed.record(key) != Some(record));
     let puts = changed.filter(|(key, _)| !is_own(key)).map(|(_, r)| Write::Put(r.clone()));
     let gone = committed.all().filter(|(key, _)| !is_own(key) && !wanted.contains_key(key));
-    // Damaged keys come last: while a lock cannot be read, no session of its image may continue.
+    // Damaged keys are deleted last: while a lock cannot be read, no session of its image may continue.
     let damaged = committed.damaged_keys().filter(|key| !wanted.contains_key(key));
     let gone = gone.map(|(key, _)| key).chain(damaged);
     puts.chain(gone.map(|key| Write::Delete(key.clone()))).collect()
@@ -386,7 +385,7 @@ struct Draft<'a> {
     records: BTreeMap<Key, Record>,
     /// Number of sessions that end: there are too many, or their ids were issued twice.
     ended_count: usize,
-    /// PGs whose newest entry the store lacks.
+    /// Number of PGs whose newest entry is missing from the store.
     newer_count: usize,
     pg_count: usize,
 }
@@ -426,7 +425,7 @@ impl<'a> Draft<'a> {
         self.tellers().map(|(_, state)| state)
     }
 
-    /// Returns the records of OSDs that have sent all of them and are not declared lost.
+    /// Returns the records of OSDs that have sent all their records and are not declared lost.
     fn tellers(&self) -> impl Iterator<Item = (OsdId, &'a KnownState)> + use<'a> {
         let lost = self.lost.clone();
         let whole = self.restore.known.iter().filter(|(_, known)| known.is_whole);
@@ -456,11 +455,11 @@ impl<'a> Draft<'a> {
         copy.filter(|copy| !is_usable || !committed.change().has(copy.change, copy.reign))
     }
 
-    /// Returns the transaction record that the store continues from.
+    /// Returns the transaction record from which the store continues.
     fn change_kept(&self) -> ChangeRecord {
         match (self.copy(), self.records.get(&Key::Change)) {
-            // The record arrived with the whole copy, maybe before the first transaction of the
-            // current leader.
+            // The record was sent with the whole copy, possibly before the first transaction of the current
+            // leader.
             (Some(copy), Some(Record::Change(record))) if copy.change > record.last => {
                 let next = record.with(record.last + 1, copy.reign);
                 ChangeRecord { last: copy.change, ..next }
@@ -487,7 +486,8 @@ impl<'a> Draft<'a> {
         }
         for (key, record) in committed.all() {
             let is_here = match key {
-                // Blocks that an older task has not deleted yet may be in use again.
+                // Tasks in the store are dropped: blocks that an older task has not deleted yet may be in use
+                // again.
                 Key::Task(_) => false,
                 Key::Cluster => true,
                 // A monitor's record in the store is at least as good as that in any copy.
@@ -524,7 +524,8 @@ impl<'a> Draft<'a> {
             let here = self.committed.session(record.id);
             here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
         };
-        // Sessions that are marked as ended come first; within each group the order is by id.
+        // Sessions marked as ended come first, so they are removed first; within each group the order is by
+        // id.
         let mut stay: BTreeMap<PoolId, BTreeSet<(bool, SessionId)>> = BTreeMap::new();
         let mut over: BTreeSet<SessionId> = BTreeSet::new();
         let mut ended_count = 0;
@@ -592,8 +593,8 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Checks the records: no monitor opens a store that breaks a rule, so such a draft is not
-    /// written.
+    /// Checks the records for consistency: a monitor refuses a store that violates a rule, so such a draft is
+    /// not written.
     fn check_rules(&self) -> Result<(), Failure> {
         let number = self.records.iter().find_map(|(key, record)| {
             let why = record.check_numbers().err()?;
@@ -677,7 +678,7 @@ impl<'a> Draft<'a> {
         Ok(newest)
     }
 
-    /// Adds the OSDs that reported, and those in PG entries, each with the newest run that was seen.
+    /// Adds the OSDs that reported and the OSDs in PG entries, each with the newest run that was seen.
     fn add_osds(&mut self, newest: &BTreeMap<PgId, PgEntry>) -> Result<(), Failure> {
         let mut runs: BTreeMap<OsdId, Incarnation> = BTreeMap::new();
         let entries = self
@@ -754,7 +755,7 @@ impl<'a> Draft<'a> {
         ))
     }
 
-    /// Raises the runs of OSDs that reported nothing: they may have had runs of which no record is left.
+    /// Marks all OSDs down, and raises the runs of OSDs that sent no records: they may have had newer runs.
     fn raise_runs(&mut self) -> Result<(), Failure> {
         let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
         let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
@@ -774,8 +775,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Raises the revision of each pool's map above all that were seen; its fences are published
-    /// again with it. Requires: the counters are raised.
+    /// Raises the revision of each pool's map above every revision that was seen; the fences are published
+    /// again with that revision. Requires: the counters are raised.
     fn raise_revisions(&mut self) -> Result<BTreeMap<PoolId, MapRevision>, Failure> {
         let mut revisions = BTreeMap::new();
         for mut record in self.pools() {
@@ -788,7 +789,7 @@ impl<'a> Draft<'a> {
             let revision = MapRevision::new(above(highest.get(), REVISION_MARGIN)?);
             (record.revision, record.planned_for) = (revision, 0);
             self.put(Record::Pool(record));
-            // Sessions fenced before have no record, so the ranges include them.
+            // Sessions that were fenced earlier have no record, so the ranges include them.
             self.put(Record::Fence(FenceRecord {
                 pool: id,
                 fences: Vec::new(),
@@ -916,8 +917,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Sets the transaction number above every one that was seen: the recovery has taken all
-    /// changes up to it into account.
+    /// Sets the transaction number above every number that was seen: the recovery has taken all changes up to
+    /// it into account.
     fn number(&mut self) {
         let seen = self.boots().map(|boot| boot.seen.change).max().unwrap_or(0);
         let known = self.committed.change().last.max(self.change_kept().last);
@@ -983,7 +984,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Returns a number above a reported one.
+/// Returns a number above `number`, which an OSD or the store reported; an error if it is out of range.
 fn above(number: u64, margin: u64) -> Result<u64, Failure> {
     if number <= NUMBER_MAX {
         return Ok(number + margin);

@@ -1,8 +1,8 @@
-//! Scrubs as operators see and ask for them. Primaries run them by the schedule in the settings, and keep
-//! what they find; the monitor shows what they report and passes requests on.
+//! Scrubs, as operators see and request them. Primaries run scrubs by the schedule in the settings and keep
+//! the results; the monitor shows the primaries' reports and forwards requests.
 //!
 //! Invariants
-//!   1. A row counts only while the OSD that reported it leads the PG, over the connection it came by.
+//!   1. A reported row is valid only while the OSD that reported it leads the PG and stays connected.
 
 use base::{OsdId, PgId};
 use format::wire::PgEntry;
@@ -13,30 +13,30 @@ use super::{Effect, Monitor, failure};
 use crate::message::{Command, Failure, FromMonitor, ScrubRow};
 use crate::settings::Setting;
 
-/// PGs that one message asks for.
+/// Maximum number of PGs in one scrub request.
 const ASKED_COUNT_MAX: usize = 4096;
 
-/// What scrubs found and do, over all PGs.
+/// Totals of the reported scrubs of all PGs.
 #[derive(Default)]
 pub(super) struct ScrubTally {
-    /// Scrubs under way.
+    /// Scrubs in progress.
     pub(super) running: u32,
-    /// PGs whose next scrub is late.
+    /// PGs whose next scrub is overdue.
     pub(super) overdue: u32,
-    /// One of them.
+    /// One PG whose next scrub is overdue, as an example.
     pub(super) overdue_example: Option<PgId>,
     /// PGs with damage.
     pub(super) damaged_pgs: u32,
     /// Blocks with damage.
     pub(super) damaged_blocks: u64,
-    /// One damaged block: PG, and what is wrong.
+    /// One damaged block, as an example: its PG, and what is wrong.
     pub(super) damaged_example: Option<(PgId, String)>,
     /// Blocks that scrubs repaired.
     pub(super) repaired: u64,
 }
 
 impl Monitor {
-    /// Merges what an OSD reports of the scrubs of PGs that it leads.
+    /// Records an OSD's reports about scrubs of PGs that it leads.
     pub(super) fn note_scrubs(&mut self, osd: OsdId, rows: Vec<ScrubRow>) {
         for row in rows {
             let entry = self.committed.pg(row.pg);
@@ -53,7 +53,7 @@ impl Monitor {
         live.scrubs.get(&entry.pg)
     }
 
-    /// Asks the primaries of the PGs that a command means for a scrub.
+    /// Requests a scrub from the primaries of the PGs that a command selects.
     pub(super) fn scrub(
         &self,
         command: &Command,
@@ -92,7 +92,7 @@ impl Monitor {
         Ok(json!({ "asked": count, "deep": deep, "unavailable": unreachable }))
     }
 
-    /// Returns the PGs that a command means, and whether it wants all data read.
+    /// Returns the PGs that a command selects, and whether it requests a deep scrub, which reads all data.
     fn meant_by(&self, command: &Command) -> Result<(Vec<&PgEntry>, bool), Failure> {
         let committed = &self.committed;
         let all = || committed.pools().flat_map(|pool| committed.pgs(pool.pool.id));
@@ -126,7 +126,7 @@ impl Monitor {
         }
     }
 
-    /// Returns what is known of the scrubs of a PG; null: its primary has not told it yet.
+    /// Returns the reported state of a PG's scrubs; null if its primary has not reported any yet.
     pub(super) fn scrub_row(&self, entry: &PgEntry) -> Value {
         let Some(row) = self.scrub_of(entry) else { return Value::Null };
         let block = |(image, stripe, wrong): &(base::ImageId, u32, String)| {
@@ -147,7 +147,7 @@ impl Monitor {
         })
     }
 
-    /// Adds up what is known of the scrubs of all PGs.
+    /// Sums up the reported scrubs of all PGs.
     pub(super) fn scrub_tally(&self) -> ScrubTally {
         let committed = &self.committed;
         let mut tally = ScrubTally::default();
@@ -169,7 +169,7 @@ impl Monitor {
         tally
     }
 
-    /// Returns, for each OSD and pool with damage, how many listed blocks are damaged there.
+    /// Returns the number of PGs with damage on each OSD, and the number of damaged blocks in each pool.
     pub(super) fn damage_rows(&self) -> (Value, Value) {
         let committed = &self.committed;
         let mut osds = std::collections::BTreeMap::<OsdId, u64>::new();
@@ -192,7 +192,7 @@ impl Monitor {
     }
 }
 
-/// Returns the state of a PG's scrubs, for people.
+/// Describes the state of a PG's scrubs for operators.
 fn state_text(row: &ScrubRow) -> String {
     let mut text = match &row.running {
         Some(depth) => format!("{depth} scrub at {} %", row.percent),

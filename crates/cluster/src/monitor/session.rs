@@ -1,10 +1,10 @@
-//! Sessions: attachments of images. A session is recorded in the store before its client is told of
-//! it, and until it is fenced, or is closed with no request in flight. Its connection is recorded
-//! only in this process.
+//! Sessions: attachments of images. The record of a session is written to the store before the client is
+//! informed, and is kept until the session is fenced, or is closed with no request in flight. The connection
+//! of a session is recorded only in this process.
 //!
-//! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it
-//! blocks no other client, and the next attach of its image fences it. Until then its client may
-//! return and continue: no other client has had the image.
+//! A session whose client is silent for `session_timeout_ms` is marked `ended`: from then on it blocks no
+//! other client, and the next attach of its image fences it. Until that fence its client may return and
+//! continue, because no other client has attached the image.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
@@ -22,7 +22,7 @@ use crate::records::{CounterName, Record, Rest, SessionRecord};
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
 impl Monitor {
-    /// Tracks every session of the store that has not ended; the timeout of those that are not connected
+    /// Tracks every session in the store that has not ended. For sessions that are not connected, the timeout
     /// starts now.
     pub(super) fn track_sessions(&mut self, now: Time) {
         let open = self.committed.sessions().filter(|record| !record.ended);
@@ -49,7 +49,7 @@ impl Monitor {
         waiting.filter_map(|(session, bytes)| Some((self.committed.session(session)?, bytes)))
     }
 
-    /// Returns the process that has a session, if it is connected and has introduced itself.
+    /// Returns the process that uses a session, if it is connected and has introduced itself.
     pub(super) fn process_of_session(&self, session: SessionId) -> Option<&Introduced> {
         let connection = self.sessions.connection(session)?;
         self.connections.introduced(connection)
@@ -94,7 +94,7 @@ impl Monitor {
         self.forget_session(session);
     }
 
-    /// Queues the end of sessions whose connection has been lost for too long.
+    /// Queues the end of sessions that have been disconnected for too long.
     pub(super) fn end_gone_sessions(&mut self, now: Time) {
         let timeout = self.span(Setting::SessionTimeout);
         while let Some(session) = self.sessions.next_to_end(now, timeout) {
@@ -113,7 +113,7 @@ impl Monitor {
         let ours = self.committed.session(session).filter(|record| record.is_of(reign));
         let is_ended = ours.map(|record| record.ended);
         if is_ended.is_some() && !self.sessions.is_newest_turn(session, turn) {
-            // The client has abandoned this connection, which will close, and is connected over another one.
+            // The client has left this connection, which will be closed, and is connected over another one.
             return;
         }
         match is_ended {
@@ -124,8 +124,8 @@ impl Monitor {
                     self.close(now, connection, effects);
                 }
             }
-            // A session that is missing from an older store is checked when the store is restored
-            // and the client reconnects.
+            // A session that is missing from an older store is checked later, when the store has been
+            // restored and the client reconnects.
             None if self.is_older() => {}
             None if self.settling.is_on() => self.close(now, connection, effects),
             None => {
@@ -155,8 +155,8 @@ impl Monitor {
         let Some(image) = committed.image_named(image) else {
             return Plan::Done(Done::SessionRefused(super::volume::no_volume(image)));
         };
-        // A late change of these sessions is refused by every OSD that has heard of the new
-        // session.
+        // Fence the image's ended sessions first: an OSD that has seen a request of the new session then
+        // refuses late writes of the ended ones.
         match self.fence_ended_sessions(image) {
             Ok(None) => {}
             Ok(Some(fencing)) => return fencing,
@@ -233,8 +233,8 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::SessionResumed(session)) }
     }
 
-    /// Handles the recorded end of a silent session. Its client may have returned while the record
-    /// was written.
+    /// Handles the end of a silent session, once that is recorded. The client may have returned while the
+    /// record was written.
     pub(super) fn on_session_silent(&mut self, session: SessionId) {
         match self.sessions.connection(session) {
             Some(connection) => self.jobs.push(Job::ResumeSession { connection, session }),

@@ -1,8 +1,8 @@
-//! Tracks the connections of the store's sessions, how long the others have been disconnected, and
-//! which attaches wait for one of them. Lost when this process ends.
+//! Tracks which of the store's sessions are connected, how long the others have been disconnected, and which
+//! attaches wait for a disconnected one. This state is lost when the process ends.
 //!
 //! Invariants
-//!   1. A session is in `gone` exactly while its place is [`Place::Gone`], until its end is queued.
+//!   1. `gone` lists exactly the sessions whose place is [`Place::Gone`] and whose end is not queued yet.
 //!   2. A waiting attach is retried whenever a session returns or ends.
 
 use std::collections::btree_map::Entry;
@@ -12,7 +12,7 @@ use base::{ConnectionId, Duration, SessionId, Time};
 
 use super::job::Job;
 
-/// Attaches that wait until a lock's holder comes back or ends.
+/// Maximum number of attaches that wait until a lock's holder returns or ends.
 const WAITING_COUNT_MAX: usize = 1_024;
 
 /// The sessions that have not ended, as this process sees them.
@@ -21,11 +21,11 @@ pub(super) struct SessionTracker {
     places: BTreeMap<SessionId, Place>,
     /// Sessions without a connection, by the time at which they lost it.
     gone: BTreeSet<(Time, SessionId)>,
-    /// The newest turn in which each session's client resumed it.
+    /// The newest turn of each session: a number that its client increases with each connection.
     turns: BTreeMap<SessionId, u64>,
-    /// The time at which each lock was granted, by holder; only locks that this monitor granted.
+    /// The time at which each lock was granted, by holding session; only for locks that this monitor granted.
     locked_since: BTreeMap<SessionId, Time>,
-    /// Attaches that wait until a lock's holder comes back or ends.
+    /// Attaches that wait until a lock's holder returns or ends.
     waiting: Vec<Job>,
 }
 
@@ -39,7 +39,7 @@ enum Place {
 }
 
 impl SessionTracker {
-    /// Tracks a session of the store. If it is not tracked yet, its timeout starts now.
+    /// Tracks a session that is in the store. If it was not tracked yet, its timeout starts now.
     pub(super) fn track(&mut self, now: Time, session: SessionId) {
         if let Entry::Vacant(unknown) = self.places.entry(session) {
             unknown.insert(Place::Gone { since: now });
@@ -90,14 +90,13 @@ impl SessionTracker {
         self.gone.first().map(|(since, _)| *since + timeout)
     }
 
-    /// Returns a session that has been without a connection for too long; returns each session
-    /// once.
+    /// Returns a session that has been disconnected for longer than `timeout`. Each session is returned once.
     pub(super) fn next_to_end(&mut self, now: Time, timeout: Duration) -> Option<SessionId> {
         self.deadline(timeout).filter(|due| *due <= now)?;
         self.gone.pop_first().map(|(_, session)| session)
     }
 
-    /// Whether this is the newest turn in which the session was resumed; also notes the turn.
+    /// Records the turn in which a client resumed the session; returns whether it is the newest turn.
     pub(super) fn is_newest_turn(&mut self, session: SessionId, turn: u64) -> bool {
         let newest = self.turns.entry(session).or_default();
         let is_newest = turn >= *newest;

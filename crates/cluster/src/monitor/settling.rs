@@ -1,10 +1,10 @@
-//! The first seconds of a monitor: its store may be a backup, and no OSD has reported what it has seen.
+//! The first seconds of a monitor: no OSD has reported yet what it has seen, so the store may be a restored
+//! backup.
 //!
-//! A monitor with such a store could issue ids and locks that were issued before. So requests for
-//! them wait until an OSD connects that has seen the state but nothing that the store lacks, until
-//! the store is proven older, or for five seconds. PG entries wait too: an epoch that was already
-//! used with other members would be mistaken for that earlier one. If no OSD has ever run, nothing
-//! waits.
+//! A monitor with such a store could issue ids and locks that have been issued before. So requests for ids
+//! and locks wait until an OSD connects that has seen the state but nothing that the store lacks, until the
+//! store is proven older, or for five seconds. New PG entries wait too: an epoch that has been used before
+//! with other members would be mistaken for the earlier one. If no OSD has ever run, nothing waits.
 //!
 //! Invariant: a waiting job has not begun. So it may be dropped with the connection that requested it.
 
@@ -56,7 +56,7 @@ impl Settling {
             | Job::Replan { .. }
             | Job::OutOsd { .. } => true,
             Job::Command { command, .. } => gives_out(command),
-            // For a new run, entries of the OSD's PGs would be written.
+            // A boot with a new run writes new entries of the OSD's PGs.
             Job::Boot(boot) => boot.run.is_none() && boot.seen.change == 0,
             _ => false,
         };
@@ -92,10 +92,11 @@ impl Settling {
     }
 }
 
-/// Whether a command issues something that may have been issued since a backup, or revokes it.
+/// Whether a command issues something that may already have been issued since a backup was made, or revokes
+/// something.
 ///
-/// Ids of OSDs and monitors do not wait, because they must be issued before the first OSD runs: an
-/// OSD whose id was issued twice is refused because of its store's identity.
+/// Ids of OSDs and monitors do not wait, because they must be issued before the first OSD runs: an OSD whose
+/// id was issued twice is refused because of its store's identity.
 fn gives_out(command: &Command) -> bool {
     matches!(
         command,

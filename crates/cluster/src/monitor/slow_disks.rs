@@ -1,25 +1,26 @@
-//! Disks that answer, but take many times as long as those of their peers.
+//! Detects disks that respond, but take many times as long as the disks of their peers.
 //!
-//! OSDs report what their disks did: sums of reads, journal writes and flushes. At the end of each interval
-//! the leader computes the mean time of each kind, and compares every disk with its *peers*: the OSDs that
-//! it shares a PG with.
+//! OSDs report the work of their disks: sums of reads, journal writes and flushes. At the end of each
+//! interval the leader computes the mean time of each kind of operation, and compares every disk with its
+//! *peers*: the OSDs with which it shares a PG.
 //!
 //! ```text
-//!   Well ── slow for an interval ──▶ Doubted ── slow ever since, for disk_slower_ms ──▶ Slow
-//!    ▲ ◀───────────── not ──────────────┘                                              │
-//!    └──────────── well ever since, for disk_slower_ms; or not measured for long ◀─────┘
+//!   Well ── slow in one interval ──▶ Doubted ── slow for disk_slower_ms ──▶ Slow
+//!    ▲ ◀───────── not slow ────────────┘                                    │
+//!    └──── well for disk_slower_ms; or not measured for a long time ◀───────┘
 //! ```
 //!
-//! A disk that was slow by its reads is not measured, because reads go to other members. It is tried again
-//! after a while, and after twice as long each time that it was slow once more.
+//! A disk whose reads were slow is no longer measured, because reads go to other members. After a while it is
+//! moved back to `Well` as a trial. If it is slow again, the time until the next trial doubles.
 //!
 //! Invariants
-//!   1. Nothing but speed depends on this: a wrong judgement costs an epoch, and reads that take the longer
-//!      way. So it needs no place in the state store.
+//!   1. Slow disks affect only speed: a wrong decision costs an epoch and slower reads. So the result is not
+//!      kept in the state store.
 //!   2. Disks are compared by figures of the same interval and of the same kind.
-//!   3. A disk without figures is neither slow nor well: what was found last stays, for a while.
-//!   4. A new leader hands no PG back to a slow disk: until it has judged, OSDs tell it what they were told, and
-//!      a PG with a planned member that has not joined yet keeps its primary.
+//!   3. A disk without figures is neither slow nor well: it keeps its stage for a while.
+//!   4. A new leader does not make a slow disk's OSD primary again: until the leader has evaluated an
+//!      interval, OSDs report what an earlier leader told them, and a PG with a planned member that has not
+//!      joined yet keeps its primary.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,22 +30,22 @@ use super::{Effect, Monitor};
 use crate::message::{DiskOperations, DiskWork, FromMonitor};
 use crate::settings::Setting;
 
-/// A disk is slow if it takes so many times as long as its peers'.
+/// A disk is slow if its mean time is at least this many times that of its peers.
 const RATIO_SLOW: u64 = 10;
-/// A slow disk is well again below so many times: one at the limit does not come and go.
+/// A slow disk is well again below this factor. It is lower, so that a disk at the limit does not flap.
 const RATIO_WELL: u64 = 5;
-/// A mean below this is never slow: the clients of a disk that fast do not notice.
+/// A mean below this is never slow: clients do not notice the delay.
 const MEAN_SLOW_MIN: Duration = Duration::from_millis(2);
-/// Fewer operations of a kind in an interval say nothing, unless they took half of it together.
+/// Minimum number of operations of a kind in an interval, unless fewer took half of the interval together.
 const COUNT_MIN: u64 = 3;
-/// `disk_slower_ms` has so many intervals.
+/// Number of intervals in `disk_slower_ms`.
 const INTERVAL_COUNT: u64 = 6;
-/// A slow disk that has not been measured for so many times `disk_slower_ms` is tried again.
+/// A slow disk that has not been measured for this many times `disk_slower_ms` returns to `Well`, as a trial.
 const FORGET_AFTER: u64 = 10;
-/// That span doubles so many times at most.
+/// Maximum number of times that this span doubles.
 const DOUBLINGS_MAX: u32 = 4;
 
-/// A kind of operations.
+/// A kind of disk operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Reads,
@@ -53,7 +54,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Those first that a slow disk goes on doing: reads go to others.
+    /// All kinds. Operations that a slow disk still performs come first; reads go to other members.
     const ALL: [Kind; 3] = [Kind::Flushes, Kind::Writes, Kind::Reads];
 
     fn of(self, work: &DiskWork) -> DiskOperations {
@@ -77,16 +78,16 @@ impl Kind {
     }
 }
 
-/// Mean times of an interval, by kind; `None`: too few operations.
+/// Mean times in an interval, by kind; `None`: too few operations.
 type Means = [Option<Duration>; Kind::ALL.len()];
 
-/// How a disk compares with its peers.
+/// The comparison of a disk with its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Comparison {
     kind: Kind,
-    /// The mean of this disk.
+    /// The mean time of this disk.
     mean: Duration,
-    /// The median of the means of its peers: the greater of the two in the middle.
+    /// The median of the mean times of its peers; of two middle values, the greater one.
     peers: Duration,
 }
 
@@ -96,7 +97,7 @@ impl Comparison {
         self.mean >= MEAN_SLOW_MIN && self.mean.as_nanos() >= limit
     }
 
-    /// Describes it: `flushes take 84.2 ms, those of its peers 3.1 ms`.
+    /// Describes the comparison: `flushes take 84.2 ms, those of its peers 3.1 ms`.
     pub(super) fn text(&self) -> String {
         let (mean, peers) = (millis_text(self.mean), millis_text(self.peers));
         format!("{} take {mean}, those of its peers {peers}", self.kind.name())
@@ -111,7 +112,7 @@ fn millis_text(span: Duration) -> String {
     }
 }
 
-/// The stages of the picture above.
+/// The stages of the diagram above.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Well,
@@ -119,55 +120,55 @@ enum Stage {
         since: Time,
     },
     Slow {
-        /// The last comparison that found it slow; `None`: another leader found it.
+        /// The last comparison that showed the disk to be slow; `None`: another leader found it slow.
         found: Option<Comparison>,
-        /// Since when it has been well.
+        /// The time since which the disk has been well, if it is well now.
         well_since: Option<Time>,
-        /// When it was last measured.
+        /// The time at which the disk was last measured.
         measured: Time,
     },
 }
 
 struct Disk {
-    /// The sums at the end of the last interval.
+    /// The sums of the disk's work at the end of the last interval.
     before: Option<DiskWork>,
     stage: Stage,
-    /// How many times it was tried again without having been measured, since it was last found well.
+    /// The number of trials that began without a measurement since the disk was last found well.
     tries: u32,
 }
 
-/// What is known of the disks of all OSDs; lost when this monitor no longer leads.
+/// What this leader knows about the disks of all OSDs; lost when this monitor no longer leads.
 #[derive(Default)]
 pub(super) struct SlowDisks {
-    /// When the current interval ends.
+    /// The time at which the current interval ends.
     ends: Option<Time>,
-    /// An interval has ended: until then OSDs keep what an earlier leader told them, and report it.
+    /// Whether an interval has ended. Until then OSDs keep, and report, what an earlier leader told them.
     has_judged: bool,
     disks: BTreeMap<OsdId, Disk>,
     /// What OSDs were told last.
     told: Told,
 }
 
-/// What OSDs are told.
+/// The lists that OSDs are sent.
 #[derive(Clone, PartialEq, Eq, Default)]
 struct Told {
     /// OSDs whose disks are slow.
     slow: Vec<OsdId>,
-    /// OSDs whose disks do not answer: nothing is read there if another member can answer.
+    /// OSDs whose disks do not respond: clients read from other members if possible.
     stalled: Vec<OsdId>,
 }
 
-/// What an OSD reported last.
+/// The last report of an OSD.
 struct Reported {
     work: DiskWork,
-    /// The leader before told it that it is slow.
+    /// Whether an earlier leader told the OSD that its disk is slow.
     was_slow: bool,
     peers: BTreeSet<OsdId>,
 }
 
 impl SlowDisks {
-    /// Whether this OSD's disk is slow, given what it was told before, as far as it has reported that to this
-    /// leader. `None`: not known yet.
+    /// Whether this OSD's disk is slow; `None`: not known yet. `was_slow`: what an earlier leader told the
+    /// OSD, if the OSD has reported that to this leader.
     pub(super) fn is_slow(&self, osd: OsdId, was_slow: Option<bool>) -> Option<bool> {
         if !self.has_judged {
             return was_slow;
@@ -175,7 +176,7 @@ impl SlowDisks {
         Some(self.disks.get(&osd).is_some_and(|disk| matches!(disk.stage, Stage::Slow { .. })))
     }
 
-    /// Returns the OSDs whose disks are slow, each with what was found last.
+    /// Returns the OSDs whose disks are slow, each with the comparison that shows it.
     pub(super) fn slow(&self) -> impl Iterator<Item = (OsdId, Option<Comparison>)> + '_ {
         self.disks.iter().filter_map(|(osd, disk)| match disk.stage {
             Stage::Slow { found, .. } => Some((*osd, found)),
@@ -187,8 +188,8 @@ impl SlowDisks {
         self.ends
     }
 
-    /// Ends an interval: judges every disk by what it did since the last one. `span`: how long a disk must
-    /// be slow, or well again. What is known of a disk stays while its OSD is not connected.
+    /// Ends an interval: evaluates every disk by its work since the previous interval. `span`: how long a
+    /// disk must be slow, or well again. The state of a disk is kept while its OSD is not connected.
     fn judge(&mut self, now: Time, span: Duration, reported: &BTreeMap<OsdId, Reported>) {
         let mut means: BTreeMap<OsdId, Means> = BTreeMap::new();
         for (osd, told) in reported {
@@ -212,7 +213,7 @@ impl SlowDisks {
 }
 
 impl Disk {
-    /// Takes the stage that follows from what an interval showed.
+    /// Moves to the stage that follows from the comparisons of an interval.
     fn end_interval(&mut self, now: Time, span: Duration, found: &[Comparison]) {
         let was_slow = matches!(self.stage, Stage::Slow { .. });
         self.stage = next_stage(self.stage, now, span, found);
@@ -230,8 +231,9 @@ impl Disk {
     }
 }
 
-/// Returns the means of what was done between two reports. A store that was opened anew counts from zero:
-/// then there are none. `busy`: even one operation that takes so long has a mean.
+/// Returns the mean times between two reports; none if the store was reopened in between, because its sums
+/// then start at zero. `busy`: operations that took at least this long in total have a mean, even if there
+/// are few of them.
 fn means_of(before: &DiskWork, after: &DiskWork, busy: Duration) -> Means {
     Kind::ALL.map(|kind| {
         let (before, after) = (kind.of(before), kind.of(after));
@@ -242,8 +244,8 @@ fn means_of(before: &DiskWork, after: &DiskWork, busy: Duration) -> Means {
     })
 }
 
-/// Compares a disk with its peers, by each kind of which there are figures. Of an even number of peers the
-/// greater of the two means in the middle counts: with a quick and a slow peer nothing is known.
+/// Compares a disk with its peers, for each kind with figures. With an even number of peers, the greater of
+/// the two middle means is used: one fast and one slow peer do not show that the disk is slow.
 fn compare(own: &Means, others: &[Means]) -> Vec<Comparison> {
     let of_kind = |(index, kind): (usize, Kind)| {
         let mean = own[index]?;
@@ -255,7 +257,7 @@ fn compare(own: &Means, others: &[Means]) -> Vec<Comparison> {
     Kind::ALL.into_iter().enumerate().filter_map(of_kind).collect()
 }
 
-/// Returns the stage that follows from what an interval showed.
+/// Returns the stage that follows from the comparisons of an interval.
 fn next_stage(stage: Stage, now: Time, span: Duration, found: &[Comparison]) -> Stage {
     let interval = interval_of(span);
     let began = Time::from_nanos(now.as_nanos().saturating_sub(interval.as_nanos()));
@@ -268,7 +270,7 @@ fn next_stage(stage: Stage, now: Time, span: Duration, found: &[Comparison]) -> 
         (Stage::Doubted { .. }, Some(_)) => stage,
         (Stage::Well | Stage::Doubted { .. }, None) => Stage::Well,
         (Stage::Slow { found: before, .. }, Some(found)) => {
-            // It is well again when this kind is: so one that a slow disk goes on doing is kept.
+            // The disk is well again once this kind is well: keep the kind that a slow disk still performs.
             let kept = before.filter(|before| before.kind.rank() < found.kind.rank());
             let found = Some(kept.unwrap_or(found));
             Stage::Slow { found, well_since: None, measured: now }
@@ -294,13 +296,13 @@ fn interval_of(span: Duration) -> Duration {
 }
 
 impl Monitor {
-    /// Ends an interval when it is due, and tells OSDs if other disks are slow now.
+    /// Ends an interval when it is due, and informs OSDs if the set of slow disks has changed.
     pub(super) fn judge_disks(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let span = self.span(Setting::DiskSlower);
-        // Of each interval there are at least two reports.
+        // An interval is long enough for at least two reports.
         let reports = self.span(Setting::OsdReport);
         let next = (now + interval_of(span)).max(now + reports + reports);
-        // A shorter interval takes effect at once.
+        // If the setting was made shorter, that takes effect at once.
         let ends = *self.slow_disks.ends.get_or_insert(next);
         if now < ends {
             self.slow_disks.ends = Some(ends.min(next));
@@ -339,7 +341,7 @@ impl Monitor {
         self.entries.mark_all();
     }
 
-    /// Tells an OSD that has joined which disks are slow.
+    /// Tells an OSD that has just joined which disks are slow.
     pub(super) fn greet_with_slow_disks(
         &self,
         connection: ConnectionId,
@@ -355,13 +357,13 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::SlowDisks { osds: slow, stalled }, effects);
     }
 
-    /// Returns the OSDs that last reported that their disks do not answer.
+    /// Returns the OSDs that last reported that their disks do not respond.
     fn stalled_osds(&self) -> Vec<OsdId> {
         let stalled = self.osds.iter().filter(|(_, live)| live.stall.stalled);
         stalled.map(|(osd, _)| *osd).collect()
     }
 
-    /// Returns what the OSDs that are connected reported last, with their peers.
+    /// Returns the last reports of the connected OSDs, each with the OSD's peers.
     fn reported_work(&self) -> BTreeMap<OsdId, Reported> {
         let reports =
             self.osds.iter().filter_map(|(osd, live)| Some((osd, live.current_report()?)));
@@ -406,7 +408,7 @@ mod tests {
     }
 
     impl Rig {
-        /// Ends an interval in which each OSD did 20 flushes of these lengths; `None`: it did nothing.
+        /// Ends an interval in which each OSD did 20 flushes of this length each; `None`: it did nothing.
         fn interval(&mut self, each_ms: [Option<u64>; 3]) -> Vec<OsdId> {
             self.now = self.now + interval_of(SPAN);
             let all: BTreeSet<OsdId> = (1..=3).map(osd).collect();
@@ -502,7 +504,7 @@ mod tests {
         let at = |second| Time::ZERO + Duration::from_secs(second);
         let mut stage = Stage::Doubted { since: Time::ZERO };
         stage = next_stage(stage, at(60), SPAN, &[of(Kind::Flushes, 20)]);
-        // The last interval in which it is slow has figures of reads.
+        // In the last interval in which the disk is slow, only its reads are slow.
         stage = next_stage(stage, at(70), SPAN, &[of(Kind::Flushes, 9), of(Kind::Reads, 11)]);
         for second in [80, 90, 100, 110, 120] {
             stage = next_stage(stage, at(second), SPAN, &[of(Kind::Flushes, 1)]);
@@ -548,7 +550,7 @@ mod tests {
     #[test]
     fn kinds_are_compared_apart() {
         let (ms, us) = (Duration::from_millis(9), Duration::from_micros(100));
-        // A disk that flushes is not slower than one that reads.
+        // The flushes of one disk are not compared with the reads of another.
         assert!(compare(&[None, None, Some(ms)], &[[Some(us), None, None]]).is_empty());
         let found = compare(&[Some(ms), None, Some(us)], &[[Some(us), None, Some(us)]; 2]);
         assert_eq!(found.len(), 2);

@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. A period of an OSD is counted in a row exactly once, whichever monitors led meanwhile: a shard
-//!      records the newest period of each OSD that had been received when it was written, and its rows
-//!      include that period and all before it. An OSD keeps a period until every shard with a part of
-//!      it is written.
-//!   2. A row never changes its shard; a shard's value fits in a transaction, whatever its rows hold.
+//!   1. Each period of an OSD is counted in a row exactly once, even if the leader changes: a shard records
+//!      the newest period that had been received from each OSD when the shard was written, and its rows
+//!      include that period and all earlier ones. An OSD keeps a period until every shard that counts part
+//!      of it has been written.
+//!   2. A row stays in its shard; the value of a shard always fits in a transaction.
 //!   3. Nothing else depends on statistics: errors in them cannot harm data.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,35 +34,34 @@ use crate::stats::{
 const SHARD_ROW_COUNT_MAX: usize = 256;
 /// Number of intervals over which rates are averaged.
 const INTERVAL_COUNT: usize = 3;
-/// Approximate maximum size of one write of statistics: even with the shortest intervals, an etcd
-/// with default limits has room for hours of history.
+/// Approximate maximum size of one write of statistics, in bytes: even with the shortest interval, an etcd
+/// with default limits can hold hours of history.
 const SAVE_SIZE_MAX: usize = 128 << 10;
-/// Approximate size of a row, and of a period's id, as JSON text, in bytes.
+/// Approximate sizes of a row and of a period's id as JSON text, in bytes.
 const ROW_SIZE: usize = 400;
 const NEWEST_SIZE: usize = 50;
 /// Maximum number of (image, OSD) pairs whose space is tracked; beyond it, the space of volumes is
 /// no longer updated.
 const SPACE_COUNT_MAX: usize = 1 << 20;
-/// Maximum length of an answer with rows of a table, in bytes; a message has room for this and one more row.
+/// Maximum length of a reply with rows of a table, in bytes; a message has room for this and one more row.
 const TABLE_SIZE_MAX: usize = 3 << 20;
 
-/// Statistics of all OSDs, volumes and pools; lost when this process ends, except for what is in
-/// the store.
+/// Statistics of all OSDs, volumes and pools. When this process ends, only the saved sums remain.
 #[derive(Default)]
 pub(super) struct Stats {
     rows: BTreeMap<(Table, u32), Row>,
     shards: BTreeMap<(Table, u32), Shard>,
     /// The newest period that this leader has received from each OSD.
     received: NewestPeriods,
-    /// The newest period of each OSD that the OSD was told is saved.
+    /// For each OSD, the newest period that this leader has reported to it as saved.
     told: NewestPeriods,
     space: Space,
     /// The time at which the next interval ends.
     tick_at: Option<Time>,
     ticked_at: Time,
-    /// Whether a [`Job::Stats`] waits for its turn.
+    /// Whether a [`Job::Stats`] is in the job queue.
     is_queued: bool,
-    /// The shard written last.
+    /// The shard written last; the next write continues after it.
     cursor: Option<(Table, u32)>,
 }
 
@@ -70,8 +69,8 @@ struct Row {
     shard: u32,
     /// The sums that are written to the store.
     sums: Sums,
-    /// Whether the row was in the store when this leader began: then the newest periods recorded in
-    /// its shard apply to it.
+    /// Whether the row was in the store when this leader began: then it already counts the newest periods
+    /// recorded in its shard, and all earlier ones.
     is_kept: bool,
     /// Counts of the current interval.
     recent: Counters,
@@ -82,18 +81,18 @@ struct Row {
 #[derive(Default)]
 struct Shard {
     ids: BTreeSet<u32>,
-    /// The newest periods that this leader found in the store.
+    /// The newest period of each OSD that the stored shard included when this leader loaded it.
     newest: NewestPeriods,
-    /// For each OSD, the first and the last period that the rows of this shard include and the
-    /// store does not.
+    /// For each OSD, the first and the last period that the rows in memory include and the stored shard does
+    /// not.
     unsaved: BTreeMap<OsdId, (PeriodId, PeriodId)>,
     is_dirty: bool,
 }
 
-/// Space of images, as the primaries of their PGs report it.
+/// Space of images, as reported by the primaries of their PGs.
 #[derive(Default)]
 struct Space {
-    /// Bytes by image and OSD, each with the order number of the connection that reported them.
+    /// Bytes by image and OSD, each with the sequence number of the connection that reported them.
     images: BTreeMap<ImageId, BTreeMap<OsdId, (u64, u64)>>,
     count: usize,
     /// OSDs that have reported the space of all images since this leader began.
@@ -120,7 +119,7 @@ impl Space {
         }
     }
 
-    /// Drops what these OSDs reported over these connections.
+    /// Drops reported space, by OSD and sequence number of the connection.
     fn forget(&mut self, is_forgotten: impl Fn(OsdId, u64) -> bool) {
         for of_image in self.images.values_mut() {
             of_image.retain(|osd, (_, order)| !is_forgotten(*osd, *order));
@@ -129,8 +128,8 @@ impl Space {
         self.count = self.images.values().map(BTreeMap::len).sum();
     }
 
-    /// Notes which OSDs are up. When an OSD goes down, its report counts for one more interval:
-    /// other OSDs soon become primaries of its PGs.
+    /// Updates which OSDs are up. When an OSD goes down, its report counts for one more interval: other OSDs
+    /// soon become primaries of its PGs.
     fn look(&mut self, committed: &CommittedState) {
         let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
         let down: BTreeSet<OsdId> = self.whole.iter().copied().filter(|osd| !is_up(osd)).collect();
@@ -189,7 +188,7 @@ impl Stats {
         row.recent.add(counters);
     }
 
-    /// Sets a value that is not a sum.
+    /// Sets the name and the space in use of a row; neither is a sum.
     fn set(&mut self, table: Table, id: u32, name: &str, used_bytes: Option<u64>) {
         let is_new = !self.rows.contains_key(&(table, id));
         if is_new && used_bytes.unwrap_or(0) == 0 {
@@ -242,7 +241,7 @@ impl Stats {
         }
     }
 
-    /// Returns the dirty shards, the one waiting longest first.
+    /// Returns the dirty shards, starting with the one that has waited longest.
     fn dirty(&self) -> impl Iterator<Item = ((Table, u32), &Shard)> {
         let is_behind = |place: &(Table, u32)| self.cursor.is_none_or(|cursor| *place > cursor);
         let all = || self.shards.iter().filter(|(_, shard)| shard.is_dirty);
@@ -309,7 +308,7 @@ impl Monitor {
             let mut shard = Shard { newest: record.newest.clone(), ..Shard::default() };
             for (id, sums) in &record.rows {
                 if stats.rows.contains_key(&(record.table, *id)) {
-                    // A manual edit has copied this row: the first copy counts.
+                    // A manual edit has copied this row to another shard: only the first copy counts.
                     shard.is_dirty = true;
                     continue;
                 }
@@ -335,7 +334,8 @@ impl Monitor {
         for period in &told.periods {
             let id = PeriodId { incarnation, sequence: period.sequence };
             if self.stats.received.get(&osd).is_some_and(|received| *received >= id) {
-                // If this period is saved, the OSD missed the message about that.
+                // This period has been received before. If it is already saved, the OSD missed the message
+                // about that, which is now sent again.
                 self.stats.told.remove(&osd);
                 continue;
             }
@@ -393,7 +393,7 @@ impl Monitor {
         self.stats.tick_at = goes_on.then(|| now + self.span(Setting::StatsInterval));
     }
 
-    /// Drops rows of objects that were removed.
+    /// Drops the rows of OSDs, pools and volumes that were removed.
     fn forget_stats_of_gone(&mut self) {
         let committed = &self.committed;
         let is_there = |(table, id): &(Table, u32)| match table {
@@ -411,14 +411,14 @@ impl Monitor {
         self.stats.told.retain(|osd, _| is_osd(osd));
     }
 
-    /// Updates the names, and the space of volumes and pools whose total is known.
+    /// Updates the names in the rows, and the space of volumes and pools whose total is known.
     fn look_at_space(&mut self) {
         let Monitor { stats, committed, .. } = self;
         stats.space.look(committed);
         let is_known = stats.space.is_known(committed);
         let mut of_pools: BTreeMap<PoolId, u64> = BTreeMap::new();
         for record in committed.images() {
-            // A primary reports what it holds itself: with parity, that is one part of each stripe.
+            // A primary reports only what it stores itself: with parity, that is one part of each stripe.
             let pool = committed.pool(record.info.pool);
             let parts = pool.map_or(1, |pool| u64::from(pool.pool.scheme.data_count()));
             let used = is_known.then(|| stats.space.of(record.info.id).saturating_mul(parts));
@@ -436,7 +436,7 @@ impl Monitor {
         }
     }
 
-    /// Plans the write of the shards that have waited longest, as many as fit in one write.
+    /// Plans the write of the dirty shards that have waited longest, as many as fit in one write.
     pub(super) fn plan_stats(&self) -> Plan {
         let mut batch = Batch::new(&self.committed);
         let mut size = 0;
@@ -495,7 +495,8 @@ impl Monitor {
             let sequence = match open.get(osd) {
                 None => received.sequence,
                 Some(oldest) if oldest.incarnation == received.incarnation => oldest.sequence - 1,
-                // The oldest period that is not saved is of an earlier run: of this run nothing is known.
+                // The oldest unsaved period belongs to an earlier run, so no period of this run is known to
+                // be saved.
                 Some(_) => 0,
             };
             let id = PeriodId { sequence, ..*received };
@@ -534,7 +535,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the bytes of data in use, without further copies and parity, as far as known.
+    /// Returns the bytes of user data in use, without additional copies and parity, as far as known.
     pub(super) fn used_bytes(&self, table: Table, id: u32) -> u64 {
         self.stats.rows.get(&(table, id)).map_or(0, |row| row.sums.used_bytes)
     }
@@ -549,7 +550,7 @@ impl Monitor {
         rates_of_rows(self.stats.rows.range((table, id)..=(table, id)))
     }
 
-    /// Returns the rows of a table with ids above `after`, as many as fit in one answer.
+    /// Returns the rows of a table with ids above `after`, as many as fit in one reply.
     pub(super) fn table(&self, table: Table, after: u32) -> Result<Value, Failure> {
         let committed = &self.committed;
         let mut rows = Vec::new();

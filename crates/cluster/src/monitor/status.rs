@@ -1,4 +1,4 @@
-//! `status`: is my data safe, what is happening, when will it be done.
+//! `status` answers three questions: is my data safe, what is happening, and when will it be done?
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,8 +21,8 @@ use crate::stats::Table;
 
 /// How long the other monitors may take to connect to a new leader.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
-/// A disk that has failed this often since its OSD started should be replaced. One bad place counts once or
-/// twice, and is repaired.
+/// A disk with this many media errors since its OSD started should be replaced. A single bad spot causes one
+/// or two errors, and is repaired.
 const MEDIA_ERRORS_WARN: u64 = 10;
 
 /// The severity of a check; later variants are worse.
@@ -43,7 +43,7 @@ impl Severity {
     }
 }
 
-/// Something that an operator should know.
+/// A finding that an operator should know.
 struct Check {
     code: &'static str,
     severity: Severity,
@@ -51,7 +51,7 @@ struct Check {
     hint: Cow<'static, str>,
 }
 
-/// Whether a list has used four fifths of its limit, so that the operator should act.
+/// Whether a list has reached four fifths of its limit, so that the operator should act.
 const fn is_near(count: usize, count_max: usize) -> bool {
     count * 5 >= count_max * 4
 }
@@ -62,16 +62,16 @@ struct PgTally {
     total: u32,
     /// PGs that serve.
     active: u32,
-    /// PGs that serve with all copies and have nothing to fill.
+    /// PGs that serve with all copies and have no learner.
     clean: u32,
     degraded: u32,
-    /// Degraded PGs that have one copy left, or, with parity, no part to spare.
+    /// Degraded PGs with only one copy left or, with parity, without any spare part.
     last_copy: u32,
     filling: u32,
     peering: u32,
     down: u32,
     incomplete: u32,
-    /// PGs that have been peering for so long that they need help.
+    /// PGs that have been peering for so long that the operator is informed.
     stuck: u32,
     /// One degraded PG, as an example.
     degraded_example: Option<String>,
@@ -268,8 +268,8 @@ impl Monitor {
         })
     }
 
-    /// Returns the OSDs that are down and whose absence leaves PGs short of a copy: no other OSD is
-    /// filled in their place meanwhile.
+    /// Returns the OSDs that are down and whose absence leaves PGs short of a copy: no other OSD is being
+    /// filled in their place.
     fn awaited_osds(&self) -> BTreeSet<OsdId> {
         let is_away = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|record| !record.info.up);
         let mut awaited = BTreeSet::new();
@@ -332,7 +332,7 @@ impl Monitor {
         }
     }
 
-    /// Checks for removed pools of which an OSD that is down may hold data.
+    /// Checks for removed pools of which a down OSD may still hold data.
     fn check_removed_pools(&self, checks: &mut Vec<Check>) {
         for record in self.committed.removed_pools() {
             if let Some(waits_for) = self.removal_waits_for(record) {
@@ -709,7 +709,7 @@ impl Monitor {
         checks.push(Check { code, severity, message, hint: hint.into() });
     }
 
-    /// Checks for disks that answer, but take many times as long as those of their peers.
+    /// Checks for disks that respond, but take many times as long as the disks of their peers.
     fn check_slow_disks(&self, checks: &mut Vec<Check>) {
         for (osd, found) in self.slow_disks.slow() {
             let figures = found
@@ -828,8 +828,8 @@ impl Monitor {
         if let Some(trouble) = trouble {
             checks.push(Check {
                 code: "state_unavailable",
-                // A monitor that has led has the state of the PGs; before that it has no
-                // information about the data.
+                // A monitor that has led has the state of the PGs. A monitor that has not led yet knows
+                // nothing about the data.
                 severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint:
@@ -839,7 +839,7 @@ impl Monitor {
                         .into(),
             });
         }
-        // If the store answers at no address, the check above is enough.
+        // If the store is unreachable at all of its addresses, the check above is enough.
         for down in self.store.endpoints().down.iter().filter(|_| trouble.is_none()) {
             checks.push(Check {
                 code: "state_endpoint_down",
@@ -917,8 +917,8 @@ impl Monitor {
             }));
         }
         let introduced = self.connections.all_introduced();
-        // These processes have no ids of their own: they are numbered by role, in the order in which
-        // they connected.
+        // These processes have no ids of their own, so they are numbered by role, in the order in which they
+        // connected.
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
         for process in introduced {
             let count = counts.entry(&process.role).or_default();

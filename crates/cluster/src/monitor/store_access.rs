@@ -1,6 +1,5 @@
-//! Access to the state store: ids for requests and watches, and what is wrong with the store. Kept
-//! from one leadership of this process to the next, unlike the state of a
-//! [`Monitor`](super::Monitor).
+//! Access to the state store: ids for requests and watches, and the store's problems. This is kept from one
+//! leadership of this process to the next, unlike the state of a [`Monitor`](super::Monitor).
 //!
 //! Invariant: no id of a request or a watch is used twice by one process.
 

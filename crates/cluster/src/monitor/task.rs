@@ -19,7 +19,7 @@ use crate::records::{Key, Record, TaskId, TaskKind, TaskRecord, ZeroRange};
 
 /// Maximum number of requests of one task in flight: few, because clients have priority.
 const ASKED_COUNT_MAX: usize = 8;
-/// A task records its progress each time it has done this fraction of its PGs.
+/// Number of steps in which a task's progress is recorded.
 const PROGRESS_PARTS: u32 = 8;
 /// Delay before a request to a busy or stale OSD is repeated.
 const RETRY_SPAN: Duration = Duration::from_millis(200);
@@ -36,7 +36,7 @@ pub(super) struct TaskRun {
     is_progress_queued: bool,
     /// The time at which this process began to delete, and how many PGs were done by then.
     began: Option<(Time, u32)>,
-    /// How long the rest takes at the pace so far; `None`: unknown.
+    /// Estimated time left at the rate so far; `None`: unknown.
     time_left: Option<Duration>,
 }
 
@@ -46,14 +46,14 @@ enum TaskStage {
     Fence,
     /// Deletes portion by portion.
     Delete(Portions),
-    /// Waits for the transaction that removes its record.
+    /// Waits for the transaction that removes the task's record.
     End,
 }
 
-/// A portion of a task.
+/// A unit of a task's work.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Portion {
-    /// The stripe that the new size cuts: its end is zeroed.
+    /// The stripe that contains the new end of the volume: its part beyond that end is zeroed.
     Zero,
     /// One PG.
     Pg(u32),
@@ -63,9 +63,9 @@ enum Portion {
 struct Portions {
     /// The first PG that has not been requested yet.
     next: u32,
-    /// Portions to request (again), by time.
+    /// Portions to be requested at a later time, ordered by that time.
     later: BTreeSet<(Time, Portion)>,
-    /// Portions in flight, by sequence.
+    /// Portions in flight, by sequence number of the request.
     asked: BTreeMap<u64, (Portion, ConnectionId)>,
     /// PGs at or after `done_up_to` that are already done.
     done: BTreeSet<u32>,
@@ -113,7 +113,7 @@ impl Portions {
         self.done_up_to + self.done.len() as u32
     }
 
-    /// Returns how long the rest takes at the pace since `began`; `None`: nothing was done since.
+    /// Returns the estimated time left, at the rate since `began`; `None`: nothing was done since then.
     fn time_left(&self, now: Time, began: (Time, u32), pg_count: u32) -> Option<Duration> {
         let done = self.done_count();
         let left = u64::from(pg_count.saturating_sub(done));
@@ -130,14 +130,14 @@ impl Portions {
 #[derive(Default)]
 pub(super) struct Tasks {
     runs: BTreeMap<TaskId, TaskRun>,
-    /// The last sequence assigned to a request; none is used twice.
+    /// The last sequence number assigned to a request; no number is used twice.
     sequence_last: u64,
     /// Whether something happened for which a task may be waiting.
     has_news: bool,
 }
 
 impl Tasks {
-    /// Runs the recorded tasks, and no others.
+    /// Tracks exactly the recorded tasks: adds new ones, and forgets those whose records are gone.
     fn track(&mut self, committed: &CommittedState) {
         self.has_news = true;
         self.runs.retain(|id, _| committed.task(*id).is_some());
@@ -241,7 +241,7 @@ impl Tasks {
 }
 
 impl Monitor {
-    /// Runs the recorded tasks, and no others.
+    /// Tracks exactly the recorded tasks.
     pub(super) fn track_tasks(&mut self) {
         self.tasks.track(&self.committed);
     }
@@ -309,7 +309,7 @@ impl Monitor {
         }
     }
 
-    /// Sends the request for a portion to its PG's primary. The error names the missing OSD.
+    /// Sends the request for a portion to the PG's primary. An error describes the absent OSD.
     fn ask(
         &mut self,
         record: &TaskRecord,
@@ -366,7 +366,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Returns a task as shown by commands.
+    /// Returns a task as commands show it.
     pub(super) fn task_row(&self, record: &TaskRecord) -> Value {
         let pool = self.committed.pool(record.pool);
         let run = self.tasks.runs.get(&record.id);
@@ -406,7 +406,7 @@ mod tests {
             done_up_to: 2,
         };
         assert_eq!(portions.time_left(at(5), (at(1), 2), 10), None);
-        // PG 3 is done before PG 2: two of eight in four seconds.
+        // PG 3 is done before PG 2: two of eight PGs are done after four seconds.
         portions.mark_done(Portion::Pg(3));
         portions.mark_done(Portion::Pg(2));
         assert_eq!(portions.time_left(at(5), (at(1), 2), 10), Some(Duration::from_secs(12)));

@@ -1,4 +1,4 @@
-//! Tests of the monitor, each named by its claim.
+//! Tests of the monitor. The name of each test is the claim that it checks.
 
 mod damage;
 mod elections;

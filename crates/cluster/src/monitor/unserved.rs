@@ -1,13 +1,13 @@
-//! How long PGs have not been served. A pause that ends within seconds is not an error.
+//! Tracks how long PGs have not been served. A pause that ends within seconds is not an error.
 //!
-//! Lost when this process ends: after a failover the time of each PG starts again.
+//! This state is lost when the process ends: after a failover, the time of each PG starts again.
 
 use std::collections::BTreeMap;
 
 use base::{Duration, PgId, Time};
 
-/// A peering PG is served within a second or two; one that is not served for this long waits for
-/// something.
+/// A peering PG is normally served within a second or two. A PG that is not served for this long is stuck
+/// waiting for something.
 const PEERING_SPAN: Duration = Duration::from_secs(10);
 /// How often PGs are checked.
 const LOOK_SPAN: Duration = Duration::from_millis(500);
@@ -33,7 +33,7 @@ impl Unserved {
         self.looked = Some(now);
     }
 
-    /// Whether every check for `PEERING_SPAN` found the PG unserved, so that it needs help.
+    /// Whether every check for `PEERING_SPAN` found the PG unserved, so that the operator is informed.
     pub(super) fn waits_for_long(&self, now: Time, pg: PgId) -> bool {
         self.since.get(&pg).is_some_and(|since| now.since(*since) >= PEERING_SPAN)
     }

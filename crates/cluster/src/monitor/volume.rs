@@ -1,8 +1,8 @@
 //! Creating, resizing and removing volumes.
 //!
-//! Removing and shrinking: sessions that had the image attached and were not closed cleanly are fenced,
-//! in as many transactions as needed; then one transaction changes the image and records the task that
-//! deletes its blocks. Until that last transaction the volume is unchanged. An attach also fences such
+//! Removing or shrinking a volume first fences the sessions that had the image attached and were not closed
+//! cleanly, in as many transactions as needed; then one transaction changes the image and records the task
+//! that deletes its blocks. Until that last transaction the volume is unchanged. An attach also fences such
 //! sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,8 +30,8 @@ const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
 pub(super) const FENCE_COUNT_MAX: usize = 25_000;
 /// Maximum number of ranges of fenced sessions in a pool.
 pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
-/// If a pool has more single fences than this, and more than it has ranges, they are joined into
-/// ranges, and every receiver of the map receives all ranges.
+/// If a pool has more single fences than this, and more single fences than ranges, the single ones are joined
+/// into ranges, and every receiver of the map receives all ranges.
 const FENCES_APART_MAX: usize = 16;
 /// Maximum number of sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
@@ -192,8 +192,8 @@ impl Monitor {
         self.fence_sessions(image, sessions, None).map(Some)
     }
 
-    /// Returns the transaction that fences these sessions of the image; it also removes their
-    /// records, and the lock that one of them holds.
+    /// Returns the transaction that fences these sessions of the image, and removes their records and the
+    /// lock that one of them may hold.
     pub(super) fn fence_sessions(
         &self,
         image: &ImageRecord,
@@ -231,9 +231,10 @@ impl Monitor {
         Ok(Plan::Write { batch, done })
     }
 
-    /// Replaces single fences by ranges, so that their number stays bounded. Ids only grow. A session up
-    /// to the last fence that has no record was fenced, was closed by a client with no request in
-    /// flight, or belongs to another pool. `ends`: sessions whose records this transaction removes.
+    /// Replaces single fences by ranges, so that their number stays bounded. Ids are issued in ascending
+    /// order. A session with an id up to the last fence but without a record was fenced, was closed by a
+    /// client with no request in flight, or belongs to another pool. `ends`: sessions whose records this
+    /// transaction removes.
     fn join_fences(&self, record: &mut FenceRecord, ends: &[SessionId], revision: MapRevision) {
         let committed = &self.committed;
         let single = record.fences.iter().map(|fence| fence.session);
@@ -244,7 +245,7 @@ impl Monitor {
             let image = committed.image(image);
             image.is_some_and(|image| image.info.pool != record.pool)
         };
-        // A fenced session stays fenced, whatever its neighbours are.
+        // A fenced session stays fenced, even if it still has a record.
         let is_fenced =
             |session: SessionId| fenced.contains(&session) || is_in_ranges(&record.ranges, session);
         let open = committed.sessions().filter(|session| session.id <= last);
@@ -299,7 +300,7 @@ impl Monitor {
         self.volume_row_with(info, sessions.map(|record| self.session_details(record)).collect())
     }
 
-    /// Returns a session and, while it is connected, the process that has it.
+    /// Returns a session and, while it is connected, the process that uses it.
     fn session_details(&self, record: &SessionRecord) -> Value {
         let process = self.process_of_session(record.id);
         let mut row = session_row(record);
@@ -346,7 +347,7 @@ fn session_row(record: &SessionRecord) -> Value {
     json!({ "id": record.id, "client": record.client, "read_only": record.read_only })
 }
 
-/// Returns the ranges of all ids from the first one to `last`, except these sessions, which are
+/// Returns the ranges of all ids from the first one to `last` except the ids of these sessions, which are
 /// sorted.
 pub(super) fn ranges_beside(
     sessions: impl IntoIterator<Item = SessionId>,
@@ -363,7 +364,7 @@ pub(super) fn ranges_beside(
     ranges
 }
 
-/// Returns the first stripe behind `size`, and the part to zero of the stripe that `size` cuts.
+/// Returns the first stripe beyond `size`, and the range to zero in the stripe that `size` cuts, if any.
 fn cut(size: u64, stripe_bytes: u64) -> (StripeIndex, Option<ZeroRange>) {
     let stripe = |number: u64| {
         StripeIndex::new(u32::try_from(number).expect("sizes are checked against 2^32 stripes"))

@@ -11,7 +11,7 @@ use crate::message::FromMonitor;
 use crate::state::StateRevision;
 
 impl Connections {
-    /// Begins to send to the connection each change of keys with this prefix.
+    /// Starts sending the connection each change of keys with this prefix.
     pub(super) fn begin_state_watch(
         &mut self,
         connection: ConnectionId,
@@ -47,12 +47,12 @@ impl Connections {
     }
 }
 
-/// Returns a value for display; a text that is not JSON, or is too long for a message, is cut.
+/// Returns a value for display; a text that is not JSON, or is too long for a message, is shortened.
 fn value_of(text: &str) -> Value {
     let cut = || Value::String(clipped(text.to_string()));
     let Ok(value) = serde_json::from_str::<Value>(text) else { return cut() };
     let probe = FromMonitor::StateChanged { revision: 0, key: String::new(), value: Some(value) };
-    // Room for the longest key and revision.
+    // Leave room for the longest key and revision.
     if to_text(&probe).len() + 8192 > CONTROL_SIZE_MAX as usize {
         return cut();
     }

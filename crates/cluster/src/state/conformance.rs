@@ -1,8 +1,8 @@
-//! Checks of the behavior that every state store must have, written against the trait. Each store's
-//! tests run them.
+//! Checks of the behavior that every state store must have, written against the trait. The tests of each
+//! store run these checks.
 //!
-//! A check panics if a promise is broken. Stores that answer later are polled until they answer, on a clock
-//! that advances with each poll.
+//! A check panics if the store breaks a guarantee. Stores that answer later are polled until they answer, on
+//! a clock that advances with each poll.
 
 use base::{Duration, Time};
 

@@ -1,8 +1,8 @@
 //! The state store in memory: the simulated store, and the core of the file-based store.
 //!
 //! Invariants
-//!   1. `revision` is the number of transactions that wrote something, ended leases included.
-//!   2. No key's revision is above `revision`; a leased key is listed by its lease, and only there.
+//!   1. `revision` is the number of transactions that wrote something, including the ends of leases.
+//!   2. No key's revision is above `revision`; a key with a lease is listed in that lease and in no other.
 //!   3. `history` holds the changes of every revision in `compacted + 1 ..= revision`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,7 +17,7 @@ use super::{
 
 /// Maximum number of changes kept for watches that begin in the past; older ones are compacted.
 const HISTORY_COUNT_MAX: usize = 10_000;
-/// Maximum number of bytes of keys and values kept for such watches.
+/// Maximum number of bytes of keys and values kept for watches that begin in the past.
 const HISTORY_SIZE_MAX: usize = 16 << 20;
 
 /// A state store that lives as long as its process.
@@ -59,16 +59,16 @@ impl RevisionChanges {
     }
 }
 
-/// A change that a durable copy of the store must apply to follow it.
+/// One change that a durable copy of the store must apply to stay up to date.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateChange {
-    /// The store is at this revision now.
+    /// The store's new revision.
     Revision(StateRevision),
-    /// A key has this value.
+    /// A key was written.
     Put(KeyValue),
     /// A key was deleted.
     Delete(String),
-    /// A lease was granted; no later lease has a smaller id.
+    /// A lease was granted; later leases have larger ids.
     LeaseGranted(LeaseId, Duration),
     /// A lease has ended.
     LeaseEnded(LeaseId),
@@ -88,8 +88,8 @@ pub struct StateImage {
 }
 
 impl MemoryState {
-    /// Returns the store that a durable copy describes. All leases start again with their full time
-    /// to live, since their owners could not renew them meanwhile. Earlier changes count as
+    /// Returns the store that a durable copy describes. All leases start again with their full time to live,
+    /// since their owners could not renew them while the store was not running. Earlier changes count as
     /// compacted.
     pub fn from_image(now: Time, image: StateImage) -> MemoryState {
         let mut state = MemoryState {
@@ -121,8 +121,8 @@ impl MemoryState {
         self.keys.values()
     }
 
-    /// Carries out an effect and appends its events; appends to `changes` what must be applied to a
-    /// durable copy before the events may be delivered.
+    /// Carries out an effect and appends its events. Appends to `changes` what a durable copy must apply
+    /// before the events may be delivered.
     pub fn apply_recorded(
         &mut self,
         now: Time,
@@ -169,7 +169,7 @@ impl MemoryState {
         self.tell_watches(events);
     }
 
-    /// Like [`StateStore::poll`]; records changes like `apply_recorded`.
+    /// Like [`StateStore::poll`]; records changes in the same way as `apply_recorded`.
     pub fn poll_recorded(
         &mut self,
         now: Time,

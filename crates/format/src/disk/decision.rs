@@ -11,20 +11,20 @@ pub enum Decision {
     Cut {
         /// Where the journal ended.
         from: Lsn,
-        /// Where the journal continues, with the chain continued from the entry before `from`.
+        /// Where the journal continues. The checksum chain continues from the entry before `from`.
         to: Lsn,
     },
     /// Acknowledged entries from `from` on are lost; the next intact one is at `to`.
     Hole {
-        /// Where the first lost entry was.
+        /// The lsn of the first lost entry.
         from: Lsn,
-        /// The next entry; its chain checksum cannot be checked.
+        /// The lsn of the next intact entry. Its chain checksum cannot be checked.
         to: Lsn,
     },
     /// The entry is dropped, as if it had never been written.
     Drop(Lsn),
-    /// Of the PG, versions from this one on that are prepared or skipped before the entry with the decision
-    /// are dropped: an earlier one is missing.
+    /// Versions of the PG from `from` on are dropped if they were prepared or skipped before the entry with
+    /// this decision, because an earlier version is missing.
     Tail {
         /// The PG.
         pg: PgId,
@@ -35,13 +35,14 @@ pub enum Decision {
     Damaged(Lsn),
 }
 
-/// The kind of a tail; the upper half of the word holds the epoch, the others hold PG and counter.
+/// The kind of a [`Decision::Tail`]. The upper half of the kind's word holds the epoch; the other two words
+/// hold the PG and the counter.
 const KIND_TAIL: u64 = 5;
 
 /// Size of an encoded decision, in bytes.
 pub const DECISION_SIZE: usize = 24;
 
-/// Encodes decisions.
+/// Encodes the decisions.
 pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
     let mut to = Writer::default();
     for decision in decisions {
@@ -63,7 +64,7 @@ pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
     to.bytes
 }
 
-/// Decodes decisions; `None` if the bytes are not decisions.
+/// Decodes decisions. Returns `None` if the bytes are not valid decisions.
 pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
     let mut from = Reader::new(bytes);
     let mut decisions = Vec::new();

@@ -4,9 +4,9 @@
 //!   0   magic   4  checksum of [8, header_size)   8  store tag   16 lsn   24 checksum of the entry before
 //!   28  kind    29 block size shift  30 flags  31 rows of the part table  32 durable lsn   40 size   44 checksum count
 //!   48  key     64 PG                72 version   84 offset   88 length  92 location   96 checksums...
-//!   of a pool that keeps parity:  96 what the store had committed   108 replaces what is above   120 ...
-//!   bitmaps follow, then checksums:  units, 32 bytes   written ones, 32 bytes   damaged ones, 32 bytes
-//!   of a parity part, behind the checksums:  its part table
+//!   in pools that keep parity:  96 committed version   108 versions above this one are replaced   120 ...
+//!   bitmaps follow, then checksums:  covered units, 32 bytes   written, 32 bytes   damaged, 32 bytes
+//!   for a parity part, its part table follows the checksums
 //! ```
 //!
 //! Invariants
@@ -22,13 +22,14 @@ use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
-/// In entries of pools that keep parity: what was committed, and above which versions the entry replaces.
+/// Size of the committed version and the version of [`EntryHeader::replaces`], in entries of pools that keep
+/// parity.
 const COMMITTED_SIZE: usize = 2 * 12;
-/// The three bitmaps of a repair or of a prepared version.
+/// Size of the three bitmaps of a repair or of a prepared version.
 const BITMAPS_SIZE: usize = 3 * 32;
 /// Maximum number of checksums in an entry: one for each unit of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
-/// Longest header with its checksums and a part table, before padding, in bytes.
+/// Maximum size of a header with its checksums and a part table, before padding, in bytes.
 pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE
     + COMMITTED_SIZE
     + BITMAPS_SIZE
@@ -58,7 +59,7 @@ pub enum EntryKind {
     Pad = 9,
     /// Records a recovery's decisions; inline, like a note.
     Recovery = 10,
-    /// Replaces units of a block, whatever its version was; the data of the written ones is inline.
+    /// Replaces units of a block, whatever its version was; the data of the written units is inline.
     Repair = 11,
     /// Replaces a whole block, whatever its version was; the data is at `location`, each unit at its own
     /// offset.
@@ -69,7 +70,7 @@ pub enum EntryKind {
     RepairGone = 14,
     /// Records that damage may have destroyed acknowledged writes of the PG.
     Suspect = 15,
-    /// Prepares a version that changes units of a block; the data of the written ones is inline.
+    /// Prepares a version that changes units of a block; the data of the written units is inline.
     Prepare = 16,
     /// Prepares a version that replaces a whole block; the data is at `location`, each unit at its own
     /// offset.
@@ -78,10 +79,10 @@ pub enum EntryKind {
     PrepareDelete = 18,
     /// Records that the PG has this version, which changes no block here.
     Skip = 19,
-    /// Prepared versions of the PG up to `version` become stable, all above go. May carry the PG's note,
-    /// inline; `length` is its true size.
+    /// Makes prepared versions of the PG up to `version` stable, and removes all above. May contain the PG's
+    /// note, inline; `length` is the true size of the note.
     Settle = 20,
-    /// Records what was committed of several PGs; inline, like a note.
+    /// Records up to which version each of several PGs is committed; inline, like a note.
     Marks = 21,
 }
 
@@ -107,12 +108,12 @@ impl EntryKind {
         matches!(self, WriteLarge | RepairLarge | PrepareLarge)
     }
 
-    /// Whether this is a version of a block that may still be taken back.
+    /// Whether the entry prepares a version of a block, which may still be rolled back.
     pub const fn is_prepared(self) -> bool {
         matches!(self, EntryKind::Prepare | EntryKind::PrepareLarge | EntryKind::PrepareDelete)
     }
 
-    /// Whether the header carries what the store had committed of the PG.
+    /// Whether the header contains the version up to which the store had committed the PG.
     pub const fn carries_committed(self) -> bool {
         self.is_prepared() || matches!(self, EntryKind::Skip | EntryKind::Settle)
     }
@@ -122,19 +123,19 @@ impl EntryKind {
         matches!(self, EntryKind::Write | EntryKind::Repair | EntryKind::Prepare)
     }
 
-    /// Whether this changes a block and has a version of its own in the order of the PG.
+    /// Whether the entry changes a block and has its own version in the order of the PG.
     pub const fn is_versioned(self) -> bool {
         use EntryKind::*;
         matches!(self, Write | WriteLarge | Zero | Delete)
     }
 
-    /// Whether the header carries the three bitmaps.
+    /// Whether the header contains the three bitmaps.
     const fn has_bitmaps(self) -> bool {
         use EntryKind::*;
         matches!(self, Repair | RepairLarge | Prepare | PrepareLarge)
     }
 
-    /// Bytes in front of the checksums.
+    /// Returns the size of the fields in front of the checksums, in bytes.
     const fn fixed_size(self) -> usize {
         let committed = if self.carries_committed() { COMMITTED_SIZE } else { 0 };
         let bitmaps = if self.has_bitmaps() { BITMAPS_SIZE } else { 0 };
@@ -142,16 +143,17 @@ impl EntryKind {
     }
 }
 
-/// Facts about an entry of a pool that keeps parity, one bit each. Zero in all other entries.
+/// Flags of an entry of a pool that keeps parity, one bit each. Zero in all other entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct EntryFlags {
-    /// A checkpoint journaled this prepared version again, so that the journal before it can be freed.
+    /// The entry is a copy: a checkpoint journaled this prepared version again, so that the journal before
+    /// the copy can be freed.
     pub is_copy: bool,
-    /// The block holds nothing but the units of this version after it.
+    /// After this version, the block holds only the units of this version.
     pub is_whole: bool,
-    /// A settle carries the PG's note.
+    /// The settle contains the PG's note.
     pub has_note: bool,
-    /// This is a copy, and some of the units that it calls damaged had data when the version came.
+    /// The entry is a copy, and some of the units that it lists as damaged had data when the version arrived.
     pub has_lost: bool,
 }
 
@@ -170,42 +172,43 @@ pub struct EntryHeader {
     pub lsn: Lsn,
     /// Checksum of the preceding entry.
     pub previous: Checksum,
-    /// Entries before this lsn, and their data, were durable when this was written.
+    /// Entries before this lsn, and their data, were durable when this entry was written.
     pub durable: Lsn,
     /// Bytes of the journal that the entry takes, header and padding included.
     pub size: u32,
-    /// The block.
+    /// The key of the block.
     pub key: Option<BlockKey>,
-    /// The block's size.
+    /// The size of the block.
     pub block_size: Option<BlockSize>,
     /// The PG; `None` for a note without one.
     pub pg: Option<PgId>,
     /// The version of the change.
     pub version: Version,
-    /// Where the range begins in the block, in bytes; for a note without a PG, its number.
+    /// Where the range begins in the block, in bytes; for a note, the number of its key.
     pub offset: u32,
     /// Length of the range, in bytes; for a note, its size.
     pub length: u32,
     /// Where the block is in the data area.
     pub location: u32,
-    /// In a repair: the units it covers.
+    /// In a repair or a prepared version: the units that the entry covers.
     pub units: UnitSet,
-    /// In a repair: the units in `units` that hold data. The other units become zeros, unless they are
-    /// damaged.
+    /// In a repair or a prepared version: the units in `units` that hold data. The other units become zeros,
+    /// unless they are damaged.
     pub written: UnitSet,
-    /// In a repair: the units in `units` whose data is lost.
+    /// In a repair or a prepared version: the units in `units` whose data is lost.
     pub damaged: UnitSet,
-    /// In entries that carry it: up to this version the store had made the PG's versions stable.
+    /// In prepared versions, skips and settles: the version up to which the store had made the PG's versions
+    /// stable.
     pub committed: Version,
-    /// In a prepared version of peering: all prepared versions of the key above this one go. A copy keeps it,
-    /// but nothing goes: its version did that when it came.
+    /// In a version prepared by peering: all prepared versions of the key above this one are removed. A copy
+    /// keeps the field, but removes nothing, because the original entry has already done so.
     pub replaces: Option<Version>,
-    /// In entries of pools that keep parity.
+    /// Flags of entries of pools that keep parity.
     pub flags: EntryFlags,
     /// One checksum for each unit of data.
     pub checksums: Vec<Checksum>,
-    /// In a repair or a prepared version of a parity part: its part table, which replaces an older one.
-    /// Empty: an older one stays.
+    /// In a repair or a prepared version of a parity part: its part table, which replaces an older table.
+    /// Empty: an older table stays.
     pub table: Vec<u8>,
 }
 
@@ -252,7 +255,7 @@ impl EntryHeader {
             && self.location != LOCATION_NONE
     }
 
-    /// Returns the units of the block that the entry's data is for, in order.
+    /// Returns the units of the block to which the entry's data belongs, in order.
     pub fn data_units(&self) -> impl Iterator<Item = u32> + '_ {
         let first = self.offset / UNIT_SIZE as u32;
         let range = match self.kind.has_bitmaps() {
@@ -281,7 +284,7 @@ impl EntryHeader {
         EntryHeader::size_with_table(kind, (checksum_count, 0), sector_size)
     }
 
-    /// Returns the bytes of the journal that an entry takes that has a part table of `table_size` bytes.
+    /// Returns the bytes of the journal that an entry with a part table of `table_size` bytes takes.
     pub fn size_with_table(
         kind: EntryKind,
         (checksum_count, table_size): (usize, usize),
@@ -297,7 +300,7 @@ impl EntryHeader {
         EntryHeader::size_with_table(self.kind, counts, sector_size)
     }
 
-    /// Returns the number of rows of the part table; `None`: the table has no place in this entry.
+    /// Returns the number of rows of the part table; `None`: an entry of this kind cannot have this table.
     fn table_rows(&self) -> Option<u8> {
         let Some(block_size) = self.block_size.filter(|_| self.kind.has_bitmaps()) else {
             return self.table.is_empty().then_some(0);
@@ -459,7 +462,7 @@ impl EntryHeader {
         let count = self.checksums.len();
         let is_span = match self.kind.is_large() {
             true => has_place && count > 0 && (self.offset, self.length) == self.written.span(),
-            // It may be for the place that the block will have when it is committed.
+            // The data may be for the place that the block will have when the version is committed.
             false if self.kind == EntryKind::Prepare => (self.offset, self.length) == (0, 0),
             false => {
                 let needs_place = count > 0 || !self.damaged.is_empty();
@@ -470,8 +473,8 @@ impl EntryHeader {
     }
 }
 
-/// Returns the size of the part table that the header at the front of `bytes` says it has; `None`: the
-/// header cannot have one. Requires: at least [`FIXED_SIZE`] bytes.
+/// Returns the size of the part table according to the header at the front of `bytes`; `None`: these fields
+/// are invalid. Requires: at least [`FIXED_SIZE`] bytes.
 fn stored_table_size(bytes: &[u8]) -> Option<usize> {
     match (bytes[31], BlockSize::from_shift(bytes[29])) {
         (0, _) => Some(0),
@@ -622,7 +625,7 @@ mod tests {
         }
     }
 
-    /// A part table of this many rows.
+    /// Returns a part table with this many rows.
     fn table(rows: u8) -> Vec<u8> {
         let mut table = vec![0; table_size(BlockSize::DEFAULT, rows)];
         for (number, row) in (1u8..).zip(table.chunks_exact_mut(20)) {
@@ -635,7 +638,7 @@ mod tests {
         EntryHeader { table: table(4), ..prepared() }
     }
 
-    /// An entry of this kind without data.
+    /// Returns an entry of this kind without data.
     fn bare(kind: EntryKind) -> EntryHeader {
         let committed = if kind.carries_committed() { version(70) } else { Version::ZERO };
         EntryHeader { kind, size: 512, committed, checksums: Vec::new(), ..sample() }
@@ -733,7 +736,7 @@ mod tests {
 
     #[test]
     fn impossible_part_tables_are_refused() {
-        // The byte of the rows, and a unit beyond the block in the first row.
+        // Corrupt the number of rows, the block size, or the bit of a unit beyond the block in the first row.
         let unit = FIXED_SIZE + COMMITTED_SIZE + BITMAPS_SIZE + 2 * 4 + 12 + 4;
         for (at, byte) in [(31, 0), (31, 3), (31, 5), (31, 17), (31, 255), (29, 0), (unit, 1)] {
             let mut bytes = encoded(&prepared_parity());
@@ -745,7 +748,7 @@ mod tests {
             let checksum = crc32c(&bytes[8..end]);
             bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
             let decoded = EntryHeader::decode(&bytes, 42, 512);
-            // A table that is shorter or longer and still fits the sector is a whole entry of its own.
+            // With another number of rows that still fits the sector, the entry is different but valid.
             let is_whole = at == 31 && byte < 6;
             assert_eq!(decoded.is_ok(), is_whole, "byte {at}: {byte}");
         }

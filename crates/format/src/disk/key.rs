@@ -4,7 +4,7 @@ use base::{ImageId, PgId, PoolId, StripeIndex};
 
 /// Location of a block that has no place in the data area.
 pub const LOCATION_NONE: u32 = u32::MAX;
-/// A location is a number of steps of this size, in bytes: the size of the smallest block.
+/// Unit of a location, in bytes: the size of the smallest block. Locations count these steps.
 pub const LOCATION_STEP: u64 = 16 << 10;
 
 /// The key of a block. The order is such that a PG is one range of keys, at any power-of-two PG count.
@@ -16,7 +16,7 @@ pub struct BlockKey {
     pub hash: u32,
     /// The layer.
     pub image: ImageId,
-    /// Which block of the image.
+    /// The index of the block in the image.
     pub stripe: StripeIndex,
 }
 
@@ -29,12 +29,12 @@ pub enum NoteKey {
     Cluster,
     /// A change in the OSD's copy of the cluster's state, by number, counted from 1.
     State(u32),
-    /// What scrubs of a PG did and found.
+    /// Progress and findings of the scrubs of a PG.
     Scrub(PgId),
 }
 
 impl NoteKey {
-    /// Returns the key as it is stored in a journal entry and in a checkpoint: a PG, otherwise a number.
+    /// Returns the key as it is stored in a journal entry and in a checkpoint: the PG, if any, and a number.
     pub fn parts(self) -> (Option<PgId>, u32) {
         match self {
             NoteKey::Pg(pg) => (Some(pg), 0),

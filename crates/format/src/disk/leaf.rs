@@ -29,16 +29,16 @@ const RECORD_FIXED_SIZE: usize = 36;
 /// Where the number of records is stored in the page.
 const COUNT_OFFSET: usize = HEADER_SIZE - 4;
 
-/// One block, to be put into a leaf.
+/// The record of one block, to be put into a leaf.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeafRecord {
-    /// The block.
+    /// The key of the block.
     pub key: BlockKey,
     /// Number of the PG that wrote the version.
     pub pg: u16,
-    /// Its version.
+    /// The version of the block.
     pub version: Version,
-    /// Its size.
+    /// The size of the block.
     pub block_size: BlockSize,
     /// Whether the block is deleted.
     pub tombstone: bool,
@@ -48,10 +48,10 @@ pub struct LeafRecord {
     pub written: UnitSet,
     /// Written units that lost their data.
     pub damaged: UnitSet,
-    /// One for each unit of the block; empty without a location. Checksums of units without data have no
-    /// meaning.
+    /// The checksum of each unit of the block; empty without a location. Checksums of units without data have
+    /// no meaning.
     pub checksums: Vec<Checksum>,
-    /// Of a parity part: its part table. Empty: it has none, or it is lost.
+    /// The part table of a parity part. Empty: the block has no table, or the table is lost.
     pub table: Vec<u8>,
 }
 
@@ -65,13 +65,13 @@ impl LeafRecord {
 const FLAG_TOMBSTONE: u8 = 1;
 const FLAG_ROWS_SHIFT: u32 = 3;
 
-/// Returns the byte of a record that tells whether the block is deleted, and how many rows its part table
+/// Packs the flags of a record into a byte: whether the block is deleted, and how many rows its part table
 /// has.
 pub const fn pack_flags(tombstone: bool, table_rows: u8) -> u8 {
     (if tombstone { FLAG_TOMBSTONE } else { 0 }) | table_rows << FLAG_ROWS_SHIFT
 }
 
-/// Returns the facts in such a byte; `None`: it is invalid.
+/// Unpacks the flags of a record. `None`: the byte is invalid.
 pub const fn unpack_flags(flags: u8) -> Option<(bool, u8)> {
     let (tombstone, rows) = (flags & FLAG_TOMBSTONE != 0, flags >> FLAG_ROWS_SHIFT);
     let is_known = flags == pack_flags(tombstone, rows);
@@ -295,9 +295,9 @@ fn unit_set(bitmap: &[u8]) -> UnitSet {
 /// A unit that holds data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoredUnit {
-    /// The checksum of its data.
+    /// The unit is intact. Contains the checksum of its data.
     Whole(Checksum),
-    /// The data is lost.
+    /// The data of the unit is lost.
     Damaged,
 }
 
@@ -417,7 +417,8 @@ mod tests {
         vec![data, tombstone]
     }
 
-    /// Parity parts: one with data, one without a place, and a data part between them.
+    /// Returns records of two parity parts, one with data and one without a place, and of a data part between
+    /// them.
     fn parity_samples() -> Vec<LeafRecord> {
         let [data, mut empty] = samples().try_into().expect("two");
         let mut table = vec![0; table_size(BlockSize::DEFAULT, 4)];
@@ -523,7 +524,7 @@ mod tests {
             change(&mut bytes[HEADER_SIZE + 35]);
             refused(bytes, page);
         }
-        // A unit beyond the block in the first row.
+        // Set the bit of a unit beyond the block in the first row.
         let (made, page) = leaf(&parity_samples(), 11);
         let mut bytes = made.bytes().to_vec();
         bytes[table + 12 + 4] = 1;
@@ -576,7 +577,7 @@ mod tests {
     #[test]
     fn impossible_records_are_refused_though_the_checksum_fits() {
         let changes: [fn(&mut [u8]); 4] = [
-            // A record count that is too high, an invalid block size, an invalid tombstone flag, no pool.
+            // Set a record count that is too high, an invalid block size, invalid flags, and no pool.
             |bytes| bytes[COUNT_OFFSET] = 200,
             |bytes| bytes[HEADER_SIZE + 34] = 60,
             |bytes| bytes[HEADER_SIZE + 35] = 2,

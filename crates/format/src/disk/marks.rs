@@ -1,5 +1,5 @@
-//! What a store has committed of PGs whose pools keep parity, stored as inline data of a journal entry:
-//! PG and version, 20 bytes each.
+//! Marks: the versions up to which a store has committed PGs of pools that keep parity. Stored as inline data
+//! of a journal entry: PG and version, 20 bytes each.
 
 use base::{PgId, Version};
 
@@ -8,7 +8,7 @@ use super::bytes::{Reader, Writer};
 /// Size of an encoded mark, in bytes.
 pub const MARK_SIZE: usize = 20;
 
-/// Encodes marks: all versions of each PG up to the one beside it are stable.
+/// Encodes marks. All versions of a PG up to its mark are stable.
 pub fn encode_marks(marks: impl Iterator<Item = (PgId, Version)>) -> Vec<u8> {
     let mut to = Writer::default();
     for (pg, committed) in marks {
@@ -18,7 +18,7 @@ pub fn encode_marks(marks: impl Iterator<Item = (PgId, Version)>) -> Vec<u8> {
     to.bytes
 }
 
-/// Decodes marks; `None` if the bytes are not marks.
+/// Decodes marks. Returns `None` if the bytes are not valid marks.
 pub fn decode_marks(bytes: &[u8]) -> Option<Vec<(PgId, Version)>> {
     let mut from = Reader::new(bytes);
     let mut marks = Vec::with_capacity(bytes.len() / MARK_SIZE);

@@ -20,7 +20,7 @@ use super::key::{BlockKey, NoteKey};
 
 /// Size of a page in bytes.
 pub const PAGE_SIZE: usize = 4096;
-/// Stands for no page.
+/// The page number that stands for no page.
 pub const PAGE_NONE: u32 = u32::MAX;
 
 const STREAM_MAGIC: u32 = 0x5453_4a41;
@@ -38,9 +38,9 @@ pub struct PageDecodeError;
 pub struct PageRef {
     /// Number of the page in the checkpoint area.
     pub page: u32,
-    /// Its checksum.
+    /// The checksum of the page.
     pub checksum: Checksum,
-    /// Bytes of its records.
+    /// Size of the page's records, in bytes.
     pub used: u16,
 }
 
@@ -172,7 +172,7 @@ impl StreamPage {
 pub struct Root {
     /// Number of the checkpoint. Its parity selects the slot of the root.
     pub sequence: u64,
-    /// The checkpoint contains everything before this lsn that was committed.
+    /// The checkpoint contains every change before this lsn, except versions that are still prepared.
     pub until: Lsn,
     /// The lsn from which the journal is replayed: `until`, or the oldest prepared version before it.
     pub replay: Lsn,
@@ -266,11 +266,11 @@ pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageD
 /// What a store records about one PG.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PgRecord {
-    /// The highest version of a write, zero or delete that was accepted, or prepared or skipped.
+    /// The highest version of an accepted write, zero or delete, or of a prepared or skipped version.
     pub last: Version,
     /// All prepared versions up to this one have become stable.
     pub committed: Version,
-    /// The highest version of any block ever held, repairs included.
+    /// The highest version of any block that the PG ever had in this store, repairs included.
     pub held: Version,
     /// The lowest version of the epoch of `last` that a recovery dropped.
     pub hole: Option<Version>,

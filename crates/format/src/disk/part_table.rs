@@ -1,32 +1,34 @@
-//! Part tables: what lies beside the bytes of a parity part, for each data part of its stripe.
+//! Part tables: stored with a parity part. A row holds the version of one data part and which of its units
+//! hold data.
 //!
 //! ```text
 //!   row:  epoch u32 | counter u64 | a bit for each unit of the block, in words of u64
 //! ```
 //!
-//! Messages, journal entries and leaves hold the same bytes. Only the PG reads the rows; here is only what
-//! bounds them.
+//! Messages, journal entries and leaves contain a table in this same form. Only the PG interprets the rows;
+//! this module only checks their number, size and unused bits.
 //!
-//! Invariant: a table has whole rows, at most [`TABLE_ROWS_MAX`] of them, and no bit beyond the block.
+//! Invariant: a table has whole rows, at most [`TABLE_ROWS_MAX`] of them, and no bit set beyond the block's
+//! last unit.
 
 use base::BlockSize;
 
-/// Maximum number of rows: data parts of a stripe.
+/// Maximum number of rows: one for each data part of a stripe.
 pub const TABLE_ROWS_MAX: usize = 16;
-/// Bytes of a version at the front of a row.
+/// Size of the version at the front of a row, in bytes.
 const ROW_VERSION_SIZE: usize = 12;
 
 const fn row_size(block_size: BlockSize) -> usize {
     ROW_VERSION_SIZE + 8 * (block_size.unit_count() as usize).div_ceil(64)
 }
 
-/// Returns the bytes of a table with this many rows.
+/// Returns the size of a table with this many rows, in bytes.
 pub const fn table_size(block_size: BlockSize, rows: u8) -> usize {
     rows as usize * row_size(block_size)
 }
 
-/// Returns the number of rows of a table; 0: no table. `None`: the bytes are no table for a block of this
-/// size.
+/// Returns the number of rows of a table; 0 means that there is no table. `None`: the bytes are not a valid
+/// table for this block size.
 pub fn table_rows(table: &[u8], block_size: BlockSize) -> Option<u8> {
     let size = row_size(block_size);
     let count = table.len() / size;

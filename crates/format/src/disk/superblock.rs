@@ -1,5 +1,5 @@
 //! The superblock: the identity of a store, and where its areas are. There are two copies. The newer valid
-//! copy is used, and both are never written at the same time.
+//! copy is used, and the two are never written at the same time.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::bytes::{Reader, Writer};
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Size of a copy in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
-/// Version of everything a store writes.
+/// Version of the store format.
 pub const FORMAT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
@@ -23,12 +23,12 @@ const CHECKSUM_END: usize = 12;
 pub struct StoreId(u128);
 
 impl StoreId {
-    /// Any number is a valid value.
+    /// Creates an id. Every number is valid.
     pub const fn new(number: u128) -> StoreId {
         StoreId(number)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u128 {
         self.0
     }
@@ -106,9 +106,9 @@ pub struct Superblock {
     pub size: u64,
     /// The journal ring.
     pub journal: Area,
-    /// Roots and pages of checkpoints.
+    /// The checkpoint area: roots and pages.
     pub checkpoints: Area,
-    /// Blocks.
+    /// The data area: blocks.
     pub data: Area,
     /// Where the journal ended when damage was found. PGs absolved after this lsn are not suspect.
     pub suspect: Option<Lsn>,
@@ -117,13 +117,13 @@ pub struct Superblock {
 /// Why bytes are not a usable superblock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SuperblockError {
-    /// There is no store here.
+    /// The bytes are not a superblock.
     NotOurs,
-    /// A superblock whose checksum or fields are wrong.
+    /// The checksum or the fields of the superblock are wrong.
     Damaged,
-    /// Written by a newer program. Contains its format version.
+    /// The superblock was written by a newer program. Contains its format version.
     Newer(u32),
-    /// Written by a program from before the first release. Contains its format version.
+    /// The superblock was written by a program from before the first release. Contains its format version.
     Older(u32),
     /// The store uses something that this program does not support. Says what.
     Unsupported(&'static str),

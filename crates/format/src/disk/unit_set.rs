@@ -9,7 +9,7 @@ use base::UNIT_SIZE;
 pub struct UnitSet([u64; 4]);
 
 impl UnitSet {
-    /// No unit.
+    /// The empty set.
     pub const EMPTY: UnitSet = UnitSet([0; 4]);
 
     /// Returns the set of the first `count` units. Requires: at most 256.

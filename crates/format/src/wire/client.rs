@@ -27,14 +27,14 @@ pub struct Request {
     pub op: Op,
 }
 
-/// The place of a request: one stripe of one layer.
+/// The place of a request: one stripe in one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// The layer written, or the newest layer read.
     pub image: ImageId,
     /// Seed of the stripe's hash: the id of the image with which the chain of layers began.
     pub seed: ImageId,
-    /// Which block of the image.
+    /// The index of the stripe in the image.
     pub stripe: StripeIndex,
 }
 
@@ -58,7 +58,7 @@ pub enum Op {
         place: Place,
         /// Where the range begins in the stripe, in bytes.
         offset: u32,
-        /// One for each 4 KiB of data.
+        /// The checksum of each 4 KiB of data.
         checksums: Vec<Checksum>,
         /// The data.
         data: Buffer,
@@ -77,7 +77,7 @@ pub enum Op {
         offset: u32,
         /// Length of the range, in bytes.
         length: u32,
-        /// As in a write.
+        /// Whether the request may be answered before it is durable, as for a write.
         lazy: bool,
     },
     /// Report which 4 KiB units of the stripe are written.
@@ -112,18 +112,18 @@ pub struct Reply {
 /// The result of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// A read.
+    /// The result of a read.
     Read {
         /// Version of the newest layer's block; `ZERO` if it was never written.
         version: Version,
-        /// One for each 4 KiB of data. Empty: the whole range reads as zeros, and no data is sent.
+        /// The checksum of each 4 KiB of data. Empty: the whole range reads as zeros, and no data is sent.
         checksums: Vec<Checksum>,
         /// The bytes of the range; empty if the whole range is zeros.
         data: Buffer,
     },
-    /// A write or zero.
+    /// The result of a write or zero.
     Written {
-        /// The version of the write; the block's version, if there was nothing to zero.
+        /// The version of the write. If there was nothing to zero, the block's current version.
         version: Version,
         /// Whether the write is durable on all members. False only for a lazy write, which a later `Sync`
         /// makes durable.
@@ -134,9 +134,9 @@ pub enum Outcome {
         /// One bit for each unit of the block.
         bitmap: Vec<u64>,
     },
-    /// A sync.
+    /// A sync is done.
     Synced,
-    /// A portion of a deletion.
+    /// The result of one portion of a deletion.
     Deleted {
         /// Blocks deleted by this portion.
         count: u32,
@@ -158,7 +158,7 @@ pub enum Refusal {
         /// The block's version.
         version: Version,
     },
-    /// No space left.
+    /// No space is left.
     Full,
     /// Stored bytes are damaged and no other copy is left: these units of the stripe (bit `i` of
     /// word `i / 64`) cannot be read until they are rewritten or discarded.

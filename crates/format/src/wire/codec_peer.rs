@@ -400,7 +400,7 @@ fn put_call(bytes: &mut Vec<u8>, tag: u8, call: u32) {
     put_u32(bytes, call);
 }
 
-/// Appends what all versions of a pool of stripes have in common.
+/// Appends the fields that all messages with the next version of a stripe have in common.
 fn put_header(bytes: &mut Vec<u8>, tag: u8, version: Version, mark: Version, lazy: bool) {
     bytes.push(tag);
     put_version(bytes, version);

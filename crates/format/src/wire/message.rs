@@ -11,7 +11,7 @@ pub const BODY_SIZE_MAX: u32 = 64 << 10;
 pub const CONTROL_SIZE_MAX: u32 = 4 << 20;
 /// Longest body of a lease message, in bytes.
 pub const LEASE_SIZE_MAX: u32 = 1 << 20;
-/// Protocol versions this program supports, both ends included.
+/// Protocol versions that this program supports, as an inclusive range.
 pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u16> = 1..=1;
 
 /// One message.

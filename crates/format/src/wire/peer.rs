@@ -2,8 +2,8 @@
 //! `docs/internals/pg.md`.
 //!
 //! Invariants
-//!   1. Messages on one connection stay in order. The primary opens the connection, and answers return on the
-//!      same one.
+//!   1. Messages on one connection stay in order. The primary opens the connection, and answers use the same
+//!      connection.
 //!   2. Every message contains its PG and epoch. A message of another epoch has no effect on the PG.
 //!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
 
@@ -56,7 +56,7 @@ pub enum PeerBody {
         /// Revision of the pool's map.
         revision: MapRevision,
     },
-    /// Member: its state.
+    /// Member: reports its state.
     State(MemberState),
     /// Primary: list the blocks that you hold with versions above this one.
     List {
@@ -71,7 +71,7 @@ pub enum PeerBody {
     Listed {
         /// Copied from the request.
         call: u32,
-        /// At most [`LIST_COUNT_MAX`].
+        /// At most [`LIST_COUNT_MAX`] blocks.
         blocks: Vec<ListedBlock>,
         /// Whether these are the last blocks.
         is_last: bool,
@@ -82,12 +82,12 @@ pub enum PeerBody {
         call: u32,
         /// The key of the block.
         key: BlockKey,
-        /// Only these units, as at most 4 words; empty: all units.
+        /// The units to send, as at most 4 words; empty: all units.
         units: Vec<u64>,
-        /// In pools of stripes: the block as it was at this version; `None`: as it is.
+        /// In pools of stripes: the version at which the block is read; `None`: the newest one.
         as_of: Option<Version>,
     },
-    /// Member: the block.
+    /// Member: sends the block.
     Fetched {
         /// Copied from the request.
         call: u32,
@@ -156,7 +156,7 @@ pub enum PeerBody {
         lazy: bool,
         /// The units that change, or a tombstone, with this version.
         content: Content,
-        /// The units, as at most 4 words, of which the member sends the difference ([`PeerBody::Delta`]).
+        /// The units, as at most 4 words, for which the member sends the difference ([`PeerBody::Delta`]).
         differences: Vec<u64>,
     },
     /// Primary, in pools of stripes: the next version changes this member's parity part.
@@ -183,8 +183,8 @@ pub enum PeerBody {
         /// As in [`PeerBody::Write`].
         lazy: bool,
     },
-    /// Member with a data part, to the primary, which passes it to the members with parity: what a version
-    /// changes, old bytes XOR new bytes.
+    /// Member with a data part, to the primary, which forwards the message to the members with parity: the
+    /// change that a version makes, as old bytes XOR new bytes.
     Delta {
         /// The version.
         version: Version,
@@ -192,11 +192,12 @@ pub enum PeerBody {
         key: BlockKey,
         /// The data part that changes.
         part: Position,
-        /// The differences, with the version that the part had before (zero: it held nothing). Units whose
-        /// old bytes are lost are named as damaged.
+        /// The differences, with the version that the part had before (zero: the part held nothing). Units
+        /// whose old bytes are lost are listed as damaged.
         content: Content,
     },
-    /// Primary, to a member with parity: what a version changes in a data part, as in [`PeerBody::Delta`].
+    /// Primary, to a member with parity: the change that a version makes in a data part, see
+    /// [`PeerBody::Delta`].
     ParityDelta {
         /// As in [`PeerBody::Delta`].
         version: Version,
@@ -207,8 +208,8 @@ pub enum PeerBody {
         /// As in [`PeerBody::Delta`].
         content: Content,
     },
-    /// Primary, in pools of stripes: make this the content of the key, as a prepared version instead of all
-    /// prepared versions of the key above `replaces`. Answered by [`PeerBody::Repaired`] when durable.
+    /// Primary, in pools of stripes: prepare this content of the key, in place of all prepared versions of
+    /// the key above `replaces`. Answered by [`PeerBody::Repaired`] when durable.
     Forward {
         /// Copied into the answer, to match it to this request.
         call: u32,
@@ -219,12 +220,13 @@ pub enum PeerBody {
         /// Prepared versions of the key above this one are replaced.
         replaces: Version,
     },
-    /// Primary, to an acting member: the mark has risen, and no write follows that would carry it.
+    /// Primary, to an acting member: the mark has risen, and no write follows that would contain the new
+    /// mark.
     Mark {
         /// As in [`PeerBody::Write`].
         mark: Version,
     },
-    /// Member: this member has the write with this version; in pools of stripes, all up to this version.
+    /// Member: this member has the write with this version; in pools of stripes, all versions up to this one.
     Written {
         /// Copied from the request. In pools of stripes: all versions up to this one are meant.
         version: Version,
@@ -245,9 +247,9 @@ pub enum PeerBody {
     Progress {
         /// Copied into the answer, to match it to this request.
         call: u32,
-        /// The progress; `None`: nothing is missing any more, up to `complete`.
+        /// The progress; `None`: nothing up to `complete` is missing.
         filling: Option<Filling>,
-        /// The mark, for a record without a filling.
+        /// The mark, which is recorded if there is no filling.
         complete: Version,
         /// Tombstones up to this version may be dropped.
         floor: Version,
@@ -264,7 +266,7 @@ pub enum PeerBody {
     },
     /// Either side: this epoch is over. Contains the newer entry.
     Stale(PgEntry),
-    /// Primary, to an acting member: what do you hold of this key?
+    /// Primary, to an acting member: report what you hold of this key.
     Scrub {
         /// Copied into the answer, to match it to this request.
         call: u32,
@@ -273,7 +275,7 @@ pub enum PeerBody {
         /// Whether the data is read and compared with its checksums.
         deep: bool,
     },
-    /// Member: what it holds.
+    /// Member: reports what it holds.
     Scrubbed {
         /// Copied from the request.
         call: u32,
@@ -282,40 +284,40 @@ pub enum PeerBody {
         /// What the member holds of the key.
         digest: Digest,
     },
-    /// Primary, to an acting member: a scrub found that the block must hold this. Answered by
-    /// [`PeerBody::Tried`]; a member without room keeps its part in the epoch.
+    /// Primary, to an acting member: replace the block by this content, which a scrub found to be right.
+    /// Answered by [`PeerBody::Tried`]; a member without room stays in the epoch.
     Mend {
         /// Copied into the answer, to match it to this request.
         call: u32,
         /// The key of the block.
         key: BlockKey,
-        /// What the named units hold.
+        /// The new content of the units that it covers.
         content: Content,
     },
-    /// Primary: which note on scrubs do you have?
+    /// Primary: send your scrub note.
     Recall {
         /// Copied into the answer, to match it to this request.
         call: u32,
     },
-    /// Member: its note on scrubs.
+    /// Member: sends its scrub note.
     Recalled {
         /// Copied from the request.
         call: u32,
-        /// At most [`SCRUB_NOTE_SIZE_MAX`]; empty: it has none.
+        /// The note, at most [`SCRUB_NOTE_SIZE_MAX`] bytes; empty: the member has no note.
         note: Vec<u8>,
     },
-    /// Primary: keep this note on scrubs. Answered by [`PeerBody::Tried`].
+    /// Primary: store this scrub note. Answered by [`PeerBody::Tried`].
     Keep {
         /// Copied into the answer, to match it to this request.
         call: u32,
-        /// At most [`SCRUB_NOTE_SIZE_MAX`].
+        /// The note, at most [`SCRUB_NOTE_SIZE_MAX`] bytes.
         note: Vec<u8>,
     },
-    /// Member: what the primary requested is durable, or the store had no room for it.
+    /// Member: the requested change is durable, or the store had no room for it.
     Tried {
         /// Copied from the request.
         call: u32,
-        /// Whether it is durable.
+        /// Whether the change is durable.
         is_done: bool,
     },
 }
@@ -332,13 +334,13 @@ pub enum Digest {
     },
     /// The block exists.
     Block {
-        /// Its version.
+        /// The version of the block.
         version: Version,
         /// Units that hold data. The others read as zeros, unless they are damaged.
         written: Vec<u64>,
         /// Units whose data is lost. None of them is in `written`.
         damaged: Vec<u64>,
-        /// One for each written unit, in order.
+        /// The checksum of each written unit, in order.
         checksums: Vec<Checksum>,
     },
 }
@@ -353,17 +355,17 @@ impl Digest {
     }
 }
 
-/// A data part that a version of a stripe changes, as the parity parts must know it.
+/// The change that a version of a stripe makes in a data part, as far as the parity parts need it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartChange {
     /// The data part.
     pub part: Position,
     /// The units that change, as words.
     pub units: Vec<u64>,
-    /// Those of them that hold data afterwards.
+    /// The changed units that hold data afterwards.
     pub written: Vec<u64>,
-    /// Those of them whose difference follows in a [`PeerBody::Delta`]. The others were encoded by the
-    /// primary.
+    /// The changed units whose difference follows in a [`PeerBody::Delta`]. The primary has already encoded
+    /// the other units.
     pub differences: Vec<u64>,
 }
 
@@ -391,7 +393,7 @@ pub struct MemberState {
 pub struct Activation {
     /// The epoch that began.
     pub epoch: Epoch,
-    /// The version adopted. Newer versions that members of earlier epochs hold were never adopted.
+    /// The version adopted. Newer versions held by members of earlier epochs were never adopted.
     pub adopted: Version,
 }
 
@@ -416,13 +418,13 @@ pub struct Filling {
 pub struct ListedBlock {
     /// The key of the block.
     pub key: BlockKey,
-    /// Its version.
+    /// The version of the block.
     pub version: Version,
     /// Whether the block is deleted.
     pub is_tombstone: bool,
 }
 
-/// The content of a block, or of some of its units: the current content, or in a repair the new one.
+/// The content of a block, or of some of its units: the current content or, in a repair, the new content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
     /// The block does not exist, not even as a tombstone.
@@ -436,7 +438,7 @@ pub enum Content {
     Block {
         /// The block's version.
         version: Version,
-        /// Its size.
+        /// The size of the block.
         block_size: BlockSize,
         /// The units that this content covers. In a repair the other units stay as they are.
         units: Vec<u64>,
@@ -445,22 +447,23 @@ pub enum Content {
         /// The units in `units` whose data is lost: the receiver must not keep older data there. They are
         /// never in `written`.
         damaged: Vec<u64>,
-        /// One for each written unit, in order.
+        /// The checksum of each written unit, in order.
         checksums: Vec<Checksum>,
         /// The written units, one after another; `None`: no unit is written.
         data: Option<Buffer>,
-        /// Of a parity part: its part table, whole rows of `disk::table_size`. In a repair or a version it
-        /// replaces an older one; empty: an older one stays. In a copy it is empty if the block has none, or
-        /// if it is lost.
+        /// The part table of a parity part: whole rows, see `disk::table_size`. In a repair or a version, it
+        /// replaces an older table; empty: an older table stays. In a copy, empty means that the block has no
+        /// table or that the table is lost.
         table: Vec<u8>,
     },
 }
 
 impl Content {
     /// Checks that the content is consistent: bitmaps have as many words as the block size needs and no bit
-    /// beyond it, written and damaged units are in `units` and no unit is both, there is one checksum and
-    /// 4 KiB of data for each written unit, and a part table has whole rows for this block size. The error says what is wrong. The codec calls this for
-    /// content from a peer. The data is not verified against the checksums here.
+    /// beyond it, written and damaged units are in `units` and no unit is both, each written unit has one
+    /// checksum and 4 KiB of data, and a part table has whole rows for this block size. The error says what
+    /// is wrong. The codec calls this for content from a peer. The data is not verified against the
+    /// checksums here.
     pub fn check(&self) -> Result<(), &'static str> {
         let Content::Block { block_size, units, written, damaged, checksums, data, table, .. } =
             self
@@ -504,7 +507,7 @@ pub enum Change {
     Write {
         /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// One for each 4 KiB.
+        /// The checksum of each 4 KiB.
         checksums: Vec<Checksum>,
         /// The data.
         data: Buffer,
@@ -527,7 +530,7 @@ pub enum LeaseMessage {
     Renew {
         /// Copied into the answer, to match it to this request; increases with each request.
         stamp: u64,
-        /// Revisions of the map that the holder acts on.
+        /// Revisions of the pools' maps that the holder uses.
         revisions: Vec<(PoolId, MapRevision)>,
         /// Bytes of new data that the holder began to write, or returns unused. Counted since its first
         /// request in the current run of both OSDs; never more than the giver's limit.

@@ -14,9 +14,9 @@ use base::{Epoch, Incarnation, MapRevision, OsdId, PgId, Position};
 pub struct PgEntry {
     /// The PG.
     pub pg: PgId,
-    /// One more with each activation.
+    /// The epoch, which increases by one with each activation.
     pub epoch: Epoch,
-    /// The revision of the pool's map that brought this entry.
+    /// The revision of the pool's map that introduced this entry.
     pub revision: MapRevision,
     /// The position of the primary. `None`: no member is up.
     pub primary: Option<Position>,
@@ -155,7 +155,7 @@ impl PgEntry {
     }
 }
 
-/// An entry as it was read, not yet checked.
+/// An entry as it was read, before it is checked.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 struct UncheckedEntry {

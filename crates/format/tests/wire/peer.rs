@@ -65,7 +65,7 @@ fn block(units: u64, written: u64) -> Content {
 fn with_table(mut content: Content) -> Content {
     let Content::Block { table, .. } = &mut content else { panic!("a block") };
     *table = (0..40).collect();
-    // No unit beyond the block.
+    // Clear the bits of units beyond the block.
     table[16..20].fill(0);
     table[36..40].fill(0);
     content
@@ -281,7 +281,7 @@ fn any_state() -> impl Strategy<Value = MemberState> {
 }
 
 fn any_block() -> impl Strategy<Value = Content> {
-    // Few written units keep the data small; block sizes from one word to four.
+    // Few written units keep the data small. Block sizes range from one word of units to four.
     let written = vec(0u32..256, 0..6);
     (14u8..=20, any_version(), vec(any::<u64>(), 4), written).prop_map(
         |(shift, version, mut units, chosen)| {
@@ -316,7 +316,7 @@ fn any_block_with_table() -> impl Strategy<Value = Content> {
         let size = table_size(*block_size, 1);
         *table = bytes.into_iter().cycle().take(rows * size).collect();
         let units = block_size.unit_count() as usize;
-        // No unit beyond the block.
+        // Clear the bits of units beyond the block.
         for row in table.chunks_exact_mut(size).filter(|_| units < 64) {
             row[12 + units.div_ceil(8)..].fill(0);
             row[12 + (units - 1) / 8] &= u8::MAX >> (units.next_multiple_of(8) - units);
@@ -524,7 +524,7 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
 
 // ---- limits ----------------------------------------------------------------------------------
 
-/// Where a peer message's own fields begin: after PG, epoch and tag.
+/// Offset of the fields of a message body: they follow PG, epoch and tag.
 const FIELDS: usize = FRAME_HEADER_SIZE + 13;
 
 #[test]
@@ -603,7 +603,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     let refused = |name: &str, at: usize, count: usize, what: &str| {
         let too_many = forged(&named(name), at, &(count as u32 + 1).to_le_bytes()).unwrap_err();
         assert!(too_many.0.contains(what), "{name}: {too_many}");
-        // A count within the limit, but without that many elements.
+        // The count is within the limit, but the elements are missing.
         let missing = forged(&named(name), at, &(count as u32).to_le_bytes()).unwrap_err();
         assert!(missing.0.contains("ends beyond the body"), "{name}: {missing}");
     };
@@ -629,7 +629,7 @@ fn contents_that_contradict_themselves_are_refused() {
     };
     refused(size, &[13], "invalid block size: 2^13");
     refused(size, &[21], "invalid block size: 2^21");
-    // 16 KiB has 4 units, 512 KiB needs two words.
+    // A block of 16 KiB has 4 units; a block of 512 KiB needs two words.
     refused(size, &[14], "units beyond its end");
     assert!(forged(&message, size, &[19]).is_err());
     refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its end");
@@ -691,7 +691,7 @@ fn a_data_less_message_between_osds_has_no_payload() {
 
 #[test]
 fn a_key_of_another_pool_cannot_be_said() {
-    // Keys carry no pool on the wire: a decoded key has the PG's pool.
+    // Keys have no pool on the wire: a decoded key gets the PG's pool.
     let message = peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![], as_of: None });
     let other = forged(&message, FRAME_HEADER_SIZE, &9u32.to_le_bytes()).unwrap();
     let Message::Peer(other) = other else { panic!("{other:?}") };

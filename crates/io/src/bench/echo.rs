@@ -94,7 +94,7 @@ struct End {
     received: usize,
     outgoing: Vec<u8>,
     outgoing_size: usize,
-    /// Bytes to send.
+    /// Bytes that still have to be sent.
     owed: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Shared by all tasks: the key names, the link in use, and the sender of events to the owner.
+//! The state that all tasks share: the key names, the link in use, and the sender of events to the owner.
 
 use std::rc::Rc;
 

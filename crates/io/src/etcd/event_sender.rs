@@ -1,4 +1,5 @@
-//! How tasks reach the owner of the store: events in a channel, and a call that wakes the owner.
+//! Sends events from tasks to the owner of the store: through a channel, followed by a call that wakes the
+//! owner.
 
 use std::cell::RefCell;
 use std::sync::mpsc::Sender;
@@ -14,7 +15,7 @@ pub(super) struct EventSender {
 }
 
 impl EventSender {
-    /// `wake` is called after each event.
+    /// Creates a sender that calls `wake` after each event.
     pub(super) fn new(sender: Sender<StateEvent>, wake: impl Fn() + 'static) -> EventSender {
         EventSender { sender, wake: Box::new(wake), trouble: RefCell::new(None) }
     }

@@ -27,7 +27,7 @@ impl Keys {
         Keys { prefix: format!("{prefix}/") }
     }
 
-    /// Returns the key in etcd.
+    /// Returns the name under which etcd stores this key.
     pub(super) fn outer(&self, key: &str) -> Vec<u8> {
         [self.prefix.as_bytes(), key.as_bytes()].concat()
     }
@@ -44,7 +44,8 @@ impl Keys {
         (begin, end)
     }
 
-    /// Returns our key for a key in etcd. `None` if it lacks our prefix or is not valid UTF-8.
+    /// Returns the store's key for a key in etcd. `None` if the key in etcd lacks the prefix or is not valid
+    /// UTF-8.
     pub(super) fn inner(&self, key: &[u8]) -> Option<String> {
         let key = key.strip_prefix(self.prefix.as_bytes())?;
         String::from_utf8(key.to_vec()).ok()
@@ -63,7 +64,7 @@ impl Keys {
 }
 
 pub(super) fn revision(number: i64) -> StateRevision {
-    // etcd counts from 1: a number below 0 does not occur.
+    // etcd's revisions start at 1, so a negative number does not occur.
     StateRevision::new(u64::try_from(number).unwrap_or(0))
 }
 

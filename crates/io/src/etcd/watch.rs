@@ -1,7 +1,7 @@
 //! One watch: a stream from etcd that is reopened after it breaks.
 //!
 //! Invariants
-//!   1. Every revision before `next` has been reported; none from `next` on has.
+//!   1. Every revision before `next` has been reported; `next` and later revisions have not.
 //!   2. A revision is reported only once it is complete: etcd sends a large revision in fragments.
 
 use std::rc::Rc;
@@ -38,7 +38,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Why a stream ended.
+/// The reason why a stream ended.
 enum Ended {
     Lost { compacted: StateRevision },
     Broken(String),

@@ -1,4 +1,4 @@
-//! Leases as values: clocks that drift, messages that are lost, processes that restart.
+//! Tests of leases without nodes: clocks that drift, messages that are lost, processes that restart.
 
 use base::Incarnation;
 
@@ -15,7 +15,7 @@ fn member(osd: u32, run: u64) -> Member {
     Member { osd: OsdId::new(osd).unwrap(), incarnation: Incarnation::new(run) }
 }
 
-/// An entry whose first member leads it; its revision is ten times its epoch.
+/// Returns an entry that the first member leads; its revision is ten times its epoch.
 fn entry(epoch: u32, acting: &[Member]) -> PgEntry {
     let (epoch, revision) = (Epoch::new(epoch), MapRevision::new(10 * u64::from(epoch)));
     PgEntry { epoch, revision, ..PgEntry::new(PG, acting.iter().copied()) }
@@ -25,12 +25,12 @@ fn acts_on(revision: u64) -> [(PoolId, MapRevision); 1] {
     [(PG.pool, MapRevision::new(revision))]
 }
 
-/// A process that has run for so long that leases of earlier runs have expired.
+/// Returns the leases of a process that has run for so long that leases of earlier runs have expired.
 fn running() -> Leases {
     Leases::new(Time::ZERO, SPAN)
 }
 
-/// Grants a lease, and returns the grant if there is one.
+/// Lets `giver` handle a renewal of `holder`, and returns the grant, if any.
 fn pass(giver: &mut Leases, now: Time, holder: Member, revision: u64) -> Option<Grant> {
     giver.give(now, holder, 1, &acts_on(revision), SPAN)
 }
@@ -95,7 +95,7 @@ fn a_grant_of_an_earlier_connection_is_ignored() {
     let grant = Grant { stamp, valid_ms: 300, lost: Vec::new() };
     assert_eq!(holder.on_granted(at(1_010), giver.osd, grant.clone()), Ok(false));
     assert!(!holder.holds(at(1_010), giver, PG, Epoch::new(1)));
-    // A lease of the same run outlives its connection, one of another run does not.
+    // A lease of the same run survives the loss of its connection; a lease of another run does not.
     let stamp = holder.renew(at(1_020), giver.osd);
     holder.on_granted(at(1_030), giver.osd, Grant { stamp, ..grant }).unwrap();
     holder.on_connected(giver);
@@ -110,7 +110,7 @@ fn with_clocks_ten_percent_off_no_holder_outlasts_its_giver() {
     for span_ms in [90u64, 300, 900] {
         let span = Duration::from_millis(span_ms);
         for (holder_rate, giver_rate) in [(0.9, 1.1), (1.1, 0.9), (0.9, 0.9), (1.1, 1.1)] {
-            // Sent and received at the same moment: the worst case.
+            // The renewal is sent and received at the same moment, which is the worst case.
             let valid_real = span.as_secs_f64() / holder_rate;
             let given_real = giver_span(span).as_secs_f64() / giver_rate;
             assert!(valid_real <= given_real, "{span_ms} ms at {holder_rate} and {giver_rate}");
@@ -145,7 +145,7 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
         Some(at(1_375)),
         "no longer than before"
     );
-    // The holder has that grant, and must not use it for this PG.
+    // The holder receives this grant, and must not use it for this PG.
     let mut holder = running();
     holder.on_connected(me);
     let stamp = holder.renew(at(1_100), me.osd);
@@ -187,7 +187,7 @@ fn the_leases_of_all_earlier_primaries_are_waited_out() {
     giver.revoke(&entries[0], &entries[1]);
     giver.revoke(&entries[1], &entries[2]);
     assert_eq!(giver.is_revoked_until(at(1_110), &entries[2]), Some(at(1_475)));
-    // The second acts on the newest entry; the lease of the first must still be waited out.
+    // The second primary acts on the newest entry; the lease of the first must still be waited out.
     pass(&mut giver, at(1_120), second, 70).unwrap();
     assert_eq!(giver.is_revoked_until(at(1_130), &entries[2]), Some(at(1_475)));
 }
@@ -216,7 +216,7 @@ fn a_process_that_just_started_waits_for_leases_of_its_earlier_run() {
     giver.revoke(&before, &newest);
     assert_eq!(giver.is_revoked_until(at(5_001), &newest), Some(at(5_500)));
     assert_eq!(giver.is_revoked_until(at(5_500), &newest), None);
-    // The same if the holder has already requested a lease, and if it has just restarted.
+    // The same holds if the holder has already requested a lease, and if the holder has just restarted.
     let mut giver = Leases::new(at(5_000), Duration::from_millis(400));
     pass(&mut giver, at(5_050), old, 50).unwrap();
     pass(&mut giver, at(5_050), member(1, 2), 50).unwrap();
@@ -229,7 +229,7 @@ fn an_earlier_run_of_a_holder_gets_no_lease() {
     let mut giver = running();
     assert!(pass(&mut giver, at(1_000), member(1, 2), 50).is_some());
     assert_eq!(pass(&mut giver, at(1_010), member(1, 1), 50), None);
-    // Its lease is not waited out either.
+    // The giver does not wait for a lease of the earlier run either.
     let (before, newest) = (entry(5, &[member(1, 1), member(2, 1)]), entry(6, &[member(2, 1)]));
     giver.revoke(&before, &newest);
     assert_eq!(giver.is_revoked_until(at(1_020), &newest), None);
@@ -263,8 +263,8 @@ fn revocations_of_a_removed_pool_are_forgotten() {
     assert_eq!(giver.give(at(1_010), old, 2, &[], SPAN).unwrap().lost, []);
 }
 
-/// A holder and two givers, with their own clocks and a lossy network: an old and a new primary never serve
-/// at the same time.
+/// A holder and two givers with their own clocks and a lossy network: an old and a new primary never serve at
+/// the same time.
 #[test]
 fn two_primaries_never_serve_at_the_same_time() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -282,7 +282,7 @@ fn two_primaries_never_serve_at_the_same_time() {
         let clock = |rate: u64, real_us: u64| Time::from_nanos(real_us * rate);
         let (mut holder, mut giver) = (running(), running());
         holder.on_connected(me);
-        // Messages in transit: when they arrive, and their content.
+        // Messages in transit: the arrival time and the content of each.
         let mut renewals: VecDeque<(u64, u64)> = VecDeque::new();
         let mut grants: VecDeque<(u64, Grant)> = VecDeque::new();
         let (mut knows, mut delay) = (false, 0);

@@ -105,9 +105,9 @@ impl Node {
                 self.set_slow_disks(now, pg::SlowDisks { slow, stalled }, effects);
             }
             FromMonitor::StatsSaved { sequence } => self.stats.on_saved(sequence),
-            // Receiving any message is enough: it shows that the monitor is alive.
+            // The arrival of any message shows that the monitor is alive; there is nothing else to do.
             FromMonitor::Pong => {}
-            // Replies to requests that an OSD does not send.
+            // An OSD never sends the requests that these messages answer.
             FromMonitor::SessionOpened { .. }
             | FromMonitor::MonitorRemoved
             | FromMonitor::SessionRefused { .. }
@@ -152,8 +152,8 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdTells { part, more: false }, effects);
     }
 
-    /// Sends a message to the monitor, if there is a connection. Whatever is lost is sent again over
-    /// the next connection.
+    /// Sends a message to the monitor, if there is a connection. Lost messages are sent again over the next
+    /// connection.
     pub(super) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
         let Some(connection) = self.link.open() else { return };
         let text = serde_json::to_string(message).expect("plain data with text keys");

@@ -1,5 +1,4 @@
-//! The node's part in connections with other OSDs, and in the messages between givers and holders of
-//! leases.
+//! Handles the events of connections with other OSDs, and the messages between givers and holders of leases.
 
 use base::Incarnation;
 use base::{ConnectionId, OsdId, Time, TraceEvent};
@@ -47,7 +46,8 @@ impl Node {
         let Some((member, purpose)) = self.peer_connections.outgoing(connection) else { return };
         let wanted = Role::Osd(member.osd, member.incarnation);
         if peer.cluster != self.identity.cluster || peer.role != wanted {
-            // This is another run of the OSD: the map that lists it is on its way, or has been overtaken.
+            // This is another run of the OSD: either the map with this run has not arrived yet, or this run
+            // is already out of date.
             return self.hang_up(now, connection, effects);
         }
         self.peer_connections.on_connected(now, member.osd, purpose);
@@ -162,7 +162,7 @@ impl Node {
         self.leases.drop_held(osd);
     }
 
-    /// Performs all steps that are due on these connections.
+    /// Carries out all actions that are due on these connections.
     pub(super) fn tick_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for connection in self.peer_connections.late(now) {
             self.hang_up(now, connection, effects);
@@ -229,7 +229,7 @@ impl Node {
         }
     }
 
-    /// Renews leases early with members that this OSD needs more space from.
+    /// Renews leases early with members from which this OSD needs more space.
     pub(super) fn renew_for_space(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.space_credits.take_wanting() {
             self.renew(now, osd, false, effects);
@@ -247,8 +247,7 @@ impl Node {
         send_lease(connection, renew, effects);
     }
 
-    /// Returns all leases: this OSD leads no PG any more, so nobody needs to wait for its leases to
-    /// expire.
+    /// Returns all leases: this OSD no longer leads any PG, so nobody needs to wait until its leases expire.
     pub(super) fn surrender_all(&mut self, effects: &mut Vec<Effect>) {
         for osd in self.peer_connections.followers() {
             if let Some(connection) = self.peer_connections.for_leases(osd) {

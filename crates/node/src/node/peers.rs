@@ -1,8 +1,8 @@
-//! Messages between members of PGs: who may send them, and when they are handled.
+//! Messages between members of PGs: which of them are accepted, and when they are handled.
 //!
 //! Invariants
-//!   1. A PG handles only messages of its current epoch, and only from its primary or its members, in
-//!      exactly the runs that the entry lists.
+//!   1. A PG handles only messages of its current epoch, and only from its primary or its members, in exactly
+//!      the runs that the entry lists.
 //!   2. A query is answered only when no earlier primary may serve under a grant of this OSD.
 //!   3. A message that violates the protocol closes its connection and has no other effect.
 
@@ -39,7 +39,7 @@ impl Node {
         }
         let is_query = is_query(&body);
         let Some(entry) = self.cluster.pg(pg) else {
-            // The map with this PG is on its way, or its pool is already removed.
+            // The map with this PG has not arrived yet, or the pool has already been removed.
             let query = Query { connection, primary, epoch, body };
             return if is_query { self.peers.hold_for_map(now, pg, query) } else { Ok(()) };
         };
@@ -62,7 +62,7 @@ impl Node {
             return Err(format!("this OSD is not a member of {pg}"));
         };
         if self.pgs[slot].entry().is_none() {
-            // This OSD cannot take its part in the PG; tell the primary why.
+            // This OSD cannot take part in the PG; send the reason to the primary.
             return if is_query { self.decline(slot, connection, epoch, effects) } else { Ok(()) };
         }
         assert!(self.pgs[slot].entry().is_some_and(|entered| entered.epoch == epoch));
@@ -102,7 +102,7 @@ impl Node {
         if is_from_primary(&body) {
             return Err("only a primary may send this".into());
         }
-        // A reply of an old epoch, sent while the map was changing: ignore it.
+        // A reply of an old epoch, sent while the map was changing, is ignored.
         let Some(slot) = self.pgs.slot(pg) else { return Ok(()) };
         let Some(entry) = self.pgs[slot].entry().filter(|entry| entry.epoch == epoch) else {
             return Ok(());
@@ -116,7 +116,7 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(follower.osd, body, actions))
     }
 
-    /// Tells the primary why this OSD cannot take part in the epoch.
+    /// Sends the primary the reason why this OSD cannot take part in the epoch.
     fn decline(
         &mut self,
         slot: PgSlot,
@@ -130,8 +130,8 @@ impl Node {
         Ok(())
     }
 
-    /// Resumes PGs and queries that waited for the map or for grants to expire, where they need not wait
-    /// any longer.
+    /// Resumes PGs and queries that waited for the map or for grants to expire, if they need not wait any
+    /// longer.
     pub(super) fn release(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for pg in self.peers.take_waiting() {
             self.review(now, pg, effects);
@@ -145,7 +145,7 @@ impl Node {
         }
     }
 
-    /// Resumes what waited for grants that have expired, and handles queries whose time is over.
+    /// Resumes PGs and queries that waited for grants that have now expired, and handles overdue queries.
     pub(super) fn tick_peers(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.peers.is_release_due(now) {
             self.release(now, effects);
@@ -200,7 +200,7 @@ impl Node {
         }
     }
 
-    /// Returns the PGs that are in an epoch that this OSD leads with this member.
+    /// Returns the PGs whose current epoch this OSD leads and in which this member takes part.
     fn slots_led_with(&self, member: Member) -> Vec<PgSlot> {
         let is_led_with = |entry: &PgEntry| {
             self.cluster.leads(entry) && entry.members().any(|known| *known == member)
@@ -209,7 +209,7 @@ impl Node {
         led.map(|(slot, _)| slot).collect()
     }
 
-    /// Handles an entry that a peer sent: if it is newer than this OSD's map, the map is behind.
+    /// Handles an entry that a peer sent. If it is newer than this OSD's map, requests the map.
     fn on_newer_entry(&mut self, newest: &PgEntry, effects: &mut Vec<Effect>) {
         if self.cluster.is_behind(newest.pg, newest.epoch) {
             self.on_map_behind(effects);
@@ -233,7 +233,7 @@ impl Node {
         }
     }
 
-    /// Sends the monitor again all needs of PGs in epochs that are not over.
+    /// Sends the monitor again all needs of PGs whose epochs are still current.
     pub(super) fn tell_needs_again(&mut self, effects: &mut Vec<Effect>) {
         let needs = self.peers.needs(&self.cluster);
         let new = self.peers.take_new_needs();

@@ -1,8 +1,8 @@
-//! The effect of the map on this OSD's PGs: which of them it has a part in, what prevents it from taking
+//! The effect of the map on this OSD's PGs: in which of them it has a part, what prevents it from taking
 //! part, and how their learners are filled.
 //!
 //! Invariants
-//!   1. A PG either is in the newest epoch that the map has, or takes part in nothing.
+//!   1. A PG either is in the newest epoch in the map, or takes no part.
 //!   2. A primary enters an epoch only when no earlier primary may serve under a grant of this OSD.
 
 use base::planted::{self, Bug};
@@ -44,7 +44,7 @@ impl Node {
         self.judge_queued(now, effects);
         self.update_connections(now, effects);
         if before.iter().any(|entry| self.cluster.leads(entry)) {
-            // OSDs that gave a lease for an earlier epoch then need not wait until it expires.
+            // Then OSDs that gave a lease for an earlier epoch need not wait until that lease expires.
             self.renew_all(now, effects);
         }
         self.release(now, effects);
@@ -68,7 +68,7 @@ impl Node {
         before.collect()
     }
 
-    /// If the disk hangs and a PG continues without this OSD, the store must be reopened.
+    /// Handles a hung disk: if a PG continues without this OSD, the store must be reopened.
     fn leave_stalled(&mut self, before: &[PgEntry], effects: &mut Vec<Effect>) {
         let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
         let has_left = |entry: &PgEntry| !self.cluster.pg(entry.pg).is_some_and(has_part);
@@ -77,7 +77,7 @@ impl Node {
         }
     }
 
-    /// Revokes what was granted to the primaries of these entries, which newer ones have replaced.
+    /// Revokes the leases of the primaries of these entries, which newer entries have replaced.
     fn revoke_replaced(&mut self, before: &[PgEntry]) {
         for entry in before.iter().filter(|entry| !self.cluster.is_primary(entry)) {
             let newest = self.cluster.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
@@ -98,7 +98,7 @@ impl Node {
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
     }
 
-    /// Reports the applied revisions to the monitor, once no request of a fenced session is under way.
+    /// Reports the applied revisions to the monitor, once no request of a fenced session is running.
     pub(super) fn send_saw(&mut self, effects: &mut Vec<Effect>) {
         if !self.cluster.is_saw_due()
             || self.link.serving().is_none()
@@ -191,7 +191,7 @@ impl Node {
         Some("waiting for the lease of the previous primary to expire".into())
     }
 
-    /// Returns what prevents this OSD from taking its part in an entry, as text for operators.
+    /// Returns what prevents this OSD from taking part in an entry's epoch, as text for operators.
     fn obstacle(&self, pg: &Pg, entry: &PgEntry) -> Option<String> {
         let id = entry.pg;
         let osd = self.identity.osd;
@@ -262,7 +262,8 @@ impl Node {
         let note = self.store.note(NoteKey::Pg(id)).filter(|_| !self.reclaim.is_removing(id));
         let record = note.and_then(|note| Record::decode(note).ok());
         let scrubs = self.store.note(NoteKey::Scrub(id)).filter(|_| record.is_some());
-        // Without a note that can be read, scrubs are due: they find again what it listed.
+        // If the scrub note is missing or cannot be read, all scrubs are due: they find again what the note
+        // listed.
         let scrubs = scrubs.and_then(|note| ScrubNote::decode(id, note).ok()).unwrap_or_default();
         let mut facts = self.store.facts(id);
         // A lease that an earlier run of this OSD gave to the primary of an earlier epoch may still be
@@ -288,8 +289,8 @@ impl Node {
         }
     }
 
-    /// Revokes the PG from every other OSD: which of them led it while an earlier run of this OSD had a
-    /// part in it is unknown.
+    /// Revokes the PG from every other OSD, because it is unknown which of them led the PG while an earlier
+    /// run of this OSD had a part in it.
     fn revoke_from_everybody(&mut self, newest: &PgEntry) {
         for osd in self.cluster.osds().filter(|osd| osd.id != self.identity.osd) {
             let member = Member { osd: osd.id, incarnation: osd.incarnation };
@@ -297,13 +298,13 @@ impl Node {
         }
     }
 
-    /// Returns whether this OSD's data of the PG may lack acknowledged writes, and this is not yet
-    /// resolved.
+    /// Returns whether this OSD's data of the PG may lack acknowledged writes and this has not been resolved
+    /// yet.
     pub(super) fn is_suspect(&self, id: PgId) -> bool {
         self.pgs.get(id).is_some_and(Pg::is_suspect) || self.store.is_suspect(id)
     }
 
-    /// Handles the operator's decision to give up lost data of a PG: it is served with the data that is
+    /// Handles the operator's decision to give up lost data of a PG: the PG then serves the data that is
     /// left.
     pub(super) fn on_give_up(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
         let Some(slot) = self.pgs.slot(id) else { return };
@@ -314,8 +315,8 @@ impl Node {
         }
     }
 
-    /// Reviews PGs that wait against the map again, and retries what could not be journaled. Called once
-    /// per report interval.
+    /// Checks waiting PGs against the map again, and retries what could not be journaled. Called once per
+    /// report interval.
     pub(super) fn tend_pgs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for slot in self.pgs.slots() {
             let id = self.pgs[slot].id();
@@ -334,8 +335,8 @@ impl Node {
         self.notes.keep_damage(|id| pgs.get(id).is_none_or(Pg::is_suspect));
     }
 
-    /// Fills learners while so many members of a PG are lost that the monitor cannot create an entry
-    /// without them.
+    /// Fills learners while a PG has lost so many members that the monitor cannot create an entry without
+    /// those members.
     fn fill_meanwhile(&mut self, now: Time, slot: PgSlot, effects: &mut Vec<Effect>) {
         let Node { cluster, store, pgs, .. } = self;
         let absence = |member: Member| match cluster.osd(member.osd) {

@@ -1,4 +1,4 @@
-//! The node's part in removing data that is no longer needed: carries out the decisions of `reclaim.rs`.
+//! Carries out the decisions of `reclaim.rs`: the removal of data that is no longer needed.
 
 use base::{PgId, PoolId, Time};
 use blockstore::{Answer, StoreError};
@@ -64,7 +64,7 @@ impl Node {
         }
     }
 
-    /// Resets the PG to one that this OSD has no record of. Requires: it is quiet.
+    /// Resets the PG to one that this OSD has no record of. Requires: the PG is quiet.
     fn forget_record(&mut self, id: PgId) {
         self.notes.forget_damage(id);
         let Some(slot) = self.pgs.slot(id) else { return };
@@ -74,7 +74,7 @@ impl Node {
 
     fn give_up_reclaim(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if let Target::Pg(pg) = self.reclaim.give_up() {
-            // Its record may be removed; then this OSD takes part as a member that has no data.
+            // The PG's record may already be removed; then this OSD takes part as a member without data.
             self.review(now, pg, effects);
         }
     }

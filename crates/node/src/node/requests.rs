@@ -29,11 +29,11 @@ use crate::space_credits::Verdict as Space;
 
 /// What to do with a request now.
 enum Verdict {
-    /// Pass it to the PG in this slot.
+    /// Pass the request to the PG in this slot.
     Serve(PgSlot),
-    /// Check it again later.
+    /// Check the request again later.
     Wait,
-    /// Refuse it for this reason.
+    /// Refuse the request for this reason.
     Refuse(Refusal),
 }
 
@@ -54,7 +54,8 @@ impl Node {
             return reply(connection, session, sequence, refusal, effects);
         }
         if request.revision > REVISION_MAX {
-            // The revision is invalid, and the request would hold back others until the map reached it.
+            // The revision is invalid, and the request would hold back others until the map reached that
+            // revision.
             return self.hang_up(now, connection, effects);
         }
         let open_count = link.open_count;
@@ -112,8 +113,8 @@ impl Node {
         Scope::of(request, image.or_else(named))
     }
 
-    /// Returns whether a newer session of the same image was seen that acts on a map which this OSD does
-    /// not have yet.
+    /// Returns whether this request must wait, because a newer session of its image acts on a map that this
+    /// OSD does not have yet.
     fn is_held_back(&self, scope: &Scope) -> bool {
         self.sessions.takeovers.hold_back(scope.pg.pool, scope.image, scope.session)
             && !planted::on(Bug::OlderSessionServedOn)
@@ -160,7 +161,7 @@ impl Node {
         }
     }
 
-    /// Returns whether this OSD now holds a lease from every giver of the PG in `slot`, for its epoch.
+    /// Returns whether this OSD now holds a lease from every giver of the PG in `slot`, for the PG's epoch.
     fn is_leased(&self, now: Time, slot: PgSlot) -> bool {
         let pg = &self.pgs[slot];
         let Some(entry) = pg.entry() else { return false };
@@ -171,7 +172,7 @@ impl Node {
         pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
     }
 
-    /// Checks that all members have space for a request's data: once a write has a version, it must fit.
+    /// Checks that all members have space for a request's data: a write that has a version must fit.
     fn judge_space(&mut self, now: Time, slot: PgSlot, scope: &Scope) -> Verdict {
         match self.space_for(now, slot, self.space_bytes(slot, scope)) {
             Space::Enough => {
@@ -212,8 +213,8 @@ impl Node {
         }
     }
 
-    /// Checks a request against the map: its revision, a fence, its epoch, the primary, or a newer
-    /// session. Returns `None` if nothing in the map prevents it.
+    /// Checks a request against the map: its revision, fences, the epoch, the primary, and newer sessions.
+    /// Returns `None` if nothing in the map prevents the request.
     fn judge_by_map(&self, scope: &Scope) -> Option<Verdict> {
         let Some(known) = self.cluster.pool(scope.pg.pool) else {
             let may_come = scope.revision > MapRevision::ZERO;
@@ -232,7 +233,7 @@ impl Node {
         };
         let is_compared = !planted::on(Bug::EpochNotCompared);
         if is_compared && scope.epoch > entry.epoch {
-            // Its sender learned the epoch elsewhere; the map with this epoch is on its way here.
+            // The sender learned the epoch elsewhere; the map with this epoch has not arrived here yet.
             return Some(Verdict::Wait);
         }
         let is_stale =
@@ -294,7 +295,8 @@ impl Node {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);
             if !is_sure && !planted::on(Bug::ReadWithoutLease) {
-                // Another primary may have changed the data since: the client sends the request again.
+                // Another primary may have changed the data since then, so the client must send the request
+                // again.
                 outcome = Err(Refusal::Busy);
             }
         }
@@ -344,7 +346,7 @@ impl Node {
         for (ticket, started) in self.requests.started() {
             let refusal = match self.judge_by_map(&started.scope) {
                 Some(Verdict::Refuse(refusal)) => refusal,
-                // The client sends the request again, which then waits for the map.
+                // The client sends the request again; the new request then waits for the map.
                 _ if self.is_held_back(&started.scope) => Refusal::Busy,
                 _ => continue,
             };
@@ -362,8 +364,8 @@ impl Node {
         }
     }
 
-    /// Returns whether a started request belongs to a fenced session: this OSD is done with the session
-    /// only once the request has ended.
+    /// Returns whether a started request belongs to a fenced session. The fence takes effect here only when
+    /// no such request is left.
     pub(super) fn fenced_session_is_served(&self) -> bool {
         self.requests.started().any(|(_, started)| {
             let pool = self.cluster.pool(started.scope.pg.pool);

@@ -1,4 +1,4 @@
-//! The node's part in space credits: requests that wait for space, and requests that use it.
+//! Applies space credits to requests: those that wait for space, and those that use it.
 
 use base::{BlockSize, Time};
 use blockstore::{BlockKey, Request as StoreRequest};
@@ -14,7 +14,7 @@ impl Node {
         space_of(&self.store)
     }
 
-    /// Tells the store which block sizes its PGs may write.
+    /// Informs the store which block sizes its PGs may write.
     pub(super) fn expect_blocks(&mut self) {
         let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
         let pools = self.cluster.pools().filter(|(_, known)| known.pgs.iter().any(has_part));
@@ -48,7 +48,7 @@ impl Node {
         }
     }
 
-    /// Ends the use of space by a write that was answered: this OSD's own store has stored it.
+    /// Ends the use of space by an answered write, which this OSD's own store has now stored.
     pub(super) fn end_own_space(&mut self, bytes: u64) {
         if bytes > 0 {
             self.space_credits.end_own(bytes);
@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// Returns whether this OSD, as an acting member, has space for a repair beyond the space promised to
-    /// writes. What the store keeps for writes with a version is not for repairs.
+    /// writes. A repair may not use the space that the store reserves for writes that have a version.
     pub(super) fn may_take_repair(
         &mut self,
         now: Time,
@@ -86,8 +86,9 @@ impl Node {
         self.may_take_block(now, slot, key, false)
     }
 
-    /// Returns whether this OSD has a place for a block already, or space for it beyond the space promised to
-    /// others. `with_reserve`: what the store keeps for writes with a version may be used, too.
+    /// Returns whether this OSD already stores this block, or has space for it beyond the space promised to
+    /// others. `with_reserve`: whether the space that the store reserves for writes that have a version may
+    /// be used, too.
     fn may_take_block(
         &mut self,
         now: Time,
@@ -109,7 +110,7 @@ impl Node {
         if !self.requests.is_space_awaited() {
             return;
         }
-        // Such a promise ends when its time is over: no message announces that.
+        // An idle promise ends when its lease expires: no message announces that.
         if self.space_credits.has_idle_promise() {
             self.review_demand(now);
         }
@@ -118,7 +119,7 @@ impl Node {
         }
     }
 
-    /// Compares promises with the entries, if something may have changed.
+    /// Updates the promises to match the entries, if something may have changed.
     pub(super) fn review_demand(&mut self, now: Time) {
         if self.space_credits.is_demand_due() {
             let demand = self.space_credits.demand_of(&self.cluster, &self.notes, &self.pgs);

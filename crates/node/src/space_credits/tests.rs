@@ -1,4 +1,5 @@
-//! Space credits as values: whatever is lost, late or forgotten, every write that was begun fits.
+//! Tests of space credits without nodes: whatever is lost, late or forgotten, every write that was begun
+//! fits.
 
 use std::collections::VecDeque;
 
@@ -41,14 +42,14 @@ fn demand(primary_count: u32, earlier_runs: &[(u64, Member)]) -> Demand {
     }
 }
 
-/// A giver whose PGs are all active, led by this many primaries.
+/// Returns a giver whose PGs are all active and are led by this many primaries.
 fn giver_with(primary_count: u32) -> SpaceCredits {
     let mut credits = SpaceCredits::new();
     credits.on_demand(Time::ZERO, Some(demand(primary_count, &[])), |_| true);
     credits
 }
 
-/// Sends a regular renewal of the holder, and delivers the answer.
+/// Sends a regular renewal from the holder, and delivers the giver's answer.
 fn renew(
     holder: &mut SpaceCredits,
     giver: &mut SpaceCredits,
@@ -190,7 +191,7 @@ fn with_more_primaries_each_gives_back_what_exceeds_its_share() {
     let offer = renew(&mut other, &mut giver, member(2, 1), 0, 80 * MIB);
     assert_eq!(offer.limit_bytes, 10 * MIB, "an eighth of what is left");
     assert_eq!(giver.unpromised(space_of(80 * MIB)), 6 * MIB);
-    // The holder learns its share from this answer, and returns the rest with the next renewal.
+    // The holder learns its share from this answer, and returns the excess with the next renewal.
     let again = renew(&mut one, &mut giver, member(1, 1), 0, 80 * MIB);
     assert_eq!((again.limit_bytes, again.share_bytes), (64 * MIB, 10 * MIB), "a limit never falls");
     renew(&mut one, &mut giver, member(1, 1), 0, 80 * MIB);
@@ -239,7 +240,7 @@ fn nothing_is_promised_before_all_entries_are_known() {
 #[test]
 fn what_earlier_runs_promised_is_kept_free_once_however_often_they_restart() {
     let mut giver = SpaceCredits::new();
-    // One PG stays inactive: its record names one run of this OSD and one of its primary.
+    // One PG stays inactive: its record lists one run of this OSD and one run of its primary.
     let waiting = demand(1, &[(3, member(1, 1))]);
     for _ in 0..20 {
         giver = SpaceCredits::new();
@@ -251,7 +252,7 @@ fn what_earlier_runs_promised_is_kept_free_once_however_often_they_restart() {
         giver.on_demand(at(0), Some(waiting.clone()), |_| true);
     }
     assert_eq!(giver.unpromised(space_of(512 * MIB)), (512 - 64 - 64) * MIB);
-    // If the space for earlier runs is all that is left, writes wait, but not for ever.
+    // If only the space for earlier runs is left, writes wait, but not for ever.
     let space = space_of(64 * MIB + WRITE / 2);
     assert_eq!(giver.here(at(0), space, WRITE / 2), Verdict::Unknown);
     assert_eq!(giver.here(at(10_000), space, WRITE / 2), Verdict::Full);
@@ -274,7 +275,7 @@ fn a_holder_that_leads_nothing_here_holds_nothing_once_it_cannot_begin_a_write()
     giver.on_demand(at(SPAN_MS), none(), |_| false);
     assert_eq!(left(&giver), 0);
     assert!(!giver.is_demand_due());
-    // The holder connects again, and keeps nothing of its earlier credit.
+    // The holder connects again, and its earlier credit is gone.
     holder.on_connected(member(9, 1));
     giver.on_demand(at(SPAN_MS), Some(demand(1, &[])), |_| true);
     renew(&mut holder, &mut giver, member(1, 1), 0, 16 * MIB);
@@ -301,19 +302,19 @@ struct Run {
     holders: Vec<Holder>,
     used: u64,
     size: u64,
-    /// Writes of the giver's own PG that its store has not stored yet.
+    /// Writes in the giver's own PG that its store has not stored yet.
     own: u64,
-    /// Seed and step.
+    /// The seed and the step, for messages.
     at: (u64, u32),
 }
 
 struct Holder {
     credits: SpaceCredits,
     member: Member,
-    /// Writes in transit, in blocks; those of an epoch that is over arrive as repairs.
+    /// Writes in transit, in blocks; those of an earlier epoch arrive as repairs.
     writes: u64,
     lost: u64,
-    /// What earlier runs left: the repairs of another primary.
+    /// Writes of earlier runs that have not arrived: another primary sends them as repairs.
     left: u64,
     is_active: bool,
     is_connected: bool,
@@ -407,7 +408,7 @@ impl Run {
                 let Some(claim) = holder.renewals.pop_front() else { return };
                 let from = holder.member;
                 let offer = self.giver.offer(self.now, from, claim, until, space);
-                // Some answers are lost with their connection.
+                // Some answers are lost when the connection breaks.
                 if self.random.below(5) > 0 {
                     self.holders[index].offers.push_back(offer);
                 }
@@ -454,13 +455,13 @@ impl Run {
                 self.giver.on_newer_run(holder.member);
             }
             98 if self.random.below(6) == 0 => {
-                // The giver's process dies and loses its state; its own writes reached its journal.
+                // The giver's process dies and loses its state; its own writes are in its journal.
                 let own = std::mem::take(&mut self.own);
                 self.store(own * WRITE);
                 (0..3).for_each(|index| self.break_epoch(index));
                 self.giver = SpaceCredits::new();
                 self.giver_run += 1;
-                // No write begins without a lease of the new run, and so a connection to it.
+                // No write begins without a lease of the new run, which requires a connection to that run.
                 let giver = member(9, self.giver_run);
                 self.holders.iter_mut().for_each(|holder| holder.credits.on_connected(giver));
             }
@@ -481,7 +482,7 @@ fn every_begun_write_fits_whatever_messages_are_lost() {
             let after: u64 = run.holders.iter().map(|holder| holder.writes).sum();
             begun += after.saturating_sub(before);
         }
-        // In the end a holder that requests space gets some, as long as there is any.
+        // After all faults, a holder that requests space gets some, as long as there is any.
         (0..3).for_each(|index| run.break_epoch(index));
         (0..3).for_each(|index| run.peer(index));
         let own = std::mem::take(&mut run.own);

@@ -1,8 +1,9 @@
-//! Several nodes over disks in memory, wired to each other; the test is their monitor and client.
+//! A cluster for tests: several nodes with disks in memory, connected to each other; the test acts as their
+//! monitor and client.
 //!
-//! A message arrives when it is its turn. Messages to a paused host, or between two hosts that are cut off
-//! from each other, are kept until that is over; a second network, if there is one, is not cut. There is one
-//! pool with one PG.
+//! Messages arrive in the order in which they were sent. Messages to a paused host, or between two hosts that
+//! are cut off from each other, are kept until the fault is over; a second network, if there is one, is not
+//! cut. There is one pool with one PG.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,18 +20,18 @@ use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Request};
 use super::rig::*;
 use crate::{Effect, Event, Identity, Node, Settings, StopReason};
 
-/// The monitor's end of every link, for the wires.
+/// The number of the monitor as the other end of a host's link.
 const MONITOR: usize = usize::MAX;
 
-/// One process, or its disk while there is none.
+/// One process and its disk; only the disk while no process runs.
 pub struct Host {
     pub node: Option<Node>,
     pub disk: MemoryDisk,
     /// The incarnation in the handshakes of its connections.
     pub incarnation: Incarnation,
-    /// The host is paused: nothing arrives, no time passes for it.
+    /// Whether the host is paused: nothing arrives, and no time passes for it.
     pub is_still: bool,
-    /// The monitor's changes to the map do not reach the host.
+    /// Whether the monitor's changes to the map are withheld from the host.
     pub is_deaf: bool,
     pub stopped: Option<StopReason>,
     link: Option<ConnectionId>,
@@ -46,12 +47,12 @@ pub struct Host {
 pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now: Time,
-    /// Ends of connections: (host, its name there) to (host, its name there).
+    /// Ends of connections: (host, connection id there) to (host, connection id there).
     wires: BTreeMap<(usize, ConnectionId), (usize, ConnectionId)>,
     /// Events in transit: from, to, and the event.
     moving: VecDeque<(usize, usize, Event)>,
     cut: BTreeSet<(usize, usize)>,
-    /// Every host has an address in a second network.
+    /// Whether every host has an address in a second network.
     pub has_second_network: bool,
     /// Ends of connections in the second network.
     second: BTreeSet<(usize, ConnectionId)>,
@@ -59,16 +60,16 @@ pub struct Cluster {
     pub entry: PgEntry,
     pub revision: u64,
     pub replicas: u32,
-    /// Whether new epochs are made as a monitor would make them: for broken connections, and for complete
+    /// Whether the test creates new epochs as a monitor would: for broken connections, and for complete
     /// learners.
     pub is_helpful: bool,
     sequence: u64,
-    /// Messages of PGs that OSDs have sent each other.
+    /// Number of messages that PGs on different OSDs have sent each other.
     pub peer_message_count: u64,
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
-    /// Messages of leases that were sent.
+    /// Number of lease messages that were sent.
     pub lease_count: usize,
-    /// The session of the client.
+    /// The client's session.
     pub session: SessionId,
     /// Hosts that the map lists as down although their processes run.
     pub down: BTreeSet<usize>,
@@ -109,7 +110,7 @@ impl Host {
 }
 
 impl Cluster {
-    /// This many hosts that have joined, none with a part in the PG.
+    /// Creates this many hosts that have joined; none has a part in the PG.
     pub fn new(count: usize, replicas: u32) -> Cluster {
         let entry = PgEntry::new(PG, []);
         let mut cluster = Cluster {
@@ -140,7 +141,7 @@ impl Cluster {
         cluster
     }
 
-    /// The first `copies` hosts serve, and host 0 leads.
+    /// Creates a cluster in which the first `copies` hosts serve and host 0 leads.
     pub fn serving(copies: usize) -> Cluster {
         let mut cluster = Cluster::new(3, copies as u32);
         cluster.set_entry(&(0..copies).collect::<Vec<_>>(), &[]);
@@ -228,7 +229,7 @@ impl Cluster {
         self.pump();
     }
 
-    /// Resumes a paused process: first it sees the current time.
+    /// Resumes a paused process and delivers, at the current time, the events that arrived meanwhile.
     pub fn go_on(&mut self, host: usize) {
         self.hosts[host].is_still = false;
         for event in std::mem::take(&mut self.hosts[host].kept) {
@@ -330,7 +331,7 @@ impl Cluster {
             return;
         }
         self.wires.remove(&(to, there));
-        // Events in transit to the side that closed the connection are not delivered.
+        // Events in transit to the side that closed the connection are dropped.
         let is_of = |event: &Event| match event {
             Event::Net(
                 NetEvent::Received { connection: of, .. }
@@ -345,7 +346,7 @@ impl Cluster {
         self.moving.push_back((host, to, Event::Net(event)));
     }
 
-    /// Delivers all that can be delivered.
+    /// Delivers all events that can be delivered.
     pub fn pump(&mut self) {
         let mut steps = 0;
         let mut parted = VecDeque::new();
@@ -374,7 +375,7 @@ impl Cluster {
         self.second.contains(&(host, *connection))
     }
 
-    /// Hands an event to a node.
+    /// Passes an event to a node.
     pub fn give(&mut self, host: usize, event: Event) {
         let mut effects = Vec::new();
         let now = self.now;
@@ -448,7 +449,7 @@ impl Cluster {
         self.moving.push_back((MONITOR, host, Event::Net(event)));
     }
 
-    /// Makes the next entry, with the newest runs of the OSDs; the first one leads.
+    /// Creates the next entry, with the newest runs of these OSDs; the first one leads.
     pub fn set_entry(&mut self, acting: &[usize], learners: &[usize]) {
         let member = |index: &usize| Member {
             osd: osd(*index),
@@ -509,12 +510,12 @@ impl Cluster {
         self.monitor_says(host, &FromMonitor::Map(delta));
     }
 
-    /// Sends a request of the client at this host, in the map's epoch; returns its sequence.
+    /// Sends a client request to this host, in the map's epoch; returns its sequence.
     pub fn send(&mut self, host: usize, op: Op) -> u64 {
         self.send_in(host, self.entry.epoch, op)
     }
 
-    /// The same in another epoch.
+    /// Sends a client request in the given epoch; returns its sequence.
     pub fn send_in(&mut self, host: usize, epoch: Epoch, op: Op) -> u64 {
         self.sequence += 1;
         let request = Request {
@@ -538,12 +539,12 @@ impl Cluster {
         self.replies.remove(&sequence).expect("answered at once")
     }
 
-    /// The bytes that fill each unit of a read.
+    /// Returns the bytes that fill each unit of a read.
     pub fn read_bytes(&mut self, host: usize, op: Op) -> Vec<u8> {
         bytes_of(self.ask(host, op))
     }
 
-    /// What an OSD holds of the PG: blocks, versions, tombstones.
+    /// Returns the blocks that an OSD holds of the PG: key, version, and whether it is a tombstone.
     pub fn blocks(&self, host: usize) -> Vec<(BlockKey, Version, bool)> {
         self.hosts[host].node().store.blocks(POOL, 0, u32::MAX, None).collect()
     }
@@ -557,7 +558,7 @@ impl Cluster {
         reports.next().expect("a report was sent")
     }
 
-    /// Whether the host serves the PG in the newest epoch.
+    /// Returns whether the host serves the PG in the newest epoch.
     pub fn is_served(&self, host: usize) -> bool {
         let node = self.hosts[host].node();
         let Some(pg) = node.pgs.get(PG) else { return false };
@@ -565,7 +566,7 @@ impl Cluster {
         is_newest && matches!(pg.serving(), pg::Serving::Active)
     }
 
-    /// What the host reported about peers that do not answer, with the number of each.
+    /// Returns the reports of this host about peers that do not respond, with the number of each peer.
     pub fn unreachable(&self, host: usize) -> Vec<(usize, Unreachable)> {
         let told = self.hosts[host].told.iter();
         let of = told.filter_map(|told| match told {
@@ -575,7 +576,7 @@ impl Cluster {
         of.collect()
     }
 
-    /// The needs of PGs that the host reported.
+    /// Returns the needs of PGs that the host reported.
     pub fn needs(&self, host: usize) -> Vec<Need> {
         let told = self.hosts[host].told.iter();
         let of = told.filter_map(|told| match told {
@@ -585,7 +586,7 @@ impl Cluster {
         of.flatten().collect()
     }
 
-    /// Hosts that booted as suspect, in that order.
+    /// Returns the hosts that booted as suspect, in order of their boots.
     pub fn suspect_boots(&self) -> Vec<usize> {
         let told = self.hosts.iter().enumerate();
         let boots = told.flat_map(|(host, known)| known.told.iter().map(move |told| (host, told)));
@@ -594,7 +595,7 @@ impl Cluster {
         boots.filter(|(_, told)| is_suspect(told)).map(|(host, _)| host).collect()
     }
 
-    /// The needs that were reported for the current epoch.
+    /// Returns the needs that all hosts reported for the current epoch.
     pub fn needs_of_epoch(&self) -> Vec<Need> {
         let told = self.hosts.iter().flat_map(|host| &host.told);
         let of = told.filter_map(|told| match told {
@@ -605,18 +606,18 @@ impl Cluster {
         of.map(|need| need.what.clone()).collect()
     }
 
-    /// How often the host's process has been started, which is its run.
+    /// Returns how often the host's process has been started; this is also the number of its run.
     pub fn runs(&self, host: usize) -> u64 {
         self.hosts[host].runs
     }
 
-    /// Connections of a host with others.
+    /// Returns the connections of a host with other hosts.
     pub fn wires_at(&self, host: usize) -> Vec<ConnectionId> {
         let between = self.wires.iter().filter(|(from, to)| from.0 == host && to.0 != MONITOR);
         between.map(|((_, connection), _)| *connection).collect()
     }
 
-    /// The connection at `host` that `from` opened and that carries data.
+    /// Returns the connection at `host` that `from` opened and that carries data.
     pub fn primary_connection(&self, host: usize, from: usize) -> ConnectionId {
         let incarnation = self.hosts[from].incarnation;
         let primary = Member { osd: osd(from), incarnation };

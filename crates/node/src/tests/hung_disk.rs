@@ -1,17 +1,17 @@
-//! A disk that hangs: what the OSD reports, and what it does when the disk responds again.
+//! Tests of a disk that hangs: what the OSD reports, and what it does when the disk responds again.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The entry without this OSD.
+/// Returns a map whose entry does not list this OSD.
 fn without_us() -> FromMonitor {
     let other = Member { osd: OsdId::new(2).unwrap(), incarnation: Incarnation::new(1) };
     let entry = PgEntry { positions: vec![Some(other)], ..entry(2, 1) };
     map(10, 11, vec![entry], &[])
 }
 
-/// Whether the last report says that the disk hangs.
+/// Returns whether the last report says that the disk hangs.
 fn says_it_is_stalled(rig: &Rig) -> bool {
     last_report(rig).stalled
 }
@@ -36,7 +36,7 @@ fn a_disk_that_is_slow_or_hangs_is_reported_at_once() {
     assert!(!says_it_is_stalled(&rig));
     rig.advance(Duration::from_millis(400));
     assert!(says_it_is_stalled(&rig));
-    // No PG continued without this OSD, so it serves as if nothing had happened.
+    // No PG continued without this OSD, so it continues to serve normally.
     rig.release_disk();
     assert_eq!(rig.reply_to(write), Some(written(1, 1)));
     rig.advance(Duration::from_millis(300));
@@ -51,7 +51,7 @@ fn a_flush_of_three_seconds_and_a_paused_host_are_no_hung_disk() {
     let (mut rig, write) = hanging();
     rig.advance(Duration::from_secs(3));
     assert!(!says_it_is_stalled(&rig));
-    // The host is paused.
+    // The host was paused for 20 s.
     rig.now = rig.now + Duration::from_secs(20);
     rig.apply(Event::Tick);
     rig.advance(SECOND);
@@ -75,14 +75,14 @@ fn an_osd_that_its_pgs_have_left_restarts_when_every_operation_has_ended() {
     assert!(rig.told.iter().any(|told| matches!(told, ToMonitor::OsdLeaves)));
     assert!(rig.node.stalls().pause() == Duration::from_secs(10));
 
-    // The next run shows that the disk responds, for ten seconds.
+    // In the next run the disk must respond for ten seconds.
     let settings = Settings { stalls: rig.node.stalls(), ..Settings::default() };
     let mut rig = Rig::with(rig.disk, identity(), settings);
     rig.connect();
     assert!(matches!(rig.told[0], ToMonitor::OsdBoot { stalled: true, incarnation: None, .. }));
     rig.monitor_says(FromMonitor::OsdBooted { incarnation: Incarnation::new(2) });
     rig.advance(Duration::from_secs(5));
-    // A slow probe starts the ten seconds again.
+    // After a slow probe the ten seconds start again.
     rig.holds_disk = true;
     rig.advance(Duration::from_secs(2));
     rig.release_disk();

@@ -1,12 +1,12 @@
-//! Writes that are answered before they are durable, over real stores: what they cost, and what a
-//! loss of power takes.
+//! Writes that are answered before they are durable, over real stores: their cost, and what is lost when
+//! power fails.
 
 use format::wire::{Op, Outcome};
 
 use super::cluster_rig::*;
 use super::rig::*;
 
-/// Writes a unit lazily; it is answered before it is durable.
+/// Writes a unit lazily, and checks that the answer arrives before the write is durable.
 fn write_lazily(cluster: &mut Cluster, byte: u8) {
     let mut op = write(0, 1, byte);
     if let Op::Write { lazy, .. } = &mut op {
@@ -25,7 +25,7 @@ fn cut_power(cluster: &mut Cluster, host: usize) {
     cluster.hosts[host].disk.lose_power();
 }
 
-/// Starts the hosts that are off; the first `copies` hosts serve.
+/// Starts the hosts that are down; the first `copies` hosts then serve.
 fn serve_again(cluster: &mut Cluster, copies: usize) {
     for host in 0..copies {
         if cluster.hosts[host].node.is_none() {

@@ -1,4 +1,4 @@
-//! Lines for the log: each state change leaves one, and nothing else does.
+//! Tests of log lines: each state change writes one line, and nothing else does.
 
 use base::TraceEvent;
 use cluster::message::Failure;
@@ -8,7 +8,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Lines that begin with these words, each as text with its level.
+/// Returns the lines that begin with this text, formatted with their levels.
 fn lines(all: &[TraceEvent], what: &str) -> Vec<String> {
     let those = all.iter().filter(|event| event.what.starts_with(what));
     those.map(|event| format!("{} {event}", event.level)).collect()

@@ -1,4 +1,4 @@
-//! Several nodes: copies, leases, members that die and return, peers that send invalid messages.
+//! Tests with several nodes: copies, leases, members that die and return, peers that send invalid messages.
 
 use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, Version};
 use blockstore::NoteKey;
@@ -32,7 +32,7 @@ fn what_is_written_is_on_every_member() {
 fn writes_within_what_a_member_promised_cost_no_message_for_space() {
     let mut cluster = Cluster::serving(2);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
-    // The primary requests more when half of its credit is used.
+    // The primary requests more credit when half of it is used.
     let promised = blockstore::STORE_SIZE_MIN / 8;
     let count = promised / 2 / base::BlockSize::MIN.bytes();
     let mut asked_count = 0;
@@ -84,13 +84,13 @@ fn a_member_that_comes_back_is_filled_and_counts_again() {
     cluster.start(1);
     cluster.set_entry(&[0], &[1]);
     cluster.advance(50);
-    // Clients continue meanwhile.
+    // Clients continue to write meanwhile.
     assert!(is_written(&cluster.ask(0, write_in(place(1, 7), 1, 1, 3))));
     cluster.advance(10_000);
     assert_eq!(cluster.entry.acting_count(), 2, "{:?}", cluster.report(0));
     assert!(is_written(&cluster.ask(0, write_in(place(1, 8), 1, 1, 3))));
     assert_eq!(cluster.blocks(0), cluster.blocks(1));
-    // The new member alone has all the data.
+    // The new member holds all the data, even without the others.
     cluster.kill(0);
     cluster.set_entry(&[1], &[]);
     cluster.advance(400);
@@ -106,8 +106,8 @@ fn a_member_that_comes_back_is_filled_and_counts_again() {
     assert!(cluster.read_bytes(1, op(3)).is_empty(), "what was zeroed stays so");
 }
 
-/// Host 0 has written five blocks with two others, and one that the others did not receive; then the others
-/// die.
+/// Returns a cluster in which host 0 has written five blocks together with two others, and a sixth that the
+/// others did not receive; then the others died.
 fn left_alone() -> Cluster {
     let mut cluster = Cluster::new(3, 3);
     cluster.set_entry(&[0, 1, 2], &[]);
@@ -147,7 +147,7 @@ fn below_minimum_size_nothing_is_served_until_the_others_come_back() {
     for sequence in waiting {
         assert_eq!(cluster.replies.remove(&sequence), Some(Err(Refusal::Busy)), "it comes again");
     }
-    // The others return: everything is served again.
+    // The other hosts return: everything is served again.
     cluster.is_helpful = true;
     for host in [1, 2] {
         cluster.start(host);
@@ -326,7 +326,7 @@ fn a_primary_that_asks_for_no_lease_for_a_second_is_told_each_second() {
 fn another_monitor_is_told_at_once_who_cannot_be_reached() {
     for is_dead in [false, true] {
         let mut cluster = Cluster::serving(2);
-        // The map continues to list the other host as up.
+        // The map still lists the other host as up.
         cluster.is_helpful = false;
         match is_dead {
             true => cluster.kill(1),
@@ -455,7 +455,7 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
     let has_note = |cluster: &Cluster, host: usize| {
         cluster.hosts[host].node().store.note(NoteKey::Pg(PG)).is_some()
     };
-    // Degraded: the data of the removed member may be needed.
+    // The PG is degraded, so the data of the removed member may still be needed.
     cluster.set_entry(&[0], &[]);
     cluster.advance(20_000);
     assert_eq!(cluster.blocks(1).len(), 300);
@@ -474,7 +474,7 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
     cluster.advance(10_000);
     assert_eq!(cluster.blocks(1), []);
     assert!(!has_note(&cluster, 1));
-    // The OSD can take part again.
+    // The OSD can take part again, as a learner.
     cluster.set_entry(&[0, 2], &[1]);
     cluster.advance(20_000);
     assert_eq!(cluster.entry.acting_count(), 3);
@@ -483,7 +483,7 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
 
 #[test]
 fn nothing_is_removed_for_a_map_that_is_older_than_what_the_osd_has_noted() {
-    // A state store that went back in time, with an older epoch or only with an older revision.
+    // The state store went back in time: its entry has an older epoch, or only an older revision.
     for (epoch, revision) in [(1, 100), (100, 1)] {
         let mut cluster = Cluster::serving(2);
         cluster.set_entry(&[0, 1], &[]);
@@ -561,7 +561,7 @@ fn a_repair_by_a_scrub_takes_no_space_that_was_promised_to_writes() {
     }
 }
 
-/// Messages of the PG in its epoch that no correct peer sends.
+/// Returns messages of the PG in its current epoch that no correct peer sends.
 fn wrong_bodies() -> Vec<PeerBody> {
     let version = Version { epoch: Epoch::new(1), counter: 99 };
     let (_, data) = fill(1, 1);
@@ -601,7 +601,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
     let epoch = cluster.entry.epoch;
     let third = Role::Osd(osd(2), Incarnation::new(1));
     let mut number = 0;
-    // The third OSD has no part in the PG, but claims to lead it, to the primary and to a member.
+    // The third OSD has no part in the PG, but claims, to the primary and to a member, to lead it.
     for host in [0, 1] {
         for body in wrong_bodies() {
             number += 1;
@@ -637,7 +637,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             let connection = stranger(&mut cluster, host, number, third);
             assert!(!say(&mut cluster, host, connection, message));
         }
-        // A peer that claims to be this OSD itself, and one without a run.
+        // One peer claims to be this OSD itself, another one has no run.
         let before = Role::Osd(osd(2), Incarnation::ZERO);
         for role in [Role::Osd(osd(host), Incarnation::new(1)), before] {
             number += 1;
@@ -645,7 +645,7 @@ fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
             assert!(!cluster.hosts[host].node().peer_connections.has(connection));
         }
     }
-    // The primary itself breaks the rules: its connection is closed, and no other one.
+    // The primary itself violates the protocol: only its connection is closed.
     let connection = cluster.primary_connection(1, 0);
     let body = PeerBody::Written { version: Version::ZERO, durable: true };
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
@@ -737,7 +737,7 @@ fn a_member_whose_note_cannot_be_read_is_filled_by_the_others() {
         assert_eq!(cluster.entry.acting_count(), 2, "{:?}", cluster.report(other));
         assert_eq!(cluster.blocks(host), cluster.blocks(other));
         assert!(!cluster.report(host).suspect);
-        // From now on it leads like any other, in this run and in later ones.
+        // From now on the OSD leads like any other, in this run and in later ones.
         cluster.kill(host);
         cluster.start(host);
         assert_eq!(cluster.suspect_boots(), [host], "not again");
@@ -761,7 +761,7 @@ fn a_member_whose_note_cannot_be_read_does_not_lead_before_it_is_filled() {
     cluster.advance(2_000);
     let (_, why) = cluster.report(0).incomplete[0].clone();
     assert!(why.contains("the note of 1.0") && why.contains("no other member can lead"), "{why}");
-    // Under another primary the OSD reports that it cannot take part: it is removed, and returns as a
+    // Under another primary the OSD reports that it cannot take part: the OSD is removed, and returns as a
     // learner.
     cluster.set_entry(&[1, 0], &[]);
     cluster.advance(2_000);

@@ -1,4 +1,4 @@
-//! Removed pools, and data of PGs in which an OSD has no part any more.
+//! Tests of removed pools, and of data of PGs in which an OSD no longer has a part.
 
 use super::*;
 use crate::report::why_idle;
@@ -58,7 +58,7 @@ fn a_pool_is_cleared_only_when_started_writes_have_ended() {
     assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
 }
 
-/// The map with an entry of which another OSD is the only member.
+/// Returns a map with an entry whose only member is another OSD.
 fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
     let other = OsdId::new(2).unwrap();
     let member = Member { osd: other, incarnation: Incarnation::new(1) };
@@ -76,7 +76,7 @@ fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
     FromMonitor::Map(MapDelta { osds: vec![osd], pools, ..MapDelta::default() })
 }
 
-/// An OSD that has begun to remove its data for the PG; the disk does nothing.
+/// Returns an OSD that has begun to remove its data of the PG, with a disk that completes nothing.
 fn removing_superfluous_data() -> Rig {
     let mut rig = Rig::serving();
     for stripe in 0..10 {

@@ -1,4 +1,4 @@
-//! A node over a disk in memory, driven by the test in place of monitor and clients.
+//! A node over a disk in memory; the test acts as its monitor and its clients.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,7 +21,7 @@ pub const CLUSTER: ClusterId = ClusterId::new(77);
 pub const OSD: OsdId = OsdId::FIRST;
 pub const POOL: PoolId = PoolId::FIRST;
 pub const PG: PgId = PgId { pool: POOL, number: 0 };
-/// A client's connection.
+/// The connection of the client.
 pub const CLIENT: ConnectionId = ConnectionId::new(1);
 pub const SESSION: SessionId = SessionId::new(40);
 const STORE: StoreId = StoreId::new(5);
@@ -33,23 +33,23 @@ pub struct MemoryDisk {
     /// Size of a formatted disk, in bytes.
     size: u64,
     pages: BTreeMap<u64, Vec<u8>>,
-    /// Pages that were written and not flushed, with their content before that.
+    /// Pages that were written but not flushed, with their content at the last flush.
     flushed: BTreeMap<u64, Option<Vec<u8>>>,
     pub flush_count: usize,
 }
 
 impl MemoryDisk {
-    /// A disk with an empty store.
+    /// Creates a disk with an empty store.
     pub fn formatted() -> MemoryDisk {
         MemoryDisk::formatted_as(OSD, STORE)
     }
 
-    /// Large enough for more writes at a time than its journal accepts.
+    /// Creates a disk that is large enough for more concurrent writes than its journal accepts.
     pub fn formatted_large() -> MemoryDisk {
         MemoryDisk::formatted_of_size(512 << 20, OSD, STORE)
     }
 
-    /// The same for another OSD.
+    /// Creates a disk with the empty store of another OSD.
     pub fn formatted_as(osd: OsdId, store: StoreId) -> MemoryDisk {
         MemoryDisk::formatted_of_size(STORE_SIZE_MIN, osd, store)
     }
@@ -72,7 +72,7 @@ impl MemoryDisk {
         disk
     }
 
-    /// Loses everything that was not flushed.
+    /// Discards everything that was not flushed.
     pub fn lose_power(&mut self) {
         for (page, bytes) in std::mem::take(&mut self.flushed) {
             match bytes {
@@ -110,7 +110,7 @@ impl MemoryDisk {
         }
     }
 
-    /// Changes bytes of a page, if it was ever written.
+    /// Corrupts a page, if it was ever written.
     pub fn rot(&mut self, page: u64) {
         if let Some(page) = self.pages.get_mut(&page) {
             page[20] ^= 1;
@@ -118,7 +118,7 @@ impl MemoryDisk {
         }
     }
 
-    /// Puts bytes under a note's key, as the store of an OSD that does not run keeps them.
+    /// Stores a note under this key, through a store of its own, while no node runs.
     pub fn put_note(&mut self, key: NoteKey, bytes: &[u8]) {
         let mut effects = Vec::new();
         let (settings, pool) = (blockstore::Settings::default(), BufferPool::default());
@@ -173,18 +173,18 @@ impl MemoryDisk {
     }
 }
 
-/// A node and everything that it requested.
+/// A node and the effects that it has requested.
 pub struct Rig {
     pub node: Node,
     pub disk: MemoryDisk,
     pub now: Time,
-    /// While true, the disk does nothing.
+    /// Whether the disk holds back all requests.
     pub holds_disk: bool,
     held: VecDeque<DiskEffect>,
     pub connects: Vec<(ConnectionId, String)>,
     pub closed: Vec<ConnectionId>,
     pub told: Vec<ToMonitor>,
-    /// The monitor sends nothing on its own, not even answers to pings.
+    /// Whether the monitor is silent: it does not even answer pings.
     pub is_silent: bool,
     is_pinged: bool,
     pub replies: Vec<(ConnectionId, Reply)>,
@@ -218,7 +218,7 @@ pub fn monitor() -> Peer {
     Peer { cluster: CLUSTER, role: Role::Monitor(MonitorId::FIRST) }
 }
 
-/// The entry of [`PG`] in which this OSD serves it in the run `incarnation`.
+/// Returns an entry of [`PG`] that this OSD serves alone in the run `incarnation`.
 pub fn entry(epoch: u32, incarnation: u64) -> PgEntry {
     let member = Member { osd: OSD, incarnation: Incarnation::new(incarnation) };
     let (epoch, revision) = (Epoch::new(epoch), MapRevision::new(1));
@@ -287,7 +287,7 @@ pub fn written(epoch: u32, counter: u64) -> Result<Outcome, Refusal> {
 }
 
 impl Rig {
-    /// A node that has opened its store and requested a connection to a monitor.
+    /// Creates a node that has opened its store and requested a connection to a monitor.
     pub fn over(disk: MemoryDisk) -> Rig {
         Rig::with(disk, identity(), Settings::default())
     }
@@ -319,17 +319,17 @@ impl Rig {
         rig
     }
 
-    /// A node that has joined in its first run and serves epoch 1 to one client.
+    /// Creates a node that has joined in its first run and serves epoch 1 to one client.
     pub fn serving() -> Rig {
         Rig::serving_over(MemoryDisk::formatted(), 1, 1)
     }
 
-    /// The same over a disk that was used before.
+    /// Creates a serving node over a disk that was used before.
     pub fn serving_over(disk: MemoryDisk, epoch: u32, incarnation: u64) -> Rig {
         Rig::over(disk).start_serving(epoch, incarnation)
     }
 
-    /// The same with other settings.
+    /// Creates a serving node with other settings.
     pub fn serving_with(disk: MemoryDisk, settings: Settings) -> Rig {
         Rig::with(disk, identity(), settings).start_serving(1, 1)
     }
@@ -407,7 +407,8 @@ impl Rig {
     }
 
     /// Holds the disk back with three open requests: a write that has started, a write that waits for the
-    /// first because it expects its version, and a read that waits for both. Returns their sequences.
+    /// first because it expects the version of the first, and a read that waits for both. Returns their
+    /// sequences.
     pub fn fill_queue(&mut self) -> [u64; 3] {
         self.holds_disk = true;
         let started = self.send(CLIENT, 1, write(0, 1, 7));
@@ -435,7 +436,7 @@ impl Rig {
         self.now = end;
     }
 
-    /// The newest connection to a monitor.
+    /// Returns the newest connection to a monitor.
     pub fn link(&self) -> ConnectionId {
         self.connects.last().unwrap().0
     }
@@ -468,7 +469,7 @@ impl Rig {
         self.apply(Event::Net(NetEvent::Closed { connection, reason }));
     }
 
-    /// A request of the usual session, with the next sequence.
+    /// Returns a request of the usual session, with the next sequence.
     pub fn request(&mut self, epoch: u32, op: Op) -> Request {
         self.sequence += 1;
         Request {
@@ -494,19 +495,19 @@ impl Rig {
         self.reply_to(sequence).expect("answered at once")
     }
 
-    /// Takes the reply to a request.
+    /// Removes and returns the reply to a request, if it has arrived.
     pub fn reply_to(&mut self, sequence: u64) -> Option<Result<Outcome, Refusal>> {
         let index = self.replies.iter().position(|(_, reply)| reply.sequence == sequence)?;
         Some(self.replies.remove(index).1.outcome)
     }
 
-    /// The bytes that fill each unit of a read.
+    /// Returns the bytes that fill each unit of a read.
     pub fn read_bytes(&mut self, epoch: u32, op: Op) -> Vec<u8> {
         bytes_of(self.ask(epoch, op))
     }
 }
 
-/// The byte that fills each unit; empty if the whole range is zeros.
+/// Returns the byte that fills each unit; empty if the whole range is zeros.
 pub fn bytes_of(outcome: Result<Outcome, Refusal>) -> Vec<u8> {
     match outcome {
         Ok(Outcome::Read { data, checksums, .. }) => {

@@ -1,5 +1,5 @@
-//! An OSD that has seen the new holder of an image refuses the old one, even before it has the map with the
-//! fence.
+//! Tests of a takeover: an OSD that has seen the new holder of an image refuses the old one, even before it
+//! has the map with the fence.
 
 use base::{ConnectionId, Duration, MapRevision, SessionId};
 use cluster::numbers::REVISION_MAX;
@@ -7,20 +7,20 @@ use format::wire::{Message, Op, Outcome, Refusal, Request};
 
 use super::rig::*;
 
-/// Connection of the client that takes the image over.
+/// The connection of the client that takes over the image.
 const NEXT: ConnectionId = ConnectionId::new(3);
 
-/// A later session than the usual one.
+/// A session that is newer than the usual one.
 const NEXT_SESSION: SessionId = SessionId::new(SESSION.get() + 1);
 
-/// A node with revision 10 of the map, and two clients.
+/// Returns a node with revision 10 of the map and with two clients.
 fn rig() -> Rig {
     let mut rig = Rig::serving();
     rig.accept(NEXT);
     rig
 }
 
-/// Sends a request of the later session, which acts on this revision.
+/// Sends a request of the newer session, which acts on this revision.
 fn next_asks(rig: &mut Rig, revision: u64, op: Op) -> u64 {
     let request = rig.request(1, op);
     let sequence = request.sequence;
@@ -94,7 +94,7 @@ fn a_known_session_that_names_a_newer_map_delays_no_other_session() {
     let mut rig = rig();
     let first = next_asks(&mut rig, 10, read(0, 1));
     assert!(rig.reply_to(first).is_some());
-    // The map here has every fence that was set before this session began.
+    // The map here contains every fence that was set before this session began.
     let next = next_asks(&mut rig, 11, read(0, 1));
     assert_eq!(rig.reply_to(next), None);
     assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
@@ -105,7 +105,7 @@ fn a_sync_counts_for_the_image_that_its_session_has_named() {
     let mut rig = rig();
     let sync = next_asks(&mut rig, 11, Op::Sync);
     assert_eq!(rig.reply_to(sync), None);
-    // The image of that sync is unknown, and the sync was not answered.
+    // The sync does not identify an image, and it has not been answered.
     assert_eq!(rig.ask(1, read(0, 1)).map(|_| ()), Ok(()));
     assert_eq!(rig.ask(1, Op::Sync), Ok(Outcome::Synced));
     next_asks(&mut rig, 11, read(0, 1));
@@ -117,7 +117,7 @@ fn a_sync_counts_for_the_image_that_its_session_has_named() {
 fn a_newer_session_counts_even_after_its_connection_is_gone() {
     let mut rig = rig();
     next_asks(&mut rig, 11, read(0, 1));
-    // Requests that wait on its connection are dropped with it.
+    // Requests that wait on a connection are dropped when that connection closes.
     rig.close(NEXT);
     let asked = rig.send(CLIENT, 1, read(0, 1));
     assert_eq!(rig.reply_to(asked), None);

@@ -1,4 +1,4 @@
-//! What an OSD reports to a monitor whose state store may have lost changes.
+//! Tests of what an OSD reports to a monitor whose state store may have lost changes.
 
 use base::{Duration, Incarnation, MapRevision};
 use cluster::copy::{CopyPart, KnownState, Seen};
@@ -36,7 +36,7 @@ fn a_boot_names_what_earlier_runs_have_seen() {
     let mut rig = Rig::serving();
     rig.monitor_says(image_told(40));
     rig.advance(Duration::from_secs(2));
-    // Activated, but the run ends before the map is noted.
+    // The epoch is activated, but the run ends before the map is noted.
     let newer = PgEntry { revision: MapRevision::new(12), ..entry(2, 1) };
     rig.monitor_says(map(10, 12, vec![newer], &[]));
     let mut rig = Rig::over(rig.disk);
@@ -82,7 +82,7 @@ fn an_osd_that_waits_for_a_recovery_tells_all_it_knows_and_goes_on() {
     assert_eq!(records.collect::<Vec<_>>(), ["image/1"]);
     let pools: Vec<_> = parts().flat_map(|part| &part.pools).collect();
     assert_eq!((pools.len(), pools[0].pool.id), (1, POOL));
-    // The OSD waits on the connection it has.
+    // The OSD waits, and keeps its connection.
     rig.told.clear();
     rig.advance(Duration::from_secs(30));
     assert!(rig.told.is_empty(), "{:?}", rig.told);

@@ -1,4 +1,4 @@
-//! Is an OSD's work counted, and is none of it lost or reported as something else?
+//! Tests that all of an OSD's work is counted, and that nothing is lost or counted as something else.
 
 use base::{Duration, PoolId};
 use cluster::message::{FromMonitor, ToMonitor};
@@ -16,7 +16,7 @@ fn told(messages: &[ToMonitor]) -> Vec<OsdStats> {
     stats.collect()
 }
 
-/// The sum of all that was reported, each period once.
+/// Returns the sum of all counters that were reported, each period once.
 fn sum(messages: &[ToMonitor]) -> Counters {
     let mut sum = Counters::default();
     let mut last = 0;
@@ -107,7 +107,7 @@ fn space_is_told_whole_and_then_as_it_changes() {
         (last.space, last.space_is_whole),
         (vec![space(1, 2 * block), space(2, block)], false)
     );
-    // A block that is overwritten takes no more; one that is zeroed takes none.
+    // Overwriting a block uses no further space, and a zeroed block uses none.
     rig.ask(1, write_in(place(2, 0), 3, 1, 8)).unwrap();
     let length = block as u32;
     rig.ask(1, Op::Zero { place: place(1, 0), offset: 0, length, lazy: false }).unwrap();
@@ -135,7 +135,7 @@ fn every_copy_is_counted_where_it_is_stored_and_recovery_apart() {
     assert_eq!((second.write.bytes, second.stored.bytes), (0, bytes));
     assert_eq!((first.recovered.ops, second.recovered.ops), (0, 0));
     assert_eq!(first.read.ops, 0);
-    // The third host is backfilled: what it receives counts as recovery.
+    // The third host is backfilled: the data that it receives counts as recovery.
     cluster.set_entry(&[0, 1], &[2]);
     cluster.advance(10_000);
     let third = of(&cluster, 2);

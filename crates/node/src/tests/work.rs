@@ -1,5 +1,5 @@
-//! What requests cost the logic: messages between OSDs, and loops for an instruction counter
-//! (docs/performance.md says how it is used).
+//! What requests cost in the logic alone: counts of messages between OSDs, and loops that run under an
+//! instruction counter (see docs/performance.md).
 
 use super::cluster_rig::*;
 use super::rig::*;

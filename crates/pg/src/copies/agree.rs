@@ -1,9 +1,11 @@
-//! What members hold of a key, compared: which member is wrong, and who has what it needs. For copies: every
-//! member must hold the same. `docs/internals/scrub.md` has the rules.
+//! Compares what members hold of a key: finds which members are wrong, and which ones have the data to repair
+//! them. All members must hold the same copy. `docs/internals/scrub.md` has the rules.
 //!
 //! Invariants
-//!   1. A remedy never removes data, and never replaces a unit that half of its readable copies hold.
-//!   2. If anything of a key cannot be decided, there is no remedy: repairing the rest could make a majority.
+//!   1. A remedy never removes data, and never replaces a unit that at least half of its readable copies
+//!      hold.
+//!   2. If any unit of a key cannot be decided, there is no remedy: repairing the rest could create a wrong
+//!      majority.
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Version};
@@ -27,13 +29,13 @@ pub fn agree(seen: &[Seen], block_size: BlockSize) -> Verdict {
     }
     let with_data = holders.iter().filter(|index| seen[**index].key.has_units());
     if with_data.clone().count() > 0 {
-        // A block and a tombstone of one version: one of them was never written.
+        // A block and a tombstone have the same version, although one of them was never written.
         let differs = |index: &usize| (*index, Fault { kind: FaultKind::Differs, units: 0 });
         let mut faults: Vec<(usize, Fault)> = holders.iter().map(differs).collect();
         faults.extend(lacking(seen, newest, |_| true));
         return Verdict { faults, remedy: None };
     }
-    // A member without the key dropped the tombstone rightly, if its floor has passed it.
+    // A member without the key is right if its floor has passed the tombstone: it dropped the tombstone.
     let faults = lacking(seen, newest, |seen| newest > seen.floor);
     let mut targets = MemberSet::default();
     faults.iter().for_each(|(index, _)| targets.add(*index));
@@ -57,17 +59,17 @@ fn lacking(seen: &[Seen], newest: Version, counts: impl Fn(&Seen) -> bool) -> Ve
     faults
 }
 
-/// What is right for one unit, as far as the copies tell.
+/// The right content of one unit, as far as the copies show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Decision {
     Right(UnitSeen),
-    /// No member can read it.
+    /// No member can read the unit.
     Lost,
-    /// Several contents, and none of them has a majority.
+    /// The copies differ, and no content has a majority.
     Open,
 }
 
-/// Copies of a block, of which some have the newest version.
+/// The copies of a block, at least one of which has the newest version.
 struct Blocks<'a> {
     seen: &'a [Seen],
     holders: Vec<usize>,
@@ -137,10 +139,10 @@ impl Blocks<'_> {
         winner.map_or(Decision::Open, |winner| Decision::Right(*winner))
     }
 
-    /// Returns the members that get the whole block: those with an older version, and those that lost it.
-    /// One that can read a unit of its older version which nobody has of the newest is left out: it would
-    /// lose it.
-    /// `None`: it cannot be decided whether the key was lost or deleted.
+    /// Returns the members that get the whole block: those that have an older version, and those that do not
+    /// have the block. A member is left out if its older version has a readable unit that no member can read
+    /// in the newest version: the member would lose that unit. `None`: it cannot be decided whether the key
+    /// was lost or deleted.
     fn whole(&self, lost: &Units) -> Option<MemberSet> {
         let mut whole = MemberSet::default();
         let mut unproven = 0;
@@ -154,7 +156,7 @@ impl Blocks<'_> {
             if seen.key.version() < self.newest && !has_more {
                 whole.add(index);
             }
-            // Its tombstones up to the floor are gone: it may have been told to delete the block.
+            // The member's tombstones up to its floor are gone: it may have deleted the block rightly.
             unproven += usize::from(seen.key == SeenKey::Gone && self.newest <= seen.floor);
         }
         (unproven == 0 || self.holders.len() * 2 > self.seen.len()).then_some(whole)
@@ -191,7 +193,8 @@ mod tests {
         Version { epoch: Epoch::new(3), counter }
     }
 
-    /// A block of four units: 0 is a zero, `x` a damaged one, other digits are contents.
+    /// Returns a block of four units: `0` stands for zeros, `x` for a damaged unit, and other digits for
+    /// different contents.
     fn block(counter: u64, units: &str) -> Seen {
         let unit = |letter: char| match letter {
             '0' => UnitSeen::Zero,
@@ -216,7 +219,7 @@ mod tests {
         agree(seen, BlockSize::MIN)
     }
 
-    /// The faults as text, and what is written to whom.
+    /// Returns the verdict as text: the faults, and the data that each member gets.
     fn told(seen: &[Seen]) -> String {
         let verdict = judge(seen);
         let fault = |(index, fault): &(usize, Fault)| match fault.units {
@@ -285,7 +288,7 @@ mod tests {
         assert_eq!(told(&one), r#"0 Differs 1; from ["1:1"] whole [] units [0] lost 0"#);
         let one = [block(4, "1200"), block(4, "1300")];
         assert_eq!(told(&one), "0 Differs 1, 1 Differs 1; nothing");
-        // A damaged copy has no vote, and nobody gets one of the two.
+        // A damaged copy has no vote, and neither of the two contents is copied.
         let one = [block(4, "1200"), block(4, "1300"), block(4, "1x00")];
         assert_eq!(told(&one), "0 Differs 1, 1 Differs 1, 2 Damaged 1; nothing");
         let one = [block(4, "1200"), block(4, "1300"), block(3, "1200")];
@@ -300,7 +303,7 @@ mod tests {
         assert_eq!(told(&one), r#"2 Missing; from ["0:4"] whole [2] units [] lost 0"#);
         assert_eq!(told(&[block(4, "1200"), gone(4)]), "1 Missing; nothing");
         assert_eq!(told(&[block(4, "1200"), gone(4), gone(5)]), "1 Missing, 2 Missing; nothing");
-        // Half of them are no majority, whatever the floors of the others say.
+        // Half of the members are no majority, whatever floors the others have.
         let half = [block(4, "1200"), block(4, "1200"), gone(0), gone(4)];
         assert_eq!(told(&half), "2 Missing, 3 Missing; nothing");
     }

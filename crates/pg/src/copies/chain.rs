@@ -96,13 +96,13 @@ impl Chain {
         self.answered()
     }
 
-    /// Notes that an answer was an error. Returns true when no answer is missing any more.
+    /// Notes that an answer was an error. Returns true when all answers have arrived.
     pub fn fail(&mut self, refusal: Refusal) -> bool {
         self.refusal = Some(refusal);
         self.answered()
     }
 
-    /// Notes the damaged units of a part. Returns true when no answer is missing any more.
+    /// Notes the damaged units of a part. Returns true when all answers have arrived.
     pub fn damaged(&mut self, part: usize, units: &[u64], unit_count: u32) -> bool {
         self.damaged = Some(self.part(part).0);
         match &mut self.refusal {
@@ -117,7 +117,7 @@ impl Chain {
         self.answered()
     }
 
-    /// Adds the data of a part. Returns true when no answer is missing any more.
+    /// Adds the data of a part. Returns true when all answers have arrived.
     pub fn fetched(
         &mut self,
         part: usize,

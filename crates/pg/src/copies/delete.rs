@@ -24,10 +24,10 @@ struct Deletion {
     ticket: Ticket,
     image: ImageId,
     from: StripeIndex,
-    /// Its place in the order of all writes of the PG: it waits for the older writes to its image.
+    /// The portion's place in the order of all writes of the PG: it waits for the older writes to its image.
     order: u64,
     stage: DeletionStage,
-    /// In pools with parity: how far its list has got.
+    /// In pools with parity: the walk that lists the portion's blocks.
     walk: Option<Box<DeletionWalk>>,
 }
 
@@ -107,7 +107,7 @@ impl Deletions {
         Listing { hashes, image, from, after, count_max: DELETE_PORTION_MAX + 1 }
     }
 
-    /// Takes the list of blocks; returns those that this portion deletes.
+    /// Accepts the list of blocks; returns those that this portion deletes.
     fn on_listed(&mut self, slot: DeletionSlot, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
         let is_last = keys.len() <= DELETE_PORTION_MAX;
         keys.truncate(DELETE_PORTION_MAX);
@@ -126,12 +126,12 @@ impl Deletions {
         keys
     }
 
-    /// Begins the list of a portion that several members make.
+    /// Sets the walk that lists a portion's blocks from several members.
     pub fn set_walk(&mut self, slot: DeletionSlot, walk: Box<DeletionWalk>) {
         self.portions[slot].walk = Some(walk);
     }
 
-    /// Returns how far that list has got.
+    /// Returns the walk that lists a portion's blocks, if there is one.
     pub fn walk(&mut self, slot: DeletionSlot) -> Option<&mut DeletionWalk> {
         self.portions.get_mut(slot)?.walk.as_deref_mut()
     }

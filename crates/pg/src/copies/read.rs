@@ -21,7 +21,7 @@ pub struct Read {
     /// Older layers, newest first.
     parents: Vec<ImageId>,
     wants: Wants,
-    /// Its place in the order of all writes of the PG: it waits for the older writes to its units.
+    /// The read's place in the order of all writes of the PG: it waits for the older writes to its units.
     order: u64,
     /// How many more times the read may have units that this OSD lost restored from other members.
     mends_left: usize,

@@ -3,13 +3,14 @@
 //! Invariants
 //!   1. The member is asked after all earlier writes of the units have ended, so it holds them: a write ends
 //!      when all acting members have it. If its connection breaks, the epoch ends, and the read with it.
-//!   2. What the member answered may include later writes, also ones that this OSD does not hold yet. The
-//!      block's version tells: the answer waits until they have ended, like that of this OSD's own store.
+//!   2. The member's answer may include later writes, even writes that this OSD does not hold yet. The
+//!      block's version shows that: the read is answered when these writes have ended, as after a read of
+//!      this OSD's own store.
 //!   3. Only data that matches its checksums is used; other data ends the connection, like any malformed
-//!      message. Where the member lost units, or has no such block, this OSD reads its own store: there the
-//!      read is repaired as ever.
-//!   4. A read does not wait for a member whose disk does not answer: it comes back to this OSD's store, and
-//!      the member's answer, if it comes, is dropped.
+//!      message. If the member lost units, or has no such block, this OSD reads its own store, where damage
+//!      is repaired as usual.
+//!   4. A read does not wait for a member whose disk does not answer: it is repeated at this OSD's store, and
+//!      a late answer of the member is dropped.
 
 use std::collections::BTreeSet;
 
@@ -25,18 +26,18 @@ use crate::slots::ReadSlot;
 use crate::units::{Held, Units, units_of};
 use crate::{Action, Pg};
 
-/// What the monitor last said of OSDs' disks.
+/// The state of the OSDs' disks, as the monitor last reported it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct SlowDisks {
-    /// Those that take many times as long as their peers'.
+    /// OSDs whose disks take many times as long as those of their peers.
     pub slow: BTreeSet<OsdId>,
-    /// Those that do not answer.
+    /// OSDs whose disks do not answer.
     pub stalled: BTreeSet<OsdId>,
 }
 
 impl Pg {
     /// Sets which disks are slow. Later reads of a slow primary go to other members. Reads that wait for a
-    /// member whose disk does not answer come back.
+    /// member whose disk does not answer are repeated at this OSD's store.
     pub fn set_slow_disks(&mut self, disks: &SlowDisks, actions: &mut Vec<Action>) {
         self.slow_disks.clone_from(disks);
         let Some(lead) = &self.lead else { return };

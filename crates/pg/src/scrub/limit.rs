@@ -1,11 +1,12 @@
-//! What a look may cost. Members that do not answer in time are left out of it, for writes of the key wait
-//! meanwhile; and a key whose look ends epochs is passed.
+//! Limits of a look, which is one request to the members to read a key. Members that do not answer in time
+//! are left out, because writes to the key wait for the look. A key whose looks end epochs is skipped.
 //!
 //! Invariants
-//!   1. A key in work is read for [`AWAITED_MAX`] while something waits behind it, and for [`LOOK_MAX`] at
-//!      most.
-//!   2. Of looks that were given up, at most [`LATE_MAX`] await answers: then no key begins.
-//!   3. A key that is looked at in a careful epoch is named by a durable note before.
+//!   1. Members read a key for at most [`LOOK_MAX`], and for at most [`AWAITED_MAX`] while an operation waits
+//!      behind the scrub.
+//!   2. At most [`LATE_MAX`] looks that were given up await answers: no new key begins at that number.
+//!   3. In a careful epoch, a key is recorded in a durable note before members read it. An epoch is careful
+//!      at first if the previous one ended during a scrub.
 
 use base::{Duration, Time, UNIT_SIZE};
 
@@ -14,27 +15,27 @@ use super::{Stage, Work};
 use crate::face::{Fault, FaultKind};
 use crate::{Action, Pg};
 
-/// How long members may read for a key while something waits behind it in its queue.
+/// Maximum time for which members read a key while an operation waits behind it in its queue.
 const AWAITED_MAX: Duration = Duration::from_secs(2);
-/// How long they may read for it at all.
+/// Maximum time for which members read a key if no operation waits.
 const LOOK_MAX: Duration = Duration::from_secs(30);
-/// Looks that were given up and await answers.
+/// Maximum number of looks that were given up and still await answers.
 pub const LATE_MAX: usize = 4;
-/// A key is passed when so many careful epochs ended during its look.
+/// A key is skipped after this many careful epochs have ended during its look.
 const TRIALS_MAX: u32 = 2;
 
 const NOT_COMPARED: Fault = Fault { kind: FaultKind::NotCompared, units: 0 };
 
 impl Pg {
-    /// As primary: returns whether members read for a key of a scrub. Then [`Pg::limit_look`] is due now and
-    /// then.
+    /// As primary: returns whether members are reading a key for a scrub. Meanwhile [`Pg::limit_look`] must
+    /// be called periodically.
     pub fn is_looking(&self) -> bool {
         let work = self.lead.as_ref().and_then(|lead| lead.scrub.work.as_ref());
         let reads = |it: &Work| matches!(it.stage, Stage::Looking { .. } | Stage::Fetching { .. });
         self.is_scrubbing() && work.is_some_and(reads)
     }
 
-    /// As primary: gives up what members read for the key in work, if it takes too long.
+    /// As primary: gives up the current look, if it takes too long.
     pub fn limit_look(&mut self, now: Time, actions: &mut Vec<Action>) {
         if !self.is_looking() {
             return;
@@ -48,7 +49,7 @@ impl Pg {
         }
     }
 
-    /// Ends the key in work without the members that have not answered.
+    /// Ends the current key without the members that have not answered.
     fn give_up_look(&mut self, actions: &mut Vec<Action>) {
         let block_bytes = self.shape.block_size.bytes();
         let work = self.work();
@@ -70,7 +71,7 @@ impl Pg {
         self.end_key(faults, actions);
     }
 
-    /// Numbers what members are asked to read for the key in work.
+    /// Begins a look at the current key; returns its number.
     pub(super) fn next_look(&mut self) -> u32 {
         let scrub = &mut self.lead().scrub;
         scrub.looks = scrub.looks.wrapping_add(1);
@@ -91,8 +92,8 @@ impl Pg {
         true
     }
 
-    /// Names the key in work in the note; its turn begins when that is durable. Passes a key whose look ended
-    /// two epochs.
+    /// Records the current key in the note; its turn begins when the note is durable. Skips a key whose look
+    /// ended [`TRIALS_MAX`] epochs.
     pub(super) fn note_before_look(&mut self, actions: &mut Vec<Action>) {
         let key = self.work().key;
         self.lead().scrub.careful_left -= 1;
@@ -109,7 +110,8 @@ impl Pg {
 }
 
 impl Running {
-    /// Counts the epoch as one in which the key is looked at. Returns false if enough of them ended.
+    /// Counts this epoch as one in which the key is read. Returns false if [`TRIALS_MAX`] such epochs have
+    /// ended already.
     fn begin_trial(&mut self, new: Trial) -> bool {
         let Trial { key, epochs } = self.trial.filter(|trial| trial.key == new.key).unwrap_or(new);
         self.trial = Some(Trial { key, epochs: epochs.saturating_add(1) });

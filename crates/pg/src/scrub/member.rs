@@ -1,9 +1,10 @@
-//! A member's part in a scrub that another OSD leads: it tells what it holds, repairs what it is told, and
-//! keeps the note.
+//! A member's part in a scrub that another OSD leads: it reports what it holds, applies repairs, and keeps
+//! the note.
 //!
 //! Invariants
-//!   1. A member does nothing for a scrub before its record of the epoch, nor as a learner.
-//!   2. A repair that finds no room changes nothing, and does not end the member's part in the epoch.
+//!   1. A member takes part in a scrub only after it has recorded the epoch, and not as a learner.
+//!   2. A repair for which the store has no room changes nothing, and does not end the member's part in the
+//!      epoch.
 
 use base::Version;
 use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
@@ -16,8 +17,8 @@ use crate::units::Held;
 use crate::{Action, Pg};
 
 impl Pg {
-    /// Handles a message of a primary about scrubs. Requires: the epoch is active here. The error says how
-    /// the message violates the protocol.
+    /// Handles a message from the primary about scrubs. Requires: the epoch is active here. The error says
+    /// how the message violates the protocol.
     pub(crate) fn on_scrub_said(
         &mut self,
         body: PeerBody,
@@ -73,7 +74,7 @@ impl Pg {
         }
     }
 
-    /// Tells the primary what the store holds of a key.
+    /// Sends the primary the store's digest of a key.
     pub(crate) fn on_peer_digest(
         &mut self,
         call: u32,
@@ -84,7 +85,7 @@ impl Pg {
         self.answer(PeerBody::Scrubbed { call, floor, digest }, actions);
     }
 
-    /// Handles the store's answer to a repair of a scrub.
+    /// Handles the store's answer to a repair by a scrub.
     pub(crate) fn on_peer_mended(
         &mut self,
         (order, call, units): (u64, u32, u32),
@@ -109,7 +110,7 @@ impl Pg {
     }
 }
 
-/// Returns the digest that a store answered.
+/// Returns the digest in a store's answer.
 pub fn digest_of(result: Result<Answer, StoreError>) -> Digest {
     match result {
         Ok(Answer::Digest(digest)) => digest,

@@ -1,9 +1,11 @@
-//! What all acting members keep of a PG's scrubs: how far the present one has got, when the last ones ended,
-//! and the damage that is not repaired. A note of its own in the store, as JSON text.
+//! The note on a PG's scrubs that all acting members keep: how far the current scrub has got, when the last
+//! completed ones began, and the damage that is not repaired. It is a separate note in the store, as JSON
+//! text.
 //!
 //! Invariants
-//!   1. Notes of a PG are ordered by (epoch, number): a primary writes higher ones than it found.
-//!   2. `findings` are in key order, each key once, at most [`FINDINGS_MAX`]; `more` counts those beyond.
+//!   1. Notes of a PG are ordered by (epoch, number): a primary writes notes that are higher than all that it
+//!      received.
+//!   2. `findings` are in key order, each key once, at most [`FINDINGS_MAX`]; `more` counts further keys.
 
 use base::{Epoch, OsdId, PgId};
 use blockstore::BlockKey;
@@ -13,11 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::face::{Fault, FaultKind};
 use crate::record::{key_text, read_key};
 
-/// Most keys with damage that a note lists.
+/// Maximum number of damaged keys that a note lists.
 pub const FINDINGS_MAX: usize = 64;
-/// Most faults that a note lists of one key: one or two of each member.
+/// Maximum number of faults that a note lists for one key: one or two for each member.
 const FAULTS_MAX: usize = 16;
-/// Most bytes of a note without its list, of a finding without its faults, and of a fault.
+/// Maximum sizes in bytes: of a note without its list (this constant), of a finding without its faults, and
+/// of a fault.
 const HEAD_SIZE_MAX: usize = 1024;
 const FINDING_SIZE_MAX: usize = 96;
 const FAULT_SIZE_MAX: usize = 40;
@@ -27,8 +30,8 @@ const _: () = assert!(HEAD_SIZE_MAX + LIST_SIZE_MAX <= SCRUB_NOTE_SIZE_MAX);
 /// A day, in seconds.
 const DAY: u64 = 24 * 3600;
 
-/// Returns a time that a note has, or 0 if it is more than a day ahead of `now`: a clock that was wrong told
-/// it, and it would put off all scrubs.
+/// Returns a time from a note, or 0 if it is more than a day ahead of `now`: it came from a wrong clock, and
+/// would delay all scrubs.
 pub fn credible(at: u64, now: u64) -> u64 {
     if at > now.saturating_add(DAY) { 0 } else { at }
 }
@@ -38,49 +41,49 @@ pub fn credible(at: u64, now: u64) -> u64 {
 pub struct ScrubNote {
     /// The epoch of the primary that wrote it.
     pub epoch: Epoch,
-    /// Counts the notes of the PG.
+    /// The number of the note; it rises with each note of the PG.
     pub number: u64,
-    /// When the first note was written: the schedule begins there.
+    /// When the first note was written; the scrub schedule begins at this time.
     pub born_at: u64,
-    /// When the last light or deep scrub began that has ended; 0: none.
+    /// Start time of the last completed scrub, light or deep; 0: none.
     pub light_at: u64,
-    /// When the last deep scrub began that has ended; 0: none.
+    /// Start time of the last completed deep scrub; 0: none.
     pub deep_at: u64,
     /// The scrub that is under way.
     pub running: Option<Running>,
     /// Damage that is not repaired.
     pub findings: Vec<Finding>,
-    /// Keys with damage that the list has no room for.
+    /// Number of damaged keys for which the list has no room.
     pub more: u64,
-    /// Keys that scrubs repaired.
+    /// Number of keys that scrubs have repaired.
     pub repaired: u64,
 }
 
 /// A scrub that is under way.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Running {
-    /// Whether data is read.
+    /// Whether the scrub is deep, which means that it reads data.
     pub deep: bool,
-    /// Whether an operator asked for it.
+    /// Whether an operator requested the scrub.
     pub on_demand: bool,
-    /// When it began.
+    /// When the scrub began.
     pub since: u64,
     /// Keys up to this one are done.
     pub cursor: Option<BlockKey>,
-    /// Keys that are done.
+    /// Number of keys that are done.
     pub keys: u64,
-    /// Keys with damage that the list has no room for, among those done.
+    /// Number of damaged keys for which the list has no room, among the keys done.
     pub more: u64,
-    /// The key in work, if the epoch is careful.
+    /// The current key, if the epoch is careful (see `limit`).
     pub trial: Option<Trial>,
 }
 
-/// A key that is looked at.
+/// A key that is recorded in the note before members read it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trial {
     /// The key.
     pub key: BlockKey,
-    /// The epochs in which its look began, this one included.
+    /// Number of epochs in which a look at the key began, including this one.
     pub epochs: u32,
 }
 
@@ -89,9 +92,9 @@ pub struct Trial {
 pub struct Finding {
     /// The key.
     pub key: BlockKey,
-    /// When it was found last.
+    /// When the damage was last found.
     pub at: u64,
-    /// What is wrong, by member.
+    /// The faults, by member.
     pub faults: Vec<(OsdId, Fault)>,
 }
 
@@ -106,14 +109,14 @@ impl ScrubNote {
         (self.findings.len() as u64).saturating_add(self.more)
     }
 
-    /// Returns what is listed of a key.
+    /// Returns the finding that is listed for a key.
     pub fn finding(&self, key: &BlockKey) -> Option<&Finding> {
         let place = self.findings.binary_search_by_key(key, |finding| finding.key);
         place.ok().map(|place| &self.findings[place])
     }
 
-    /// Lists a key, in place of what was listed of it. Without room it is only counted. Returns whether the
-    /// list says something new.
+    /// Lists the damage of a key, in place of an earlier finding for the key. If the list is full, the key is
+    /// only counted. Returns whether the finding is new: the key was not listed, or with other faults.
     pub fn list(&mut self, mut finding: Finding) -> bool {
         finding.faults.truncate(FAULTS_MAX);
         match self.findings.binary_search_by_key(&finding.key, |it| it.key) {
@@ -136,7 +139,8 @@ impl ScrubNote {
         }
     }
 
-    /// Adds to the faults of a key that was not compared what is listed of it from before.
+    /// Adds the faults that are listed for a key to those of a look in which the key was not compared by all
+    /// members.
     pub(super) fn keep_listed(&self, key: &BlockKey, faults: &mut Vec<(OsdId, Fault)>) {
         let listed = self.finding(key).map_or(&[][..], |finding| &finding.faults);
         let is_new =
@@ -146,8 +150,8 @@ impl ScrubNote {
         *faults = all;
     }
 
-    /// Removes what is listed of keys after `after` (`None`: from the first one on) and before `before`
-    /// (`None`: to the last one). Returns whether there was something.
+    /// Removes the findings for keys after `after` (`None`: from the first key on) and before `before`
+    /// (`None`: to the last key). Returns whether there were any.
     pub fn strike(&mut self, after: Option<BlockKey>, before: Option<BlockKey>) -> bool {
         let count = self.findings.len();
         self.findings.retain(|finding| {
@@ -157,13 +161,14 @@ impl ScrubNote {
         self.findings.len() < count
     }
 
-    /// Removes what is listed of a key. Returns whether there was something.
+    /// Removes the finding for a key. Returns whether there was one.
     pub fn strike_key(&mut self, key: &BlockKey) -> bool {
         let place = self.findings.binary_search_by_key(key, |finding| finding.key);
         place.map(|place| self.findings.remove(place)).is_ok()
     }
 
-    /// Forgets what the note says of keys that are none of the PG's; a cursor among them begins anew.
+    /// Removes keys that do not belong to the PG from the note. If the cursor is such a key, the scrub starts
+    /// again at the first key.
     pub fn drop_keys_unless(&mut self, is_of_pg: impl Fn(&BlockKey) -> bool) {
         self.findings.retain(|finding| is_of_pg(&finding.key));
         if let Some(running) = &mut self.running {
@@ -186,7 +191,7 @@ impl ScrubNote {
     }
 }
 
-/// The note as it is written.
+/// The JSON form of the note.
 #[derive(Serialize, Deserialize)]
 struct NoteText {
     epoch: u32,
@@ -319,7 +324,7 @@ impl FaultKind {
         FaultKind::Stale,
     ];
 
-    /// Returns the name of the kind, in notes and for people.
+    /// Returns the name of the kind, as it appears in notes and in output for people.
     pub fn name(self) -> &'static str {
         match self {
             FaultKind::Damaged => "damaged",

@@ -1,7 +1,7 @@
-//! Whether the parts of a stripe belong together, for those who compare what members hold.
+//! Checks whether the parts of a stripe belong together, for callers that compare what members hold.
 //!
 //! Invariants
-//!   1. A unit that a position cannot read contradicts nothing.
+//!   1. A unit that a position cannot read is never reported as a contradiction.
 
 use base::{BlockSize, Position, UNIT_SIZE, Version};
 use format::wire::Content;
@@ -11,16 +11,16 @@ use super::table::Table;
 use crate::face::Face;
 use crate::units::Units;
 
-/// What one position holds of a stripe.
+/// The part of a stripe that one position holds.
 struct Part {
     index: usize,
-    /// Zero: it holds nothing, or the stripe was deleted.
+    /// The part's version; zero: the position holds nothing, or the stripe was deleted.
     version: Version,
     written: Units,
     damaged: Units,
-    /// The whole part, zeros where it holds no data.
+    /// The bytes of the whole part; zeros where it holds no data.
     bytes: Vec<u8>,
-    /// For parity.
+    /// The part table, if this is a parity part.
     table: Option<Table>,
 }
 
@@ -63,8 +63,9 @@ fn range_of(unit: u32) -> std::ops::Range<usize> {
     start..start + UNIT_SIZE as usize
 }
 
-/// Compares what positions hold of a stripe: whole blocks as of one version, each position once. Returns
-/// what contradicts; `None`: all parts belong together. Requires: a face of pools with parity.
+/// Checks whether the parts of a stripe belong together. `held`: the whole block of each position, as of one
+/// version, each position once. Returns a contradiction; `None`: there is none. Requires: `face` is that of a
+/// pool with parity.
 pub fn check_stripe(
     face: &dyn Face,
     block_size: BlockSize,
@@ -80,7 +81,7 @@ pub fn check_stripe(
     contradictions.into_iter().next().or_else(|| bytes_differ(stripes, block_size, &parts))
 }
 
-/// Compares what a parity part knows of the data parts with what they hold.
+/// Compares the table of a parity part with the data parts, and with the tables of other parity parts.
 fn tables_differ(parity: &Part, parts: &[Part]) -> Option<String> {
     let table = parity.table.as_ref()?;
     for part in parts.iter().filter(|part| part.table.is_none()) {
@@ -111,7 +112,7 @@ fn tables_differ(parity: &Part, parts: &[Part]) -> Option<String> {
     })
 }
 
-/// Makes parts of `k` others, and compares the bytes.
+/// Reconstructs parts from `k` others, and compares the bytes.
 fn bytes_differ(stripes: &Stripes, block_size: BlockSize, parts: &[Part]) -> Option<String> {
     let differ = |units: &[u32]| {
         let is_sound = |part: &&Part| units.iter().all(|unit| !part.damaged.has(*unit));
@@ -180,7 +181,7 @@ mod tests {
         }
     }
 
-    /// A stripe of 2+1 by XOR in which only the first data part was written.
+    /// A stripe of an `xor 2+1` pool in which only the first data part was written.
     fn stripe() -> Vec<(Position, Content)> {
         let mut table = Table::empty(2);
         table.parts[0] = TablePart { version: version(7), written: Units::from_range(0..1) };

@@ -1,15 +1,15 @@
-//! Learners of a pool with parity at their primary: what a learner's part of a stripe is, made of the parts of
-//! acting members.
+//! Backfill of learners in pools with parity, at the primary: a learner's part of each stripe is
+//! reconstructed from the parts of acting members.
 //!
 //! ```text
-//!   its turn ──▶ k other parts ──▶ the mark passes the stripe's newest version ──▶ mark, part ──▶ next in turn
+//!   its turn ──▶ k other parts ──▶ the mark passes the newest version ──▶ mark and part sent ──▶ next turn
 //! ```
 //!
 //! Invariants
-//!   1. A stripe is filled at its turn, when the mark has passed its newest version: what is filled is stable
-//!      and never goes back.
-//!   2. A parity learner gets a version of a stripe if it has the stripe as it was before, and else a skip.
-//!      Stripes that were skipped are filled.
+//!   1. A learner's part is gathered at the stripe's turn, and sent when the mark has passed the stripe's
+//!      newest version: what is sent is stable and is never taken back.
+//!   2. A parity learner receives a version of a stripe if it has the stripe as it was before that version;
+//!      otherwise it receives a skip. Stripes that were skipped are backfilled.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::slots::JobSlot;
 use crate::units::Units;
 use crate::{Action, Pg, Serving};
 
-/// A fill whose stripe is known, and which waits until the mark passes it.
+/// A fill whose content is known, and which waits until the mark passes the stripe's newest version.
 pub struct LateFill {
     job: JobSlot,
     learner: usize,
@@ -52,7 +52,7 @@ impl Pg {
         self.begin_gather(GatherJob { key, gather, as_of: None, purpose }, actions);
     }
 
-    /// Continues when the stripe is known.
+    /// Continues a fill when its stripe has been gathered.
     pub(crate) fn on_fill_gathered(
         &mut self,
         (job, learner): (JobSlot, usize),
@@ -66,7 +66,7 @@ impl Pg {
         let newest = gather.newest();
         let content = self.part_of_learner(learner, newest, gather);
         let content = content.unwrap_or_else(|Inconsistent| {
-            // Nobody can say what the part is.
+            // The parts contradict each other, so the learner's part is unknown: it is sent as damaged.
             let block_size = self.shape.block_size;
             let all = Units::from_range(0..block_size.unit_count());
             let nothing = Part::nothing(block_size);
@@ -77,7 +77,7 @@ impl Pg {
         self.fill_up_to_mark(actions);
     }
 
-    /// Returns the part of a learner.
+    /// Returns the learner's part of a gathered stripe.
     fn part_of_learner(
         &mut self,
         learner: usize,
@@ -91,7 +91,7 @@ impl Pg {
         let is_data = position < stripes.data_count();
         let version = if is_data { table.parts[position].version } else { table.version() };
         if version == Version::ZERO {
-            // Its tombstone must outlive those who saw the deletion.
+            // The learner needs the tombstone, too: the members that saw the deletion may all leave.
             let is_deleted = table.version() == Version::ZERO && newest > Version::ZERO;
             return Ok(match is_deleted {
                 true => Content::Tombstone { version: newest },
@@ -107,7 +107,8 @@ impl Pg {
         Ok(part.into_content(block_size, &buffers))
     }
 
-    /// Sends the fills whose stripes the mark has passed. Makes lazy versions durable that others wait for.
+    /// Sends the fills whose newest version the mark has passed. Begins a sync if other fills wait for lazy
+    /// versions.
     fn fill_up_to_mark(&mut self, actions: &mut Vec<Action>) {
         let mark = self.mark();
         let late = &mut self.lead().late_fills;
@@ -127,7 +128,7 @@ impl Pg {
         }
     }
 
-    /// Notes that the mark may have risen.
+    /// Handles a possible rise of the mark: commits versions, and sends the fills that waited for it.
     pub(crate) fn on_mark_moved(&mut self, actions: &mut Vec<Action>) {
         let mark = self.mark();
         self.commit(mark, actions);

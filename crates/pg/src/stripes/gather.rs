@@ -1,11 +1,12 @@
-//! Units of a stripe, read from the positions that hold them, or made of `k` others.
+//! Gathers units of a stripe: reads them from the positions that hold them, or reconstructs them from `k`
+//! others.
 //!
-//! Each wanted unit is first asked of its own position. Where that has no member, or lost the unit, all
-//! units of the same row are asked of `k` other positions.
+//! Each wanted unit is first requested from its own position. If that position has no member, or lost the
+//! unit, the units of the same row are requested from `k` other positions.
 //!
 //! Invariants
-//!   1. A source is asked for a unit once.
-//!   2. Parts of two versions are never combined: the part tables of the parity parts that were read name
+//!   1. Each unit is requested from a source at most once.
+//!   2. Parts of two versions are never combined: the part tables of the parity parts that were read record
 //!      the version of each data part.
 
 use std::collections::BTreeMap;
@@ -34,22 +35,22 @@ pub struct Gather {
     missing: usize,
 }
 
-/// A wanted unit.
+/// The result for a wanted unit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// It holds no data.
+    /// The unit holds no data.
     Nothing,
     Data(UnitData),
-    /// Too few positions could read it.
+    /// The unit is lost: too few positions could read their units of the row.
     Lost,
 }
 
-/// Parts of one stripe contradict each other.
+/// The error that parts of one stripe contradict each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Inconsistent;
 
 impl Gather {
-    /// Returns a gathering. `sources`: members that hold all versions of the stripe that are asked for.
+    /// Returns a gathering. `sources`: members that hold the stripe in the requested version.
     pub fn new(
         stripes: &'static Stripes,
         block_size: BlockSize,
@@ -70,10 +71,11 @@ impl Gather {
         }
     }
 
-    /// Returns whom to ask now, and for which units. They then count as asked.
+    /// Returns the members to ask now, and the units to request from each. These units then count as
+    /// requested.
     pub fn asks(&mut self) -> Vec<(Source, Units)> {
         if self.missing > 0 {
-            // What is lost is not known yet.
+            // Which units are lost is known only when all answers have arrived.
             return Vec::new();
         }
         let mut next: BTreeMap<usize, Units> = BTreeMap::new();
@@ -99,7 +101,7 @@ impl Gather {
         if self.wants_table {
             let all = Units::from_range(0..self.block_size.unit_count());
             for position in self.table_sources() {
-                // A parity part tells its table with any unit.
+                // A parity part sends its table with any unit.
                 let is_parity = position >= self.stripes.data_count();
                 ask(position, if is_parity { Units::from_range(0..1) } else { all });
             }
@@ -117,7 +119,8 @@ impl Gather {
         asks
     }
 
-    /// Returns the `k` positions of which a row of units is made, or all that have it, if they are fewer.
+    /// Returns the `k` positions from which a row of units is reconstructed, or all that have it if they are
+    /// fewer. Positions that were asked for the row before come first.
     fn row_sources(&self, unit: u32) -> Vec<usize> {
         let is_lost =
             |position: &usize| self.held.get(position).is_some_and(|part| part.damaged.has(unit));
@@ -130,7 +133,8 @@ impl Gather {
         positions
     }
 
-    /// Returns the positions that know together what all data parts hold: one with parity, or all with data.
+    /// Returns the positions that together know what all data parts hold: one position with parity, or all
+    /// positions with data.
     fn table_sources(&self) -> Vec<usize> {
         let parity = self.sources.keys().find(|it| **it >= self.stripes.data_count());
         match parity {
@@ -167,17 +171,18 @@ impl Gather {
         Ok(())
     }
 
-    /// Returns whether nothing is missing any more that could be asked for.
+    /// Returns whether an answer is missing.
     pub fn is_waiting(&self) -> bool {
         self.missing > 0
     }
 
-    /// Returns what a position said; `None`: it was not asked.
+    /// Returns the part that a position sent; `None`: the position was not asked.
     pub fn held(&self, position: usize) -> Option<&Part> {
         self.held.get(&position)
     }
 
-    /// Returns the newest version of the answers: of the stripe, if its table was wanted.
+    /// Returns the newest version in the answers. If the table was wanted, that is the newest version of the
+    /// stripe.
     pub fn newest(&self) -> Version {
         let versions = self.held.values().map(|part| part.version.max(part.deleted));
         versions.max().unwrap_or_default()
@@ -193,9 +198,9 @@ impl Gather {
         self.asked.keys().copied()
     }
 
-    /// Completes data parts with what they held in an older version: units that were lost already then, and
-    /// that others made. No version after it changed them, or they would not be lost. The same is not true
-    /// of parity: a version that changes a lost unit of parity leaves it lost.
+    /// Restores lost units of data parts from an older version, in which they were lost, too, and were
+    /// reconstructed from other parts. No later version changed these units, or they would not be lost.
+    /// Parity is left out: a lost unit of parity stays lost when a version changes it.
     pub fn make_good(&mut self, before: &Gather, buffers: &BufferPool) {
         for (position, part) in self.held.range_mut(..self.stripes.data_count()) {
             let was_lost = before.held(*position).map(|old| old.damaged).unwrap_or_default();
@@ -211,8 +216,8 @@ impl Gather {
         }
     }
 
-    /// Returns what is known of all data parts: by a parity part's table, or by the data parts themselves.
-    /// `None`: neither was read whole.
+    /// Returns what is known about all data parts, from a parity part's table or from the data parts
+    /// themselves. `None`: no parity part was read, and some data part was not read whole.
     pub fn table(&self) -> Result<Option<Table>, Inconsistent> {
         let data_count = self.stripes.data_count();
         let mut parity = self.held.range(data_count..).map(|(_, part)| {
@@ -237,8 +242,8 @@ impl Gather {
         if is_same && agrees { Ok(Some(table)) } else { Err(Inconsistent) }
     }
 
-    /// Returns a unit of a position, read there or made of others. Requires: nothing is missing; the unit was
-    /// wanted.
+    /// Returns a unit of a position, read there or reconstructed from others. Requires: no answer is missing;
+    /// the unit was wanted.
     pub fn unit(
         &self,
         position: usize,
@@ -266,8 +271,8 @@ impl Gather {
         let Ok(decoder) = self.stripes.code().decoder(&present, &[position]) else {
             return Ok(Found::Lost);
         };
-        // Without a parity part among the sources the wanted one is parity, of data parts that were read: a
-        // row of nothing has no parity.
+        // Without a table, no parity part was read: the wanted unit is parity, and all sources are data
+        // parts. If none of them holds data in this row, there is no parity, either.
         let mut parts = decoder.sources().iter().map(|source| self.held[source].bytes(unit));
         if is_written.is_none() && parts.all(|bytes| bytes.is_none()) {
             return Ok(Found::Nothing);
@@ -330,7 +335,7 @@ mod tests {
         Version { epoch: Epoch::new(1), counter }
     }
 
-    /// A stripe in which unit `u` of data part `p` holds `16 * p + u + 1`, in version `p + 1`.
+    /// Returns a stripe in which unit `u` of data part `p` holds `16 * p + u + 1`, with version `p + 1`.
     fn stripe() -> Vec<Part> {
         let buffers = BufferPool::default();
         let all = Units::from_range(0..SIZE.unit_count());

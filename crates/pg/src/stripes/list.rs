@@ -1,6 +1,6 @@
-//! Lists of the keys of a PG with parity. A key of which only one data part was written is in the indexes of
-//! that part's member and of the members with parity: one of the latter lists all keys, or else all acting
-//! members together.
+//! Lists of the keys of a PG in a pool with parity. If only one data part of a key was written, the key is in
+//! the index of that part's member and in the indexes of the members with parity. So one member with parity
+//! lists all keys; without such a member, all acting members together do.
 
 use base::Version;
 use base::planted::{self, Bug};
@@ -15,28 +15,29 @@ use crate::slots::DeletionSlot;
 use crate::store_calls::NewerFor;
 use crate::{Action, Listing, Pg};
 
-/// Lists of several members, walked side by side.
+/// The key lists of several members, walked side by side.
 pub struct Pages {
-    /// With the index of each member.
+    /// Each member's list, with the member's index.
     pages: Vec<(usize, Page)>,
     newer_than: Version,
 }
 
-/// A page to ask for: of which member, and after which key.
+/// A page to request: the member, and the key after which the page begins.
 pub type PageAsk = (usize, Option<BlockKey>);
 
-/// A key of a list.
+/// A key that at least one member lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListedKey {
     pub key: BlockKey,
-    /// The newest version that one of them lists.
+    /// The newest version that any member lists for the key.
     pub version: Version,
-    /// Whether all members that list it list a tombstone.
+    /// Whether every member that lists the key lists a tombstone.
     pub is_tombstone: bool,
 }
 
 impl Lead {
-    /// Returns the members that together list all keys of a pool; of one without parity, this OSD.
+    /// Returns the members that together list all keys of the PG. In a pool without parity that is this OSD
+    /// alone.
     pub fn listers(&self, stripes: Option<&Stripes>) -> Vec<usize> {
         let stripes = stripes.filter(|_| !planted::on(Bug::FillFromOwnIndex));
         let Some(stripes) = stripes else { return vec![self.me] };
@@ -50,13 +51,13 @@ impl Lead {
 }
 
 impl Pages {
-    /// Returns a walk over the keys that these members list with versions above one, after a key.
+    /// Returns a walk over the keys after `after` that these members list with versions above `newer_than`.
     pub fn new(listers: Vec<usize>, newer_than: Version, after: Option<BlockKey>) -> Pages {
         let pages = listers.into_iter().map(|index| (index, Page::behind(after))).collect();
         Pages { pages, newer_than }
     }
 
-    /// Returns whom to ask for a page now, and after which key. They then count as asked.
+    /// Returns the pages to request now. They then count as requested.
     pub fn asks(&mut self) -> Vec<PageAsk> {
         let pages = self.pages.iter_mut();
         pages.filter_map(|(index, page)| Some((*index, page.ask_from()?))).collect()
@@ -79,7 +80,7 @@ impl Pages {
         self.newer_than
     }
 
-    /// Returns whether a page must come before the next key is known.
+    /// Returns whether a page must arrive before the next key is known.
     pub fn is_missing(&self) -> bool {
         self.pages.iter().any(|(_, page)| page.is_missing())
     }
@@ -89,7 +90,7 @@ impl Pages {
         self.pages.iter().filter_map(|(_, page)| page.next_key()).min()
     }
 
-    /// Takes out the next key. Requires: no page is missing.
+    /// Removes and returns the next key. Requires: no page is missing.
     pub fn take(&mut self) -> Option<ListedKey> {
         let key = self.next_key()?;
         let (mut version, mut is_tombstone) = (Version::ZERO, true);
@@ -108,12 +109,12 @@ pub struct DeletionWalk {
     listing: Listing,
     pages: Pages,
     keys: Vec<BlockKey>,
-    /// All keys of the portion are known.
+    /// Whether all keys of the portion are known.
     is_done: bool,
 }
 
 impl DeletionWalk {
-    /// Takes out the keys, if all of them are known.
+    /// Removes and returns the keys, if all of them are known.
     pub fn take_keys(&mut self) -> Option<Vec<BlockKey>> {
         self.is_done.then(|| std::mem::take(&mut self.keys))
     }
@@ -149,7 +150,8 @@ impl Pg {
         }
         if walk.keys.len() == count_max || !walk.pages.is_missing() {
             walk.is_done = true;
-            // What a delete under way took is no longer listed.
+            // Blocks whose deletes are in flight are no longer listed: the portion waits for these deletes
+            // first.
             return self.start_deletion(slot, actions);
         }
         for (index, after) in walk.pages.asks() {

@@ -1,10 +1,11 @@
-//! A member's side of the versions of a pool with parity: what each does to its part, the differences that a
-//! data member sends, and the parity that is made of them. The primary is a member, too.
+//! A member's side of the versions of a pool with parity: what each version changes in its part, the
+//! differences that a data member sends, and the parity that is computed from them. The primary is a member,
+//! too.
 //!
 //! Invariants
-//!   1. Old units are read as of the version before, so it does not matter whether the new ones are at the
-//!      store already.
-//!   2. Prepared versions are committed up to the mark: all acting members have them durably.
+//!   1. Old units are read as of the version before, so it does not matter whether the store has the new ones
+//!      already.
+//!   2. Prepared versions are committed only up to the mark: all acting members have them durably.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ use crate::sync::FlushFor;
 use crate::units::Units;
 use crate::{Action, Need, Pg, shape};
 
-/// What a member keeps of the versions of an epoch.
+/// A member's state of the versions of an epoch.
 pub struct StripeMember {
     pub pipeline: Pipeline,
     /// Differences that wait for old units, by version.
@@ -34,7 +35,7 @@ struct Difference {
     units: Units,
 }
 
-/// What all versions have in common.
+/// The fields that all messages with a version have in common.
 #[derive(Clone, Copy)]
 struct Header {
     version: Version,
@@ -53,7 +54,7 @@ impl Pg {
         self.stripe_member.as_mut().expect("the epoch is active here")
     }
 
-    /// Begins to take versions: the epoch is settled here.
+    /// Begins to accept versions: the epoch is settled here.
     pub(crate) fn begin_stripes(&mut self, adopted: Version) {
         let entry = self.entry.as_ref().expect("an epoch is entered");
         let pipeline = match entry.position_of(self.me) {
@@ -73,7 +74,7 @@ impl Pg {
         entry.position_of(self.me).or(learner).expect("this OSD has a part in the epoch")
     }
 
-    /// Handles a version from the primary. The error says how it violates the protocol.
+    /// Handles a version from the primary. The error says how the message violates the protocol.
     pub(crate) fn on_stripe_version(
         &mut self,
         body: PeerBody,
@@ -159,12 +160,12 @@ impl Pg {
         }
     }
 
-    /// Returns the version that everything before this one is at or below.
+    /// Returns an upper bound of all versions before this one.
     fn before(version: Version) -> Version {
         Version { counter: version.counter - 1, ..version }
     }
 
-    /// Reads the units of which the parity members need the difference.
+    /// Reads the old units whose difference the parity members need.
     fn read_old_units(
         &mut self,
         header: Header,
@@ -189,7 +190,7 @@ impl Pg {
         Ok(())
     }
 
-    /// Handles old units of this member's data part: sends the primary what changes.
+    /// Handles the old units of this member's data part: sends the difference to the primary.
     pub(crate) fn on_old_units(
         &mut self,
         version: Version,
@@ -220,14 +221,14 @@ impl Pg {
         part.expect("the store knows the size of its blocks")
     }
 
-    /// Reads what this member's parity part was before versions that have come.
+    /// Reads this member's old parity for versions that have arrived.
     fn read_old_parity(&mut self, actions: &mut Vec<Action>) {
         let block_size = self.shape.block_size;
         for version in self.stripe_member().pipeline.start_reads() {
             let work = self.stripe_member().pipeline.parity(version);
             let work = work.expect("it waits for old parity");
             let (key, needed) = (work.key, work.needed(block_size));
-            // The table comes with any unit.
+            // The store returns the part table with any unit.
             let units = if needed.is_empty() { Units::from_range(0..1) } else { needed };
             let as_of = AsOf::Version(Pg::before(version));
             let request = StoreRequest::Copy { key, units: units.words(block_size), as_of };
@@ -235,7 +236,7 @@ impl Pg {
         }
     }
 
-    /// Handles what this member's parity part was before a version.
+    /// Handles this member's parity part as it was before a version.
     pub(crate) fn on_old_parity(
         &mut self,
         version: Version,
@@ -267,7 +268,7 @@ impl Pg {
         Ok(())
     }
 
-    /// Makes the parity of a version, if everything has come.
+    /// Computes the parity of a version, if the old parity and all differences have arrived.
     fn make_parity(&mut self, version: Version, actions: &mut Vec<Action>) {
         let stripes = self.shape.face.stripes().expect("the pool has parity");
         let parity = stripes.parity_index(self.own_position()).expect("this member has parity");
@@ -286,7 +287,7 @@ impl Pg {
         }
     }
 
-    /// Gives the store the versions that are ready, in order, and begins the syncs behind them.
+    /// Sends the versions that are ready to the store, in order, and begins the syncs behind them.
     pub(crate) fn give_ready(&mut self, actions: &mut Vec<Action>) {
         while let Some(next) = self.stripe_member().pipeline.give() {
             let arrival = match next {
@@ -342,7 +343,7 @@ impl Pg {
         }
     }
 
-    /// Ends this member's part in the epoch.
+    /// Ends this member's part in the epoch, because it cannot store a version.
     fn cannot_store(&mut self, why: String, actions: &mut Vec<Action>) {
         if self.follow.is_some() {
             return self.cannot_follow(&why, actions);
@@ -366,7 +367,7 @@ impl Pg {
         }
     }
 
-    /// Tells the primary what is stored here.
+    /// Reports to the primary which versions are stored here.
     fn report_stored(&mut self, actions: &mut Vec<Action>) {
         let reports = self.stripe_member().pipeline.report();
         for report in reports {
@@ -384,7 +385,8 @@ impl Pg {
         self.give_ready(actions);
     }
 
-    /// Makes prepared versions up to the mark stable, as far as they are durable here: a learner may be late.
+    /// Makes prepared versions up to the mark stable, as far as they are durable here. At a learner the mark
+    /// may be ahead of the versions that are durable.
     pub(crate) fn commit(&mut self, mark: Version, actions: &mut Vec<Action>) {
         let Some(member) = &mut self.stripe_member else { return };
         let durable_upto = member.pipeline.durable_upto();
@@ -397,7 +399,7 @@ impl Pg {
         }
     }
 
-    /// Handles a part that this learner is filled with. The error says how it violates the protocol.
+    /// Handles a backfilled part for this learner. The error says how the message violates the protocol.
     pub(crate) fn on_fill(
         &mut self,
         call: u32,
@@ -418,7 +420,7 @@ impl Pg {
         Ok(())
     }
 
-    /// Gives the store a part that this learner is filled with.
+    /// Sends a backfilled part to this learner's store.
     fn store_fill(&mut self, fill: Fill, actions: &mut Vec<Action>) {
         let Fill { call, key, content } = fill;
         let (version, is_delete) = match &content {
@@ -431,7 +433,7 @@ impl Pg {
         self.call(Call::Filled { call, key }, request, actions);
     }
 
-    /// Handles the store's answer about a part that this learner is filled with.
+    /// Handles the store's answer to a backfilled part.
     pub(crate) fn on_fill_stored(
         &mut self,
         (call, key): (u32, BlockKey),
@@ -447,7 +449,8 @@ impl Pg {
         self.give_ready(actions);
     }
 
-    /// Handles a cursor of this learner's filling, which is recorded when all that came before is durable.
+    /// Handles a cursor of this learner's backfill. The cursor is recorded when everything that arrived
+    /// before it is durable.
     pub(crate) fn on_cursor(&mut self, mark: Version, actions: &mut Vec<Action>) {
         self.follow().raise_mark(mark);
         self.commit(mark, actions);

@@ -1,10 +1,10 @@
-//! Parity of a version: encoded at the primary where all data parts of a row of units change, and else made
-//! at the parity member of what was there and the differences of the data parts.
+//! The parity of a version. If a unit changes in all data parts, the primary encodes its parity. Otherwise
+//! each parity member computes it from the old parity and the differences of the data parts.
 //!
 //! Invariants
-//!   1. Each difference is used once.
-//!   2. What a parity member journals are bytes, never differences.
-//!   3. A unit of parity is damaged if anything that it is made of is lost.
+//!   1. Each difference is applied once.
+//!   2. A parity member journals the resulting bytes, never differences.
+//!   3. A unit of parity is damaged if any data that it is computed from is lost.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ use super::patch::Patch;
 use super::table::TablePart;
 use crate::units::Units;
 
-/// What a unit without data holds.
+/// The bytes of a unit without data.
 const ZEROS: [u8; UNIT_SIZE as usize] = [0; UNIT_SIZE as usize];
 
-/// Encodes the parity of units that change in all data parts: for each parity part its units.
+/// Encodes the parity of units that change in all data parts. Returns the units of each parity part.
 pub fn encode_rows(
     stripes: &Stripes,
     patch: &Patch,
@@ -47,8 +47,8 @@ pub fn encode_rows(
     all
 }
 
-/// Returns the difference of a data part in these units, old bytes XOR new bytes, as a content with the
-/// version that the part had before. Units whose old bytes are lost are damaged in it.
+/// Returns the difference of a data part in these units: old bytes XOR new bytes, with the version that the
+/// part had before. Units whose old bytes are lost are marked damaged.
 pub fn difference(
     old: &Part,
     new: impl Fn(u32) -> Option<UnitData>,
@@ -77,7 +77,7 @@ pub fn difference(
     content(old.version, block_size, units, lost, &written, Vec::new(), buffers)
 }
 
-/// A version at a parity member that waits for what was there, and for the differences.
+/// A version at a parity member that waits for the old parity and for the differences.
 #[derive(Debug)]
 pub struct ParityWork {
     pub key: BlockKey,
@@ -85,16 +85,16 @@ pub struct ParityWork {
     /// The units that the primary encoded.
     rows: Part,
     changes: Vec<PartChange>,
-    /// What this member had before is being read, or known.
+    /// Whether the old parity part is being read, or is known.
     pub is_reading: bool,
-    /// What this member had before; `None`: it is not known yet.
+    /// This member's parity part before the version; `None`: not known yet.
     old: Option<Part>,
-    /// The differences that have come, by data part.
+    /// The differences that have arrived, by data part.
     deltas: BTreeMap<usize, Part>,
 }
 
 impl ParityWork {
-    /// Checks what the primary says of a version. The error says what is wrong with it.
+    /// Checks the primary's description of a version. The error says what is wrong with it.
     pub fn new(
         stripes: &Stripes,
         key: BlockKey,
@@ -135,13 +135,13 @@ impl ParityWork {
         sets.fold(Units::default(), |all, units| all.with(&units))
     }
 
-    /// Adds what this member had before.
+    /// Adds this member's parity part before the version.
     pub fn on_old(&mut self, old: Part) {
         assert!(self.old.is_none());
         self.old = Some(old);
     }
 
-    /// Adds a difference. The error says why it is not one that is awaited.
+    /// Adds a difference. The error says why the difference is not an expected one.
     pub fn on_delta(
         &mut self,
         key: BlockKey,
@@ -162,14 +162,14 @@ impl ParityWork {
         }
     }
 
-    /// Returns whether everything has come.
+    /// Returns whether the old parity and all differences have arrived.
     pub fn is_ready(&self) -> bool {
         let is_awaited = |change: &&PartChange| change.differences.iter().any(|word| *word != 0);
         self.old.is_some() && self.changes.iter().filter(is_awaited).count() == self.deltas.len()
     }
 
-    /// Returns the new content of this member's parity part. Requires: everything has come. The error says
-    /// how parity and data contradict each other.
+    /// Returns the new content of this member's parity part. Requires: [`ParityWork::is_ready`]. The error
+    /// says how parity and data contradict each other.
     pub fn content(
         &self,
         stripes: &Stripes,
@@ -217,7 +217,8 @@ impl ParityWork {
         Ok(content(self.version, block_size, units, lost, &data, table, buffers))
     }
 
-    /// Returns a unit of parity: what was there and all differences; `None`: some of that is lost.
+    /// Returns a unit of parity, computed from its old bytes and all differences; `None`: some of these are
+    /// lost.
     fn sum(&self, stripes: &Stripes, parity: usize, unit: u32, old: &Part) -> Option<Vec<u8>> {
         if !old.units.has(unit) {
             return None;

@@ -1,7 +1,7 @@
-//! What one position holds of a stripe, unit by unit.
+//! The part of a stripe that one position holds, unit by unit.
 //!
 //! Invariants
-//!   1. `written` units are among `units`, and no damaged unit is.
+//!   1. `written` is a subset of `units`, and `units` contains no damaged unit.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use format::wire::Content;
 use super::table::Table;
 use crate::units::{Held, Units};
 
-/// The bytes of one unit.
+/// The bytes of one unit, with their checksum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnitData {
     pub checksum: Checksum,
@@ -19,27 +19,27 @@ pub struct UnitData {
 }
 
 impl UnitData {
-    /// Returns a unit with these bytes, with its checksum.
+    /// Returns a unit with a copy of these bytes, and computes its checksum.
     pub fn of(bytes: &[u8], buffers: &BufferPool) -> UnitData {
         assert!(bytes.len() as u64 == UNIT_SIZE);
         UnitData { checksum: checksum::crc32c(bytes), data: buffers.copy_of(bytes) }
     }
 }
 
-/// Units of a part, as a content says them.
+/// Units of a part, decoded from a [`Content`].
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The part's version; zero: it holds nothing.
+    /// The part's version; zero: the part holds nothing.
     pub version: Version,
-    /// The version of its deletion; zero where there is none.
+    /// The version of the part's tombstone; zero: there is no tombstone.
     pub deleted: Version,
     /// Units that could be read.
     pub units: Units,
     /// Units whose data is lost.
     pub damaged: Units,
-    /// The units that hold data; the other readable ones are zeros.
+    /// The units that hold data; other readable units read as zeros.
     pub written: BTreeMap<u32, UnitData>,
-    /// Bytes of the part table.
+    /// The bytes of the part table, if this is a parity part.
     pub table: Vec<u8>,
 }
 
@@ -56,8 +56,8 @@ impl Part {
         }
     }
 
-    /// Checks a content and returns it as a part; the error says what is wrong with it. With `checks_data`
-    /// the data is compared with its checksums.
+    /// Checks a [`Content`] and converts it to a part; the error says what is wrong with it. With
+    /// `checks_data` the data is compared with its checksums.
     pub fn of(content: Content, block_size: BlockSize, checks_data: bool) -> Result<Part, String> {
         let (lost, table) = match &content {
             Content::Block { damaged, table, .. } => {
@@ -87,13 +87,13 @@ impl Part {
         units
     }
 
-    /// Returns the bytes of a unit; `None`: zeros. Requires: the unit could be read.
+    /// Returns the bytes of a unit; `None`: the unit reads as zeros. Requires: the unit could be read.
     pub fn bytes(&self, unit: u32) -> Option<&[u8]> {
         assert!(self.units.has(unit));
         self.written.get(&unit).map(|unit| &unit.data[..])
     }
 
-    /// Returns the part as messages and store requests carry it.
+    /// Converts the part to the form that messages and store requests carry.
     pub fn into_content(self, block_size: BlockSize, buffers: &BufferPool) -> Content {
         if self.version == Version::ZERO {
             return match self.deleted {
@@ -113,7 +113,7 @@ impl Part {
     }
 }
 
-/// Returns a content of these units.
+/// Returns a [`Content`] with these units.
 pub fn content(
     version: Version,
     block_size: BlockSize,
@@ -138,7 +138,7 @@ pub fn content(
     }
 }
 
-/// Returns the bytes of all units, one after another; `None`: there are none.
+/// Returns the bytes of all units, one after another; `None`: there are no units.
 fn join(written: &BTreeMap<u32, UnitData>, buffers: &BufferPool) -> Option<Buffer> {
     let mut units = written.values();
     let first = &units.next()?.data;

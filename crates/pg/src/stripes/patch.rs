@@ -1,7 +1,7 @@
-//! What one version changes in a stripe: the writes that were merged into it, by data part and unit.
+//! The change that one version makes to a stripe: its merged writes, by data part and unit.
 //!
 //! Invariants
-//!   1. A later write replaces what an earlier one says of a unit.
+//!   1. If several writes change a unit, the last one counts.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use super::Stripes;
 use super::part::{UnitData, content};
 use crate::units::{Units, units_of};
 
-/// The change of one data part: for each unit what it holds afterwards; `None`: nothing.
+/// The change of one data part: what each changed unit holds afterwards; `None`: no data.
 type PartPatch = BTreeMap<u32, Option<UnitData>>;
 
-/// A change of a stripe; see the module.
+/// The change of a stripe; see the module.
 #[derive(Clone, Default, Debug)]
 pub struct Patch {
     parts: BTreeMap<usize, PartPatch>,
-    /// The whole stripe is deleted.
+    /// Whether the whole stripe is deleted.
     is_delete: bool,
 }
 
@@ -33,7 +33,7 @@ impl Patch {
         self.is_delete
     }
 
-    /// Adds a change, which comes after those that were added before.
+    /// Adds a change that follows all changes added before.
     pub fn add(&mut self, change: Change, stripes: &Stripes, block_size: BlockSize) {
         let unit_size = UNIT_SIZE as usize;
         match change {
@@ -84,7 +84,7 @@ impl Patch {
         units
     }
 
-    /// Returns the units that change in all data parts: their parity needs no old data.
+    /// Returns the units that change in all data parts: their parity is computed without old data.
     pub fn rows(&self, data_count: usize) -> Units {
         if self.parts.len() < data_count {
             return Units::default();
@@ -94,7 +94,7 @@ impl Patch {
         all.fold(first, |rows, units| rows.within(&units))
     }
 
-    /// Returns what a unit holds afterwards; `None`: nothing. Requires: the unit changes.
+    /// Returns what a unit holds afterwards; `None`: no data. Requires: the unit changes.
     pub fn unit(&self, part: usize, unit: u32) -> Option<&UnitData> {
         self.parts[&part][&unit].as_ref()
     }

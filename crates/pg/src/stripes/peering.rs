@@ -1,17 +1,18 @@
-//! How an epoch of a pool with parity begins: which version is adopted, and how members that lack versions up
-//! to it get them.
+//! Peering in pools with parity: decides which version an epoch adopts, and brings members to it. A member
+//! that lacks versions up to the adopted one is *brought forward*: it gets the newer state of each key that
+//! changed. A member that has versions above the adopted one *goes back*: it drops them.
 //!
 //! ```text
 //!   complete of the members    41  45  45  47        k = 3
-//!   adopted: the 3rd highest   45: 41 goes forward, 47 goes back
+//!   adopted: the 3rd highest   45: 41 is brought forward, 47 goes back
 //! ```
 //!
 //! Invariants
-//!   1. Nothing is judged before every acting member has stated itself.
-//!   2. Adopted is never below what the newest record states: its epoch settled only after all of its acting
-//!      members had everything up to it.
-//!   3. What goes forward is prepared and raises nobody's *complete*: until the epoch is settled, each member
-//!      can still go back.
+//!   1. Nothing is decided before every acting member has reported its state.
+//!   2. The adopted version is never below the one in the newest record: that epoch was settled only after
+//!      all of its acting members had everything up to it.
+//!   3. Keys that are brought forward are only prepared, and raise no member's *complete*: until the epoch is
+//!      settled, each member can still go back.
 
 use std::collections::BTreeMap;
 
@@ -32,28 +33,28 @@ use crate::store_calls::Call;
 use crate::units::Units;
 use crate::{Action, MemberSet, Need, Pg, Serving};
 
-/// A key that goes forward at members with the same *complete*: what it holds as of the adopted version is
-/// compared with what it held as of that version, and what changed is made for them.
+/// A key that is brought forward at members with the same *complete*. The key's state as of the adopted
+/// version is compared with its state as of *complete*, and these members get the units that differ.
 pub struct Forward {
     targets: MemberSet,
     complete: Version,
-    /// As of the adopted version; `None`: it is being gathered.
+    /// The key as of the adopted version; `None`: it is still being gathered.
     after: Option<Gather>,
 }
 
-/// Which versions are adopted.
+/// The version that an epoch adopts, and the members that lack versions up to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Adopted {
     pub version: Version,
-    /// Acting members that lack some version up to it.
+    /// Acting members that lack some version up to the adopted one.
     pub behind: MemberSet,
-    /// The lowest version up to which one of them has everything.
+    /// The lowest *complete* of these members; the adopted version if there are none.
     pub lowest: Version,
 }
 
 impl Lead {
-    /// Decides which version the epoch adopts. Requires: all acting members have stated themselves, and are
-    /// at least `data_count`.
+    /// Decides which version the epoch adopts. Requires: all acting members have reported their state, and
+    /// there are at least `data_count` of them.
     pub fn adopt_prefix(&self, data_count: usize) -> Adopted {
         let states: Vec<_> = self.acting_states().collect();
         let mut complete: Vec<Version> = states.iter().map(|state| state.complete).collect();
@@ -64,7 +65,7 @@ impl Lead {
         let settled = settled.map_or(Version::ZERO, |activation| activation.adopted);
         let version = complete[data_count - 1].max(settled);
         let mut behind = MemberSet::default();
-        // Who was acting in the epoch of the newest record has everything up to what it settled.
+        // The acting members of the newest record's epoch have everything up to the version that it settled.
         let lacks = |state: &&_| lacks(state, version) && version > settled;
         for (index, _) in states.iter().enumerate().filter(|(_, state)| lacks(state)) {
             behind.add(index);
@@ -73,7 +74,7 @@ impl Lead {
         Adopted { version, behind, lowest: lowest.unwrap_or(version) }
     }
 
-    /// Returns the version up to which a member has everything. Requires: it has stated itself.
+    /// Returns the version up to which a member has everything. Requires: it has reported its state.
     fn complete_of(&self, index: usize) -> Version {
         self.peers[index].state.as_ref().expect("it has stated itself").complete
     }
@@ -84,7 +85,7 @@ fn lacks(state: &MemberState, version: Version) -> bool {
 }
 
 impl Pg {
-    /// Decides how to go on, once all acting members have stated themselves.
+    /// Decides how the epoch continues, once all acting members have reported their state.
     pub(crate) fn judge_stripes(&mut self, stripes: &Stripes, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let count = lead.acting.count();
@@ -96,7 +97,7 @@ impl Pg {
         let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
         let below = adopted.behind.iter().find(|index| lead.complete_of(*index) < floor);
         if let Some(index) = below {
-            // Deletions that it missed may be in no list any more.
+            // The tombstones of deletions that this member missed may be gone.
             return self.on_peer_failed(
                 index,
                 "it lacks deletions that are forgotten".into(),
@@ -127,7 +128,9 @@ impl Pg {
         let (behind, adopted) = (lead.behind, lead.adopted);
         let holders = lead.acting.iter().filter(|index| !behind.has(*index));
         let sources: Vec<_> = holders.map(|index| lead.source(index)).collect();
-        // What one of them has above the lowest *complete* may have been undone in the adopted version.
+        // Members are grouped by *complete*: a unit that changed above the lowest *complete* may have been
+        // changed back in the adopted version, so a comparison from the lowest *complete* would miss the
+        // change.
         let mut by_complete: BTreeMap<Version, MemberSet> = BTreeMap::new();
         for index in behind.iter() {
             by_complete.entry(lead.complete_of(index)).or_default().add(index);
@@ -142,7 +145,7 @@ impl Pg {
         }
     }
 
-    /// Continues when a key is known as of one of the two versions.
+    /// Continues when a key has been gathered as of the adopted version, or as of *complete*.
     pub(crate) fn on_forward_gathered(
         &mut self,
         key: BlockKey,
@@ -181,8 +184,8 @@ impl Pg {
         self.end_forward(slot, actions);
     }
 
-    /// Gathers what the holders of a key that goes forward held before. What they have lost is made of all
-    /// who can be read as of that version.
+    /// Gathers a key that is brought forward, as of *complete*, from the positions that were asked for the
+    /// adopted version. Lost units are reconstructed from all members that have everything up to *complete*.
     fn gather_before(&mut self, key: BlockKey, forward: Forward, actions: &mut Vec<Action>) {
         let stripes = self.stripes().expect("the pool has parity");
         let (block_size, complete) = (self.shape.block_size, forward.complete);
@@ -197,7 +200,8 @@ impl Pg {
         self.begin_gather(GatherJob { key, gather, as_of: Some(complete), purpose }, actions);
     }
 
-    /// Returns what a member is to prepare, so that its part is that of the adopted version; `None`: nothing.
+    /// Returns the content that a member must prepare, so that its part is that of the adopted version;
+    /// `None`: its part does not change.
     fn content_forward(
         &mut self,
         index: usize,
@@ -216,7 +220,8 @@ impl Pg {
         let is_data = position < stripes.data_count();
         let version = if is_data { table.parts[position].version } else { table.version() };
         if version == Version::ZERO {
-            // It holds nothing now. A deletion that it missed is told under its newest possible version.
+            // The part holds nothing in the adopted version. If the member missed a deletion, it gets a
+            // tombstone with the newest version that the deletion can have.
             let known = table_before.map_or(Version::ZERO, |table| match is_data {
                 true => table.parts[position].version,
                 false => table.version(),
@@ -224,8 +229,8 @@ impl Pg {
             let is_gone = newest <= complete || known == Version::ZERO;
             return Ok((!is_gone).then_some(Content::Tombstone { version: newest }));
         }
-        // Parity changes with every version of its stripe, also with a deletion of which newer data parts
-        // tell nothing.
+        // Parity changes with every version of its stripe, also with a deletion that does not show in the
+        // versions of newer data parts.
         let version = if is_data { version } else { newest };
         if version <= complete {
             return Ok(None);
@@ -259,7 +264,7 @@ impl Pg {
         self.send(index, PeerBody::Forward { call, key, content, replaces }, actions);
     }
 
-    /// Prepares what goes forward here.
+    /// Prepares a key's adopted state at this OSD.
     pub(crate) fn prepare_forward(
         &mut self,
         key: BlockKey,
@@ -284,7 +289,8 @@ impl Pg {
         self.call(call, request, actions);
     }
 
-    /// Handles a key that goes forward, from the primary. The error says how it violates the protocol.
+    /// Handles the primary's request to prepare a key's adopted state. The error says how the message
+    /// violates the protocol.
     pub(crate) fn on_forward(
         &mut self,
         call: u32,
@@ -306,7 +312,7 @@ impl Pg {
         Ok(())
     }
 
-    /// Handles the store's answer about a key that went forward here, for the primary.
+    /// Handles the store's answer to the preparation of a key's adopted state, and replies to the primary.
     pub(crate) fn on_forwarded(
         &mut self,
         call: u32,
@@ -319,7 +325,7 @@ impl Pg {
         }
     }
 
-    /// Likewise at the primary itself.
+    /// Handles the store's answer to the preparation of a key's adopted state at the primary itself.
     pub(crate) fn on_forwarded_here(
         &mut self,
         slot: ForwardSlot,
@@ -335,7 +341,7 @@ impl Pg {
         self.end_epoch(need, why, actions);
     }
 
-    /// Notes that a member has a key that went forward.
+    /// Notes that a member has prepared a key's adopted state.
     pub(crate) fn on_forwarded_by(
         &mut self,
         index: usize,
@@ -355,7 +361,7 @@ impl Pg {
     }
 }
 
-/// Returns the units that differ at a position that was read as of both versions.
+/// Returns the units that differ between the two versions at any position that was read as of both.
 fn changed_units(before: &Gather, after: &Gather) -> Units {
     let mut units = Units::default();
     for (position, new) in after.all_held() {
@@ -364,7 +370,7 @@ fn changed_units(before: &Gather, after: &Gather) -> Units {
             let data = |part: &Part| part.written.get(&unit).map(|data| data.data.clone());
             let is_same = match (old.damaged.has(unit), new.damaged.has(unit)) {
                 (false, false) => old.units.has(unit) && data(old) == data(new),
-                // Damage stays until a version replaces it.
+                // A lost unit stays lost until a version replaces it.
                 (is_old_lost, is_new_lost) => is_old_lost && is_new_lost,
             };
             if !is_same {

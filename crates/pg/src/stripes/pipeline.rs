@@ -5,16 +5,17 @@
 //!           waiting                                                given             written, durable
 //! ```
 //!
-//! At a learner, parts that it is filled with, and cursors to record, take their place among the versions.
+//! At a learner, backfilled parts and cursors to record are queued among the versions.
 //!
 //! Invariants
-//!   1. Versions arrive in order without gaps, and are given to the store in that order: one that is ready
-//!      early waits. The first version of a learner may have any counter.
-//!   2. What is reported as written or durable is a prefix of the versions.
-//!   3. A sync of the store begins when all versions that came before it are at the store.
-//!   4. A parity part is read when what came before it for its key has been answered by the store.
-//!   5. A fill is given to the store when the versions that the mark had passed when it came are durable here:
-//!      they can be committed, and the fill meets no prepared version of its key.
+//!   1. Versions arrive in order without gaps, and are sent to the store in that order: a version that is
+//!      ready early waits. The first version of a learner may have any counter.
+//!   2. The versions reported as written, and those reported as durable, are a prefix of all versions.
+//!   3. A sync of the store begins when all versions that arrived before it have been sent to the store.
+//!   4. The old parity for a version is read when the store has answered everything that arrived before the
+//!      version for its key.
+//!   5. A fill is sent to the store when the versions that the mark had passed at the fill's arrival are
+//!      durable here. Then they can be committed, and the store holds no prepared version of the fill's key.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -29,26 +30,26 @@ use crate::versions::next_version;
 /// The versions of an epoch at a member; see the module.
 pub struct Pipeline {
     epoch: Epoch,
-    /// No version has arrived at this learner yet.
+    /// Whether this member is a learner at which no version has arrived yet.
     is_joining: bool,
     /// The newest version that arrived.
     newest: Version,
     waiting: VecDeque<Waiting>,
-    /// Keys of fills at the store.
+    /// Keys of the fills that the store has not answered.
     fills: Vec<BlockKey>,
-    /// Number of parity parts in `waiting` that have not been read.
+    /// Number of versions in `waiting` whose old parity is still to be read.
     unread_count: usize,
-    /// Versions at the store that have not been reported as durable, oldest first.
+    /// Versions that were sent to the store and have not been reported as durable, oldest first.
     given: VecDeque<Given>,
-    /// The newest version at the store.
+    /// The newest version that was sent to the store.
     given_upto: Version,
-    /// Versions up to this one are durable once the store has answered them: a sync covered them.
+    /// A sync has covered versions up to this one: they are durable once the store has answered them.
     synced_upto: Version,
-    /// A sync is in flight that this pipeline itself began.
+    /// Whether a sync that this pipeline itself requested is queued or in flight.
     is_syncing: bool,
     written_upto: Version,
     durable_upto: Version,
-    /// Syncs that begin when versions up to the given one are at the store.
+    /// Queued syncs. Each begins when versions up to the given one have been sent to the store.
     syncs: VecDeque<(Version, FlushFor)>,
 }
 
@@ -61,15 +62,15 @@ pub struct Arrival {
 
 /// What a version does at this member.
 pub enum Arrived {
-    /// It changes nothing.
+    /// The version changes nothing here.
     Skip,
-    /// It changes a key.
+    /// The version changes a key, and the content is known.
     Ready(BlockKey, Content),
-    /// It changes a parity part, which waits for what it is made of.
+    /// The version changes a parity part, which waits for the old parity or for differences.
     Parity(Box<ParityWork>),
 }
 
-/// A part that a learner is filled with.
+/// A backfilled part for this learner.
 pub struct Fill {
     /// The number of the primary's request.
     pub call: u32,
@@ -77,17 +78,17 @@ pub struct Fill {
     pub content: Content,
 }
 
-/// What the store gets next.
+/// What is sent to the store next.
 pub enum Next {
     Version(Arrival),
     Fill(Fill),
-    /// The cursor that waits may be recorded.
+    /// The waiting cursor may be recorded now.
     Cursor,
 }
 
 enum Waiting {
     Version(Arrival),
-    /// Versions up to `behind` must be durable first.
+    /// A fill that waits until versions up to `behind` are durable.
     Fill {
         fill: Fill,
         behind: Version,
@@ -126,7 +127,7 @@ struct Given {
     stored: Stored,
 }
 
-/// How far the store is with a version. Top to bottom is the order in time.
+/// How far a version has got at the store. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stored {
     Open,
@@ -134,7 +135,7 @@ enum Stored {
     Durable,
 }
 
-/// What a member reports: it has all versions up to this one.
+/// A member's report that it has all versions up to this one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Report {
     pub upto: Version,
@@ -142,7 +143,7 @@ pub struct Report {
 }
 
 impl Pipeline {
-    /// Returns a pipeline for an epoch that adopted a version.
+    /// Returns a pipeline for an epoch that adopted this version.
     pub fn new(adopted: Version, epoch: Epoch) -> Pipeline {
         Pipeline {
             epoch,
@@ -161,12 +162,13 @@ impl Pipeline {
         }
     }
 
-    /// Returns a pipeline of a learner, which joins while versions are given.
+    /// Returns the pipeline of a learner. A learner joins while versions are in flight, so its first version
+    /// may have any counter.
     pub fn joining(epoch: Epoch) -> Pipeline {
         Pipeline { is_joining: true, ..Pipeline::new(Version::ZERO, epoch) }
     }
 
-    /// Checks that a version is the next one. The error says that it does not follow the ones before.
+    /// Checks that a version is the next one; returns an error if it is not.
     pub fn check_next(&self, version: Version) -> Result<(), String> {
         let next = next_version(self.newest, self.epoch);
         let may_join = self.is_joining && version.epoch == self.epoch && version.counter > 0;
@@ -176,7 +178,7 @@ impl Pipeline {
         }
     }
 
-    /// Adds a version. The error is that of [`Pipeline::check_next`].
+    /// Adds a version. Returns an error if it is not the next one.
     pub fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
         let version = arrival.version;
         self.check_next(version)?;
@@ -192,13 +194,13 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Adds a part that this learner is filled with. `mark`: all acting members have versions up to it.
+    /// Adds a backfilled part. `mark`: the version up to which all acting members have everything.
     pub fn fill(&mut self, fill: Fill, mark: Version) {
         let behind = mark.min(self.newest);
         self.waiting.push_back(Waiting::Fill { fill, behind });
     }
 
-    /// Adds a cursor, which may be recorded when all that came before is durable.
+    /// Adds a cursor, which may be recorded when everything that arrived before it is durable.
     pub fn cursor(&mut self) {
         self.waiting.push_back(Waiting::Cursor);
     }
@@ -238,7 +240,7 @@ impl Pipeline {
         ready
     }
 
-    /// Returns the parity part of a version that waits for what it is made of.
+    /// Returns the work on a version's parity part, if it still waits for the old parity or for differences.
     pub fn parity(&mut self, version: Version) -> Option<&mut ParityWork> {
         let found = self.waiting.iter_mut().find(|waiting| waiting.is(version))?;
         match found {
@@ -247,7 +249,7 @@ impl Pipeline {
         }
     }
 
-    /// Notes what a parity part of a version becomes.
+    /// Sets the content of a version's parity part, which has been computed.
     pub fn ready(&mut self, version: Version, content: Content) {
         let found = self.waiting.iter_mut().find(|waiting| waiting.is(version));
         let Some(Waiting::Version(Arrival { what, .. })) = found else {
@@ -257,7 +259,7 @@ impl Pipeline {
         *what = Arrived::Ready(work.key, content);
     }
 
-    /// Takes out what the store gets next; `None`: it is not ready, or there is nothing.
+    /// Removes and returns what is sent to the store next; `None`: it is not ready, or nothing waits.
     pub fn give(&mut self) -> Option<Next> {
         let is_ready = match self.waiting.front()? {
             Waiting::Version(arrival) => !matches!(arrival.what, Arrived::Parity(_)),
@@ -287,17 +289,17 @@ impl Pipeline {
         })
     }
 
-    /// Queues a sync, if the store has versions that are written and not durable.
+    /// Queues a sync, if versions are written at the store but not durable.
     fn want_durable(&mut self) {
         let is_written = |given: &Given| given.stored == Stored::Written;
         if !self.is_syncing && self.given.iter().any(is_written) {
             self.is_syncing = true;
-            // Not behind a sync that waits for versions which wait for this one.
+            // This sync goes first: a queued sync may wait for versions that wait for this one.
             self.syncs.push_front((Version::ZERO, FlushFor::Prefix));
         }
     }
 
-    /// Notes the store's answer.
+    /// Notes the store's answer to a version.
     pub fn on_stored(&mut self, version: Version, is_durable: bool) {
         let is_durable = is_durable || version <= self.synced_upto;
         let found = self.given.iter_mut().find(|given| given.version == version);
@@ -312,7 +314,7 @@ impl Pipeline {
         self.syncs.push_back((self.newest, what));
     }
 
-    /// Takes out the next sync that the store gets: for whom, and up to which version it covers.
+    /// Removes and returns the next sync that may begin: who waits for it, and up to which version it covers.
     pub fn begin_sync(&mut self) -> Option<(FlushFor, Version)> {
         let upto = self.given_upto;
         let (_, what) = self.syncs.pop_front_if(|(behind, _)| *behind <= upto)?;
@@ -329,8 +331,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns what is to be reported now. If durable versions stand behind written ones a sync is queued:
-    /// what is acknowledged as durable must have everything before it.
+    /// Returns the reports that are due. If a durable version follows one that is only written, queues a
+    /// sync: a version is reported as durable only when everything before it is durable.
     pub fn report(&mut self) -> Vec<Report> {
         let (written, durable) = (self.written_upto, self.durable_upto);
         for given in &self.given {

@@ -1,11 +1,12 @@
 //! Reads of stripes at their primary.
 //!
 //! ```text
-//!   its turn ──▶ units of the newest layer ──▶ (units that no data was written to, of the older layers) ──▶ reply
+//!   its turn ──▶ units of the newest layer ──▶ (units without data, from older layers) ──▶ reply
 //! ```
 //!
 //! Invariants
-//!   1. A read keeps its turn until it is answered. What it reads of older layers takes its turn there.
+//!   1. A read keeps its turn until it is answered. Its reads of older layers take turns in the queues of
+//!      those layers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,17 +22,17 @@ use crate::slots::WriteSlot;
 use crate::units::units_of;
 use crate::{Action, Pg};
 
-/// A read whose newest layer is known.
+/// A read whose newest layer has been read.
 #[derive(Debug)]
 pub struct StripeRead {
     /// The version of the newest layer.
     version: Version,
-    /// The units that are wanted, and those of them that hold data.
+    /// The requested units; `written` has those that hold data.
     units: Range<u32>,
     written: BTreeMap<u32, UnitData>,
-    /// Units that hold data; `None`: the data is wanted, too.
+    /// For a read of the allocation: a bitmap of the units that hold data. `None`: the read wants data.
     allocation: Option<Vec<u64>>,
-    /// Answers of older layers that are missing.
+    /// Number of answers from older layers that have not arrived.
     missing: usize,
     refusal: Option<Refusal>,
 }
@@ -49,7 +50,7 @@ impl StripeRead {
         gaps
     }
 
-    /// Adds what an older layer holds of the units from `first` on.
+    /// Adds the answer of an older layer about the units from `first` on.
     fn take(&mut self, first: u32, outcome: Result<Outcome, Refusal>) {
         match (outcome, &mut self.allocation) {
             (Ok(Outcome::Read { checksums, data, .. }), None) => {
@@ -102,7 +103,7 @@ fn units_of_data(checksums: Vec<Checksum>, data: &Buffer) -> impl Iterator<Item 
 }
 
 impl Pg {
-    /// Continues a read when its newest layer is known: reads older layers, or answers.
+    /// Continues a read after its newest layer was read: reads older layers, or answers.
     pub(crate) fn on_stripe_read(
         &mut self,
         slot: WriteSlot,
@@ -128,7 +129,7 @@ impl Pg {
         }
     }
 
-    /// Returns what a gathering knows of units of its stripe.
+    /// Returns a read of these units, with the data that the gathering found.
     fn units_read_of(&self, units: Range<u32>, gather: &Gather) -> Result<StripeRead, Refusal> {
         let stripes = self.stripes().expect("the pool has parity");
         let (unit_count, block_size) = (self.shape.block_size.unit_count(), self.shape.block_size);
@@ -162,7 +163,7 @@ impl Pg {
         Ok(StripeRead { version, units, written, allocation, missing: 0, refusal })
     }
 
-    /// Returns which units of its stripe a gathering knows to hold data.
+    /// Returns a read of the stripe's allocation, with the units that hold data according to the gathering.
     fn allocation_of(&self, gather: &Gather) -> Result<StripeRead, Refusal> {
         let stripes = self.stripes().expect("the pool has parity");
         let unit_count = self.shape.block_size.unit_count();
@@ -178,7 +179,7 @@ impl Pg {
         Ok(StripeRead { version, units: 0..all, written, allocation, missing: 0, refusal: None })
     }
 
-    /// Reads of an older layer what the newer ones do not hold.
+    /// Reads from an older layer the units in which the newer layers hold no data.
     fn read_layer(
         &mut self,
         slot: WriteSlot,
@@ -213,7 +214,7 @@ impl Pg {
         }
     }
 
-    /// Handles what an older layer holds of the units from `first` on.
+    /// Handles the answer of an older layer about the units from `first` on.
     pub(crate) fn on_layer_read(
         &mut self,
         above: WriteSlot,

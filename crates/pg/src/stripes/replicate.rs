@@ -8,10 +8,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. Operations on one stripe take turns, reads too. Writes that wait for a stripe merge into its next
-//!      version.
-//!   2. Units that change in all data parts are encoded here; all others by the differences of the data
-//!      parts. Of a part without a member this OSD makes the difference, of what `k` others say.
+//!   1. Operations on one stripe take turns, including reads. Writes that wait for a stripe are merged into
+//!      its next version.
+//!   2. The parity of units that change in all data parts is encoded here. All other parity is computed from
+//!      the differences of the data parts. If a data part has no member, this OSD computes its difference,
+//!      after reconstructing the old units from `k` other parts.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +40,7 @@ use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
 pub struct GatherJob {
     pub key: BlockKey,
     pub gather: Gather,
-    /// As of which version; `None`: as it is.
+    /// The version as of which the stripe is read; `None`: its newest state.
     pub as_of: Option<Version>,
     pub purpose: GatherFor,
 }
@@ -48,29 +49,29 @@ pub struct GatherJob {
 pub enum GatherFor {
     /// The operation in this slot.
     Operation(WriteSlot),
-    /// Acting members that lack versions which go forward.
+    /// A key that is being brought to the adopted version at acting members.
     Forward(Box<Forward>),
-    /// A learner.
+    /// The backfill of a learner.
     Fill { job: JobSlot, learner: usize },
-    /// A difference of which the data member lost old units.
+    /// A difference for which the data member lost old units.
     Delta(Box<DamagedDelta>),
 }
 
-/// Where the differences of a version go.
+/// The members to which the differences of a version are passed, and the differences that have not arrived.
 pub struct DeltaRoute {
-    /// The stripe.
+    /// The stripe's key.
     key: BlockKey,
-    /// Members with parity, learners among them, that were sent the version.
+    /// Members with parity that were sent the version, including learners.
     targets: MemberSet,
-    /// Data parts whose difference has not come, and its units.
+    /// Data parts whose difference has not arrived, with the units of that difference.
     parts: BTreeMap<Position, Units>,
     /// Number of differences that have not been passed on.
     missing: usize,
-    /// What the version changes.
+    /// The change that the version makes.
     patch: Box<Patch>,
 }
 
-/// A difference without the units that the data member lost.
+/// A difference that lacks the units that the data member lost.
 pub struct DamagedDelta {
     version: Version,
     part: Position,
@@ -82,7 +83,7 @@ impl Pg {
         self.shape.face.stripes()
     }
 
-    /// Begins an operation on a stripe that has its turn.
+    /// Begins an operation on a stripe at its turn.
     pub(crate) fn begin_stripe_operation(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let stripes = self.stripes().expect("the pool has parity");
         assert!(self.queue.is_first(slot) || planted::on(Bug::ReadBesideSibling));
@@ -133,8 +134,8 @@ impl Pg {
         head.patch = Some(Box::new(patch));
     }
 
-    /// Returns the units that must be known before an operation, by position, and whether it must be known
-    /// which units of the stripe hold data.
+    /// Returns the units that an operation must read before it starts, by position, and whether it also needs
+    /// the stripe's part table.
     fn wanted_for(
         &self,
         slot: WriteSlot,
@@ -167,7 +168,7 @@ impl Pg {
         self.gather_on(slot, actions);
     }
 
-    /// Asks for what is missing, and continues if nothing is.
+    /// Requests units that are missing; if none are, ends the gathering.
     fn gather_on(&mut self, slot: GatherSlot, actions: &mut Vec<Action>) {
         let block_size = self.shape.block_size;
         let lead = self.lead();
@@ -190,7 +191,7 @@ impl Pg {
         }
     }
 
-    /// Handles this OSD's own part.
+    /// Adds this OSD's own part to a gathering.
     pub(crate) fn on_own_part(
         &mut self,
         (slot, position): (GatherSlot, Position),
@@ -209,7 +210,7 @@ impl Pg {
         }
     }
 
-    /// Handles a member's part.
+    /// Adds a member's part to a gathering.
     pub(crate) fn on_peer_part(
         &mut self,
         (slot, position): (GatherSlot, Position),
@@ -239,10 +240,10 @@ impl Pg {
         }
     }
 
-    /// Continues an operation when what it must know has come.
+    /// Continues an operation when everything that it needs has been gathered.
     fn on_stripe_gathered(&mut self, slot: WriteSlot, gather: &Gather, actions: &mut Vec<Action>) {
         if self.serving != Serving::Active {
-            // No version is given any more: the write is answered when the next epoch begins.
+            // No more versions are assigned in this epoch: the write is answered when the next epoch begins.
             return;
         }
         if matches!(self.queue[slot].kind, WriteKind::Read { .. }) {
@@ -289,7 +290,7 @@ impl Pg {
         let is_empty = parts.clone().all(|part| removed(part).is_empty());
         let leaves = |part: usize| !table.parts[part].written.without(&removed(part)).is_empty();
         let leaves_data = parts.clone().any(leaves);
-        // What emptied the range may have been answered before it was durable.
+        // The write that emptied the range may have been answered before it was durable.
         let newest = table.version();
         let durable = !self.versions.is_undurable(newest);
         if is_empty && (durable || write.kind.is_lazy()) {
@@ -303,7 +304,7 @@ impl Pg {
         Ok(None)
     }
 
-    /// Gives the write its version and tells every member what it does there.
+    /// Assigns a version to the write, and sends each member the change of its part.
     fn replicate_stripe(&mut self, slot: WriteSlot, gather: &Gather, actions: &mut Vec<Action>) {
         let stripes = self.stripes().expect("the pool has parity");
         let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
@@ -342,8 +343,8 @@ impl Pg {
         self.send_absent_deltas(key, &plan, gather, actions);
     }
 
-    /// Returns the members with parity that can take a change of this stripe. Learners that do not have it
-    /// yet will be filled.
+    /// Returns the members with parity that can apply a change of this stripe. A learner that does not have
+    /// the stripe yet gets it by backfill.
     fn parity_targets(
         &mut self,
         key: BlockKey,
@@ -368,7 +369,7 @@ impl Pg {
         parity
     }
 
-    /// Notes what a learner must answer.
+    /// Counts the bytes of a version that a learner must acknowledge.
     fn count_for_learner(&mut self, index: usize, version: Version, body: &PeerBody) {
         let content = match body {
             PeerBody::Part { content, .. } | PeerBody::Parity { content, .. } => content,
@@ -440,15 +441,15 @@ impl Pg {
         Ok(())
     }
 
-    /// Notes that a difference has come.
+    /// Notes that a difference has arrived.
     fn expect_delta_no_more(&mut self, version: Version, part: Position) {
         let route = self.lead().deltas.get_mut(&version).expect("the difference was asked for");
         let units = route.parts.remove(&part);
         assert!(units.is_some(), "it comes once");
     }
 
-    /// Passes a difference on. Old units that the data member lost are made of others first, as of the
-    /// version before: else the units of parity would be lost, too.
+    /// Passes a difference on. If the data member lost old units, they are first reconstructed from other
+    /// parts, as of the version before: otherwise the units of parity would be lost, too.
     pub(crate) fn complete_delta(
         &mut self,
         version: Version,
@@ -472,7 +473,7 @@ impl Pg {
         self.begin_gather(GatherJob { key, gather, as_of, purpose }, actions);
     }
 
-    /// Continues when the old units are known that a data member lost, as far as others can make them.
+    /// Continues when the old units that a data member lost have been reconstructed, as far as possible.
     fn on_delta_gathered(
         &mut self,
         damaged: DamagedDelta,
@@ -495,7 +496,7 @@ impl Pg {
         self.pass_delta(version, key, part, content, actions);
     }
 
-    /// Passes a difference to the acting members with parity.
+    /// Passes a difference to the members with parity that were sent its version.
     pub(crate) fn pass_delta(
         &mut self,
         version: Version,
@@ -505,7 +506,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if self.serving != Serving::Active {
-            // The version may not have reached a member whose connection broke.
+            // The epoch has ended: the version may not have reached a member whose connection broke.
             return;
         }
         let lead = self.lead();
@@ -534,7 +535,7 @@ impl Pg {
         }
     }
 
-    /// Notes that a member has all versions up to one.
+    /// Notes that a member has all versions up to `upto`. `durable`: they are durable there.
     pub(crate) fn on_member_has(
         &mut self,
         index: usize,
@@ -556,15 +557,15 @@ impl Pg {
     }
 }
 
-/// What one version does at each position.
+/// The changes that one version makes at each position.
 struct Plan<'a> {
     stripes: &'static Stripes,
     patch: &'a Patch,
     version: Version,
-    /// Units that change in all data parts, and their parity.
+    /// The units that change in all data parts; `rows` is their parity, by parity part.
     rows_units: Units,
     rows: Vec<BTreeMap<u32, UnitData>>,
-    /// Whether a member with parity takes the version.
+    /// Whether any member with parity applies the version.
     has_parity: bool,
     /// The positions with an acting member.
     present: Vec<Position>,
@@ -585,7 +586,8 @@ impl<'a> Plan<'a> {
         Plan { stripes, patch, version, rows_units, rows, has_parity, present }
     }
 
-    /// Returns the data parts of which the members with parity need the difference, and in which units.
+    /// Returns the data parts whose difference the members with parity need, with the units of each
+    /// difference.
     fn differing(&self) -> BTreeMap<Position, Units> {
         let units = |part: usize| {
             let position = Position::new(part as u8).expect("a stripe has few parts");
@@ -635,7 +637,7 @@ impl<'a> Plan<'a> {
         PeerBody::Part { version, mark, key, lazy, content, differences }
     }
 
-    /// Returns the data parts that change, as parity must know them.
+    /// Returns the changes of the data parts, as they are described to members with parity.
     fn changes(&self, pg: &Pg) -> Vec<PartChange> {
         let block_size = pg.shape.block_size;
         let change = |part: usize| {

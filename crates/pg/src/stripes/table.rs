@@ -1,12 +1,11 @@
-//! The part table: what a parity part knows of the data parts of its stripe.
+//! The part table: what a parity part records about the data parts of its stripe.
 //!
 //! ```text
 //!   for each data part:   epoch u32 | counter u64 | a bit for each unit that holds data (words of u64)
 //! ```
 //!
 //! Invariants
-//!   1. A part that was never written, and one that was deleted with its stripe, have version zero and no
-//!      unit.
+//!   1. A data part that was never written, or was deleted with its stripe, has version zero and no units.
 //!   2. The table of the largest stripe fits [`TABLE_SIZE_MAX`].
 
 use base::{BlockSize, Epoch, Version};
@@ -17,26 +16,26 @@ use crate::units::Units;
 /// A part table; see the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// By data part.
+    /// One entry for each data part, in order.
     pub parts: Vec<TablePart>,
 }
 
-/// What is known of one data part.
+/// The entry of one data part.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct TablePart {
     /// The part's version.
     pub version: Version,
-    /// Its units that hold data.
+    /// The units of the part that hold data.
     pub written: Units,
 }
 
 impl Table {
-    /// Returns the table of a stripe in which nothing is written.
+    /// Returns the table of a stripe without data.
     pub fn empty(data_count: usize) -> Table {
         Table { parts: vec![TablePart::default(); data_count] }
     }
 
-    /// Returns the units of a parity part that hold data: those that some data part has.
+    /// Returns the units of the parity part that hold data: those that hold data in at least one data part.
     pub fn written(&self) -> Units {
         self.parts.iter().fold(Units::default(), |all, part| all.with(&part.written))
     }
@@ -46,7 +45,7 @@ impl Table {
         self.parts.iter().map(|part| part.version).max().unwrap_or_default()
     }
 
-    /// Returns the bytes that lie beside the parity part.
+    /// Returns the bytes that are stored with the parity part.
     pub fn encode(&self, block_size: BlockSize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.parts.len() * entry_size(block_size));
         for part in &self.parts {
@@ -60,7 +59,8 @@ impl Table {
         bytes
     }
 
-    /// Reads what [`Table::encode`] wrote; no bytes: nothing is written. The error says what is wrong.
+    /// Decodes bytes that [`Table::encode`] returned; no bytes stand for an empty table. The error says what
+    /// is wrong.
     pub fn decode(bytes: &[u8], data_count: usize, block_size: BlockSize) -> Result<Table, String> {
         if bytes.is_empty() {
             return Ok(Table::empty(data_count));

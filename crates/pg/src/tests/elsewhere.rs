@@ -9,7 +9,8 @@ use super::model::values_of;
 use super::world::{World, osd_id};
 use crate::SlowDisks;
 
-/// Members that are all there, and which of them leads. Its disk is slow, and those of `others`.
+/// Returns a world in which all members are up, and its primary. The disks of the primary and of `others` are
+/// slow.
 fn slow_primary(copies: usize, others: &[usize]) -> (World, usize) {
     let mut world = World::new(7, copies, copies);
     world.settle();
@@ -19,7 +20,7 @@ fn slow_primary(copies: usize, others: &[usize]) -> (World, usize) {
     (world, at)
 }
 
-/// The members that were asked for blocks, in order.
+/// Returns the members from which blocks were requested, in order.
 fn asked(world: &World) -> Vec<usize> {
     let is_fetch = |body: &PeerBody| matches!(body, PeerBody::Fetch { .. });
     world.sent.iter().filter(|(.., body)| is_fetch(body)).map(|(_, to, _)| *to).collect()
@@ -53,7 +54,7 @@ fn only_key(world: &World, at: usize) -> BlockKey {
 fn a_primary_with_a_slow_disk_reads_from_the_others_in_turn() {
     let (mut world, at) = slow_primary(3, &[]);
     let value = write(&mut world, at, 1, 2);
-    // What was never written is zeros, whoever reads it.
+    // Unwritten units are zeros, whichever member reads them.
     assert_eq!(read(&mut world, at), [0, value, value + 1, 0]);
     write(&mut world, at, 0, 1);
     let value = write(&mut world, at, 0, 4);
@@ -120,12 +121,13 @@ fn a_read_comes_back_from_a_member_whose_disk_does_not_answer() {
     assert_eq!(values_read(&world, number).expect("it was read here")[0], value);
     assert_eq!(read(&mut world, at)[0], value);
     assert_eq!(asked(&world), [other], "nothing more was asked");
-    // The answer to the first request has come by now, and was dropped.
+    // The answer to the first request has arrived by now, and was dropped.
     assert_eq!(world.server(), Some(at), "in the same epoch");
 }
 
-/// A write is under way when another member reads: that member has it, a third one does not. Returns the
-/// read, before and after the third one got it.
+/// Reads from another member while a write is in flight that this member has and a third one does not.
+/// Returns the values that were read before the third one got the write, if the read was answered by then;
+/// the values that were read in the end; and the value of the write.
 fn read_beside_a_write() -> (Option<Vec<u32>>, Vec<u32>, u32) {
     let (mut world, at) = slow_primary(3, &[]);
     world.write(at, 1, 0, 1);
@@ -142,7 +144,7 @@ fn read_beside_a_write() -> (Option<Vec<u32>>, Vec<u32>, u32) {
         world.deliver(at, *other, false);
     }
     let [reader] = asked(&world)[..] else { panic!("the read asks one member") };
-    // The second write reaches the member that reads, and before it does.
+    // The second write reaches the reading member before the read does.
     world.deliver(at, reader, true);
     world.deliver(at, reader, true);
     world.stores_go_on();

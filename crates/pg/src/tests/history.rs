@@ -1,10 +1,10 @@
-//! What clients saw, and whether that is possible: each unit is a register whose written values are
-//! unique, so that its history is linearizable exactly when the zones of its values do not
+//! Records what clients saw, and checks whether that is possible: each unit is a register whose written
+//! values are unique, so that its history is linearizable exactly when the zones of its values do not
 //! contradict each other (Gibbons and Korach, 1997).
 //!
-//! A value's zone is between the earliest end and the latest start of the operations that wrote
-//! or read it. Two zones that must contain a time of their own ("forward": the earliest end is before the
-//! latest start) cannot overlap, and none that need not ("backward") lies within one.
+//! A value's zone is between the earliest end and the latest start of the operations that wrote or read it.
+//! If the earliest end is before the latest start, the zone is "forward", otherwise "backward". Two forward
+//! zones cannot overlap, and a backward zone cannot lie within a forward one.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub enum Kind {
         count: u32,
         units: u32,
     },
-    /// What was answered in its epoch becomes durable.
+    /// Everything that was answered in the epoch of the sync becomes durable.
     Sync,
 }
 
@@ -72,7 +72,7 @@ impl History {
         (first..first + count).collect()
     }
 
-    /// The newest value that was given to a write.
+    /// Returns the newest value that a write was given.
     pub fn last_value(&self) -> u32 {
         self.value_last
     }
@@ -101,7 +101,7 @@ impl History {
         self.ops[op].outcome.as_ref()
     }
 
-    /// Outcomes of the newest operations.
+    /// Returns the outcomes of the newest operations.
     pub fn newest(&self, count: usize) -> impl Iterator<Item = Option<&Result<Outcome, Refusal>>> {
         self.ops.iter().rev().take(count).map(|op| op.outcome.as_ref())
     }
@@ -110,7 +110,7 @@ impl History {
         self.ops.iter().filter(|op| matches!(op.outcome, Some(Ok(Outcome::Written { .. })))).count()
     }
 
-    /// Whether an operation was refused for good without effect.
+    /// Returns whether an operation was refused for good and had no effect.
     fn never_happened(&self, op: &Seen) -> bool {
         matches!(
             op.outcome,
@@ -136,7 +136,7 @@ impl History {
 
     fn check_kept_unit(&self, stripe: u32, unit: u32, ops: &[&Seen]) {
         let Some(value) = ops.iter().rev().find_map(|op| value_read(op, unit)) else { return };
-        // The initial zeros ended before everything.
+        // The initial zeros count as written before everything else.
         let mut ends: Vec<u64> = ops.iter().filter_map(|op| end_of_put(op, unit, value)).collect();
         ends.extend((value == 0).then_some(0));
         assert!(!ends.is_empty(), "{stripe}/{unit}: {value} was never put there");
@@ -149,7 +149,7 @@ impl History {
         );
     }
 
-    /// Whether the client may rely on a change being durable.
+    /// Returns whether the client may rely on a change being durable.
     fn must_stay(&self, op: &Seen) -> bool {
         let covers = |sync: &Seen| {
             let is_sync = matches!((&sync.kind, &sync.outcome), (Kind::Sync, Some(Ok(_))));
@@ -244,7 +244,8 @@ fn check_unit(stripe: u32, unit: u32, ops: &[&Seen]) {
             check_pair(stripe, unit, one, other);
         }
     }
-    // Zeros are not unique: a read of zeros needs one that no known change follows.
+    // Zeros are not unique: a read of zeros is explained by the initial zeros or by a change to zeros, unless
+    // a known write has certainly replaced them before the read.
     for read in zero_reads {
         let is_hidden = |zero_end: u64| {
             known.iter().any(|zone| {
@@ -260,7 +261,7 @@ fn check_unit(stripe: u32, unit: u32, ops: &[&Seen]) {
     }
 }
 
-/// Whether the write of a value started after a time.
+/// Returns whether the write of a value started after a time.
 fn started_after(ops: &[&Seen], value: u32, unit: u32, time: u64) -> bool {
     ops.iter().any(|op| match &op.kind {
         Kind::Write { first, values, .. } => {

@@ -1,4 +1,4 @@
-//! Writes that are answered before they are durable, in single situations.
+//! Writes that are answered before they are durable: single scenarios.
 
 use base::Version;
 use format::wire::{Outcome, PeerBody, Refusal};
@@ -23,7 +23,7 @@ fn go_on(world: &mut World) {
     assert!(world.mail().is_empty());
 }
 
-/// Writes a unit and waits for the answer: whether it is durable, and its value.
+/// Writes a unit and waits for the answer. Returns whether the write is durable, and its value.
 fn write(world: &mut World, stripe: u32, first: u32) -> (bool, u32) {
     let at = world.server().expect("somebody serves");
     let number = world.write(at, stripe, first, 1);
@@ -49,14 +49,14 @@ fn flushes(world: &World) -> Vec<usize> {
     world.osds.iter().map(|osd| osd.store.flush_count).collect()
 }
 
-/// Members that were told to sync.
+/// Returns the members that were asked to sync.
 fn told_to_sync(world: &World) -> Vec<usize> {
     let sent = world.sent.iter();
     let syncs = sent.filter(|(_, _, body)| matches!(body, PeerBody::Sync { .. }));
     syncs.map(|(_, to, _)| *to).collect()
 }
 
-/// Version and mark of the newest write that a primary sent.
+/// Returns the version and mark of the newest write that a primary sent.
 fn newest_write(world: &World) -> (Version, Version) {
     let writes = world.sent.iter().rev().find_map(|(_, _, body)| match body {
         PeerBody::Write { version, mark, .. } => Some((*version, *mark)),

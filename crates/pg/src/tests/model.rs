@@ -1,12 +1,13 @@
 //! A block store in memory: journal order, crashes that lose what was not durable, holes.
 //!
-//! An entry is durable in the order of the journal; the data of some ("large") entries becomes durable
-//! separately. A loss of power keeps what is durable and a part of the rest that fits the order; an entry
-//! whose data is missing is dropped with the later ones of its block. The end of the process keeps what is
-//! written. Lazy entries are answered when they are written, and become durable when a later entry has to.
+//! Entries become durable in journal order; the data of some ("large") entries becomes durable separately. A
+//! loss of power keeps what is durable and a part of the rest that fits the order; an entry whose data is
+//! missing is dropped with the later ones of its block. The end of the process keeps what is written. Lazy
+//! entries are answered when they are written, and become durable when a later entry must be durable.
 //!
-//! Versions of pools with parity are prepared: they lie above the stable blocks until they are committed,
-//! which no entry of the journal says by itself: each carries what was committed when it was made.
+//! Versions of pools with parity are prepared: they lie above the stable blocks until they are committed. A
+//! commit has no journal entry of its own: each entry carries the version up to which everything was
+//! committed when the entry was made.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -53,7 +54,7 @@ pub struct State {
 struct Entry {
     call: CallId,
     request: Request,
-    /// What was committed when it was made.
+    /// The version up to which everything was committed when the entry was made.
     committed: Version,
     data: Data,
     is_answered: bool,
@@ -76,21 +77,21 @@ pub struct Store {
     journal: VecDeque<Entry>,
     /// Number of entries of the journal that are durable.
     durable_count: usize,
-    /// Number of them that are written.
+    /// Number of entries of the journal that are written.
     written_count: usize,
-    /// Number of them for which durability was requested.
+    /// Number of entries of the journal for which durability was requested.
     wanted_count: usize,
-    /// Nothing is answered before it is durable.
+    /// Whether requests are answered only when they are durable.
     pub is_immediate: bool,
-    /// Flushes that made something durable.
+    /// Number of flushes that made something durable.
     pub flush_count: usize,
     /// Answers of requests that change nothing.
     answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
-    /// Those of them that tell what a block holds when they are given.
+    /// The calls in `answers` that requested a digest: it is computed when the answer is delivered.
     digests: BTreeMap<CallId, (BlockKey, bool)>,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub is_full: bool,
-    /// Repairs are refused.
+    /// Whether repairs are refused.
     pub refuses_repairs: bool,
     refused: Option<Epoch>,
 }
@@ -102,7 +103,7 @@ impl Store {
     }
 }
 
-/// The bytes of units with these values.
+/// Returns the bytes of units with these values.
 pub fn data_of(values: &[u32]) -> (Vec<Checksum>, Buffer) {
     let mut bytes = vec![0; values.len() * UNIT as usize];
     for (unit, value) in bytes.chunks_mut(UNIT as usize).zip(values) {
@@ -113,7 +114,7 @@ pub fn data_of(values: &[u32]) -> (Vec<Checksum>, Buffer) {
     (checksums, BufferPool::default().copy_of(&bytes))
 }
 
-/// The values of units with these bytes.
+/// Returns the values of units with these bytes.
 pub fn values_of(data: &[u8], units: u32) -> Vec<u32> {
     if data.is_empty() {
         return vec![0; units as usize];
@@ -131,7 +132,7 @@ impl State {
         self.held = self.held.max(version);
     }
 
-    /// What a key holds.
+    /// Returns what a key holds.
     pub fn at(&self, key: BlockKey, as_of: AsOf) -> Option<Block> {
         let mut block = self.blocks.get(&key).cloned();
         let upto = match as_of {
@@ -148,7 +149,7 @@ impl State {
         block
     }
 
-    /// All keys, as they are.
+    /// Returns all keys with their newest state, including prepared versions.
     pub fn view(&self) -> BTreeMap<BlockKey, Block> {
         let prepared = self.prepared.values().map(|prepared| prepared.key);
         let keys = self.blocks.keys().copied().chain(prepared);
@@ -263,7 +264,7 @@ impl State {
     }
 }
 
-/// Makes units of a block so, or deletes it.
+/// Applies a content to a block: replaces its units, or deletes the block.
 fn change(block: &mut Option<Block>, content: &Content) {
     let (version, units, written, damaged, data, table) = match content {
         Content::Gone => return *block = None,
@@ -339,7 +340,7 @@ impl Store {
         PgFacts { last, held, hole, floor, is_suspect, committed }
     }
 
-    /// Takes a request. `is_large`: its data becomes durable separately from its entry.
+    /// Accepts a request. `is_large`: the data of the request becomes durable separately from its entry.
     pub fn ask(&mut self, call: CallId, request: Request, is_large: bool) {
         match request {
             Request::Read { key, offset, length, .. } => {
@@ -399,7 +400,8 @@ impl Store {
         }
     }
 
-    /// After a version that was refused, no later one of its epoch is accepted.
+    /// Returns whether a request is refused. After a version that was refused, no later one of its epoch is
+    /// accepted.
     fn refuses(&self, request: &Request) -> bool {
         if self.refuses_repairs && matches!(request, Request::Repair { .. }) {
             return true;
@@ -450,7 +452,7 @@ impl Store {
         if block.is_tombstone {
             return Digest::Tombstone { version: block.version };
         }
-        // What is not read is not found.
+        // A light digest does not read the data, so it does not find the damage.
         let damaged = if deep { block.damaged } else { 0 };
         let is_written = |unit: &u32| damaged & (1 << unit) == 0;
         let written: Vec<u32> =
@@ -464,7 +466,7 @@ impl Store {
         }
     }
 
-    /// A page of blocks with versions above one.
+    /// Returns a page of blocks with versions above `newer_than`.
     pub fn list(
         &self,
         newer_than: Version,
@@ -512,7 +514,7 @@ impl Store {
         self.shorten();
     }
 
-    /// Entries that are durable and answered leave the journal.
+    /// Removes entries that are durable and answered from the journal.
     fn shorten(&mut self) {
         while self.durable_count > 0
             && let Some(first) = self.journal.front()
@@ -527,7 +529,7 @@ impl Store {
         }
     }
 
-    /// Versions that a loss of power may take.
+    /// Returns the versions that a loss of power may lose.
     pub fn undurable(&self) -> impl Iterator<Item = Version> + '_ {
         let entries =
             self.journal.iter().enumerate().filter(|(index, entry)| {
@@ -536,12 +538,12 @@ impl Store {
         entries.filter_map(|(_, entry)| version_of(&entry.request))
     }
 
-    /// Answers that may be given now: the choice is the caller's.
+    /// Returns the number of answers that can be delivered now; the caller chooses one.
     pub fn ready(&self) -> usize {
         self.answers.len() + self.ready_entries().count()
     }
 
-    /// Whether every answer was given.
+    /// Returns whether every answer was delivered.
     pub fn is_idle(&self) -> bool {
         self.answers.is_empty() && self.journal.iter().all(|entry| entry.is_answered)
     }
@@ -565,17 +567,17 @@ impl Store {
         })
     }
 
-    /// Whether an entry is answered when it is written.
+    /// Returns whether an entry is answered as soon as it is written.
     fn is_answered_early(&self, entry: &Entry) -> bool {
         is_lazy(&entry.request) && !self.is_immediate
     }
 
-    /// Gives one of the answers that are ready.
+    /// Delivers one of the answers that are ready.
     pub fn take(&mut self, choice: usize) -> (CallId, Result<Answer, StoreError>) {
         if choice < self.answers.len() {
             let (call, answer) = self.answers.remove(choice).unwrap();
             let Some((key, deep)) = self.digests.remove(&call) else { return (call, answer) };
-            // A change may have overtaken it.
+            // A change may have overtaken the digest.
             return (call, Ok(Answer::Digest(self.digest(key, deep))));
         }
         let index = self.ready_entries().nth(choice - self.answers.len()).unwrap();
@@ -587,7 +589,7 @@ impl Store {
         (call, Ok(if is_early { Answer::Written } else { Answer::Durable }))
     }
 
-    /// The process is gone: what is written stays.
+    /// Ends the process: written entries are kept.
     pub fn end(&mut self) {
         self.durable_count = self.written_count;
         for entry in self.journal.iter_mut().filter(|entry| entry.data == Data::Written) {
@@ -631,7 +633,7 @@ impl Store {
         self.digests.clear();
     }
 
-    /// Damage that may have cost acknowledged writes: some blocks are missing or old.
+    /// Damages the store so that it may lack acknowledged writes: some blocks are missing or old.
     pub fn lose(&mut self, is_lost: impl Fn(&BlockKey) -> bool) {
         assert!(self.journal.is_empty());
         self.now.blocks.retain(|key, _| !is_lost(key));
@@ -639,7 +641,7 @@ impl Store {
         self.base = self.now.clone();
     }
 
-    /// An empty disk takes the place of this one.
+    /// Replaces the disk with an empty one.
     pub fn replace_disk(&mut self) {
         let is_immediate = self.is_immediate;
         *self = Store { is_immediate, ..Store::default() };
@@ -647,14 +649,14 @@ impl Store {
         self.base = self.now.clone();
     }
 
-    /// Changes what a block durably holds, and nobody notices.
+    /// Changes the durable content of a block silently.
     pub fn alter(&mut self, key: BlockKey, change: impl Fn(&mut State, BlockKey)) {
         for state in [&mut self.base, &mut self.now] {
             change(state, key);
         }
     }
 
-    /// A unit cannot be read any more.
+    /// Makes a unit unreadable.
     pub fn damage(&mut self, key: BlockKey, unit: u32) {
         for state in [&mut self.base, &mut self.now] {
             if let Some(block) = state.blocks.get_mut(&key)

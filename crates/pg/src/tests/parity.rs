@@ -140,7 +140,7 @@ impl Stripe {
         [self.piece(0), self.piece(1)].concat()
     }
 
-    /// A write of the whole block. Each position keeps its previous piece in addition.
+    /// Returns a write of the whole block. Each position keeps its previous piece in addition.
     fn change(&self, values: &[u32]) -> Prepared {
         let (one, other) = values.split_at(PIECE);
         let [one, other]: [Piece; 2] = [one, other].map(|piece| piece.try_into().unwrap());
@@ -183,7 +183,7 @@ impl Gathering for Stripe {
             return first;
         }
         let is_same = versions.all(|version| version == first);
-        // In an adoption a member's piece may not be as it was listed.
+        // In an adoption a member's piece may differ from its listing.
         assert!(is_same || self.purpose == WantedFor::Adoption, "pieces of two versions");
         if is_same { first } else { Version::ZERO }
     }
@@ -239,7 +239,7 @@ impl Gathering for Stripe {
     }
 }
 
-/// Returns the last number that each unit was given, as the cluster reads it.
+/// Returns the number that each unit of a stripe holds, as a client reads it.
 fn read_all(world: &mut World, stripe: u32) -> Vec<u32> {
     (0..UNITS).map(|unit| world.value(stripe, unit)).collect()
 }
@@ -296,7 +296,7 @@ fn a_write_that_one_member_has_is_taken_back_and_stays_so() {
     let away = (at + 2) % 3;
     world.kill(at);
     world.kill(away);
-    // The third one leads.
+    // The third member leads.
     world.monitor();
     world.start(at);
     world.settle();

@@ -1,4 +1,5 @@
-//! Random faults: are acknowledged writes kept, reads linearizable, members equal in the end?
+//! Random faults. Checks that acknowledged writes are kept, reads are linearizable, and members are equal in
+//! the end.
 
 use super::history::Kind;
 use super::model::data_of;
@@ -12,14 +13,14 @@ use crate::Serving;
 
 const STRIPES: u32 = 12;
 
-/// Which members lose power, when writes are answered before they are durable.
+/// Which members may lose power, if writes are answered before they are durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lazy {
     /// No write is lazy: any member may lose power.
     Never,
-    /// One member between two activations: nothing that was answered is lost.
+    /// One member may lose power between two activations: nothing that was answered is lost.
     OneLosesPower,
-    /// Any member: synced writes are kept.
+    /// Any member may lose power: only synced writes are kept.
     AllLosePower,
 }
 
@@ -33,16 +34,16 @@ struct Run {
     faults: usize,
     /// Number of events in the run.
     steps: usize,
-    /// How often an OSD hears which disks are slow, in events of a thousand.
+    /// How often an OSD is told which disks are slow, in events per thousand.
     slow: usize,
-    /// Disks lose something now and then.
+    /// Whether disks lose data from time to time.
     may_rot: bool,
     /// Number of blocks or stripes.
     stripes: u32,
 }
 
 impl Run {
-    /// A pool of pieces: nothing is lazy, and no disk loses something.
+    /// A pool of pieces: no write is lazy, and no disk loses data.
     fn of_pieces(seed: u64) -> Run {
         let mut random = Random::new(seed);
         let mut world = World::of_pieces(seed ^ 0x5555, 3 + random.below(3));
@@ -63,7 +64,7 @@ impl Run {
         ];
         let scheme = schemes[random.below(3)];
         let count = scheme.position_count() as usize;
-        // Without leaving each epoch begins with all members, whatever they lost.
+        // If no member may leave, each epoch begins with all members, whatever data they lost.
         let may_leave = random.below(3) > 0;
         let spares = if may_leave { random.below(3) } else { 0 };
         let mut world = World::of_scheme(seed ^ 0x5555, count + spares, scheme);
@@ -74,7 +75,8 @@ impl Run {
         let faults = [4, 12, 40][random.below(3)];
         let lazy = match seed % 3 {
             0 => Lazy::Never,
-            // What k members make is at all of them, while nobody is lost.
+            // If no member leaves, all members have everything that was answered, so that one of them may
+            // lose power.
             1 if !may_leave => Lazy::OneLosesPower,
             _ => Lazy::AllLosePower,
         };
@@ -85,7 +87,7 @@ impl Run {
             }
         }
         let (lost_in, steps, slow, may_rot) = (None, 4000, 0, false);
-        // With a few stripes, what is lost was often changed several times.
+        // With few stripes, the versions that are lost often changed the same stripe several times.
         let stripes = [STRIPES, 3][random.below(2)];
         Run { world, lazy, lost_in, random, faults, steps, slow, may_rot, stripes }
     }
@@ -196,15 +198,16 @@ impl Run {
             6 => {
                 let choice = self.random.below(16);
                 self.world.expire(choice);
-                // There is room again after a while.
+                // A full store has room again after a while.
                 self.world.osds[at].store.is_full &= self.random.below(4) > 0;
             }
             _ => self.world.keep_house(at),
         }
     }
 
-    /// The monitor makes the next entry if there is a reason. In pools with parity another member is often
-    /// lost when a learner joins, and what the learner need not keep.
+    /// The monitor makes the next entry if there is a reason. In pools with parity, when a learner becomes a
+    /// member, often another member is lost, and the new member restarts and loses what it need not have
+    /// kept.
     fn make_entry(&mut self) {
         let before = self.world.acting();
         self.world.monitor();
@@ -226,7 +229,7 @@ impl Run {
         }
     }
 
-    /// An OSD hears which disks are slow, whether they are or not. Its own is often one of them.
+    /// Tells an OSD which disks are slow, whether they are or not. Its own disk is often one of them.
     fn hear_of_slow_disks(&mut self) {
         let at = self.any();
         let mut disks = crate::SlowDisks::default();
@@ -243,7 +246,8 @@ impl Run {
 
     fn fail(&mut self) {
         let at = self.any();
-        // Two copies of a unit are not hit: one that is damaged is mended when it is read.
+        // While one member has damaged units, no other member fails: the units are repaired from other copies
+        // when they are read.
         let is_hit =
             |osd: &super::world::Osd| osd.store.now.blocks.values().any(|block| block.damaged != 0);
         let hit = self.world.osds.iter().position(is_hit);
@@ -310,7 +314,8 @@ impl Run {
         self.world.crash(at, more);
     }
 
-    /// Whether the other acting members, which will be in the next epoch, have everything that was answered.
+    /// Returns whether the other acting members, which will be in the next epoch, have everything that was
+    /// answered.
     fn may_lose_power(&self, at: usize) -> bool {
         if self.lazy != Lazy::OneLosesPower {
             return true;
@@ -329,7 +334,8 @@ impl Run {
         serves && !is_full && others.clone().count() > 0 && others.clone().all(is_there)
     }
 
-    /// Until the next activation the others have what a member lost: they must not leave.
+    /// Returns whether a member must stay up: until the next activation only the others have what a member
+    /// lost, so they must not leave.
     fn must_stay_up(&mut self, at: usize) -> bool {
         let Some(epoch) = self.lost_in else { return false };
         let is_active = (0..self.world.osds.len()).any(|index| {
@@ -378,7 +384,7 @@ impl Run {
         }
     }
 
-    /// The primary of some epoch begins a scrub, or goes on with one.
+    /// The primary of some epoch begins a scrub, or continues one.
     fn scrub(&mut self) {
         let at = self.any();
         let begins = (self.random.below(4) == 0).then(|| self.random.below(2) == 0);
@@ -389,9 +395,9 @@ impl Run {
         self.world.limit_look(at, span);
     }
 
-    /// One member loses things silently, and a scrub puts them back.
+    /// One member loses data silently, and a scrub restores it.
     fn check_scrub(&mut self) {
-        // One that is under way ends first: it may have passed what was damaged since.
+        // A scrub that is under way ends first: it may have passed blocks that were damaged since.
         self.world.scrub_all(true, true);
         self.world.scrub_all(true, true);
         let acting = self.world.acting();
@@ -432,7 +438,7 @@ impl Run {
         self.world.check_equal();
     }
 
-    /// What cannot be repaired is known after all processes began anew.
+    /// Checks that damage that cannot be repaired is still known after all processes have restarted.
     fn check_findings(&mut self) {
         let at = self.world.server().expect("somebody serves");
         let blocks = &self.world.osds[at].store.now.blocks;

@@ -1,4 +1,4 @@
-//! What happens in single situations that must not go wrong.
+//! Single scenarios that must not go wrong.
 
 use base::Version;
 use blockstore::BlockKey;
@@ -28,7 +28,7 @@ fn write(world: &mut World, stripe: u32, first: u32, units: u32) -> u32 {
     world.history.last_value() + 1 - units
 }
 
-/// The fillings that a learner was told to begin with.
+/// Returns the fillings that the primary sent to a learner at the beginning of epochs.
 fn fillings(world: &World, learner: usize) -> Vec<Filling> {
     let sent = world.sent.iter().filter(|(_, to, _)| *to == learner);
     sent.filter_map(|(_, _, body)| match body {
@@ -86,7 +86,7 @@ fn a_write_under_way_is_kept_by_all_or_by_none_of_those_left() {
     let mut world = whole(3, 3);
     let at = world.server().unwrap();
     let number = world.write(at, 1, 0, 2);
-    // One of the others got it, the last one did not.
+    // One of the other members got the write, the last one did not.
     let other = (at + 1) % 3;
     world.deliver(at, other, true);
     world.stores_go_on();
@@ -162,7 +162,7 @@ fn a_learner_that_is_interrupted_keeps_its_cursor() {
         }
         world.crash(away, 0);
         world.settle();
-        // What changed while it was away is before its cursor, too.
+        // Blocks up to the learner's cursor changed, too, while it was away.
         for stripe in 0..4 {
             write(&mut world, stripe + turn * 4, 2, 1);
         }
@@ -292,7 +292,7 @@ fn an_acting_member_that_lost_writes_is_never_followed() {
     world.check_equal();
 }
 
-/// Floors follow the mark, which the next writes carry.
+/// Raises the floors: they follow the mark, which the next writes carry.
 fn raise_floors(world: &mut World) {
     for unit in [1, 2] {
         world.settle();
@@ -354,7 +354,8 @@ fn a_member_that_lost_a_block_below_its_floor_does_not_delete_it_elsewhere() {
         let key = *lied.blocks.keys().find(|key| key.stripe.get() == 4).unwrap();
         let version = lied.blocks[&key].version;
         assert!(version <= lied.floor, "{version} {}", lied.floor);
-        // The journal entry is present, its out-of-line data is not: row H, dropped, a hole.
+        // The journal entry is present but its out-of-line data is not: the write is dropped, and leaves a
+        // hole.
         lied.blocks.remove(&key);
         lied.hole = Some(version);
         let before = world.value(4, 0);
@@ -445,8 +446,8 @@ fn a_member_whose_store_is_full_leaves_and_the_write_is_done_again() {
     world.history.check();
 }
 
-/// A cluster whose second member is a learner that answers nothing, and 5 writes of 8 KiB that it
-/// was sent: more than a learner may lag behind.
+/// Returns a cluster whose second member is a learner that answers nothing. The learner was sent 5 writes of
+/// 8 KiB: more than a learner may lag behind.
 fn with_slow_learner() -> (World, usize, usize, Vec<usize>) {
     let mut world = whole(2, 2);
     let at = world.server().unwrap();
@@ -784,7 +785,7 @@ fn writes_that_only_lost_members_held_are_dropped_when_they_return() {
     let kept = write(&mut world, 1, 0, 4);
     let at = world.server().unwrap();
     let others = [(at + 1) % 3, (at + 2) % 3];
-    // They receive a write that the remaining one never had.
+    // The other two receive a write that the remaining member never had.
     world.crash(at, 0);
     world.settle();
     let next = world.server().unwrap();
@@ -827,7 +828,7 @@ fn a_lost_member_that_returns_during_a_filling_keeps_its_newer_writes() {
     let number = world.write(at, 2, 0, 1);
     world.deliver(at, gone[0], true);
     world.stores_go_on();
-    // The primary loses it again.
+    // The primary loses the write again.
     world.crash(at, 0);
     for index in gone {
         world.crash(index, 9);

@@ -1,8 +1,8 @@
 //! Peering, step by step: each file of `script/` holds commands and their output.
 //!
 //! A command stands on a line of its own, then `----`, then its output up to an empty line. Lines that start
-//! with `#` are comments. `UPDATE=1 cargo test --profile ci -p pg script` rewrites the outputs: read the
-//! difference before you keep it.
+//! with `#` are comments. `UPDATE=1 cargo test --profile ci -p pg script` rewrites the outputs: check the
+//! differences before you keep them.
 //!
 //! | command | what happens |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | `map` | the monitor makes the next entry if there is a reason; all read it; leases expire |
 //! | `step` | all stores make progress, then the next message of each connection arrives |
 //! | `steps` | steps until nothing is under way |
-//! | `settle` | all of this until nothing happens any more |
+//! | `settle` | everything happens, except faults, until nothing is left to do |
 //! | `write OSD BLOCK UNITS` | a client writes some units of a block at its primary |
 //! | `large`, `small` | data of later entries is out of line, or inline |
 //! | `deliver FROM TO` | the next message between two OSDs arrives |
-//! | `store OSD`, `journal OSD` | its store makes everything durable; only its journal entries |
+//! | `store OSD`, `journal OSD` | the OSD's store makes everything durable; makes only its journal entries durable |
 //! | `start OSD`, `kill OSD` | the process starts; it ends, and the store keeps what is written |
 //! | `crash OSD KEEP` | the power fails; the store keeps this many entries beyond those that are durable |
 //! | `cut A B`, `heal` | two OSDs cannot connect; all can again |
@@ -22,7 +22,8 @@
 //! | `plan OSD...` | where copies must be from now on |
 //! | `state` | the state of each OSD, and its blocks |
 //!
-//! OSDs are counted from 1. Each command also prints the messages that were sent and the operations that ended.
+//! OSDs are counted from 1. Each command also prints the messages that were sent and the operations that
+//! ended.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Scrubs: what each kind of damage leads to, and what may happen in the middle of one.
+//! Scrubs: what follows from each kind of damage, and events in the middle of a scrub.
 
 use base::{Duration, OsdId, UNIT_SIZE};
 use blockstore::BlockKey;
@@ -28,7 +28,7 @@ fn write(world: &mut World, stripe: u32, first: u32, units: u32) -> u32 {
     world.history.last_value() + 1 - units
 }
 
-/// A world of three copies with eight blocks, and the key of one in the middle.
+/// Returns a world of three OSDs with eight blocks, and the key of a block in the middle.
 fn with_blocks(copies: usize) -> (World, BlockKey) {
     let mut world = whole(copies.max(3), copies);
     for stripe in 0..8 {
@@ -38,7 +38,7 @@ fn with_blocks(copies: usize) -> (World, BlockKey) {
     (world, keys[4])
 }
 
-/// What the scrubs told so far, without their beginnings and ends.
+/// Returns the events that the scrubs reported so far, without their beginnings and ends.
 fn told(world: &World) -> Vec<String> {
     let brief = |faults: &[(OsdId, Fault)]| {
         let fault = |(osd, fault): &(OsdId, Fault)| format!("{osd} {}", fault.kind.name());
@@ -52,7 +52,7 @@ fn told(world: &World) -> Vec<String> {
     world.scrub_events.iter().filter_map(event).collect()
 }
 
-/// Another value under the same version.
+/// Changes a value of a block, but not its version.
 fn corrupt(world: &mut World, at: usize, key: BlockKey, value: u32) {
     world.osds[at].store.alter(key, |state, key| {
         state.blocks.get_mut(&key).unwrap().units.insert(1, value);
@@ -65,7 +65,7 @@ fn remove(world: &mut World, at: usize, key: BlockKey) {
     });
 }
 
-/// Damage that no copy can repair.
+/// Damages a block at all members, so that no copy can repair it.
 fn damage_everywhere(world: &mut World, key: BlockKey) {
     for osd in &mut world.osds {
         osd.store.damage(key, 1);
@@ -186,7 +186,7 @@ fn with_repairs_off_damage_is_only_listed() {
     assert_eq!(told(&world), ["found: osd.2 damaged"]);
     assert!(world.osds[1].store.now.blocks[&key].damaged != 0);
     assert_eq!(world.scrub_note(2).damaged_count(), 1);
-    // A light scrub looks closely at what is listed.
+    // A light scrub reads the data of the keys that are listed.
     world.scrub_all(false, true);
     assert_eq!(told(&world).len(), 2);
     assert_eq!(world.scrub_note(2).damaged_count(), 0);
@@ -210,7 +210,7 @@ fn listed_damage_outlives_every_process_and_a_change_of_the_primary() {
     for at in 0..2 {
         assert_eq!(world.scrub_note(at).damaged_count(), 1);
     }
-    // Written anew it is whole, and the next scrub sees that.
+    // After it is overwritten, the block is whole, and the next scrub finds that.
     write(&mut world, key.stripe.get(), 0, UNITS);
     world.scrub_all(true, true);
     let at = world.server().unwrap();
@@ -226,7 +226,7 @@ fn listed_damage_of_a_block_that_was_deleted_is_struck() {
     let at = world.server().unwrap();
     world.zero(at, key.stripe.get(), 0, UNITS);
     world.settle();
-    // Its tombstone goes, too.
+    // The tombstone is dropped, too.
     for index in 0..3 {
         world.keep_house(index);
     }
@@ -301,7 +301,7 @@ fn a_look_that_takes_long_is_given_up_and_its_late_answers_count_for_nothing() {
     let note = world.scrub_note(0);
     assert_eq!(note.running.unwrap().cursor, Some(key));
     assert!(note.findings[0].faults.iter().all(|it| it.1.kind == FaultKind::NotCompared));
-    // Now the members answer, while the next key is in work.
+    // Now the members answer, while the next key is being compared.
     world.settle();
     assert!(matches!(world.history.outcome(write), Some(Ok(Outcome::Written { .. }))));
     world.scrub_all(true, true);
@@ -367,7 +367,7 @@ fn a_key_whose_look_ends_epochs_is_passed() {
     for round in 0..3 {
         let at = world.server().expect("somebody serves");
         until_looking(&mut world, at, key);
-        // The notes that name the key are durable before members are asked.
+        // The notes that contain the key are durable before members are asked.
         let trial = |index: usize| world.scrub_note(index).running.and_then(|it| it.trial);
         let epochs = (0..3).filter_map(trial).map(|trial| trial.epochs).max();
         assert_eq!(epochs, (round > 0).then_some(round));
@@ -385,7 +385,7 @@ fn a_key_whose_look_ends_epochs_is_passed() {
     assert_eq!(found[0].matches("not compared").count(), 3, "{found:?}");
     let last = world.scrub_events.last().map(|(_, event)| event.clone());
     assert_eq!(last, Some(ScrubEvent::Ended { deep: true, keys: 8 }));
-    // The next scrub tries it again.
+    // The next scrub tries the key again.
     world.scrub_all(true, true);
     let at = world.server().unwrap();
     assert_eq!(world.scrub_note(at).damaged_count(), 0);
@@ -481,7 +481,7 @@ fn members_that_joined_get_the_note_from_the_next_primary() {
     let kept = |world: &World| {
         world.sent.iter().filter(|(.., body)| matches!(body, PeerBody::Keep { .. })).count()
     };
-    // Where all have the same note, nothing is written.
+    // If all members have the same note, nothing is written.
     let before = kept(&world);
     world.kill(1);
     world.settle();
@@ -549,7 +549,7 @@ fn a_lost_tombstone_is_put_back() {
     let version = world.osds[0].store.now.blocks[&key].version;
     let at = world.server().unwrap();
     world.zero(at, key.stripe.get(), 0, UNITS);
-    // Before a floor passes it.
+    // Wait until member 1 has the tombstone, but no floor has passed it.
     while world.osds[1].store.now.blocks.get(&key).is_none_or(|block| !block.is_tombstone) {
         world.exchange();
     }

@@ -1,8 +1,8 @@
 //! Pools with parity: a few writes, and crashes at every point between them.
 //!
-//! Every event of a schedule is a point at which a process may end, lose power, or be lost for good. Afterwards
-//! what was acknowledged is there, what was not is there as a whole or not at all, and the parts of each stripe
-//! make one code word.
+//! Every event of a schedule is a point at which a process may end, lose power, or be lost for good.
+//! Afterwards acknowledged writes are kept, any other write is there as a whole or not at all, and the parts
+//! of each stripe form one code word.
 
 use base::Scheme;
 use format::wire::Outcome;
@@ -18,11 +18,11 @@ const FOUR_THREE: Scheme = Scheme::ReedSolomon { data: 4, parity: 3 };
 /// How a member stops.
 #[derive(Clone, Copy, Debug)]
 enum Crash {
-    /// Its process ends and starts again.
+    /// The member's process ends and starts again.
     Kill,
-    /// It loses power; its store keeps this many entries beyond those that are durable.
+    /// The member loses power; its store keeps this many entries beyond those that are durable.
     Power(usize),
-    /// It stops and stays away.
+    /// The member stops and stays away.
     Lost,
 }
 
@@ -43,7 +43,7 @@ const MODES: [Mode; 2] = [Mode::Immediate, Mode::Fsync];
 struct Run {
     world: World,
     random: Random,
-    /// What was answered before it was durable may be lost.
+    /// Whether writes that were answered before they were durable may be lost.
     may_lose: bool,
     /// Writes: their number, stripe, first unit, and the values before and after.
     writes: Vec<Written>,
@@ -68,7 +68,7 @@ impl Run {
         let (random, may_lose) = (Random::new(seed), false);
         let mut run = Run { world, random, may_lose, writes: Vec::new() };
         let count = run.world.units();
-        // What is there before: a whole stripe, a part of one, and nothing.
+        // The initial data: a whole stripe, a part of one, and an empty stripe.
         run.write(1, 0, count);
         run.write(2, 0, UNITS);
         run.world.settle();
@@ -97,7 +97,7 @@ impl Run {
         self.writes.push(Written { number, stripe, first, before, after });
     }
 
-    /// One event; returns false if nothing is under way.
+    /// Runs one event; returns false if nothing is under way.
     fn step(&mut self) -> bool {
         let mail = self.world.mail();
         let stores: Vec<usize> = (0..self.world.osds.len())
@@ -124,7 +124,7 @@ impl Run {
         true
     }
 
-    /// As many events, those of the monitor among them.
+    /// Runs this many events, including those of the monitor.
     fn steps(&mut self, count: usize) {
         for _ in 0..count {
             if !self.step() {
@@ -161,7 +161,7 @@ impl Run {
             self.world.start(*index);
         }
         if !lost.is_empty() {
-            // Who was lost learns what it missed.
+            // The lost members get what they missed.
             self.world.settle();
             assert!(self.world.is_whole(), "{:?}: {what}", self.world.entry);
             self.check(what);
@@ -172,7 +172,7 @@ impl Run {
         }
     }
 
-    /// Checks that all stripes are one code word, and what clients read.
+    /// Checks that the parts of each stripe form one code word, and checks what clients read.
     fn check(&mut self, what: &str) {
         self.world.check_equal();
         let at = self.world.server().unwrap_or_else(|| panic!("nobody serves: {what}"));
@@ -244,7 +244,7 @@ fn no_crash_of_one_of_seven_members_breaks_a_promise() {
     }
 }
 
-/// Other schedules; `SEEDS=A..B` chooses them.
+/// Runs other schedules; `SEEDS=A..B` chooses them.
 #[test]
 #[ignore = "a minute for two seeds"]
 fn every_crash_of_one_member() {
@@ -257,7 +257,8 @@ fn every_crash_of_one_member() {
     }
 }
 
-/// `stride`: of the points of the first crash, and of the events between the two.
+/// Runs schedules with two crashes. `stride`: the step between the points of the first crash, and between the
+/// numbers of events from the first to the second.
 fn two_crashes(scheme: Scheme, mode: Mode, seed: u64, stride: usize) {
     let count = scheme.position_count() as usize;
     let points = length(scheme, mode, seed);
@@ -290,7 +291,7 @@ fn no_two_crashes_break_a_promise() {
     }
 }
 
-/// Hours: all pairs of points.
+/// Runs all pairs of points, which takes hours.
 #[test]
 #[ignore = "hours"]
 fn every_two_crashes() {
@@ -303,7 +304,7 @@ fn every_two_crashes() {
     }
 }
 
-/// Which members have a durable record of the newest entry.
+/// Returns the members that have a durable record of the newest entry.
 fn settled(run: &Run) -> Vec<usize> {
     let is_settled = |index: &usize| {
         let pg = run.world.osds[*index].pg.as_ref();
@@ -313,7 +314,8 @@ fn settled(run: &Run) -> Vec<usize> {
     (0..run.world.osds.len()).filter(is_settled).collect()
 }
 
-/// Number of events after the crash at which some members have settled the next epoch, not all, and which.
+/// Returns the numbers of events after the crash at which some, but not all, members have settled the next
+/// epoch. Each number comes with these members.
 fn partly_settled(run: &mut Run) -> Vec<(usize, Vec<usize>)> {
     let mut found: Vec<(usize, Vec<usize>)> = Vec::new();
     for later in 1..300 {
@@ -327,7 +329,7 @@ fn partly_settled(run: &mut Run) -> Vec<(usize, Vec<usize>)> {
     found
 }
 
-/// One crash, then another of a member that has settled the next epoch while others have not.
+/// Runs one crash, then another of a member that has settled the next epoch while others have not.
 fn crash_between_settles(scheme: Scheme, mode: Mode, seed: u64, stride: usize) -> usize {
     let (points, mut count) = (length(scheme, mode, seed), 0);
     for point in (0..=points).step_by(stride) {

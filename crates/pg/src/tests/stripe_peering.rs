@@ -1,4 +1,5 @@
-//! Pools with parity, step by step: which versions an epoch adopts, and what members get that lack some.
+//! Peering in pools with parity, step by step: which versions an epoch adopts, and what the members that lack
+//! some of them receive.
 
 use base::Scheme;
 use format::wire::Outcome;
@@ -9,7 +10,7 @@ use super::world::World;
 const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
 const THREE_TWO: Scheme = Scheme::ReedSolomon { data: 3, parity: 2 };
 
-/// A pool whose epochs begin with all members. The first one leads.
+/// Returns a pool whose epochs begin with all members. The first member leads.
 fn world(scheme: Scheme) -> World {
     let positions = scheme.position_count() as usize;
     let mut world = World::of_scheme(1, positions, scheme);
@@ -32,7 +33,7 @@ fn last_values(world: &World, units: u32) -> Vec<u32> {
     (last + 1 - units..=last).collect()
 }
 
-/// Answers what the store of a member can answer without writing anything.
+/// Delivers the answers that a member's store can give without writing anything.
 fn answer(world: &mut World, member: usize) {
     while world.osds[member].store.ready() > 0 {
         let (call, result) = world.osds[member].store.take(0);
@@ -40,7 +41,8 @@ fn answer(world: &mut World, member: usize) {
     }
 }
 
-/// All that can happen, except that a member makes nothing durable and some get no messages.
+/// Lets everything happen, except that the stores of the `weak` members make nothing durable, and the `deaf`
+/// members get no messages.
 fn go_on(world: &mut World, weak: &[usize], deaf: &[usize]) {
     for _ in 0..8 {
         for index in 0..world.osds.len() {
@@ -66,7 +68,7 @@ fn lose_power(world: &mut World, members: &[usize]) {
     world.settle();
 }
 
-/// Gives a lazy version to all members. Only member 1 makes it durable.
+/// Writes a lazy version at all members. Only member 1 makes it durable.
 fn write_lazily(world: &mut World, stripe: u32, first: u32) {
     world.osds[1].store.is_immediate = true;
     world.lazy_percent = 100;
@@ -83,7 +85,7 @@ fn write_lazily(world: &mut World, stripe: u32, first: u32) {
 fn a_part_that_was_written_and_deleted_since_the_lowest_complete_goes_forward() {
     let mut world = world(THREE_TWO);
     write(&mut world, 1, 0, 1);
-    // Part 1 has something only between the two versions up to which members 1 and 2 are complete.
+    // Part 1 holds data only between the two versions up to which members 1 and 2 are complete.
     write_lazily(&mut world, 1, UNITS);
     world.zero(0, 1, 0, 3 * UNITS);
     go_on(&mut world, &[], &[1, 2]);
@@ -129,7 +131,7 @@ fn a_parity_unit_that_was_lost_before_says_nothing_of_a_version_that_changed_its
     let mut values = write(&mut world, 1, 0, 3 * UNITS);
     let key = *world.osds[3].store.now.view().keys().next().unwrap();
     world.osds[3].store.damage(key, 2);
-    // Parts 0 and 1 change, in other rows. Member 1 must get what changed in its part.
+    // Parts 0 and 1 change, in different rows. Member 1 must get the change of its part.
     world.write(0, 1, 2, UNITS);
     go_on(&mut world, &[1, 2], &[]);
     values.splice(2..2 + UNITS as usize, last_values(&world, UNITS));

@@ -156,7 +156,7 @@ fn write_in(world: &mut World, image: u32, stripe: u32, first: u32, values: &[u3
     assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Written { .. }))));
 }
 
-/// What a stripe of the newest of these layers holds.
+/// Reads a stripe of an image with these layers, newest first. Returns its values and its allocation bitmap.
 fn read_in(world: &mut World, layers: &[u32], stripe: u32) -> (Vec<u32>, Vec<u64>) {
     let (at, units) = (world.server().expect("somebody serves"), world.units());
     let parents: Vec<_> = layers[1..].iter().map(|image| layer(*image)).collect();
@@ -293,7 +293,7 @@ fn a_member_that_takes_another_position_begins_with_nothing() {
             written(&mut world, stripe, 0, count);
         }
         for away in [0, positions - 1, 1, 0] {
-            // The one that was away before takes the position of this one.
+            // The OSD that was away before takes the position of the one that is away now.
             world.plan = (0..=positions).filter(|index| *index != away).collect();
             world.settle();
             assert!(world.is_whole(), "{scheme}");
@@ -307,7 +307,7 @@ fn a_member_that_takes_another_position_begins_with_nothing() {
 #[test]
 fn a_deletion_outlives_the_replacement_of_all_who_saw_it() {
     let scheme = Scheme::ReedSolomon { data: 2, parity: 3 };
-    // The member that was away is filled with what changed, not with everything.
+    // Only changed blocks are copied to the member that was away, not all blocks.
     let limits = Limits { history_count_max: 32, ..Limits::SMALL };
     let mut world = World::of_limits(1, 5, scheme, limits);
     world.settle();
@@ -349,7 +349,7 @@ fn lost_units_are_made_of_others() {
             let key = *world.osds[damaged].store.now.view().keys().next().unwrap();
             world.osds[damaged].store.damage(key, 2);
             assert_eq!(read_all(&mut world, 1), values, "{scheme}");
-            // Its neighbour in the row changes, then the unit itself.
+            // The damaged unit's neighbour in the row changes, then the damaged unit itself.
             let neighbour = (damaged as u32 + 1) % scheme.data_count();
             let own = (damaged as u32).min(scheme.data_count() - 1);
             for part in [neighbour, own] {

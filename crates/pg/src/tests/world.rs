@@ -42,9 +42,9 @@ pub struct Osd {
     pub pg: Option<Pg>,
     pub store: Store,
     pub incarnation: u64,
-    /// The newest epoch that it read in the map and acted on.
+    /// The newest epoch that the OSD read in the map and acted on.
     seen: Epoch,
-    /// All space is promised to writes.
+    /// Whether all space is promised to writes.
     pub lacks_room: bool,
 }
 
@@ -88,11 +88,11 @@ pub struct World {
     pub lazy_percent: usize,
     /// What members sent, for scenarios: (from, to, message).
     pub sent: Vec<(usize, usize, PeerBody)>,
-    /// What scrubs told: (primary, event).
+    /// Events that scrubs reported: (primary, event).
     pub scrub_events: Vec<(usize, ScrubEvent)>,
     /// The time of day.
     day_time: u64,
-    /// The time, as far as looks of scrubs have limits.
+    /// The time, for the limits on looks of scrubs.
     now: Time,
     is_traced: bool,
 }
@@ -121,7 +121,7 @@ impl World {
         World::of_limits(seed, osds, scheme, shape().limits)
     }
 
-    /// Likewise, with other limits.
+    /// A pool of a scheme with parity, with other limits.
     pub fn of_limits(seed: u64, osds: usize, scheme: Scheme, limits: Limits) -> World {
         let shape = Shape { face: face_of(scheme), limits, ..shape() };
         let mut world = World::of(seed, osds, scheme.position_count() as usize, shape);
@@ -133,7 +133,7 @@ impl World {
         self.shape.face.stripes().is_some()
     }
 
-    /// Units that an operation can reach under one key.
+    /// Returns the number of units that an operation can reach under one key.
     pub fn units(&self) -> u32 {
         self.shape.face.data_count() * UNITS
     }
@@ -214,7 +214,7 @@ impl World {
         self.leases.clear();
     }
 
-    /// The process starts.
+    /// Starts an OSD's process.
     pub fn start(&mut self, index: usize) {
         assert!(!self.is_up(index));
         let osd = &mut self.osds[index];
@@ -240,7 +240,7 @@ impl World {
         self.gone(index);
     }
 
-    /// The process dies; the store keeps what is written.
+    /// Kills an OSD's process; its store keeps what is written.
     pub fn kill(&mut self, index: usize) {
         self.trace(|_| format!("{index} dies"));
         self.osds[index].store.end();
@@ -258,14 +258,14 @@ impl World {
         }
     }
 
-    /// A connection breaks; what is on it is lost.
+    /// Breaks a connection; the messages in transit are lost.
     pub fn disconnect(&mut self, primary: usize, member: usize) {
         if self.links.remove(&(primary, member)).is_some() && self.is_up(primary) {
             self.with(primary, |pg, actions| pg.peer_lost(osd_id(member), actions));
         }
     }
 
-    /// Connections that a primary wants and can have are there.
+    /// Opens all connections that primaries need and that are not cut.
     pub fn connect(&mut self) {
         for primary in 0..self.osds.len() {
             let Some(pg) = &self.osds[primary].pg else { continue };
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// With TRACE set, what happens is printed.
+    /// Prints an event if TRACE is set.
     fn trace(&self, what: impl Fn(&World) -> String) {
         if self.is_traced {
             println!("{}", what(self));
@@ -302,7 +302,7 @@ impl World {
         }
     }
 
-    /// Calls a PG and carries out what it asks.
+    /// Calls a PG and carries out the actions that it returns.
     pub fn with(&mut self, index: usize, call: impl FnOnce(&mut Pg, &mut Vec<Action>)) {
         let mut actions = Vec::new();
         call(self.osds[index].pg.as_mut().expect("it is up"), &mut actions);
@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// Nothing up to a mark may be lost at an acting member.
+    /// Checks that no acting member can lose a version up to this mark.
     fn check_mark(&self, primary: usize, mark: base::Version) {
         let entry = self.osds[primary].pg.as_ref().and_then(|pg| pg.entry()).expect("it leads");
         for member in entry.acting() {
@@ -442,7 +442,7 @@ impl World {
         if is_to_member { &mut link.to_member } else { &mut link.to_primary }
     }
 
-    /// Whether a grant of an OSD to an earlier primary may still be valid.
+    /// Returns whether a grant of an OSD to an earlier primary may still be valid.
     fn has_granted(&self, giver: usize, primary: usize, epoch: Epoch) -> bool {
         self.leases.iter().any(|((from, holder), granted)| {
             *from == giver && *holder != primary && *granted < epoch
@@ -458,7 +458,7 @@ impl World {
         }
     }
 
-    /// Members grant to the primary whose epoch they are in.
+    /// Lets members renew their grants to the primary whose epoch they are in.
     pub fn renew(&mut self) {
         let links: Vec<(usize, usize)> = self.links.keys().copied().collect();
         for (primary, member) in links {
@@ -494,7 +494,7 @@ impl World {
         self.osds[index].seen = entry.epoch;
         let copies = self.copies as u32;
         self.with(index, |pg, actions| pg.enter(entry, copies, actions));
-        // Connections of earlier epochs stay: their members are asked again.
+        // Connections of earlier epochs stay open: their members are asked for their state again.
         let peers: Vec<usize> =
             self.links.keys().filter(|(primary, _)| *primary == index).map(|(_, to)| *to).collect();
         for peer in peers {
@@ -531,7 +531,7 @@ impl World {
             let osd = &self.osds[index_of(member.osd)];
             osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
         };
-        // Complete learners take positions, and lost members leave, in one change.
+        // Complete learners get positions, and lost members are removed, in one change.
         let is_whole = self.shape.face.is_whole_everywhere();
         let is_ready = |learner: &&Learner| needs.contains(&Need::Complete(learner.member));
         let mut ready: Vec<Learner> = entry.learners.iter().filter(is_ready).copied().collect();
@@ -561,7 +561,8 @@ impl World {
             }
             open.is_none()
         });
-        // Or the position of a member that is not in the plan, if all members are good.
+        // A ready learner may also take the position of a member that is not in the plan, if all members are
+        // good.
         let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
         for learner in ready {
             let slot = &mut entry.positions[learner.position.index()];
@@ -606,7 +607,7 @@ impl World {
         }
     }
 
-    /// The OSD that serves, if there is one with all the grants it needs.
+    /// Returns the OSD that serves: the primary, if it has all the grants that it needs.
     pub fn server(&self) -> Option<usize> {
         (0..self.osds.len()).find(|index| {
             let Some(pg) = &self.osds[*index].pg else { return false };
@@ -617,7 +618,7 @@ impl World {
         })
     }
 
-    /// All OSDs that believe they may serve.
+    /// Returns all OSDs that believe they may serve.
     pub fn servers(&self) -> Vec<usize> {
         (0..self.osds.len())
             .filter(|index| {
@@ -679,7 +680,7 @@ impl World {
         }
     }
 
-    /// The same for one store.
+    /// Delivers all answers that one store can give.
     pub fn store_goes_on(&mut self, index: usize) {
         while self.is_up(index) {
             self.osds[index].store.write(64, 0);
@@ -722,7 +723,7 @@ impl World {
         panic!("it does not come to rest: {:?}", self.entry);
     }
 
-    /// All that can happen without a fault happens once.
+    /// Lets everything that can happen without a fault happen once.
     pub fn round(&mut self) {
         self.monitor();
         self.leases.clear();
@@ -746,7 +747,7 @@ impl World {
         let lost: Vec<Member> = (self.entry.acting().copied())
             .filter(|member| !self.is_up(index_of(member.osd)))
             .collect();
-        // If nothing is answered before it is durable, nobody waits for what only lost members have.
+        // If no write is lazy, lost members count as removed: data that only they may have is given up.
         let how = if self.lazy_percent > 0 { Absence::Down } else { Absence::Gone };
         let absence = |member| if lost.contains(&member) { how } else { Absence::Awaited };
         let is_immediate = self.osds[index].store.is_immediate;
@@ -757,7 +758,7 @@ impl World {
         });
     }
 
-    /// What a node does for the scrub of a PG that it leads. `begins`: a scrub that is due, and its depth.
+    /// Does a node's work for the scrub of a PG that it leads. `begins`: a scrub is due; true: a deep one.
     pub fn scrub_on(&mut self, index: usize, begins: Option<bool>, bytes: u64, repairs: bool) {
         if !self.is_up(index) {
             return;
@@ -773,7 +774,7 @@ impl World {
         });
     }
 
-    /// Replaces the note in the next message of a member to its primary, if it has one.
+    /// Replaces the note in the next message of a member to its primary, if the message has one.
     pub fn spoil_note(&mut self, primary: usize, member: usize, bytes: &[u8]) {
         let link = self.links.get_mut(&(primary, member));
         let letter = link.and_then(|link| link.to_primary.front_mut());
@@ -782,7 +783,7 @@ impl World {
         }
     }
 
-    /// What a node does while members read for a key of a scrub: time passes.
+    /// Lets time pass while members read a key for a scrub, as a node does.
     pub fn limit_look(&mut self, index: usize, span: Duration) {
         self.now = self.now + span;
         let now = self.now;
@@ -791,7 +792,7 @@ impl World {
         }
     }
 
-    /// Runs a scrub to its end: one that is under way, if it is of this depth.
+    /// Runs a scrub to its end: the one that is under way if it has this depth, otherwise a new one.
     pub fn scrub_all(&mut self, deep: bool, repairs: bool) {
         let count = |world: &World| {
             let events = world.scrub_events.iter().map(|(_, event)| event);
@@ -815,7 +816,7 @@ impl World {
         panic!("the scrub does not end");
     }
 
-    /// What the primary's note on scrubs says.
+    /// Returns the note on scrubs that an OSD keeps.
     pub fn scrub_note(&self, index: usize) -> ScrubNote {
         self.osds[index].pg.as_ref().expect("it is up").scrub_note().clone()
     }
@@ -826,7 +827,7 @@ impl World {
             && self.osds.iter().all(|osd| osd.pg.is_none() || osd.store.is_idle())
     }
 
-    /// Whether all copies of the plan are there, and serve.
+    /// Returns whether the acting members are those of the plan, and the PG is served.
     pub fn is_whole(&self) -> bool {
         let acting = self.entry.acting().map(|member| index_of(member.osd));
         let mut acting: Vec<usize> = acting.collect();
@@ -836,7 +837,7 @@ impl World {
         acting == plan && self.entry.learners.is_empty() && self.server().is_some()
     }
 
-    /// Blocks of a member, with the tombstones that count.
+    /// Returns the blocks of a member, with the tombstones that no floor has passed.
     pub fn blocks(&self, index: usize) -> BTreeMap<blockstore::BlockKey, Block> {
         let acting = self.entry.acting().map(|member| index_of(member.osd));
         let floor = acting.map(|index| self.osds[index].store.now.floor).max().unwrap_or_default();
@@ -859,7 +860,7 @@ impl World {
                 let both = one.get(key).into_iter().chain(other.get(key));
                 both.fold(0, |damaged, block| damaged | block.damaged)
             };
-            // What one of them cannot read is no difference.
+            // A unit that one of the members cannot read does not count as a difference.
             let damaged: BTreeMap<_, u64> =
                 self.blocks(acting[0]).keys().map(|key| (*key, damaged(key))).collect();
             for (key, block) in one.iter_mut().chain(&mut other) {
@@ -874,7 +875,8 @@ impl World {
         }
     }
 
-    /// All parts of the acting members are of one code word, and parity knows the data parts.
+    /// Checks that the parts of the acting members form one code word, and that the part tables match the
+    /// data parts.
     fn check_stripes(&self, stripes: &Stripes) {
         let all: Vec<(usize, BTreeMap<_, Block>)> = (self.entry.filled())
             .map(|(position, member)| {
@@ -949,7 +951,7 @@ fn check_code_word(stripes: &Stripes, key: BlockKey, parts: &BTreeMap<usize, Blo
         });
         assert_eq!(written, table.written(), "parity {position} of {key:?}");
     }
-    // Any k parts make the others.
+    // The others can be reconstructed from any k parts.
     let present: Vec<usize> = parts.keys().copied().collect();
     for wanted in &present {
         let others: Vec<usize> = present.iter().copied().filter(|it| it != wanted).collect();
@@ -965,7 +967,7 @@ fn check_code_word(stripes: &Stripes, key: BlockKey, parts: &BTreeMap<usize, Blo
     }
 }
 
-/// The start of a value as text: without data.
+/// Returns the start of a value as text, without its data.
 fn brief(what: &impl std::fmt::Debug) -> String {
     let mut text = format!("{what:?}");
     text.truncate(400);

@@ -13,7 +13,7 @@ fn impossible() -> [Version; 2] {
     [version(6, 1), version(4, u64::MAX)]
 }
 
-/// A member of epoch 5: OSD 1 leads if `leads`, otherwise OSD 2; this one is OSD 1.
+/// Returns OSD 1 as a member of epoch 5. If `leads`, OSD 1 is the primary, otherwise OSD 2.
 fn member(leads: bool, learns: bool) -> Pg {
     let alone = entry(5);
     let me = alone.acting_member(OsdId::FIRST).expect("it acts alone");
@@ -145,8 +145,8 @@ fn a_learners_first_write_is_of_its_epoch() {
     says(&mut pg, write_of(version(5, 13), version(5, 10), key)).unwrap();
 }
 
-/// A pool of two data parts and a parity part. A unit of part 1 is written, then once more: that version is
-/// on its way to its member.
+/// Returns a pool of two data parts and a parity part. A unit of part 1 was written twice; the second version
+/// is in transit to the member with part 1.
 fn write_under_way() -> (World, usize) {
     let mut world = World::of_scheme(1, 3, Scheme::ReedSolomon { data: 2, parity: 1 });
     world.large_percent = 0;
@@ -160,7 +160,7 @@ fn write_under_way() -> (World, usize) {
     (world, at)
 }
 
-/// The newest message of a kind.
+/// Returns the newest message that was sent for which `is_meant` is true.
 fn sent(world: &World, is_meant: impl Fn(&PeerBody) -> bool) -> PeerBody {
     let found = world.sent.iter().rev().map(|(_, _, body)| body).find(|body| is_meant(body));
     found.cloned().expect("it was sent")
@@ -203,7 +203,7 @@ fn a_difference_is_passed_on_once_and_only_if_it_is_the_one_that_was_asked_for()
         let (mut world, at) = write_under_way();
         let key = *world.osds[1].store.now.view().keys().next().unwrap();
         if is_damaged {
-            // Its old unit must be made of others, which takes a while.
+            // The old unit must be reconstructed from others, which takes a while.
             world.osds[1].store.damage(key, 0);
         }
         world.deliver(at, 1, true);
@@ -234,7 +234,7 @@ fn a_difference_is_passed_on_once_and_only_if_it_is_the_one_that_was_asked_for()
         }
         says_in(&mut world, (1, at), delta.clone()).unwrap();
         says_in(&mut world, (1, at), delta).unwrap_err();
-        // The member's own message is the second one now.
+        // The member's genuine message now arrives as a second one.
         world.disconnect(at, 1);
         world.settle();
         world.check_equal();

@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //!   1. Items due at the same time are handled in the order in which they were added.
-//!   2. An item belongs to one run of its process: if that run is over, the item is dropped.
+//!   2. An item belongs to one run of its process: if that run has ended, the item is dropped.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,14 @@ use super::osd::DiskWork;
 use super::process::Process;
 use super::state::StateStep;
 
-/// All future events of a run.
+/// The future events of a simulated run.
 #[derive(Default)]
 pub struct Agenda {
-    /// By time, then in the order of addition; each with the run of its process that it belongs to.
+    /// Sorted by time, then by order of addition. The value holds the number of the process run that
+    /// the item belongs to.
     items: BTreeMap<(Time, u64), (u64, Item)>,
     number_last: u64,
-    /// The number of items here that may change the state store.
+    /// The number of items that may change the state store.
     transaction_count: u64,
 }
 
@@ -32,7 +33,7 @@ impl Agenda {
         self.items.insert((at, self.number_last), (life, item));
     }
 
-    /// Returns the steps of transactions of the state store that are under way.
+    /// Returns the pending steps of state store transactions.
     pub fn transactions(&self) -> impl Iterator<Item = &StateStep> {
         let steps = self.items.values().filter_map(|(_, item)| match item {
             Item::State(step) if step.is_of_transaction() => Some(step),
@@ -54,7 +55,7 @@ impl Agenda {
     }
 }
 
-/// An event that comes at its time.
+/// A future event.
 pub enum Item {
     /// An event is due at one end of a connection.
     Net(EndId),
@@ -78,7 +79,7 @@ pub enum Item {
     Heal(Process, Process),
     /// An OSD's process crashes.
     Crash(usize),
-    /// A monitor that was told to stop exits.
+    /// A monitor that is being stopped exits.
     MonitorEnds(usize),
     /// A truce begins; at its end, a strike damages members.
     Strike,
@@ -90,7 +91,7 @@ pub enum Item {
     ReconnectClient,
     /// A backup of the state store is taken.
     Backup,
-    /// The disk of an OSD completes no operation for this long.
+    /// The disk of an OSD hangs for this long: it completes no operation.
     Hang(usize, Duration),
 }
 
@@ -100,8 +101,8 @@ impl Item {
         matches!(self, Item::State(step) if step.is_of_transaction())
     }
 
-    /// Returns the process that handles this item. The item is dropped if that run of the process
-    /// ends first.
+    /// Returns the process that handles this item. The item is dropped if the current run of that
+    /// process ends first.
     pub fn owner(&self) -> Option<Process> {
         match self {
             Item::Disk(index, ..) | Item::DiskEnded(index, ..) | Item::OsdTurn(index) => {

@@ -1,13 +1,14 @@
 //! Requests that reach an OSD twice, late, or in another order than the client sent them.
 //!
-//! A connection keeps its order, so this happens only between connections: a broken one may still deliver
-//! requests that the client sends again over the next. A client gives each transmission a new sequence, so a
-//! write and its repetition are matched by their bytes: no value is written twice.
+//! Requests on one connection arrive in order, so this happens only across connections: a broken connection
+//! may still deliver requests after the client has resent them over a new one. A client gives each
+//! transmission a new sequence number, so a write and its retransmission are matched by their bytes: no value
+//! is written twice.
 //!
 //! Invariants checked
-//!   1. A request that reaches a run of an OSD after a newer request of its session is never executed.
-//!   2. Once a run has seen a session that acts on a map which the run has not received, it executes no
-//!      request of an older session of the same image until it receives that map.
+//!   1. A request that reaches a run of an OSD after a newer request of the same session is never executed.
+//!   2. Once a run has received a request of a session that acts on a newer map than the run has, it executes
+//!      no request of an older session of the same image until it has received that map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,21 +20,21 @@ use crate::tally::Counts;
 /// One run of an OSD's process: which OSD, and which run.
 pub type OsdRun = (usize, u64);
 
-/// Everything that has arrived so far.
+/// The requests that have arrived so far.
 #[derive(Default)]
 pub struct Arrivals {
-    /// The highest sequence that has arrived of each session.
+    /// The highest sequence number received from each session.
     newest: BTreeMap<(OsdRun, SessionId), u64>,
-    /// The highest sequence of each write that was not refused.
+    /// The highest sequence number of each write that was not refused.
     writes: BTreeMap<(OsdRun, SessionId, WriteId), u64>,
     /// Writes that have not been answered.
     open: BTreeMap<(OsdRun, SessionId, u64), WriteId>,
     /// Requests that arrived after a newer one of their session.
     late: BTreeSet<(OsdRun, SessionId, u64)>,
-    /// The lowest map revision that each session stated in its requests.
+    /// The lowest map revision in the requests of each session.
     lowest: BTreeMap<(OsdRun, SessionId), MapRevision>,
-    /// For each image, the newest session that acted on a map revision which the run had not
-    /// received, and the lowest revision that this session stated.
+    /// For each image, the newest session that acted on a map revision which the run had not received,
+    /// and the lowest revision in the requests of this session.
     takeovers: BTreeMap<(OsdRun, ImageId), (SessionId, MapRevision)>,
     /// Requests of older sessions, with the map revision that the run must have before it executes
     /// them.
@@ -67,9 +68,9 @@ impl Arrivals {
         self.open.insert((run, session, sequence), write);
     }
 
-    /// Records the arrival of a client's request at a run that has map revision `told`. Returns
-    /// whether the request must wait for a later revision, because a newer session of its image
-    /// acts on that.
+    /// Records the arrival of a client's request at a run whose map has revision `told`. Returns
+    /// whether the request must wait for a later revision, because a newer session of the same image
+    /// acts on that revision.
     pub fn note_session(&mut self, run: OsdRun, request: &Request, told: MapRevision) -> bool {
         let (session, sequence) = (request.session, request.sequence);
         let lowest = self.lowest.entry((run, session)).or_insert(request.revision);
@@ -86,8 +87,8 @@ impl Arrivals {
         held.is_some()
     }
 
-    /// Checks the reply of a run that has map revision `told`. Forgets a refused write: the client
-    /// sends it again.
+    /// Checks the reply of a run whose map has revision `told`. Forgets a refused write, because the
+    /// client sends it again.
     pub fn answered(
         &mut self,
         run: OsdRun,
@@ -194,7 +195,7 @@ mod tests {
         seen.note(run, &write(1, 1), &mut Counts::new(&NAMES));
         assert_eq!(seen.answered(run, &done(2), told), Ok(()));
         assert!(seen.answered(run, &done(1), told).is_err());
-        // A new run has not received what an earlier run received.
+        // Requests that reached an earlier run do not count for a new run.
         assert_eq!(counts(&[(run, 2, 1), ((0, 2), 1, 1)]), [0, 0, 0]);
     }
 
@@ -222,7 +223,8 @@ mod tests {
         assert!(seen.answered(run, &done(7, 2), revision(3)).is_err());
         assert_eq!(seen.answered(run, &done(7, 3), revision(4)), Ok(()));
         assert!(!seen.note_session(run, &of(7, 4, 3), revision(4)));
-        // The first map that the newest session stated contains all fences from before it began.
+        // The first map revision that the newest session acted on already contains all fences from
+        // before the session.
         assert!(!seen.note_session(run, &of(9, 2, 6), revision(5)));
         assert!(!seen.note_session(run, &of(7, 5, 3), revision(5)));
     }

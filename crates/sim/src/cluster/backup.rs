@@ -1,5 +1,6 @@
-//! A backup of the state store, taken at any time, is restored at the end. OSDs know newer state, so the
-//! store is refused until the operator recovers it; after that, nothing that was acknowledged may be missing.
+//! Restores, at the end of a run, a backup of the state store that was taken at a random time. OSDs have
+//! newer state, so monitors refuse the store until the operator recovers it. After that, no acknowledged data
+//! may be missing.
 
 use base::{Duration, Time};
 
@@ -9,15 +10,15 @@ use super::process::Process;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// When the backup is taken, in milliseconds from the start of the work.
+/// Range for the time of the backup, in milliseconds from the start of the work.
 const TAKEN_AFTER: std::ops::Range<u64> = 1..20_000;
 
-/// How long the cluster must have been whole before the backup is restored: by then, OSDs have
-/// stored their copies of the state.
+/// How long the cluster must have been whole before the backup is restored. By then, OSDs have stored
+/// their copies of the state.
 const WHOLE_FOR: Duration = Duration::from_secs(3);
 
-/// If no OSD has reported within this time that the store is too old, the store lacks nothing that
-/// OSDs know.
+/// If no OSD reports within this time that the store is too old, the store contains everything that
+/// OSDs have recorded.
 const PROVEN_WITHIN: Duration = Duration::from_secs(15);
 
 impl World {
@@ -30,9 +31,9 @@ impl World {
         }
     }
 
-    /// Restores the backup, if one was taken. Returns what the cluster still lacks afterwards,
-    /// which happens if disks are too full: a member that the placement no longer wants may leave
-    /// briefly, and its successor may have no space. Requires: no fault happens.
+    /// Restores the backup, if one was taken. Returns what the cluster still lacks afterwards, or
+    /// `None`. It may lack something if disks are too full: a member that the placement no longer wants
+    /// may leave briefly, and its successor may have no space. Requires: no fault happens.
     pub(super) fn restore_backup(&mut self) -> Result<Option<String>, String> {
         if !self.state.has_backup() || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(None);
@@ -40,7 +41,7 @@ impl World {
         self.fault("backup of the state put back");
         self.kill_all(self.monitor_processes())?;
         let count = self.osds.len();
-        // After a restart, OSDs know only what they have stored.
+        // Restarted OSDs have only the state that they had stored.
         let all = self.chaos.chance(Chance::percent(30));
         for process in (0..count).map(Process::Osd) {
             if self.is_running(process) && (all || self.chaos.chance(Chance::percent(20))) {
@@ -52,7 +53,8 @@ impl World {
         let lost = gone.filter_map(|osd| osd.id).collect();
         self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
-        // An OSD that is down in the backup may leave its PGs as soon as the first OSD is back.
+        // An OSD that is marked down in the backup may be dropped from its PGs as soon as the first OSD
+        // is back.
         let lack = self.wait_until_whole_for(WHOLE_FOR)?;
         self.faults.must_be_whole &= lack.is_none();
         Ok(lack)

@@ -1,7 +1,7 @@
-//! Outages of a whole minute while a client continues. Leases, sessions and grace times run out meanwhile.
-//!   1. Blackout: everything but the clients dies at once. Clients only wait: each operation is answered, and
-//!      everything that was answered before is still there.
-//!   2. All monitors, or their state store, are down: OSDs continue to serve, and no client waits.
+//! Outages of one minute while a client keeps running. Leases, sessions and grace times expire meanwhile.
+//!   1. Blackout: all processes except the clients die at once. Clients wait: each of their operations is
+//!      answered after the restart, and everything acknowledged before the blackout is still there.
+//!   2. All monitors, or their state store, are down: OSDs continue to serve, and no client has to wait.
 
 use base::Duration;
 
@@ -12,12 +12,12 @@ use crate::random::{Chance, Random};
 /// How long an outage lasts.
 const AWAY_FOR: Duration = Duration::from_secs(60);
 
-/// How many operations the client starts around the blackout, and the interval between them.
+/// The number of operations that the client starts around the blackout, and the interval between them.
 const OPERATION_COUNT: usize = 40;
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// The interval between operations while monitors or their store are down; each must be answered
-/// within this time.
+/// The interval between operations while monitors or their store are down. Each operation must be
+/// answered within this time.
 const ASK_SLOWLY_EVERY: Duration = Duration::from_millis(500);
 
 /// How long operations continue after the outage.
@@ -31,7 +31,7 @@ impl World {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
-        // The member that comes back first may serve alone, and its data may have rotted.
+        // The member that comes back first may serve alone, and some of its data may have rotted.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let dies_at = random.index(OPERATION_COUNT);
         for operation in 0..OPERATION_COUNT {
@@ -61,7 +61,7 @@ impl World {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
-        // The session's map must have reached every OSD: an OSD without it would wait for a
+        // Every OSD must have received a map with the session first: an OSD without it would wait for a
         // monitor.
         self.pass(WHOLE_FOR)?;
         let back_at = self.now + AWAY_FOR;

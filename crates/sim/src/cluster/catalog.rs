@@ -1,5 +1,5 @@
-//! Every kind of operation and fault that a run of a cluster counts, by name. A kind that never happens over
-//! many seeds fails the run of the simulator.
+//! The names of all kinds of operations and faults that a cluster run counts. The simulator fails if a kind
+//! never happens over many seeds.
 
 use super::watch::CONSEQUENCES;
 use crate::tally::Tally;

@@ -1,4 +1,4 @@
-//! One client: its process, its attachments, and its operations that are not answered yet.
+//! One client: its process, its attachments, and its pending operations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::register::Moment;
 /// One client.
 #[derive(Default)]
 pub struct Client {
-    /// The core of its process, while the process runs.
+    /// The client's logic, while its process runs.
     pub core: Option<ClientCore>,
     /// Its attachments, including those that are being opened or closed.
     pub attached: BTreeMap<VolumeHandle, Attachment>,
@@ -30,13 +30,14 @@ pub struct Attachment {
     pub(super) session: SessionId,
     pub(super) read_only: bool,
     pub(super) stage: Stage,
-    /// The volume was live, and nobody was changing it, when the attach was requested.
+    /// When the attach was requested, the volume was live and nobody was changing it.
     pub(super) sure: bool,
     /// The attachment holds the lock.
     pub(super) locked: bool,
-    /// Changes may be acknowledged to it before they are durable.
+    /// The attachment is lazy: its writes may be acknowledged before they are durable.
     pub(super) lazy: bool,
-    /// Its lock was taken over, or may have been: lazy writes that it still issues may be lost.
+    /// The lock of this attachment was taken over, or may have been: lazy writes that it still issues
+    /// may be lost.
     pub(super) overruled: bool,
 }
 
@@ -48,11 +49,12 @@ pub(super) enum Stage {
     Closing,
 }
 
-/// An operation that has not been answered.
+/// A pending operation.
 pub struct Open {
     pub(super) handle: VolumeHandle,
     pub(super) volume: usize,
-    /// The attachment's session; when it was opened, and its size in units then.
+    /// The attachment's session, the moment when the attachment was opened, and its size in units at
+    /// that moment.
     pub(super) session: SessionId,
     pub(super) opened: (Moment, u64),
     pub(super) work: Work,
@@ -123,8 +125,8 @@ impl Client {
         self.attached.values().filter(|attachment| attachment.locked).map(|it| it.volume)
     }
 
-    /// Marks the client's attachments of a volume as overruled: they may have ended without its
-    /// knowledge. Returns them.
+    /// Marks the client's attachments of a volume as overruled: they may have ended without the
+    /// client's knowledge. Returns these attachments.
     pub fn overrule(&mut self, volume: usize) -> Vec<VolumeHandle> {
         let of_it = self.attached.iter_mut().filter(|(_, attachment)| attachment.volume == volume);
         let overruled = of_it.map(|(handle, attachment)| {
@@ -134,8 +136,8 @@ impl Client {
         overruled.collect()
     }
 
-    /// Marks the lazy attachments of a volume as overruled, except `but`: another attachment was
-    /// opened.
+    /// Marks the lazy attachments of a volume, except `but`, as overruled, because another attachment
+    /// was opened.
     pub fn overrule_lazy(&mut self, volume: usize, but: Option<VolumeHandle>) {
         for (handle, attachment) in &mut self.attached {
             let is_it = attachment.volume == volume && Some(*handle) != but;
@@ -143,7 +145,7 @@ impl Client {
         }
     }
 
-    /// Returns the attachments for which no detach was requested.
+    /// Returns the attachments whose detach has not been requested yet.
     pub fn to_detach(&self) -> Vec<VolumeHandle> {
         self.attached
             .iter()
@@ -171,13 +173,13 @@ impl Client {
 /// A client that is cut off from its monitors until its session has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOff {
-    /// Which client.
+    /// The index of the client.
     pub client: usize,
-    /// A volume that the client has attached, and that is removed meanwhile.
+    /// A volume that the client has attached, and that is removed during the cut-off.
     pub volume: usize,
 }
 
-/// Attachments that need an action after the present event, each with its client.
+/// Attachments that need an action after the current event, each with its client.
 #[derive(Default)]
 pub struct AttachmentsDue {
     /// Attachments whose session has ended.

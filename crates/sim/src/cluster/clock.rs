@@ -1,7 +1,7 @@
-//! Clocks of hosts: each begins at a random time and runs a little fast or slow.
+//! Clocks of hosts: each starts at a random time and runs slightly fast or slow.
 //!
-//! Invariant: for a time `local` of a clock, [`Clock::world`] is the first time of the world at which the
-//! clock shows `local` or more.
+//! Invariant: for a time `local` of a clock, [`Clock::world`] is the earliest time of the world at which the
+//! clock shows `local` or later.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ impl Clock {
         let drift = if !drifts {
             0
         } else if random.chance(Chance::percent(40)) {
-            // Margins are smallest at the extremes.
+            // Lease margins are tightest at the extremes.
             *random.pick(&[0, 2 * DRIFT_MAX])
         } else {
             random.below(2 * DRIFT_MAX + 1)

@@ -1,5 +1,5 @@
-//! The operator's commands: create the cluster, create, resize and remove volumes, and at the end remove all of
-//! them and check that nothing is left.
+//! The operator's commands: create the cluster; create, resize and remove volumes; at the end, remove all
+//! volumes and check that nothing is left.
 
 use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
@@ -16,7 +16,7 @@ use super::volume_model::{Life, Shape, Volume};
 use super::world::World;
 use crate::random::Chance;
 
-/// A request that a partition held back is executed within this time, or never.
+/// A request that was held back by a partition is executed within this time, or never.
 const LATE_MAX: Duration = Duration::from_secs(15);
 
 impl World {
@@ -82,7 +82,8 @@ impl World {
         } else if self.chaos.chance(self.plan.unlocks)
             && let Some((client, volume)) = self.locked_by()
         {
-            // Usually the lock's holder is cut off, together with an OSD that keeps serving it.
+            // In most cases the holder of the lock is cut off, together with an OSD that keeps serving
+            // it.
             if self.chaos.chance(Chance::percent(60)) && self.may_isolate() {
                 self.isolate_from_monitors(Some(client));
             }
@@ -90,7 +91,7 @@ impl World {
         } else if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {
             let units = self.work.range(self.plan.volume_units / 2..self.plan.volume_units + 1);
             let number = self.volumes.len() as u64 + 1;
-            // Names are reused; ids are not.
+            // Volume names are reused, ids are not.
             let mut name = format!("v{}", number % 5);
             while self.volumes.iter().any(|other| other.life != Life::Gone && other.name == name) {
                 name.push('x');
@@ -129,8 +130,8 @@ impl World {
         self.operator.is_unlocking(volume)
     }
 
-    /// Returns the PGs left with fewer acting members than the minimum because others lost their
-    /// disks.
+    /// Returns the PGs whose remaining acting members are fewer than the minimum because other members
+    /// lost their disks.
     fn pgs_that_wait_for_lost_members(&self) -> Vec<PgId> {
         let is_lost = |member: &&Member| {
             self.index_of(member.osd).is_none_or(|index| self.osds[index].is_gone)
@@ -142,8 +143,8 @@ impl World {
         self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
-    /// Plans to take an OSD out; or, if one is out, to take it in again. Enough OSDs stay in for all
-    /// copies.
+    /// Plans to mark an OSD as out, or, if one is out, to bring it back in. Enough OSDs stay in to
+    /// place all copies.
     fn plan_out(&mut self) {
         let is_there = |osd: &Osd| osd.id.is_some() && !osd.is_gone;
         let out = (0..self.osds.len()).find(|index| {
@@ -161,7 +162,7 @@ impl World {
         }
     }
 
-    /// Plans to take all OSDs in again.
+    /// Plans to bring all OSDs back in.
     pub(super) fn plan_all_in(&mut self) {
         for index in 0..self.osds.len() {
             if self.osds[index].is_out && !self.osds[index].is_gone {
@@ -314,8 +315,8 @@ impl World {
             (Job::Remove(volume), result) => match result {
                 Ok(_) => self.removed(volume),
                 Err(failure) if failure.code == "not_found" && !first_try => self.removed(volume),
-                // Give up only if a live client has the volume attached: the session of a client
-                // that is cut off or dead ends on its own.
+                // Give up only if a live client has the volume attached: the session of a cut-off or
+                // dead client will expire, so retry.
                 Err(failure)
                     if failure.code == "busy"
                         && !self.operator.removes_all
@@ -328,7 +329,7 @@ impl World {
             },
             (Job::Resize(volume, units), result) => match result {
                 Ok(_) => self.resized(volume, units),
-                // No earlier attempt succeeded: otherwise this one would have had nothing to
+                // No earlier attempt succeeded: otherwise this attempt would have found nothing to
                 // change.
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
@@ -337,18 +338,18 @@ impl World {
                 self.note_unlocked(volume);
                 self.tally.operations.add("volume unlock", 1);
             }
-            // The holder has released the lock, or an earlier attempt has taken it.
+            // The holder has released the lock, or an earlier attempt at this command has removed it.
             (Job::Unlock(volume), Err(failure)) if failure.code == "not_locked" => {
                 self.note_unlocked(volume);
             }
             (Job::GiveUpMembers(_), Ok(_)) => {
                 self.tally.faults.add("members lost below the minimum given up", 1);
             }
-            // An earlier attempt succeeded; or the PG continues with learners that the remaining
-            // member has filled; or the monitor has not noticed the loss yet, and then the PG is
-            // found again.
+            // Three cases: an earlier attempt succeeded; or the PG continues with learners that the
+            // remaining member has filled; or the monitor has not noticed the loss yet, and then a
+            // later search finds the PG again.
             (Job::GiveUpMembers(_), Err(failure)) if failure.code == "invalid" => {}
-            // The only remaining member is restarting.
+            // The only remaining member is restarting: retry.
             (Job::GiveUpMembers(_), Err(failure)) if failure.code == "unavailable" => return Ok(()),
             (Job::SetOut(index, is_out), Ok(_)) => {
                 self.osds[index].is_out = is_out;
@@ -381,25 +382,25 @@ impl World {
                 return Ok(());
             }
             (Job::GiveUp(_), Ok(_)) => self.tally.faults.add("suspect PG given up", 1),
-            // If the PG still waits, a later search finds it again.
+            // If the PG still waits, a later search will find it again.
             (Job::GiveUp(_), Err(failure))
                 if matches!(failure.code.as_str(), "invalid" | "unavailable" | "unconfirmed") => {}
             (Job::Recover { .. }, Ok(_)) => self.tally.operations.add("state recover", 1),
             (Job::Recover { since, mut lost }, Err(failure)) => {
-                // The restored state does not have this OSD: it was already removed there, or not
-                // yet created.
+                // The restored state does not contain this OSD: at the time of the backup it was not
+                // yet created, or already removed.
                 if failure.code == "not_found" {
                     lost.retain(|osd| !failure.message.contains(&osd.to_string()));
                     self.operator.jobs[0] = Job::Recover { since, lost };
                     return Ok(());
                 }
-                // An earlier attempt succeeded, or the state lacks nothing.
+                // Retry, unless an earlier attempt succeeded or nothing is missing from the state.
                 if failure.code != "invalid" || !self.is_not_older(since) {
                     return Ok(());
                 }
             }
             (Job::Undo, Ok(_)) => self.tally.operations.add("state undo", 1),
-            // The monitor has not noticed the edit yet, or something else has undone it.
+            // The monitor has not noticed the edit yet, or the edit was undone in another way.
             (Job::Undo, Err(failure)) if failure.code == "invalid" => {
                 if self.state.edited().is_some() {
                     return Ok(());
@@ -407,7 +408,7 @@ impl World {
             }
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
-                    // Tasks may wait for PGs that lost members: those PGs are given up first.
+                    // Tasks may wait for PGs that lost members: give up those members first.
                     if self.operator.jobs.iter().any(|job| matches!(job, Job::FindLost)) {
                         self.operator.jobs.push_back(Job::AwaitTasks);
                         self.operator.finish_job();
@@ -432,7 +433,7 @@ impl World {
         Ok(())
     }
 
-    /// Handles a refused command: fails, unless a retry may help.
+    /// Handles a refused command: returns an error, unless a retry may help.
     fn refused(&self, failure: Failure) -> Result<(), String> {
         let code = failure.code.as_str();
         if matches!(code, "busy" | "cannot_place") || is_not_done_yet(code) {
@@ -441,14 +442,15 @@ impl World {
         Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))
     }
 
-    /// Returns a removed volume that keeps the pool from being removed: a create command for it,
-    /// whose answer was lost, was executed after the volume's removal.
+    /// Returns a removed volume that keeps the pool from being removed: a create command for it was
+    /// executed after its removal, and the reply to that command was lost.
     fn came_late(&self, failure: &Failure) -> Option<usize> {
         let names = failure.message.split_once("volumes: ")?.1;
         self.unsure_and_gone(|volume| names.split(", ").any(|name| name == volume.name))
     }
 
-    /// Returns a volume that was created late in the same way, and now blocks the name of `volume`.
+    /// Returns a volume that was created late, as in `came_late`, and now occupies the name of
+    /// `volume`.
     fn late_of_that_name(&self, volume: usize) -> Option<usize> {
         let name = &self.volumes[volume].name;
         self.unsure_and_gone(|volume| volume.name == *name)
@@ -462,7 +464,7 @@ impl World {
         })
     }
 
-    /// Gives up the current job: the volume stays as it is.
+    /// Gives up the current job and leaves the volume as it is.
     fn give_up_job(&mut self, volume: usize) {
         self.volumes[volume].life = Life::Live;
     }
@@ -497,7 +499,7 @@ impl World {
         volume.life = Life::Live;
     }
 
-    /// Plans the end: all volumes are removed, and nothing of them may be left.
+    /// Plans the end of the run: all volumes are removed, and nothing of them may be left.
     pub(super) fn plan_removal_of_all(&mut self) {
         self.operator.removes_all = true;
         for volume in 0..self.volumes.len() {
@@ -506,8 +508,8 @@ impl World {
                 self.operator.jobs.push_back(Job::Remove(volume));
             }
         }
-        // Removing the pool removes everything in it. Without that, a PG that was given up may have
-        // lost a deletion, and blocks of removed volumes stay.
+        // Removing the pool removes everything in the pool. If the pool stays, a PG that was given up
+        // may have lost a deletion, and then blocks of removed volumes remain.
         let removes_pool = self.work.chance(Chance::percent(50));
         if removes_pool {
             self.operator.jobs.push_back(Job::RemovePool);

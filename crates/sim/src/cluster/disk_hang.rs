@@ -1,27 +1,29 @@
-//! How the disk of an OSD hangs, and what the OSD may report about it.
+//! The state of an OSD's disk that may hang, and checks of the OSD's reports about it.
 //!
-//! An OSD may report that it is stalled only if its disk hung, and that it has recovered only when the disk has
-//! answered for long enough.
+//! An OSD may report that it is stalled only if its disk hung. It may report that it has recovered only after
+//! the disk has answered for long enough.
 
 use base::{Duration, Time};
 
 use crate::random::{Chance, Random};
 
-/// A disk that completes everything within this time is slow; it does not hang.
+/// A disk that completes every operation within this time is slow, not hung.
 const SLOW_MAX: Duration = Duration::from_secs(4);
-/// An OSD reports a hang when an operation is older than five seconds, by a clock that may be fast.
+/// The shortest hang that an OSD may report: it reports one when an operation is older than five
+/// seconds, by a clock that may run fast.
 const STALL_MIN: Duration = Duration::from_millis(4500);
-/// An OSD reports that its disk answers again after ten seconds of answers, by such a clock.
+/// An OSD reports that its disk works again after the disk has answered for ten seconds, by a clock
+/// that may run fast.
 const ANSWERED_MIN: Duration = Duration::from_millis(8500);
-/// During a hang of this length, a probe takes more than a second, so the OSD notices the hang.
+/// During a hang of this length, a probe takes more than a second, so the OSD always notices the hang.
 const SEEN_MIN: Duration = Duration::from_millis(2500);
-/// An operation on a hung disk is retried at this interval.
+/// The interval at which an operation on a hung disk is retried.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The maximum number of long hangs in a run: each one doubles the time for which the disk must
-/// answer.
+/// The maximum number of long hangs in a run. Each long hang doubles the time for which the disk must
+/// answer before the OSD counts as recovered.
 const LONG_COUNT_MAX: u32 = 3;
 
-/// How disks hang in a run.
+/// The source of random disk hangs in a run.
 pub(super) struct Hangs {
     pub(super) random: Random,
     /// The chance, per event, that a hang begins.
@@ -29,19 +31,19 @@ pub(super) struct Hangs {
     long_count: u32,
 }
 
-/// How a disk hangs, and what its OSD reports about that.
+/// The hangs of one disk, and what its OSD has reported about them.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Hang {
     since: Time,
     until: Time,
-    /// The end of the last hang that every probe must have noticed.
+    /// The end of the last hang that was long enough for the OSD to notice.
     answers_since: Time,
-    /// The disk had answered for long enough before the present hang: the OSD may have noticed
-    /// this, but had no time to report it.
+    /// Before the current hang, the disk had answered for long enough to count as recovered: the OSD
+    /// may have noticed this without having had time to report it.
     had_answered: bool,
-    /// Since when the OSD has been reporting that its disk hangs.
+    /// The time since which the OSD has been reporting that it is stalled.
     said_since: Option<Time>,
-    /// The present run of the OSD began after a hang: the disk must first prove that it answers.
+    /// The current run of the OSD began after a hang: the disk must first prove that it answers.
     is_tried: bool,
 }
 
@@ -74,21 +76,22 @@ impl Hangs {
         span > SLOW_MAX
     }
 
-    /// Draws whether the OSD of the drill stays up and its disk hangs instead.
+    /// Draws whether the drill hangs the disk of its OSD instead of ending the process.
     pub(super) fn takes_drill(&mut self) -> bool {
         self.random.chance(Chance::percent(50))
     }
 }
 
 impl Hang {
-    /// Returns when an operation that would end now is checked again, if the disk hangs.
+    /// If the disk hangs, returns the time at which an operation that would complete now is tried
+    /// again.
     pub(super) fn again_at(&self, now: Time) -> Option<Time> {
         (now < self.until).then(|| self.until.min(now + LOOK_EVERY))
     }
 
-    /// Makes the disk hang for `span` from now on; a hang under way lasts until then at least. A
-    /// hang that begins just as the previous one ends is the same hang: operations that waited may
-    /// not have ended in between.
+    /// Makes the disk hang for `span` from now on; a hang in progress that would end earlier is
+    /// extended. A hang that begins just as the previous one ends counts as the same hang, because
+    /// waiting operations may not have completed in between.
     pub(super) fn begin(&mut self, now: Time, span: Duration) {
         if self.until < now {
             if self.until.since(self.since) > SEEN_MIN {
@@ -105,19 +108,19 @@ impl Hang {
         self.until = self.until.min(now);
     }
 
-    /// Records the start of a run of the OSD. `knows`: the run has learned from the previous one
-    /// that the disk had hung.
+    /// Records the start of a run of the OSD. `knows`: the previous run recorded that the disk had
+    /// hung.
     pub(super) fn run_starts(&mut self, knows: bool) {
         self.is_tried = knows;
         self.said_since = self.said_since.filter(|_| knows);
     }
 
-    /// Returns since when the OSD has been reporting that it is stalled.
+    /// Returns the time since which the OSD has been reporting that it is stalled.
     pub(super) fn said_since(&self) -> Option<Time> {
         self.said_since
     }
 
-    /// Checks the OSD's report of whether it is stalled against the state of its disk.
+    /// Checks an OSD's report that it is or is not stalled against the state of its disk.
     pub(super) fn judge(&mut self, now: Time, is_stalled: bool) -> Result<(), String> {
         let span = self.until.since(self.since).min(now.since(self.since));
         match (self.said_since, is_stalled) {
@@ -154,7 +157,7 @@ mod tests {
             let mut hang = Hang::default();
             hang.begin(at(100), span);
             hang.begin(at(3_100 + gap), span);
-            // An operation may be as old as both hangs together.
+            // An operation may have waited through both hangs.
             assert_eq!(hang.judge(at(5_000), true).is_ok(), is_one);
         }
     }

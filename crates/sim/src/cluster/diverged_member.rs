@@ -1,8 +1,8 @@
-//! A member comes back with writes that no other member has, and dies while it is brought up to date.
+//! A member returns with writes that no other member has, and crashes repeatedly while it is backfilled.
 //!
 //! ```text
-//!   primary reaches clients only ─▶ client writes, dies ─▶ others go on ─▶ primary is a learner
-//!     ─▶ it dies while it is filled, again and again
+//!   primary reaches clients only ─▶ client writes, primary dies ─▶ other members continue
+//!     ─▶ old primary returns as a learner ─▶ it dies during backfill, again and again
 //! ```
 
 use base::Duration;
@@ -12,19 +12,19 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How many times a primary diverges.
+/// The number of times that a primary diverges.
 const ROUND_COUNT: usize = 2;
 
-/// The maximum number of times that its backfill is interrupted.
+/// The maximum number of times that the backfill of one such member is interrupted.
 const DEATH_COUNT_MAX: u64 = 4;
 
-/// The longest time for which a learner is filled before it dies, in microseconds.
+/// The longest time that a backfill runs before the learner dies, in microseconds.
 const FILLED_FOR_MAX: u64 = 400_000;
 
-/// Within this time, a primary has journaled the writes that it was sent.
+/// Within this time, a primary has journaled the writes that it received.
 const ASTRAY_FOR: Duration = Duration::from_millis(60);
 
-/// How long the primary is cut off in total: long enough for others to take over its PGs.
+/// The total time for which the primary is cut off: long enough for others to take over its PGs.
 const CUT_OFF_FOR: Duration = Duration::from_secs(2);
 
 impl World {

@@ -1,4 +1,4 @@
-//! What a failover drill measures: how long operations take before and after a member leaves.
+//! Measurements of a failover drill: how long operations take before and after a member leaves.
 
 use base::{Duration, Time};
 
@@ -8,35 +8,35 @@ use super::plan::Departure;
 /// How long operations run before their latency is checked.
 const WARM: Duration = Duration::from_millis(200);
 
-/// How long operations run after that before the member leaves.
+/// How long operations then run before the member leaves.
 const CALM: Duration = Duration::from_millis(400);
 
-/// How long the drill runs beyond the time that one operation may take, so that late answers are
+/// How long the drill runs beyond the longest time that an operation may take, so that late answers are
 /// noticed.
 const SPAN: Duration = Duration::from_secs(3);
 
-/// The longest time that an operation may take while nothing happens.
+/// The longest time that an operation may take while no member leaves.
 const CALM_MAX: Duration = Duration::from_millis(200);
 
-/// A drill under way.
+/// A drill in progress.
 pub struct Drill {
     pub(super) attached: Handle,
-    /// When it ends.
+    /// When the drill ends.
     end: Time,
     /// The OSD that leaves, how it leaves, and when (`None` once it has left).
     pub(super) victim: usize,
     pub(super) departure: Departure,
     leaves_at: Option<Time>,
-    /// Operations issued before this time are not checked.
+    /// Operations that were issued before this time are not checked.
     judged_from: Time,
-    /// The longest time to an answer before the member left.
+    /// The longest operation before the member left.
     longest_calm: Duration,
-    /// The longest time to an answer since then.
+    /// The longest operation since the member left.
     longest: Duration,
 }
 
 impl Drill {
-    /// Returns a drill that begins now and issues its operations through an attachment.
+    /// Returns a drill that begins now and issues its operations through `attached`.
     pub(super) fn new(now: Time, attached: Handle, victim: usize, departure: Departure) -> Drill {
         Drill {
             attached,
@@ -50,22 +50,22 @@ impl Drill {
         }
     }
 
-    /// Returns whether the drill issues no more operations.
+    /// Returns whether the drill has ended and issues no more operations.
     pub(super) fn is_over(&self, now: Time) -> bool {
         now > self.end
     }
 
-    /// Returns whether the member leaves now. True only once.
+    /// Returns whether the member must leave now. Returns true only once.
     pub(super) fn leaves_now(&mut self, now: Time) -> bool {
         self.leaves_at.take_if(|at| *at <= now).is_some()
     }
 
-    /// Returns until when a process that is silenced now stays silent: the end of the drill.
+    /// Returns the time until which a process that is silenced now stays silent: the end of the drill.
     pub(super) fn silent_until(&self, now: Time) -> Time {
         now + longest_of(self.departure) + SPAN
     }
 
-    /// Returns the longest times to an answer, before the member left and since.
+    /// Returns the longest time that an operation took before the member left, and since then.
     pub(super) fn longest(&self) -> (Duration, Duration) {
         (self.longest_calm, self.longest)
     }

@@ -1,5 +1,5 @@
-//! The failover drill: a member leaves while everything else works. No operation may take longer than such a
-//! failover takes by design.
+//! The failover drill: a member leaves while everything else works. No operation may take longer than a
+//! failover of this kind takes by design.
 
 use base::Duration;
 
@@ -12,7 +12,8 @@ use super::world::World;
 /// The interval between operations of the drill.
 const ASK_EVERY: Duration = Duration::from_millis(4);
 
-/// Longer than usual: a process that left a silent monitor allows the next one more time.
+/// How long the cluster must be calm before the drill. Longer than elsewhere, because a process that
+/// left a silent monitor allows the next monitor more time.
 const CALM_FOR: Duration = Duration::from_secs(6);
 
 /// How long the disk hangs: to the end of the drill.
@@ -48,7 +49,7 @@ impl World {
         self.net.calm_down(50_000);
         self.drill = Some(Drill::new(self.now, attached, victim, departure));
         self.schedule(ASK_EVERY, Item::Drill);
-        // Data that rotted unnoticed at other members has no good copy meanwhile.
+        // Data that rotted unnoticed at other members has no good copy while the member is away.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         self.wait("an operation of the drill is never answered", |world| {
             let is_over = world.drill.as_ref().is_none_or(|drill| drill.is_over(world.now));
@@ -112,8 +113,7 @@ impl World {
         self.ask_for_drill(attached)
     }
 
-    /// Returns a monitor that does not lead: the one that this process is connected to, if
-    /// possible.
+    /// Returns a monitor that does not lead, preferably the one that this process is connected to.
     fn follower_of(&self, process: Process) -> usize {
         let leader = self.agreed_leader().expect("all has been well");
         let followers = || (0..self.monitors.len()).filter(|index| *index != leader);
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Like `silence`, but lets messages from and to clients through.
+    /// Like `silence`, but lets messages to and from clients through.
     pub(super) fn silence_servers(&mut self, process: Process) {
         let osds = (0..self.osds.len()).map(Process::Osd);
         for other in osds.chain(self.monitor_processes()).filter(|other| *other != process) {

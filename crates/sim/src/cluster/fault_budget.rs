@@ -1,16 +1,17 @@
-//! How much faults may take from the disks, and when: the limits within which no data may be lost.
+//! How much data faults may destroy on disks, and when: the limits within which nothing may be lost.
 //!
-//! With one copy, `faults.rs` decides what may rot. With more:
-//! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of any PG;
-//!   and only while the acting set of each PG concerned has another member, whose copy is good. Nothing else
-//!   is taken from disks in such a run, because rot is found only when the data is read.
-//! - A *deep strike* takes the disks of so many members that fewer than the minimum remain; in each PG, one
-//!   member that has everything remains. The operator, who knows that the others never come back, lets the
-//!   PGs continue without them.
-//! - A *strike* takes so much that the member counts as lost: its whole disk, or metadata of its store. The
-//!   strike waits for a truce: faults rest until every PG has all of its copies and no transaction is under
-//!   way that might change this. The strike leaves each PG its minimum of members. Then faults resume. If no
-//!   disk can detect the loss (of the journal's tail), the truce continues until all copies exist again.
+//! With one copy, `faults.rs` decides which data may rot. With more copies:
+//! - Data rots, and reads of data fail, in one failure domain only, so on at most one member of any PG, and
+//!   only while the acting set of each such PG has another member, whose copy is good. Runs with these faults
+//!   have no other damage to disks, because rot is found only when the data is read.
+//! - A *deep strike* destroys the disks of so many members that fewer than the minimum remain; in each PG,
+//!   one member that has everything remains. The operator, who knows that the lost members will not return,
+//!   lets the PGs continue without them.
+//! - A *strike* does so much damage that the member counts as lost: it destroys the whole disk, or metadata
+//!   of the store. The strike waits for a truce, during which no fault is injected: it lasts until every PG
+//!   has all of its copies and no transaction is in progress that might change this. The strike leaves each
+//!   PG its minimum of members. Then faults resume. If the disk itself cannot detect the loss (the tail of
+//!   the journal), the truce continues until all copies exist again.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +28,7 @@ use super::world::World;
 use crate::random::Chance;
 
 impl World {
-    /// Handles a strike that is due: faults rest until the cluster is whole.
+    /// Handles a strike that is due: suspends faults until the cluster is whole.
     pub(super) fn strike_is_due(&mut self) {
         self.faults.strikes_open -= 1;
         if self.stage_is_work() {
@@ -38,7 +39,7 @@ impl World {
     fn begin_truce(&mut self, strikes: bool) {
         self.trace.line(format_args!("{:?} truce", self.now));
         self.faults.rates = Faults::NONE;
-        // A damaged frame ends an epoch, and the next epoch may begin 5 s later.
+        // A damaged frame ends an epoch, and the next epoch may not begin until 5 s later.
         self.net.set_weather(self.plan.weather.calm());
         self.watch.has_refused_room = false;
         self.faults.truce = Some(Truce::begin(self.now, strikes));
@@ -52,7 +53,8 @@ impl World {
         let lack = self.what_members_lack();
         let is_late = truce.is_late(self.now);
         if is_late && lack.is_some() && self.has_full_member() {
-            // Some copies find no space: the strike must not take the copies that exist.
+            // Some copies cannot be made for lack of space: the strike must not destroy the existing
+            // copies.
             self.trace.line(format_args!("{:?} copies without room", self.now));
             self.faults.truce = None;
             self.faults.rates = self.plan.faults;
@@ -62,8 +64,8 @@ impl World {
             return Err(format!("without faults the cluster does not get whole: {lack}"));
         }
         let truce = truce.seen(self.now, lack.is_none());
-        // Statistics are recorded at any time, so transactions may be under way during the truce,
-        // but not when it ends.
+        // Statistics are recorded at any time, so transactions may be in progress during the truce, but
+        // not when the truce ends.
         if !truce.may_end(self.now) || !self.monitors_rest() {
             self.faults.truce = Some(truce);
             return Ok(());
@@ -74,15 +76,16 @@ impl World {
         if truce.strikes { self.strike() } else { Ok(()) }
     }
 
-    /// Returns why the cluster is not whole. `None`: every PG has all of its copies on running
-    /// OSDs, its primary reports that it serves, and nothing is under way that could change this.
+    /// Returns why the cluster is not whole. `None`: every PG has all of its copies on running OSDs,
+    /// its primary reports that it serves, and nothing is in progress that could change this.
     pub(super) fn what_lacks(&self) -> Option<String> {
         let works = || (!self.monitors_rest()).then(|| "monitors have not ended their work".into());
         self.what_members_lack().or_else(works)
     }
 
-    /// Returns whether no transaction is under way that may change the map, and the state store works. Scrubs
-    /// meet bad places again and again, so counts of read errors are written all the time.
+    /// Returns whether the state store works and no transaction is in progress that may change the map.
+    /// Other transactions do not count: scrubs find bad places repeatedly, so counts of read errors are
+    /// written all the time.
     fn monitors_rest(&self) -> bool {
         let changes = |step| self.state.may_change_map(step);
         self.state.is_reached(self.now) && !self.agenda.transactions().any(changes)
@@ -137,12 +140,13 @@ impl World {
         }
     }
 
-    /// Returns how many failure domains have an OSD that may get PGs.
+    /// Returns the number of failure domains that have an OSD which may get PGs.
     pub(super) fn domain_count_in(&self) -> usize {
         self.domain_count_without(&[])
     }
 
-    /// Returns the same number, as if the OSDs in `lost` were out.
+    /// Returns the number of failure domains that would have such an OSD if the OSDs in `lost` were
+    /// out.
     pub(super) fn domain_count_without(&self, lost: &[usize]) -> usize {
         let is_in = |index: &usize| {
             let osd = &self.osds[*index];
@@ -167,7 +171,7 @@ impl World {
             })
     }
 
-    /// Damages members so much that they count as lost.
+    /// Damages members so severely that they count as lost.
     fn strike(&mut self) -> Result<(), String> {
         if self.plan.strikes_deep {
             return self.strike_deep();
@@ -183,8 +187,8 @@ impl World {
                 0 | 1 => self.lose_disks(&[index])?,
                 2 | 3 => self.rot_knowledge(index, false)?,
                 _ => {
-                    // Nobody can detect that the tail of a journal is lost: no other member may be
-                    // lost until this one has everything again.
+                    // A member cannot detect that the tail of its journal is lost: no other member may
+                    // be lost until this member has everything again.
                     self.rot_knowledge(index, true)?;
                     self.begin_truce(false);
                 }
@@ -193,7 +197,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the disks of more members than a PG can spare.
+    /// Destroys the disks of more members than a PG can spare.
     fn strike_deep(&mut self) -> Result<(), String> {
         let is_there = |index: &usize| !self.osds[*index].is_gone;
         let mut hit: Vec<usize> = (0..self.osds.len()).filter(is_there).collect();
@@ -202,15 +206,15 @@ impl World {
         self.lose_disks(&hit)
     }
 
-    /// Takes disks for good. The operator creates new OSDs on their hosts.
+    /// Destroys disks permanently. The operator creates new OSDs on their hosts.
     fn lose_disks(&mut self, hit: &[usize]) -> Result<(), String> {
         let mut next = Vec::new();
         for index in hit {
             next.push(self.lose_disk(*index)?);
             self.operator.jobs.push_back(Job::SetOut(*index, true));
         }
-        // If the lost members are given up first, a PG is served at once; otherwise their successors are
-        // filled first.
+        // If the operator gives up the lost members first, PGs are served at once; otherwise only after
+        // their successors have been filled.
         if self.chaos.chance(Chance::percent(50)) {
             self.operator.jobs.push_back(Job::FindLost);
         }
@@ -220,7 +224,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the disk of an OSD. Returns the index of the OSD that is to take its place.
+    /// Destroys the disk of an OSD. Returns the index of the OSD that will replace it.
     fn lose_disk(&mut self, index: usize) -> Result<usize, String> {
         self.trace.line(format_args!("{:?} osd {index} loses its disk", self.now));
         self.kill(Process::Osd(index))?;
@@ -235,13 +239,13 @@ impl World {
         Ok(next)
     }
 
-    /// Kills an OSD and damages the metadata of its store: old journal entries or pages of
-    /// checkpoints; or, with `tail`, the tail of its journal.
+    /// Kills an OSD and damages the metadata of its store: old journal entries or checkpoint pages, or,
+    /// with `tail`, the tail of the journal.
     fn rot_knowledge(&mut self, index: usize, tail: bool) -> Result<(), String> {
         let now = self.now;
         self.osds[index].note_idle(now);
         self.kill(Process::Osd(index))?;
-        // The OSD counts as lost.
+        // The OSD counts as lost, so its unflushed writes count as lost, too.
         self.note_power_loss(index);
         let osd = &mut self.osds[index];
         let (Some(layout), Some(disk)) = (&osd.layout, &mut osd.disk) else { return Ok(()) };
@@ -258,7 +262,7 @@ impl World {
             .filter(|page| tail || disk.written_last(*page) <= settled)
             .collect();
         pages.sort_by_key(|page| disk.written_last(*page));
-        // Old pages there are mostly no longer needed.
+        // Damage only the newest pages: most older pages are no longer needed.
         let kept = pages.len().min(if tail { 4 } else { 12 });
         pages.drain(..pages.len() - kept);
         if pages.is_empty() {

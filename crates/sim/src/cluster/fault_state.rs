@@ -1,5 +1,5 @@
-//! Which faults may happen now, and what earlier faults left behind: the checkers accept an error only where
-//! a fault can have caused it.
+//! Which faults may happen now, and which damage earlier faults left: the checkers accept an error only if a
+//! fault can have caused it.
 
 use base::Time;
 
@@ -9,25 +9,25 @@ use super::truce::Truce;
 
 /// The state of a run's faults.
 pub struct FaultState {
-    /// The present rates of faults: those of the plan, or none.
+    /// The current rates of faults: the rates of the plan, or none.
     pub(super) rates: Faults,
-    /// Faults so far that may have caused a retransmission.
+    /// The number of faults so far that may have caused a retransmission.
     pub(super) count: u64,
-    /// The truce under way, if any: faults rest until the cluster is whole.
+    /// The current truce, if any: no fault is injected until the cluster is whole.
     pub(super) truce: Option<Truce>,
-    /// Strikes that have not happened yet.
+    /// The number of strikes that have not happened yet.
     pub(super) strikes_open: u64,
-    /// A client that is cut off from its monitors.
+    /// The client that is cut off from its monitors, if any.
     pub(super) cut_off: Option<CutOff>,
     /// No process starts before this time.
     pub(super) power_off_until: Time,
-    /// The failure domain where data may rot, if there is more than one copy.
+    /// With more than one copy, the only failure domain in which data may rot.
     pub(super) rot_domain: usize,
-    /// Some data rotted: reads may report damage.
+    /// Some data has rotted: reads may report damage.
     pub(super) rot_happened: bool,
     /// The metadata of a store was damaged: PGs may be suspect.
     pub(super) knowledge_rotted: bool,
-    /// All copies exist, and no fault happens: no data may be damaged.
+    /// All copies exist, and no fault happens: any damage is an error.
     pub(super) must_be_whole: bool,
 }
 
@@ -48,7 +48,7 @@ impl FaultState {
         }
     }
 
-    /// Returns whether the run must still wait for a cut-off client, a strike or a truce.
+    /// Returns whether the run must still wait for a cut-off client, a strike, or the end of a truce.
     pub fn is_pending(&self) -> bool {
         self.cut_off.is_some() || self.strikes_open > 0 || self.truce.is_some()
     }

@@ -13,7 +13,7 @@ use crate::random::Chance;
 use crate::register::Moment;
 
 impl World {
-    /// Called after each event: may inject faults.
+    /// Injects faults at random. Called after each event.
     pub(super) fn inject_faults(&mut self) -> Result<(), String> {
         if let Some(truce) = self.faults.truce {
             return self.keep_truce(truce);
@@ -94,8 +94,8 @@ impl World {
         }
     }
 
-    /// Cuts an OSD off from all processes but clients. Clients that are cut off from the monitors
-    /// keep sending it requests, so its successor must wait until it no longer serves.
+    /// Cuts an OSD off from all processes except clients. Clients that are cut off from the monitors
+    /// keep sending requests to this OSD, so its successor must wait until the OSD no longer serves.
     fn isolate(&mut self) {
         self.fault("OSD cut off all but clients");
         let index = self.chaos.index(self.osds.len());
@@ -107,8 +107,8 @@ impl World {
         self.cut_off_some_clients(span);
     }
 
-    /// Cuts an OSD off from the monitors only: it keeps its map while others get a newer one, and
-    /// requests leases from them. `client`, or some random clients, are cut off too, and keep
+    /// Cuts an OSD off from the monitors only: it keeps its map while other OSDs get a newer one, and
+    /// it requests leases from them. `client`, or some random clients, are cut off too, and keep
     /// sending requests to the OSD.
     pub(super) fn isolate_from_monitors(&mut self, client: Option<usize>) {
         self.fault("OSD cut off the monitors only");
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Returns whether faults may happen and no process is cut off from another.
+    /// Returns whether faults may happen and no two processes are cut off from each other.
     pub(super) fn may_isolate(&self) -> bool {
         self.faults.truce.is_none() && self.net.is_whole()
     }
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// Kills several OSDs at once, or all.
+    /// Kills several OSDs, or all, at once.
     fn kill_many(&mut self) -> Result<(), String> {
         let runs = |index: &usize| self.is_running(Process::Osd(*index));
         let mut running: Vec<usize> = (0..self.osds.len()).filter(runs).collect();
@@ -168,7 +168,7 @@ impl World {
         };
         let all = count == running.len();
         self.fault(if all { "all OSDs killed at once" } else { "several OSDs killed at once" });
-        // The OSDs share a power supply: all of them lose power, or none does.
+        // The OSDs share a power supply: all or none of them lose power.
         let power = self.chaos.chance(Chance::percent(50));
         running
             .into_iter()
@@ -203,7 +203,7 @@ impl World {
         self.schedule(span, Item::Heal(one, other));
     }
 
-    /// Returns the volume that the cut-off client has attached.
+    /// Returns the volume that the cut-off client had attached, if a client is cut off.
     pub(super) fn stale_volume(&self) -> Option<usize> {
         self.faults.cut_off.map(|cut_off| cut_off.volume)
     }
@@ -213,13 +213,14 @@ impl World {
         self.clients.iter().any(|client| client.attached_volumes().any(|held| held == volume))
     }
 
-    /// Flips a bit, in any area, in bytes that were recorded as durable long ago; or makes a page
-    /// of the data area unreadable.
+    /// Flips a bit that was durably written long ago, in any area of a disk, or makes a page of the
+    /// data area unreadable.
     fn rot(&mut self) {
         let index = self.chaos.index(self.osds.len());
         let now = self.now;
         let area = self.chaos.weighted(&[9, 4, 6, 4, 1]);
-        // With several copies only data rots here; `fault_budget.rs` does the rest.
+        // With several copies, this function rots only data; `fault_budget.rs` injects all other
+        // damage.
         let is_copied = self.plan.position_count() > 1;
         if is_copied && (area >= 2 || !self.may_rot(index)) {
             return;
@@ -251,7 +252,7 @@ impl World {
             return;
         }
         if !is_data {
-            // Old pages there are mostly no longer needed.
+            // Damage only the newest pages: most older pages are no longer needed.
             pages.sort_by_key(|page| disk.written_last(*page));
             pages.drain(..pages.len() / 4 * 3);
         }
@@ -273,13 +274,13 @@ impl World {
         self.fault(kind);
         if !is_data {
             self.faults.knowledge_rotted = true;
-            // The store reads most of its metadata only when it opens.
+            // The store reads most of its metadata only when it opens, so restart the OSD soon.
             let after = Duration::from_millis(self.chaos.scale(1..100));
             self.schedule(after, Item::Crash(index));
         }
     }
 
-    /// Kills an OSD, if it runs and faults may happen.
+    /// Kills an OSD, if it is running and faults may happen.
     pub(super) fn crash(&mut self, index: usize) -> Result<(), String> {
         let runs = self.osds[index].node.is_some();
         if runs && self.stage_is_work() { self.kill(Process::Osd(index)) } else { Ok(()) }
@@ -290,7 +291,7 @@ impl World {
         self.kill_by(process, None)
     }
 
-    /// Kills the given processes, as far as they run.
+    /// Kills those of the given processes that are running.
     pub(super) fn kill_all(
         &mut self,
         processes: impl IntoIterator<Item = Process>,
@@ -303,7 +304,7 @@ impl World {
         Ok(())
     }
 
-    /// Kills a process. `crash` is the kind of crash of an OSD; `None`: the kind is drawn.
+    /// Kills a process. `crash`: how an OSD crashes; `None`: drawn at random.
     pub(super) fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let life = self.life(process);
@@ -327,7 +328,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends the run of a process, and drops everything that was scheduled for it.
+    /// Ends the run of a process, and drops all events that were scheduled for it.
     pub(super) fn end_run(&mut self, process: Process, wakes: Vec<Wake>) {
         self.runs.end(process);
         self.wake(wakes);
@@ -387,7 +388,7 @@ impl World {
         }
     }
 
-    /// Creates the store of an OSD that was given its id, and starts its process.
+    /// Creates the store of an OSD that has received its id, and starts its process.
     pub(super) fn create_osd(&mut self, index: usize, id: OsdId) -> Result<(), String> {
         if self.osds[index].id.is_some() {
             return Err(format!("osd {index} gets a second id: {id}"));
@@ -396,7 +397,7 @@ impl World {
         self.start(Process::Osd(index))
     }
 
-    /// Adds an OSD that the operator has yet to create.
+    /// Adds an OSD that the operator will create later.
     pub(super) fn add_osd(&mut self, host: usize) {
         let index = self.osds.len();
         self.osds.push(Osd::new(self.seed, index, host));
@@ -408,12 +409,12 @@ impl World {
         self.tally.faults.add(name, 1);
     }
 
-    /// Returns a moment that is later than all before.
+    /// Returns a moment that is later than all moments returned before.
     pub(super) fn moment(&mut self) -> Moment {
         self.counts.next_moment()
     }
 
-    /// Returns a value that was never written.
+    /// Returns a value that has never been written.
     pub(super) fn next_value(&mut self) -> u64 {
         self.counts.next_value()
     }

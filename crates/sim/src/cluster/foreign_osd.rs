@@ -1,5 +1,6 @@
-//! A foreign OSD: at the end, another store starts in the place of an OSD, with that OSD's id and address. It
-//! is refused before it takes part in anything, and nothing is missing once the right OSD is back.
+//! A foreign OSD: at the end of a run, an OSD with another store starts in place of an OSD, under its id and
+//! address. The foreign OSD is refused before it takes part in anything, and nothing is missing once the
+//! right OSD is back.
 
 use base::{ClusterId, Duration};
 
@@ -9,7 +10,7 @@ use super::process::Process;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// How long the cluster must have been whole first, so that it can spare the OSD.
+/// How long the cluster must have been whole before the test, so that it can spare the OSD.
 const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 impl World {
@@ -31,7 +32,7 @@ impl World {
         let mut foreign = Osd::new(self.seed, index, host);
         let mut cluster = self.cluster;
         if random.chance(Chance::percent(50)) {
-            // The store is valid in itself, but is not the one that the monitors know.
+            // The store is valid, but is not the store that the monitors have recorded for this id.
             foreign.store = Osd::new(self.seed, index + 128, host).store;
         } else {
             cluster = ClusterId::new(u128::MAX - u128::from(self.seed));

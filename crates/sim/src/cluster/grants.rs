@@ -1,50 +1,51 @@
-//! Checks leases by the messages on the network: no member may take part in an epoch while an earlier primary
-//! of the PG may still serve because of its lease; and whoever renews a lease counts all credit that its writes
-//! have used.
+//! Checks leases by the messages on the network. No member may take part in an epoch while an earlier primary
+//! of the PG may still serve under its lease. A primary that renews a lease must report all credit that its
+//! writes have used.
 //!
-//! The checker knows more than any process: what each process was sent, what its clock shows, and each grant
-//! that was sent, even if it never arrived.
+//! The checker knows more than any process: which maps each process has received, what its clock shows, and
+//! each grant that was sent, even if it never arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BlockSize, Duration, Epoch, MapRevision, PgId, Time};
 use format::wire::{LeaseMessage, Member, PgEntry};
 
-/// How many grants are kept for each holder and giver: more than are in use at a time.
+/// How many grants are kept for each holder and giver: more than are ever in use at once.
 const GRANT_COUNT_MAX: usize = 16;
 
-/// Everything seen about leases.
+/// The lease messages seen so far, and the PG entries that they depend on.
 #[derive(Default)]
 pub struct Grants {
     /// Entries of each PG, oldest first.
     entries: BTreeMap<PgId, Vec<PgEntry>>,
-    /// Members that have begun their part in an epoch.
+    /// Members that have begun to take part in an epoch.
     activated: BTreeSet<(PgId, Epoch, usize)>,
-    /// By holder, giver and stamp: the holder's run, and when it requested the lease, on its clock.
+    /// Requests for leases. Key: holder, giver and stamp; value: the holder's run, and the time of the
+    /// request on its clock.
     asked: BTreeMap<(usize, usize, u64), (u64, Time)>,
     /// Grants by holder and giver, oldest first.
     given: BTreeMap<(usize, usize), Vec<Grant>>,
     /// Runs that have surrendered their leases.
     surrendered: BTreeSet<(usize, u64)>,
-    /// What runs of primaries have sent to runs of members.
+    /// The credit that each run of a primary needs at each run of a member.
     used: BTreeMap<Pair, Used>,
 }
 
-/// A run of a primary and a run of another member: the index and the number of the run of each.
+/// A run of a primary and a run of another member, each as its OSD's index and its run number.
 pub type Pair = [(usize, u64); 2];
 
-/// Space for which a primary needs credit of a member.
+/// Space for which a primary needs credit from a member.
 #[derive(Default)]
 struct Used {
-    /// One block for each write of data that was sent.
+    /// Bytes of data writes sent: one block for each.
     sent_bytes: u64,
-    /// The part of this that was sent before the first claim of this pair.
+    /// The part of `sent_bytes` that was sent before this pair's first claim.
     earlier_bytes: Option<u64>,
 }
 
 struct Grant {
     run: u64,
-    /// On the holder's clock.
+    /// The end of the lease, on the holder's clock.
     until: Time,
     lost: Vec<(PgId, Epoch)>,
 }
@@ -57,14 +58,14 @@ pub struct Holder {
     pub run: u64,
     /// The member, as entries list it.
     pub member: Member,
-    /// The newest map revision that it was sent.
+    /// The newest map revision that was sent to it.
     pub told: MapRevision,
-    /// The time on its clock.
+    /// The current time on its clock.
     pub now: Time,
 }
 
 impl Grants {
-    /// Records an entry when it is first sent.
+    /// Records a PG entry when it is first sent to any process.
     pub fn entry_told(&mut self, entry: &PgEntry) {
         self.entries.entry(entry.pg).or_default().push(entry.clone());
     }
@@ -74,12 +75,12 @@ impl Grants {
         self.entries.get(&pg)?.iter().rfind(|entry| entry.epoch == epoch)
     }
 
-    /// Records that a member reports that its part in an epoch has begun.
+    /// Records a member's report that it has begun to take part in an epoch.
     pub fn activated(&mut self, pg: PgId, epoch: Epoch, member: usize) {
         self.activated.insert((pg, epoch, member));
     }
 
-    /// Records a message about leases from a run of an OSD to another OSD, at a time of its clock.
+    /// Records a lease message from a run of an OSD to another OSD; `now` is the sender's clock.
     pub fn asked(&mut self, holder: (usize, u64), giver: usize, message: &LeaseMessage, now: Time) {
         let (holder, run) = holder;
         match message {
@@ -95,12 +96,13 @@ impl Grants {
         }
     }
 
-    /// Records that a primary sends a write of data to an acting member.
+    /// Records that a primary sends a data write to an acting member.
     pub fn write_sent(&mut self, pair: Pair, block_size: BlockSize) {
         self.used.entry(pair).or_default().sent_bytes += block_size.bytes();
     }
 
-    /// Checks the credit that a primary claims to have used. Until it is counted, nothing may be sent.
+    /// Checks the amount of credit that a primary reports as used: it must cover all writes that the
+    /// pair has sent since the primary's first report.
     pub fn claimed(&mut self, pair: Pair, begun_bytes: u64) -> Result<(), String> {
         let used = self.used.entry(pair).or_default();
         let needed = used.sent_bytes - *used.earlier_bytes.get_or_insert(used.sent_bytes);
@@ -126,7 +128,7 @@ impl Grants {
         given.push(Grant { run: *run, until, lost: lost.clone() });
     }
 
-    /// Checks that a member may take part in an epoch, as its primary or not.
+    /// Checks that a member may take part in an epoch, as its primary or as another member.
     pub fn judge(
         &self,
         member: usize,
@@ -189,7 +191,8 @@ mod tests {
         Time::ZERO + Duration::from_millis(milliseconds)
     }
 
-    /// OSD 0 leads epoch 1 by a lease of OSD 1, which it requested at 100 ms; then OSD 2 leads.
+    /// OSD 0 is the primary of epoch 1 under a lease from OSD 1, which it requested at 100 ms. OSD 2 is
+    /// the primary of the next epoch.
     fn granted(lost: Vec<(PgId, Epoch)>) -> Grants {
         let mut grants = Grants::default();
         grants.entry_told(&entry(1, 0));

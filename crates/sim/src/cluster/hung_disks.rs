@@ -1,6 +1,6 @@
-//! Disks that hang: they complete no operation and report no error. Some hang for long, some only take seconds for an
-//! operation. An OSD may report that it is stalled only if its disk hung, and that it has recovered only when the
-//! disk has answered for long enough. Nobody relies on an OSD that is stalled.
+//! Disks that hang: they complete no operation and report no error. Some hang for long, others only take
+//! seconds for an operation. An OSD may report that it is stalled only if its disk hung, and that it has
+//! recovered only after the disk has answered for long enough. Nobody relies on a stalled OSD.
 
 use base::Duration;
 
@@ -11,7 +11,7 @@ use super::world::{WHOLE_FOR, World};
 use crate::random::Chance;
 
 impl World {
-    /// Called after each event: a disk may begin to hang.
+    /// Makes a disk hang at random. Called after each event.
     pub(super) fn hang_some(&mut self) {
         let Some((index, span)) = self.hangs.next(self.osds.len()) else { return };
         if self.is_running(Process::Osd(index)) {
@@ -19,8 +19,8 @@ impl World {
         }
     }
 
-    /// Makes the disk of an OSD complete nothing for this span; a hang under way lasts at least
-    /// until then.
+    /// Makes the disk of an OSD complete nothing for this span; a hang in progress that would end
+    /// earlier is extended.
     pub(super) fn hang(&mut self, index: usize, span: Duration) {
         let now = self.now;
         self.osds[index].hang.begin(now, span);
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// Handles an OSD that stops in order to restart, because its disk hung.
+    /// Handles the exit of an OSD that restarts because its disk hung.
     pub(super) fn begins_anew(&mut self, index: usize) -> Result<(), String> {
         let osd = &mut self.osds[index];
         let node = osd.node.as_ref().expect("it says so");
@@ -49,7 +49,7 @@ impl World {
         }
         self.fault("OSD began anew after its disk hung");
         self.osd_stopped(index);
-        // The disk may hang again, for long enough that a probe notices.
+        // Sometimes the disk hangs again, for long enough that a probe notices it.
         if self.hangs.random.chance(Chance::percent(50)) {
             let after = Duration::from_millis(self.hangs.random.range(6_000..11_000));
             self.schedule(after, Item::Hang(index, Duration::from_millis(3_500)));
@@ -57,7 +57,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks what an OSD reports to a monitor about its disk.
+    /// Checks an OSD's report to a monitor about its disk.
     pub(super) fn judge_stall(&mut self, index: usize, text: &str) -> Result<(), String> {
         if !text.contains("\"stalled\":") {
             return Ok(());
@@ -72,10 +72,11 @@ impl World {
         Ok(())
     }
 
-    /// Makes all disks hang together, or one for three seconds: no member may leave its PGs. Or
-    /// freezes an OSD for long: it may not report that its disk hangs. Returns what the cluster
-    /// lacks afterwards, which happens if disks are too full: a member may have left its PGs
-    /// briefly, and they got others. Requires: the cluster is whole, and no fault happens.
+    /// Makes all disks hang together, or one disk for three seconds, after which no member may have
+    /// left its PGs. Or freezes an OSD for long, which must not make it report that its disk hangs.
+    /// Returns what the cluster lacks afterwards, or `None`. It may lack something if disks are too
+    /// full: when a member leaves its PGs briefly, other members replace it. Requires: the cluster is
+    /// whole, and no fault happens.
     pub(super) fn hang_all_disks(&mut self) -> Result<Option<String>, String> {
         if self.hangs.random.chance(Chance::percent(75))
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()
@@ -107,7 +108,7 @@ impl World {
             self.ask_for_drill(attached)?;
         }
         self.pass(Duration::from_millis(300))?;
-        // An OSD without disk operations cannot know that its disk hangs.
+        // An OSD without disk operations in flight cannot notice that its disk hangs.
         let knows = |osd: &Osd| osd.node.is_none() || osd.in_flight > 0;
         let is_judged = kind == 1 || kind == 0 && self.osds.iter().all(knows);
         while self.now < end {
@@ -118,8 +119,8 @@ impl World {
             world.clients[0].open.is_empty()
         })?;
         self.pass(Duration::from_secs(2))?;
-        // Meanwhile copies may move from one member to another. A PG that continues without a learner that is
-        // too full makes its OSD begin anew, too.
+        // Members may also leave because copies move to other members, or because an OSD restarts after
+        // a PG had to continue without a learner whose disk was too full.
         let is_judged = is_judged && !self.watch.has_refused_room;
         if is_judged && self.watch.withdrawal_count > withdrawal_count {
             return Err("a member left while all disks hung, or one took three seconds".into());

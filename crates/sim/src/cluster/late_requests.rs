@@ -1,8 +1,8 @@
 //! Requests that arrive after their session has ended or was forgotten.
-//!   1. A client detaches a volume while its writes are held up in the network, so it cannot know their
-//!      outcome. Another client attaches the volume and writes to it; then the first writes arrive.
+//!   1. A client detaches a volume while its writes are held up in the network, so it never learns their
+//!      outcome. Another client attaches the volume and writes to it; then the delayed writes arrive.
 //!   2. A client freezes for so long that OSDs forget its session. Then an old connection delivers requests
-//!      that the client has since repeated over a new one.
+//!      that the client has since retransmitted over a new one.
 
 use std::collections::BTreeSet;
 
@@ -17,14 +17,15 @@ use crate::random::{Chance, Random};
 /// The maximum number of blocks that are written.
 const BLOCK_COUNT_MAX: usize = 16;
 
-/// Longer than OSDs remember a session (a minute, checked with each report).
+/// Longer than the time for which OSDs remember a session (a minute, checked with each report).
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(65);
 
-/// Within this time everything that was held back has arrived.
+/// Within this time, all delayed messages have arrived.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
 
 impl World {
-    /// Runs either scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
+    /// Runs one of the two scenarios, if the seed draws one. Requires: the cluster is whole, and no
+    /// fault happens.
     pub(super) fn leave_requests_behind(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "leavers");
         let (closes, is_silent) =
@@ -49,7 +50,7 @@ impl World {
         }
         self.overwrite(leaver, &blocks)?;
         self.detach_all()?;
-        // A monitor must know about the detach: otherwise the volume may still be locked.
+        // A monitor must have recorded the detach: otherwise the volume may still be locked.
         self.pass(ARRIVES_WITHIN)?;
         if let Some(next) = self.attach_for(1, leaver.volume, None)? {
             self.write_all(next, &blocks)?;
@@ -68,7 +69,7 @@ impl World {
         let client = Process::Client(silent.client);
         self.write_all(silent, &blocks)?;
         self.overwrite(silent, &blocks)?;
-        // The client learns at once that its connections broke, and continues over new ones.
+        // The client notices at once that its connections broke, and continues over new ones.
         let wakes = self.net.leave_behind(self.now, client, FORGOTTEN_AFTER);
         self.wake(wakes);
         self.write_all(silent, &blocks)?;

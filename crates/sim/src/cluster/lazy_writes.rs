@@ -1,10 +1,10 @@
-//! Decides when writes that were acknowledged before they were durable may be lost, for the checks in
-//! `volume_model::lazy`.
+//! Decides when writes that were acknowledged before they were durable may be lost. `volume_model::lazy` uses
+//! the result.
 //!
-//! A PG has *lost power* since a moment if every member that it has, or gets, lost power since: it then
-//! serves without the writes that none of them had flushed. Its members are those of the newest entry that
-//! the monitor published. A member that was filled while others were lost, and out of the cluster, has what
-//! the member that filled it has.
+//! A PG *has lost power* since a given moment if each of its current members lost power after that moment:
+//! the PG then serves without the writes that none of them had flushed. The members are taken from the newest
+//! entry that the monitor published. A member that was backfilled has only what its source had, so a power
+//! loss of the source counts for it as well.
 
 use base::OsdId;
 use format::wire::PgEntry;
@@ -17,13 +17,13 @@ use super::volume_model::Owner;
 use super::world::World;
 
 impl World {
-    /// Records that an OSD lost what its disk had not flushed.
+    /// Records that an OSD lost all unflushed writes of its disk.
     pub(super) fn note_power_loss(&mut self, index: usize) {
         self.osds[index].power_lost_at = self.moment();
         self.judge_power_losses();
     }
 
-    /// Finds the PGs that have lost power with all of their members, after an OSD lost power or an
+    /// Finds the PGs that have lost power on all of their members. Called after an OSD lost power or an
     /// entry changed.
     pub(super) fn judge_power_losses(&mut self) {
         let power_lost_at = |osd: Option<OsdId>| {
@@ -52,7 +52,7 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost);
     }
 
-    /// Records that attachments have ended: they can no longer repeat their writes.
+    /// Records that attachments have ended: they can no longer retransmit their writes.
     pub(super) fn note_left(&mut self, is_gone: impl Fn(Owner) -> bool) {
         let now = self.two_moments();
         let volumes = self.volumes.iter_mut();
@@ -60,8 +60,8 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost as u64);
     }
 
-    /// Records that the lock of a volume is taken from its holder, or is about to be: every
-    /// attachment of the volume may have ended, whether its client knows that or not.
+    /// Records that the lock of a volume was taken from its holder, or is about to be: any attachment
+    /// of the volume may have ended, whether its client knows this or not.
     pub(super) fn note_unlocked(&mut self, volume: usize) {
         let clients = self.clients.iter_mut().enumerate();
         let over: BTreeSet<Owner> = clients
@@ -72,8 +72,8 @@ impl World {
         self.note_left(|owner| over.contains(&owner));
     }
 
-    /// Records that a volume is attached: its other lazy attachments have ended, whether their
-    /// clients know that or not.
+    /// Records that a volume was attached: all other lazy attachments of it have ended, whether their
+    /// clients know this or not.
     pub(super) fn note_opened(&mut self, volume: usize, by: Owner) {
         for (index, client) in self.clients.iter_mut().enumerate() {
             client.overrule_lazy(volume, (index == by.0).then_some(VolumeHandle(by.1)));
@@ -83,7 +83,7 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost.into());
     }
 
-    /// Returns a moment such that nothing takes effect at it or at the next one.
+    /// Returns a moment such that nothing takes effect at that moment or at the next one.
     fn two_moments(&mut self) -> crate::register::Moment {
         let now = self.moment();
         self.moment();

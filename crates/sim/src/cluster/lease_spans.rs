@@ -1,10 +1,10 @@
-//! The span of leases changes while some are outstanding: it is shortened, or a member that granted long
-//! leases restarts. A primary that is cut off from monitors and members may serve until the long leases have
-//! expired.
+//! The duration of leases changes while some leases are outstanding: the duration is shortened, or a member
+//! that granted long leases restarts. A primary that is cut off from monitors and members may serve until the
+//! long leases have expired.
 //!
 //! ```text
-//!   span long ─▶ leases given ─┬▶ span short ─▶ primary cut off ─┬▶ the next epoch of its PGs
-//!                              └▶ primary cut off ─▶ member dies ┘
+//!   long duration set ─▶ leases granted ─┬▶ short one set ─▶ primary cut off ─┬▶ next epoch of its PGs
+//!                                        └▶ primary cut off ─▶ member dies ────┘
 //! ```
 //!
 //! `grants.rs` checks when members take part in that epoch.
@@ -18,20 +18,19 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How many times a primary is cut off.
+/// The number of times that a primary is cut off.
 const ROUND_COUNT: usize = 3;
 
-/// How long leases of the long span are granted first: by then, the store of each giver has
-/// recorded the span.
+/// How long the long duration is in effect first: by then, the store of each giver has recorded it.
 const LONG_FOR: Duration = Duration::from_secs(1);
 
 /// How long a primary is cut off: long enough for others to take over its PGs.
 const CUT_OFF_FOR: Duration = Duration::from_secs(3);
 
-/// The longest time between the change of the span and the cut-off, in milliseconds.
+/// The longest time between the change of the duration and the cut-off, in milliseconds.
 const SHORT_FOR_MAX: u64 = 200;
 
-/// Within this time both ends learn that a connection broke.
+/// Within this time, both ends notice that a connection broke.
 const TOLD_WITHIN: Duration = Duration::from_millis(10);
 
 impl World {
@@ -42,7 +41,7 @@ impl World {
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
-        // Data that rotted at other members has no good copy meanwhile.
+        // Data that rotted at other members has no good copy while the primary is cut off.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let lease = Setting::Lease.definition();
         for _ in 0..ROUND_COUNT {
@@ -77,7 +76,7 @@ impl World {
         self.wait("the span of leases cannot be set", |world| world.operator.jobs.is_empty())
     }
 
-    /// Draws a PG. Returns its primary and another member of it.
+    /// Draws a PG. Returns its primary and another of its members.
     pub(super) fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
         let pairs = self.watch.entries().filter_map(|entry| {
             let primary = entry.primary_osd()?;
@@ -92,8 +91,8 @@ impl World {
         Some((self.index_of(primary)?, self.index_of(member)?))
     }
 
-    /// Cuts an OSD off from all processes but clients. The monitors learn that at once, the members
-    /// do not.
+    /// Cuts an OSD off from all processes except clients. The monitors notice this at once, the other
+    /// members do not.
     pub(super) fn cut_off_servers(&mut self, index: usize) {
         let osd = Process::Osd(index);
         for monitor in self.monitor_processes() {

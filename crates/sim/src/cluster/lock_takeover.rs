@@ -1,12 +1,12 @@
-//! A lock is taken while its holder's last writes exist only on members that are silent; another client reads
-//! the volume before these members can be reached again.
+//! A lock is taken over while its holder's last writes exist only on members that cannot be reached. Another
+//! client reads the volume before these members can be reached again.
 //!
 //! ```text
-//!   members reach clients only ─▶ holder writes ─▶ members silent
-//!     ─▶ lock taken ─▶ another client reads ─▶ members heard again
+//!   members reach clients only ─▶ holder writes ─▶ members unreachable
+//!     ─▶ lock taken over ─▶ another client reads ─▶ members reachable again
 //! ```
 //!
-//! The writes then belong to a fenced session: data that was read must not change when the members are back.
+//! The writes then belong to a fenced session: data that was read must not change when the members return.
 
 use std::collections::BTreeSet;
 
@@ -22,18 +22,19 @@ use super::world::{WHOLE_FOR, World};
 /// The maximum number of blocks that are written and read.
 const BLOCK_COUNT_MAX: usize = 16;
 
-/// How long members can reach only clients: less than leases are valid.
+/// How long members can reach only clients: shorter than a lease.
 const HALF_HEARD_FOR: Duration = Duration::from_millis(50);
 
-/// How long to wait for the reads: one that needs data of the silent members waits until they are
-/// back.
+/// How long to wait for the reads. A read that needs data of the unreachable members waits until they
+/// return.
 const READ_FOR: Duration = Duration::from_secs(4);
 
 impl World {
-    /// Runs the scenario; `members` fall silent. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario; `members` become unreachable. Requires: the cluster is whole, and no fault
+    /// happens.
     pub(super) fn take_over_from(&mut self, members: &[usize]) -> Result<(), String> {
         let Some(holder) = self.attach_one(Some(true))? else { return Ok(()) };
-        // Members must first learn which sessions were fenced for the attach.
+        // Members must first receive the list of sessions that were fenced for the attach.
         if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return self.detach_all();
         }
@@ -53,8 +54,8 @@ impl World {
         self.wait("a lock cannot be taken", |world| world.operator.jobs.is_empty())?;
         self.attach_volume(1, holder.volume, true, false)?;
         self.wait("an attach is never done", |world| world.clients[1].is_settled())?;
-        // The first answer of a PG ends the fenced session there; what is read then must not
-        // change.
+        // Once a PG has answered the new session, it executes nothing for the fenced one: from then on,
+        // data that was read must not change.
         for _ in 0..2 {
             self.read_blocks(1, |_, _, key| blocks.contains(key))?;
             let end = self.now + READ_FOR;
@@ -71,7 +72,7 @@ impl World {
         self.read_everything()
     }
 
-    /// Returns blocks of the holder's volume, in PGs that one of these members leads.
+    /// Returns blocks of the holder's volume in PGs whose primary is one of these members.
     fn blocks_led_by(&self, members: &[usize], holder: Handle) -> BTreeSet<BlockKey> {
         let ids: Vec<Option<OsdId>> = members.iter().map(|index| self.osds[*index].id).collect();
         let led = self.watch.entries().filter(|entry| ids.contains(&entry.primary_osd()));

@@ -1,6 +1,6 @@
-//! Manual edits: at the end, somebody edits keys of the state store directly, while a monitor leads and a
-//! client attaches volumes. The operator undoes the edits that endanger data, so they change nothing; a new
-//! host of an OSD takes effect at once.
+//! Manual edits: at the end of a run, somebody edits keys of the state store directly, while a monitor leads
+//! and a client attaches volumes. The operator undoes the edits that endanger data, so these change nothing.
+//! A new host of an OSD takes effect at once.
 
 use base::Duration;
 use cluster::state::Operation;
@@ -10,16 +10,16 @@ use super::volume_model::Life;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// How many edits a run makes.
+/// The number of edits in a run.
 const EDIT_COUNT: usize = 8;
 
-/// How long the cluster must have been whole first: then no monitor is about to write.
+/// How long the cluster must have been whole before an edit: then no monitor is about to write.
 const WHOLE_FOR: Duration = Duration::from_secs(1);
 
-/// The delay between a client's request and the edit, in nanoseconds.
+/// Range for the delay between a client's request and the edit, in nanoseconds.
 const PAUSE: std::ops::Range<u64> = 1_000..20_000_000;
 
-/// Keys of things that do not exist.
+/// Keys of objects that do not exist.
 const STRANGERS: [&str; 5] = ["pg/7/0", "fence/9", "image/4000", "session/77777", "counter/pool"];
 
 impl World {
@@ -31,7 +31,7 @@ impl World {
         }
         self.state.expect_edits();
         for _ in 0..EDIT_COUNT {
-            // A monitor cannot undo an edit that is made while it first reads the store.
+            // A monitor cannot undo an edit that is made while it first reads the state store.
             self.wait_until_whole_for(WHOLE_FOR)?;
             self.edit_once(&mut random)?;
         }
@@ -57,7 +57,7 @@ impl World {
         let ends_leading = operation.key() == "leader";
         let steps = self.state.edit(self.now, operation);
         self.schedule_state(steps);
-        // A new leader trusts every key that it can read, and cannot restore the others.
+        // A new leader accepts every key that it can decode, and cannot restore the others.
         if ends_leading {
             self.wait_until_whole_for(WHOLE_FOR)?;
         }
@@ -86,7 +86,7 @@ impl World {
             lease: None,
         };
         match random.below(5) {
-            // Deleting a setting is allowed: its default takes effect.
+            // Deleting a setting is a legitimate edit: the default takes effect.
             0 if kind != "config" => Operation::Delete { key: one.key.clone() },
             1 => put(&one.key, &other.value[..other.value.len() / 2]),
             2 if one.key != other.key => put(&one.key, &other.value),
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Edits the host of an OSD, if enough hosts remain: its PGs move with it.
+    /// Edits the host of an OSD, if enough hosts remain. The OSD's PGs move accordingly.
     fn move_osd(&mut self, random: &mut Random) -> Result<(), String> {
         let index = random.index(self.osds.len());
         let host = random.index(self.plan.host_count);

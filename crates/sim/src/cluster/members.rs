@@ -1,7 +1,7 @@
-//! The comparison of members at the end: all members of a PG hold the same, and no other OSD holds data of
-//! that PG.
+//! Compares the members of each PG at the end of a run: all hold the same data, and no other OSD holds data
+//! of the PG.
 //!
-//! All OSDs stop cleanly. Then each store is opened on its own, and its data of each PG is compared, block by
+//! All OSDs stop cleanly. Then each store is opened on its own, and its data of each PG is compared block by
 //! block and unit by unit.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,12 +25,12 @@ struct Block {
     units: Option<BTreeMap<usize, u32>>,
     /// Units that cannot be read.
     damaged: BTreeSet<usize>,
-    /// All of it. Copies are compared by their checksums, so their data is dropped.
+    /// The whole content. Where copies are compared by their checksums, the data is dropped.
     content: Content,
 }
 
 impl Block {
-    /// Returns whether another member's copy is the same, as far as both can be read.
+    /// Returns whether another member's copy is the same, as far as both copies can be read.
     fn is_like(&self, other: &Block) -> bool {
         let damaged: BTreeSet<usize> = self.damaged.union(&other.damaged).copied().collect();
         let whole = |units: &BTreeMap<usize, u32>| -> Vec<(usize, u32)> {
@@ -46,10 +46,10 @@ impl Block {
     }
 }
 
-/// What the stores of all OSDs hold, by OSD and PG number.
+/// The data in the stores of all OSDs, by OSD and PG number.
 type Holdings = BTreeMap<base::OsdId, BTreeMap<u32, Holding>>;
 
-/// What a store holds of a PG.
+/// The data of one PG in one store.
 #[derive(Default, Debug)]
 struct Holding {
     floor: Version,
@@ -57,8 +57,8 @@ struct Holding {
 }
 
 impl World {
-    /// Compares what all members hold, then starts all OSDs again. `listed`: blocks that a scrub listed as
-    /// damaged; other damage must be at all members.
+    /// Compares the data of all members, then starts all OSDs again. `listed`: blocks that a scrub
+    /// listed as damaged. Damage of any other block must be the same at all members.
     pub(super) fn compare_members(&mut self, listed: &BTreeSet<BlockKey>) -> Result<(), String> {
         self.stop_all_osds()?;
         let mut holdings = BTreeMap::new();
@@ -91,8 +91,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that what the members of a PG hold of each stripe makes a code word, and removes that from the
-    /// holdings.
+    /// Checks that the parts of each stripe at the members of a PG form a code word, and removes them
+    /// from `holdings`.
     fn compare_parts(&self, entry: &PgEntry, holdings: &mut Holdings) -> Result<(), String> {
         let mut members: Vec<(Position, Holding)> = Vec::new();
         for (position, member) in entry.filled() {
@@ -126,7 +126,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns what an OSD's store holds, by PG number.
+    /// Returns the data in an OSD's store, by PG number.
     fn read_store(&mut self, index: usize) -> Result<BTreeMap<u32, Holding>, String> {
         let pg_count = self.plan.pg_count;
         let settings = Osd::store_settings(&self.plan);
@@ -157,7 +157,7 @@ impl World {
     }
 }
 
-/// Compares what the members of a PG hold, and removes that from the holdings.
+/// Compares the data of the members of a PG, and removes it from the holdings.
 fn compare(
     entry: &PgEntry,
     listed: &BTreeSet<BlockKey>,
@@ -205,7 +205,7 @@ fn compare(
     Ok(())
 }
 
-/// A store that is read on its own, with an infinitely fast disk.
+/// A store that is read on its own, on an infinitely fast disk.
 struct Reader<'a> {
     disk: &'a mut SimDisk,
     store: Store,
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the next effect that does not concern the disk.
+    /// Returns the next effect that is not a disk operation.
     fn next_effect(&mut self) -> Result<Effect, String> {
         loop {
             match self.effects.pop_front() {

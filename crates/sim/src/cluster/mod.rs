@@ -1,5 +1,5 @@
-//! `sim cluster`: real OSDs, real monitors on one simulated state store, and real client cores on a
-//! simulated network; every unit of every volume is checked for linearizability.
+//! `sim cluster`: real OSDs, real monitors on one simulated state store, and real client cores on a simulated
+//! network. Every unit of every volume is checked for linearizability.
 //!
 //! ```text
 //!   users ─▶ ClientCore ─┐            ┌─ Node ─ SimDisk

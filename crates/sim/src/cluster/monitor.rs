@@ -10,13 +10,12 @@ use super::process::{monitor_address, monitor_id};
 pub struct MonitorProcess {
     /// The monitor's logic, while its process runs.
     pub election: Option<Election>,
-    /// Its operator told it to stop.
+    /// The operator has requested that it stops.
     pub(super) is_stopping: bool,
 }
 
 impl MonitorProcess {
-    /// Starts the `index`-th of `count` monitors. A monitor without others (`is_embedded`) leads
-    /// without a lease.
+    /// Starts the monitor `index` of `count`. A single monitor (`is_embedded`) leads without a lease.
     pub fn start(
         index: usize,
         count: usize,
@@ -30,7 +29,7 @@ impl MonitorProcess {
             pid: 1 + index as u32,
             host: format!("mon{index}"),
             addresses: vec![monitor_address(index)],
-            // Unique for each start, and for each reign, which adds one.
+            // Unique for each start, and for each reign: each reign adds one.
             nonce: (now.as_nanos() * count as u64 + index as u64) << 16,
         };
         let election = match is_embedded {
@@ -40,13 +39,13 @@ impl MonitorProcess {
         MonitorProcess { election: Some(election), is_stopping: false }
     }
 
-    /// Returns whether it runs and believes that the `index`-th monitor leads.
+    /// Returns whether this monitor runs and believes that the monitor `index` leads.
     pub fn follows(&self, index: usize) -> bool {
         let election = self.election.as_ref();
         election.is_some_and(|election| election.leader() == Some(monitor_id(index)))
     }
 
-    /// Returns whether it was told to stop and has released its lease.
+    /// Returns whether this monitor was stopped by its operator and has released its lease.
     pub fn has_retired(&self) -> bool {
         self.is_stopping && self.election.as_ref().is_some_and(Election::is_retired)
     }

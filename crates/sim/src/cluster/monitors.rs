@@ -1,4 +1,4 @@
-//! Monitors: start, run and stop them. One leads by its lease; the others relay their connections to it.
+//! Starts, runs and stops monitors. One monitor leads by its lease; the others relay their connections to it.
 
 use base::Duration;
 use cluster::monitor;
@@ -11,7 +11,7 @@ use super::state::{MonitorRun, StateStep, Step};
 use super::world::World;
 use crate::random::Chance;
 
-/// How long a monitor that is told to stop tries to release its lease.
+/// How long a monitor that is being stopped tries to release its lease.
 const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
 
 impl World {
@@ -26,13 +26,13 @@ impl World {
             MonitorProcess::start(index, count, self.cluster, self.now, is_embedded);
     }
 
-    /// Returns the monitors that believe that they lead.
+    /// Returns the monitors that believe they lead.
     fn leaders(&self) -> Vec<usize> {
         let leads = |index: &usize| self.monitors[*index].follows(*index);
         (0..self.monitors.len()).filter(leads).collect()
     }
 
-    /// Returns the monitor that leads, if all run and agree on it.
+    /// Returns the leader, if all monitors run and agree on it.
     pub(super) fn agreed_leader(&self) -> Option<usize> {
         let [leader] = self.leaders()[..] else { return None };
         self.monitors.iter().all(|monitor| monitor.follows(leader)).then_some(leader)
@@ -92,7 +92,7 @@ impl World {
 
     pub(super) fn schedule_state(&mut self, steps: Vec<Step>) {
         for Step { at, what } in steps {
-            // A run that is over receives no answers.
+            // A monitor run that has ended receives no replies.
             if let StateStep::Tell((index, life), _) = &what
                 && self.life(Process::Monitor(*index)) != *life
             {
@@ -135,7 +135,7 @@ impl World {
         self.carry_out_monitor(index, effects)
     }
 
-    /// Ends a monitor that was told to stop, whether it has released its lease or not.
+    /// Ends a monitor that is being stopped, whether or not it has released its lease.
     pub(super) fn monitor_stopped(&mut self, index: usize) {
         let process = Process::Monitor(index);
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
@@ -146,7 +146,7 @@ impl World {
         self.schedule_start(process);
     }
 
-    /// Disturbs a monitor that leads, or believes that it does.
+    /// Disturbs a monitor that leads, or believes that it leads.
     pub(super) fn disturb_leader(&mut self) -> Result<(), String> {
         let leaders = self.leaders();
         if leaders.is_empty() {
@@ -187,8 +187,8 @@ impl World {
         Ok(())
     }
 
-    /// Cuts a monitor off from the state store for a span. If the span is long enough, the monitor
-    /// notices.
+    /// Cuts a monitor off from the state store for a span. The monitor notices only if the span is long
+    /// enough.
     pub(super) fn cut_off_state(&mut self, index: usize, span: Duration) {
         let until = self.now + span;
         self.trace.line(format_args!("{:?} monitor {index} cut off the store", self.now));

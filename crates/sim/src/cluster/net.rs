@@ -1,13 +1,13 @@
-//! The simulated network: connections that keep the promises of the net door.
+//! The simulated network: connections with the guarantees of the network interface.
 //!
 //! Messages of a connection arrive in order, each at most once, until the connection breaks, which may happen
-//! at any byte; then each end learns of it at its own time. What was sent before that byte still arrives, at
-//! once or long after its sender has continued over another connection. Messages are encoded to the bytes of
-//! the wire and decoded again.
+//! at any byte. Each end then learns of the break at its own time. Bytes before the break still arrive, at
+//! once or long after their sender has continued over another connection. Messages are encoded to their wire
+//! format and decoded again.
 //!
 //! Invariants
-//!   1. Events of one end arrive in the order of its queue, at times that never go back.
-//!   2. `Closed` is the last event of an end; an end that was closed by its owner gets none.
+//!   1. Events of one end arrive in the order of its queue, at times that never decrease.
+//!   2. `Closed` is the last event of an end. An end that its owner closed gets no `Closed`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,8 +18,8 @@ use format::wire::{self, Message};
 use super::process::Process;
 use crate::random::{Chance, Random};
 
-/// The longest wait for a handshake, in milliseconds: how long the reactor waits if the address is
-/// not a host name.
+/// The longest time until a failed connection attempt is reported, in milliseconds: the reactor's
+/// timeout for addresses that are not host names.
 const CONNECT_TIME_MAX: u64 = 2000;
 
 /// Identifies one end of a connection: the connection's number, and the side.
@@ -60,7 +60,7 @@ impl Weather {
     }
 }
 
-/// What arrives at an end.
+/// An event that arrives at an end.
 enum Parcel {
     Accepted(Peer),
     Connected(Peer),
@@ -69,7 +69,7 @@ enum Parcel {
 }
 
 impl Parcel {
-    /// Returns how many bytes it occupies on the connection.
+    /// Returns the number of bytes that the parcel occupies on the connection.
     fn length(&self) -> u64 {
         match self {
             Parcel::Frame { bytes, payload, .. } => {
@@ -102,35 +102,35 @@ impl Kind {
     }
 }
 
-/// What the network did to messages.
+/// Counts of what the network did to messages.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct FaultCounts {
-    /// A bit of the data flipped.
+    /// Messages in whose data a bit flipped.
     pub corrupted_payloads: u64,
-    /// A bit of header or body flipped.
+    /// Messages in whose header or body a bit flipped.
     pub corrupted_frames: u64,
     /// Messages that were delayed.
     pub delayed: u64,
     /// Requests lost when their connection broke.
     pub lost_requests: u64,
-    /// Replies lost in this way.
+    /// Replies lost when their connection broke.
     pub lost_replies: u64,
-    /// Messages to and from the monitor lost in this way.
+    /// Messages to or from a monitor lost when their connection broke.
     pub lost_controls: u64,
-    /// Messages between members of a PG lost in this way.
+    /// Messages between members of a PG lost when their connection broke.
     pub lost_peers: u64,
-    /// Messages about leases lost in this way.
+    /// Messages about leases lost when their connection broke.
     pub lost_leases: u64,
-    /// Connections that broke within a frame.
+    /// Connections that broke in the middle of a frame.
     pub torn_frames: u64,
-    /// Connections whose bytes kept arriving after the sender had learned that they broke.
+    /// Connections whose bytes kept arriving after the sender had learned of the break.
     pub lingering: u64,
 }
 
 struct End {
     process: Process,
     id: ConnectionId,
-    /// The process still receives events of this end.
+    /// The process still receives events at this end.
     open: bool,
     /// Messages sent from this end are dropped, because the connection is broken.
     mute: bool,
@@ -144,14 +144,14 @@ pub struct Net {
     weather: Weather,
     ends: Vec<[End; 2]>,
     by_id: BTreeMap<(Process, ConnectionId), EndId>,
-    /// Pairs of processes: no message passes from the first to the second.
+    /// Pairs of processes: no message gets from the first to the second.
     cuts: BTreeSet<(Process, Process)>,
     accepted_last: u64,
-    /// The faults so far.
+    /// The faults injected so far.
     pub counts: FaultCounts,
 }
 
-/// An end that has something to deliver, and when.
+/// An end with an event to deliver, and the time of delivery.
 pub type Wake = (Time, EndId);
 
 impl Net {
@@ -191,7 +191,7 @@ impl Net {
         Some(self.processes(*end).1)
     }
 
-    /// Whether the run at the other end that this connection was opened to still has it open.
+    /// Returns whether both ends still have this connection open.
     pub fn is_open(&self, process: Process, id: ConnectionId) -> bool {
         let Some(end) = self.by_id.get(&(process, id)) else { return false };
         let [one, other] = &self.ends[end.connection];
@@ -219,7 +219,7 @@ impl Net {
         (at, end)
     }
 
-    /// Starts a connection from a process. [`Net::arrive`] is due at the returned time.
+    /// Starts a connection from a process. The caller must call [`Net::arrive`] at the returned time.
     pub fn connect(
         &mut self,
         now: Time,
@@ -239,14 +239,14 @@ impl Net {
         (now + self.latency(), asker)
     }
 
-    /// Handles a connection attempt that reaches its target. `peers` is what the target and the
-    /// caller learn about each other. `None`: nobody listens.
+    /// Handles a connection attempt that reaches its target. `peers`: what the target learns about the
+    /// caller, and the caller about the target. `None`: nobody listens.
     pub fn arrive(&mut self, now: Time, asker: EndId, peers: Option<(Peer, Peer)>) -> Vec<Wake> {
         let (from, to) = (self.end(asker).process, self.end(asker.other()).process);
         if !self.end(asker).open {
             return Vec::new();
         }
-        // A handshake needs both directions.
+        // A handshake needs both directions of the network.
         if self.is_cut(from, to) || self.is_cut(to, from) {
             let after = Duration::from_millis(self.random.range(300..CONNECT_TIME_MAX));
             return vec![self.push(now + after, asker, Parcel::Closed(CloseReason::TimedOut))];
@@ -300,7 +300,8 @@ impl Net {
         Some(self.push(at, end.other(), Parcel::Frame { kind, bytes, payload }))
     }
 
-    /// Closes a process's end. The other end learns of it after everything that was sent before.
+    /// Closes a process's end. The other end learns of it after everything that was sent before has
+    /// arrived.
     pub fn close(&mut self, now: Time, from: Process, id: ConnectionId) -> Option<Wake> {
         let end = self.by_id.remove(&(from, id))?;
         self.end(end).open = false;
@@ -309,8 +310,8 @@ impl Net {
         self.lose(at, end.other(), CloseReason::Reset, false)
     }
 
-    /// Informs an end that its connection is gone. With `cut`, only a first part of what is in
-    /// transit to the end arrives.
+    /// Informs an end that its connection is gone. With `cut`, only a prefix of the bytes in transit to
+    /// the end arrives.
     fn lose(&mut self, at: Time, end: EndId, reason: CloseReason, cut: bool) -> Option<Wake> {
         self.end(end.other()).mute = true;
         self.end(end).mute = true;
@@ -324,7 +325,7 @@ impl Net {
         Some(self.push(at, end, Parcel::Closed(reason)))
     }
 
-    /// Loses what is in transit to an end, from a random byte on.
+    /// Drops the bytes in transit to an end, from a random byte on.
     fn cut_short(&mut self, end: EndId) {
         let total: u64 = self.end(end).queue.iter().map(|(_, parcel)| parcel.length()).sum();
         let all_sent = self.random.chance(Chance::percent(30));
@@ -332,7 +333,8 @@ impl Net {
         let mut lost = Vec::new();
         let mut is_torn = false;
         self.end(end).queue.retain(|(_, parcel)| match parcel {
-            // These stay: an end must learn of the connection before it can learn of its end.
+            // Kept: an end must learn that the connection exists before it learns that the connection
+            // is gone.
             Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => true,
             Parcel::Frame { kind, .. } if parcel.length() > left => {
                 is_torn |= left > 0;
@@ -349,11 +351,12 @@ impl Net {
         lost.into_iter().for_each(|kind| self.count_lost(kind));
     }
 
-    /// Loses everything that is in transit to an end.
+    /// Drops everything that is in transit to an end.
     fn lose_frames(&mut self, end: EndId) {
         let mut lost = Vec::new();
         self.end(end).queue.retain(|(_, parcel)| match parcel {
-            // Stays: an end must learn of the connection before it can learn of its end.
+            // Kept: an end must learn that the connection exists before it learns that the connection
+            // is gone.
             Parcel::Accepted(_) => true,
             Parcel::Connected(_) | Parcel::Closed(_) => false,
             Parcel::Frame { kind, .. } => {
@@ -403,11 +406,12 @@ impl Net {
         queue.iter().filter(|(_, parcel)| matches!(parcel, Parcel::Frame { .. })).count()
     }
 
-    /// Delays what is in transit to an end, from a random message on.
+    /// Delays the messages in transit to an end, from a random message on.
     fn put_off(&mut self, end: EndId) -> Option<Wake> {
         let late = Duration::from_millis(self.random.scale(1..8000));
         let frame_count = self.frame_count(end);
-        // All parcels may be in time except the last, which reports that the connection is gone.
+        // All parcels may arrive in time except the last one, which reports that the connection is
+        // gone.
         let first = self.random.index(frame_count.max(1));
         let comes_late = frame_count > 0;
         let queue = &mut self.end(end).queue;
@@ -419,13 +423,13 @@ impl Net {
         front
     }
 
-    /// Breaks one connection, if there is one.
+    /// Breaks one connection, if any exists.
     pub fn break_any(&mut self, now: Time) -> Option<(Process, Process, Vec<Wake>)> {
         let live: Vec<usize> = (0..self.ends.len()).filter(|index| self.is_live(*index)).collect();
         if live.is_empty() {
             return None;
         }
-        // Most connections are idle most of the time; a break under load tests more.
+        // Most connections are idle most of the time; breaking a loaded one tests more.
         let is_loaded = |index: &usize| {
             let end = EndId { connection: *index, side: 1 };
             self.frame_count(end) > 0
@@ -447,7 +451,7 @@ impl Net {
     }
 
     /// Handles the death of a process: its ends receive nothing more, and its peers learn of it.
-    /// `silent`: the peers learn of it after a while, as when its host lost power.
+    /// `silent`: the peers learn of it only after a while, as when the host loses power.
     pub fn process_died(&mut self, now: Time, process: Process, silent: bool) -> Vec<Wake> {
         let mut wakes = Vec::new();
         for id in self.connections_of(process) {
@@ -465,7 +469,7 @@ impl Net {
         wakes
     }
 
-    /// Lets the connections of a process that neither sends nor receives anything time out within a
+    /// Makes the connections of a process that neither sends nor receives anything time out within a
     /// span.
     pub fn time_out(&mut self, now: Time, process: Process, within: Duration) -> Vec<Wake> {
         let ends: Vec<EndId> =
@@ -476,7 +480,7 @@ impl Net {
         ends.into_iter().flat_map(break_off).collect()
     }
 
-    /// Lets the connections between two processes time out within a span.
+    /// Makes the connections between two processes time out within a span.
     pub fn time_out_between(
         &mut self,
         now: Time,
@@ -491,8 +495,8 @@ impl Net {
         wakes.collect()
     }
 
-    /// Breaks the connections that a process made. The process learns of it at once. What it has
-    /// sent over them arrives late, and only then do the other ends learn that they broke.
+    /// Breaks the connections that a process opened. The process learns of it at once. What it has sent
+    /// over them arrives late, and only then do the other ends learn of the break.
     pub fn leave_behind(&mut self, now: Time, process: Process, late: Duration) -> Vec<Wake> {
         let ends: Vec<EndId> =
             self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
@@ -507,8 +511,8 @@ impl Net {
         wakes
     }
 
-    /// Handles the clean exit of a process: its peers receive everything that it sent before they
-    /// learn of it.
+    /// Handles the clean exit of a process: its peers receive everything that it sent before they learn
+    /// of the exit.
     pub fn process_left(&mut self, now: Time, process: Process) -> Vec<Wake> {
         let mine = self.connections_of(process);
         mine.into_iter().filter_map(|id| self.close(now, process, id)).collect()
@@ -527,7 +531,7 @@ impl Net {
         self.cuts.contains(&(from, to))
     }
 
-    /// Returns whether nothing is held back between any processes.
+    /// Returns whether no messages are being held back between any two processes.
     pub fn is_whole(&self) -> bool {
         self.cuts.is_empty()
     }
@@ -537,7 +541,7 @@ impl Net {
         self.ends.iter().flatten().all(|end| !end.open || !end.mute)
     }
 
-    /// Holds back everything from one process to another, and in the other direction too if `both`,
+    /// Holds back all messages from one process to another, and in the other direction too if `both`,
     /// until the cut is healed. No connection breaks.
     pub fn hold_back(&mut self, from: Process, to: Process, both: bool) {
         self.cuts.insert((from, to));
@@ -546,7 +550,7 @@ impl Net {
         }
     }
 
-    /// Like [`Net::hold_back`], but some of their connections break; others only stall.
+    /// Like [`Net::hold_back`], but some of the connections break, and the others only stall.
     pub fn cut(&mut self, now: Time, from: Process, to: Process, both: bool) -> Vec<Wake> {
         self.hold_back(from, to, both);
         let mut wakes = Vec::new();
@@ -554,8 +558,8 @@ impl Net {
             if self.random.chance(Chance::percent(70)) {
                 let longest = Duration::from_millis(self.random.scale(10..4000));
                 let reason = CloseReason::TimedOut;
-                // What was sent to the end that made the connection is lost. What was sent to the
-                // other end may wait in kernels until the two processes reach each other again.
+                // Messages to the end that opened the connection are lost. Messages to the other end
+                // may wait in kernels until the two processes reach each other again.
                 let waits = self.random.chance(Chance::percent(50));
                 for side in 0..if waits { 1 } else { 2 } {
                     let end = EndId { connection, side };
@@ -570,7 +574,7 @@ impl Net {
         wakes
     }
 
-    /// Returns whether a connection between the two processes exists or is being made.
+    /// Returns whether a connection between the two processes exists or is being opened.
     pub fn has_connection(&self, one: Process, other: Process) -> bool {
         !self.between(one, other).is_empty()
     }
@@ -586,12 +590,12 @@ impl Net {
         Net::pair(a.process, b.process) == Net::pair(one, other)
     }
 
-    /// Ends the cuts between two processes.
+    /// Heals the cuts between two processes, in both directions.
     pub fn heal(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
         self.cuts.remove(&(one, other));
         self.cuts.remove(&(other, one));
-        // Also for connections that broke meanwhile: the news of the break is queued after what was
-        // held back.
+        // Includes connections that broke meanwhile: their `Closed` events are queued after the
+        // messages that were held back.
         (0..self.ends.len())
             .filter(|index| self.is_between(*index, one, other))
             .flat_map(|connection| (0..2).map(move |side| EndId { connection, side }))
@@ -600,13 +604,14 @@ impl Net {
             .collect()
     }
 
-    /// Ends all cuts.
+    /// Heals all cuts.
     pub fn heal_all(&mut self, now: Time) -> Vec<Wake> {
         let cuts = std::mem::take(&mut self.cuts);
         cuts.into_iter().flat_map(|(from, to)| self.heal(now, from, to)).collect()
     }
 
-    /// Removes and returns the next event of an end, if it is due. Also returns when to call again.
+    /// Removes and returns the next event of an end, if it is due. Also returns when to call this
+    /// function again.
     pub fn deliver(&mut self, now: Time, id: EndId) -> (Option<(Process, NetEvent)>, Option<Wake>) {
         let other = self.end(id.other()).process;
         let process = self.end(id).process;

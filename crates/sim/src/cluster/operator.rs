@@ -1,4 +1,4 @@
-//! The operator: the jobs to do, in order, and the command that is under way.
+//! The operator: the jobs to do, in order, and the current command.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -8,7 +8,7 @@ use cluster::settings::Setting;
 /// One job of the operator.
 #[derive(Clone, Debug)]
 pub enum Job {
-    /// Gives an OSD its id and starts it.
+    /// Assigns an id to an OSD and starts the OSD.
     CreateOsd(usize),
     /// Creates the pool.
     CreatePool,
@@ -18,13 +18,13 @@ pub enum Job {
     Remove(usize),
     /// Resizes a volume to this many units.
     Resize(usize, u64),
-    /// Takes the lock of a volume from its holder.
+    /// Takes the lock of a volume away from its holder.
     Unlock(usize),
     /// Sets a setting to this many milliseconds.
     Set(Setting, u64),
     /// Removes the pool.
     RemovePool,
-    /// Searches for suspect PGs, which wait for the operator.
+    /// Searches for suspect PGs that wait for the operator.
     FindSuspect,
     /// Accepts the loss of a suspect PG.
     GiveUp(u32),
@@ -32,15 +32,15 @@ pub enum Job {
     FindLost,
     /// Lets a PG continue without members whose disks are lost.
     GiveUpMembers(PgId),
-    /// Takes an OSD out of the cluster, or back in.
+    /// Marks an OSD as out, or brings it back in.
     SetOut(usize, bool),
     /// Removes an OSD whose disk is lost.
     RemoveOsd(usize),
-    /// Recovers a state store that was restored from a backup, from what OSDs know.
+    /// Recovers a state store that was restored from a backup, using the newer state that OSDs have.
     Recover {
         /// When the backup was restored.
         since: Time,
-        /// OSDs that never come back.
+        /// OSDs that never return.
         lost: Vec<OsdId>,
     },
     /// Undoes manual edits of keys.
@@ -60,37 +60,38 @@ pub struct Operator {
     pub(super) request_last: u64,
     /// The jobs, in order.
     pub jobs: VecDeque<Job>,
-    /// The request number of the first job's command, while it is under way.
+    /// The request number of the first job's command, while its reply is pending.
     pub(super) waiting: Option<u64>,
     pub(super) tries: u64,
-    /// When an attempt at the first job was interrupted; it may still be executed.
+    /// When an attempt at the first job was interrupted: the command may still be executed.
     pub(super) cut_off: Option<Time>,
-    /// The run is at its end: everything is removed.
+    /// The run is ending: everything is being removed.
     pub(super) removes_all: bool,
-    /// The last answer, as text for people.
+    /// The last reply, as text for people.
     pub last: String,
-    /// The loss of a suspect PG was accepted.
+    /// The loss of a suspect PG has been accepted.
     pub(super) gave_up: bool,
-    /// Volumes whose creation was interrupted: it may be executed late, even after a removal.
+    /// Volumes whose creation was interrupted: the command may be executed late, even after the volume
+    /// was removed.
     pub(super) unsure: BTreeSet<usize>,
 }
 
 impl Operator {
-    /// Ends the first job.
+    /// Finishes the first job.
     pub(super) fn finish_job(&mut self) {
         self.jobs.pop_front();
         self.tries = 0;
         self.cut_off = None;
     }
 
-    /// Adds a job before all others.
+    /// Puts a job before all others.
     pub(super) fn do_first(&mut self, job: Job) {
         self.jobs.push_front(job);
         self.tries = 0;
     }
 
-    /// Handles the loss of the connection. Returns whether a command was under way, which may still
-    /// be executed.
+    /// Handles the loss of the connection. Returns whether a command was pending, which may still be
+    /// executed.
     pub(super) fn disconnected(&mut self, now: Time) -> bool {
         self.connection = None;
         self.is_connected = false;
@@ -104,7 +105,7 @@ impl Operator {
         true
     }
 
-    /// Returns whether the volume's lock is being taken from its holder.
+    /// Returns whether the current job takes the volume's lock away from its holder.
     pub(super) fn is_unlocking(&self, volume: usize) -> bool {
         matches!(self.jobs.front(), Some(Job::Unlock(other)) if *other == volume)
     }

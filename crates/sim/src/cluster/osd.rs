@@ -23,54 +23,54 @@ pub struct Osd {
     pub id: Option<OsdId>,
     /// The host it runs on.
     pub host: usize,
-    /// The host that it belongs to in the cluster's tree.
+    /// The host under which the cluster lists it.
     pub tree_host: usize,
-    /// Its disk is lost: it never runs again.
+    /// Its disk is lost, so it never runs again.
     pub is_gone: bool,
-    /// It is not the OSD that the cluster knows by its id: it must be refused.
+    /// It is a foreign OSD: it runs under the id of another OSD, and must be refused.
     pub is_foreign: bool,
-    /// Its operator told it to stop.
+    /// The operator has requested that it stops.
     pub is_stopping: bool,
-    /// Its operator does not start it again for now.
+    /// The operator does not restart it for now.
     pub stays_down: bool,
     /// It is out: no PG may be placed on it.
     pub is_out: bool,
     /// The id of its store.
     pub store: StoreId,
-    /// Its disk, once it is created.
+    /// Its disk, once the disk is created.
     pub disk: Option<SimDisk>,
     /// Its process, while it runs.
     pub node: Option<Node>,
     /// The incarnation of its run, once a monitor has assigned one.
     pub incarnation: Incarnation,
-    /// Where the areas of its disk are, once its store is created.
+    /// The layout of its disk, once its store is created.
     pub layout: Option<Superblock>,
-    /// Everything that the disk had completed up to this count is recorded as durable, and so is
-    /// that record.
+    /// All writes up to this completion count of the disk are recorded as durable, and the record
+    /// itself is durable.
     pub settled: u64,
-    /// The value of `settled` after the next idle time.
+    /// The value that `settled` gets after the next idle time.
     settling: u64,
-    /// Bits that flipped outside of the data area.
+    /// Bits that flipped outside the data area.
     pub flips: Vec<Flip>,
-    /// Pages of the data area that cannot be read until they are written.
+    /// Pages of the data area that cannot be read until they are overwritten.
     pub unreadable: BTreeSet<u64>,
-    /// Since when no disk operation is in flight, while its process runs.
+    /// The time since which its running process has had no disk operation in flight.
     pub idle_since: Option<Time>,
-    /// Operations in flight.
+    /// The number of disk operations in flight.
     pub in_flight: u64,
-    /// How its disk hangs.
+    /// The hangs of its disk.
     pub(super) hang: Hang,
-    /// How slow its disk is.
+    /// The slowness of its disk.
     pub(super) slowness: Slowness,
-    /// Number of disk operations so far.
+    /// The number of disk operations so far.
     pub operation_count: u64,
-    /// What its last run had learned about its disk, if that run ended in order to restart.
+    /// What its last run had recorded about hangs of its disk, if that run ended in order to restart.
     pub stalls: Option<node::Stalls>,
     /// The end of a turn of its loop is scheduled.
     pub turn_due: bool,
     /// A write or flush failed: the node must stop.
     pub must_stop: bool,
-    /// When it last lost power, and so lost what was not flushed.
+    /// When it last lost power, and with it all unflushed writes.
     pub power_lost_at: Moment,
 }
 
@@ -79,13 +79,13 @@ pub struct Osd {
 pub struct Flip {
     /// The offset of the byte on the disk.
     pub offset: u64,
-    /// Which bit of the byte, as a mask.
+    /// The bit within the byte, as a mask.
     pub mask: u8,
-    /// When its page was last written, by the disk's count.
+    /// The disk's write count when the page was last written.
     pub age: u64,
 }
 
-/// What is recorded of a disk operation.
+/// What the simulator records about a disk operation in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskWork {
     /// A read of `length` bytes at `offset`.
@@ -97,7 +97,7 @@ pub enum DiskWork {
 }
 
 impl DiskWork {
-    /// Returns what is recorded of an effect.
+    /// Returns the record for a disk effect.
     pub fn of(effect: &DiskEffect) -> DiskWork {
         match effect {
             DiskEffect::Read { offset, buffer, .. } => {
@@ -169,7 +169,7 @@ impl Osd {
         }
     }
 
-    /// Starts a run. `now` is the time of its host's clock.
+    /// Starts a run. `now` is the current time on its host's clock.
     pub fn start(
         &mut self,
         now: Time,
@@ -207,8 +207,8 @@ impl Osd {
         self.node = Some(Node::new(identity, settings, pool, size, now, effects));
     }
 
-    /// Handles the end of its process. A store that does not run records nothing, however long it
-    /// is idle.
+    /// Handles the end of its process. From now on, idle time does not count: a store that does not run
+    /// writes no journal entries.
     pub fn ends(&mut self) {
         self.node = None;
         self.idle_since = None;
@@ -227,7 +227,7 @@ impl Osd {
         self.disk.as_mut().expect("created before it starts").submit(effect)
     }
 
-    /// Records that an operation has ended.
+    /// Records that a disk operation has completed.
     pub fn ended(&mut self, now: Time) {
         self.in_flight -= 1;
         if self.in_flight == 0 {
@@ -235,9 +235,9 @@ impl Osd {
         }
     }
 
-    /// Updates what is settled. After this long without work, an empty journal entry has recorded
-    /// everything as durable. Damage of that entry itself could not be distinguished from a torn
-    /// write, so the data counts as settled only after the next such entry.
+    /// Updates `settled`. After 300 ms without work, the store has written an empty journal entry,
+    /// which records everything before it as durable. But damage of that entry itself would look like a
+    /// torn write, so the data counts as settled only after the next such entry.
     pub fn note_idle(&mut self, now: Time) {
         let long = base::Duration::from_millis(300);
         let completed = self.disk.as_ref().map_or(0, SimDisk::completed_count);
@@ -248,27 +248,27 @@ impl Osd {
         }
     }
 
-    /// Returns whether a read covers a page that cannot be read.
+    /// Returns whether a read covers an unreadable page.
     pub fn is_unreadable(&self, offset: u64, length: u64) -> bool {
         self.unreadable.range(offset..offset + length).next().is_some()
     }
 
-    /// Forgets flips in pages that were written since.
+    /// Forgets flips in pages that have been written since.
     pub fn forget_written_flips(&mut self) {
         let Some(disk) = &self.disk else { return };
         self.flips.retain(|flip| disk.written_last(flip.offset) == flip.age);
     }
 
-    /// Forgets the flips that a store has dealt with when it opened: those in its journal. Damage
-    /// of a checkpoint that the store does not use is still on the disk.
+    /// Forgets the flips in the journal, which the store has handled when it opened. Damage of a
+    /// checkpoint that the store does not use remains on the disk.
     pub fn settle_damage(&mut self) {
         let Some(layout) = &self.layout else { return };
         let checkpoints = layout.checkpoints.offset..layout.checkpoints.end();
         self.flips.retain(|flip| checkpoints.contains(&flip.offset));
     }
 
-    /// Reverts the flips outside of the data area that were not overwritten since. Returns whether
-    /// there were any.
+    /// Reverts the flips outside the data area that have not been overwritten. Returns whether there
+    /// were any.
     pub fn heal(&mut self) -> bool {
         self.forget_written_flips();
         let flips = std::mem::take(&mut self.flips);

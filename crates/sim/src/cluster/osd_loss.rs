@@ -1,7 +1,8 @@
-//! The loss: so many OSDs fail for a long time that PGs are left with fewer members than they need, and spare
-//! OSDs take their place. What all members are known to have can be read while the PGs wait. Every PG is
-//! served again by the others, and holds everything that was acknowledged, before the lost OSDs come back. Or
-//! the OSDs are only silent, and can be reached again when spare ones begin to be filled.
+//! The loss scenario: OSDs fail for a long time, so many that PGs are left with fewer members than they need,
+//! and spare OSDs replace them. While the PGs wait, data that every member is known to have can still be
+//! read. Every PG must be served again by the remaining OSDs, with all acknowledged data, before the lost
+//! OSDs return. In a variant, the OSDs are only unreachable, and can be reached again as soon as backfill to
+//! spare OSDs has begun.
 
 use base::Duration;
 use cluster::settings::Setting;
@@ -12,16 +13,16 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::Chance;
 
-/// How long an OSD is down before it goes out automatically, if the operator does not take it out.
+/// How long an OSD is down before it is marked out automatically, if the operator does not do so.
 const OUT_AFTER_MS: u64 = 3_000;
 
-/// Within this time, connections of silent OSDs break.
+/// Within this time, the connections of unreachable OSDs break.
 pub(super) const TIME_OUT: Duration = Duration::from_secs(4);
 
-/// The longest time that OSDs are silent.
+/// The longest time for which OSDs are unreachable.
 const MISSED_FOR: Duration = Duration::from_secs(20);
 
-/// How many times OSDs are drawn in search of a set that leaves enough failure domains.
+/// The maximum number of draws in search of OSDs whose loss leaves enough failure domains.
 const DRAW_COUNT: usize = 8;
 
 impl World {
@@ -41,7 +42,7 @@ impl World {
             return self.miss(&lost);
         }
         self.attach_all_to_read()?;
-        // Members must first learn which sessions were fenced for the attaches.
+        // Members must first receive the list of sessions that were fenced for the attaches.
         if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return self.detach_all();
         }
@@ -74,7 +75,7 @@ impl World {
         self.wait_until_whole().map(drop)
     }
 
-    /// Silences these OSDs until a learner of a PG that waits for one of them is being filled.
+    /// Makes these OSDs unreachable until the backfill of a PG that waits for one of them has begun.
     fn miss(&mut self, lost: &[usize]) -> Result<(), String> {
         const FILLED: &str = "learner to be filled while members are lost";
         for index in lost {
@@ -96,7 +97,7 @@ impl World {
         self.read_everything()
     }
 
-    /// Draws OSDs to lose: one more than a PG can spare, but not all members of any PG, and such
+    /// Draws the OSDs to lose: one more than a PG can spare, but not all members of any PG, and such
     /// that the remaining OSDs can hold all copies.
     fn draw_lost(&mut self) -> Option<Vec<usize>> {
         let count = (self.plan.position_count() - self.plan.min_size + 1) as usize;

@@ -7,15 +7,15 @@ use cluster::map::FailureDomain;
 use super::net::Weather;
 use crate::random::{Chance, Random};
 
-/// Blocks of pools with parity have at least so many bytes, as a power of two.
+/// The smallest block size of pools with parity, as a power of two.
 const PARITY_SHIFT_MIN: u8 = 16;
 
 /// The kind of pools that are simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pools {
-    /// They keep one or several copies.
+    /// Pools that keep one or more copies.
     Copies,
-    /// They keep parity.
+    /// Pools that keep parity.
     Parity,
 }
 
@@ -23,15 +23,15 @@ pub enum Pools {
 pub struct Plan {
     /// The number of OSDs at the beginning.
     pub osd_count: usize,
-    /// How many hosts the OSDs are spread over, in turn.
+    /// The number of hosts; OSDs are assigned to them in turn.
     pub host_count: usize,
-    /// How many clients there are.
+    /// The number of clients.
     pub client_count: usize,
     /// The size of each OSD's device, in bytes.
     pub osd_size: u64,
     /// The sector size of the devices: 512 or 4096 bytes.
     pub sector_size: u32,
-    /// The size of an OSD's journal: smaller than in real use, so that it wraps often.
+    /// The size of an OSD's journal, in bytes: smaller than in real use, so that it wraps often.
     pub journal_size: u64,
     /// A checkpoint begins when the journal holds this many bytes.
     pub checkpoint_after_bytes: u64,
@@ -43,9 +43,9 @@ pub struct Plan {
     pub pg_count: u32,
     /// The pool's scheme.
     pub scheme: Scheme,
-    /// The pool's minimum size: the fewest members that may serve writes.
+    /// The pool's minimum size: the number of members needed to serve writes.
     pub min_size: u32,
-    /// What two copies of a block must not share.
+    /// The failure domain: two copies of a block must not share one.
     pub failure_domain: FailureDomain,
     /// Clocks run fast or slow.
     pub clocks_drift: bool,
@@ -53,49 +53,47 @@ pub struct Plan {
     pub volume_count: usize,
     /// The largest size of a volume, in units.
     pub volume_units: u64,
-    /// A volume is written completely when it is attached for the first time.
+    /// A volume is written completely when it is first attached.
     pub prefills: bool,
-    /// How many operations clients start before faults end.
+    /// The number of operations that clients start before faults end.
     pub operation_count: u64,
-    /// The maximum number of open operations of a client.
+    /// The maximum number of pending operations of a client.
     pub depth_max: usize,
     /// The mean pause between two operations of a client, in nanoseconds.
     pub think: u64,
-    /// The weights by which operations are drawn: read, write, unaligned write, discard, flush,
-    /// extents.
+    /// The weights of the operations: read, write, unaligned write, discard, flush, extents.
     pub weights: [u32; 6],
-    /// How long clients retry, in milliseconds. `None`: for ever.
+    /// How long clients retry an operation, in milliseconds. `None`: for ever.
     pub patience: Option<u64>,
     /// The mean time of a disk operation, in nanoseconds.
     pub disk_latency: u64,
-    /// How often a disk operation takes a hundred times as long.
+    /// The chance that a disk operation takes a hundred times as long.
     pub slow_disk: Chance,
     /// How the network treats messages.
     pub weather: Weather,
-    /// How often faults happen.
+    /// How often each fault happens.
     pub faults: Faults,
-    /// The strikes, in which members lose data: the delay of each after the previous one, in
-    /// milliseconds.
+    /// The delay of each strike after the previous one, in milliseconds. In a strike, members lose
+    /// data.
     pub strikes: Vec<u64>,
-    /// A strike takes so many members that fewer than the minimum remain.
+    /// A strike destroys so many members that fewer than the minimum remain.
     pub strikes_deep: bool,
-    /// How often the operator's job is to take a lock from its holder.
+    /// The chance that a job of the operator takes a lock from its holder.
     pub unlocks: Chance,
-    /// The failover drill at the end, by how the member leaves. `None`: no drill.
+    /// How the member leaves in the failover drill at the end. `None`: no drill.
     pub drill: Option<Departure>,
-    /// At the end, run the scenario in which more members than PGs can spare are lost for a long
-    /// time.
+    /// At the end, the run loses more members than PGs can spare, for a long time.
     pub loses_osds: bool,
     /// The stores are sparse files.
     pub is_sparse: bool,
-    /// How often an attach requests the volume's lock.
+    /// The chance that an attach requests the volume's lock.
     pub locks: Chance,
-    /// The maximum number of bytes that a lazy client keeps without a sync.
+    /// The maximum number of bytes that a lazy client buffers without a sync.
     pub unsynced_size_max: u64,
-    /// The limits of PGs are small: lists have many pages, and histories and change lists soon
-    /// reach their ends.
+    /// The limits of PGs are small: lists need many pages, and histories and change lists soon reach
+    /// their limits.
     pub has_small_limits: bool,
-    /// How many monitors there are.
+    /// The number of monitors.
     pub monitor_count: usize,
     /// The state store is a file of the only monitor, which leads without a lease.
     pub is_embedded: bool,
@@ -110,7 +108,8 @@ pub enum Departure {
     Silent,
     /// Its host falls silent, and the leading monitor was on it.
     SilentWithLeader,
-    /// Its host falls silent, and a monitor that does not lead was on it: the client's, if possible.
+    /// Its host falls silent, and a monitor that does not lead was on it: the one that the client is
+    /// connected to, if possible.
     SilentWithFollower,
     /// The operator stops it.
     Stopped,
@@ -121,40 +120,44 @@ pub enum Departure {
 /// How often each fault happens.
 #[derive(Clone, Copy)]
 pub struct Faults {
-    /// Per turn of an OSD: it dies.
+    /// Chance per turn of an OSD that it dies.
     pub osd_dies: Chance,
-    /// Per turn of a monitor: it dies.
+    /// Chance per turn of a monitor that it dies.
     pub monitor_dies: Chance,
-    /// Per turn of a client: it dies.
+    /// Chance per turn of a client that it dies.
     pub client_dies: Chance,
-    /// Per event: several OSDs die at once.
+    /// Chance per event that several OSDs die at once.
     pub many_die: Chance,
-    /// Per event: the operator stops an OSD.
+    /// Chance per event that the operator stops an OSD.
     pub osd_stops: Chance,
-    /// Per event: a process freezes for a while.
+    /// Chance per event that a process freezes for a while.
     pub freeze: Chance,
-    /// Per event: a connection breaks.
+    /// Chance per event that a connection breaks.
     pub connection_breaks: Chance,
-    /// Per event: two processes cannot reach each other for a while, or one cannot reach the other.
+    /// Chance per event that two processes cannot reach each other for a while, or one cannot reach the
+    /// other.
     pub partition: Chance,
-    /// Per event: for a while an OSD reaches only clients, some of which do not reach the monitor.
+    /// Chance per event that an OSD can reach only clients for a while, some of which cannot reach the
+    /// monitors.
     pub isolation: Chance,
-    /// Per event: for a while an OSD and some clients reach everybody except the monitors.
+    /// Chance per event that an OSD and some clients can reach all processes except the monitors for a
+    /// while.
     pub monitor_isolation: Chance,
-    /// Per event: the leading monitor is killed, stopped, frozen or cut off.
+    /// Chance per event that the leading monitor is killed, stopped, frozen or cut off.
     pub leader: Chance,
-    /// When a client is cut off from the monitors until its session ends, in milliseconds. `None`:
-    /// never.
+    /// The time when a client is cut off from the monitors until its session ends, in milliseconds.
+    /// `None`: never.
     pub client_cut_off: Option<u64>,
-    /// Per write or flush of a disk: it fails.
+    /// Chance per write or flush of a disk that it fails.
     pub disk_error: Chance,
-    /// Per event: a bit flips on a disk, or a sector becomes unreadable.
+    /// Chance per event that a bit flips on a disk, or a sector becomes unreadable.
     pub rot: Chance,
-    /// Per read of a disk: it fails once.
+    /// Chance per read of a disk that it fails once.
     pub read_error: Chance,
-    /// Per effect on the state store: the store does not answer, or the outcome is unknown.
+    /// Chance per effect on the state store that the store does not reply, or that the outcome is
+    /// unknown.
     pub state: Chance,
-    /// Per job of the operator: it takes an OSD out, or in again.
+    /// Chance per job of the operator that it marks an OSD as out, or brings it back in.
     pub out: Chance,
 }
 
@@ -177,12 +180,12 @@ impl Plan {
         }
     }
 
-    /// Returns how many members each PG is to have.
+    /// Returns the number of members that each PG should have.
     pub fn position_count(&self) -> u32 {
         self.scheme.position_count()
     }
 
-    /// Returns how many members of a PG can be lost without losing data.
+    /// Returns the number of members that a PG can lose without losing data.
     pub fn loss_count_max(&self) -> u32 {
         self.position_count() - self.scheme.data_count()
     }
@@ -194,7 +197,7 @@ impl Plan {
             Pools::Copies => Shape::draw(random, fill),
             Pools::Parity => Shape::draw_parity(random, fill),
         };
-        // Long backfills: many blocks in few PGs.
+        // Makes backfills long: many blocks in few PGs.
         let prefills = shape.is_redundant() && !fill && random.chance(Chance::percent(30));
         if prefills {
             shape.pg_count = shape.pg_count.min(4);
@@ -225,7 +228,7 @@ impl Plan {
         } else {
             0
         };
-        // Rot may already have damaged one copy, so nothing else may damage another.
+        // Rot may already have damaged one copy, so no strike may destroy another.
         let may_strike = faults.rot == Chance::NEVER && faults.read_error == Chance::NEVER;
         let strikes = (0..if may_strike { strike_count } else { 0 })
             .map(|_| random.scale(50..3000))
@@ -298,7 +301,8 @@ impl Plan {
             let departures = [Departure::SilentWithLeader, Departure::SilentWithFollower];
             self.drill = Some(*random.pick(&departures));
         }
-        // Rot is found only when the data is read: no member may leave for good.
+        // Rot is found only when the data is read: no member may leave permanently, because its copy
+        // may be the last good one.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
         // Learners of pools with parity are not filled while too few members are there.
         let is_filled = self.scheme.is_whole_everywhere();
@@ -311,7 +315,7 @@ impl Plan {
     }
 }
 
-/// The OSDs, and how the pool is spread over them.
+/// The OSDs, and how the pool is placed on them.
 struct Shape {
     osd_count: usize,
     host_count: usize,
@@ -375,7 +379,7 @@ impl Shape {
 }
 
 impl Faults {
-    /// No fault happens.
+    /// Faults with all chances at zero.
     pub const NONE: Faults = Faults {
         osd_dies: Chance::NEVER,
         monitor_dies: Chance::NEVER,
@@ -400,10 +404,11 @@ impl Faults {
         let is_copied = shape.is_redundant();
         let rot = some(random, 30, 8_000);
         let read_error = some(random, 20, 4_000);
-        // A member that leaves for good would take data that only it can still read.
+        // A member that leaves permanently may take the last readable copy of rotted data with it.
         let may_go = is_copied && rot == Chance::NEVER && read_error == Chance::NEVER;
         let out = if may_go && random.chance(Chance::percent(40)) { 30 } else { 0 };
-        // There are many messages between OSDs: the same number of faults needs a smaller chance.
+        // With copies, OSDs exchange many more messages: a smaller chance gives the same number of
+        // faults.
         let scale = if is_copied { 2 } else { 1 };
         Faults {
             osd_dies: some(random, 80, 2_000 / scale),

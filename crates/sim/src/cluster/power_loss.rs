@@ -1,6 +1,6 @@
-//! All OSDs lose power at once around a flush of a lazy client, whose writes are answered before they are
-//! durable. The client repeats what it wrote during the flush, and what the next flush covers, so all of that
-//! must be there.
+//! All OSDs lose power at once around a flush of a lazy client, whose writes are acknowledged before they are
+//! durable. The client repeats the writes that it sent during the flush, and those that the next flush
+//! covers, so none of them may be missing.
 
 use base::Duration;
 
@@ -10,7 +10,7 @@ use super::world::{WHOLE_FOR, World};
 use crate::disk::Crash;
 use crate::random::{Chance, Random};
 
-/// How many times all OSDs lose power.
+/// The number of times that all OSDs lose power.
 const ROUND_COUNT: usize = 4;
 
 /// How long the power stays off.
@@ -20,8 +20,8 @@ impl World {
     /// Runs the scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn lose_all_power(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "darkness");
-        // Writes that a client repeats after a power loss wait for space; on full disks, a flush
-        // would wait too.
+        // Writes that a client repeats after a power loss wait for free space; on full disks, a flush
+        // would wait, too.
         let is_tried = random.chance(Chance::percent(50)) && !self.plan.may_fill();
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
@@ -36,7 +36,7 @@ impl World {
             self.write_all(holder, &blocks)?;
             self.ask_flush(holder)?;
             self.overwrite(holder, &blocks)?;
-            // Writes are answered meanwhile; another flush covers them.
+            // More writes are acknowledged during the flush; in some rounds a second flush covers them.
             let again = random.chance(Chance::percent(50));
             self.wait("a flush is never answered", |world| {
                 let is_left = again && world.clients[holder.client].open.len() == 1;

@@ -11,16 +11,16 @@ pub enum Process {
     Osd(usize),
     /// A client, by its index.
     Client(usize),
-    /// The operator, who gives commands.
+    /// The operator, who issues commands.
     Operator,
 }
 
-/// Returns the address that an OSD listens at.
+/// Returns the address on which an OSD listens.
 pub fn osd_address(index: usize) -> String {
     format!("tcp:osd{index}:1")
 }
 
-/// Returns the address that a monitor listens at.
+/// Returns the address on which a monitor listens.
 pub fn monitor_address(index: usize) -> String {
     format!("tcp:mon{index}:1")
 }

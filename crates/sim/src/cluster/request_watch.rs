@@ -1,9 +1,9 @@
-//! A record of requests and replies: which epoch and revision each request states, which map each run of an
-//! OSD was sent, and which volume each session belongs to.
+//! Tracks requests and replies: the epoch and map revision in each request, the map that each run of an OSD
+//! has received, and the volume of each session.
 //!
 //! Invariants checked
-//!   1. No request is executed in a newer epoch than it states.
-//!   2. An OSD executes no request that states a newer revision of the pool's map than the OSD was sent.
+//!   1. No request is executed in an epoch newer than the one in the request.
+//!   2. An OSD executes no request with a newer revision of the pool's map than the OSD has received.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,28 @@ use super::arrivals::{Arrivals, OsdRun};
 use super::syncs::Syncs;
 use crate::tally::Counts;
 
-/// What a request states.
+/// The PG, epoch and map revision in a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
-    /// The PG that it is for.
+    /// The PG that the request is for.
     pub pg: PgId,
-    /// The epoch in which its client believes the PG to be.
+    /// The epoch of the PG that the client assumes.
     pub epoch: Epoch,
-    /// The revision of the pool's map that its client has.
+    /// The client's revision of the pool's map.
     pub revision: MapRevision,
 }
 
-/// Everything seen about requests so far.
+/// The requests and replies seen so far.
 #[derive(Default)]
 pub struct RequestWatch {
-    /// What each request that is not answered yet states.
+    /// The PG, epoch and map revision of each unanswered request.
     named: BTreeMap<(SessionId, u64), Named>,
-    /// The newest revision of the pool's map that each run of an OSD was sent.
+    /// The newest revision of the pool's map that was sent to each run of an OSD.
     told: BTreeMap<OsdRun, MapRevision>,
-    /// The volume that each session was opened for.
+    /// The volume for which each session was opened.
     volumes: BTreeMap<SessionId, usize>,
     arrivals: Arrivals,
-    /// Syncs, and changes that were answered before they were durable.
+    /// Syncs, and changes that were acknowledged before they were durable.
     pub(super) syncs: Syncs,
 }
 
@@ -46,26 +46,27 @@ impl RequestWatch {
         self.named.insert((request.session, request.sequence), named);
     }
 
-    /// Records a request that reaches a run of an OSD. Returns whether it waits there for a newer
-    /// map.
+    /// Records a request that reaches a run of an OSD. Returns whether the request must wait there for
+    /// a newer map.
     pub fn on_arrived(&mut self, run: OsdRun, request: &Request, faults: &mut Counts) -> bool {
         self.arrivals.note(run, request, faults);
         let told = self.told(run);
         self.arrivals.note_session(run, request, told)
     }
 
-    /// Checks the reply of a run of an OSD against the order in which requests arrived.
+    /// Checks a reply of a run of an OSD against the order in which requests reached that run.
     pub fn on_answered(&mut self, run: OsdRun, reply: &Reply) -> Result<(), String> {
         let told = self.told(run);
         self.arrivals.answered(run, reply, told)
     }
 
-    /// Returns what the request of a reply stated, and forgets the request.
+    /// Returns the PG, epoch and map revision of the request to which this reply belongs, and forgets
+    /// the request.
     pub fn take_named(&mut self, reply: &Reply) -> Option<Named> {
         self.named.remove(&(reply.session, reply.sequence))
     }
 
-    /// Checks what a run of an OSD did for a request.
+    /// Checks how a run of an OSD executed a request.
     pub fn judge(
         &self,
         run: OsdRun,
@@ -75,7 +76,7 @@ impl RequestWatch {
     ) -> Result<(), String> {
         let (session, sequence) = (reply.session, reply.sequence);
         let Named { epoch, revision, .. } = named;
-        // A request that finds nothing to change is answered with an old version.
+        // A request that finds nothing to change returns an old version, so an old version is no error.
         if let Outcome::Written { version, .. } = outcome
             && version.epoch > epoch
         {
@@ -95,23 +96,23 @@ impl RequestWatch {
         Ok(())
     }
 
-    /// Returns the newest revision of the map that a run of an OSD was sent.
+    /// Returns the newest map revision that was sent to a run of an OSD.
     pub fn told(&self, run: OsdRun) -> MapRevision {
         self.told.get(&run).copied().unwrap_or_default()
     }
 
-    /// Records that a run of an OSD is sent a revision of the map.
+    /// Records that a map revision is sent to a run of an OSD.
     pub fn on_map(&mut self, run: OsdRun, revision: MapRevision) {
         let known = self.told.entry(run).or_default();
         *known = revision.max(*known);
     }
 
-    /// Records that a session is opened for a volume.
+    /// Records that a session was opened for a volume.
     pub fn on_opened(&mut self, session: SessionId, volume: usize) {
         self.volumes.insert(session, volume);
     }
 
-    /// Returns the volume that a session was opened for.
+    /// Returns the volume for which a session was opened.
     pub fn volume_of(&self, session: SessionId) -> Option<usize> {
         self.volumes.get(&session).copied()
     }

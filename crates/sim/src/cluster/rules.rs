@@ -1,4 +1,4 @@
-//! Passes every message to the checkers: when it is sent, and when it arrives.
+//! Passes every message to the checkers, once when it is sent and once when it arrives.
 
 use base::{ConnectionId, PgId, SessionId};
 use cluster::message::{FromMonitor, ToMonitor};
@@ -20,7 +20,7 @@ impl World {
         let to = self.net.peer_of(from, connection);
         match (from, message) {
             (Process::Monitor(_), Message::Control(text)) => {
-                // Operations of the previous epoch are sent again, and may take effect twice.
+                // Clients resend operations of the previous epoch, which may then take effect twice.
                 self.note_slow_disks(text);
                 let ends_epoch = self.watch.monitor_says(text, self.now)?;
                 self.faults.count += u64::from(ends_epoch);
@@ -55,7 +55,7 @@ impl World {
                     let (now, run) = (self.local(from), self.life(from));
                     self.watch.lease_asked(holder, giver, message, now);
                     self.watch.grants.asked((holder, run), giver, message, now);
-                    // A grant goes in the opposite direction: its sender is the giver.
+                    // A grant travels from the giver to the holder, so its sender is the giver.
                     self.watch.grants.granted(holder, giver, message);
                     if let LeaseMessage::Renew { begun_bytes, .. } = &**message
                         && let Some(pair) = self.pair((holder, connection), giver)
@@ -97,14 +97,14 @@ impl World {
         }
     }
 
-    /// Returns the runs at both ends of a connection. `None`: one of them is over.
+    /// Returns the runs at both ends of a connection, or `None` if one of them has ended.
     fn pair(&self, (holder, connection): (usize, ConnectionId), giver: usize) -> Option<Pair> {
         let run = |index| (index, self.life(Process::Osd(index)));
         let is_open = self.net.is_open(Process::Osd(holder), connection);
         is_open.then(|| [run(holder), run(giver)])
     }
 
-    /// Notes a write for which its primary needs credit: every write of data to an acting member.
+    /// Records a write for which its primary needs credit: each write of data to an acting member.
     fn note_write(&mut self, from: (usize, ConnectionId), to: usize, message: &PeerMessage) {
         let PeerBody::Write { block_size, change: Change::Write { .. }, .. } = &message.body else {
             return;
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// Checks that blocks are read only from acting members: a learner may not have them yet.
+    /// Checks that blocks are fetched only from acting members: a learner may not have them yet.
     fn judge_fetch(&self, to: usize, message: &PeerMessage) -> Result<(), String> {
         let PeerBody::Fetch { key, .. } = &message.body else { return Ok(()) };
         let Some(entry) = self.watch.grants.entry(message.pg, message.epoch) else { return Ok(()) };
@@ -147,7 +147,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns what an OSD knows and what its clock shows, if it runs.
+    /// Returns the member, map revision and clock of an OSD, if it runs.
     fn holder(&self, index: usize) -> Option<Holder> {
         let process = Process::Osd(index);
         let run = self.life(process);
@@ -162,8 +162,8 @@ impl World {
         })
     }
 
-    /// Checks that no request is executed in another epoch than it states, or by an OSD whose map
-    /// is older than the request's.
+    /// Checks that no request is executed in an epoch other than its own, or by an OSD whose map is
+    /// older than the client's.
     pub(super) fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
         let reply = match message {
             Message::Request(request) => {
@@ -193,7 +193,7 @@ impl World {
         self.requests.judge((index, self.life(from)), reply, named, outcome)
     }
 
-    /// Records that a volume is attached.
+    /// Records that a volume was attached.
     pub(super) fn session_opened(&mut self, volume: usize, session: SessionId) {
         self.requests.on_opened(session, volume);
         let state = &self.state;
@@ -202,8 +202,8 @@ impl World {
         });
     }
 
-    /// Records that a PG serves a session: from now on, it must refuse the sessions that were
-    /// fenced before.
+    /// Records that a PG serves a session: from now on, the PG must refuse all sessions that were
+    /// fenced before that session was opened.
     fn session_served(&mut self, pg: PgId, session: SessionId) {
         let Some(volume) = self.requests.volume_of(session) else { return };
         let now = self.moment();
@@ -211,7 +211,7 @@ impl World {
         self.tally.consequences.add("fenced change without an answer is over", closed);
     }
 
-    /// Records that an OSD is sent the map.
+    /// Records that a map is sent to an OSD.
     fn note_map(&mut self, index: usize, text: &str) {
         let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
         let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };

@@ -1,4 +1,4 @@
-//! The runs of processes: the number of the present run of each, and which processes are frozen.
+//! The runs of processes: the number of each process's current run, and which processes are frozen.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use super::process::Process;
 /// The runs of all processes.
 #[derive(Default)]
 pub struct Runs {
-    /// How many runs of each process have ended.
+    /// The number of runs of each process that have ended.
     ended: BTreeMap<Process, u64>,
-    /// Frozen processes, and until when.
+    /// Frozen processes, each with the time at which it resumes.
     frozen: BTreeMap<Process, Time>,
 }
 
 impl Runs {
-    /// Returns the number of the present run of a process, or of its next one if it does not run.
+    /// Returns the number of a process's current run, or of its next run if it is down.
     pub fn number(&self, process: Process) -> u64 {
         self.ended.get(&process).copied().unwrap_or(0)
     }
@@ -32,12 +32,12 @@ impl Runs {
         self.frozen.insert(process, until);
     }
 
-    /// Resumes the processes that were frozen until now.
+    /// Resumes the processes whose frozen time has ended.
     pub fn thaw(&mut self, now: Time) {
         self.frozen.retain(|_, until| *until > now);
     }
 
-    /// Returns until when a process is frozen, if it is.
+    /// Returns the time until which a process is frozen, or `None` if it is not frozen.
     pub fn frozen_until(&self, process: Process) -> Option<Time> {
         self.frozen.get(&process).copied()
     }

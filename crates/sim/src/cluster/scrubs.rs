@@ -1,4 +1,5 @@
-//! Scrubs run all the time: days pass quickly. At the end a deep scrub of every PG must find all damage.
+//! Scrubs run all the time, because simulated days pass quickly. At the end of a run, a deep scrub of every
+//! PG must find all damage.
 
 use std::collections::BTreeSet;
 
@@ -7,22 +8,22 @@ use blockstore::BlockKey;
 
 use super::world::World;
 
-/// Seconds of the day that pass in a second of a run: light scrubs are due every few seconds, deep ones four
-/// times a minute.
+/// The number of seconds of wall-clock time that pass per second of a run: light scrubs are due every
+/// few seconds, deep scrubs four times a minute.
 const DAY_SPEED: u64 = 2 * 24 * 3600;
 
-/// The time of day when a run begins, in seconds since 1970.
+/// The wall-clock time at which a run begins, in seconds since 1970.
 const FIRST_DAY: u64 = 1_700_000_000;
 
 impl World {
-    /// Returns the time of day, in seconds since 1970.
+    /// Returns the wall-clock time, in seconds since 1970.
     pub(super) fn day(&self) -> u64 {
         let microseconds = self.now.as_nanos() / 1_000;
         FIRST_DAY + microseconds * DAY_SPEED / 1_000_000
     }
 
-    /// Waits until a deep scrub that begins after now has gone through every PG. Returns the blocks that are
-    /// listed as damaged. Requires: the cluster is whole, and no fault happens.
+    /// Waits until a new deep scrub has covered every PG. Returns the blocks that are listed as
+    /// damaged. Requires: the cluster is whole, and no fault happens.
     pub(super) fn scrub_everything(&mut self) -> Result<BTreeSet<BlockKey>, String> {
         if !self.plan.scheme.is_whole_everywhere() {
             return Ok(BTreeSet::new());

@@ -1,6 +1,6 @@
-//! Disks that answer, but take many times as long as before, for minutes. At the end of some runs, while
-//! nothing else happens, one disk becomes slow: the monitor must name it, and no other, and must no longer
-//! name it once it is well again.
+//! Disks that work, but take many times as long as before, for minutes. At the end of some runs, while
+//! nothing else happens, one disk becomes slow: the monitor must report this disk as slow, and no other, and
+//! must withdraw the report once the disk is fast again.
 
 use std::collections::BTreeSet;
 
@@ -13,40 +13,42 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// `disk_slower_ms` in the scenario at the end, and how often OSDs report then.
+/// The setting `disk_slower_ms` in the scenario at the end of a run, and the interval of the OSDs'
+/// reports then.
 const SLOWER_MS: u64 = 6_000;
 const REPORT_MS: u64 = 300;
-/// In the scenario a slow disk takes at least this long on average: less is never slow.
+/// The shortest mean latency of a slow disk in the scenario, in nanoseconds: a faster disk never counts
+/// as slow.
 const MEAN_MIN: u64 = 6_000_000;
-/// Within this time the monitor must have noticed that a disk is slow, or well again: twice `SLOWER_MS`,
-/// and the intervals in which that begins and ends.
+/// Within this time, the monitor must have noticed that a disk became slow, or fast again: twice
+/// `SLOWER_MS`, and the report intervals at both ends.
 const NOTICED_WITHIN: Duration = Duration::from_secs(20);
-/// In the scenario a disk is slow for this long, if its end is not ordered before.
+/// The longest time for which the disk is slow in the scenario.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 /// The pause between two operations of the scenario.
 const THINK: Duration = Duration::from_millis(15);
 
-/// Which disks become slow in a run, and what monitors said about that.
+/// Draws which disks become slow in a run, and records which disks the monitor reported as slow.
 pub(super) struct SlowDisks {
     random: Random,
     /// The chance, per event, that a disk becomes slow.
     chance: Chance,
-    /// `disk_slower_ms` while users work.
+    /// The setting `disk_slower_ms` while users work.
     slower_ms: u64,
-    /// The disks that a monitor named last.
+    /// The disks in the monitor's last list of slow disks.
     named: BTreeSet<OsdId>,
 }
 
-/// How slow a disk is.
+/// The slowness of a disk.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Slowness {
-    /// How many times as long an operation takes.
+    /// The factor by which operations take longer.
     factor: u64,
     until: Time,
 }
 
 impl Slowness {
-    /// Returns how many times as long an operation that begins now takes.
+    /// Returns the factor by which an operation that begins now takes longer.
     pub(super) fn factor(&self, now: Time) -> Option<u64> {
         (now < self.until).then_some(self.factor)
     }
@@ -61,12 +63,14 @@ impl SlowDisks {
         SlowDisks { random, chance, slower_ms, named: BTreeSet::new() }
     }
 
-    /// Returns the job that lets monitors judge disks within a run; `None`: no disk becomes slow in it.
+    /// Returns the job that makes monitors detect slow disks during the run. `None`: no disk becomes
+    /// slow in the run.
     pub(super) fn job(&self) -> Option<Job> {
         (self.chance != Chance::NEVER).then_some(Job::Set(Setting::DiskSlower, self.slower_ms))
     }
 
-    /// Records what a monitor tells an OSD. Returns whether it names a disk that was not named before.
+    /// Records a message from a monitor to an OSD. Returns whether it lists a disk that the last list
+    /// did not contain.
     fn monitor_says(&mut self, text: &str) -> bool {
         if !text.contains("\"slow_disks\"") {
             return false;
@@ -80,14 +84,14 @@ impl SlowDisks {
 }
 
 impl World {
-    /// Records what a monitor tells an OSD.
+    /// Counts a message from a monitor to an OSD that reports another disk as slow.
     pub(super) fn note_slow_disks(&mut self, text: &str) {
         if self.slow_disks.monitor_says(text) {
             self.fault("disk named as slow");
         }
     }
 
-    /// Called after each event while users work: a disk may become slow for up to three minutes.
+    /// Makes a disk slow at random, for up to three minutes. Called after each event while users work.
     pub(super) fn slow_some(&mut self) {
         let slow = &mut self.slow_disks;
         if !slow.random.chance(slow.chance) {
@@ -108,7 +112,7 @@ impl World {
         self.fault("disk became slow");
     }
 
-    /// All disks are as quick as before. Requires: no other fault happens from now on.
+    /// Makes all disks as fast as before. Requires: no other fault happens from now on.
     pub(super) fn end_slowness(&mut self) -> Result<(), String> {
         for osd in &mut self.osds {
             osd.slowness = Slowness::default();
@@ -116,10 +120,10 @@ impl World {
         self.wait("a disk is named as slow for ever", |world| world.slow_disks.named.is_empty())
     }
 
-    /// Makes one disk slow: it must be named, and no other, until it is well again. Requires: the cluster is
-    /// whole, and no fault happens.
+    /// Makes one disk slow. The monitor must report this disk and no other, until the disk is fast
+    /// again. Requires: the cluster is whole, and no fault happens.
     pub(super) fn slow_one_disk(&mut self) -> Result<(), String> {
-        // Disks that are full have little to do.
+        // Full disks have little work.
         if self.plan.position_count() == 1
             || self.plan.may_fill()
             || self.slow_disks.random.chance(Chance::percent(70))
@@ -133,7 +137,7 @@ impl World {
         self.operator.jobs.push_back(setting(Setting::DiskSlower, SLOWER_MS));
         self.operator.jobs.push_back(setting(Setting::OsdReport, REPORT_MS));
         self.wait("a setting cannot be set", |world| world.operator.jobs.is_empty())?;
-        // The disk that has most to do: there are figures of it, and of its peers.
+        // Pick the disk with the most work: the monitor has latencies of this disk and of its peers.
         let before: Vec<u64> = self.osds.iter().map(|osd| osd.operation_count).collect();
         self.work_for(attached, Duration::from_secs(2), |_| false)?;
         let did = |index: &usize| self.osds[*index].operation_count - before[*index];
@@ -150,7 +154,8 @@ impl World {
         if !names(self) {
             return Err(format!("the disk of osd {victim} is slow, and no monitor says so"));
         }
-        // It is a finding: a while longer, so that reads go to others.
+        // The disk is reported as slow. Continue for a while, so that reads are served by other
+        // members.
         self.work_for(attached, Duration::from_secs(2), |_| false)?;
         if self.slow_disks.named.len() > 1 {
             return Err(format!("only the disk of {id} is slow: {:?}", self.slow_disks.named));
@@ -166,7 +171,7 @@ impl World {
         self.detach_all()
     }
 
-    /// A client works until it `is_enough`, for this span at most.
+    /// Makes a client work until `is_enough` returns true, for at most this span.
     fn work_for(
         &mut self,
         attached: super::client::Handle,

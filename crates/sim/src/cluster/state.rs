@@ -1,15 +1,16 @@
-//! The simulated state store: the cluster's in-memory store behind a door that delays and refuses operations,
-//! and sometimes cannot report the outcome of a transaction. All monitors share it.
+//! The simulated state store: the cluster's in-memory store behind an interface that delays and refuses
+//! operations, and sometimes cannot report the outcome of a transaction. All monitors share it.
 //!
 //! Invariants checked
-//!   1. Only the run of a monitor that wrote the leader's key changes the state, and only while that key
+//!   1. The state is changed only by the monitor run that wrote the leader's key, and only while that key
 //!      exists.
-//!   2. No monitor takes the leader's key while it exists under another monitor's lease.
-//!   3. Epochs of a PG only rise, and each belongs to one entry.
-//!   4. While a session holds an image's lock and may write lazily, no other session that has not ended has
-//!      the image.
+//!   2. No monitor writes the leader's key while the key exists under another monitor's lease.
+//!   3. Epochs of a PG never decrease, and all entries of one epoch have the same members.
+//!   4. While a session holds an image's lock and may write lazily, no other session has the image attached,
+//!      unless it has ended.
 //!
-//! Answers and watches arrive in any order; the events of one watch arrive in the order of the store.
+//! Replies and watches arrive in any order; the events of one watch arrive in the order in which the store
+//! made them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,45 +26,45 @@ use format::wire::PgEntry;
 use crate::random::{Chance, Random};
 use crate::tally::Tally;
 
-/// A run of a monitor's process: which monitor, and which run of it.
+/// A run of a monitor's process: the monitor's index, and the number of the run.
 pub type MonitorRun = (usize, u64);
 
 /// The key that identifies the leader.
 const LEADER_KEY: &str = "leader";
 
-/// How long an answer takes, in nanoseconds.
+/// Latency of a reply, in nanoseconds.
 const LATENCY: std::ops::Range<u64> = 10_000..5_000_000;
 
-/// How late a transaction may still take effect, in nanoseconds: even when another monitor leads
-/// and has read everything.
+/// The delay after which a lost transaction may still take effect, in nanoseconds: even after another
+/// monitor has become the leader and has read everything.
 const LATE: std::ops::Range<u64> = 10_000..6_000_000_000;
 
-/// How long an effect that is answered in the end may be in transit, in nanoseconds.
+/// The delay of a slow effect that is answered in the end, in nanoseconds.
 const SLOW: std::ops::Range<u64> = 1_000_000..1_400_000_000;
 
-/// The store, which outlives monitors, and its faults.
+/// The store, which outlives monitors, and its simulated faults.
 pub struct StateDoor {
     store: MemoryState,
     backup: Option<MemoryState>,
     random: Random,
-    /// By their ids in the store; each monitor uses ids of its own.
+    /// Watches by their ids in the store; each monitor uses ids of its own.
     watches: BTreeMap<WatchId, Watch>,
     watch_last: u64,
     leases: BTreeMap<LeaseId, MonitorRun>,
     /// The run that last wrote the leader's key.
     leader: Option<MonitorRun>,
-    /// Monitors that cannot reach the store, and until when.
+    /// Monitors that cannot reach the store, each with the end of its cut.
     cuts: BTreeMap<usize, Time>,
     entries: BTreeMap<PgId, PgEntry>,
     /// Sessions that are marked as ended.
     ended: BTreeSet<SessionId>,
-    /// Sessions that monitors opened.
+    /// Sessions that monitors have opened.
     opened: BTreeSet<SessionId>,
-    /// Sessions of which clients said, with all requests answered, that they are over.
+    /// Sessions that clients closed after all their requests were answered.
     closed: BTreeSet<SessionId>,
     /// The fences that existed when each session was opened.
     fences: BTreeMap<SessionId, FenceRecord>,
-    /// What monitors wrote, by key; recorded once manual edits may happen.
+    /// The last value that monitors wrote, by key; recorded once manual edits may happen.
     written: Option<BTreeMap<String, String>>,
     /// Transactions that write statistics only.
     of_stats: BTreeSet<(MonitorRun, StateRequest)>,
@@ -71,14 +72,14 @@ pub struct StateDoor {
 
 struct Watch {
     run: MonitorRun,
-    /// The id that its owner uses.
+    /// The id that the owner of the watch uses.
     name: WatchId,
     told_until: Time,
 }
 
-/// What follows from an effect, and when.
+/// A step that follows from an effect, and the time of the step.
 pub struct Step {
-    /// When it happens.
+    /// The time at which it happens.
     pub at: Time,
     /// What happens.
     pub what: StateStep,
@@ -91,12 +92,12 @@ pub enum StateStep {
     Tell(MonitorRun, StateEvent),
     /// An effect reaches the store late. `is_told`: the monitor receives the answer.
     Reach { run: MonitorRun, effect: StateEffect, is_told: bool },
-    /// Expired leases end.
+    /// Expired leases are removed.
     EndLeases,
 }
 
 impl StateStep {
-    /// Returns whether it belongs to a transaction, which may change the state.
+    /// Returns whether this step belongs to a transaction, which may change the state.
     pub fn is_of_transaction(&self) -> bool {
         match self {
             StateStep::Tell(_, event) => matches!(event, StateEvent::Transacted { .. }),
@@ -163,16 +164,16 @@ impl StateDoor {
     /// Restores the backup. Requires: no monitor runs.
     pub fn restore(&mut self) {
         self.store = self.backup.take().expect("it was taken");
-        // Ids of leases are reused.
+        // Ids of leases will be used again.
         self.leases.clear();
         self.leader = None;
         self.written = None;
-        // So are ids of sessions that no OSD knows.
+        // Ids of sessions that no OSD has recorded will be used again, too.
         self.fences.clear();
     }
 
-    /// Returns whether the older one of two sessions of an image was fenced when the newer one was
-    /// opened.
+    /// Returns whether, of two sessions of an image, the older one had been fenced when the newer one
+    /// was opened.
     pub fn is_fenced_for(&self, newer: SessionId, older: SessionId) -> bool {
         self.fences.get(&newer).is_some_and(|record| {
             let is_within =
@@ -182,14 +183,15 @@ impl StateDoor {
         })
     }
 
-    /// Returns whether a session exists in the store. One that does not was fenced, or its client
-    /// reported that nothing of it is in transit.
+    /// Returns whether a session exists in the store. A session that does not exist was fenced, or its
+    /// client has reported that none of its requests is in transit.
     pub fn has_session(&self, session: SessionId) -> bool {
         let key = Key::Session(session).to_string();
         self.store.entries().any(|entry| entry.key == key)
     }
 
-    /// Handles the write of a session: if the session is new, records the fences that exist.
+    /// Handles the write of a session. If the session is new, records the fences that exist at that
+    /// time.
     fn note_fences(&mut self, session: SessionId) {
         if self.fences.contains_key(&session) {
             return;
@@ -203,7 +205,7 @@ impl StateDoor {
         }
     }
 
-    /// Starts to record what monitors write: from now on, manual edits may happen.
+    /// Starts to record what monitors write. From now on, manual edits may happen.
     pub fn expect_edits(&mut self) {
         let entries = self.store.entries();
         self.written = Some(entries.map(|it| (it.key.clone(), it.value.clone())).collect());
@@ -214,7 +216,7 @@ impl StateDoor {
         self.store.entries()
     }
 
-    /// Makes a manual edit. Returns what follows for the monitors.
+    /// Makes a manual edit. Returns the events that monitors receive because of it.
     pub fn edit(&mut self, now: Time, operation: Operation) -> Vec<Step> {
         let key = operation.key();
         let revision = self.store.entries().find(|entry| entry.key == key);
@@ -227,13 +229,13 @@ impl StateDoor {
         events.into_iter().filter_map(|event| self.tell_watch(now, event)).collect()
     }
 
-    /// Returns what monitors wrote under a key, if that was recorded.
+    /// Returns the last value that monitors wrote under a key, if it was recorded.
     pub fn written(&self, key: &str) -> Option<&str> {
         self.written.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Returns a key that does not hold what monitors last wrote there. The leader's key does not
-    /// count: when a lease ends, the store itself removes that key.
+    /// Returns a key whose value differs from what monitors last wrote, if any. The leader's key does
+    /// not count: when a lease ends, the store itself removes that key.
     pub fn edited(&self) -> Option<&str> {
         let written = self.written.as_ref()?;
         let present: BTreeMap<&str, &str> =
@@ -254,7 +256,7 @@ impl StateDoor {
         }
     }
 
-    /// Cuts a monitor off from the store until then.
+    /// Cuts a monitor off from the store until the given time.
     pub fn cut_off(&mut self, monitor: usize, until: Time) {
         let cut = self.cuts.entry(monitor).or_insert(until);
         *cut = until.max(*cut);
@@ -270,7 +272,7 @@ impl StateDoor {
         self.cuts.clear();
     }
 
-    /// Ends the run of a monitor, and with it the run's watches.
+    /// Handles the end of a monitor's run: removes its watches.
     pub fn run_ended(&mut self, now: Time, run: MonitorRun) {
         let own = self.watches.iter().filter(|(_, watch)| watch.run == run);
         for watch in own.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -279,8 +281,7 @@ impl StateDoor {
         }
     }
 
-    /// Applies an effect that a monitor has on the store. The error states which invariant is
-    /// violated.
+    /// Applies a monitor's effect to the store. An error describes the invariant that is violated.
     pub fn apply(
         &mut self,
         now: Time,
@@ -324,7 +325,7 @@ impl StateDoor {
         }
     }
 
-    /// Handles a transaction whose outcome the monitor never learns.
+    /// Handles a transaction whose outcome is never reported to the monitor.
     fn lose(
         &mut self,
         now: Time,
@@ -356,7 +357,7 @@ impl StateDoor {
         Step { at: now + Duration::from_nanos(self.random.scale(LATENCY)), what }
     }
 
-    /// Ends expired leases.
+    /// Removes expired leases.
     pub fn end_leases(&mut self, now: Time) -> Vec<Step> {
         let mut events = Vec::new();
         self.store.poll(now, &mut events);
@@ -395,7 +396,7 @@ impl StateDoor {
         let (transaction, span) = match &effect {
             StateEffect::Transact { transaction, .. } => (Some(transaction.clone()), None),
             StateEffect::LeaseGrant { time_to_live, .. } => (None, Some(*time_to_live)),
-            // The lease may have another span than this; checking too often does no harm.
+            // The lease may be longer or shorter than this; an additional check does no harm.
             StateEffect::LeaseRenew { .. } => (None, Some(Duration::from_secs(2))),
             _ => (None, None),
         };
@@ -426,7 +427,7 @@ impl StateDoor {
         Ok(steps)
     }
 
-    /// Schedules an event of a watch, after the watch's earlier events.
+    /// Schedules an event of a watch after all earlier events of the same watch.
     fn tell_watch(&mut self, now: Time, event: StateEvent) -> Option<Step> {
         let (StateEvent::Watched { watch: id, .. } | StateEvent::WatchLost { watch: id, .. }) =
             &event
@@ -459,8 +460,8 @@ impl StateDoor {
         Step { at: step.at.max(cut), ..step }
     }
 
-    /// Checks a transaction that reached the store; `before` is the previous entry of the leader's
-    /// key.
+    /// Checks a transaction that reached the store. `before`: the entry of the leader's key before the
+    /// transaction.
     fn judge(
         &mut self,
         run: MonitorRun,
@@ -503,23 +504,23 @@ impl StateDoor {
             let resumed = self.session_goes_on(operation);
             tally.consequences.add("session went on after its time", resumed.into());
         }
-        // The rule does not apply to manual edits.
+        // A manually edited key does not count: the rule is for monitors only.
         let edited = self.edited().map(str::to_string);
         let own = self.store.entries().filter(|entry| Some(&entry.key) != edited.as_ref());
         broken_lock(own).map_or(Ok(()), Err)
     }
 
-    /// Records that a client says of a session that it is over, and that no request of it is unanswered.
+    /// Records a client's report that a session is closed and has no unanswered request.
     pub fn session_closed(&mut self, session: SessionId) {
         self.closed.insert(session);
     }
 
-    /// Checks that a session is removed without a fence only when no request of it can be in flight: its
-    /// client said so, or it was marked as ended first.
+    /// Checks that a session is removed without a fence only when none of its requests can be in
+    /// flight: its client closed the session, or the session was marked as ended first.
     fn judge_removal(&self, operation: &Operation) -> Result<(), String> {
         let Operation::Delete { key } = operation else { return Ok(()) };
         let Some(Key::Session(id)) = Key::parse(key) else { return Ok(()) };
-        // A session that was made by hand is removed when that edit is undone.
+        // A session that was created by a manual edit may be removed: undoing the edit does so.
         let is_over = self.ended.contains(&id) || self.closed.contains(&id);
         match is_over || !self.opened.contains(&id) {
             true => Ok(()),
@@ -527,7 +528,7 @@ impl StateDoor {
         }
     }
 
-    /// Notes whether a write marks a session as ended. Returns whether it removes such a mark.
+    /// Records whether a write marks a session as ended. Returns whether it removes such a mark.
     fn session_goes_on(&mut self, operation: &Operation) -> bool {
         let Operation::Put { key, value, .. } = operation else { return false };
         let parsed = Key::parse(key).map(|key| Record::parse(&key, value));
@@ -566,7 +567,7 @@ impl StateDoor {
 
 fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String> {
     let mut locks: Vec<LockRecord> = Vec::new();
-    // In the order of their keys, locks come before sessions.
+    // Entries are sorted by key, so locks come before sessions.
     for entry in entries.filter(|entry| is_judged(&entry.key)) {
         let key = Key::parse(&entry.key).expect("the monitor wrote it");
         match Record::parse(&key, &entry.value).expect("the monitor wrote it") {
@@ -630,7 +631,7 @@ mod tests {
             lease.unwrap()
         }
 
-        /// Writes a key whose present revision is `before`, without a condition on the leader's key.
+        /// Writes a key whose current revision is `before`, with no condition on the leader's key.
         fn write(
             &mut self,
             run: MonitorRun,

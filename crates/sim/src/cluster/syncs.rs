@@ -1,24 +1,25 @@
-//! Checks answers to syncs by the messages on the network: if a write was answered before it was durable, a
-//! sync in that epoch may be answered only after each acting member has been asked to flush.
+//! Checks answers to syncs by the messages on the network. If a write was acknowledged before it was durable,
+//! a sync in the same epoch may be acknowledged only after the primary has asked each acting member to flush.
 //!
-//! Whether members really flushed shows only after they lose power, which takes a rare coincidence.
+//! This catches a missing flush directly: otherwise it would show only after a rare combination of power
+//! losses.
 
 use std::collections::BTreeSet;
 
 use base::{Epoch, OsdId, PgId};
 use format::wire::PgEntry;
 
-/// What was seen in each epoch.
+/// What was seen in each epoch of each PG.
 #[derive(Default)]
 pub struct Syncs {
-    /// Epochs in which a write was answered before it was durable.
+    /// Epochs in which a write was acknowledged before it was durable.
     lazy: BTreeSet<(PgId, Epoch)>,
-    /// Members, by the indexes of their processes, that were asked to flush.
+    /// Members that were asked to flush, by the indexes of their processes.
     asked: BTreeSet<(PgId, Epoch, usize)>,
 }
 
 impl Syncs {
-    /// Records that a client's write was answered before it was durable.
+    /// Records that a client's write was acknowledged before it was durable.
     pub fn answered_lazily(&mut self, pg: PgId, epoch: Epoch) {
         self.lazy.insert((pg, epoch));
     }
@@ -28,8 +29,8 @@ impl Syncs {
         self.asked.insert((pg, epoch, member));
     }
 
-    /// Checks the answer to a sync, by which the primary with the process `index` reports that
-    /// everything is durable.
+    /// Checks a successful answer to a sync from the primary with process index `index`: every acting
+    /// member must have been asked to flush, if that was necessary.
     pub fn judge(
         &self,
         index: usize,

@@ -1,24 +1,24 @@
-//! A truce: faults rest until the cluster has been whole for a while.
+//! A truce: no fault is injected until the cluster has been whole for a while.
 
 use base::{Duration, Time};
 
-/// How long the cluster may take to become whole again once faults rest.
+/// How long the cluster may take to become whole once a truce has begun.
 const TRUCE_MAX: Duration = Duration::from_secs(90);
 
-/// How long the cluster must have been whole: by then, every suspected process has been heard
-/// again.
+/// How long the cluster must have been whole. By then, each process that was suspected to be down has
+/// been heard from again.
 const WHOLE_FOR: Duration = Duration::from_secs(3);
 
-/// How often the cluster is checked meanwhile.
+/// The interval between checks of the cluster during a truce.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A truce that is under way: faults rest.
+/// A truce in progress: no fault is injected.
 #[derive(Clone, Copy, Debug)]
 pub struct Truce {
     since: Time,
-    /// When the cluster is checked next.
+    /// The time of the next check of the cluster.
     look_at: Time,
-    /// Since when the cluster has been whole.
+    /// The time since which the cluster has been whole, if it is.
     whole_since: Option<Time>,
     /// A strike follows the truce.
     pub(super) strikes: bool,
@@ -35,7 +35,7 @@ impl Truce {
         now >= self.look_at
     }
 
-    /// Returns whether the cluster should have become whole by now.
+    /// Returns whether the cluster has taken too long to become whole.
     pub(super) fn is_late(&self, now: Time) -> bool {
         now.since(self.since) > TRUCE_MAX
     }

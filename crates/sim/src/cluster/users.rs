@@ -1,5 +1,5 @@
-//! The users of clients: they attach, read, write, discard, flush and detach. Answers are checked against the
-//! model.
+//! The users of clients: they attach, read, write, discard, flush and detach. Results are checked against the
+//! volume model.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -42,8 +42,8 @@ impl World {
         if client.open.len() < self.plan.depth_max { self.ask(index, handle) } else { Ok(()) }
     }
 
-    /// Returns whether a client must detach the volume, because the volume is to be removed while a
-    /// cut-off client has it.
+    /// Returns whether a client must detach the volume because it will be removed while the cut-off
+    /// client has it attached.
     fn must_detach(&self, index: usize, handle: VolumeHandle) -> bool {
         let volume = self.clients[index].attached[&handle].volume;
         self.stale_volume() == Some(volume) && !self.is_cut_off(index)
@@ -93,14 +93,13 @@ impl World {
         self.apply_client(index, Event::Close { volume: handle, patient: false })
     }
 
-    /// Writes all of a volume that was just attached, so that backfills of its PGs have much to
-    /// copy.
+    /// Writes all of a volume that was just attached, so that backfills of its PGs copy much data.
     pub(super) fn fill_volume(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
         let Some(attachment) = self.clients[index].attached.get(&handle) else { return Ok(()) };
         let Stage::Open { units, .. } = attachment.stage else { return Ok(()) };
         let volume = attachment.volume;
         for first in (0..units).step_by(64) {
-            // The client may have died meanwhile.
+            // The client may have died in the meantime.
             if self.clients[index].attached.contains_key(&handle) {
                 let pieces = first * 8..(first + 64).min(units) * 8;
                 self.ask_write(index, handle, volume, pieces)?;
@@ -109,15 +108,15 @@ impl World {
         Ok(())
     }
 
-    /// Attaches a volume to the first client, if there is a volume. `lock`: with or without the
-    /// lock; `None`: drawn.
+    /// Attaches a volume to the first client, if there is a volume. `lock`: whether to request the
+    /// lock; `None`: drawn at random.
     pub(super) fn attach_one(&mut self, lock: Option<bool>) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
         self.attach_for(0, volume, lock)
     }
 
-    /// Attaches a volume to a client. `lock`: with or without the lock; `None`: drawn.
+    /// Attaches a volume to a client. `lock`: whether to request the lock; `None`: drawn at random.
     pub(super) fn attach_for(
         &mut self,
         client: usize,
@@ -137,7 +136,7 @@ impl World {
         Ok(attached)
     }
 
-    /// Writes or reads one unit of an attached volume, or flushes.
+    /// Reads or writes one unit of an attached volume, or flushes.
     pub(super) fn ask_for_drill(&mut self, to: Handle) -> Result<(), String> {
         let unit = self.work.below(to.units);
         let pieces = unit * 8..unit * 8 + 8;
@@ -157,12 +156,12 @@ impl World {
         self.request(of.client, of.handle, of.volume, Work::Flush, Operation::Flush)
     }
 
-    /// Returns whether the client of an attachment waits for a flush.
+    /// Returns whether the attachment's client has a pending flush.
     pub(super) fn is_flushing(&self, of: Handle) -> bool {
         self.clients[of.client].open.values().any(|open| matches!(open.work, Work::Flush))
     }
 
-    /// Returns whether writes of an attachment may be answered before they are durable.
+    /// Returns whether writes of an attachment may be acknowledged before they are durable.
     pub(super) fn is_lazy(&self, of: Handle) -> bool {
         self.clients[of.client].attached.get(&of.handle).is_some_and(|attached| attached.lazy)
     }
@@ -216,7 +215,7 @@ impl World {
 
     fn draw_units(&mut self, units: u64) -> Range<u64> {
         let block_units = u64::from(self.plan.block_size.unit_count());
-        // Half of the operations go to the first blocks, so that they conflict.
+        // Half of the operations access only the first blocks, so that they conflict.
         let reach = if self.work.chance(Chance::percent(50)) {
             (block_units + 3).min(units)
         } else {
@@ -278,7 +277,7 @@ impl World {
         self.request(index, handle, volume, Work::Change { id }, operation)
     }
 
-    /// Frees space on full OSDs: each client discards all blocks of the volumes that it may write.
+    /// Frees space on full OSDs: each client discards all blocks of its writable volumes.
     pub(super) fn make_room(&mut self) -> Result<(), String> {
         let mut blocks: Vec<(Handle, Range<u64>)> = Vec::new();
         for (index, client) in self.clients.iter().enumerate() {
@@ -290,7 +289,7 @@ impl World {
             }
         }
         for (to, range) in blocks.into_iter().filter(|(_, range)| !range.is_empty()) {
-            // An answer may have ended the attachment.
+            // The attachment may have ended with an earlier answer.
             if self.clients[to.client].attached.contains_key(&to.handle) {
                 let pieces = range.start * 8..range.end * 8;
                 self.ask_discard(to.client, to.handle, to.volume, pieces)?;
@@ -299,8 +298,8 @@ impl World {
         Ok(())
     }
 
-    /// Draws whether a change must be durable when it is answered. A lazy client's change that need
-    /// not be durable may be lost until a flush covers it.
+    /// Draws whether a change must be durable when it is acknowledged. A change of a lazy client that
+    /// need not be durable may be lost until a flush covers it.
     fn must_be_durable(
         &mut self,
         index: usize,
@@ -344,8 +343,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads the blocks of the attached volumes for which `wanted` returns true. Returns how many
-    /// these are.
+    /// Reads the blocks of the attached volumes for which `wanted` returns true. Returns their number.
     pub(super) fn read_blocks(
         &mut self,
         index: usize,
@@ -437,7 +435,7 @@ impl World {
                 if attached.image.name != *name {
                     return Err(format!("{name} was attached as {}", attached.image.name));
                 }
-                // Another volume may have taken the name meanwhile.
+                // Another volume may have been given the name in the meantime.
                 let image = Some(attached.image.id);
                 let known = self.volumes.iter().position(|volume| volume.image == image);
                 let found = known.or_else(|| {
@@ -539,16 +537,16 @@ impl World {
         error: VolumeError,
         to: Moment,
     ) -> Result<(), String> {
-        // A block may change while its only other copy is away, and some of its units may rot
-        // before that copy comes back. Backfill then copies those units as damaged: the learner
-        // cannot know that its older ones are still right, so it drops them, and they are lost.
+        // A block may change while its only other copy is away, and some of its units may rot before
+        // that copy returns. Backfill then copies these units as damaged: the learner cannot know that
+        // its older units are still correct, so it drops them, and their data is lost.
         let image = self.volumes[volume].image;
         let is_lost = image.is_some_and(|image| self.watch.is_damage_given(image));
         match &error {
             VolumeError::Full if self.plan.may_fill() => {
                 self.tally.faults.add("pool full", 1);
             }
-            // With several copies, another copy is good, once all of them exist.
+            // With several copies, a good copy remains once all copies exist.
             VolumeError::Damaged
                 if self.faults.rot_happened && (!self.faults.must_be_whole || is_lost) =>
             {
@@ -558,7 +556,7 @@ impl World {
                 self.tally.faults.add("session ended", 1);
                 let attachment = self.clients[index].attached.get_mut(&handle);
                 if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
-                    // The attachment is closed later, not while this answer is handled.
+                    // The attachment is closed later, not while this result is being handled.
                     attachment.stage = Stage::Closing;
                     self.due.to_close.push((index, handle));
                 }
@@ -592,7 +590,7 @@ fn gathered(pieces: &[Piece], length: u64) -> Result<Vec<u8>, String> {
     Err(format!("a read of {length} bytes returned {}", bytes.len()))
 }
 
-/// Checks that ranges without space read as zeros.
+/// Checks that ranges that are reported as unallocated read as zeros.
 fn check_extents(
     volume: &mut Volume,
     units: Range<u64>,

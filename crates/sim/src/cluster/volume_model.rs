@@ -1,7 +1,7 @@
 //! The model of a volume: the history of each of its registers.
 //!
-//! A register is a unit. In the first units of a volume, where unaligned writes go, a register is a piece of
-//! 512 bytes, so that a write of part of a unit is checked by exactly what it changes.
+//! A register is a unit. Unaligned writes access only the first units of a volume, where each register is a
+//! piece of 512 bytes: so exactly the bytes that such a write changes are checked.
 
 mod change;
 mod fences;
@@ -19,49 +19,50 @@ use crate::register::{History, Moment, NEVER, Value};
 use change::{Change, Fences, Unsynced};
 pub use change::{ChangeId, Owner};
 
-/// The grain of unaligned writes, in bytes.
+/// The granularity of unaligned writes, in bytes.
 pub const PIECE_SIZE: u64 = 512;
 
-/// Pieces in a unit.
+/// The number of pieces in a unit.
 const PIECE_COUNT: u64 = UNIT_SIZE / PIECE_SIZE;
 
 /// The number of units at a volume's start whose registers are pieces.
 const FINE_UNIT_COUNT: u64 = 3;
 
-/// One volume, under one name, from its creation to its removal.
+/// One volume under one name, from creation to removal.
 pub struct Volume {
     /// Its name.
     pub name: String,
-    /// The id of its image, once that is known.
+    /// The id of its image, once the id is known.
     pub image: Option<ImageId>,
     /// Its size in units, as last reported to the operator.
     pub units: u64,
-    /// The stage of its life.
+    /// The stage of its life cycle.
     pub life: Life,
-    /// The complete write after its first attach (see `Plan::prefills`) was already scheduled.
+    /// The complete write after the first attach (see `Plan::prefills`) has been scheduled.
     pub is_filled: bool,
     number: u64,
     registers: BTreeMap<u64, History>,
     open: BTreeMap<ChangeId, Change>,
-    /// The unit at which a shrink cut the volume off, until the volume grows again.
+    /// The size, in units, to which the volume was shrunk, until it grows again.
     cut: Option<u64>,
     seals: Vec<Seal>,
-    /// By piece: the moment at which all registers from that piece on began anew.
+    /// The times at which the volume grew. Key: a piece; value: the moment at which all registers from
+    /// that piece on started again with zeros.
     began: BTreeMap<u64, Moment>,
-    /// Former histories of registers that have begun anew since.
+    /// Earlier histories of registers whose history has been restarted.
     ended: Vec<(u64, History)>,
     shape: Shape,
     /// PGs whose loss was accepted, with the moment when this last happened.
     given_up: BTreeMap<u32, Moment>,
-    /// Changes that were answered as done and may still be lost.
+    /// Changes that were acknowledged and may still be lost.
     unsynced: Unsynced,
-    /// Registers that may have lost such a change, with the moment when this last happened.
+    /// Registers that may have lost an acknowledged change, with the moment when this last happened.
     lost_since: BTreeMap<u64, Moment>,
-    /// Sessions that had the volume attached, and the PGs in which fenced sessions are over.
+    /// Sessions that had the volume attached, and the PGs that no longer serve fenced sessions.
     fences: Fences,
 }
 
-/// What determines the PG of a place.
+/// The parameters that determine the PG of a register.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// The number of PGs in the pool.
@@ -70,19 +71,19 @@ pub struct Shape {
     pub block_units: u64,
 }
 
-/// The life of a volume.
+/// The life cycle of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
-    /// A command that creates, changes or removes the volume is under way.
+    /// A command that creates, changes or removes the volume is in progress.
     Changing,
     /// The volume exists.
     Live,
-    /// The volume is removed.
+    /// The volume has been removed.
     Gone,
 }
 
-/// The moment from which sessions from before a cut, or of a removed volume, are refused
-/// everywhere.
+/// The moment from which all PGs refuse sessions that were opened before a shrunk volume grew again, or
+/// sessions of a removed volume.
 struct Seal {
     first_unit: u64,
     opened_before: Moment,
@@ -113,14 +114,14 @@ impl Volume {
         }
     }
 
-    /// Returns the PG that a register lies in.
+    /// Returns the PG that contains a register.
     fn pg_of(&self, register: u64) -> Option<u32> {
         let stripe = register / PIECE_COUNT / self.shape.block_units;
         let stripe = StripeIndex::new(u32::try_from(stripe).ok()?);
         Some(pg_of_hash(stripe_hash(self.image?, stripe), self.shape.pg_count))
     }
 
-    /// Returns its blocks: the units of each, the number of its PG, and its key in a pool.
+    /// Returns the volume's blocks: the units of each, the number of its PG, and its key in a pool.
     pub fn blocks(&self, pool: PoolId) -> impl Iterator<Item = (Range<u64>, u32, BlockKey)> + '_ {
         let size = self.shape.block_units;
         let firsts = (0..self.units).step_by(size as usize);
@@ -137,7 +138,7 @@ impl Volume {
         (self.number << 40) | piece
     }
 
-    /// Fills in the bytes of a write: each piece encodes the value.
+    /// Fills in the data of a write: each piece encodes the value.
     pub fn fill(&self, first_piece: u64, value: Value, bytes: &mut [u8]) {
         for (index, piece) in bytes.chunks_exact_mut(PIECE_SIZE as usize).enumerate() {
             pattern::fill(piece, value, self.place(first_piece + index as u64));
@@ -153,12 +154,12 @@ impl Volume {
         fine.chain(coarse.step_by(PIECE_COUNT as usize))
     }
 
-    /// Returns the range that may be written in pieces.
+    /// Returns the range of pieces that unaligned writes may access.
     pub fn fine_pieces(&self) -> Range<u64> {
         0..FINE_UNIT_COUNT.min(self.units) * PIECE_COUNT
     }
 
-    /// Records that a session requests a write or discard (value 0).
+    /// Records that a session requests a write, or a discard (value 0).
     pub fn ask(
         &mut self,
         id: ChangeId,
@@ -170,12 +171,12 @@ impl Volume {
         self.open.insert(id, Change { by, value, from, pieces });
     }
 
-    /// Returns the range of a change that has not been answered.
+    /// Returns the range of an unanswered change.
     pub fn pieces_of(&self, id: ChangeId) -> Option<Range<u64>> {
         self.open.get(&id).map(|change| change.pieces.clone())
     }
 
-    /// Records that a change is done.
+    /// Records that a change was acknowledged.
     pub fn done(&mut self, id: ChangeId, to: Moment, repeated: bool) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
@@ -190,9 +191,9 @@ impl Volume {
         }
     }
 
-    /// Records that a change failed: it may have happened in part, and will not happen later. A
-    /// change that is neither done nor failed may still happen at any time, until its session is
-    /// fenced and its PG serves a later one.
+    /// Records that a change failed: it may have taken effect in part, and will not do so later. A
+    /// change that is neither acknowledged nor failed may take effect at any later time, until its
+    /// session is fenced and its PG serves a newer session.
     pub fn failed(&mut self, id: ChangeId, to: Moment) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
@@ -204,14 +205,15 @@ impl Volume {
         }
     }
 
-    /// Shrinks the volume to `first_unit` units: what lies behind no longer counts.
+    /// Shrinks the volume to `first_unit` units: registers beyond no longer count.
     pub fn shrunk(&mut self, first_unit: u64) {
         self.cut = Some(self.cut.map_or(first_unit, |cut| cut.min(first_unit)));
         self.units = first_unit;
     }
 
-    /// Handles a request that the volume grow: what was cut off must be gone by now, and every
-    /// session from before the cut fenced. The part behind the cut begins anew, with zeros.
+    /// Handles a request to grow the volume. By now, the part that was cut off must have been deleted,
+    /// and all sessions from before the cut must be fenced. Registers beyond the cut start again with
+    /// zeros.
     pub fn grows(&mut self, now: Moment) {
         let Some(first_unit) = self.cut.take() else { return };
         let first_piece = first_unit * PIECE_COUNT;
@@ -222,7 +224,7 @@ impl Volume {
         }
         let cut = self.registers.split_off(&first_piece);
         for (register, history) in &cut {
-            // Where losses were accepted, deletions may be among what was lost.
+            // If the loss of a PG was accepted, the deletions of the shrink may have been lost, too.
             if self.pg_of(*register).is_some_and(|pg| self.given_up.contains_key(&pg)) {
                 self.registers.insert(*register, History::after_loss(history.values(), now));
             }
@@ -232,8 +234,8 @@ impl Volume {
         self.began.insert(first_piece, now);
     }
 
-    /// Records that the losses of a PG are about to be accepted, at `now` and the moment after:
-    /// from then on, each of its registers holds one of the values that it ever had.
+    /// Records that the loss of a PG is about to be accepted, at `now` or the next moment. From then
+    /// on, each of its registers holds one of its earlier values.
     pub fn give_up(&mut self, pg: u32, now: Moment) {
         let mut former: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
         for (register, history) in
@@ -252,20 +254,20 @@ impl Volume {
         self.given_up.insert(pg, now);
     }
 
-    /// Records that the volume is removed and no task is left for it: its sessions are fenced.
+    /// Records that the volume was removed and its tasks are done: all of its sessions are fenced.
     pub fn removed(&mut self, now: Moment) {
         self.seals.push(Seal { first_unit: 0, opened_before: NEVER, from: now });
     }
 
-    /// Returns whether an operation that was issued at `from`, over an attachment that was opened
-    /// at `opened` with this many units, must have been refused.
+    /// Returns whether an operation that was issued at `from` must have been refused. `opened` and
+    /// `units` are the moment when its attachment was opened, and the volume's size then.
     pub fn is_fenced(&self, opened: Moment, units: u64, from: Moment) -> bool {
         self.seals
             .iter()
             .any(|seal| opened < seal.opened_before && units > seal.first_unit && from > seal.from)
     }
 
-    /// Closes the history of a register in which all open changes may still happen.
+    /// Closes the history of a register, with all unanswered changes that may still take effect.
     fn leave_open(&self, register: u64, history: &mut History) {
         for change in self.open.values() {
             let mut registers = Volume::registers_in(&change.pieces);
@@ -275,7 +277,7 @@ impl Volume {
         }
     }
 
-    /// Records a read that is answered with these bytes.
+    /// Records a read that returned these bytes.
     pub fn read(
         &mut self,
         first_piece: u64,
@@ -312,8 +314,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Returns whether a read issued at `from` counts for a register: not if the register is cut
-    /// off, or has begun anew or may have lost data since.
+    /// Returns whether a read that was issued at `from` counts for a register. It does not if the
+    /// register is cut off, or if the register was restarted or may have lost data since then.
     fn counts(&self, register: u64, from: Moment) -> bool {
         let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
         let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
@@ -323,7 +325,7 @@ impl Volume {
         !is_cut && !is_old && !may_be_lost && lost.is_none_or(|lost| from > *lost)
     }
 
-    /// Checks that all operations of every register have a valid order.
+    /// Checks that the operations of every register have a valid order.
     pub fn check(&self) -> Result<(), String> {
         let mut registers = self.registers.clone();
         for change in self.open.values() {

@@ -1,18 +1,19 @@
-//! Watches the messages on the network: the entries that monitors publish, and what members send to each
-//! other. It counts what follows from faults, and finds messages that must never be sent.
+//! Watches the messages on the network: the entries that monitors publish, and the messages between members.
+//! Counts the consequences of faults, and reports messages that must never be sent.
 //!
 //! Invariants checked
 //!   1. A version belongs to one write, in the version's own epoch; every member is sent the same write.
 //!   2. An epoch of a PG adopts one version.
 //!   3. Members leave the acting set only if the pool's minimum remains, or if the operator gives them up.
-//!   4. A member that took part in an epoch reports, whatever its disk has lost since, that it has everything
-//!      up to the marks of that epoch; unless it is damaged, or the tail of its journal is, which it cannot
-//!      detect.
+//!   4. A member that took part in an epoch reports that it has everything up to the marks of that epoch,
+//!      even if its disk has lost data since. Exceptions: the member is suspect, or its journal lost its
+//!      tail, which it cannot detect.
 //!   5. Tombstones are dropped only in an epoch with all copies of the pool and without learners.
 //!   6. An epoch in which learners are filled although acting members are lost is never activated, and
 //!      nothing is written in it.
-//!   7. Once a write was sent to members in an epoch, nobody is sent the block's older content in that epoch.
-//!   8. An OSD that answers a read has leases of all other acting members.
+//!   7. After a write of a block was sent to members in an epoch, no older content of the block is sent in
+//!      that epoch.
+//!   8. An OSD that answers a read has leases from all other acting members.
 //!
 //! `grants.rs` checks leases.
 
@@ -28,11 +29,11 @@ use format::wire::{
 use super::grants::Grants;
 use crate::tally::Counts;
 
-/// After this time, what an OSD reports about its disk has reached the leading monitor, and every
-/// earlier entry has been sent.
+/// Within this time, an OSD's report about its disk has reached the leading monitor, and every earlier
+/// entry has been sent.
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
-/// The consequences of faults that are counted.
+/// The consequences of faults that a run counts.
 pub const CONSEQUENCES: [&str; 29] = [
     "monitor took leadership",
     "monitor came to lead",
@@ -65,8 +66,8 @@ pub const CONSEQUENCES: [&str; 29] = [
     "change that no flush covered may be lost",
 ];
 
-/// Checks the reason of a refusal: a write that has a version must fit on every acting member,
-/// because nothing takes the version back.
+/// Checks the reason for a refusal: a write that was given a version must fit on every acting member,
+/// because the version cannot be taken back.
 pub fn judge_refusal(text: &str) -> Result<(), String> {
     match text.contains("no room for a write") {
         true => Err("a member had no space for a write that had its version".into()),
@@ -74,75 +75,78 @@ pub fn judge_refusal(text: &str) -> Result<(), String> {
     }
 }
 
-/// Everything that was seen so far.
+/// The state of all checks of this module.
 #[derive(Default)]
 pub struct Watch {
     /// The newest published entry of each PG.
     entries: BTreeMap<PgId, PgEntry>,
-    /// OSDs that report that their disks hang, and since when.
+    /// OSDs that report that their disks hang, each with the time of the first such report.
     stalled: BTreeMap<OsdId, Time>,
-    /// A monitor was frozen until this time: messages to it may have waited.
+    /// Until this time, some monitor was frozen: messages to it may have waited.
     monitors_run_from: Time,
-    /// When the newest of these entries was first sent.
+    /// When the newest of `entries` was first sent.
     changed_at: Time,
-    /// The number of copies that the pool keeps.
+    /// The number of copies in the pool.
     copies: u32,
-    /// Epochs in which tombstones may not be dropped, with the floor before each of them.
+    /// Epochs in which no tombstone may be dropped, each with the floor at its start.
     floors: BTreeMap<(PgId, Epoch), Version>,
-    /// All entries, and all grants of leases.
+    /// All entries and lease grants seen.
     pub(super) grants: Grants,
-    /// The last report of each OSD: when it was sent, and the PGs that the OSD leads and serves.
+    /// The last report of each OSD: when it was sent, and the PGs of which the OSD is a serving
+    /// primary.
     reports: BTreeMap<usize, (Time, Vec<PgId>)>,
-    /// The newest write of each block that was sent to members.
+    /// The newest version of each block that was sent to members.
     newest: BTreeMap<(PgId, BlockKey), Version>,
-    /// A digest of the write that each version belongs to.
+    /// A digest of the write to which each version belongs.
     writes: BTreeMap<(PgId, Version), u32>,
     adopted: BTreeMap<(PgId, Epoch), Version>,
     /// Epochs in which learners are filled although acting members are lost.
     bereft: BTreeSet<(PgId, Epoch)>,
-    /// Learners that were filled completely in such an epoch, until the PG is active.
+    /// Learners whose backfill was completed in a `bereft` epoch, until the PG is active again.
     filled: BTreeMap<(PgId, usize), Epoch>,
-    /// OSDs that were out of the cluster at some time.
+    /// OSDs that were out at any time.
     were_out: BTreeSet<OsdId>,
-    /// The highest mark of each epoch that the epoch's primary has sent.
+    /// The highest mark that the primary of each epoch has sent.
     marks: BTreeMap<(PgId, Epoch), Version>,
-    /// Learners that are being filled: the PG, the learner, and the epoch in which that began.
+    /// Learners in backfill. Key: the PG and the learner; value: the epoch in which the backfill began.
     fillings: BTreeMap<(PgId, usize), Epoch>,
-    /// OSDs whose journals lost their tails, and the epoch of each PG at that time.
+    /// OSDs whose journals lost their tails, with the epoch of each PG at that time.
     tails: BTreeMap<(usize, PgId), Epoch>,
     /// PGs whose lost members the operator gave up.
     given_up: BTreeSet<PgId>,
-    /// Images of which a learner was sent units as damaged.
+    /// Images for which a learner was sent units marked as damaged.
     damage_given: BTreeSet<ImageId>,
-    /// A member had no room for its part in a PG.
+    /// A member has refused data for lack of space.
     pub has_refused_room: bool,
-    /// Epochs that began with fewer members than the PG had.
+    /// The number of epochs that began with fewer members than the PG had.
     pub withdrawal_count: u64,
-    /// By holder, giver and stamp: when the holder requested the lease, on its clock.
+    /// Lease requests. Key: holder, giver and stamp; value: the time of the request on the holder's
+    /// clock.
     renewals: BTreeMap<(usize, usize, u64), Time>,
-    /// By holder and giver: until when the holder has the lease, on its clock.
+    /// Leases. Key: holder and giver; value: the end of the lease on the holder's clock.
     leases: BTreeMap<(usize, usize), Time>,
 }
 
 impl Watch {
-    /// Returns the newest entries.
+    /// Returns the newest entry of each PG.
     pub fn entries(&self) -> impl Iterator<Item = &PgEntry> {
         self.entries.values()
     }
 
-    /// Returns whether a learner was sent units of an image as damaged, because no acting member
+    /// Returns whether a learner was sent units of an image marked as damaged, because no acting member
     /// could read them.
     pub fn is_damage_given(&self, image: ImageId) -> bool {
         self.damage_given.contains(&image)
     }
 
-    /// Records that the operator declares members of a PG off for good: the PG may continue with
-    /// fewer than the minimum.
+    /// Records that the operator gives up lost members of a PG: the PG may continue with fewer members
+    /// than the minimum.
     pub fn members_given_up(&mut self, pg: PgId) {
         self.given_up.insert(pg);
     }
 
-    /// Records an OSD's report: since when its disk hangs, or that the disk does not hang.
+    /// Records an OSD's report about its disk. `since`: when the OSD first reported that the disk
+    /// hangs; `None`: the disk does not hang.
     pub fn says_it_is_stalled(&mut self, osd: OsdId, since: Option<Time>) {
         match since {
             Some(since) => self.stalled.insert(osd, since),
@@ -150,12 +154,12 @@ impl Watch {
         };
     }
 
-    /// Records that a monitor is frozen until then.
+    /// Records that a monitor is frozen until the given time.
     pub fn monitor_stands_still(&mut self, until: Time) {
         self.monitors_run_from = self.monitors_run_from.max(until);
     }
 
-    /// Checks a message that a monitor sends. Returns whether it ends an epoch.
+    /// Checks a message from a monitor. Returns whether the message ends an epoch.
     pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
             return Ok(false);
@@ -210,7 +214,7 @@ impl Watch {
         Ok(ends_epoch)
     }
 
-    /// Records a message that an OSD sends to a monitor.
+    /// Records a message from an OSD to a monitor.
     pub fn osd_reports(&mut self, index: usize, text: &str, now: Time) {
         if text.contains("\"osd_report\"")
             && let Ok(ToMonitor::OsdReport(report)) = serde_json::from_str(text)
@@ -219,8 +223,8 @@ impl Watch {
         }
     }
 
-    /// Returns a PG whose primary has not reported that it serves since the entries last changed.
-    /// `index_of` returns the process of an OSD.
+    /// Returns a description of a PG whose primary has not reported since the last change of entries
+    /// that it serves the PG. `index_of` returns the process index of an OSD.
     pub fn what_is_not_served(&self, index_of: impl Fn(OsdId) -> Option<usize>) -> Option<String> {
         let is_served = |entry: &PgEntry| {
             let report =
@@ -231,7 +235,7 @@ impl Watch {
         Some(format!("its primary does not report to serve {entry:?}"))
     }
 
-    /// Checks a message about a PG that an OSD sends to another one.
+    /// Checks a message about a PG from one OSD to another.
     pub fn peer_says(
         &mut self,
         to: usize,
@@ -268,7 +272,7 @@ impl Watch {
                     self.floors.insert((*pg, *epoch), *floor);
                 }
                 let known = self.adopted.get(&(*pg, *epoch));
-                // The other acting members are sent this first, if there are any.
+                // If there are other acting members, they are the first to receive this message.
                 let entry = self.grants.entry(*pg, *epoch);
                 let has_others = entry.is_some_and(|entry| entry.acting_count() > 1);
                 let is_bereft = self.bereft.contains(&(*pg, *epoch));
@@ -354,9 +358,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns the OSD that filled a member of an entry while other members were lost, if the PG
-    /// was not active since and all of those lost members were out of the cluster: data that only
-    /// they had was given up.
+    /// Returns the OSD that backfilled a member of an entry while other members were lost. Returns it
+    /// only if the PG has not been active since, and all of the lost members were marked out: the data
+    /// that only they held was given up.
     pub fn filled_by(&self, entry: &PgEntry, index: usize) -> Option<OsdId> {
         let epoch = self.filled.get(&(entry.pg, index))?;
         let before = self.grants.entry(entry.pg, *epoch)?;
@@ -365,8 +369,8 @@ impl Watch {
         before.primary_osd().filter(|_| left.all(|osd| self.were_out.contains(&osd)))
     }
 
-    /// Returns whether a learner entered the acting set while members were lost, after the PG was
-    /// last active.
+    /// Returns whether a learner joined the acting set while members were lost, since the PG was last
+    /// active.
     fn goes_on_with_learner(&self, pg: PgId, epoch: Epoch) -> bool {
         let last = self.bereft.range((pg, Epoch::ZERO)..(pg, epoch)).next_back();
         let Some((_, last)) = last else { return false };
@@ -380,8 +384,7 @@ impl Watch {
         !was_active && !acting(epoch).is_subset(&acting(*last))
     }
 
-    /// Returns whether members are missing or being filled in an epoch, if that is the newest of
-    /// the PG.
+    /// Returns whether an epoch, if it is the PG's newest, has missing members or learners.
     fn is_short(&self, pg: PgId, epoch: Epoch) -> bool {
         let entry = self.entries.get(&pg).filter(|entry| entry.epoch == epoch);
         let copies = self.copies as usize;
@@ -389,7 +392,7 @@ impl Watch {
     }
 
     /// Checks the floor that an OSD reports. If the OSD was an acting member in the epoch of its
-    /// record, and tombstones could not be dropped in that epoch, then none may have been dropped.
+    /// record, and no tombstone could be dropped in that epoch, its floor must not have risen.
     pub fn judge_floor(&self, osd: OsdId, pg: PgId, state: &MemberState) -> Result<(), String> {
         let epoch = state.record_epoch;
         let Some(floor) = self.floors.get(&(pg, epoch)) else { return Ok(()) };
@@ -397,7 +400,7 @@ impl Watch {
         if entry.is_none_or(|entry| entry.acting().all(|member| member.osd != osd)) {
             return Ok(());
         }
-        // The floor of a later epoch may be durable although the record of that epoch is not.
+        // The floor of a later epoch may be durable even if the record of that epoch is not.
         let is_last = self.adopted.range((pg, epoch)..).nth(1).is_none_or(|((it, _), _)| *it != pg);
         if is_last && state.floor > *floor {
             return Err(format!(
@@ -455,16 +458,16 @@ impl Watch {
         }
     }
 
-    /// Records that the journal of an OSD lost its tail: the OSD may report less than it had in the
-    /// epochs up to now.
+    /// Records that the journal of an OSD lost its tail: for epochs up to the current one, the OSD may
+    /// report less than it had.
     pub fn tail_lost(&mut self, index: usize) {
         let epochs = self.entries.values().map(|entry| ((index, entry.pg), entry.epoch));
         self.tails.extend(epochs);
     }
 
-    /// Checks that an OSD reports everything that the marks of the epoch of its record promised. A
-    /// member that was filled in that epoch may have some of this without reporting it
-    /// (docs/internals/pg.md, rule 20).
+    /// Checks that an OSD reports everything up to the marks of the epoch of its record. A member that
+    /// was a learner in that epoch may have some of this without reporting it (docs/internals/pg.md,
+    /// rule 20).
     pub fn judge_state(
         &self,
         from: usize,
@@ -508,14 +511,14 @@ impl Watch {
         consequences.add("learner interrupted", u64::from(interrupted));
     }
 
-    /// Records that an OSD requests a lease from another one, at a time of its clock.
+    /// Records that an OSD requests a lease from another OSD; `now` is the holder's clock.
     pub fn lease_asked(&mut self, holder: usize, giver: usize, message: &LeaseMessage, now: Time) {
         if let LeaseMessage::Renew { stamp, .. } = message {
             self.renewals.insert((holder, giver, *stamp), now);
         }
     }
 
-    /// Records that the answer reaches the holder, at a time of its clock.
+    /// Records that the reply to a lease request reaches the holder; `now` is the holder's clock.
     pub fn lease_answered(
         &mut self,
         holder: usize,
@@ -533,8 +536,8 @@ impl Watch {
         consequences.add("lease expired", u64::from(before.is_some_and(|before| before < now)));
     }
 
-    /// Checks a read that an OSD answers in an epoch, at a time of its clock: the OSD must have
-    /// leases of all other acting members. `index_of` returns the process of an OSD.
+    /// Checks that an OSD that answers a read in an epoch has leases from all other acting members;
+    /// `now` is its clock. `index_of` returns the process index of an OSD.
     pub fn judge_read(
         &self,
         holder: usize,
@@ -546,7 +549,8 @@ impl Watch {
         let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(()) };
         for giver in entry.acting().filter_map(|member| index_of(member.osd)) {
             let until = self.leases.get(&(holder, giver)).copied().unwrap_or_default();
-            // What is decided in a turn is sent at the end of the turn.
+            // A reply is sent at the end of the turn in which the OSD checked its leases, so it may be
+            // slightly late.
             if giver != holder && until + Duration::from_millis(1) < now {
                 return Err(format!(
                     "osd {holder} answers a read of {pg} in epoch {epoch} without a lease of osd \
@@ -557,9 +561,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns whether the OSD that a client's request reaches has, at a time of its clock, a lease
-    /// from every other acting member, or is not the primary. `index_of` returns the process of an
-    /// OSD.
+    /// Returns whether the OSD that receives a client's request has leases from all other acting
+    /// members. Also returns true if the OSD is not the primary. `now` is the OSD's clock; `index_of`
+    /// returns the process index of an OSD.
     pub fn request_arrives(
         &self,
         holder: usize,
@@ -617,7 +621,7 @@ mod tests {
         assert!(states(&watch, 0, 2, 6, false).is_err());
         assert_eq!(states(&watch, 0, 2, 6, true), Ok(()));
         assert_eq!(states(&watch, 0, 3, 6, false), Ok(()));
-        // Only an OSD that lost its journal's tail may report less, for the epochs until then.
+        // Only an OSD whose journal lost its tail may report less, and only for epochs up to then.
         watch.monitor_says(&map(2, 3), Time::ZERO).expect("an entry");
         watch.tail_lost(0);
         assert_eq!(states(&watch, 0, 2, 6, false), Ok(()));
@@ -628,7 +632,7 @@ mod tests {
         }
         assert_eq!(watch.peer_says(1, &told, &mut consequences), Ok(()));
         assert!(states(&watch, 0, 3, 6, false).is_err());
-        // A member that was filled in that epoch need not report it.
+        // A member that was a learner in that epoch need not report everything up to the mark.
         let learner = r#",null],"learners":[{"member":{"osd":3,"incarnation":1},"position":2}]"#;
         let filled = map(4, 2).replace(r#"],"learners":[]"#, learner);
         assert_eq!(watch.monitor_says(&filled, Time::ZERO), Ok(true));
@@ -745,11 +749,11 @@ mod tests {
         assert_eq!(watch.monitor_says(&map(2, 2), Time::ZERO), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 2), Time::ZERO), Ok(false));
         assert!(watch.monitor_says(&map(3, 1), Time::ZERO).is_err());
-        // A pool may begin with fewer members than the minimum.
+        // A pool may start with fewer members than the minimum.
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 1), Time::ZERO), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 1), Time::ZERO), Ok(true));
-        // The operator may declare that members will never come back.
+        // The operator may give up members that will never return.
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 3), Time::ZERO), Ok(true));
         watch.members_given_up(pg());
@@ -762,7 +766,7 @@ mod tests {
         let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let version = |counter| Version { epoch: Epoch::new(1), counter };
-        // First two of three copies, then all three.
+        // The first epoch has two of three copies, the second has all three.
         for (epoch, member_count) in [(2, 2), (3, 3)] {
             assert_eq!(watch.monitor_says(&map(epoch, member_count), Time::ZERO), Ok(true));
             let (history, filling) = (Vec::new(), None);

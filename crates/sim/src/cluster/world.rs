@@ -1,4 +1,5 @@
-//! A simulated cluster: all processes with their disks, network and state store, driven in the order of time.
+//! A simulated cluster: all processes with their disks, network and state store, driven in chronological
+//! order.
 
 use base::{BufferPool, ClusterId, Duration, Incarnation, Time, TraceEvent};
 use cluster::monitor::{self, Election};
@@ -29,24 +30,25 @@ use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// A run that has not ended after this many events fails.
+/// A run that has not finished after this many events fails.
 const STEP_COUNT_MAX: u64 = 3_000_000;
-/// After this many events, no more faults begin: they may leave little time for anything else.
+/// After this many events, no more faults are injected: they might leave too little time for anything
+/// else.
 const FAULTY_STEP_COUNT_MAX: u64 = STEP_COUNT_MAX / 2;
 
 /// How long the cluster must have been whole: longer than any process waits before it reconnects.
 pub const WHOLE_FOR: Duration = Duration::from_secs(2);
 
-/// How long a cluster without faults may take to answer everything.
+/// How long a cluster without faults may take to answer all pending operations.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// If something is still not answered after this time, users of full OSDs discard their data.
+/// If operations are still pending after this time, users of full OSDs discard their data.
 const ROOM_AFTER: Duration = Duration::from_secs(60);
 
-/// After this time without faults no OSD holds data of a PG that it has left.
+/// After this time without faults, no OSD holds data of a PG that it has left.
 const REST: Duration = Duration::from_secs(20);
 
-/// An OSD that is no longer a member of a PG has cleared its data within this time.
+/// Within this time, an OSD that left a PG has deleted the PG's data.
 const CLEARED_WITHIN: Duration = Duration::from_secs(8);
 
 /// One run: the cluster, its faults and its checkers.
@@ -142,7 +144,7 @@ impl World {
         }
     }
 
-    /// Returns the hash of the trace, and the totals.
+    /// Returns the hash of the trace, and the tally.
     pub fn into_parts(mut self) -> (u64, Tally) {
         let counts = self.net.counts;
         let faults = &mut self.tally.faults;
@@ -159,7 +161,7 @@ impl World {
         (self.trace.hash(), self.tally)
     }
 
-    /// Performs the whole run.
+    /// Executes the whole run.
     pub fn run(&mut self) -> Result<(), String> {
         self.build()?;
         self.stage = Stage::Work;
@@ -200,7 +202,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends all faults. Then everything must be answered, and all final checks must pass.
+    /// Ends all faults. After that, all pending operations must be answered, and all final checks must
+    /// pass.
     fn end(&mut self) -> Result<(), String> {
         self.stage = Stage::End;
         self.faults.rates = Faults::NONE;
@@ -219,7 +222,7 @@ impl World {
             let end = self.now + ROOM_AFTER;
             self.wait("time stands still", |world| is_answered(world) || world.now > end)?;
             if !is_answered(self) {
-                // Writes that a client repeats after a power loss may wait for space.
+                // Writes that a client retransmits after a power loss may wait for space.
                 self.trace.line(format_args!("{:?} users make room", self.now));
                 self.make_room()?;
             }
@@ -247,7 +250,7 @@ impl World {
         for volume in &self.volumes {
             volume.check()?;
         }
-        // Members may have become too full meanwhile.
+        // Members may have become too full in the meantime.
         let lack = lack.or(self.wait_until_whole()?);
         if self.plan.position_count() > 1 && lack.is_none() {
             self.rest_and_compare()?;
@@ -259,7 +262,7 @@ impl World {
         if lack.is_none() {
             return Ok(());
         }
-        // The removals have freed space for the missing copies.
+        // Removing the volumes has freed space for the missing copies.
         self.get_whole(Duration::ZERO)?;
         self.rest_and_compare()
     }
@@ -267,8 +270,8 @@ impl World {
     fn rest_and_compare(&mut self) -> Result<(), String> {
         self.pass(REST)?;
         let listed = self.scrub_everything()?;
-        // If a member is too full, other OSDs are tried from time to time, and drop what they
-        // received.
+        // If a member is too full, the PG tries other OSDs from time to time. OSDs that leave again
+        // delete the data that they received.
         let (mut epochs, mut since) = (0, self.now);
         self.wait("PGs change again and again", |world| {
             let present: u64 =
@@ -281,14 +284,14 @@ impl World {
         self.compare_members(&listed)
     }
 
-    /// Waits until every PG has all of its copies. Returns what the cluster lacks if disks are too
-    /// full: each member of a PG may have accepted writes while others were away.
+    /// Waits until every PG has all of its copies. If disks are too full for that, returns what the
+    /// cluster lacks: each member of a PG may have accepted writes while others were away.
     pub(super) fn wait_until_whole(&mut self) -> Result<Option<String>, String> {
         self.wait_until_whole_for(Duration::ZERO)
     }
 
-    /// Waits until the cluster has been whole for a span. Returns what it lacks if disks are too
-    /// full.
+    /// Waits until the cluster has been whole for a span. If disks are too full for that, returns what
+    /// the cluster lacks.
     pub(super) fn wait_until_whole_for(
         &mut self,
         span: Duration,
@@ -313,7 +316,7 @@ impl World {
         }
     }
 
-    /// Waits until the cluster has been whole for a span. Fails if it lacks anything.
+    /// Waits until the cluster has been whole for a span. Fails if it does not become whole.
     pub(super) fn get_whole(&mut self, span: Duration) -> Result<(), String> {
         match self.wait_until_whole_for(span)? {
             Some(lack) => Err(format!("the cluster does not get whole: {lack}")),
@@ -321,7 +324,7 @@ impl World {
         }
     }
 
-    /// Returns whether a member recently had no space for its copies.
+    /// Returns whether a member has recently refused data for lack of space.
     pub(super) fn has_full_member(&self) -> bool {
         self.plan.may_fill() && self.watch.has_refused_room
     }
@@ -355,8 +358,8 @@ impl World {
         self.detach_all()
     }
 
-    /// Runs until a condition holds. Fails after the longest time that a cluster without faults may
-    /// take.
+    /// Runs until a condition holds. Fails after the longest time that this may take in a cluster
+    /// without faults.
     pub(super) fn wait(
         &mut self,
         what: &str,
@@ -372,7 +375,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs for a span of time.
+    /// Runs for this span of simulated time.
     pub(super) fn pass(&mut self, span: Duration) -> Result<(), String> {
         let end = self.now + span;
         self.wait("time stands still", |world| world.now >= end)
@@ -401,7 +404,7 @@ impl World {
         }
     }
 
-    /// Returns the time on the clock of a process's host.
+    /// Returns the current time on the clock of a process's host.
     pub(super) fn local(&self, process: Process) -> Time {
         self.clock(process).local(self.now)
     }
@@ -416,8 +419,8 @@ impl World {
         self.clocks.of(host)
     }
 
-    /// Returns the next timer of any process, in the world's time. A frozen process's timer waits
-    /// until the process thaws.
+    /// Returns the earliest timer of all processes, in the world's time. The timer of a frozen process
+    /// waits until the process thaws.
     fn next_deadline(&self) -> Option<(Time, Process)> {
         let due = |(at, process)| {
             let due = self.clock(process).world(at);
@@ -438,7 +441,7 @@ impl World {
         monitors.chain(osds).chain(clients).map(due).min()
     }
 
-    /// Handles the next event in time.
+    /// Handles the earliest event.
     fn step(&mut self) -> Result<(), String> {
         self.counts.steps += 1;
         if self.counts.steps > STEP_COUNT_MAX {
@@ -477,7 +480,7 @@ impl World {
         self.inject_faults()
     }
 
-    /// Returns when the process that handles an item thaws, if that process is frozen.
+    /// Returns when the process that handles an item will thaw, if that process is frozen.
     fn thaws_at(&mut self, item: &Item) -> Option<Time> {
         self.runs.thaw(self.now);
         let process = match item {
@@ -488,8 +491,8 @@ impl World {
         self.runs.frozen_until(process)
     }
 
-    /// Postpones an item whose process is frozen. The disk continues meanwhile: an operation that
-    /// has ended is not affected by what the disk does later.
+    /// Postpones an item of a frozen process. The disk continues to work: an operation that has
+    /// completed is not affected by later hangs of the disk.
     fn put_off(&self, item: Item, thaws: Time) -> (Time, Item) {
         let Item::Disk(index, op, work) = item else { return (thaws, item) };
         match self.osds[index].hang.again_at(self.now) {
@@ -544,7 +547,8 @@ impl World {
                 let after = Duration::from_nanos(1 + self.timing.below(self.plan.think * 2));
                 let pause = self.timing.chance(Chance::percent(1));
                 let after = if pause { Duration::from_millis(500) } else { after };
-                // Clients that only wait for a session to end need little work.
+                // After the planned number of operations, clients issue fewer: the run only waits for a
+                // session to end.
                 let is_enough = self.counts.asked > self.plan.operation_count;
                 let after = if is_enough { Duration::from_millis(200) } else { after };
                 self.schedule(after, Item::ClientTurn(index));
@@ -556,7 +560,8 @@ impl World {
                 self.operator_turn()
             }
             Item::Start(process) => self.start(process),
-            // All earlier cuts have healed. Processes that the drill silenced stay silent.
+            // At the end of the run, all earlier cuts have been healed. Processes that the drill
+            // silenced must stay silent.
             Item::Heal(..) if self.stage == Stage::End => Ok(()),
             Item::Heal(one, other) => {
                 let wakes = self.net.heal(self.now, one, other);
@@ -663,7 +668,7 @@ impl World {
         let wake = self.net.reset_other(self.now, end);
         self.wake(wake);
         if matches!(event, NetEvent::Closed { .. }) {
-            // The receiver may send its requests again.
+            // The process that sees the closed connection may retransmit requests.
             self.faults.count += 1;
         }
         match process {
@@ -679,13 +684,13 @@ impl World {
         }
     }
 
-    /// Draws how many of the effects happen, and whether the process dies after them.
+    /// Draws how many of the effects are executed, and whether the process dies after them.
     pub(super) fn draw_death(&mut self, count: usize, chance: Chance) -> (usize, bool) {
         if self.chaos.chance(chance) { (self.chaos.index(count + 1), true) } else { (count, false) }
     }
 
-    /// Logs the log lines among the effects of a process and removes them: the process cannot die
-    /// between them.
+    /// Logs the log lines among the effects of a process and removes them, so that the process cannot
+    /// die between them.
     pub(super) fn take_lines<E>(
         &self,
         process: Process,
@@ -797,7 +802,7 @@ impl World {
         self.apply_osd(index, node::Event::Disk(event))
     }
 
-    /// Returns whether a read fails, once or until the place is written.
+    /// Returns whether a read fails, either once or until the unreadable page is written.
     fn read_fails(&mut self, index: usize, work: DiskWork) -> bool {
         let DiskWork::Read { offset, length } = work else { return false };
         let osd = &self.osds[index];

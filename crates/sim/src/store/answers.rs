@@ -34,7 +34,7 @@ impl World {
             (Asked::Change { key, order }, Err(StoreError::Full)) => {
                 self.tally.faults.add("store full", 1);
                 self.model.refuse(key, order)?;
-                // The PG continues in a new epoch: it takes no more writes in the old one after the
+                // The PG continues in a new epoch: it accepts no write in the old epoch after the
                 // refused one.
                 self.epoch = self.epoch.next();
             }
@@ -85,8 +85,8 @@ impl World {
             || self.store().space().full
     }
 
-    /// Checks the version and values that a read returned. `values` has one item for each unit;
-    /// `None`: not checked.
+    /// Checks the version and values that a read returned. `values` has one item per unit; `None`: the
+    /// unit is not checked.
     fn check_read(
         &mut self,
         key: BlockKey,
@@ -159,7 +159,7 @@ impl World {
         self.check_read(key, 0..size.unit_count(), expected, version, &values)
     }
 
-    /// Records in the model values that it did not know, unless a later change has replaced them.
+    /// Records values that were unknown to the model, unless a later change has replaced them.
     fn learn(
         &mut self,
         key: BlockKey,
@@ -169,7 +169,7 @@ impl World {
         values: &[Option<u64>],
     ) {
         if state.version.is_none() {
-            // A checkpoint may have dropped the tombstone in the very event that answered the read.
+            // A checkpoint may have dropped the tombstone in the same event that answered the read.
             let is_dropped = self.store().version_of(&key) == Version::ZERO;
             let deleted = is_dropped || self.store().is_tombstone(&key);
             self.model.learn_version(key, version, deleted);
@@ -266,7 +266,7 @@ impl World {
         Err(format!("unit {unit} of {key:?} is {is}; its extents say otherwise"))
     }
 
-    /// Handles the opening of the store, which must have kept everything that was certain.
+    /// Handles the opening of the store, which must have kept all certain changes.
     pub(super) fn opened(&mut self) -> Result<(), String> {
         let report = self.store().recovery_report();
         self.trace.line(format_args!("{:?} opened: {report:?}", self.now));
@@ -301,7 +301,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns the PGs that the store reports as suspect. Only damage may cause that.
+    /// Returns the PGs that the store reports as suspect. Only damage can make a PG suspect.
     fn suspects(&mut self) -> Result<Vec<base::PgId>, String> {
         let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
         let suspects: Vec<base::PgId> =
@@ -313,8 +313,8 @@ impl World {
         Ok(suspects)
     }
 
-    /// Checks that what recovery dropped is a tail of its PG, or lies at or after the hole that the
-    /// store reports.
+    /// Checks that recovery dropped only versions at the tail of each PG, or at or after the hole that
+    /// the store reports.
     fn check_facts(&self, lost: &[(base::PgId, Version)]) -> Result<(), String> {
         for (pg, model) in &self.model.pgs {
             let facts = self.store().facts(*pg);
@@ -341,14 +341,14 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the last version that the store reports of each PG covers everything certain, and
-    /// is not above the last one issued.
+    /// Checks the last version that the store reports for each PG: it must cover all certain changes,
+    /// and must not be above the last version given.
     fn check_versions(&mut self) -> Result<(), String> {
         let Some(store) = &self.store else { unreachable!("it just opened") };
         for (pg, model) in &mut self.model.pgs {
             let found = store.last_version(*pg);
-            // If damage destroyed the record of an earlier cut, the entries that were cut off may be
-            // back.
+            // If damage destroyed the record of an earlier cut of the journal, entries that were cut
+            // off may reappear.
             let is_above = found > model.given && !store.is_suspect(*pg);
             if found < model.certain || is_above {
                 return Err(format!(
@@ -361,8 +361,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the listing contains every block that holds data, each with its version, and no
-    /// block that was never written.
+    /// Checks that the listing contains every block with data, with the right version, and no block
+    /// that was never written.
     fn check_listing(&self) -> Result<(), String> {
         for index in 0..self.plan.pools.len() {
             let pool = base::PoolId::new(index as u32 + 1).expect("not 0");
@@ -392,7 +392,8 @@ impl World {
         Ok(())
     }
 
-    /// Chooses the blocks to read first: some, sometimes all, and those whose content is unknown.
+    /// Chooses the blocks to read first: some or all of the blocks, and all blocks whose content is
+    /// unknown.
     fn plan_audit(&mut self) {
         let share = Chance::percent(*self.work.pick(&[5, 30, 100]));
         for (key, units) in self.audit_list() {
@@ -418,7 +419,7 @@ pub(super) fn has_bit(words: &[u64], bit: usize) -> bool {
     words.get(bit / 64).is_some_and(|word| word & (1 << (bit % 64)) != 0)
 }
 
-/// Returns the values that the data encodes, after checking its form.
+/// Returns the values that the data encodes, after checking the format of the data.
 pub(super) fn values_of(
     key: BlockKey,
     units: &Range<u32>,
@@ -447,7 +448,7 @@ fn value_of(key: BlockKey, unit: u32, bytes: &[u8]) -> Result<u64, String> {
         .ok_or_else(|| format!("unit {unit} of {key:?} holds bytes that were never written there"))
 }
 
-/// Returns the content that the bytes of a note encode.
+/// Returns the content number that the bytes of a note encode.
 fn note_content(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let Some(first) = words.first() else { return u64::MAX };

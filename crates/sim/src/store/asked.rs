@@ -1,4 +1,4 @@
-//! Requests to a store: unanswered ones, and those that follow a restart.
+//! Requests to a store: unanswered requests, and requests to send next after a restart or a settle.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use format::disk::UnitSet;
 use super::asks::Target;
 use super::parity::ParityAsked;
 
-/// An unanswered request, with what is needed to check its answer.
+/// An unanswered request, with the information needed to check its answer.
 #[derive(Debug)]
 pub(super) enum Asked {
     Change {
@@ -30,7 +30,7 @@ pub(super) enum Asked {
         order: u64,
         units: UnitSet,
     },
-    /// A repair that writes what the block already holds.
+    /// A repair that rewrites the current content of a block.
     Mend,
     Note {
         key: NoteKey,
@@ -38,7 +38,7 @@ pub(super) enum Asked {
     },
     Sync {
         order: u64,
-        /// The newest version of each PG of pools that keep parity.
+        /// The newest version of each PG in pools that keep parity.
         lasts: Vec<(PgId, Version)>,
     },
     Floor,
@@ -49,7 +49,7 @@ pub(super) enum Asked {
     },
 }
 
-/// A request that comes before others: it follows a restart, or a settle.
+/// A request that takes precedence over random requests, after a restart or around a settle or commit.
 #[derive(Debug)]
 pub(super) enum Todo {
     Read(BlockKey, Range<u32>),

@@ -1,4 +1,4 @@
-//! The workload of a store: the requests of its users, in random order.
+//! The workload of a store: random requests of its users.
 
 use std::ops::Range;
 
@@ -28,10 +28,10 @@ pub(super) struct Target {
 /// Indexes of some operations in `OPERATIONS`.
 const WRITE: usize = 0;
 const DELETE: usize = 2;
-/// A write of a whole block, which is counted as a write.
+/// A write of a whole block; it is counted as a write.
 const WHOLE_WRITE: usize = OPERATIONS.len();
 
-/// Returns what a kind of operation is in a pool that keeps parity.
+/// Returns the request that a kind of operation makes in a pool that keeps parity.
 fn parity_ask(kind: usize) -> ParityAsk {
     match kind {
         WHOLE_WRITE => ParityAsk::Write { is_whole: true },
@@ -47,14 +47,14 @@ fn parity_ask(kind: usize) -> ParityAsk {
     }
 }
 
-/// A number that differs for each unit of each block.
+/// Returns a number that is different for each unit of each block.
 pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
     let stripe = u64::from(key.stripe.get());
     (u64::from(key.pool.get()) << 48) ^ (stripe << 16) ^ u64::from(unit)
 }
 
 impl World {
-    /// Draws one operation and requests it.
+    /// Draws one operation and sends the request.
     pub(super) fn ask_something(&mut self) -> Result<(), String> {
         let (kind, target) = match self.draw_mixed() {
             Some(mixed) => mixed,
@@ -128,8 +128,8 @@ impl World {
         self.asked.values().any(reads)
     }
 
-    /// In a run that mixes block sizes: fills the store with blocks of the first size, then deletes
-    /// most of them in random places, writes blocks of the second size, and changes those of the
+    /// In a run that mixes block sizes: first fills the store with blocks of the first size. Then
+    /// deletes most of these at random, writes blocks of the second size, and changes blocks of the
     /// first size while the store moves them.
     fn draw_mixed(&mut self) -> Option<(usize, Target)> {
         if !self.plan.is_mixed || self.work.chance(Chance::percent(15)) {
@@ -153,7 +153,7 @@ impl World {
 
     fn draw_target(&mut self) -> Target {
         let index = self.work.index(self.plan.pools.len());
-        // Half of the operations go to a few blocks, so that they collide.
+        // Half of the operations access a few blocks, so that they conflict.
         let hot = self.work.chance(Chance::percent(50));
         let most = self.plan.pools[index].stripe_count;
         let count = if hot { most.min(6) } else { most };
@@ -245,7 +245,7 @@ impl World {
         self.request(Asked::Change { key, order }, Request::Delete { pg, key, version })
     }
 
-    /// Records a change of a block in the model and in the trace. Returns its order.
+    /// Records a change of a block in the model and in the trace. Returns the change's order.
     fn note_change(
         &mut self,
         target: Target,
@@ -269,7 +269,7 @@ impl World {
         self.request(Asked::Read { key, order, units }, request)
     }
 
-    /// Draws a set of units of a block; each is in the set with the probability `share`.
+    /// Draws a set of units of a block; each unit is in the set with probability `share`.
     pub(super) fn draw_set(&mut self, size: BlockSize, share: Chance) -> UnitSet {
         let mut set = UnitSet::EMPTY;
         for unit in 0..size.unit_count() {
@@ -331,8 +331,8 @@ impl World {
         self.request(Asked::Change { key, order }, Request::Repair { pg, key, content })
     }
 
-    /// Draws a version for a repair that no other change of the block has: an older one, or the next
-    /// one of the PG.
+    /// Draws a version for a repair: an older version, or the next version of the PG, but none that
+    /// another change of the block has.
     fn repair_version(&mut self, target: Target) -> Option<Version> {
         let next = self.next_version(target.pg);
         let version = match self.work.chance(Chance::percent(30)) {
@@ -349,7 +349,8 @@ impl World {
         self.model.blocks[&target.key].is_distinct(version).then_some(version)
     }
 
-    /// Requests a repair that writes the current content of units, with the block's current version.
+    /// Requests a repair that rewrites some units with their current content and the block's current
+    /// version.
     fn ask_mend(&mut self, target: Target) -> Result<(), String> {
         let Target { key, pg, size } = target;
         let Some(state) = self.model.blocks[&key].settled_state() else { return Ok(()) };
@@ -368,7 +369,7 @@ impl World {
         self.request(Asked::Mend, Request::Repair { pg, key, content })
     }
 
-    /// Builds the content that encodes these values.
+    /// Builds a block content that encodes these values.
     pub(super) fn content(
         &mut self,
         target: Target,
@@ -417,7 +418,7 @@ impl World {
         self.request(Asked::Note { key, order }, Request::Note { key, bytes })
     }
 
-    /// Requests a floor: a version up to which every change is answered.
+    /// Requests a floor: a version up to which all changes have been answered.
     fn ask_floor(&mut self, pg: PgId) -> Result<(), String> {
         let model = self.model.pgs.get_mut(&pg).expect("made with its first block");
         let below_open =
@@ -428,7 +429,7 @@ impl World {
         self.request(Asked::Floor, Request::SetFloor { pg, floor })
     }
 
-    /// Makes a request that comes before others.
+    /// Sends a request that takes precedence over random requests.
     pub(super) fn ask_todo(&mut self, todo: Todo) -> Result<(), String> {
         match todo {
             Todo::Read(key, units) => self.ask_read(key, units),
@@ -444,12 +445,12 @@ impl World {
         }
     }
 
-    /// Lists every block of pools that keep parity with its number of units.
+    /// Lists every block in pools that keep parity, with its number of units.
     pub(super) fn parity_audit_list(&self) -> Vec<(BlockKey, u32)> {
         self.versions.keys.iter().map(|(key, of)| (*key, of.size.unit_count())).collect()
     }
 
-    /// Lists every block of the run with its number of units.
+    /// Lists every block in the other pools, with its number of units.
     pub(super) fn audit_list(&self) -> Vec<(BlockKey, u32)> {
         self.model.blocks.iter().map(|(key, block)| (*key, block.size.unit_count())).collect()
     }

@@ -1,5 +1,5 @@
-//! Every kind of operation and fault that a run of a store counts, by name. A kind that never happens over
-//! many seeds fails the run of the simulator.
+//! The names of all kinds of operations and faults that a store run counts. The simulator fails if a kind
+//! never happens over many seeds.
 
 use crate::tally::Tally;
 
@@ -38,7 +38,7 @@ pub const FAULTS: [&str; 27] = [
     "suspect PG",
 ];
 
-/// Consequences of operations and faults, and what is asked of pools that keep parity.
+/// Consequences of operations and faults, and operations on pools that keep parity.
 pub const CONSEQUENCES: [&str; 9] = [
     "KiB of blocks moved",
     "version prepared",
@@ -51,7 +51,7 @@ pub const CONSEQUENCES: [&str; 9] = [
     "damage read where parity is kept",
 ];
 
-/// A tally with all counts at zero.
+/// Returns a tally with all counts at zero.
 pub fn tally() -> Tally {
     Tally::new(&OPERATIONS, &FAULTS, &CONSEQUENCES)
 }

@@ -1,4 +1,4 @@
-//! The damage that a run has done so far, and the answers of the store that it explains.
+//! The damage that a run has done so far, and the errors of the store that this damage explains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,29 +15,30 @@ pub(super) struct Damage {
     pub(super) data: Range<u64>,
     /// Whether stored bytes were damaged.
     pub happened: bool,
-    /// Whether the journal or checkpoints were damaged: the store may not know what it held.
+    /// Whether the journal or checkpoints were damaged: the store may have lost track of its content.
     pub deep: bool,
     /// Whether a write or flush failed, so that the store must stop.
     pub must_stop: bool,
     /// An upper bound of the units that damage to the data area has hit.
     pub(super) units_hit: u64,
-    /// Units that were answered as damaged.
+    /// Units that the store has reported as damaged.
     units_met: BTreeSet<(BlockKey, u32)>,
-    /// How often reads at an offset have failed in this run of the store: never so often that the
-    /// store gives up on the place.
+    /// The number of failed reads at each offset in this run of the store. It stays below the number at
+    /// which the store gives up.
     pub read_errors: BTreeMap<u64, u32>,
     /// Flipped bits: (offset, mask).
     pub(super) flips: Vec<(u64, u8)>,
-    /// Whether sectors were unreadable when the store opened, which counted their content as lost.
+    /// Whether some sectors were unreadable when the store opened, so that the store counted their
+    /// content as lost.
     pub(super) has_lost_sectors: bool,
-    /// Whether a root may have been damaged since the store opened: next time it may open with an
-    /// older root.
+    /// Whether the newest root may have been damaged since the store opened: the store may next open
+    /// with an older root.
     pub may_lack_root: bool,
-    /// The journal records writes up to this count of completed writes as durable.
+    /// All writes up to this completion count of the disk are recorded as durable in the journal.
     pub(super) settled: u64,
-    /// The value of `settled` once another change is answered.
+    /// The value that `settled` gets when the next change is answered.
     settling: u64,
-    /// The block and units that each change wrote, by the change's order.
+    /// The block and units that each change wrote, by order of the change.
     pub written: BTreeMap<u64, (BlockKey, Range<u32>)>,
 }
 
@@ -64,13 +65,13 @@ impl Damage {
         }
     }
 
-    /// Whether a change ever put this value into the unit.
+    /// Returns whether a change ever wrote this value into the unit.
     pub fn was_written(&self, key: BlockKey, unit: u32, value: u64) -> bool {
         let by = self.written.get(&value);
         value == 0 || by.is_some_and(|(written, units)| *written == key && units.contains(&unit))
     }
 
-    /// Records that a change was answered; `quiet`: no other request is open.
+    /// Records that a change was answered. `quiet`: no other request is pending.
     pub fn answered(&mut self, quiet: bool, written_count: u64) {
         self.settled = self.settling;
         if quiet {
@@ -78,8 +79,7 @@ impl Damage {
         }
     }
 
-    /// Records that the store has opened: what it found is durable now, and the losses from damage
-    /// are final.
+    /// Records that the store has opened: its content is now durable, and losses from damage are final.
     pub fn opened(&mut self, written_count: u64, unreadable_count: usize) {
         self.flips.clear();
         self.may_lack_root = false;
@@ -87,8 +87,8 @@ impl Damage {
         self.settling = written_count;
     }
 
-    /// Records units that the store reports as damaged. Fails if these are more than damage can have
-    /// hit.
+    /// Records units that the store reports as damaged. Fails if there are more of them than damage can
+    /// have hit.
     pub fn met(&mut self, key: BlockKey, units: &[u64]) -> Result<(), String> {
         let bits = (0..units.len() as u32 * 64)
             .filter(|unit| units[*unit as usize / 64] & (1 << (unit % 64)) != 0);

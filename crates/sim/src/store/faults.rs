@@ -1,9 +1,9 @@
-//! Faults of the medium: errors, rot, lies. Only those that a store can detect with a single copy.
+//! Faults of the medium: errors, rot and lies, limited to those that a store with a single copy can detect.
 //!
-//! Limits. Damage of bytes that no journal entry records as durable looks like a torn write. So rot hits only
-//! bytes that were written before the last moment without open requests that was followed by an answered
-//! change. A disk lies only about small writes to the data area, which are write-back: a checksum detects
-//! such a lie.
+//! Limits: damage of bytes that no journal entry records as durable looks like a torn write. So rot hits only
+//! bytes that were written before some moment without pending requests, after which another change was
+//! answered. A disk lies only about small writes to the data area. These are write-backs, so a checksum
+//! detects the lie.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ use super::world::{Operation, Stage, World};
 use crate::disk::WriteFault;
 use crate::random::Chance;
 
-/// The most sectors that are unreadable at a time: recovery reads the sectors around each of them
-/// one by one.
+/// The maximum number of sectors that are unreadable at once: recovery reads the sectors around each of
+/// them one by one.
 const UNREADABLE_MAX: usize = 4;
 
 impl World {
-    /// Draws an error for a disk operation that is about to end.
+    /// Draws an error for a disk operation that is about to complete.
     pub(super) fn draw_disk_error(&mut self, operation: Operation) -> Option<DiskError> {
         let is_read = matches!(operation, Operation::Read { .. });
         if self.stage != Stage::Open && !(is_read && self.stage == Stage::Opening) {
@@ -60,10 +60,10 @@ impl World {
         }
     }
 
-    /// Draws a lie about a small write to the data area.
+    /// Draws whether the disk lies about a small write to the data area.
     pub(super) fn draw_lie(&mut self, operation: Operation) -> Option<WriteFault> {
         let Operation::Write { offset, length } = operation else { return None };
-        // The smallest large write is a whole block of the smallest size.
+        // Large writes are whole blocks, so none is smaller than the smallest block size.
         let small = length < BlockSize::MIN.bytes();
         if !small || !self.damage.data.contains(&offset) || self.stage != Stage::Open {
             return None;
@@ -98,7 +98,7 @@ impl World {
                 .all(|page| self.disk.written_last(page) <= self.damage.settled)
     }
 
-    /// Draws a written page of the area that the journal records as durable.
+    /// Draws a page in the area that was written and that the journal records as durable.
     fn settled_page(&mut self, area: Range<u64>) -> Option<u64> {
         let settled = self.damage.settled;
         let pages: Vec<u64> = self
@@ -109,7 +109,7 @@ impl World {
         (!pages.is_empty()).then(|| *self.chaos.pick(&pages))
     }
 
-    /// May flip bits, or make sectors unreadable.
+    /// Flips bits or makes sectors unreadable, at random.
     pub(super) fn rot(&mut self) {
         if self.stage != Stage::Open {
             return;
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// Other users of the file system may take all its space, or free it.
+    /// At random, lets other users of the file system take all of its space, or free space.
     pub(super) fn change_host(&mut self) {
         let Some(most) = self.plan.host_bytes else { return };
         if self.stage == Stage::Quiet || !self.chaos.chance(self.plan.faults.host_use) {
@@ -142,7 +142,7 @@ impl World {
         self.disk.set_host(self.damage.data.start, free_bytes);
     }
 
-    /// May make a sector unreadable: at any time, or at a crash.
+    /// Makes a sector unreadable with this chance. Called for each event, and at crashes.
     pub(super) fn break_sectors(&mut self, chance: Chance) {
         if !self.chaos.chance(chance) || self.disk.unreadable_count() >= UNREADABLE_MAX {
             return;
@@ -154,7 +154,7 @@ impl World {
             (self.damage.data.clone(), "unreadable sector in the data area"),
         ];
         let (area, kind) = areas[self.chaos.weighted(&[4, 4, 3, 2])].clone();
-        // Half of the draws choose among the most recent writes.
+        // In half of the draws, only recently written pages are candidates.
         let last = self.disk.completed_count();
         let recent =
             if self.chaos.chance(Chance::percent(50)) { last.saturating_sub(20) } else { 0 };
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Undoes damage where that is still possible. Returns whether there was any.
+    /// Undoes damage where this is still possible. Returns whether any was undone.
     pub(super) fn heal(&mut self) -> bool {
         let flips = std::mem::take(&mut self.damage.flips);
         for (offset, mask) in &flips {
@@ -208,7 +208,7 @@ impl World {
         }
         let mended = self.disk.mend_sectors();
         if mended && self.damage.has_lost_sectors {
-            // What an earlier start counted as lost may be back.
+            // Data that the store counted as lost when it opened may reappear.
             let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
             pgs.into_iter().for_each(|pg| self.model.forget(pg));
         }

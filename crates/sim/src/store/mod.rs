@@ -1,4 +1,4 @@
-//! `sim store`: the real block store on a simulated disk, against a model of every unit.
+//! `sim store`: the real block store on a simulated disk, checked against a model of every unit.
 //!
 //! ```text
 //!   Plan ─▶ asks ─▶ Store ─▶ SimDisk          World::step takes the next event in time;

@@ -1,15 +1,15 @@
-//! The model of a store: what each block holds after its changes, certain or not, and hence which answers are
-//! right.
+//! The model of a store: the content of each block after its changes, certain or not, and thus the set of
+//! correct answers.
 //!
 //! ```text
-//!   change asked ─▶ later (in order) ──answered──▶ base
-//!                        └──crash──▶ a prefix of them happened: the version of the block shows which
+//!   change requested ─▶ later (in order) ──answered──▶ base
+//!                         └──crash──▶ a prefix of them happened: the version of the block shows which
 //! ```
 //!
 //! Invariants
-//!   1. `base` includes the changes that are certain; `later` lists, in order, those that are not
-//!      certain yet or that an open read must not see.
-//!   2. A change that a crash lost never comes back: it is removed from the model.
+//!   1. `base` includes the changes that are certain. `later` lists, in order, changes that are not certain
+//!      yet or that a pending read must not see.
+//!   2. A change that was lost in a crash never reappears: it is removed from the model.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -18,27 +18,27 @@ use base::{BlockSize, PgId, Version};
 use blockstore::{BlockKey, NoteKey};
 
 /// The value of a unit that may have lost any of its changes to damage: the unit holds one of its
-/// former values.
+/// earlier values.
 pub const UNKNOWN: u64 = u64::MAX;
 
-/// Everything a store holds.
+/// The expected content of a store.
 #[derive(Default)]
 pub struct Model {
-    /// Blocks by key, including those that were never written or are deleted.
+    /// Blocks by key, including blocks that were never written or are deleted.
     pub blocks: BTreeMap<BlockKey, Block>,
     /// Notes by key.
     pub notes: BTreeMap<NoteKey, Note>,
     /// The versions of each PG.
     pub pgs: BTreeMap<PgId, Pg>,
     order_last: u64,
-    /// Journal entries up to this order can no longer be lost: a later one was answered.
+    /// Journal entries up to this order can no longer be lost, because a later entry was answered.
     entries_certain: u64,
-    /// Whether the store may move blocks. If a crash loses the data of a move, later changes of the
-    /// block that were not answered before are lost with it (docs/internals/disk.md: row H).
+    /// Whether the store may move blocks. If a crash loses the data of a move, it also loses later
+    /// changes of the block that had not been answered (docs/internals/disk.md: row H).
     moves_blocks: bool,
 }
 
-/// One PG's versions.
+/// The versions of one PG.
 #[derive(Default)]
 pub struct Pg {
     /// The last version given to a change.
@@ -47,13 +47,13 @@ pub struct Pg {
     pub certain: Version,
     /// Versions of unanswered changes.
     pub open: BTreeSet<Version>,
-    /// Highest floor ever requested.
+    /// The highest floor that was requested.
     pub floor: Version,
     /// Versions of certain changes.
     certain_all: BTreeSet<Version>,
-    /// The highest version that a block certainly had.
+    /// The highest version that some block certainly had.
     pub held_certain: Version,
-    /// The highest version that a block may have had.
+    /// The highest version that some block may have had.
     pub held_given: Version,
 }
 
@@ -68,7 +68,7 @@ impl Pg {
         }
     }
 
-    /// Whether the change with this version is certain.
+    /// Returns whether the change with this version is certain.
     pub fn is_certain(&self, version: Version) -> bool {
         self.certain_all.contains(&version)
     }
@@ -81,7 +81,7 @@ pub struct Block {
     /// Its size.
     pub size: BlockSize,
     base: State,
-    /// Whether damage may have cost any of its changes.
+    /// Whether damage may have destroyed some of its changes.
     was_forgotten: bool,
     /// Units whose values are known only from reads after damage.
     learned: BTreeSet<u32>,
@@ -89,10 +89,10 @@ pub struct Block {
     open_reads: BTreeSet<u64>,
 }
 
-/// A block at one version.
+/// The state of a block at one version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct State {
-    /// The version of its newest change; `None` if damage made it unknown.
+    /// The version of its newest change; `None`: unknown because of damage.
     pub version: Option<Version>,
     /// Whether its newest change was a deletion.
     pub deleted: bool,
@@ -106,14 +106,14 @@ pub struct Change {
     order: u64,
     version: Version,
     kind: ChangeKind,
-    /// Whether its data may lie outside the journal, and so be missing after a crash.
+    /// Whether its data may be stored outside the journal, so that a crash may lose the data.
     large: bool,
     answered: bool,
-    /// Whether it was answered as written: then only a power cut may lose it.
+    /// Whether it was answered as written: then only a power failure may lose it.
     written: bool,
 }
 
-/// What a change does.
+/// The effect of a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChangeKind {
     /// The units get the change's order as their value.
@@ -122,17 +122,17 @@ pub enum ChangeKind {
     Zero(Range<u32>),
     /// All units read as zeros, and the block is deleted.
     Delete,
-    /// A repair, regardless of the previous version: the `written` units get the change's order as
-    /// their value, the `zeros` units read as zeros.
+    /// A repair, which applies to any previous version: the `written` units get the change's order as
+    /// their value, and the `zeros` units read as zeros.
     Repair { written: Vec<u32>, zeros: Vec<u32> },
-    /// A repair that deletes the block.
+    /// A repair that makes the block a tombstone.
     RepairTombstone,
-    /// A repair that makes the block as if it had never existed.
+    /// A repair that removes the block without a tombstone, as if it had never existed.
     RepairGone,
 }
 
 impl ChangeKind {
-    /// Whether it determines the content of the unit.
+    /// Returns whether a change of this kind determines the content of the unit.
     fn touches(&self, unit: u32) -> bool {
         match self {
             ChangeKind::Write(range) | ChangeKind::Zero(range) => range.contains(&unit),
@@ -143,25 +143,25 @@ impl ChangeKind {
         }
     }
 
-    /// Whether its version is the next one of its PG.
+    /// Returns whether a change of this kind uses the next version of its PG.
     fn is_versioned(&self) -> bool {
         matches!(self, ChangeKind::Write(_) | ChangeKind::Zero(_) | ChangeKind::Delete)
     }
 }
 
-/// What a read may return.
+/// The possible results of a read.
 #[derive(Debug)]
 pub struct Expected {
     /// The state after all changes requested before the read.
     pub state: State,
-    /// States that are also possible, because an unanswered write may still be refused.
+    /// Other possible states, because an unanswered write may still be refused.
     pub others: Vec<State>,
-    /// The state after each change that was requested later, with the change's order: a read that was
-    /// overtaken may return one of them, which is certain from then on.
+    /// The state after each change that was requested later, with the order of the change. A read that
+    /// was overtaken may return one of these states; the change is then certain.
     pub later: Vec<(u64, State)>,
 }
 
-/// One note. Its content is the order of the request that put it, or 0 if there is no note.
+/// One note. Its content is the order of the request that wrote it, or 0 if there is no note.
 #[derive(Default, Debug)]
 pub struct Note {
     base: u64,
@@ -188,12 +188,12 @@ impl State {
         self.units[range.start as usize..range.end as usize].fill(value);
     }
 
-    /// Whether any unit may hold data.
+    /// Returns whether any unit may hold data.
     pub fn is_written(&self) -> bool {
         self.units.iter().any(|value| *value != 0)
     }
 
-    /// Whether any unit is known to hold data.
+    /// Returns whether any unit is known to hold data.
     pub fn is_surely_written(&self) -> bool {
         self.units.iter().any(|value| *value != 0 && *value != UNKNOWN)
     }
@@ -220,17 +220,17 @@ impl Block {
         }
     }
 
-    /// The newest state, including unanswered changes.
+    /// Returns the newest state, including unanswered changes.
     pub fn newest(&self) -> State {
         self.state_before(u64::MAX)
     }
 
-    /// Whether no change of the block has this version.
+    /// Returns whether no change of the block has this version.
     pub fn is_distinct(&self, version: Version) -> bool {
         self.base.version != Some(version) && self.later.iter().all(|of| of.version != version)
     }
 
-    /// The certain state, if no change is pending.
+    /// Returns the certain state, if no change is pending.
     pub fn settled_state(&self) -> Option<&State> {
         self.later.is_empty().then_some(&self.base)
     }
@@ -243,7 +243,7 @@ impl Block {
         state
     }
 
-    /// Moves certain changes to the base, unless an open read must be checked without them.
+    /// Moves certain changes to `base`, unless a pending read must be checked without them.
     fn settle(&mut self, pg: &mut Pg) {
         let Some(last) = self.later.iter().rposition(|change| change.answered) else { return };
         let limit = self.open_reads.first().copied().unwrap_or(u64::MAX);
@@ -259,12 +259,12 @@ impl Block {
 }
 
 impl Model {
-    /// Creates the model of a new store. `moves_blocks`: see the field.
+    /// Creates the model of a new store. `moves_blocks`: see the field of that name.
     pub fn new(moves_blocks: bool) -> Model {
         Model { moves_blocks, ..Model::default() }
     }
 
-    /// Returns a block; creates it at first use.
+    /// Returns a block, and creates it at first use.
     pub fn block(&mut self, key: BlockKey, pg: PgId, size: BlockSize) -> &mut Block {
         self.pgs.entry(pg).or_default();
         self.blocks.entry(key).or_insert_with(|| Block::new(pg, size))
@@ -298,12 +298,12 @@ impl Model {
         order
     }
 
-    /// Records that a change is durable, and with it all earlier ones of its block.
+    /// Records that a change is durable, and with it all earlier changes of the block.
     pub fn answer(&mut self, key: BlockKey, order: u64) {
         self.entries_certain = self.entries_certain.max(order);
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
-        // The change is no longer in `later` if a sync, or a later change of the block, was answered
+        // The change is no longer in `later` if a sync or a later change of the block was answered
         // first.
         if let Some(change) = block.later.iter_mut().find(|change| change.order == order) {
             change.answered = true;
@@ -312,20 +312,20 @@ impl Model {
         block.settle(pg);
     }
 
-    /// Records that a change was answered as written, and with it all earlier ones of its block.
+    /// Records that a change was answered as written, and with it all earlier changes of the block.
     pub fn written(&mut self, key: BlockKey, order: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         block.later.iter_mut().filter(|of| of.order <= order).for_each(|of| of.written = true);
     }
 
-    /// Handles a power cut: changes that were only written may be lost from now on.
+    /// Handles a power failure: changes that were only answered as written may be lost from now on.
     pub fn lose_power(&mut self) {
         for block in self.blocks.values_mut() {
             block.later.iter_mut().for_each(|change| change.written = false);
         }
     }
 
-    /// Removes a change that was refused, and so never happened.
+    /// Removes a change that was refused, and therefore never took effect.
     pub fn refuse(&mut self, key: BlockKey, order: u64) -> Result<(), String> {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
@@ -342,8 +342,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records the request to put or remove a note. Returns its order, and its content: the same
-    /// number, or 0 for a removal.
+    /// Records a request to write or remove a note. Returns the request's order, and the note's
+    /// content: the same number, or 0 for a removal.
     pub fn ask_note(&mut self, key: NoteKey, remove: bool) -> (u64, u64) {
         let order = self.next_order();
         let content = if remove { 0 } else { order };
@@ -351,19 +351,19 @@ impl Model {
         (order, content)
     }
 
-    /// Records that a change of a note is durable, and with it all earlier ones of that note.
+    /// Records that a change of a note is durable, and with it all earlier changes of that note.
     pub fn answer_note(&mut self, key: NoteKey, order: u64) {
         self.entries_certain = self.entries_certain.max(order);
         self.notes.entry(key).or_default().settle(order);
     }
 
-    /// Removes a change of a note that was refused, and so never happened.
+    /// Removes a change of a note that was refused, and therefore never took effect.
     pub fn refuse_note(&mut self, key: NoteKey, order: u64) {
         self.notes.entry(key).or_default().later.retain(|later| later.0 != order);
     }
 
-    /// Compares each note with the restarted store. `content_of` returns the content found; 0: no
-    /// note.
+    /// Compares each note with the restarted store. `content_of` returns the note's content in the
+    /// store, or 0 if there is no note.
     pub fn resolve_notes(&mut self, content_of: impl Fn(&NoteKey) -> u64) -> Result<(), String> {
         for (key, note) in &mut self.notes {
             note.settle(self.entries_certain);
@@ -377,7 +377,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records that everything requested before `order` is certain.
+    /// Records that all changes requested before `order` are certain.
     pub fn synced(&mut self, order: u64) {
         self.entries_certain = self.entries_certain.max(order);
         for block in self.blocks.values_mut() {
@@ -393,8 +393,8 @@ impl Model {
         }
     }
 
-    /// Records the request of a read. Later changes are kept out of `base` until it is checked.
-    /// Returns its order.
+    /// Records a read request. Until the read is checked, later changes are not moved to `base`.
+    /// Returns the read's order.
     pub fn ask_read(&mut self, key: BlockKey) -> u64 {
         let order = self.next_order();
         let block = self.blocks.get_mut(&key).expect("the block was named");
@@ -402,15 +402,15 @@ impl Model {
         order
     }
 
-    /// Returns what the read requested at `order` may return now. With `may_refuse`, unanswered
-    /// changes may turn out to be refused. Must be called once for each read.
+    /// Returns the results that the read requested at `order` may return. With `may_refuse`, unanswered
+    /// changes may still be refused. Must be called exactly once per read.
     pub fn expected(&mut self, key: BlockKey, order: u64, may_refuse: bool) -> Expected {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let state = block.state_before(order);
         let mut others = Vec::new();
         let open = block.later.iter().any(|change| change.order < order && change.may_be_refused());
         if may_refuse && open {
-            // Any of them may be refused without affecting later changes of the block.
+            // Each of them may be refused, independently of later changes of the block.
             let changes: Vec<&Change> =
                 block.later.iter().take_while(|change| change.order < order).collect();
             let open_count = changes.iter().filter(|change| change.may_be_refused()).count().min(6);
@@ -441,7 +441,8 @@ impl Model {
         Expected { state, others, later }
     }
 
-    /// Records that a read returned the state after the change with this order, which is certain now.
+    /// Records that a read returned the state after the change with this order: the change is now
+    /// certain.
     pub fn seen(&mut self, key: BlockKey, order: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
@@ -451,9 +452,9 @@ impl Model {
         block.settle(pg);
     }
 
-    /// Handles the end of the store, and with it of all open requests. Makes certain what can no
-    /// longer be lost: recovery never cuts entries before an answered one, only their large data may
-    /// be missing.
+    /// Handles a crash of the store, which drops all pending requests. Marks the changes that can no
+    /// longer be lost as certain: recovery never cuts the journal before an answered entry, although
+    /// the large data of earlier entries may be missing.
     pub fn crash(&mut self) {
         for block in self.blocks.values_mut() {
             block.open_reads.clear();
@@ -476,8 +477,8 @@ impl Model {
         }
     }
 
-    /// Compares each block with the restarted store, which must hold a prefix of the open changes.
-    /// Returns the versions of the changes that are lost.
+    /// Compares each block with the restarted store, which must hold a prefix of the pending changes.
+    /// Returns the versions of the lost changes.
     pub fn resolve(
         &mut self,
         version_of: impl Fn(&BlockKey) -> Version,
@@ -494,7 +495,7 @@ impl Model {
         Ok(lost)
     }
 
-    /// Forgets the content of a PG that may have lost any of its changes to damage: all of it is
+    /// Forgets the content of a PG that may have lost any of its changes to damage: all content is
     /// unknown until it is read.
     pub fn forget(&mut self, pg: PgId) {
         for block in self.blocks.values_mut().filter(|block| block.pg == pg) {
@@ -507,7 +508,7 @@ impl Model {
         pg.certain_all.clear();
     }
 
-    /// Records the value that a read found in an unknown unit.
+    /// Records the value that a read returned for an unknown unit.
     pub fn learn(&mut self, key: BlockKey, unit: u32, value: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let slot = &mut block.base.units[unit as usize];
@@ -518,8 +519,8 @@ impl Model {
     }
 
     /// Handles possible damage to the newest root. With an older root, the content of a lost leaf may
-    /// be back. So units that were read while damage hid that content, and not changed since, are
-    /// unknown again.
+    /// reappear. So units that were read while the leaf was lost, and not changed since, are unknown
+    /// again.
     pub fn unlearn(&mut self) {
         for block in self.blocks.values_mut() {
             for unit in std::mem::take(&mut block.learned) {
@@ -560,8 +561,8 @@ impl Block {
         self.learned.clear();
     }
 
-    /// Decides from the version found after a restart which open changes happened. Returns the
-    /// versions of those that did not. `Err`: the versions that were expected.
+    /// Determines from the version after a restart which pending changes took effect. Returns the
+    /// versions of the others. `Err`: a list of the versions that were expected.
     fn resolve(&mut self, found: Version, pg: &mut Pg) -> Result<Vec<Version>, String> {
         let Some(certain) = self.base.version else {
             self.later.clear();
@@ -582,8 +583,8 @@ impl Block {
             (false, None) => {
                 if self.was_forgotten && certain == Version::ZERO && !self.base.is_surely_written()
                 {
-                    // Damage took the root that recorded what a checkpoint had dropped: with an older
-                    // root a tombstone is back, or a block whose leaf had been lost.
+                    // Damage destroyed the root that recorded a tombstone as dropped, or a leaf as
+                    // lost: with an older root, the tombstone or the block reappears.
                     self.later.clear();
                     self.forget();
                     return Ok(Vec::new());
@@ -593,8 +594,8 @@ impl Block {
                 return Err(format!("{certain}{}", open.concat()));
             }
         };
-        // A missing block may have existed in between: then it is unknown which of the changes
-        // happened.
+        // If the store does not have the block, several states match, because the block may have
+        // existed in between: it is unknown which changes took effect.
         let lost = self.later.split_off(last.max(happened));
         self.later.truncate(happened);
         if let Some(kept) = lost.iter().find(|change| change.written) {

@@ -1,4 +1,5 @@
-//! Pools that keep parity: versions are prepared, skipped, committed, settled, and read as of a state.
+//! The workload of pools that keep parity: versions are prepared, skipped, committed and settled, and blocks
+//! are read as of a version.
 
 use std::ops::Range;
 
@@ -14,7 +15,8 @@ use super::world::{Stage, World};
 use crate::pattern;
 use crate::random::Chance;
 
-/// How many turns a settle that takes versions back waits until they are certain.
+/// The maximum number of turns that a settle which takes versions back waits for them to become
+/// certain.
 const TAKE_BACK_TRIES: u32 = 20;
 
 /// An unanswered request of a pool that keeps parity.
@@ -24,9 +26,9 @@ pub(super) enum ParityAsked {
         pg: PgId,
         version: Version,
     },
-    /// A version behind one that was never given.
+    /// A version after a gap: its predecessor was never given.
     Gap,
-    /// A repair or a floor. `says`: what was committed when it was asked for.
+    /// A repair or a floor. `says`: the committed version when it was requested.
     Mend {
         pg: PgId,
         says: Version,
@@ -53,7 +55,7 @@ pub(super) enum ParityAsked {
     },
 }
 
-/// What is asked of a block.
+/// The kinds of requests for a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ParityAsk {
     Write { is_whole: bool },
@@ -68,18 +70,18 @@ pub(super) enum ParityAsk {
 }
 
 impl World {
-    /// Whether the pool of this block keeps parity.
+    /// Returns whether the pool of this block keeps parity.
     pub(super) fn keeps_parity(&self, key: BlockKey) -> bool {
         self.plan.pools[key.pool.get() as usize - 1].keeps_parity
     }
 
-    /// Requests something of a block in a pool that keeps parity.
+    /// Sends a request for a block in a pool that keeps parity.
     pub(super) fn ask_parity(&mut self, ask: ParityAsk, target: Target) -> Result<(), String> {
         let Target { key, pg, .. } = target;
         if self.work.chance(self.plan.commits) {
             self.ask_commit(pg)?;
         }
-        // It may have ended the store.
+        // The commit may have stopped the store.
         if self.stage != Stage::Open {
             return Ok(());
         }
@@ -89,7 +91,8 @@ impl World {
             ParityAsk::Write { .. } | ParityAsk::Zero | ParityAsk::Delete => {
                 self.ask_version(ask, target)
             }
-            // A settle may wait for a checkpoint, and reads do not wait for it.
+            // A settle may wait for a checkpoint. Reads would not wait for the settle, so none are sent
+            // meanwhile.
             _ if self.versions.pgs[&pg].is_settling() => Ok(()),
             ParityAsk::Read | ParityAsk::Extents | ParityAsk::Copy => {
                 let as_of = self.draw_as_of(key);
@@ -101,7 +104,8 @@ impl World {
         }
     }
 
-    /// Whether the PG waits for members that never come: for half of the run it commits nothing.
+    /// Returns whether the PG waits for members that never return: it commits nothing during half of
+    /// the run.
     fn is_stuck(&self, pg: PgId) -> bool {
         self.plan.has_stuck
             && pg.number.is_multiple_of(2)
@@ -171,14 +175,15 @@ impl World {
         self.request(Asked::Parity(ParityAsked::Version { pg, version }), request)
     }
 
-    /// Whether the PG's primary, by its own count, gives no version at this cost. Now and then it does.
+    /// Returns whether a primary would hold back a version of this cost, by its own accounting.
+    /// Sometimes returns false all the same.
     fn is_too_much(&mut self, pg: PgId, cost: u64) -> bool {
         let most = (self.store().prepared_room().bytes_max / 4).max(cost);
         self.versions.prepared_bytes(pg) + cost > most && self.work.chance(Chance::percent(90))
     }
 
-    /// Changes what a block holds: to values in a range, some of them zeros; or to a deletion. Returns the
-    /// units that change.
+    /// Changes the content in `held`: writes a value to a range, with some zeros in it, or deletes the
+    /// block. Returns the set of changed units.
     fn change(&mut self, held: &mut Held, change: Option<(Range<u32>, u64)>) -> UnitSet {
         let mut units = UnitSet::EMPTY;
         held.is_deleted = change.is_none();
@@ -241,8 +246,9 @@ impl World {
         }
     }
 
-    /// Makes a whole block of the PG be written soon, and then another one repaired, and the power fail perhaps:
-    /// recovery may drop the write, which is the only entry that says what the repair relies on.
+    /// Schedules a write of a whole block of the PG, then a repair of another block, and perhaps a
+    /// power failure. Recovery may drop the write, although its journal entry is the only one that
+    /// records the commit on which the repair relies.
     fn mend_behind(&mut self, pg: PgId) {
         let of_pg = self.versions.keys.iter().filter(|(_, of)| of.pg == pg);
         let of_pg: Vec<Target> =
@@ -261,7 +267,7 @@ impl World {
         self.risky_until = self.now + Duration::from_nanos(8 * self.plan.latency);
     }
 
-    /// Lets tombstones go up to what is committed.
+    /// Requests a floor, so that tombstones up to the committed version may be dropped.
     fn ask_parity_floor(&mut self, pg: PgId) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
         if of.is_given_up || of.is_settling() {
@@ -275,7 +281,7 @@ impl World {
         self.request(asked, Request::SetFloor { pg, floor })
     }
 
-    /// Settles a PG at a certain version, or begins with peering.
+    /// Settles a PG at a certain version, or starts peering.
     fn ask_settle(&mut self, pg: PgId) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
         if of.is_peering {
@@ -313,7 +319,8 @@ impl World {
         self.request(asked, Request::Settle { pg, note, upto })
     }
 
-    /// Makes whole blocks of the PG be written soon, and taken back once they are certain.
+    /// Schedules writes of whole blocks of the PG, and a settle that takes them back once they are
+    /// certain.
     fn plan_to_take_back(&mut self, pg: PgId) -> Result<(), String> {
         let of_pg = self.versions.keys.iter().filter(|(_, of)| of.pg == pg);
         let of_pg: Vec<Target> =
@@ -326,9 +333,9 @@ impl World {
         Ok(())
     }
 
-    /// Takes back all that is not committed of the PG, once it is certain. Then whole blocks of other PGs are
-    /// written at once, and perhaps the power fails: while the settle is not durable, nothing may use the places
-    /// that it gives back.
+    /// Takes back all uncommitted versions of the PG once they are certain. Then writes whole blocks of
+    /// other PGs at once, perhaps with a power failure: until the settle is durable, nothing may reuse
+    /// the space that it frees.
     pub(super) fn take_back(&mut self, pg: PgId, tries: u32) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
         if of.is_given_up || of.is_settling() || of.is_peering || self.is_stuck(pg) {
@@ -351,8 +358,8 @@ impl World {
         self.settle(pg, committed)
     }
 
-    /// Prepares versions for some blocks that this member missed, which replace what it has above the
-    /// version up to which it is complete.
+    /// Starts peering: for some blocks, prepares versions that this member missed. They replace the
+    /// member's own versions above the version up to which it is complete.
     fn begin_peering(&mut self, pg: PgId) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
         let (committed, last) = (of.committed, of.last);
@@ -371,7 +378,7 @@ impl World {
         let of_pg = self.versions.keys.iter().filter(|(_, block)| block.pg == pg);
         let mut blocks: Vec<Target> =
             of_pg.map(|(key, block)| Target { key: *key, pg, size: block.size }).collect();
-        // Mostly blocks of which something is replaced.
+        // Prefer blocks that have versions to replace.
         if blocks.iter().any(|block| self.versions.has_prepared(&block.key))
             && self.work.chance(Chance::percent(70))
         {
@@ -407,7 +414,7 @@ impl World {
         Ok(())
     }
 
-    /// Settles a PG for which peering has prepared everything.
+    /// Continues peering: settles a PG once all versions are prepared.
     fn go_on_with_peering(&mut self, pg: PgId) -> Result<(), String> {
         let of = &self.versions.pgs[&pg];
         if of.is_busy() || self.work.chance(self.plan.peering_pause) {
@@ -417,7 +424,7 @@ impl World {
         self.settle(pg, upto)
     }
 
-    /// Repairs a block without prepared versions with what it holds.
+    /// Repairs a block that has no prepared versions, by rewriting its current content.
     fn ask_parity_mend(&mut self, target: Target) -> Result<(), String> {
         let Target { key, pg, size } = target;
         let version = self.versions.version_as_of(&key, AsOf::Stable);
@@ -431,7 +438,7 @@ impl World {
             return Ok(());
         }
         let units = self.draw_set(size, Chance::percent(40));
-        // It brings the table, or leaves it.
+        // The repair either contains the part table, or leaves the existing table in place.
         let stays = if self.work.chance(Chance::percent(50)) { held.table } else { 0 };
         let content = self.content_of(target, version, units, (&held, stays));
         let says = self.versions.pgs[&pg].committed;
@@ -493,7 +500,7 @@ impl World {
         self.request(Asked::Parity(ParityAsked::Read { key, as_of, units, seen }), request)
     }
 
-    /// Adds to each open read the version that it would see now: a read may be overtaken.
+    /// Adds to each pending read the version that it would see now, because a read may be overtaken.
     fn note_seen(&mut self) {
         for asked in self.asked.values_mut() {
             let Asked::Parity(
@@ -511,7 +518,7 @@ impl World {
         }
     }
 
-    /// Handles the answer of a request of a pool that keeps parity.
+    /// Handles the answer to a request for a pool that keeps parity.
     pub(super) fn parity_answered(
         &mut self,
         asked: ParityAsked,
@@ -541,7 +548,7 @@ impl World {
                 self.versions.refuse(pg, version)?;
                 self.note_seen();
             }
-            // A settle that came later overtook it.
+            // A settle that was requested later has overtaken this version.
             (ParityAsked::Version { pg, version }, Err(StoreError::Unordered)) => {
                 if self.versions.refuse(pg, version)? {
                     return Err(format!("{version} of PG {pg} is refused without a reason"));
@@ -599,7 +606,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns what the block holds as of the version that an answer names.
+    /// Returns the content of the block at the version in an answer. Fails if the version is not in
+    /// `seen`.
     fn held_at(&self, key: BlockKey, seen: &[Version], version: Version) -> Result<Held, String> {
         match seen.iter().any(|seen| self.versions.is_right(&key, version, *seen)) {
             true => Ok(self.versions.keys[&key].held(version)),
@@ -643,7 +651,7 @@ impl World {
         }
     }
 
-    /// Handles a sync: everything asked for before it is certain.
+    /// Handles a completed sync: all versions requested before it are certain.
     pub(super) fn parity_synced(&mut self, upto: &[(PgId, Version)]) {
         for (pg, version) in upto {
             self.versions.synced(*pg, *version);
@@ -698,7 +706,7 @@ impl World {
         Ok(())
     }
 
-    /// Settles all PGs, so that nothing is prepared any more.
+    /// Settles all PGs, so that no prepared version remains.
     pub(super) fn settle_all(&mut self) -> Result<(), String> {
         let known = self.versions.pgs.iter().filter(|(_, of)| !of.is_given_up);
         let pgs: Vec<PgId> = known.map(|(pg, _)| *pg).collect();
@@ -714,7 +722,7 @@ impl World {
         Ok(())
     }
 
-    /// The bytes of the places of blocks with data.
+    /// Returns the number of bytes that blocks with data occupy.
     pub(super) fn parity_bytes(&self) -> u64 {
         let keys = self.versions.keys.iter();
         let is_written = |key: &BlockKey| {
@@ -724,7 +732,7 @@ impl World {
         keys.filter(|(key, _)| is_written(key)).map(|(_, block)| block.size.bytes()).sum()
     }
 
-    /// Returns the newest version asked for of each PG.
+    /// Returns the newest version that was requested for each PG.
     pub(super) fn parity_lasts(&self) -> Vec<(PgId, Version)> {
         self.versions.pgs.iter().map(|(pg, of)| (*pg, of.last)).collect()
     }

@@ -1,4 +1,5 @@
-//! Part tables of parity parts: each new one is made of a value, so that an answer shows which one it is.
+//! Part tables of parity parts: each new table encodes a unique value, so that an answer shows which table it
+//! contains.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use super::versions::Held;
 use super::world::World;
 use crate::random::Chance;
 
-/// Returns the part table of this value; empty for 0.
+/// Returns the part table that encodes this value; empty for 0.
 fn table_of(value: u64, rows: u8, size: BlockSize) -> Vec<u8> {
     if value == 0 {
         return Vec::new();
@@ -29,7 +30,7 @@ fn table_of(value: u64, rows: u8, size: BlockSize) -> Vec<u8> {
     table
 }
 
-/// Returns the set of the units in a range.
+/// Returns the set of units in a range.
 pub(super) fn set_of(units: Range<u32>) -> UnitSet {
     let mut set = UnitSet::EMPTY;
     units.for_each(|unit| set.insert(unit));
@@ -37,12 +38,14 @@ pub(super) fn set_of(units: Range<u32>) -> UnitSet {
 }
 
 impl World {
-    /// Returns the rows of the part tables of this block's pool; 0: its blocks have none.
+    /// Returns the number of rows in the part tables of this block's pool; 0: its blocks have no part
+    /// tables.
     pub(super) fn table_rows(&self, key: BlockKey) -> u8 {
         self.plan.pools[key.pool.get() as usize - 1].table_rows
     }
 
-    /// Draws the part table of a new version. Most bring one; where the block has one, it may stay.
+    /// Draws the part table of a new version. Most versions have a new table; others keep the block's
+    /// previous table.
     pub(super) fn draw_table(&mut self, key: BlockKey, held: &mut Held, value: u64) {
         if held.is_deleted || self.table_rows(key) == 0 {
             held.table = 0;
@@ -51,7 +54,8 @@ impl World {
         }
     }
 
-    /// Gives a content the part table of what the block then holds, unless it is the one that stays.
+    /// Adds the part table in `held` to a content, unless it is the block's existing table, with value
+    /// `stays`.
     pub(super) fn add_table(&self, key: BlockKey, content: &mut Content, held: &Held, stays: u64) {
         if let Content::Block { table, block_size, .. } = content
             && held.table != stays
@@ -60,8 +64,8 @@ impl World {
         }
     }
 
-    /// Checks the part table in a copy of a block. Only damage to the journal or to a checkpoint explains
-    /// that it is missing.
+    /// Checks the part table in a copy of a block. A table may be missing only if the journal or a
+    /// checkpoint was damaged.
     pub(super) fn check_table(
         &self,
         key: BlockKey,

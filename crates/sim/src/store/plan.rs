@@ -1,5 +1,6 @@
-//! What one seed of `sim store` draws before it starts: the shape of the store, the mix of operations
-//! and the faults. Each seed omits most kinds of fault and has many faults of other kinds.
+//! The plan of one seed of `sim store`, drawn before the run starts: the shape of the store, the mix of
+//! operations, and the faults. Each seed leaves out most kinds of faults and has many faults of the other
+//! kinds.
 
 use base::{BlockSize, Duration, MIB};
 use blockstore::CommitMode;
@@ -16,74 +17,77 @@ pub struct Plan {
     pub commit: CommitMode,
     /// Memory for the store's caches, in bytes.
     pub memory_bytes: u64,
-    /// How long the store is idle before it records everything as durable.
+    /// How long the store must be idle before it records everything as durable.
     pub idle_after: Duration,
     /// A checkpoint begins when the journal holds this many bytes.
     pub checkpoint_after_bytes: u64,
-    /// The size of the journal: smaller than a user's, so that it wraps often.
+    /// The size of the journal, in bytes: smaller than in real use, so that it wraps often.
     pub journal_size: u64,
-    /// How many operations are requested before the end.
+    /// The number of operations that are requested before the end of the run.
     pub operation_count: u64,
-    /// Most operations in flight at once.
+    /// The maximum number of operations in flight.
     pub depth_max: usize,
-    /// Whether reads wait for changes of their block, as in a PG.
+    /// Whether reads wait for pending changes of their block, as in a PG.
     pub polite: bool,
-    /// How often each operation is drawn, in the order of [`super::OPERATIONS`].
+    /// The weights of the operations, in the order of [`super::OPERATIONS`].
     pub weights: [u32; 10],
     /// Probability that a write or zero is lazy.
     pub lazy: Chance,
-    /// How often each size of writes is drawn: a few units, any, at least 64 KiB, a whole block.
+    /// The weights of the sizes of writes: a few units, any size, at least 64 KiB, a whole block.
     pub write_weights: [u32; 4],
     /// The pools.
     pub pools: Vec<PoolPlan>,
-    /// The usual time that an operation on the disk takes, in nanoseconds.
+    /// The usual time of a disk operation, in nanoseconds.
     pub latency: u64,
-    /// Probability that an operation takes a hundred times as long.
+    /// Probability that a disk operation takes a hundred times as long.
     pub slow: Chance,
-    /// The same probability for reads and flushes, if higher.
+    /// Probability of the same for reads and flushes, if higher.
     pub slow_read: Chance,
-    /// Faults.
+    /// How often each fault happens.
     pub faults: Faults,
     /// Whether the store is a sparse file.
     pub is_sparse: bool,
-    /// Free bytes of the sparse file's file system, if it may run out of space.
+    /// The free bytes of the sparse file's file system, if that may run out of space.
     pub host_bytes: Option<u64>,
-    /// Whether the first pool fills the store, and is then thinned out for the second one.
+    /// Whether blocks of the first pool fill the store and are then mostly deleted, to make room for
+    /// the second pool.
     pub is_mixed: bool,
     /// Probability that versions are committed before an operation of a pool that keeps parity.
     pub commits: Chance,
     /// Whether half of the PGs commit nothing for half of the run.
     pub has_stuck: bool,
-    /// Probability that a PG in which peering has prepared everything is not settled yet, each time that it is
-    /// drawn.
+    /// Probability, at each opportunity, that a PG is not settled yet although peering has prepared
+    /// everything.
     pub peering_pause: Chance,
-    /// Probability that, instead of a settle, whole blocks are written, then taken back, and others written.
+    /// Probability that instead of a plain settle, whole blocks are written, then taken back, and
+    /// others written.
     pub takes_back: Chance,
-    /// Probability that behind a commit a whole block is written and another one repaired.
+    /// Probability that a commit is followed by a write of a whole block and a repair of another block.
     pub mends_behind_commit: Chance,
-    /// Probability that the power fails then, for each event.
+    /// Probability per event that the power fails shortly after a settle that takes versions back, or a
+    /// commit that is followed by a repair.
     pub power_then: Chance,
 }
 
-/// One pool.
+/// The plan of one pool.
 pub struct PoolPlan {
     /// Its block size.
     pub block_size: BlockSize,
-    /// Number of PGs, a power of two.
+    /// The number of PGs, a power of two.
     pub pg_count: u32,
-    /// Number of blocks used, all of one image.
+    /// The number of blocks used, all in one image.
     pub stripe_count: u32,
     /// Whether its versions are prepared before they become stable.
     pub keeps_parity: bool,
-    /// If its blocks are parity parts: rows of their part tables. 0: they are data parts.
+    /// The number of rows in part tables, if its blocks are parity parts. 0: they are data parts.
     pub table_rows: u8,
 }
 
-/// How often faults happen: for each event, or for each operation of the disk.
+/// How often faults happen, as a chance per event or per disk operation.
 pub struct Faults {
-    /// The power fails while requests are served.
+    /// The power fails while the store is open.
     pub power: Chance,
-    /// The process dies while requests are served.
+    /// The process dies while the store is open.
     pub kill: Chance,
     /// The power fails or the process dies while the store opens.
     pub opening: Chance,
@@ -95,11 +99,11 @@ pub struct Faults {
     pub unreadable: Chance,
     /// A sector becomes unreadable at a crash.
     pub unreadable_at_crash: Chance,
-    /// A write of data, or a reservation, finds the file system full.
+    /// A write of data, or a reservation, fails because the file system is full.
     pub no_space: Chance,
-    /// Others take space of the underlying file system, or free it.
+    /// Other users of the file system take or free space.
     pub host_use: Chance,
-    /// A write of data is reported as done, but is lost or goes to another place.
+    /// A write of data is reported as done, but is lost or goes to another position.
     pub lying: Chance,
     /// Bits flip in the data area.
     pub rot_data: Chance,
@@ -190,8 +194,8 @@ impl Plan {
         plan
     }
 
-    /// Makes it, in a third of the seeds, a plan in which pools keep parity. In a quarter of these, the
-    /// medium rots; else nothing is damaged.
+    /// Makes pools keep parity, in a third of the seeds. In a quarter of these seeds the medium rots;
+    /// in the others nothing is damaged.
     pub fn add_parity(&mut self, random: &mut Random) {
         if !random.chance(Chance::percent(35)) {
             return;
@@ -209,7 +213,7 @@ impl Plan {
         self.takes_back = Chance::percent(*random.pick(&[10, 40, 80]));
         self.mends_behind_commit = Chance::percent(*random.pick(&[0, 5, 20]));
         self.power_then = Chance::percent(*random.pick(&[2, 5, 10]));
-        // The shares of small journals would leave no room for a single entry.
+        // With a small journal, each PG's share would have no room for a single entry.
         self.journal_size = self.journal_size.max(4 * MIB);
         let faults = &mut self.faults;
         (faults.unreadable, faults.unreadable_at_crash) = (Chance::NEVER, Chance::NEVER);
@@ -227,8 +231,8 @@ impl Plan {
         }
     }
 
-    /// Makes it a plan with two block sizes, the first of which takes nearly all segments for a
-    /// while.
+    /// Makes this a plan with two block sizes, where blocks of the first size occupy nearly all
+    /// segments for a while.
     fn mix(&mut self, random: &mut Random) {
         self.is_mixed = true;
         self.size = 128 * MIB;
@@ -243,12 +247,12 @@ impl Plan {
         let second = pool(*random.pick(&others), 64 * MIB);
         self.pools = vec![pool(first, 100 * MIB), second];
         self.operation_count += 3 * u64::from(self.pools[0].stripe_count);
-        // The run takes long, and each restart reads the whole store.
+        // Fewer crashes: the run takes long, and each restart reads the whole store.
         self.faults.power.0 = self.faults.power.0.min(800);
         self.faults.kill.0 = self.faults.kill.0.min(400);
         self.depth_max = self.depth_max.max(16);
-        // Slow reads and flushes, so that blocks change while they are moved, and places are reused
-        // before a flush.
+        // Reads and flushes are slow, so that blocks change while they are being moved, and space is
+        // reused before a flush.
         self.slow_read = Chance::percent(random.range(5..40) as u32);
     }
 }
@@ -273,7 +277,7 @@ impl Faults {
     }
 }
 
-/// Draws a chance of up to `most` in a million, in `percent` of the seeds; else never.
+/// Draws a chance of up to `most` millionths in `percent` of the seeds, and never otherwise.
 fn some(random: &mut Random, percent: u32, most: u64) -> Chance {
     if random.chance(Chance::percent(percent)) {
         Chance(random.scale((most / 20).max(1)..most) as u32)

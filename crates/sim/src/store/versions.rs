@@ -1,15 +1,14 @@
-//! The model of pools that keep parity: the versions of each PG, prepared or committed, and what each block
-//! holds as of each of them.
+//! The model of pools that keep parity: the prepared and committed versions of each PG, and the content of
+//! each block at each of its versions.
 //!
 //! ```text
-//!   asked ─▶ alive ──commit, settle──▶ committed
-//!              └──settle, replaced, crash──▶ gone
+//!   requested ─▶ alive ──commit, settle──▶ committed
+//!                  └──settle, replaced, crash──▶ gone
 //! ```
 //!
 //! Invariants
-//!   1. After a crash, what is left of a PG's versions is a first part of them, with everything that is
-//!      certain.
-//!   2. What is committed never goes back behind what a certain entry says.
+//!   1. After a crash, a prefix of a PG's versions remains, which includes all certain versions.
+//!   2. The committed version of a PG never falls below the one that a certain journal entry records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,33 +24,33 @@ pub struct Versions {
     pub keys: BTreeMap<BlockKey, Key>,
 }
 
-/// One PG.
+/// The versions of one PG.
 #[derive(Default)]
 pub struct Pg {
     /// The last version given.
     pub last: Version,
-    /// The highest counter of all versions ever given: no version is given twice, not even after it was
-    /// taken back.
+    /// The highest counter of all versions ever given: no version is given twice, even if it was taken
+    /// back.
     given: u64,
-    /// Up to this version everything was committed.
+    /// The version up to which everything is committed.
     pub committed: Version,
-    /// The epoch of the versions given.
+    /// The epoch of new versions.
     pub epoch: Epoch,
-    /// Whether a version of this epoch was refused.
+    /// Whether a version of the current epoch was refused.
     pub is_refused: bool,
-    /// Whether damage made the PG suspect: nothing is known of it any more, and it is only read.
+    /// Whether damage made the PG suspect: its content is unknown, and it is only read.
     pub is_given_up: bool,
-    /// Whether versions are prepared for peering, and the PG waits for them and then for a settle.
+    /// Whether peering is in progress: versions are being prepared, and a settle follows.
     pub is_peering: bool,
-    /// What the newest certain entry says is committed.
+    /// The committed version that the newest certain journal entry records.
     said: Version,
-    /// The last version when the PG was last settled or restarted.
+    /// The last version at the time of the last settle or restart.
     start: Version,
-    /// The highest floor asked for: tombstones up to it may go.
+    /// The highest floor requested: tombstones up to it may be dropped.
     floor: Version,
     entries: BTreeMap<Version, Entry>,
     settle: Option<Settling>,
-    /// The value of the PG's note, if it is certain.
+    /// The value of the PG's note, once it is certain.
     note: u64,
 }
 
@@ -60,17 +59,17 @@ pub struct Pg {
 struct Entry {
     key: Option<BlockKey>,
     is_certain: bool,
-    /// Whether it was answered as written: then only a power cut may lose it.
+    /// Whether it was answered as written: then only a power failure may lose it.
     is_written: bool,
-    /// What was committed when it was asked for.
+    /// The PG's committed version when this version was requested.
     says: Version,
-    /// What it costs of the room for prepared versions, in bytes.
+    /// The number of bytes that it uses of the space for prepared versions.
     cost: u64,
-    /// In peering: the versions of its block that it replaced.
+    /// Of a version prepared by peering: the versions of the block that it replaced.
     replaced: Option<Vec<(Version, Entry)>>,
 }
 
-/// A settle that is not answered, and what was there before.
+/// An unanswered settle, with the state before it.
 struct Settling {
     upto: Version,
     note: u64,
@@ -87,28 +86,28 @@ pub struct Key {
     pub size: BlockSize,
     alive: BTreeSet<Version>,
     contents: BTreeMap<Version, Held>,
-    /// A tombstone that was there when a version was prepared over it, and so stays.
+    /// A tombstone over which a version was prepared: it stays as long as such a version.
     pinned: Option<Version>,
 }
 
-/// What a block holds as of a version.
+/// The content of a block at a version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// The value of each unit; 0: zeros.
+    /// The value of each unit; 0 stands for zeros.
     pub units: Vec<u64>,
     /// Whether the block is deleted.
     pub is_deleted: bool,
-    /// The value of its part table; 0: it has none.
+    /// The value of its part table; 0: it has no part table.
     pub table: u64,
 }
 
 impl Pg {
-    /// Whether the PG has versions, or a settle, that wait for an answer.
+    /// Returns whether versions or a settle of the PG are unanswered.
     pub fn is_busy(&self) -> bool {
         self.settle.is_some() || self.entries.values().any(|entry| !entry.is_certain)
     }
 
-    /// Whether a settle waits for its answer.
+    /// Returns whether a settle is unanswered.
     pub fn is_settling(&self) -> bool {
         self.settle.is_some()
     }
@@ -121,12 +120,12 @@ impl Pg {
         last.max(self.start)
     }
 
-    /// Returns the version of the last one's epoch with the highest counter that was ever given.
+    /// Returns the highest version ever given, in the epoch of the last version.
     pub fn highest(&self) -> Version {
         Version { counter: self.last.counter.max(self.given), ..self.last }
     }
 
-    /// Returns the versions of peering.
+    /// Returns the versions that peering has prepared.
     fn of_peering(&self) -> Vec<Version> {
         let entries = self.entries.iter().filter(|(_, entry)| entry.replaced.is_some());
         entries.map(|(version, _)| *version).collect()
@@ -139,7 +138,7 @@ impl Key {
         self.alive.range(..=committed).next_back().copied().unwrap_or_default()
     }
 
-    /// Returns what the block holds as of one of its versions.
+    /// Returns the content of the block at one of its versions.
     pub fn held(&self, version: Version) -> Held {
         let units = vec![0; self.size.unit_count() as usize];
         let nothing = Held { units, is_deleted: false, table: 0 };
@@ -171,34 +170,34 @@ impl Versions {
         block.alive.range(..=upto).next_back().copied().unwrap_or_default().max(stable)
     }
 
-    /// Whether nothing is known of the block, because damage made its PG suspect.
+    /// Returns whether the content of the block is unknown, because damage made its PG suspect.
     pub fn is_given_up(&self, key: &BlockKey) -> bool {
         self.pgs[&self.keys[key].pg].is_given_up
     }
 
-    /// Whether the block has versions that are not committed.
+    /// Returns whether the block has uncommitted versions.
     pub fn has_prepared(&self, key: &BlockKey) -> bool {
         let committed = self.pgs[&self.keys[key].pg].committed;
         self.keys[key].alive.last().is_some_and(|last| *last > committed)
     }
 
-    /// Returns the version with which the one behind the PG's next one is skipped; `None`: the next one begins
-    /// an epoch.
+    /// Returns the version after the PG's next version; requesting it leaves a gap. `None`: the next
+    /// version starts an epoch.
     pub fn behind_gap(&self, pg: PgId) -> Option<Version> {
         let of = &self.pgs[&pg];
         let next = of.last.next_in(of.epoch);
         (of.last.epoch == of.epoch).then(|| next.next_in(of.epoch))
     }
 
-    /// Returns what the PG's versions cost that are not committed, in bytes.
+    /// Returns the total cost of the PG's uncommitted versions, in bytes.
     pub fn prepared_bytes(&self, pg: PgId) -> u64 {
         let of = &self.pgs[&pg];
         let entries = of.entries.iter().filter(|(version, _)| **version > of.committed);
         entries.map(|(_, entry)| entry.cost).sum()
     }
 
-    /// Gives the PG's next version: to a block, which then holds `held`, or to none. `cost`: see
-    /// [`Versions::prepared_bytes`].
+    /// Gives the next version of the PG: to a block, whose content it sets to `held`, or to no block.
+    /// `cost`: see [`Versions::prepared_bytes`].
     pub fn give(&mut self, pg: PgId, change: Option<(BlockKey, Held)>, cost: u64) -> Version {
         let of = self.pg_mut(pg);
         let version = of.last.next_in(of.epoch);
@@ -209,24 +208,24 @@ impl Versions {
         version
     }
 
-    /// Records that a floor is asked for.
+    /// Records that a floor was requested.
     pub fn raise_floor(&mut self, pg: PgId, floor: Version) {
         let of = self.pg_mut(pg);
         of.floor = of.floor.max(floor);
     }
 
-    /// Whether an entry that is certain says that the version is committed.
+    /// Returns whether a certain journal entry records that the version is committed.
     pub fn is_said(&self, pg: PgId, version: Version) -> bool {
         version <= self.pgs[&pg].said
     }
 
-    /// Returns the block of a version.
+    /// Returns the block to which a version belongs.
     pub fn key_of(&self, pg: PgId, version: Version) -> Option<BlockKey> {
         self.pgs[&pg].entries.get(&version)?.key
     }
 
-    /// Records which stable version the store shows of a block with prepared versions: if it is a tombstone, it
-    /// stays as long as one of them.
+    /// Records the stable version that the store reports for a block with prepared versions. If it is a
+    /// tombstone, the tombstone stays as long as the block has a prepared version.
     pub fn pin(&mut self, key: &BlockKey, found: Version) {
         let committed = self.pgs[&self.keys[key].pg].committed;
         let has_prepared = self.has_prepared(key);
@@ -235,8 +234,8 @@ impl Versions {
         block.pinned = Some(found).filter(|_| is_it && has_prepared);
     }
 
-    /// Whether a version that the store shows of a block is the expected one, or stands for a tombstone that
-    /// a floor let go.
+    /// Returns whether the version that the store reports for a block is right: it is the expected
+    /// version, or zero where the expected tombstone may have been dropped.
     pub fn is_right(&self, key: &BlockKey, found: Version, expected: Version) -> bool {
         found == expected || (found == Version::ZERO && self.may_be_gone(key, expected))
     }
@@ -248,7 +247,8 @@ impl Versions {
         block.held(version).is_deleted && version <= of.floor.min(of.committed) && !is_pinned
     }
 
-    /// Prepares a version of a block in peering. It replaces what is above `above`.
+    /// Prepares a version of a block in peering, which replaces all versions of the block above
+    /// `above`.
     pub fn replace(
         &mut self,
         pg: PgId,
@@ -287,7 +287,7 @@ impl Versions {
         of.entries.insert(version, entry);
     }
 
-    /// Records that a version is durable (`is_durable`) or written.
+    /// Records that a version was answered: as durable (`is_durable`), or only as written.
     pub fn answer(&mut self, pg: PgId, version: Version, is_durable: bool) {
         let of = self.pg_mut(pg);
         let Some(entry) = of.entries.get_mut(&version) else { return };
@@ -298,13 +298,14 @@ impl Versions {
         }
     }
 
-    /// Records that an entry that is no version is durable, made when `says` was committed.
+    /// Records that a journal entry other than a version is durable; `says` was the committed version
+    /// at its request.
     pub fn answer_other(&mut self, pg: PgId, says: Version) {
         let of = self.pg_mut(pg);
         of.said = of.said.max(says);
     }
 
-    /// Removes a version that was refused. Returns false if it was not there any more.
+    /// Removes a version that was refused. Returns false if it had already been removed.
     pub fn refuse(&mut self, pg: PgId, version: Version) -> Result<bool, String> {
         let of = self.pg_mut(pg);
         let Some(entry) = of.entries.get(&version) else { return Ok(false) };
@@ -324,7 +325,7 @@ impl Versions {
         Ok(true)
     }
 
-    /// Removes a version, and brings back what it replaced.
+    /// Removes a version, and restores the versions that it replaced.
     fn remove(&mut self, pg: PgId, version: Version) {
         let of = self.pgs.get_mut(&pg).expect("made with its first block");
         let Some(entry) = of.entries.remove(&version) else { return };
@@ -338,13 +339,14 @@ impl Versions {
         }
     }
 
-    /// Commits versions.
+    /// Commits all versions up to `upto`.
     pub fn commit(&mut self, pg: PgId, upto: Version) {
         let of = self.pg_mut(pg);
         of.committed = of.committed.max(upto);
     }
 
-    /// Records the request of a settle, with a note of this value. Returns how many versions it takes back.
+    /// Records the request of a settle, with a note of this value. Returns the number of versions that
+    /// it takes back.
     pub fn settle(&mut self, pg: PgId, upto: Version, note: u64) -> usize {
         let of = self.pgs.get_mut(&pg).expect("made with its first block");
         let mut removed = Vec::new();
@@ -376,7 +378,7 @@ impl Versions {
         (of.is_refused, of.is_peering) = (false, false);
     }
 
-    /// Records that everything asked for so far is durable.
+    /// Records that all versions up to `upto` are durable.
     pub fn synced(&mut self, pg: PgId, upto: Version) {
         let of = self.pg_mut(pg);
         let mut said = of.said;
@@ -387,7 +389,7 @@ impl Versions {
         of.said = said;
     }
 
-    /// Handles the end of the store. `keeps_written`: what was answered as written stays.
+    /// Handles a crash of the store. `keeps_written`: versions that were answered as written survive.
     pub fn crash(&mut self, keeps_written: bool) {
         self.keys.values_mut().for_each(|key| key.pinned = None);
         for of in self.pgs.values_mut() {
@@ -398,7 +400,7 @@ impl Versions {
         }
     }
 
-    /// Gives up a PG.
+    /// Gives up a PG: its content is unknown from now on.
     pub fn give_up(&mut self, pg: PgId) {
         let of = self.pg_mut(pg);
         of.is_given_up = true;
@@ -406,8 +408,8 @@ impl Versions {
         of.settle = None;
     }
 
-    /// Compares each PG with the restarted store, and takes over what is left of it. `note_of` returns the
-    /// value of a PG's note; 0: none.
+    /// Compares each PG with the restarted store, and adopts the state of the store. `note_of` returns
+    /// the value of a PG's note, or 0 if there is no note.
     pub fn resolve(
         &mut self,
         facts_of: impl Fn(PgId) -> PgFacts,
@@ -445,7 +447,8 @@ impl Versions {
         for entry in self.pg_mut(pg).entries.values_mut() {
             entry.is_certain |= entry.is_written;
         }
-        // What peering prepared is outside the order: the block's version tells whether it is there.
+        // Versions prepared by peering are out of order: the version of the block shows whether one
+        // survived.
         for version in self.pgs[&pg].of_peering() {
             let Some(entry) = self.pgs[&pg].entries.get(&version) else { continue };
             let key = entry.key.expect("peering prepares blocks");
@@ -477,7 +480,7 @@ impl Versions {
         Ok(())
     }
 
-    /// Decides whether a settle happened that was not answered.
+    /// Determines whether an unanswered settle took effect.
     fn resolve_settle(&mut self, pg: PgId, facts: PgFacts, note: u64) -> Result<(), String> {
         let of = self.pgs.get_mut(&pg).expect("made with its first block");
         if let Some(settle) = of.settle.take() {
@@ -525,7 +528,7 @@ mod tests {
         Held { units: vec![value; 4], is_deleted: false, table: 0 }
     }
 
-    /// Two versions, the first of which is certain.
+    /// Returns a model with two versions, the first of which is certain, and these versions.
     fn two() -> (Versions, [Version; 2]) {
         let mut model = Versions::default();
         model.block(KEY, PG, BlockSize::MIN);

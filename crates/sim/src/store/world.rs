@@ -1,4 +1,4 @@
-//! One store, its disk and its users: the loop over time, with crashes and restarts.
+//! One store, its disk and its users: the event loop of a run, with crashes and restarts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,14 +23,14 @@ use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// After this many events a run counts as endless and fails.
+/// A run with more events than this counts as endless and fails.
 const STEP_COUNT_MAX: u64 = 10_000_000;
 
-/// Most crashes in a row while the store opens. Opening takes long if the store must read sectors one
-/// by one.
+/// The maximum number of crashes in a row while the store opens. Opening takes long if the store must
+/// read sectors one by one.
 const OPENING_CRASHES_MAX: u32 = 8;
 
-/// The whole state of one run.
+/// The complete state of one run.
 pub struct World {
     pub(super) plan: Plan,
     pub(super) work: Random,
@@ -50,14 +50,14 @@ pub struct World {
     pub(super) now: Time,
     pub(super) asked: BTreeMap<RequestId, Asked>,
     pub(super) asked_count: u64,
-    /// Requests that come before any other.
+    /// Requests that take precedence over random requests.
     pub(super) todo: VecDeque<Todo>,
-    /// Until then the power fails more often.
+    /// Until this time, power failures are more frequent.
     pub(super) risky_until: Time,
     request_last: u64,
     pub(super) epoch: Epoch,
     step_count: u64,
-    /// Crashes in a row since the store was last open.
+    /// The number of crashes in a row since the store was last open.
     pub(super) opening_crashes: u32,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
@@ -66,17 +66,17 @@ pub struct World {
 /// The stage of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// The store recovers from the disk.
+    /// The store is recovering from the disk.
     Opening,
     /// The store accepts requests.
     Open,
-    /// No fault happens any more.
+    /// The run is ending: no more faults happen.
     Quiet,
 }
 
 /// An event that is scheduled for a time.
 enum Item {
-    /// An operation of the disk ends.
+    /// A disk operation completes.
     Disk(DiskOp, Operation),
     /// The user may make a request.
     Ask,
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// Returns the hash of the trace, and the totals.
+    /// Returns the hash of the trace, and the tally.
     pub fn into_parts(self) -> (u64, Tally) {
         (self.trace.hash(), self.tally)
     }
@@ -177,7 +177,7 @@ impl World {
         self.finish()
     }
 
-    /// Ends all faults, waits for all answers, then cuts the power once more and checks every block.
+    /// Ends all faults and waits for all answers, then cuts the power once more and checks every block.
     fn finish(&mut self) -> Result<(), String> {
         self.wait_until_open()?;
         self.stage = Stage::Quiet;
@@ -186,7 +186,7 @@ impl World {
         self.drain()?;
         self.settle_down()?;
         self.check_space()?;
-        // An idle store has made durable everything that was answered.
+        // An idle store has made all answered changes durable.
         let order = self.model.next_order();
         self.model.synced(order);
         self.parity_synced(&self.parity_lasts());
@@ -231,7 +231,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets two seconds pass.
+    /// Lets two seconds of simulated time pass.
     fn settle_down(&mut self) -> Result<(), String> {
         let end = self.now + Duration::from_secs(2);
         while self.next_time().is_some_and(|next| next < end) {
@@ -259,7 +259,7 @@ impl World {
         self.agenda.insert((time, self.agenda_last), item);
     }
 
-    /// Handles the next event in time.
+    /// Handles the earliest event.
     fn step(&mut self) -> Result<(), String> {
         self.step_count += 1;
         if self.step_count > STEP_COUNT_MAX {
@@ -290,7 +290,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the user's turn: makes a request, and schedules the next turn.
+    /// Runs the user's turn: makes a request, and schedules the next turn.
     fn turn(&mut self) -> Result<(), String> {
         if self.stage == Stage::Quiet {
             return Ok(());
@@ -308,7 +308,7 @@ impl World {
         Ok(())
     }
 
-    /// Passes a request to the store.
+    /// Sends a request to the store.
     pub(super) fn request(&mut self, asked: Asked, request: Request) -> Result<(), String> {
         self.request_last += 1;
         let id = RequestId(self.request_last);
@@ -331,7 +331,7 @@ impl World {
         self.carry_out(effects)
     }
 
-    /// Carries out the store's effects; a crash may happen before any of them.
+    /// Executes the store's effects; a crash may happen before any of them.
     fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), String> {
         let crash = self.draw_crash();
         let until = match crash {
@@ -355,8 +355,8 @@ impl World {
                     if let Some(effect) = effects.next() {
                         return Err(format!("{effect:?} follows Stopped"));
                     }
-                    // A crash that was drawn for a later effect no longer applies: the process is
-                    // gone.
+                    // A crash that was drawn for a later effect is dropped: the process has already
+                    // ended.
                     return self.stopped(&reason);
                 }
             }
@@ -426,8 +426,8 @@ impl World {
         self.apply(Event::Disk(event))
     }
 
-    /// Handles a stop of the store, which is allowed only after a failed write or flush, or if damage
-    /// hides that this is a store.
+    /// Handles a stop of the store. It may stop only after a failed write or flush, or if damage makes
+    /// the store unrecognizable.
     fn stopped(&mut self, reason: &str) -> Result<(), String> {
         self.trace.line(format_args!("{:?} stopped: {reason}", self.now));
         if self.damage.must_stop {
@@ -439,7 +439,7 @@ impl World {
         Err(format!("the store stopped: {reason}"))
     }
 
-    /// Ends the process with a crash, and starts the next one.
+    /// Ends the process with a crash, and starts a new one.
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
         self.tally.faults.add(
             match crash {

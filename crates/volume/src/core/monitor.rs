@@ -1,5 +1,4 @@
-//! The connection to a monitor, which delivers the map and the sessions. I/O continues without the
-//! connection.
+//! The connection to a monitor, which sends the map and opens sessions. I/O continues without the connection.
 
 use base::{ConnectionId, SessionId, Time, TraceEvent};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
@@ -39,8 +38,8 @@ impl ClientCore {
         }
     }
 
-    /// Informs the monitor that a volume is detached: now, and again on each new connection until a
-    /// monitor is known to have received the message. Later attaches are ordered after it.
+    /// Informs the monitor that a volume is detached: now, and again on each new connection until a monitor
+    /// is known to have received the message. Later attaches take effect after the detach.
     pub(crate) fn close_session(
         &mut self,
         session: SessionId,
@@ -69,14 +68,14 @@ impl ClientCore {
         self.tell_monitor(&ToMonitor::SessionWaits { session, waiting_bytes }, effects);
     }
 
-    /// Whether a monitor is known to have received the close of every closed session. Then any later
-    /// attach of these volumes, by any client, is ordered after the close.
+    /// Whether a monitor is known to have received the close of every closed session. Then any later attach
+    /// of these volumes, by any client, takes effect after the close.
     pub fn is_parted(&self) -> bool {
         self.farewells.is_empty()
     }
 
-    /// Returns the addresses of the monitors, if a monitor sent them and they differ from those
-    /// returned before. For processes that start later.
+    /// Returns the addresses of the monitors, for processes that start later, if a monitor sent them and they
+    /// differ from those returned by the previous call.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
         self.monitor.link.take_told()
     }
@@ -103,7 +102,7 @@ impl ClientCore {
         self.move_monitor_link(now, effects);
     }
 
-    /// Does what is due on the link to the monitor.
+    /// Carries out what is due on the link to the monitor.
     fn move_monitor_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
         match self.monitor.link.step(now) {
             Some(LinkStep::Connect { address, until }) => {

@@ -10,9 +10,8 @@
 //! ```
 //!
 //! Invariants
-//!   1. While a PG has not acknowledged all kept data in its newest known epoch, a lazy volume sends it
-//!      only the replay, and during a pause of the replay only discards. Answers of older epochs are
-//!      ignored.
+//!   1. While a PG has not acknowledged all kept data in its newest known epoch, a lazy volume sends the PG
+//!      only the replay, and during a pause of the replay only discards. Answers of older epochs are ignored.
 //!   2. A replay never fails: it is retried until it succeeds or its session is over.
 
 use std::collections::BTreeSet;
@@ -60,9 +59,9 @@ impl ClientCore {
         true
     }
 
-    /// Whether the part must wait: it reads a range that a change by this client, whose answer was
-    /// lost, may have written. The read could return the change, and a power loss could then undo the
-    /// change before it is kept.
+    /// Whether the part must wait because it reads a range that a change by this client, whose answer was
+    /// lost, may have written. The read could return the change, and a power loss could then undo the change
+    /// before it is kept.
     pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
         let part = &self.parts[key];
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
@@ -179,8 +178,7 @@ impl ClientCore {
         self.make_ready(part);
     }
 
-    /// Handles a refusal of a replay's write because the PG is full: the write is left for the next
-    /// pass.
+    /// Handles the refusal of a replayed write because the PG is full: the write is left for the next pass.
     pub(crate) fn on_no_room(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(self.parts[key].request);
         let Progress::Replay(replay) = &mut request.progress else {
@@ -192,8 +190,8 @@ impl ClientCore {
     }
 
     /// Pauses a replay after a pass in which the PG had no space for some writes. Until the next pass the
-    /// replay sends nothing: waiting discards are sent, since they free space, and waiting writes fail as
-    /// full.
+    /// replay sends nothing. Waiting discards are sent, since they free space, and waiting writes fail with
+    /// `VolumeError::Full`.
     fn pause_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(key);
         let Progress::Replay(replay) = &mut request.progress else {
@@ -227,8 +225,8 @@ impl ClientCore {
         self.touched.push(handle);
     }
 
-    /// Ends the pause of a replay. The next pass begins once no discard is in flight: the replay's older
-    /// write must not overtake a discard.
+    /// Ends the pause of a replay. The next pass begins once no discard is in flight, so that no older
+    /// replayed write can overtake a newer discard.
     pub(crate) fn begin_pass(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, _) = self.replayed_by(key);
         let handle = request.volume;
@@ -248,8 +246,8 @@ impl ClientCore {
         }
     }
 
-    /// Opens the gate: the PG has acknowledged everything in its new epoch, so parts that waited are
-    /// sent.
+    /// Opens the gate: the PG has acknowledged all kept content in its new epoch, so the parts that waited
+    /// are sent.
     fn open_gate(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
         let (request, unsynced) = self.replayed_by(key);
         let handle = request.volume;
@@ -270,7 +268,7 @@ impl ClientCore {
         self.tell_waiting(handle, effects);
     }
 
-    /// Ends replays for old epochs, and routes again the parts that waited for them.
+    /// Ends replays for old epochs, and routes again the parts that waited for these replays.
     pub(crate) fn leave_old_gates(&mut self) {
         let mut old = Vec::new();
         for volume in self.volumes.values_mut() {
@@ -354,8 +352,7 @@ impl ClientCore {
         }
     }
 
-    /// Handles the end of a sync of the PG, which covers the acknowledgements up to the count
-    /// `covers`.
+    /// Handles the end of a sync of the PG. The sync covers the acknowledgements up to the count `covers`.
     pub(crate) fn on_synced(&mut self, handle: VolumeHandle, pg: PgId, covers: u64) {
         let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
         if volume.undurable.get(&pg).is_some_and(|last| *last <= covers) {
@@ -369,9 +366,9 @@ impl ClientCore {
         }
     }
 
-    /// Handles the end of a change without an answer. If the change took effect, readers may see it, and
-    /// then neither a replay nor a power loss may undo it: its PG is synced before anything else is sent to
-    /// it.
+    /// Handles the end of a change without an answer. If the change took effect, readers may see it, and from
+    /// then on neither a replay nor a power loss may undo it. So its PG is synced before anything else is
+    /// sent to the PG.
     pub(crate) fn ended_unanswered(&mut self, part: &Part) {
         let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
         let Some(epoch) = self.routes.epoch(pg) else { return };
@@ -381,8 +378,8 @@ impl ClientCore {
         }
     }
 
-    /// Begins a sync for the core itself, ahead of all waiting requests. Returns false if one
-    /// is under way.
+    /// Begins a sync on behalf of the core itself, ahead of all waiting requests. Returns false if such a
+    /// sync is under way.
     pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         if volume.own_sync.is_some() {
@@ -400,7 +397,7 @@ impl ClientCore {
     /// change is in flight.
     pub(crate) fn has_room_to_keep(&mut self, handle: VolumeHandle, weight: u64) -> bool {
         let volume = &self.volumes[&handle];
-        // Changes in flight may have to be kept.
+        // Changes in flight may have to be kept, too.
         let sum = volume.unsynced_bytes + volume.byte_count + weight;
         let is_empty = volume.unsynced_bytes == 0 && volume.part_count == 0;
         if is_empty || sum <= self.settings.unsynced_size_max {

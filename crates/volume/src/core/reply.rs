@@ -1,8 +1,8 @@
 //! Handles replies of OSDs: answers and refusals.
 //!
 //! Invariants
-//!   1. Only an answer in the part's session, over the connection that the part was last sent on,
-//!      ends a part.
+//!   1. An answer ends a part only if it is in the part's session and arrives over the connection that the
+//!      part was last sent on.
 //!   2. Bytes that are read reach the user only if they match their checksums.
 
 use base::planted::{self, Bug};
@@ -177,7 +177,7 @@ impl ClientCore {
     ) {
         let request = self.parts[key].request;
         if self.requests[request].is_own() {
-            // Acknowledged changes are never given up: the core retries them for as long as the session
+            // Acknowledged changes are never abandoned: the core retries them for as long as the session
             // lasts.
             return self.delay(now, key, effects);
         }

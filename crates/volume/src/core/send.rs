@@ -2,7 +2,7 @@
 //! again.
 //!
 //! Invariants
-//!   1. A part is awaited on one connection at a time, and each send uses a new sequence number.
+//!   1. A part waits for an answer on one connection at a time, and each send uses a new sequence number.
 //!   2. A request carries the newest known epoch of its PG.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
@@ -21,8 +21,8 @@ use crate::timers::Timer;
 impl ClientCore {
     // ---- sending
 
-    /// Sends a part to the primary of its PG, or queues it until it can be sent. Requires: the part
-    /// is in no list.
+    /// Sends a part to the primary of its PG, or queues the part until it can be sent. Requires: the part is
+    /// in no list.
     pub(super) fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
         part.stage = Stage::Held;
@@ -136,7 +136,7 @@ impl ClientCore {
         let Some(osd) = self.links.osd_of(connection) else { return };
         let incarnation = match peer.role {
             Role::Osd(id, incarnation) if id == osd => incarnation,
-            // Another process listens at the OSD's old address.
+            // The OSD is not there: another process listens at its old address.
             _ => {
                 self.drop_link(now, osd, connection, effects);
                 return;
@@ -177,7 +177,7 @@ impl ClientCore {
         self.on_osd_closed(now, osd);
     }
 
-    /// Stops reconnecting a link that no part waits for, until one does.
+    /// Stops reconnecting a link that no part waits for, until a part needs the link.
     pub(crate) fn rest_link(&mut self, osd: OsdId) {
         let link = &mut self.links[osd];
         if let LinkState::Waiting { until } = link.state
@@ -190,7 +190,7 @@ impl ClientCore {
 
     // ---- the map
 
-    /// Handles a change to the map: routes parts again whose primary may have changed.
+    /// Handles a change to the map: routes again the parts whose primary may have changed.
     pub(crate) fn on_map_changed(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.links.osds() {
             self.renew_link(now, osd, effects);

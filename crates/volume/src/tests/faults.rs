@@ -1,4 +1,4 @@
-//! Refusals, lost connections, damage and patience.
+//! Tests of refusals, lost connections, damaged data, and how long requests are retried.
 
 use base::{Checksum, Duration, Version};
 use cluster::message::ToMonitor;
@@ -9,7 +9,7 @@ use crate::part::MISMATCH_COUNT_MAX;
 use crate::{Answer, Event, Operation, VolumeError, VolumeHandle};
 
 impl World {
-    /// The OSD that the longest-waiting request was sent to.
+    /// Returns the OSD to which the longest-waiting request was sent.
     pub(super) fn asked_osd(&self) -> base::OsdId {
         self.osds[&self.asked[0].0]
     }

@@ -1,4 +1,4 @@
-//! The holder of a lazy lock: what it keeps, replays and syncs.
+//! Tests of a client that holds a lazy lock: what it keeps, replays and syncs.
 
 use base::{StripeIndex, UNIT_SIZE};
 use cluster::message::ToMonitor;
@@ -11,7 +11,7 @@ fn stripe(number: u32) -> StripeIndex {
     StripeIndex::new(number)
 }
 
-/// The PG of the volume's first block.
+/// Returns the PG of the volume's first block.
 fn pg() -> u32 {
     pg_number(stripe(0))
 }
@@ -28,7 +28,7 @@ impl World {
         assert_eq!(self.finish(id), Ok(Answer::Done));
     }
 
-    /// The volume's first flush, which is sent to every PG.
+    /// Executes the volume's first flush, which is sent to every PG.
     fn flush(&mut self) {
         let id = self.ask(Operation::Flush);
         assert_eq!(self.finish(id), Ok(Answer::Done));
@@ -360,8 +360,8 @@ fn a_replay_is_not_given_up_whatever_is_answered() {
     assert!(world.finish(read).is_ok());
 }
 
-/// Returns a world whose PG is full and has lost two units that it had acknowledged, after the first pass of
-/// the replay.
+/// Returns a world after the first pass of a replay: the PG is full, and has lost two units that it had
+/// acknowledged.
 fn full() -> World {
     let mut world = World::lazy(None);
     world.write_unit(2, 7);
@@ -380,7 +380,7 @@ fn waits(waiting_bytes: u64) -> ToMonitor {
 }
 
 impl World {
-    /// Waits for the next pass of a replay, and serves it.
+    /// Waits for the next pass of a replay, and answers its requests.
     fn next_pass(&mut self) {
         while self.asked.is_empty() {
             self.wait();

@@ -1,6 +1,6 @@
-//! Random schedules of a lazy volume whose OSDs lose power: no read returns older data than an earlier read,
-//! everything that a flush covered is durable, and at the end the volume is as if the changes had been
-//! executed in the order of their requests.
+//! Random schedules of a lazy volume whose OSDs lose power. No read returns older data than an earlier read,
+//! everything that a flush covered is durable, and at the end the volume has the same content as if the
+//! changes had been executed in the order of their requests.
 
 use base::{Duration, StripeIndex, UNIT_SIZE};
 use format::wire::{Op, Refusal};
@@ -31,8 +31,8 @@ enum Action {
     Break(usize),
     Connect,
     Wait,
-    /// A PG gets a new epoch after this many waiting requests were executed. The seed selects what the PG
-    /// loses with power; `None`: nothing is lost.
+    /// A PG gets a new epoch after this many waiting requests were executed. The seed selects which writes
+    /// the PG loses in a power loss; `None`: nothing is lost.
     NewEpoch {
         block: u32,
         executed: usize,
@@ -42,9 +42,9 @@ enum Action {
     BreakMonitor,
     /// OSDs have no space for data from now on, or have space again.
     Fill(bool),
-    /// A waiting request is executed; its answer comes later.
+    /// A waiting request is executed; its answer arrives later.
     Execute(usize),
-    /// One of those answers arrives.
+    /// The answer to an executed request arrives.
     Answer(usize),
 }
 
@@ -92,7 +92,7 @@ fn some_action_or_late_answer() -> impl Strategy<Value = Action> {
 struct Change {
     id: RequestId,
     range: std::ops::Range<usize>,
-    /// 0: zeros.
+    /// The byte that is written; 0: the range is zeroed.
     byte: u8,
     durable: bool,
     is_done: bool,
@@ -112,7 +112,7 @@ struct Flushing {
 
 struct Run {
     world: World,
-    /// Index 0 stands for the volume as it was created.
+    /// All requested changes; index 0 stands for the volume as it was created.
     changes: Vec<Change>,
     readings: Vec<Reading>,
     flushings: Vec<Flushing>,
@@ -122,7 +122,7 @@ struct Run {
     safe: Vec<usize>,
     /// Executed requests, with answers that have not arrived.
     late: Vec<(Asked, Told)>,
-    /// A PG has lost writes that may not be replayed yet.
+    /// Whether a PG has lost writes that may not be replayed yet.
     has_lost: bool,
 }
 
@@ -221,8 +221,8 @@ impl Run {
         self.judge();
     }
 
-    /// An OSD answers a change before it answers a read that sees the change: both answers arrive over one
-    /// connection, in that order.
+    /// Makes an OSD answer a change before it answers a read that sees the change: both answers arrive over
+    /// one connection, in that order.
     fn answer_before_reading(&mut self) {
         let (connection, request) = &self.world.asked[0];
         if !matches!(request.op, Op::Read { .. } | Op::Extents { .. }) {
@@ -283,7 +283,7 @@ impl Run {
                 continue;
             }
             if self.world.done[&change.id] == Err(VolumeError::Full) {
-                // The same holds here.
+                // As above, the change may have taken effect, in part or as a whole.
                 let std::ops::Range { start, end } = change.range;
                 let is_discard = change.byte == 0 && start % UNIT == 0 && end % UNIT == 0;
                 assert!(!is_discard, "discards always work");
@@ -321,7 +321,7 @@ impl Run {
         self.judge_disks();
     }
 
-    /// Returns the oldest change, from `oldest` on, that leaves this byte at this place.
+    /// Returns the first change, from `oldest` on, after which this byte can have this value.
     fn shown(&self, place: usize, byte: u8, oldest: usize) -> Option<usize> {
         (oldest..self.changes.len()).find(|index| {
             let change = &self.changes[*index];
@@ -349,9 +349,9 @@ impl Run {
         }
     }
 
-    /// Checks that nothing that a power loss may leave of a unit is older than what was flushed; and, while
-    /// nothing was lost, that the current content is not older than what was acknowledged, in case the client
-    /// dies now.
+    /// Checks two guarantees. No content that a power loss may leave in a unit is older than the last flush.
+    /// While no PG has lost writes, the current content is not older than the acknowledged content, in case
+    /// the client dies now.
     fn judge_disks(&mut self) {
         for place in (0..RANGE).step_by(UNIT / 4) {
             let stripe = StripeIndex::new((place / BLOCK as usize) as u32);
@@ -413,8 +413,8 @@ type Asked = (base::ConnectionId, format::wire::Request);
 type Told = Result<format::wire::Outcome, Refusal>;
 
 impl World {
-    /// Executes up to `count` of the waiting requests that are of their PG's epoch, without answering them.
-    /// Returns the answers that they would have received.
+    /// Executes up to `count` of the waiting requests that carry the current epoch of their PG, without
+    /// answering them. Returns the answers that they would have received.
     fn execute_current(
         &mut self,
         count: usize,

@@ -1,4 +1,4 @@
-//! The client core against a monitor and OSDs that each test controls.
+//! Tests of the client core with a monitor and OSDs that each test controls.
 
 mod faults;
 mod lazy;

@@ -1,5 +1,6 @@
-//! Random schedules: whatever is refused, lost, repeated or moved, every request is answered once, and at the
-//! end the volume is as if the writes had been executed in the order of their requests.
+//! Random schedules with refusals, lost connections, repeated requests and moved PGs. Every request is
+//! answered once, and at the end the volume has the same content as if the writes had been executed in the
+//! order of their requests.
 
 use base::ConnectionId;
 use cluster::map::MapDelta;
@@ -30,7 +31,7 @@ enum Action {
     Flush,
     /// The waiting request with this index (modulo their number) is answered.
     Serve(usize),
-    /// That request is refused.
+    /// The waiting request with this index is refused.
     Refuse(usize, u8),
     /// The connection of the first waiting request breaks after this many of its requests were
     /// executed.
@@ -148,7 +149,7 @@ impl Run {
         let primary = 1 + self.epoch % 2;
         let pgs = (0..4).map(|number| entry(number, self.epoch, primary)).collect();
         let pools = vec![pool_delta(since, since + 1, pgs)];
-        // Requests that were sent to the old primary may still be executed, but only before the move.
+        // Requests that were sent to the old primary can still be executed, but only before the move.
         self.world.execute_some(usize::MAX);
         self.world.asked.clear();
         self.world.say(FromMonitor::Map(MapDelta { pools, ..MapDelta::default() }));

@@ -1,4 +1,4 @@
-//! The map, sessions and connections.
+//! Tests of the map, sessions and connections.
 
 use base::{Duration, Epoch, Incarnation, MapRevision, SessionId};
 use cluster::map::MapDelta;

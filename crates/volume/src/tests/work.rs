@@ -1,4 +1,4 @@
-//! What requests do when nothing fails.
+//! Tests of requests when nothing fails.
 
 use base::PgId;
 use cluster::message::ToMonitor;

@@ -43,13 +43,13 @@ pub(super) struct World {
     pub(super) connecting: VecDeque<(ConnectionId, String)>,
     pub(super) monitor: Option<ConnectionId>,
     pub(super) osds: BTreeMap<ConnectionId, OsdId>,
-    /// Closed by the core.
+    /// Connections that the core has closed.
     pub(super) closed: Vec<ConnectionId>,
-    /// Messages to the monitor that the test has not looked at yet.
+    /// Messages to the monitor that the test has not examined yet.
     pub(super) told: VecDeque<ToMonitor>,
-    /// The monitor sends nothing, not even answers to pings.
+    /// Whether the monitor sends nothing, not even answers to pings.
     pub(super) is_silent: bool,
-    /// The monitor has received a ping that it has not answered.
+    /// Whether the monitor has received a ping that it has not answered.
     is_pinged: bool,
     /// Whether the last event had effects other than a ping to the monitor.
     has_moved: bool,
@@ -62,16 +62,16 @@ pub(super) struct World {
     pub(super) done: BTreeMap<RequestId, Reached>,
     /// Whether writes are acknowledged as durable; in a lazy session: whether lazy writes are.
     pub(super) durable: bool,
-    /// Sessions are granted with the lock, and lazy.
+    /// Whether sessions are granted with the lock, and lazy.
     pub(super) lazy: bool,
-    /// OSDs refuse all writes of data.
+    /// Whether OSDs refuse all writes of data.
     pub(super) is_full: bool,
-    /// Revision of the map, as last sent.
+    /// The revision of the map that was last sent.
     revision: u64,
-    /// Epochs that OSDs require, by PG; no entry: they accept any.
+    /// Epochs that OSDs require, by PG; if a PG has no entry, any epoch is accepted.
     pub(super) epochs: BTreeMap<u32, u32>,
-    /// Units written since they were last durable, each with its content before each change, the
-    /// durable content first.
+    /// Units written since they were last durable, each with its content before each change; the durable
+    /// content is first.
     pub(super) unstable: BTreeMap<(StripeIndex, u32), Vec<Option<Vec<u8>>>>,
     blocks: BTreeMap<(ImageId, StripeIndex), Block>,
     counter: u64,
@@ -92,7 +92,7 @@ pub(super) fn entry(number: u32, epoch: u32, primary: u32) -> PgEntry {
     PgEntry { epoch: Epoch::new(epoch), revision: MapRevision::new(1), ..entry }
 }
 
-/// The PG of a stripe of the volume.
+/// Returns the PG of a stripe of the volume.
 pub(super) fn pg_number(stripe: StripeIndex) -> u32 {
     base::hash::pg_of_hash(base::hash::stripe_hash(ImageId::FIRST, stripe), 4)
 }
@@ -180,8 +180,8 @@ impl World {
         }
     }
 
-    /// A world with one volume attached, the map received, and both OSDs connected. PGs 0 and 2 are on osd.1,
-    /// PGs 1 and 3 on osd.2.
+    /// Returns a world with one volume attached, the map received, and both OSDs connected. PGs 0 and 2 are
+    /// on osd.1, PGs 1 and 3 on osd.2.
     pub(super) fn attached() -> World {
         World::attached_with(None, false)
     }
@@ -196,7 +196,7 @@ impl World {
         world
     }
 
-    /// A world with one volume attached that has the lock and is lazy.
+    /// Returns a world with one attached volume, which has the lock and is lazy.
     pub(super) fn lazy(retry_for: Option<Duration>) -> World {
         let mut world = World::new(retry_for);
         (world.lazy, world.durable) = (true, false);
@@ -208,12 +208,12 @@ impl World {
         world
     }
 
-    /// Begins the next epoch of a PG, with the same primary; the monitor sends it to the client if that is
-    /// connected.
+    /// Begins the next epoch of a PG, with the same primary; the monitor sends the new entry to the client if
+    /// the monitor is connected.
     pub(super) fn next_epoch(&mut self, number: u32) {
         let epoch = self.epochs[&number] + 1;
         self.epochs.insert(number, epoch);
-        // An activation makes durable what it adopts.
+        // The activation of an epoch makes the adopted writes durable.
         self.sync(number);
         if self.monitor.is_some() {
             let pgs = vec![entry(number, epoch, 1 + number % 2)];
@@ -237,7 +237,7 @@ impl World {
         }));
     }
 
-    /// Answers the last request for a session.
+    /// Answers the client's last request for a session.
     pub(super) fn accept_session(&mut self) {
         let ask = self.told.iter().rev().find_map(|message| match message {
             ToMonitor::OpenSession { request, .. } => Some(*request),
@@ -344,7 +344,7 @@ impl World {
         self.net(NetEvent::Received { connection, message: Message::Control(text) });
     }
 
-    /// The next deadline; while a monitor is connected, that of its connection is left out.
+    /// Returns the next deadline; while a monitor is connected, the deadline of its connection is left out.
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.monitor {
             Some(_) => self.core.timers.deadline_but_of_monitor(),
@@ -352,8 +352,8 @@ impl World {
         }
     }
 
-    /// Moves time to the next deadline at which more happens than a ping to the monitor. Returns how much
-    /// time passed.
+    /// Advances time to the next deadline that causes more than a ping to the monitor. Returns how much time
+    /// passed.
     pub(super) fn wait(&mut self) -> Duration {
         let began = self.now;
         loop {
@@ -384,7 +384,7 @@ impl World {
         self.ask(Operation::Read { offset, length })
     }
 
-    /// Takes the longest-waiting request.
+    /// Removes and returns the longest-waiting request.
     pub(super) fn next(&mut self) -> (ConnectionId, Request) {
         self.connect();
         self.asked.pop_front().expect("something is asked")
@@ -407,7 +407,7 @@ impl World {
         self.reply(&asked, outcome);
     }
 
-    /// Executes a request, or refuses it.
+    /// Executes a request, or returns a refusal.
     pub(super) fn do_as_asked(&mut self, request: &Request) -> Result<Outcome, Refusal> {
         let outcome = self.judge(request).and_then(|()| self.execute(&request.op));
         if outcome == Ok(Outcome::Synced) {
@@ -442,7 +442,7 @@ impl World {
         self.done.remove(&id).expect("answered")
     }
 
-    /// The bytes of a range, read through the core.
+    /// Returns the bytes of a range, read through the core.
     pub(super) fn bytes(&mut self, offset: u64, length: u64) -> Vec<u8> {
         let id = self.read(offset, length);
         let Ok(Answer::Data(pieces)) = self.finish(id) else { panic!("no data") };
@@ -499,7 +499,7 @@ impl World {
         }
     }
 
-    /// Refuses a request whose epoch is not that of its PG, and data that there is no space for.
+    /// Refuses a request whose epoch is not that of its PG, and a write for which there is no space.
     fn judge(&self, request: &Request) -> Result<(), Refusal> {
         let number = request.pg.number;
         match self.epochs.get(&number) {
@@ -528,8 +528,8 @@ impl World {
         }
     }
 
-    /// All members of the PG lose power: each unit that was not durable may revert to older content, which
-    /// `choose` selects by a number below its argument.
+    /// Simulates a power loss of all members of the PG: each unit that was not durable may revert to older
+    /// content, which `choose` selects by returning a number below its argument.
     pub(super) fn lose_power(&mut self, number: u32, mut choose: impl FnMut(usize) -> usize) {
         let of_pg = |stripe: StripeIndex| pg_number(stripe) == number;
         for ((stripe, unit), mut changes) in std::mem::take(&mut self.unstable) {
@@ -549,7 +549,7 @@ impl World {
         }
     }
 
-    /// The content of a unit at its OSD.
+    /// Returns the content of a unit that its OSD stores.
     pub(super) fn held(&self, stripe: StripeIndex, unit: u32) -> Option<&Vec<u8>> {
         self.blocks.get(&(ImageId::FIRST, stripe))?.units.get(&unit)
     }

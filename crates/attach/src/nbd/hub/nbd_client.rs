@@ -1,4 +1,4 @@
-//! One NBD client: its session, and the bounds on what it may have in flight.
+//! One NBD client: its session, and the bounds on its requests in flight.
 
 use base::Time;
 use volume::VolumeHandle;
@@ -13,21 +13,21 @@ const CLIENT_REQUEST_COUNT_MAX: usize = 1024;
 /// A connected client.
 pub(super) struct Client {
     pub(super) session: Session,
-    /// When its time to choose an export ends.
+    /// When the client's time to choose an export ends.
     pub(super) choose_until: Option<Time>,
-    /// Its open command to a monitor.
+    /// The client's open command to a monitor.
     pub(super) ask: Option<u64>,
-    /// The volume it uses or waits for.
+    /// The volume that the client uses or waits for.
     pub(super) volume: Option<VolumeHandle>,
     request_count: usize,
     pub(super) byte_count: usize,
-    /// Bytes that may be unsent: those that waited at the last poll, and all sent since then.
+    /// Upper bound of the unsent bytes: those that waited at the last poll, and all bytes sent since then.
     pub(super) sent_bytes: usize,
     is_paused: bool,
-    /// Whether it is in the queue of clients that wait for room.
+    /// Whether the client is in the queue of clients that wait for room.
     pub(super) is_queued: bool,
-    /// Whether it is leaving: nothing more is read, and the connection closes once its requests are
-    /// answered.
+    /// Whether the client is leaving: nothing more is read from it, and its connection closes once its
+    /// requests are answered.
     pub(super) is_leaving: bool,
 }
 
@@ -47,18 +47,18 @@ impl Client {
         }
     }
 
-    /// Whether it has as much in flight as the bounds allow.
+    /// Whether the client has reached its bounds.
     pub(super) fn is_full(&self) -> bool {
         self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX
             || self.request_count >= CLIENT_REQUEST_COUNT_MAX
     }
 
-    /// Whether unsent replies prevent it from continuing.
+    /// Whether the client cannot continue because of unsent replies.
     pub(super) fn waits_for_sends(&self) -> bool {
         self.byte_count + self.sent_bytes >= CLIENT_BYTES_MAX && self.sent_bytes > 0
     }
 
-    /// Whether it has no request in flight.
+    /// Whether the client has no request in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.request_count == 0
     }
@@ -79,7 +79,7 @@ impl Client {
         self.sent_bytes += reply_size;
     }
 
-    /// Records whether reading from it is paused. Returns whether that has changed.
+    /// Records whether reading from the client is paused. Returns whether that has changed.
     pub(super) fn set_paused(&mut self, is_paused: bool) -> bool {
         std::mem::replace(&mut self.is_paused, is_paused) != is_paused
     }

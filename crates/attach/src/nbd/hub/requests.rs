@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //!   1. `byte_count` is the sum of the weights of all requests in flight.
-//!   2. A client waits in the queue at most once (the client records whether it does).
+//!   2. A client is in the queue at most once (the client records whether it is in the queue).
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ pub(super) enum Wanted {
 pub(super) struct Requests {
     running: Slab<Running>,
     byte_count: usize,
-    /// Clients that wait for room, in order; some may have left.
+    /// Clients that wait for room, in order; some of them may have disconnected.
     queue: VecDeque<ConnectionId>,
 }
 

@@ -7,7 +7,7 @@ use base::{ConnectionId, Duration, Time};
 /// Poll interval for the send queues of slow clients.
 const POLL_SPAN: Duration = Duration::from_millis(5);
 
-/// Slow clients, and when they are polled next.
+/// Slow clients, and the time of their next poll.
 #[derive(Default)]
 pub(super) struct SlowClients {
     clients: BTreeSet<ConnectionId>,
@@ -15,7 +15,7 @@ pub(super) struct SlowClients {
 }
 
 impl SlowClients {
-    /// When the clients must be polled.
+    /// Returns the time at which the clients must be polled.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.poll_at
     }
@@ -33,7 +33,7 @@ impl SlowClients {
         self.clients.remove(&client);
     }
 
-    /// The clients to poll now: all of them at the deadline, none before.
+    /// Returns the clients to poll now: all of them at the deadline, none before.
     pub(super) fn due(&mut self, now: Time) -> impl Iterator<Item = ConnectionId> {
         let is_due = self.poll_at.is_some_and(|at| at <= now);
         if is_due {

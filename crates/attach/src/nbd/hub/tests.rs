@@ -1,4 +1,4 @@
-//! The hub against NBD clients and a cluster in memory: one monitor, one OSD.
+//! Tests of the hub with NBD clients and a cluster in memory: one monitor, one OSD.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ struct World {
     now: Time,
     hub: Hub,
     pool: BufferPool,
-    /// What each client has received.
+    /// The bytes that each client has received.
     received: BTreeMap<ConnectionId, Vec<u8>>,
     /// The memory that receives a client's next bytes.
     lent: BTreeMap<ConnectionId, (BufferMut, usize)>,
@@ -30,7 +30,7 @@ struct World {
     closed: BTreeSet<ConnectionId>,
     /// Lines for the log.
     lines: Vec<TraceEvent>,
-    /// The answer to `AskQueued`.
+    /// The number of bytes with which `AskQueued` is answered.
     queued: usize,
     monitors: BTreeSet<ConnectionId>,
     cluster: MemoryMonitor,
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// What the client has received since the last call.
+    /// Returns what the client has received since the last call.
     fn take(&mut self, client: ConnectionId) -> Vec<u8> {
         self.received.remove(&client).unwrap_or_default()
     }
@@ -256,7 +256,7 @@ fn request_bytes(command: u16, flags: u16, (offset, length): (u64, u32)) -> Vec<
     bytes
 }
 
-/// The kinds of answers to options.
+/// Returns the kinds of answers to options.
 fn kinds_of(mut bytes: &[u8]) -> Vec<u32> {
     let mut kinds = Vec::new();
     while !bytes.is_empty() {

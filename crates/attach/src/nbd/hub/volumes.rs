@@ -1,9 +1,9 @@
 //! The volumes that clients use, and the clients of each.
 //!
 //! Invariants
-//!   1. A name offers at most one volume: the next client of that name joins it.
-//!   2. A volume gets its turn to be attached once, and only while no earlier volume of its name may still
-//!      have writes on their way.
+//!   1. At most one volume is offered under a name: the next client of that name joins it.
+//!   2. A volume gets its turn to be attached once, and only when no earlier volume of its name can have
+//!      writes in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +64,7 @@ impl Volumes {
     }
 
     /// Returns the name to attach, if it is this volume's turn: no other volume of its name has a session
-    /// that is not over. Returns it only once.
+    /// that is still open. Returns the name only once.
     pub(super) fn take_turn(
         &mut self,
         handle: VolumeHandle,
@@ -106,7 +106,7 @@ impl Volumes {
         self.offered(&volume.name)
     }
 
-    /// Size of an attached volume in bytes.
+    /// Returns the size of an attached volume in bytes.
     pub(super) fn size(&self, handle: VolumeHandle) -> u64 {
         self.by_handle[&handle].attached.as_ref().expect("it is attached").image.size
     }
@@ -119,7 +119,7 @@ impl Volumes {
         }
     }
 
-    /// Volumes without clients, which wait until all their writes are durable.
+    /// Returns the volumes without clients, which wait until all their writes are durable.
     pub(super) fn unused(&self) -> Vec<VolumeHandle> {
         let unused = self.by_handle.iter().filter(|(_, volume)| volume.clients.is_empty());
         unused.map(|(handle, _)| *handle).collect()

@@ -1,4 +1,4 @@
-//! Valid and invalid input from clients, and the answers to it.
+//! Tests valid and invalid input from clients, and the answers to it.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ struct Client {
 }
 
 impl Client {
-    /// Returns a client after the greeting, with these flags.
+    /// Returns a client after the greeting, which sent these flags.
     fn greeted(flags: u16) -> Client {
         let pool = BufferPool::default();
         let mut client = Client { session: Session::new(pool.clone()), pool };
@@ -73,7 +73,7 @@ impl Client {
         self.session.take_output().map_or(Vec::new(), |output| output.to_vec())
     }
 
-    /// The next answers to options: option, kind, data.
+    /// Returns the next answers to options: option, kind, data.
     fn answers(&mut self) -> Vec<(u32, u32, Vec<u8>)> {
         let output = self.output();
         let mut fields = Fields(&output);
@@ -95,7 +95,7 @@ impl Client {
         self.answers().into_iter().map(|(_, kind, _)| kind).collect()
     }
 
-    /// The error in the simple reply to a request.
+    /// Returns the error in the simple reply to a request.
     fn simple_error(&mut self) -> u32 {
         assert_eq!(self.next(), None);
         let output = self.output();
@@ -427,7 +427,7 @@ fn a_client_can_disconnect() {
     assert_eq!(client.next(), None);
 }
 
-/// Everything that the session outputs for these bytes, which arrive cut at these places.
+/// Returns everything that the session outputs for these bytes, which arrive cut at these positions.
 fn run(bytes: &[u8], cuts: &[usize]) -> (Vec<Command>, Vec<u8>) {
     let pool = BufferPool::default();
     let mut session = Session::new(pool.clone());
@@ -494,7 +494,7 @@ proptest! {
         bytes.extend(text("disk"));
         requests.iter().for_each(|request| bytes.extend(request));
         cuts.sort_unstable();
-        // Write data for which memory is lent arrives whole: it is cut only where nothing is lent.
+        // Write data arrives whole if memory is lent for it, so input is cut only where no memory is lent.
         let whole = run(&bytes, &[]);
         let cut = run_lending(&bytes, &cuts);
         prop_assert_eq!(whole, cut);
@@ -510,7 +510,7 @@ proptest! {
     }
 }
 
-/// Like [`run`], but returns lent memory as a reactor does: full, and before any later bytes.
+/// Like [`run`], but returns lent memory as a reactor does: full, and before any later bytes arrive.
 fn run_lending(bytes: &[u8], cuts: &[usize]) -> (Vec<Command>, Vec<u8>) {
     let pool = BufferPool::default();
     let mut session = Session::new(pool.clone());

@@ -1,4 +1,4 @@
-//! The rows of the table one by one, and the invariants under random events.
+//! Tests of each row of the table, and of the invariants under random events.
 
 use base::{Epoch, MapRevision, PgId, PoolId, Scheme};
 
@@ -14,8 +14,8 @@ fn member(number: u32, run: u64) -> Member {
     Member { osd: osd(number), incarnation: Incarnation::new(run) }
 }
 
-/// Returns an entry with this many positions: these members at the first ones, and learners for the
-/// empty positions, then for the last of the others.
+/// Returns an entry with this many positions. The members take the first positions; the learners get the
+/// empty positions, and after these the filled ones, from the last to the first.
 fn entry(copies: usize, primary: u32, acting: &[Member], learners: &[Member]) -> PgEntry {
     let pg = PgId { pool: PoolId::FIRST, number: 0 };
     let mut entry = PgEntry::new(pg, acting.iter().copied()).led_by(osd(primary));
@@ -77,7 +77,7 @@ impl Scene {
         }
     }
 
-    /// Positions are roles from now on.
+    /// Makes the pool one with parity, so that positions are roles.
     fn of_parity(mut self, parity: u8) -> Scene {
         self.scheme = Scheme::ReedSolomon { data: self.copies as u8 - parity, parity };
         self
@@ -88,14 +88,14 @@ impl Scene {
         self
     }
 
-    /// Marks an OSD down, before the others were heard from.
+    /// Marks an OSD down; the other OSDs have been heard from since.
     fn down(self, number: u32) -> Scene {
         self.with(number, |standing| {
             (standing.up, standing.heard, standing.noticed) = (false, 0, 9)
         })
     }
 
-    /// Makes an OSD's disk hang, before the others were heard from.
+    /// Makes an OSD's disk hang; the other OSDs have been heard from since.
     fn stalled(self, number: u32) -> Scene {
         self.with(number, |standing| {
             standing.noticed = 9;
@@ -104,7 +104,7 @@ impl Scene {
         })
     }
 
-    /// Breaks the links from an OSD to these others, which are still heard from.
+    /// Breaks the links from an OSD to these others; the monitor still hears from all of them.
     fn cut(mut self, from: u32, to: &[u32]) -> Scene {
         self.links.broken.extend(to.iter().map(|to| ((osd(from), osd(*to)), 9)));
         self
@@ -138,7 +138,7 @@ impl Scene {
     }
 }
 
-/// Checks the next entry, in which all members are in their first run.
+/// Checks the next entry, in which all members must be in their first run.
 fn assert_next(scene: &Scene, before: &PgEntry, primary: u32, acting: &[u32], learners: &[u32]) {
     let next = scene.next(before).expect("there is a next entry");
     let (is_acting, is_learning) = (next.acting(), next.learning());
@@ -171,7 +171,7 @@ fn an_osd_that_rests_is_taken_in_only_where_it_is_needed() {
     let unheard = scene.clone().with(3, |s| s.heard = 8);
     let next = unheard.next(&entry(3, 1, &all, &[])).unwrap();
     assert_eq!(acting(&next), [member(1, 2), all[1], all[2]]);
-    // It does not become a learner before its rest is over, if the others suffice.
+    // The OSD does not become a learner before its rest is over, if the others suffice.
     assert_eq!(scene.next(&entry(3, 2, &all[1..], &[])), None);
     assert_next(&scene, &entry(3, 2, &all[1..2], &[]), 2, &[2], &[1, 3]);
     let over = scene.clone().with(1, |standing| standing.rests = false);
@@ -184,7 +184,7 @@ fn an_osd_that_rests_is_taken_in_only_where_it_is_needed() {
     let learns = entry(3, 2, &all[1..], &[member(1, 2)]);
     assert_eq!(scene.next(&learns), None);
     assert_eq!(scene.clone().complete(member(1, 2)).next(&learns).unwrap().acting_count(), 3);
-    // Too few would be left without it: it remains a member, or becomes a learner.
+    // Without the OSD, too few members would be left: it remains a member, or becomes a learner.
     let needed = scene.clone().down(2);
     let next = needed.next(&entry(3, 1, &all, &[])).unwrap();
     assert_eq!(acting(&next), [member(1, 2), member(2, 1), member(3, 1)]);
@@ -208,7 +208,7 @@ fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
     assert_eq!(cut.clone().with(3, |s| s.heard = 8).next(&rest), None);
     // Reports of the same links from the other side change nothing.
     assert_next(&cut.clone().cut(2, &[1]).cut(3, &[1]), &rest, 2, &[2, 3], &[]);
-    // If it can reach enough members, or no other can reach more, it keeps the lead.
+    // If the primary can reach enough members, or no other member can reach more, it remains primary.
     assert_next(&scene.clone().cut(1, &[2]), &rest, 1, &[1, 3], &[]);
     assert_eq!(cut.clone().cut(3, &[2]).next(&rest), None, "2 and 3 are parted, too");
     let two = entry(3, 1, &all[..2], &[]);
@@ -227,7 +227,7 @@ fn nobody_leaves_for_a_broken_link_while_the_primary_may_be_the_one_that_is_cut_
     assert_eq!(scene.clone().doubt(1, 3).next(&rest), None);
     assert_next(&scene.clone().doubt(3, 1), &rest, 1, &[1, 3], &[]);
     assert_next(&scene.clone().cut(1, &[3]).doubt(1, 3), &rest, 2, &[2, 3], &[]);
-    // A member that may not be able to reach more does not take the lead.
+    // A member that may not be able to reach more members does not become primary.
     let both = scene.cut(1, &[3]);
     assert_eq!(both.clone().doubt(2, 3).next(&rest), None);
     let four = [all[0], all[1], all[2], member(4, 1)];
@@ -324,7 +324,7 @@ fn a_complete_learner_joins_and_lost_members_leave_in_one_change() {
     assert_next(&scene.complete(member(3, 1)), &filling, 1, &[1, 3], &[]);
 }
 
-/// The positions that learners are for, by OSD.
+/// Returns each learner's OSD and position.
 fn roles(entry: &PgEntry) -> Vec<(u32, u8)> {
     entry.learners.iter().map(|it| (it.member.osd.get(), it.position.get())).collect()
 }
@@ -332,7 +332,7 @@ fn roles(entry: &PgEntry) -> Vec<(u32, u8)> {
 #[test]
 fn where_positions_are_roles_a_learner_gets_the_one_it_was_filled_for() {
     let all = [1, 2, 3, 4].map(|number| member(number, 1));
-    // 4 is planned elsewhere, so 5 learns for its position. Meanwhile 1 is lost.
+    // OSD 4 is not in the plan, so OSD 5 learns for its position. Meanwhile OSD 1 is lost.
     let scene = Scene::new(6, &[1, 2, 3, 5], 3).of_parity(2);
     let filling = scene.next(&entry(4, 1, &all, &[])).unwrap();
     assert_eq!(roles(&filling), [(5, 3)]);
@@ -342,11 +342,11 @@ fn where_positions_are_roles_a_learner_gets_the_one_it_was_filled_for() {
     let complete = lost.complete(member(5, 1));
     let next = complete.next(&filling).unwrap();
     assert_eq!(next.positions, [None, Some(all[1]), Some(all[2]), Some(member(5, 1))]);
-    // With copies it would have taken the place of the lost one.
+    // In a pool with copies, OSD 5 would have taken the position of the lost member.
     let copies = Scene { scheme: Scheme::Copies { count: 4 }, ..complete };
     let next = copies.next(&filling).unwrap();
     assert_eq!(next.member_at(Position::FIRST), Some(member(5, 1)));
-    // The one that replaces the lost member learns beside it.
+    // The OSD that replaces the lost member learns at the same time.
     let replanned = Scene::new(6, &[2, 3, 5, 6], 3).of_parity(2);
     let replanned = replanned.down(1);
     assert_eq!(roles(&replanned.next(&gone).unwrap()), [(5, 3), (6, 0)]);
@@ -380,7 +380,7 @@ fn one_with_data_leads_where_there_is_one() {
     let all = [2, 3, 1].map(|number| member(number, 1));
     let scene = Scene::new(3, &[1, 3, 2], 2).of_parity(1);
     assert_next(&scene, &entry(3, 1, &all, &[]), 3, &[2, 3, 1], &[]);
-    // A new first of the plan takes a position with data.
+    // If the plan has a new first OSD, that OSD learns for a position with data.
     let scene = Scene::new(5, &[5, 4, 1], 2).of_parity(1);
     assert_eq!(roles(&scene.next(&entry(3, 2, &all[..1], &[])).unwrap()), [(5, 1), (4, 2)]);
 }
@@ -414,7 +414,7 @@ fn members_stay_at_their_positions() {
     // If all members are sound, a learner is filled for the member that is not in the plan.
     let moves = scene.next(&entry(3, 1, &all, &[])).unwrap();
     assert_eq!((&moves.learners[..], &acting(&moves)[..]), (&[new][..], &all[..]));
-    // Meanwhile another member is lost: the learner is filled for its position first.
+    // When another member is lost meanwhile, the learner is filled for that member's position first.
     let lost = scene.clone().down(3).next(&moves).unwrap();
     let again = Learner { position: Position::new(2).unwrap(), ..new };
     assert_eq!((lost.learners, acting(&moves)), (vec![again], all.to_vec()));
@@ -459,11 +459,11 @@ fn a_member_whose_disk_hangs_goes_where_others_are_enough() {
         assert_eq!((next.primary_osd(), acting(&next)), (Some(osd(primary)), rest));
         assert!(next.learners.is_empty());
     }
-    // It does not become a learner as long as its disk hangs.
+    // The OSD does not become a learner as long as its disk hangs.
     assert_eq!(scene.clone().stalled(3).next(&entry(3, 1, &all[..2], &[])), None);
     let back = scene.next(&entry(3, 1, &all[..2], &[])).unwrap();
     assert_eq!(learning(&back), [member(3, 1)]);
-    // A learner is removed as well, and one that was reported complete does not join.
+    // A learner whose disk hangs is removed as well, and a complete one does not become a member.
     let next = scene.clone().stalled(3).next(&entry(3, 1, &all[..2], &all[2..])).unwrap();
     assert_eq!((&acting(&next)[..], &next.learners[..]), (&all[..2], &[][..]));
     let mut complete = Scene::new(3, &[1, 3], 2).stalled(3);
@@ -479,13 +479,13 @@ fn where_too_few_disks_answer_no_epoch_begins() {
     let scene = Scene::new(3, &[1, 2, 3], 2);
     assert_eq!(scene.clone().stalled(1).stalled(2).next(&now), None);
     assert_eq!(scene.clone().stalled(1).stalled(2).stalled(3).next(&now), None);
-    // A member that is down is not removed either: the one whose disk hangs does not count.
+    // A member that is down is not removed either, because the member whose disk hangs does not count.
     let one_left = scene.clone().stalled(1).down(3);
     assert_eq!(one_left.next(&now), None);
     // The others must have been heard from since.
     let unheard = scene.clone().stalled(1).with(2, |standing| standing.heard = 5);
     assert_eq!(unheard.next(&now), None);
-    // Reports that arrive together are evaluated together, including one of a disk that answers again.
+    // Reports that arrive together are evaluated together, even if one is of a disk that responds again.
     let new = scene.clone().stalled(1).with(2, |standing| standing.disk.is_new = true);
     assert_eq!(new.next(&now), None);
     // A disk that has not finished an earlier operation may hang too.
@@ -503,7 +503,7 @@ struct World {
     event: u64,
     /// OSDs that have every acknowledged write.
     whole: BTreeSet<OsdId>,
-    /// OSDs whose store lost acknowledged writes and has not been filled since.
+    /// OSDs whose stores have lost acknowledged writes and have not been refilled since.
     damaged: BTreeSet<OsdId>,
     random: u64,
 }
@@ -585,13 +585,13 @@ impl World {
         self.scene.targets = numbers[..self.scene.copies].iter().map(|n| osd(*n)).collect();
     }
 
-    /// Acknowledges writes if all acting members are present and none is damaged; a learner may be filled.
+    /// Acknowledges writes if all acting members are present and undamaged; a learner may be filled.
     fn serve(&mut self) {
         let is_good =
             |member: &Member| self.is_there(member) && !self.damaged.contains(&member.osd);
         let primary = self.entry.primary_osd().expect("somebody leads");
         let reaches = |member: &Member| !self.scene.links.is_broken(primary, member.osd);
-        // Learners that were reported complete are bound: nothing is acknowledged without them.
+        // Learners that were reported complete are bound: no write is acknowledged without them.
         let bound = self.entry.learning().filter(|member| self.scene.complete.contains(member));
         let needed: Vec<Member> = self.entry.acting().chain(bound).copied().collect();
         if !needed.iter().all(|member| is_good(member) && reaches(member)) {
@@ -664,7 +664,7 @@ impl World {
 }
 
 impl World {
-    /// Checks that entries settle if there are no further events.
+    /// Checks that the entry stops changing if there are no further events.
     fn comes_to_rest(&mut self) {
         let renew = std::mem::take(&mut self.scene.renew);
         for _ in 0..20 {
@@ -704,7 +704,7 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
             world.step();
             world.comes_to_rest();
         }
-        // All OSDs return, and lost data is given up: the entry ends up as planned.
+        // All OSDs return, and lost data is given up: the final entry is as planned.
         world.whole = world.scene.standings.keys().copied().collect();
         world.scene.renew = false;
         world.scene.barred.clear();

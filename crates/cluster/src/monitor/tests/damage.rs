@@ -1,4 +1,4 @@
-//! A state store with keys that cannot be used, written while no monitor led.
+//! A state store with unusable keys that were written while no monitor led.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::numbers::{EPOCH_MAX, NUMBER_MAX, REVISION_MAX, SESSION_MAX};
 
 const GIB: u64 = 1 << 30;
 
-/// One key of each kind for which damage can be repaired.
+/// One key of each kind that can be repaired after damage.
 const KEYS: [&str; 15] = [
     "osd/1",
     "pool/1",
@@ -31,8 +31,8 @@ const KEYS: [&str; 15] = [
     "counter/monitor",
 ];
 
-/// Returns a cluster with a record under each of [`KEYS`]: volume `v`, attached with its lock by
-/// session 2, and a removed volume, with a waiting task and session 1, which is fenced.
+/// Returns a cluster with a record under each of [`KEYS`]. Volume `v` is attached, with its lock, by session
+/// 2. A volume was removed: its task waits, and session 1, which had it attached, is fenced.
 fn cluster() -> Rig {
     let mut rig = Rig::with_copies(3, 2, 2, 8);
     rig.make_volume("v", GIB).unwrap();
@@ -91,7 +91,7 @@ fn members(rig: &Rig) -> Vec<(PgId, BTreeSet<base::OsdId>)> {
     rig.entries().iter().map(|entry| (entry.pg, of(entry))).collect()
 }
 
-/// Checks that the cluster is as before, and issues no id twice.
+/// Checks that the cluster is as before, and that no id is issued twice.
 fn assert_mended(rig: &mut Rig, before: &[(PgId, BTreeSet<base::OsdId>)], key: &str) {
     assert_eq!(rig.stopped, None, "{key}");
     assert_eq!(damage_told(rig), None, "{key}");
@@ -121,7 +121,7 @@ fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
             assert_eq!(rig.stopped, None, "{key}");
             let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}"));
             assert!(told.contains(&format!("{key} (")), "{told}");
-            // Nobody is told that anything was removed, and nothing is issued.
+            // No receiver of the map is informed of a removal, and no id is issued.
             let client = rig.client();
             let mut map = ClusterMap::default();
             assert_eq!(rig.subscribe(client, &mut map), Ok(0), "{key}");
@@ -170,14 +170,14 @@ fn a_recovery_takes_what_is_damaged_from_osds() {
             rig.entries().iter().zip(epochs).all(|(entry, epoch)| entry.epoch > epoch),
             "{key}"
         );
-        // Everything is as of one transaction: sessions, locks and tasks continue.
+        // All records are as of one transaction: sessions, locks and tasks continue.
         let session = SessionId::new(2);
         let is_fenced = rig.osds[&osd_id(1)].map.pools.values().all(|pool| pool.is_fenced(session));
         let committed = &rig.monitor.committed;
         assert!(!is_fenced && committed.session(session).is_some(), "{key}");
         assert!(committed.lock(ImageId::FIRST).is_some() && rig.tasks().len() == 1, "{key}");
         assert_mended(&mut rig, &before, key);
-        // Another monitor finds no damage.
+        // After a restart, the monitor finds no damage.
         rig.restart();
         rig.tick();
         assert_eq!(damage_told(&mut rig), None, "{key}");
@@ -195,7 +195,7 @@ fn a_manual_edit_while_no_monitor_led_is_not_believed() {
         rig.report(2, |_| {});
         rig.make_volume("later", GIB).unwrap();
         let before = members(&rig);
-        // An invalid setting is undone only once nothing is damaged.
+        // An invalid setting is undone only when no other key is damaged.
         rig.hand_writes_unseen("config/nothing", Some("{}"));
         damage(&mut rig, key, Some(&older));
         for _ in 0..2 {
@@ -311,7 +311,7 @@ fn a_recovery_that_cannot_be_read_is_one_that_is_not_whole() {
     assert!(!rig.checks().contains(&"state_older".to_string()));
 }
 
-/// Edits one number of a record by hand while no monitor leads, leaving no other trace of the edit.
+/// Edits one number of a record by hand while no monitor leads, without any other trace of the edit.
 fn write_number(rig: &mut Rig, key: &str, path: &str, number: u64) {
     let mut value: Value = serde_json::from_str(&rig.stored(key).unwrap().value).unwrap();
     *value.pointer_mut(path).expect("it is there") = json!(number);
@@ -412,7 +412,7 @@ fn a_counter_that_has_given_its_last_id_gives_no_more() {
         write_number(&mut rig, key, "/last", last);
         come_again(&mut rig);
         assert_eq!(damage_told(&mut rig), None, "{key}");
-        // The client that has the volume does not return.
+        // The client that has the volume attached does not return.
         rig.advance(Duration::from_secs(11));
         let client = rig.client();
         let refused = match key {

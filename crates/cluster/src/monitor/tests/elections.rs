@@ -1,4 +1,4 @@
-//! Several monitors over one store: one leads by its lease, the others relay their connections to it.
+//! Several monitors with one store: one leads under its lease, the others relay their connections to it.
 
 mod endpoints;
 mod lines;
@@ -21,7 +21,7 @@ use crate::state::{
     TransactionOutcome, Unavailable, WatchId,
 };
 
-/// The process at one end of a connection.
+/// The process at an end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Who {
     Election(usize),
@@ -37,14 +37,14 @@ struct Client {
     is_closed: bool,
 }
 
-/// Monitors that communicate with each other and with one store without delay.
+/// Monitors that communicate with each other and with their common store without delay.
 struct Monitors {
     now: Time,
     store: MemoryState,
     processes: Vec<Option<Election>>,
-    /// Monitors whose store does not answer.
+    /// Monitors that get no reply from the store.
     cut: BTreeSet<usize>,
-    /// Requests from these monitors and events for them, held back until the store answers again.
+    /// Requests from these monitors and events for them, held back until the store replies again.
     held: Vec<(usize, StateEffect)>,
     held_events: Vec<(usize, StateEvent)>,
     /// Transactions with an unknown outcome that may still be applied.
@@ -111,14 +111,14 @@ impl Monitors {
         self.settle();
     }
 
-    /// Makes the store report that it cannot be reached, or that it can.
+    /// Makes the store report to a monitor that it cannot be reached, or that it can be reached again.
     fn trouble(&mut self, number: usize, why: Option<&str>) {
         let trouble = why.map(str::to_string);
         self.events.push_back((number, Event::State(StateEvent::Condition { trouble })));
         self.settle();
     }
 
-    /// Kills the process.
+    /// Kills the monitor's process.
     fn kill(&mut self, number: usize) {
         self.processes[number] = None;
         self.held.retain(|(monitor, _)| *monitor != number);
@@ -177,7 +177,7 @@ impl Monitors {
             }
             Effect::Net(NetEffect::Close { connection }) => {
                 self.break_off((Who::Election(number), connection));
-                // No further events of this connection are delivered, not even that it is closed.
+                // No further events of this connection are delivered, not even the event that it is closed.
                 self.events.retain(|(monitor, event)| {
                     let Event::Net(event) = event else { return true };
                     let (NetEvent::Accepted { connection: id, .. }
@@ -200,7 +200,7 @@ impl Monitors {
         self.tell(there, NetEvent::Accepted { connection, peer });
     }
 
-    /// Breaks a connection at one end: the other end is notified.
+    /// Breaks a connection at one end, and notifies the other end.
     fn break_off(&mut self, here: End) {
         if let Some(there) = self.ends.remove(&here) {
             self.ends.remove(&there);
@@ -240,7 +240,7 @@ impl Monitors {
                 self.late.push((number, StateEffect::Transact { request, transaction }));
                 return;
             }
-            // Repeated until the store can be reached.
+            // Other requests are held back until the store can be reached again.
             effect if away => {
                 self.held.push((number, effect));
                 return;
@@ -308,7 +308,7 @@ impl Monitors {
         }
     }
 
-    /// Makes the store answer all monitors again, and delivers what was held back.
+    /// Makes the store reply to all monitors again, and delivers everything that was held back.
     fn mend(&mut self) {
         self.cut.clear();
         self.unsure.clear();
@@ -320,7 +320,7 @@ impl Monitors {
         self.settle();
     }
 
-    /// Applies a transaction that was given up, if its comparisons still hold.
+    /// Applies a late transaction, provided that its comparisons still hold.
     fn land_late(&mut self) {
         let Some((number, StateEffect::Transact { request, transaction })) = self.late.pop() else {
             return;
@@ -453,7 +453,7 @@ impl Monitors {
         self.settle();
     }
 
-    /// Returns the checks with this code from `status`.
+    /// Returns the checks with this code from `status` of one monitor.
     fn checks(&mut self, monitor: usize, code: &str) -> Vec<Value> {
         let status = self.ask(monitor, Command::Status).expect("answered").expect("a status");
         let checks = status["checks"].as_array().unwrap().clone();
@@ -477,7 +477,7 @@ impl Monitors {
         Some(serde_json::from_str(&entry.value).unwrap())
     }
 
-    /// Ends the process cleanly.
+    /// Ends the monitor's process cleanly.
     fn retire(&mut self, number: usize) {
         let mut effects = Vec::new();
         self.processes[number].as_mut().unwrap().retire(&mut effects);
@@ -546,7 +546,7 @@ fn any_monitor_takes_commands_and_osds_to_the_leader() {
         );
     }
     assert_eq!(monitors.stored("osd/3").unwrap()["up"], true);
-    // A relayed peer keeps its role: an OSD is an OSD, a client is a client.
+    // A relayed peer keeps its role: an OSD is treated as an OSD, a client as a client.
     let client = monitors.client(1);
     let needs = ToMonitor::PoolCleared { pool: base::PoolId::FIRST };
     monitors.say(client, &needs);
@@ -596,7 +596,7 @@ fn when_the_leader_dies_another_one_leads_after_its_lease() {
     monitors.kill(0);
     assert!(monitors.clients[osd].is_closed, "it must come again");
     assert_eq!(monitors.leaders(), [0usize; 0]);
-    // A peer that connects meanwhile waits for the next leader.
+    // A peer that connects while nobody leads waits for the next leader.
     let waits = monitors.boot(2, 1, Some(Incarnation::new(1)));
     monitors.advance(seconds(1));
     assert_eq!(monitors.leaders(), [0usize; 0], "its lease has not ended");
@@ -606,7 +606,7 @@ fn when_the_leader_dies_another_one_leads_after_its_lease() {
     let booted = FromMonitor::OsdBooted { incarnation: Incarnation::new(1) };
     monitors.advance(seconds(1));
     assert!(monitors.clients[waits].said.contains(&booted), "the same run goes on");
-    // The monitor that died returns, and follows.
+    // The monitor that was killed returns, and follows the new leader.
     monitors.start(0);
     monitors.advance(seconds(10));
     assert_eq!(monitors.leader(), leader);
@@ -633,9 +633,9 @@ fn a_leader_cut_off_from_the_store_closes_its_connections() {
     assert!(monitors.clients[osd].is_closed && monitors.clients[over].is_closed);
     let leader = monitors.leader();
     assert_ne!(leader, 0);
-    // What the others write meanwhile is not undone when the monitor returns.
+    // Transactions of other monitors are not undone when this monitor returns.
     monitors.ask(leader, osd_create(2)).unwrap().unwrap();
-    // A command sent to it is refused.
+    // A command sent to the cut-off monitor is refused.
     let lost = monitors.client(0);
     monitors.say(lost, &ToMonitor::Command { request: 1, command: osd_create(9) });
     monitors.advance(seconds(4));
@@ -654,7 +654,7 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
     let mut monitors = Monitors::new(1);
     monitors.ask(0, osd_create(1)).unwrap().unwrap();
     let record = monitors.stored("osd/1").unwrap();
-    // No monitor is notified: as if another monitor had led, written, and died.
+    // Change the store without notifying the monitor, as if another monitor had led, written, and died.
     monitors.cut.insert(0);
     let mut transaction = Transaction::new();
     let revision = |key: &str| {
@@ -670,7 +670,7 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
     let effect = StateEffect::Transact { request: StateRequest(0), transaction };
     monitors.store.apply(monitors.now, effect, &mut Vec::new());
     monitors.mend();
-    // The next transaction detects it.
+    // The monitor's next transaction detects the change.
     monitors.ask(0, osd_create(2));
     monitors.advance(seconds(5));
     assert_eq!(monitors.leader(), 0);
@@ -690,7 +690,7 @@ fn a_manual_edit_of_the_leaders_key_is_named_beside_those_named_before() {
         assert_eq!(monitors.leader(), 0);
         assert_eq!(monitors.undone(0), ["change", "leader", "osd/1"], "{bad:?}");
         monitors.ask(0, osd_create(2)).unwrap().unwrap();
-        // The same holds the next time it becomes the leader.
+        // The same holds after the monitor has become the leader again.
         monitors.cut.insert(0);
         monitors.advance(seconds(1));
         monitors.mend();
@@ -729,7 +729,7 @@ fn the_only_monitor_serves_on_while_the_store_is_away() {
     assert!(!monitors.clients[client].is_closed);
     let rows = monitors.ask(0, Command::OsdList).unwrap().unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 1);
-    // A command that changes the state is refused and not executed.
+    // A command that changes the state is refused, and is not executed later.
     monitors.trouble(0, Some("etcd is silent"));
     let refused = monitors.ask(0, osd_create(2)).unwrap().unwrap_err();
     assert_eq!((&*refused.code, &*refused.message), ("state_unavailable", "etcd is silent"));
@@ -747,7 +747,7 @@ fn a_former_leader_refuses_relayed_connections() {
     monitors.cut.extend([0, 1]);
     monitors.advance(seconds(4));
     assert_eq!(monitors.leaders(), [0; 0]);
-    // The other monitor has not noticed yet.
+    // The second monitor has not noticed yet that the first one no longer leads.
     let client = monitors.client(1);
     let create = ToMonitor::Command { request: 1, command: osd_create(1) };
     monitors.say(client, &create);
@@ -902,7 +902,7 @@ fn a_monitor_that_is_not_there_is_warned_of_until_it_is_back_or_forgotten() {
     monitors.advance(seconds(1));
     monitors.ask(0, Command::MonitorRemove { monitor: monitor_id(2) }).unwrap().unwrap();
     assert_eq!(monitors.checks(0, "monitor_down"), [Value::Null; 0]);
-    // When another monitor becomes the leader, the others have some time to connect.
+    // When another monitor becomes the leader, the remaining monitors have some time to connect.
     monitors.retire(0);
     assert_eq!(monitors.checks(1, "monitor_down"), [Value::Null; 0]);
     monitors.advance(seconds(4));
@@ -912,12 +912,12 @@ fn a_monitor_that_is_not_there_is_warned_of_until_it_is_back_or_forgotten() {
 #[test]
 fn two_monitors_that_each_take_the_other_for_the_leader_relay_nothing_in_a_circle() {
     let mut monitors = Monitors::new(2);
-    // The second monitor is aware that the first leads, and does not relay a connection from a monitor.
+    // The second monitor knows that the first leads, but does not relay a connection from a monitor.
     let other = monitors.connection_of(1, Role::Monitor(monitor_id(0)));
     assert!(monitors.clients[other].is_closed);
 }
 
-/// A pseudo-random generator with a seed.
+/// A pseudo-random generator with a fixed seed.
 struct Chance(u64);
 
 impl Chance {
@@ -929,8 +929,8 @@ impl Chance {
     }
 }
 
-/// Checks that whatever was acknowledged is in the store, whatever happens to monitors, and that no
-/// id is issued twice. Returns the number of OSDs created.
+/// Checks that every acknowledged change is in the store, whatever happens to monitors, and that no id is
+/// issued twice. Returns the number of OSDs created.
 fn live_through(seed: u64) -> usize {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut monitors = Monitors::new(3);
@@ -990,7 +990,7 @@ fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
     assert!(done > 5 * counts.len(), "something was done: {counts:?}");
 }
 
-/// A session and whether it has the lock, or why it was refused.
+/// The session and whether it has the lock, or the reason for the refusal.
 type Granted = Result<(SessionId, bool), String>;
 
 impl Monitors {
@@ -1026,7 +1026,7 @@ impl Monitors {
     }
 }
 
-/// Returns monitors with one OSD and volume `v`.
+/// Returns monitors in a cluster with one OSD and volume `v`.
 fn monitors_with_volume(count: usize) -> Monitors {
     let mut monitors = Monitors::new(count);
     monitors.ask(0, osd_create(1)).unwrap().unwrap();
@@ -1049,14 +1049,14 @@ fn a_lock_holds_whichever_monitors_its_holder_and_others_are_connected_to() {
     for monitor in 0..3 {
         assert_eq!(monitors.ask_lock(monitor).1, Some(Err("locked".into())));
     }
-    // If the holder's connection is lost at one monitor, attaches at other monitors wait too.
+    // If the holder's connection to one monitor is lost, attaches at other monitors wait too.
     monitors.leave(holder);
     let (next, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
     let back = monitors.client(1);
     monitors.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(monitors.lock_answer(next), Some(Err("locked".into())));
-    // The holder releases the lock over that monitor, and is notified.
+    // The holder releases the lock over that connection, and is notified.
     monitors.say(back, &ToMonitor::CloseSession { session, unanswered: false });
     assert!(monitors.clients[back].said.contains(&FromMonitor::SessionClosed { session }));
     assert!(monitors.ask_lock(2).1.unwrap().unwrap().1);
@@ -1069,7 +1069,7 @@ fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
     let (session, _) = granted.unwrap().unwrap();
     monitors.kill(0);
     assert!(monitors.clients[holder].is_closed);
-    // Before the next monitor leads, another client requests the lock; the holder returns later.
+    // Before the next monitor leads, another client requests the lock; then the holder returns.
     let (other, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
     monitors.advance(seconds(7));
@@ -1077,7 +1077,7 @@ fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
     let back = monitors.client(1);
     monitors.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(monitors.lock_answer(other), Some(Err("locked".into())));
-    // A holder that does not return is fenced before the next one receives the lock.
+    // A holder that does not return is fenced before the next client receives the lock.
     monitors.leave(back);
     let (next, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);

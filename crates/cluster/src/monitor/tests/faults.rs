@@ -1,4 +1,4 @@
-//! The monitor ends, or the store answers "unknown", at every transaction of a scenario.
+//! At every transaction of a scenario, the monitor ends or the store replies "unknown".
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use crate::state::{
     Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore, Transaction,
 };
 
-/// The scenario: boot, pool, volume, session, loss of the session, removal with fence and task; an
-/// OSD restarts. Each command may already have been executed when it is repeated.
+/// The scenario: OSDs boot; a pool, a volume and a session are created; the session is lost; an OSD restarts;
+/// the volume is removed, with a fence and a task. A command that is repeated may already have been executed.
 fn life(rig: &mut Rig, pg_count: u32) {
     for number in 1..=2 {
         rig.add_osd(number);
@@ -32,7 +32,7 @@ fn life(rig: &mut Rig, pg_count: u32) {
     rig.boot(2);
     let mut removed = rig.remove_volume("v");
     if removed.as_ref().is_err_and(|error| error.code == "busy") {
-        // A new monitor restarts the timeouts of sessions.
+        // After a restart, the monitor starts the timeouts of sessions again.
         rig.advance(Duration::from_secs(12));
         removed = rig.remove_volume("v");
     }
@@ -44,7 +44,7 @@ fn life(rig: &mut Rig, pg_count: u32) {
     }
 }
 
-/// Checks what must hold after the scenario, whatever went wrong.
+/// Checks the final state, which must be the same whatever went wrong.
 fn check_end(rig: &mut Rig) {
     assert_eq!(rig.stopped, None);
     assert_eq!(rig.tasks(), [] as [Value; 0]);
@@ -74,7 +74,7 @@ fn check_end(rig: &mut Rig) {
     }
 }
 
-/// Number of PGs in two shards.
+/// A number of PGs that needs two shards.
 const PG_COUNT: u32 = 512;
 
 fn live_with(mishap: impl Fn(u32) -> Mishap) {
@@ -218,7 +218,7 @@ fn status_says_why_the_store_cannot_be_asked_before_the_first_reading() {
     rig.advance(Duration::from_secs(1));
     assert_eq!(rig.inbox[&client].len(), 1, "the list that waited");
     assert!(!rig.checks().contains(&"state_unavailable".to_string()));
-    // Once the store has been read, PGs are served without it.
+    // Once the store has been read, PGs are served even if it cannot be reached.
     rig.event(trouble(Some("etcd is gone")));
     assert_eq!(rig.status()["health"], "warn");
 }
@@ -272,7 +272,7 @@ fn a_monitor_that_lost_leadership_ends() {
 
 #[test]
 fn a_store_older_than_an_osd_changes_nothing() {
-    // An OSD reports a run that this store has not issued, or a map that it has not made.
+    // An OSD reports a run or a map revision that this store has not issued.
     for goes_on in [true, false] {
         let mut rig = Rig::with_pool(1, 8);
         let backup = rig.store.clone();

@@ -9,7 +9,8 @@ use crate::records::{Key, Record};
 
 const GIB: u64 = 1 << 30;
 
-/// Opens and loses sessions of the volume one after another, each fenced by the next attach.
+/// Opens sessions of the volume one after another; each loses its connection and is fenced by the next
+/// attach.
 fn fence_many(rig: &mut Rig, volume: &str, count: usize) -> Vec<SessionId> {
     let mut sessions = Vec::new();
     for _ in 0..count {
@@ -55,7 +56,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
     };
     assert!(record.count() < 50, "{} for {} sessions", record.count(), ended.len());
     assert!(record.ranges.len() >= 19, "{:?}", record.ranges);
-    // This ended no open session, and a new leader continues the same way.
+    // No open session was ended, and a new leader continues in the same way.
     rig.restart();
     rig.tick();
     for session in open {

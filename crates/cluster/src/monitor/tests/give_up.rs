@@ -1,4 +1,4 @@
-//! `pg give-up --they-are-off`: it waits until each acting member is known to be up or down.
+//! `pg give-up --they-are-off`: the command waits until each acting member is known to be up or down.
 
 use base::{Duration, PgId};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::rig::{Rig, osd_id};
 use crate::message::{Command, Failure, FromMonitor};
 
-/// Returns a cluster whose PGs lost osd.3, and went on with osd.1 and osd.2, the minimum.
+/// Returns a cluster whose PGs lost osd.3 and continue with osd.1 and osd.2, the minimum.
 fn with_two_left() -> (Rig, PgId) {
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     rig.kill_osd(3);
@@ -25,7 +25,7 @@ fn give_up(pg: PgId) -> Command {
     Command::PgGiveUp { pg, accepted: true, they_are_off: true }
 }
 
-/// Sends the command and lets the time pass; returns the answer, if there is one by then.
+/// Sends the command and advances the clock; returns the answer, if it has arrived by then.
 fn answer_within(
     rig: &mut Rig,
     command: Command,

@@ -31,7 +31,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     rig.kill_osd(4);
     assert_eq!(rig.check("pg_peering").0, "warn", "new epochs are not served yet");
     assert_eq!(rig.status()["health"], "warn");
-    // As reported by the primaries meanwhile.
+    // Meanwhile, the primaries report that their PGs are peering.
     report_all(&mut rig, |report| {
         report.peering = report.active.drain(..).map(|pg| (pg, "asks".into())).collect();
     });
@@ -82,7 +82,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     let recovery = rig.status()["recovery"].clone();
     assert_eq!((&recovery["bytes_left"], &recovery["eta_seconds"]), (&json!(80 << 20), &json!(4)));
     assert_eq!(recovery["waits_for"], json!([]));
-    // With a backfill that waits for its turn, the time left is unknown.
+    // For a backfill that waits for its turn, the time left is unknown.
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     let waiting = progress(0, None);
     rig.report(primary, |report| report.filling = vec![progress(20 << 20, Some(1)), waiting]);
@@ -93,7 +93,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     );
     assert_eq!(row["planned"].as_array().unwrap().len(), 2);
 
-    // Both members of a PG go down, one after the other: the PG waits for the last one.
+    // Both members of a PG go down, one after the other: the PG waits for the one that went down last.
     let waiting = rig.entries().into_iter().find(|entry| entry.learners.is_empty()).unwrap();
     let first = waiting.acting().next().unwrap().osd.get();
     let second = waiting.acting().nth(1).unwrap().osd.get();
@@ -108,7 +108,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert_eq!(rig.status()["health"], "error");
     let (severity, hint) = rig.check("pg_down");
     assert_eq!(severity, "error");
-    // The hint has the path of the last member; giving up would not help.
+    // The hint contains the path of the last member; giving up data would not help.
     assert!(hint.contains(&format!("`ashlar osd run /osd{second}`")), "{hint}");
     assert!(!hint.contains("give-up"), "{hint}");
     rig.command(Command::OsdOut { osd: osd_id(second) }).unwrap();

@@ -1,4 +1,4 @@
-//! Pools, volumes, sessions, tasks and the map, while nothing fails.
+//! Pools, volumes, sessions, tasks and the map, without failures.
 
 use base::{Duration, GIB, MapRevision, Scheme, SessionId, StripeIndex, TIB};
 use format::door::{NetEvent, Role};
@@ -189,13 +189,13 @@ fn a_boot_ends_no_run_unless_its_sender_is_there() {
         *incarnation = None;
     }
     let (run, epochs) = (rig.osds[&osd_id(1)].incarnation, rig.entries());
-    // Another monitor held the boot back and forwards it now.
+    // Another monitor delayed the boot message, and forwards it now.
     let late = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
     rig.say(late, &echo);
     let last = rig.inbox.get_mut(&late).unwrap().pop_back();
     let Some(FromMonitor::Probe { nonce }) = last else { panic!("{last:?}") };
     assert_eq!(rig.entries(), epochs);
-    // An answer over another connection does not count.
+    // A confirmation over another connection does not count.
     let connection = rig.osds[&osd_id(1)].connection.unwrap();
     rig.say(connection, &ToMonitor::Alive { nonce });
     assert_eq!(rig.entries(), epochs);
@@ -203,7 +203,7 @@ fn a_boot_ends_no_run_unless_its_sender_is_there() {
     rig.boot(1);
     assert_eq!(rig.osds[&osd_id(1)].refused, None);
     assert_eq!(rig.osds[&osd_id(1)].incarnation, run);
-    // A sender that is still there confirms its boot.
+    // A sender that is still connected confirms its boot.
     let again = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
     rig.say(again, &echo);
     let last = rig.inbox.get_mut(&again).unwrap().pop_back();
@@ -390,13 +390,13 @@ fn a_connection_that_a_client_has_left_takes_no_session_with_it() {
     let resume = |turn| ToMonitor::ResumeSession { session, reign: 0, turn };
     let present = rig.client();
     rig.say(present, &resume(3));
-    // A monitor that was suspended forwards an old message of a client that has left it.
+    // A monitor that was suspended forwards an old message of a client that has already left it.
     let left = rig.client();
     rig.say(left, &resume(2));
     rig.break_connection(left);
     rig.advance(Duration::from_secs(60));
     assert_eq!(code(rig.remove_volume("v")), "busy");
-    // A later turn takes the session over.
+    // A resume request with a later turn takes over the session.
     let next = rig.client();
     rig.say(next, &resume(4));
     rig.break_connection(present);
@@ -630,7 +630,7 @@ fn status_tells_health_with_reasons() {
     assert_eq!(asked.code, "not_accepted");
     assert!(asked.message.contains("entry lost") && asked.hint.contains("--yes"), "{asked:?}");
     assert!(rig.osds[&osd].gave_up.is_empty());
-    // The answer arrives when the OSD serves the PG, or after a timeout.
+    // The answer arrives once the OSD serves the PG, or after a timeout.
     let client = rig.client();
     assert_eq!(rig.command_over(client, give_up.clone()), None);
     let entry = rig.osds[&osd].map.pg(pg).unwrap().clone();

@@ -1,4 +1,4 @@
-//! Log lines: there is one for each change of the cluster, and no others.
+//! Log lines: one for each change of the cluster, and no others.
 
 use base::trace::Level;
 use base::{Duration, OsdId, TraceEvent};
@@ -39,7 +39,7 @@ fn a_member_that_dies_and_comes_back_leaves_a_line_for_each_change() {
     let begins = lines(&rig.lines, "OSD begins a run");
     assert!(begins.len() == 1 && begins[0].contains("run=2"), "{begins:?}");
     assert_eq!(lines(&rig.lines, "OSD is up").len(), 1);
-    // There is one for each epoch, and each backfill that begins also ends.
+    // There is one line for each epoch, and each backfill that begins also ends.
     let epochs = (epochs(&rig) - before) as usize;
     assert_eq!(lines(&rig.lines, "PG has a new epoch").len(), epochs);
     let [begun, done] =
@@ -149,7 +149,7 @@ fn the_level_of_the_log_is_a_setting_that_reaches_everybody() {
     );
     let told = crate::settings::Changed::from([("log_level".to_string(), 3)]);
     assert_eq!(rig.osds[&osd_id(1)].settings, told);
-    // A monitor that does not lead is informed when it connects, and when the level changes.
+    // A monitor that does not lead receives the log level when it connects, and when the level changes.
     let here = ToMonitor::MonitorHere {
         monitor: base::MonitorId::new(2).unwrap(),
         addresses: vec!["tcp:10.0.0.2:1".into()],
@@ -168,7 +168,7 @@ fn the_level_of_the_log_is_a_setting_that_reaches_everybody() {
     assert_eq!(told(&rig), [1]);
     rig.command(set(None)).unwrap();
     assert_eq!((told(&rig), rig.level), (vec![1, 0], None));
-    // A new leader applies it at once.
+    // A new leader applies the log level at once.
     rig.command(set(Some("error"))).unwrap();
     rig.restart();
     rig.tick();

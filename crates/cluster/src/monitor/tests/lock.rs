@@ -1,4 +1,4 @@
-//! Locks of images: who receives one, who waits, who is refused, and how a lock is taken away.
+//! Locks of images: who receives a lock, who waits, who is refused, and how a lock is taken away.
 
 use base::{Duration, GIB, SessionId};
 use serde_json::json;

@@ -18,7 +18,7 @@ fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
     result.unwrap_err().code
 }
 
-/// Checks that every PG is as planned, led by the plan's first OSD, with members in their newest runs.
+/// Checks that every PG is as planned: the plan's first OSD is primary, and members are in their newest runs.
 fn assert_at_rest(rig: &Rig) {
     for (entry, targets) in rig.entries().iter().zip(rig.targets()) {
         let planned: BTreeSet<u32> = targets.iter().map(|osd| osd.get()).collect();
@@ -126,7 +126,7 @@ fn a_second_failure_keeps_the_last_copy_in_its_place() {
     rig.kill_osd(1);
     rig.kill_osd(2);
     assert!(sets(&rig).iter().all(|(acting, _)| *acting == [2].into()));
-    // Only the OSD that missed writes returns: no PG is set back to an older state.
+    // Only the OSD that missed writes returns: the PGs do not continue from its older data.
     rig.boot(1);
     assert!(sets(&rig).iter().all(|(acting, _)| *acting == [2].into()));
     rig.boot(2);
@@ -166,7 +166,7 @@ fn nobody_leaves_before_the_others_were_heard() {
     assert!(!up(&rig, 1), "it did not answer");
     assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3), "two of three are gone");
     assert!(rig.entries().iter().all(|entry| entry.primary_osd() == Some(osd_id(3))));
-    // The connection of osd.1 was closed; the same run returns.
+    // The connection of osd.1 was closed, and the same run returns.
     rig.osds.get_mut(&osd_id(1)).unwrap().is_silent = false;
     rig.boot(1);
     assert!(sets(&rig).iter().all(|(acting, _)| *acting == [1, 3].into()));
@@ -179,7 +179,7 @@ fn an_awaited_osd_is_down_at_once_when_a_peer_finds_nobody_there() {
     rig.unreachable(1, 2, Unreachable::Refused);
     assert!(!up(&rig, 2));
     assert!(sets(&rig).iter().all(|(acting, _)| !acting.contains(&2)));
-    // The peer's report arrives before the reset.
+    // The peer's report arrives before the monitor's own connection is reset.
     rig.unreachable(1, 3, Unreachable::Refused);
     assert!(up(&rig, 3), "it answers here");
     rig.crash_osd(3);
@@ -194,13 +194,13 @@ fn a_cluster_that_starts_as_a_whole_keeps_its_members() {
     (1..=3).for_each(|number| rig.crash_osd(number));
     rig.restart();
     rig.boot(1);
-    // Its peers have not started yet, and it reports that.
+    // The peers of osd.1 have not started yet, and osd.1 reports that.
     rig.unreachable(1, 2, Unreachable::Refused);
     rig.unreachable(1, 3, Unreachable::Refused);
     rig.advance(Duration::from_millis(1500));
     rig.boot(2);
     assert_eq!(sets(&rig), before);
-    // An OSD that does not connect is marked down in the end.
+    // An OSD that does not connect is eventually marked down.
     rig.unreachable(1, 3, Unreachable::Refused);
     rig.advance(Duration::from_millis(600));
     rig.unreachable(1, 3, Unreachable::Refused);
@@ -307,7 +307,7 @@ fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_
     }
     let mut waits = Vec::new();
     for is_quick in [false, true, false, true, false] {
-        // An OSD that returns before it is marked down was a member until then.
+        // An OSD that returns before it is marked down remained a member until then.
         let span = if is_quick { Duration::from_millis(1) } else { Duration::from_secs(1) };
         rig.crash_osd(1);
         rig.advance(span);
@@ -323,7 +323,7 @@ fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_
         rig.fill();
     }
     assert_eq!(waits, [10, 20, 40, 60, 60]);
-    // It has the last copy of its PGs, which are served at once.
+    // The OSD has the last copy of its PGs, which are served at once in spite of the rest.
     for number in 2..=3 {
         rig.kill_osd(number);
     }
@@ -333,7 +333,7 @@ fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_
     for entry in rig.entries().iter().filter(|entry| osds(entry.acting()) == [1].into()) {
         assert_eq!(entry.primary_osd(), Some(osd_id(1)));
     }
-    // For an OSD that has run for a while, counting starts again.
+    // After the OSD has run for a while, its early restarts are counted from zero again.
     rig.boot(2);
     rig.boot(3);
     for _ in 0..4 {
@@ -477,7 +477,7 @@ fn only_a_report_of_this_epoch_and_these_runs_makes_a_learner_a_member() {
     old.epoch = entry.epoch;
     rig.need(&old, Need::Complete(learner));
     assert_eq!(rig.entry(0), filling);
-    // The sender is the learner itself, not the primary.
+    // The report comes from the learner itself, not from the primary.
     rig.need_from(learner.osd, &filling, Need::Complete(learner));
     assert_eq!(rig.entry(0), filling);
     rig.need(&filling, Need::Complete(learner));
@@ -575,7 +575,7 @@ fn an_osd_taken_out_is_emptied_while_it_serves_and_then_forgotten() {
     rig.command(Command::OsdRemove { osd }).unwrap();
     assert_eq!(code(rig.command(Command::OsdRemove { osd })), "not_found");
     assert_eq!(rig.stored("osd/4"), None);
-    // Receivers still learn of the next change, and the id is not issued again.
+    // Receivers of the map still learn of the next change, and the id is not issued again.
     rig.command(Command::OsdOut { osd: osd_id(3) }).unwrap();
     assert!(!rig.osds[&osd_id(1)].map.osds[&osd_id(3)].in_cluster);
     rig.command(Command::OsdIn { osd: osd_id(3) }).unwrap();
@@ -699,7 +699,7 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     for part in ["osd.3", "(v)", "cannot be undone"] {
         assert!(error.message.contains(part), "{part}: {}", error.message);
     }
-    // The primary reports that it cannot serve the PG; the remaining member has every acknowledged write.
+    // The primary reports that it cannot serve the PG. The remaining member has every acknowledged write.
     rig.report(1, |report| {
         report.active.clear();
         report.incomplete = vec![(pg, "it waits for osd.3".into())];
@@ -720,7 +720,7 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     assert_eq!((osds(entry.acting()), entry.primary_osd()), ([1].into(), Some(osd_id(1))));
     assert!(entry.epoch > left.epoch);
     assert_eq!(osds(rig.entry(1).acting()), [1, 3].into(), "the others are not given up");
-    // Members that return do not rejoin with their old data.
+    // Members that return do not become members again with their old data.
     rig.boot(3);
     rig.boot(2);
     assert_eq!((osds(rig.entry(0).acting())), [1].into());
@@ -754,7 +754,7 @@ fn what_people_write_of_pools_and_osds_is_followed() {
     assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3 && !acting.contains(&4)));
 }
 
-/// An OSD dies and returns, another is taken out, and one is added.
+/// The scenario: an OSD dies and returns, another is taken out, and one is added.
 fn life(rig: &mut Rig) {
     rig.kill_osd(2);
     rig.boot(2);
@@ -821,7 +821,7 @@ fn the_largest_pool_can_be_made_whatever_its_copies() {
         rig.command(Command::PoolRemove { pool: "p".into() }).unwrap();
         assert_eq!(rig.entries(), []);
     }
-    // Shards of an interrupted creation do not become shards of a smaller pool.
+    // Shards of an interrupted pool creation do not become shards of a smaller pool.
     (rig.transactions, rig.mishap) = (0, Mishap::KillAfter(1));
     let client = rig.client();
     let create = Command::PoolCreate {

@@ -46,7 +46,7 @@ fn a_setting_is_in_force_at_once() {
     assert!(!rig.checks().contains(&"osd_nearly_full".to_string()));
     rig.command(set("nearly_full_percent", Some("40"))).unwrap();
     assert!(rig.checks().contains(&"osd_nearly_full".to_string()));
-    // OSDs receive only the settings that they use; so does one that joins later.
+    // OSDs, including those that join later, receive only the settings that they use.
     rig.command(set("osd_report_ms", Some("250ms"))).unwrap();
     let told = crate::settings::Changed::from([("osd_report_ms".to_string(), 250)]);
     assert_eq!(rig.osds[&osd_id(1)].settings, told);
@@ -54,7 +54,7 @@ fn a_setting_is_in_force_at_once() {
     assert_eq!(rig.osds[&osd_id(2)].settings, told);
     rig.command(set("osd_report_ms", None)).unwrap();
     assert!(rig.osds.values().all(|osd| osd.settings.is_empty()));
-    // The new timeout also applies to a session that has already lost its connection.
+    // The new timeout also applies to a session that is already disconnected.
     rig.make_volume("v", GIB).unwrap();
     let client = rig.client();
     rig.open_session(client, "v").unwrap().unwrap();
@@ -94,7 +94,7 @@ fn value(rig: &mut Rig, key: &str) -> serde_json::Value {
     rig.command(Command::StateGet { key: key.into() }).unwrap()["value"].clone()
 }
 
-/// Returns the messages in `status` with this code.
+/// Returns the messages of the checks with this code in `status`.
 fn messages(rig: &mut Rig, code: &str) -> Vec<String> {
     let status = rig.status();
     let checks = status["checks"].as_array().unwrap().clone();
@@ -268,7 +268,7 @@ fn a_bad_manual_edit_is_undone_and_named() {
     assert_eq!(rig.stored(key).unwrap().value, good, "a restart changes nothing");
     rig.hand_writes("pool/1", Some("{}"));
     assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1);
-    // A good value ends the warning, whoever writes it.
+    // A valid value ends the warning, whoever writes it.
     let pool = value(&mut rig, "pool/1");
     rig.command(put("pool/1", &pool)).unwrap();
     assert_eq!(messages(&mut rig, "state_edit_undone"), [""; 0]);
@@ -311,7 +311,7 @@ fn the_host_that_people_name_counts_in_place_of_the_one_an_osd_says() {
         let key = format!("osd/{number}");
         let mut osd = value(&mut rig, &key);
         osd["tree"] = json!({ "host": "other", "rack": "r1" });
-        // One is written by a command, one by hand.
+        // One OSD is edited by a command, the other by hand.
         match number {
             3 => drop(rig.command(put(&key, &osd)).unwrap()),
             _ => rig.hand_writes(&key, Some(&osd.to_string())),
@@ -333,7 +333,7 @@ fn the_host_that_people_name_counts_in_place_of_the_one_an_osd_says() {
     let before: Vec<_> = hosts(&mut rig);
     assert_eq!(before.len(), 2);
     assert!(before.contains(&("other".to_string(), json!(2))), "{before:?}");
-    // It remains when the OSD restarts, and when an invalid location is written.
+    // The OSD keeps its location when it restarts, and when an invalid location is written.
     rig.kill_osd(4);
     rig.boot(4);
     for bad in [json!({ "host": "" }), json!({ "host": 5 }), json!({}), json!("other")] {
@@ -345,7 +345,7 @@ fn the_host_that_people_name_counts_in_place_of_the_one_an_osd_says() {
         assert_eq!(value(&mut rig, "osd/4")["tree"], placed[1]);
     }
     assert_eq!(hosts(&mut rig), before);
-    // Without it the host reported by the OSD counts again.
+    // Without an edited location, the host reported by the OSD counts again.
     for number in 3..=4 {
         let key = format!("osd/{number}");
         let mut osd = value(&mut rig, &key);
@@ -367,7 +367,7 @@ fn undo(rig: &mut Rig) -> Vec<String> {
     keys.map(|key| key.as_str().unwrap().to_string()).collect()
 }
 
-/// All OSDs connect again, as after each restart of a monitor.
+/// Makes all OSDs reconnect, as after each restart of a monitor.
 fn come_again(rig: &mut Rig) {
     for number in rig.osds.keys().map(|osd| osd.get()).collect::<Vec<_>>() {
         rig.boot(number);
@@ -432,7 +432,7 @@ fn a_guarded_key_that_its_editor_puts_back_is_as_if_nothing_had_been() {
         assert_eq!(messages(&mut rig, "state_damaged"), [""; 0], "{key}: the same value");
         rig.hand_writes("counter/session", None);
         rig.hand_writes(key, None);
-        // A valid setting still takes effect at once, and an invalid one is undone.
+        // A valid setting still takes effect at once, and an invalid setting is undone.
         rig.hand_writes("config/osd_grace_ms", Some(r#"{"name":"osd_grace_ms","value":500}"#));
         rig.hand_writes("config/lease_ms", Some("rubbish"));
         assert_eq!(rig.stored("config/lease_ms"), None);
@@ -452,7 +452,7 @@ fn a_guarded_key_that_its_editor_puts_back_is_as_if_nothing_had_been() {
 #[test]
 fn the_next_monitor_does_not_believe_a_manual_edit() {
     for key in GUARDED.into_iter().filter(|key| *key != "cluster") {
-        // The leader ends before or after it has recorded the edit.
+        // The leader's process ends before or after the leader has recorded the edit, or not at all.
         for mishap in [Mishap::None, Mishap::KillBefore(1), Mishap::KillAfter(1)] {
             let mut rig = with_lock();
             let older = rig.stored(key).unwrap().value;
@@ -481,7 +481,7 @@ fn the_next_monitor_does_not_believe_a_manual_edit() {
 
 #[test]
 fn a_manual_edit_of_the_mark_of_a_restore_changes_nothing() {
-    // A mark without cause is removed; the mark of edited keys is restored.
+    // A mark without a cause is removed; an edited mark of guarded keys is restored.
     let mut rig = with_lock();
     rig.hand_writes("recovery", Some(r#"{"monitor":1}"#));
     assert_eq!(rig.stored("recovery"), None);
@@ -494,7 +494,7 @@ fn a_manual_edit_of_the_mark_of_a_restore_changes_nothing() {
     }
     assert_eq!(undo(&mut rig), ["image/1"]);
     assert_eq!(rig.stored("recovery"), None);
-    // The mark of an interrupted restore remains, whatever is undone.
+    // The mark of an interrupted restore remains, even if edits are undone.
     let text = r#"{"monitor":1}"#;
     rig.hand_writes_unseen("recovery", Some(text));
     rig.restart();
@@ -540,7 +540,7 @@ fn an_undo_is_whole_wherever_the_monitor_ends() {
 #[test]
 fn a_manual_edit_of_the_number_of_transactions_is_undone_and_named() {
     for bad in [Some("{}"), Some(r#"{"last":1,"reigns":[]}"#), None] {
-        // Also while a transaction is in flight, whatever its outcome.
+        // The same holds while a transaction is in flight, whatever its outcome.
         for mishap in [Mishap::None, Mishap::UnknownHappened(1), Mishap::UnknownLost(1)] {
             let mut rig = Rig::with_pool(2, 8);
             let before = value(&mut rig, "change")["last"].as_u64().unwrap();
@@ -631,7 +631,7 @@ fn an_edit_under_a_transaction_on_its_way_is_judged_all_the_same() {
         {
             let mut rig = Rig::with_pool(1, 8);
             (rig.transactions, rig.mishap) = (0, mishap);
-            // The manual edit precedes the command; the monitor has not seen it yet.
+            // The manual edit is made before the command, but the monitor has not seen it yet.
             rig.hand_writes_unseen("config/nearly_full_percent", bad);
             rig.hand_writes_unseen("counter/image", Some("7"));
             assert_eq!(rig.make_volume("v", GIB).unwrap_err().code, "state_damaged");
@@ -651,7 +651,7 @@ fn an_edit_under_a_transaction_on_its_way_is_judged_all_the_same() {
 #[test]
 fn an_edit_in_a_compacted_past_is_found_by_reading_anew() {
     let mut rig = Rig::with_pool(1, 8);
-    // The store compacts a change before the watch reports it.
+    // The store compacts a change before the watch has reported it.
     rig.hand_writes_unseen("pg/1/0", Some("rubbish"));
     let lost = StateEvent::WatchLost {
         watch: WatchId(1),
@@ -730,7 +730,7 @@ fn a_pool_goes_when_it_has_no_volumes_and_its_name_is_free_at_once() {
     assert_eq!(error.code, "busy");
     assert_eq!(error.message, "pool p has 4 volumes: a, b, c, ...");
     assert_eq!(code(rig.command(remove_pool("x"))), "not_found");
-    // One OSD is down, and the deletion of a volume waits for it.
+    // One OSD is down, and the deletion of a volume's blocks waits for it.
     rig.kill_osd(2);
     for name in ["a", "b", "c", "d"] {
         rig.remove_volume(name).unwrap();
@@ -795,7 +795,7 @@ fn a_pool_has_no_more_pgs_than_the_stores_have_room_for() {
     let parts = ["osd.1", "4096 PGs", "256 MiB", "3495"];
     assert!(parts.iter().all(|part| error.message.contains(part)), "{}", error.message);
     rig.make_replicated("p", 2, Some(1), 2048).unwrap();
-    // PGs of other pools count too.
+    // PGs of other pools count as well.
     assert!(rig.make_replicated("q", 2, Some(1), 2048).unwrap_err().message.contains("4096 PGs"));
     rig.make_replicated("q", 2, Some(1), 1024).unwrap();
 }
@@ -811,7 +811,7 @@ fn an_osd_that_missed_a_removal_is_told_and_the_store_is_not_taken_for_old() {
     assert!(rig.osds[&osd_id(2)].map.pools.is_empty());
     assert!(!rig.checks().contains(&"state_older".to_string()));
     assert_eq!(rig.tasks(), [json!(null); 0]);
-    // The same for a client that has the pool in its map, and for one with a pool id that has not
+    // The same holds for a client that has the pool in its map, and for a client with a pool id that has not
     // been issued.
     let client = rig.client();
     let have = [(base::PoolId::FIRST, base::MapRevision::new(1))].into();
@@ -874,7 +874,7 @@ fn a_record_that_is_too_long_is_refused_undone_or_named_at_the_start() {
         }
     }
     assert_eq!(messages(&mut rig, "state_edit_undone").len(), 3);
-    // Up to the limit everything works.
+    // Values up to the maximum size are accepted.
     let mut osd = value(&mut rig, "osd/1");
     osd["notes"] = json!("n".repeat(60_000));
     rig.command(put("osd/1", &osd)).unwrap();

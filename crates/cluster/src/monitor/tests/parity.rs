@@ -1,4 +1,4 @@
-//! Pools with parity: records, placement, sizes and what changes them.
+//! Pools with parity: records, placement, sizes, and how changes affect them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::stats::Table;
 
 const EC_4_2: Scheme = Scheme::ReedSolomon { data: 4, parity: 2 };
 
-/// OSDs that are up, and a pool of 4+2 over them.
+/// Returns a cluster with a pool of scheme `ec 4+2`; all OSDs are up.
 fn with_parity(osd_count: u32, pg_count: u32) -> Rig {
     let mut rig = Rig::new();
     for number in 1..=osd_count {
@@ -46,7 +46,7 @@ fn pool_row(rig: &mut Rig) -> Value {
     rig.rows(Table::Pool)[0].clone()
 }
 
-/// Returns the message of a check that `status` shows.
+/// Returns the message of the check with this code in `status`.
 fn message_of(rig: &mut Rig, code: &str) -> String {
     let status = rig.status();
     let checks = status["checks"].as_array().unwrap();
@@ -57,7 +57,7 @@ fn message_of(rig: &mut Rig, code: &str) -> String {
         .to_string()
 }
 
-/// Whether every PG is where it should be, with a primary that has data.
+/// Checks that every PG is where it should be, and that its primary holds data.
 fn assert_whole(rig: &Rig, scheme: Scheme) {
     for entry in rig.entries() {
         assert_eq!(entry.positions.len() as u32, scheme.position_count());
@@ -116,7 +116,7 @@ fn records_of_pools_with_parity_and_of_earlier_versions_are_read() {
 fn volumes_are_cut_at_stripes() {
     let mut rig = with_parity(6, 8);
     rig.make_volume("v", GIB).unwrap();
-    // The task waits for this OSD.
+    // The task waits for osd.6.
     rig.crash_osd(6);
     let size = 3 * 512 * KIB + 128 * KIB;
     let shrink = Command::VolumeResize { volume: "v".into(), size, shrink: true };
@@ -191,7 +191,7 @@ fn parity_can_be_added_and_nothing_else_of_a_scheme_changes() {
     assert!(rig.checks().contains(&"pg_degraded".to_string()));
     rig.fill();
     assert_whole(&rig, code(4, 4));
-    // There is no OSD for a ninth member.
+    // There is no OSD for a seventh member.
     let mut rig = with_parity(6, 8);
     assert_eq!(rig.command(set(code(4, 3), None)).unwrap_err().code, "cannot_place");
 }
@@ -245,7 +245,7 @@ fn a_record_that_no_pool_can_have_is_not_used() {
         assert_eq!(pool_row(&mut rig)["scheme"], "ec 4+2");
         let message = message_of(&mut rig, "state_edit_undone");
         assert!(message.contains("pool/1"), "{message}");
-        // While no monitor leads there is no earlier value to go back to.
+        // A change made while no monitor leads has no earlier value to be restored.
         rig.hand_writes_unseen("pool/1", Some(&edited.to_string()));
         rig.restart();
         rig.tick();

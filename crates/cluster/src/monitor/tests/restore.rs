@@ -1,4 +1,4 @@
-//! A backup of the state store is restored.
+//! Restoring a backup of the state store.
 
 use base::{ConnectionId, Duration, Epoch, MapRevision, OsdId, PoolId, SessionId};
 
@@ -15,7 +15,7 @@ fn recover(rig: &mut Rig, lost: &[u32], accepted: bool) -> Result<serde_json::Va
     rig.command(Command::StateRecover { they_are_lost, accepted })
 }
 
-/// Restores a backup: the monitor is a new process, and all peers that were connected reconnect.
+/// Restores a backup: the monitor is a new process, and all peers that were connected must reconnect.
 fn restore(rig: &mut Rig, backup: &MemoryState) {
     rig.store = backup.clone();
     rig.restart();
@@ -23,7 +23,7 @@ fn restore(rig: &mut Rig, backup: &MemoryState) {
     rig.advance(Duration::from_millis(10));
 }
 
-/// Breaks the connections of these OSDs, which do not reconnect.
+/// Breaks the connections of these OSDs, and keeps the OSDs from reconnecting.
 fn stop(rig: &mut Rig, numbers: &[u32]) {
     for number in numbers {
         if let Some(connection) = rig.osds[&osd_id(*number)].connection {
@@ -53,7 +53,7 @@ fn volumes(rig: &mut Rig) -> Vec<String> {
 
 #[test]
 fn one_change_since_the_backup_is_enough_to_refuse_it() {
-    // Only the copy shows that a volume was created: no entry, no run and no map has changed.
+    // Only the OSDs' copies show that a volume was created: no entry, run or map has changed.
     let mut rig = Rig::with_pool(2, 8);
     let backup = rig.store.clone();
     rig.make_volume("w", GIB).unwrap();
@@ -165,7 +165,7 @@ fn all_osds_must_have_told_or_be_declared_lost() {
     recover(&mut rig, &[3], true).unwrap();
     come_again(&mut rig, &[1, 2]);
     assert_eq!(volumes(&mut rig), ["w"]);
-    // An OSD that was declared lost and returns receives a run that was never issued, and may join.
+    // An OSD that was declared lost but returns gets a run that was never issued, and may join.
     let before = rig.osds[&osd_id(3)].incarnation.unwrap();
     rig.osds.get_mut(&osd_id(3)).unwrap().incarnation = None;
     come_again(&mut rig, &[3]);
@@ -186,8 +186,8 @@ fn an_osd_that_keeps_quiet_is_waited_for() {
 
 #[test]
 fn the_cluster_that_went_on_from_a_backup_is_left_behind() {
-    // osd.1 was down since the backup: it joins the old store, which continues with it, up to and
-    // beyond the number of the true one. osd.2 has the newer state.
+    // osd.1 was down since the backup was made. It joins the old store, which continues with osd.1 until its
+    // transaction number reaches or exceeds that of the newer state. osd.2 has seen the newer state.
     for count in [1, 2, 8] {
         let mut rig = Rig::new();
         rig.add_osd(1);
@@ -300,13 +300,13 @@ fn a_copy_that_breaks_a_rule_is_refused_before_anything_is_written() {
     assert!(is_older(&mut rig));
 }
 
-/// Whether the OSDs permanently refuse a session.
+/// Whether all OSDs permanently refuse the session.
 fn is_fenced(rig: &Rig, session: SessionId) -> bool {
     let pools = || rig.osds.values().flat_map(|osd| osd.map.pools.values());
     pools().next().is_some() && pools().all(|pool| pool.is_fenced(session))
 }
 
-/// Attaches `v` with its lock; returns the session and its reign, which it needs to resume.
+/// Attaches `v` with its lock; returns the session, and its reign, which is needed to resume the session.
 fn attach(rig: &mut Rig, client: ConnectionId) -> (SessionId, u64) {
     rig.ask_lock(client, "v", false);
     let inbox = rig.inbox[&client].iter().rev();
@@ -343,8 +343,8 @@ fn a_session_opened_after_the_backup_goes_on_after_the_restore() {
         .collect();
     stop(&mut rig, &[1, 2]);
     restore(&mut rig, &backup);
-    // Before an OSD has reported, the store may be a backup: a client proves nothing, and is not
-    // told that its session has ended.
+    // Before an OSD has reported, the store may be a backup. A client cannot prove that the store is up to
+    // date, and is not told that its session has ended.
     let client = go_on(&mut rig, opened);
     rig.say(client, &ToMonitor::Subscribe { have });
     assert!(!has_ended(&rig, client, opened.0) && !rig.open.contains(&client));
@@ -379,7 +379,7 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
         rig.make_volume("v", GIB).unwrap();
         rig
     };
-    // The store is a backup: requests are refused as soon as that is known.
+    // The store is a backup: requests are refused as soon as this is known.
     let mut rig = new();
     let backup = rig.store.clone();
     let client = rig.client();
@@ -389,7 +389,7 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
     let (client, asked) = asks(&mut rig);
     rig.boot(1);
     assert_eq!(rig.lock_answer(client, asked).unwrap().unwrap_err().code, "state_older");
-    // The store is no backup: requests are granted once the first OSD has joined, or after a timeout.
+    // The store is not a backup: requests are granted once the first OSD has joined, or after a timeout.
     for comes in [true, false] {
         let mut rig = new();
         let newest = rig.store.clone();
@@ -401,7 +401,7 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
         rig.break_connection(gone);
         match comes {
             true => {
-                // An OSD that has seen nothing of the state proves nothing.
+                // An OSD that has seen nothing of the state does not prove that the store is up to date.
                 let copy = std::mem::take(&mut rig.osds.get_mut(&osd_id(1)).unwrap().copy);
                 rig.boot(1);
                 assert!(rig.lock_answer(client, asked).is_none());
@@ -419,7 +419,7 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
         assert_eq!(volumes(&mut rig), ["v", "w"]);
         assert_eq!(rig.monitor.committed.sessions().count(), 1, "who is gone is forgotten");
     }
-    // No OSD has ever run: nothing waits.
+    // If no OSD has ever run, nothing waits.
     let mut rig = Rig::new();
     rig.command(Command::OsdCreate { store: super::rig::store_of(1) }).unwrap();
     rig.restart();
@@ -435,10 +435,10 @@ fn no_entry_of_a_pg_is_written_before_an_osd_has_spoken() {
     let (entry, shard) = (rig.entry(0), rig.stored("pg/1/0").unwrap().value);
     rig.kill_osd(2);
     assert!(rig.entry(0).epoch > entry.epoch);
-    // A backup from the moment at which the OSD is down but no entry reflects that.
+    // The backup is from the moment when the OSD is down but no entry reflects that yet.
     stop(&mut rig, &[1]);
     rig.hand_writes_unseen("pg/1/0", Some(&shard));
-    // Its last transaction number is as new as the entry.
+    // The transaction number of the store is as new as the entry.
     let change = rig.stored("change").unwrap().value;
     rig.hand_writes_unseen("change", Some(&change));
     let backup = rig.store.clone();
@@ -449,13 +449,13 @@ fn no_entry_of_a_pg_is_written_before_an_osd_has_spoken() {
     assert!(rig.entry(0).epoch > entry.epoch, "{:?}", rig.entry(0));
 }
 
-/// Two sessions with one id: one opened after the backup was made, one after it was restored.
+/// Two sessions with the same id: one opened after the backup was made, one after it was restored.
 struct GivenTwice {
     rig: Rig,
     backup: MemoryState,
     true_one: (SessionId, u64),
     false_one: (SessionId, u64),
-    /// The connection of the second session.
+    /// The connection of the second session's client.
     holder: ConnectionId,
 }
 
@@ -467,7 +467,7 @@ fn given_twice() -> GivenTwice {
     let true_one = attach(&mut rig, client);
     stop(&mut rig, &[1, 2]);
     restore(&mut rig, &backup);
-    // No OSD reports for so long that the old store continues.
+    // No OSD reports for so long that the old store comes into use.
     rig.advance(Duration::from_secs(6));
     let holder = rig.client();
     let false_one = attach(&mut rig, holder);
@@ -483,7 +483,7 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
     let client = go_on(&mut rig, true_one);
     assert_eq!(rig.monitor.sessions.connection(true_one.0), Some(holder), "it is not the other's");
     assert!(!has_ended(&rig, client, true_one.0));
-    // OSDs cannot distinguish the two, so both end.
+    // OSDs cannot distinguish the two sessions, so both end.
     let error = recover(&mut rig, &[], false).unwrap_err();
     assert!(error.message.contains("1 attachments end"), "{}", error.message);
     recover(&mut rig, &[], true).unwrap();
@@ -499,7 +499,8 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
 #[test]
 fn a_session_of_a_way_that_was_left_behind_has_ended() {
     let GivenTwice { mut rig, backup, true_one, false_one, .. } = given_twice();
-    // The backup is restored once more: only that client has seen the branch in between.
+    // The backup is restored once more: only the second session's client has seen changes since the first
+    // restore.
     restore(&mut rig, &backup);
     come_again(&mut rig, &[1, 2]);
     recover(&mut rig, &[], true).unwrap();
@@ -552,7 +553,7 @@ fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
             osd.copy = CopyKeeper::new(copy);
         }
     }
-    // An OSD that sends an impossible number of its own is disconnected, and its report does not count.
+    // An OSD that sends an impossible number is disconnected, and its report does not count.
     let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
     pool.fence_ranges.push((SessionId::new(1), SessionId::new(u64::MAX)));
     let told = |rig: &mut Rig| {
@@ -567,7 +568,7 @@ fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
     pool.pgs[0].epoch = Epoch::new(EPOCH_MAX.get() + 1);
     let message = told(&mut rig);
     assert!(message.starts_with("osd.2 has not reported"), "{message}");
-    // The last valid epoch: there is none above it.
+    // This is the last valid epoch: no higher one can be issued.
     let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
     pool.pgs[0].epoch = EPOCH_MAX;
     let message = told(&mut rig);
@@ -583,7 +584,7 @@ fn sessions_that_nobody_remembers_are_fenced_and_their_ids_not_given_again() {
     let backup = rig.store.clone();
     let keeps = rig.client();
     let (kept, _) = rig.open_session(keeps, "x").unwrap().unwrap();
-    // All OSDs die before they have recorded this session.
+    // All OSDs die before they have recorded this session in their copies of the state.
     let noted: Vec<_> = rig.osds.values().map(|osd| osd.copy.copy().clone()).collect();
     let client = rig.client();
     let opened = attach(&mut rig, client);
@@ -602,7 +603,7 @@ fn sessions_that_nobody_remembers_are_fenced_and_their_ids_not_given_again() {
     let next = rig.client();
     let (session, _) = attach(&mut rig, next);
     assert!(session.get() > 20_000 && !is_fenced(&rig, session));
-    // The same holds for a client with a complete map.
+    // The same holds for a client that has the complete map.
     let late = rig.client();
     let mut map = crate::map::ClusterMap::default();
     rig.subscribe(late, &mut map).unwrap();
@@ -638,7 +639,7 @@ fn a_pg_that_was_served_in_two_ways_is_refused_until_one_is_declared_lost() {
     let mut rig = Rig::with_copies(2, 2, 1, 1);
     let backup = rig.store.clone();
     let both = rig.entry(0);
-    // osd.1 continues alone; then the old store continues with osd.2 alone.
+    // First osd.1 continues alone; then the old store continues with osd.2 alone.
     rig.kill_osd(2);
     let alone = rig.entry(0);
     assert_eq!(alone.acting_count(), 1, "{alone:?}");
@@ -654,7 +655,7 @@ fn a_pg_that_was_served_in_two_ways_is_refused_until_one_is_declared_lost() {
         "{stale:?}"
     );
     assert!(stale.epoch > alone.epoch, "{stale:?}");
-    // Also if both branches have epochs with the same numbers.
+    // The fork is also detected if both branches have epochs with the same numbers.
     let known = [both.epoch, alone.epoch, stale.epoch];
     for epochs in [vec![both.epoch, stale.epoch], known.to_vec()] {
         let record = |epochs: Vec<Epoch>| vec![Activated { pg: both.pg, epochs }];
@@ -672,7 +673,8 @@ fn a_pg_that_was_served_in_two_ways_is_refused_until_one_is_declared_lost() {
         }
     }
     assert_eq!(recover(&mut rig, &[2], true).unwrap_err().code, "invalid", "it is here");
-    // The branch from the backup is abandoned: the backup is restored once more, and osd.2 stays down.
+    // The branch that continued from the backup is abandoned: the backup is restored again, and osd.2 stays
+    // down.
     stop(&mut rig, &[2]);
     restore(&mut rig, &backup);
     let answer = recover(&mut rig, &[2], true).unwrap();

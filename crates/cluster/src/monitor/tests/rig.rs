@@ -1,4 +1,4 @@
-//! A monitor on a store in memory, with minimal OSDs and clients.
+//! A test rig: a monitor with an in-memory store, minimal OSDs, and clients.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -40,19 +40,19 @@ pub fn identity() -> Identity {
 /// A fault at one of the next transactions or effects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mishap {
-    /// No fault: transactions are applied and answered.
+    /// No fault: transactions are applied and acknowledged.
     None,
-    /// The monitor's process ends before effect `n` (counted from 1), of whatever kind.
+    /// The monitor's process ends before effect `n` of any kind (counted from 1).
     KillAtEffect(u32),
     /// The monitor's process ends before transaction `n` (counted from 1) reaches the store.
     KillBefore(u32),
     /// The monitor's process ends after transaction `n` was applied and before it receives the answer.
     KillAfter(u32),
-    /// Transaction `n` is applied; the answer is "unknown".
+    /// Transaction `n` is applied, but the reply is "unknown".
     UnknownHappened(u32),
-    /// Transaction `n` is not applied; the answer is "unknown".
+    /// Transaction `n` is not applied; the reply is "unknown".
     UnknownLost(u32),
-    /// Transaction `n` is applied only with the next effect; the answer is "unknown".
+    /// Transaction `n` is applied only with the next effect; the reply is "unknown".
     UnknownLate(u32),
 }
 
@@ -76,33 +76,33 @@ pub struct FakeOsd {
     pub incarnation: Option<Incarnation>,
     pub path: String,
     pub host: String,
-    /// Whether its next run begins with damage.
+    /// Whether the OSD's next run begins with damage.
     pub suspect: bool,
     pub map: ClusterMap,
     pub refused: Option<Failure>,
-    /// Whether it does not report which revisions it has seen.
+    /// Whether the OSD does not report which map revisions it has seen.
     pub is_slow_to_see: bool,
-    /// Whether it hangs: it receives and sends nothing, and its connection remains open.
+    /// Whether the OSD hangs: it receives and sends nothing, while its connection remains open.
     pub is_silent: bool,
-    /// Task requests that it executed.
+    /// Task requests that the OSD has executed.
     pub deleted: Vec<(PgId, Op, MapRevision)>,
     /// Number of portions left until each PG's deletion is complete.
     pub portions: BTreeMap<PgId, u32>,
-    /// What it answers to task requests instead.
+    /// The OSD's reply to task requests; `None`: it executes them.
     pub refusal: Option<Refusal>,
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
-    /// PGs that it was asked to scrub, and whether deeply.
+    /// PGs that the OSD was asked to scrub, and whether a deep scrub was requested.
     pub scrubs: Vec<(PgId, bool)>,
     pub settings: Changed,
     pub slow_disks: Vec<OsdId>,
     pub cleared: Vec<PoolId>,
-    /// Periods that the monitor reported as saved, in order.
+    /// Statistics periods that the monitor reported as saved, in order.
     pub saved: Vec<u64>,
-    /// Its copy of the state.
+    /// The OSD's copy of the state.
     pub copy: CopyKeeper,
-    /// The epochs in its PGs' records.
+    /// The epochs in the records of the OSD's PGs.
     pub activated: Vec<Activated>,
-    /// Whether it does not send its records.
+    /// Whether the OSD does not send its records.
     pub is_mute: bool,
 }
 
@@ -114,7 +114,7 @@ impl FakeOsd {
         Seen { change: copy.change, reign: copy.reign, incarnation, pools }
     }
 
-    /// Returns its records, in two parts.
+    /// Returns the OSD's records, in two parts.
     fn tells(&self, id: OsdId) -> [ToMonitor; 2] {
         let is_ours = |entry: &&PgEntry| entry.members().any(|member| member.osd == id);
         let entries = self.map.pools.values().flat_map(|pool| &pool.pgs).filter(is_ours);
@@ -159,7 +159,7 @@ pub struct Rig {
     request_last: u64,
     late: Option<StateEffect>,
     events: VecDeque<Event>,
-    /// The watch events held back while the store is slow.
+    /// The watch events held back while the store's watch is slow.
     slow: Option<Vec<StateEvent>>,
 }
 
@@ -361,7 +361,7 @@ impl Rig {
         }
     }
 
-    /// From now on the store answers requests, but holds watch events back.
+    /// Makes the store hold back watch events from now on; it still replies to requests.
     pub fn tell_slowly(&mut self) {
         self.slow = Some(Vec::new());
     }
@@ -542,8 +542,8 @@ impl Rig {
         self.events.push_back(Event::Net(NetEvent::Received { connection, message }));
     }
 
-    /// Sends a message right after a tick at `span` from now, before the store answers the
-    /// resulting requests.
+    /// Sends a message right after a tick at `span` from now, before the store replies to the requests made
+    /// by that tick.
     pub fn say_behind_tick(
         &mut self,
         span: Duration,
@@ -587,7 +587,7 @@ impl Rig {
         }
     }
 
-    /// Creates an OSD, starts it, and makes it report.
+    /// Creates an OSD, starts it, and sends its first report.
     pub fn add_osd(&mut self, number: u32) {
         let made = self.command(Command::OsdCreate { store: store_of(number) }).unwrap();
         assert_eq!(made["id"], number);
@@ -624,7 +624,7 @@ impl Rig {
         self.queue(connection, &message);
     }
 
-    /// Connects an OSD, as the same run if it has one.
+    /// Connects an OSD: as the same run, if it already has one.
     pub fn boot(&mut self, number: u32) {
         self.queue_boot(osd_id(number));
         self.settle();
@@ -671,8 +671,8 @@ impl Rig {
         self.say(connection, &ToMonitor::OsdReport(report));
     }
 
-    /// Returns the answer to a command, which is repeated over a new connection if the monitor ends
-    /// meanwhile.
+    /// Returns the answer to a command. If the monitor ends meanwhile, the command is repeated over a new
+    /// connection.
     pub fn command(&mut self, command: Command) -> Result<Value, Failure> {
         for _ in 0..100 {
             let connection = self.client();
@@ -741,7 +741,7 @@ impl Rig {
         })
     }
 
-    /// Returns all committed entries.
+    /// Returns the committed entries of all PGs.
     pub fn entries(&self) -> Vec<PgEntry> {
         let committed = &self.monitor.committed;
         let pools = committed.pools().map(|pool| pool.pool.id);
@@ -768,8 +768,8 @@ impl Rig {
         self.say(osd.connection.unwrap(), &ToMonitor::PgNeeds { needs });
     }
 
-    /// Makes primaries of PGs whose members are all present report their learners complete, until
-    /// there are none.
+    /// For PGs whose members are all present, makes the primaries report their learners complete, until no
+    /// learner is left.
     pub fn fill(&mut self) {
         for _ in 0..100 {
             let is_there = |member: &Member| {
@@ -849,7 +849,7 @@ impl Rig {
         request
     }
 
-    /// Returns the answer to such a request: session, locked and lazy.
+    /// Returns the answer to a request made by `ask_lock`: the session, and whether it is locked and lazy.
     pub fn lock_answer(
         &mut self,
         connection: ConnectionId,
@@ -879,7 +879,7 @@ impl Rig {
         self.read_map(connection, map)
     }
 
-    /// Applies the received map messages; returns their number.
+    /// Applies the map messages that the client received; returns their number.
     pub fn read_map(
         &mut self,
         connection: ConnectionId,
@@ -909,7 +909,7 @@ impl Rig {
         checks.iter().map(|check| check["code"].as_str().unwrap().to_string()).collect()
     }
 
-    /// Returns the severity and the hint of a check in `status`.
+    /// Returns the severity and the hint of the check with this code in `status`.
     pub fn check(&mut self, code: &str) -> (String, String) {
         let status = self.status();
         let checks = status["checks"].as_array().unwrap();

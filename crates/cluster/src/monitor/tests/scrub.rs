@@ -1,4 +1,4 @@
-//! Scrubs: who is asked, and what is shown of what primaries report.
+//! Scrubs: which primaries receive requests, and what is shown of their reports.
 
 use base::{ImageId, OsdId, PgId};
 use serde_json::json;
@@ -66,7 +66,7 @@ fn damage_and_late_scrubs_are_told_as_long_as_their_primary_reports_them() {
     assert_eq!(scrub["damaged_osds"], json!([{ "osd": 1, "pgs": 1 }]));
     let described = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!(described["scrub"]["blocks"][0]["wrong"], "osd.1: 2 units lost");
-    // A report without a row changes nothing.
+    // A report without rows changes nothing.
     rig.report(primary, |_| {});
     assert_eq!(rig.checks()[0], "pg_damaged");
     rig.report(primary, |report| {

@@ -1,11 +1,12 @@
-//! A disk that takes many times as long as those of its peers: who is told, and who leads meanwhile.
+//! A disk that takes many times as long as the disks of its peers: which OSDs are informed, and which OSD is
+//! primary meanwhile.
 
 use base::{Duration, Epoch};
 
 use super::rig::{Rig, osd_id};
 use crate::message::DiskOperations;
 
-/// Three OSDs with three copies, and how long a flush of each takes, in milliseconds.
+/// A pool with three copies on three OSDs.
 struct Disks {
     rig: Rig,
     sums: [DiskOperations; 3],
@@ -16,7 +17,7 @@ impl Disks {
         Disks { rig: Rig::with_copies(3, 3, 2, 16), sums: [DiskOperations::default(); 3] }
     }
 
-    /// Time passes; each second each disk flushes twice.
+    /// Advances the clock. Each second, each disk does two flushes of the given length.
     fn pass(&mut self, seconds: u64, each_ms: [u64; 3]) {
         for _ in 0..seconds {
             self.rig.advance(Duration::from_secs(1));
@@ -37,7 +38,7 @@ impl Disks {
         &self.rig.osds[&osd_id(number)].slow_disks
     }
 
-    /// What status says of slow disks, with its severity; `None`: nothing.
+    /// Returns the severity and the message about slow disks in `status`; `None`: there is none.
     fn warning(&mut self) -> Option<(String, String)> {
         let status = self.rig.status();
         let checks = status["checks"].as_array().unwrap();
@@ -100,7 +101,7 @@ fn the_next_leader_goes_on_with_what_osds_were_told() {
     assert!(message.contains("osd.2"), "{message}");
     assert_eq!(disks.led_by(2), 0);
     assert_eq!(disks.epochs(), epochs, "no PG was handed back and away again");
-    // One that joins meanwhile hears it, too.
+    // An OSD that joins meanwhile is informed, too.
     disks.rig.kill_osd(3);
     disks.rig.osds.get_mut(&osd_id(3)).unwrap().slow_disks.clear();
     disks.rig.boot(3);

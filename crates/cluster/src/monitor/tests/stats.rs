@@ -1,5 +1,5 @@
-//! Statistics: everything that OSDs count is added exactly once, whoever leads, at a cost that does
-//! not depend on the number of volumes.
+//! Statistics: all counts of OSDs are added exactly once, even if the leader changes, and the cost does not
+//! depend on the number of volumes.
 
 use base::{Duration, GIB, ImageId, MIB, PoolId};
 use serde_json::Value;
@@ -39,7 +39,7 @@ impl Rig {
         self.say(connection, &ToMonitor::OsdStats(stats));
     }
 
-    /// Returns the newest period that the OSD may drop.
+    /// Returns the newest period that the monitor has reported to the OSD as saved.
     fn saved(&self, number: u32) -> u64 {
         self.osds[&osd_id(number)].saved.last().copied().unwrap_or(0)
     }
@@ -58,7 +58,7 @@ impl Rig {
         answer["rows"].as_array().unwrap().clone()
     }
 
-    /// As many intervals as it takes.
+    /// Advances the clock by this many statistics intervals.
     pub fn intervals(&mut self, count: u64) {
         self.advance(Duration::from_millis(2001 * count));
     }
@@ -130,7 +130,8 @@ fn a_period_counts_once_whoever_leads_and_is_kept_until_it_is_saved() {
     rig.intervals(1);
     assert_eq!(rig.saved(1), 1);
     rig.stats(1, &[period(2, [2], 3)]);
-    // The period is not in the store: the next leader receives it from the OSD, together with earlier ones.
+    // The period is not in the store yet: the next leader receives it from the OSD, together with earlier
+    // ones.
     rig.restart();
     rig.tick();
     assert_eq!((rig.written("v1"), rig.written("v2")), (10, 0));
@@ -140,7 +141,8 @@ fn a_period_counts_once_whoever_leads_and_is_kept_until_it_is_saved() {
     assert_eq!(rig.saved(1), 1);
     rig.intervals(1);
     assert_eq!(rig.saved(1), 2);
-    // A new run counts from one again; the last period of the previous run is still to be written.
+    // A new run counts its periods from one again, while the last period of the previous run is still
+    // unsaved.
     rig.stats(1, &[period(3, [1], 2)]);
     rig.crash_osd(1);
     rig.boot(1);
@@ -154,7 +156,7 @@ fn a_period_counts_once_whoever_leads_and_is_kept_until_it_is_saved() {
     assert_eq!((rig.written("v1"), rig.written("v2")), (14, 3));
     rig.stats(1, &[period(1, [1], 2)]);
     assert_eq!(rig.written("v1"), 14);
-    // A period that the OSD did not hear to be saved is sent again, and acknowledged again.
+    // The OSD missed the message that a period is saved: it sends the period again, and is notified again.
     assert_eq!(rig.saved(1), 1);
     let pool = rig.rows(Table::Pool);
     assert_eq!(pool[0]["io"]["write"]["ops"], 17);
@@ -177,7 +179,8 @@ fn sums_are_right_wherever_a_monitor_ends_while_it_writes_them() {
             told(&mut rig, sequence, sequence);
             rig.intervals(1);
             if rig.kills > kills {
-                // Its OSDs have joined again, and send all periods that they were not told to be saved.
+                // The leader's OSDs have joined again, and send all periods that were not reported to them as
+                // saved.
                 let saved = [rig.saved(1), rig.saved(2)].into_iter().min().unwrap();
                 told(&mut rig, saved + 1, sequence);
             }
@@ -220,7 +223,7 @@ fn the_store_is_written_as_often_for_one_volume_as_for_thousands() {
         let values = rig.command(Command::StateList { prefix: "stats/".into() }).unwrap();
         let longest = values.as_array().unwrap().iter().map(|row| row.to_string().len()).max();
         assert!(longest.unwrap() < 256 << 10, "{longest:?}");
-        // Shards that had to wait are written in their turn.
+        // Shards that had to wait are written later.
         rig.intervals(20);
         assert_eq!((rig.saved(1), rig.saved(2)), (10, 10));
         rig.restart();
@@ -243,7 +246,7 @@ fn space_is_what_the_leaders_of_pgs_have_and_does_not_vanish_with_a_monitor() {
     rig.space(2, &[(1, 5 * MIB)], false);
     rig.intervals(1);
     assert_eq!(rig.info("v1")["used_bytes"], 6 * MIB);
-    // The next leader uses the value from the store until all OSDs have reported.
+    // The next leader uses the stored value until all OSDs have reported.
     rig.restart();
     rig.tick();
     assert_eq!(rig.info("v1")["used_bytes"], 6 * MIB);
@@ -254,7 +257,7 @@ fn space_is_what_the_leaders_of_pgs_have_and_does_not_vanish_with_a_monitor() {
     rig.intervals(1);
     assert_eq!(rig.info("v1")["used_bytes"], 5 * MIB);
     assert_eq!(rig.info("v2")["used_bytes"], 0, "it was not told again");
-    // An OSD that has gone down counts until another OSD reports in its place.
+    // The report of an OSD that has gone down counts until another OSD reports in its place.
     rig.kill_osd(2);
     assert_eq!(rig.info("v1")["used_bytes"], 5 * MIB);
     rig.space(1, &[(1, 5 * MIB)], false);
@@ -275,7 +278,7 @@ fn what_is_gone_is_forgotten_and_a_manual_edit_is_undone() {
     rig.hand_writes(key, Some("{}"));
     assert_eq!(rig.stored(key).unwrap().value, text);
     assert!(rig.checks().contains(&"state_edit_undone".to_string()));
-    // A value damaged while no monitor ran loses its sums, and nothing else.
+    // If a value was damaged while no monitor ran, its sums are lost, but nothing else.
     rig.hand_writes_unseen(key, Some("rubbish"));
     rig.forget_told();
     rig.restart();

@@ -1,5 +1,5 @@
-//! Changes of a volume that its model keeps: those that are not answered yet, those that no flush covers, and
-//! those of fenced sessions.
+//! Changes of a volume that its model keeps: unanswered changes, changes that no flush covers, and changes of
+//! fenced sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,11 +8,11 @@ use base::SessionId;
 
 use crate::register::{Moment, Value};
 
-/// Identifies an operation that changes a volume. Also the value that it writes, except for
-/// discards.
+/// Identifies an operation that changes a volume. It is also the value that the operation writes,
+/// unless that is a discard.
 pub type ChangeId = u64;
 
-/// A change that was requested and has not been answered.
+/// An unanswered change.
 #[derive(Clone)]
 pub(super) struct Change {
     pub(super) by: SessionId,
@@ -21,22 +21,22 @@ pub(super) struct Change {
     pub(super) pieces: Range<u64>,
 }
 
-/// Lazy changes of a volume that no flush covers.
+/// Lazy changes of a volume that are not covered by a flush.
 #[derive(Default)]
 pub(super) struct Unsynced {
     pub(super) changes: BTreeMap<ChangeId, Unsafe>,
-    /// By PG: the moment after which every member of the PG lost power.
+    /// By PG: a moment since which every member of the PG has lost power.
     pub(super) power_lost: BTreeMap<u32, Moment>,
 }
 
-/// A change that is lost if its client goes away and its PG loses power.
+/// A change that is lost if its client goes away and all members of its PG lose power.
 pub(super) struct Unsafe {
     pub(super) owner: Owner,
     pub(super) pieces: Range<u64>,
     pub(super) from: Moment,
-    /// When it was answered.
+    /// When the change was acknowledged.
     pub(super) to: Moment,
-    /// Since when its owner is gone.
+    /// When its owner went away, if it did.
     pub(super) left: Option<Moment>,
 }
 
@@ -46,10 +46,10 @@ pub type Owner = (usize, u64);
 /// The sessions of a volume.
 #[derive(Default)]
 pub(super) struct Fences {
-    /// Each session, with the sessions that were fenced when it was opened.
+    /// Each session, with the sessions that had been fenced when it was opened.
     pub(super) sessions: BTreeMap<SessionId, BTreeSet<SessionId>>,
-    /// Sessions, each with a PG that has answered it.
+    /// Pairs of a session and a PG that has served it.
     pub(super) served: BTreeSet<(SessionId, u32)>,
-    /// Since when a PG executes nothing for a session any more.
+    /// The moment from which a PG no longer executes requests of a session.
     pub(super) over: BTreeMap<(SessionId, u32), Moment>,
 }

@@ -1,13 +1,12 @@
 //! Checks fenced sessions: once a PG has served a session that was opened after the fence, it executes
 //! nothing for the fenced session.
 //!
-//! Unanswered writes of a fenced session have happened by then, or never will. That a PG has served the later
-//! session says nothing about other PGs, and a session that was opened before the fence proves nothing at
-//! all.
+//! By then, each unanswered write of the fenced session has either taken effect or never will. This holds
+//! only for the PG that has served the later session, and only if that session was opened after the fence.
 //!
 //! ```text
-//!   asked ──▶ fenced ──▶ later session opened ──▶ PG answers it: closed there
-//!     └── may happen at any time ────────────────────┘
+//!   write requested ──▶ fenced ──▶ later session opened ──▶ a PG serves it: write closed in this PG
+//!      └── may take effect at any time ─────────────────────┘
 //! ```
 
 use std::collections::BTreeSet;
@@ -20,15 +19,16 @@ use super::change::Change;
 use crate::register::Moment;
 
 impl Volume {
-    /// Records that a session was opened, and that the sessions for which `is_fenced` returns true
-    /// had been fenced by then.
+    /// Records that a session was opened. The sessions for which `is_fenced` returns true had been
+    /// fenced by then.
     pub fn opened(&mut self, session: SessionId, is_fenced: impl Fn(SessionId) -> bool) {
         let known = self.fences.sessions.keys().copied();
         let fenced = known.filter(|known| is_fenced(*known)).collect();
         self.fences.sessions.insert(session, fenced);
     }
 
-    /// Records that a PG serves a session. Returns how many changes can no longer happen there.
+    /// Records that a PG serves a session. Returns the number of changes of fenced sessions that can no
+    /// longer take effect in this PG.
     pub fn served(&mut self, pg: u32, session: SessionId, now: Moment) -> u64 {
         if !self.fences.served.insert((session, pg)) {
             return 0;
@@ -52,14 +52,14 @@ impl Volume {
         closed
     }
 
-    /// Returns whether a request that a session issued at `from` must have been refused by a PG of
-    /// these pieces.
+    /// Returns whether a request that a session issued at `from` must have been refused by a PG that
+    /// contains some of these pieces.
     pub fn is_over(&self, session: SessionId, pieces: &Range<u64>, from: Moment) -> bool {
         let since = |register| self.over_at(session, register);
         Volume::registers_in(pieces).filter_map(since).any(|since| since < from)
     }
 
-    /// Returns whether an unanswered change may still happen in a register.
+    /// Returns whether an unanswered change may still take effect in a register.
     pub(super) fn is_open_at(&self, change: &Change, register: u64) -> bool {
         self.over_at(change.by, register).is_none()
     }
@@ -84,8 +84,8 @@ mod tests {
     const NEXT: SessionId = SessionId::new(9);
     const PIECES: Range<u64> = 64..72;
 
-    /// The old session received an answer to write 5, but none to write 6. The next session may be
-    /// opened after the old one was fenced.
+    /// Returns a volume whose old session received an answer to write 5, but none to write 6. With
+    /// `is_fenced`, the next session is opened after the old session was fenced.
     fn volume(is_fenced: bool) -> Volume {
         let mut volume = Volume::new("v".into(), 1, 256, Shape { pg_count: 4, block_units: 4 });
         volume.image = ImageId::new(1);

@@ -1,15 +1,15 @@
-//! Checks writes that were answered before they were durable: the promise is exactly that of a disk with a
-//! write cache.
+//! Checks writes that are acknowledged before they are durable. They have exactly the guarantees of a disk
+//! with a write cache.
 //!
-//! What a flush covered stays. A living holder of the lock never sees one of its answered writes missing:
-//! this needs no rule here, since its volume's registers are checked like all others. Other writes may be
-//! lost only if their client is gone and all members of their PG have lost power since the write was
-//! requested.
+//! Writes that a flush has covered are never lost. A lock holder that stays alive always sees its own
+//! acknowledged writes: this needs no rule here, because its registers are checked like all others. Other
+//! writes may be lost only if their client is gone and all members of their PG have lost power since the
+//! write was requested.
 //!
 //! ```text
-//!   asked ──▶ told ──▶ covered by a flush: stays
-//!     │                    ▲ not before the client is gone (left) and the PG stood without power
-//!     └────────────────────┴──▶ each register holds one of the values that no safe write replaced
+//!   requested ──▶ acknowledged ──▶ covered by a flush: never lost
+//!       │                ▲ only after the client is gone and all members of the PG have lost power
+//!       └────────────────┴──▶ each register holds one of the values that no safe write replaced
 //! ```
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use super::change::{ChangeId, Owner, Unsafe};
 use crate::register::{Moment, NEVER};
 
 impl Volume {
-    /// Marks the change that was just requested as lazy: it may be answered before it is durable.
+    /// Marks a change that was just requested as lazy: it may be acknowledged before it is durable.
     pub fn asked_lazily(&mut self, id: ChangeId, owner: Owner) {
         let change = &self.open[&id];
         let (pieces, from) = (change.pieces.clone(), change.from);
@@ -33,16 +33,16 @@ impl Volume {
         }
     }
 
-    /// Records that a flush requested at `from` is done: it covers all changes that were answered
-    /// by then, and all changes of other attachments that were gone by then.
+    /// Records that a flush which was requested at `from` succeeded. It covers all changes that had
+    /// been acknowledged by then, and all changes of other attachments that were gone by then.
     pub fn flushed(&mut self, from: Moment, by: Owner) {
         let is_gone =
             |change: &Unsafe| change.owner != by && change.left.is_some_and(|left| left < from);
         self.unsynced.changes.retain(|_, change| change.to > from && !is_gone(change));
     }
 
-    /// Records that all members of a PG have lost power since `since`. Returns whether any change
-    /// may be lost.
+    /// Records that all members of a PG have lost power since the moment `since`. Returns whether a
+    /// change may have been lost.
     pub fn lost_power(&mut self, pg: u32, since: Moment, now: Moment) -> bool {
         let power_lost = self.unsynced.power_lost.entry(pg).or_default();
         if *power_lost >= since {
@@ -55,8 +55,8 @@ impl Volume {
         self.lose(registers, now)
     }
 
-    /// Records that these attachments are gone, and with them the changes that they kept. Returns
-    /// whether any change may be lost.
+    /// Records that these attachments are gone: their clients can no longer retransmit changes. Returns
+    /// whether a change may have been lost.
     pub fn left_by(&mut self, is_gone: impl Fn(Owner) -> bool, now: Moment) -> bool {
         let mut registers = BTreeSet::new();
         for change in self.unsynced.changes.values_mut() {
@@ -80,8 +80,8 @@ impl Volume {
         lost
     }
 
-    /// From now on, lets the register hold any of the values that no safe write replaced. Returns
-    /// whether a change may be lost.
+    /// From now on, lets the register hold any of the values that no safe write has replaced. Returns
+    /// whether a change may have been lost.
     fn lose_of(&mut self, register: u64, now: Moment) -> bool {
         let began = self.began.range(..=register).map(|(_, began)| *began).max().unwrap_or(0);
         let power_lost = |pg: &u32| self.is_of(register, *pg);

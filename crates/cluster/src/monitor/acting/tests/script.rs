@@ -3,16 +3,16 @@
 //!
 //! ```text
 //!   pool copies=3 min_size=2 plan=1,2,3 osds=4    a PG as planned, all OSDs up in their first run
-//!   down 2          its process is gone, and that was detected
-//!   heard 1 3       they have answered a probe that was sent just now
-//!   up 2 [suspect]  it has restarted; suspect: with damage that may have cost writes
-//!   plan 1,4,3      the new plan of the PG
+//!   down 2          the OSD's process is gone, which has been detected
+//!   heard 1 3       these OSDs have answered a probe that was sent just now
+//!   up 2 [suspect]  the OSD has restarted; suspect: with damage that may have cost writes
+//!   plan 1,4,3      the PG has a new plan
 //!   complete 4      the primary reports in this epoch that the learner holds everything
-//!   stalled 3       its disk hangs; `answers 3`: it no longer does
+//!   stalled 3       the OSD's disk hangs; `answers 3`: the disk responds again
 //! ```
 //!
-//! After each block, entries are computed until nothing changes: `osd.2.1` is OSD 2 in its first
-//! run, `-` an empty position.
+//! After each block, entries are computed until nothing changes. `osd.2.1` is OSD 2 in its first run; `-` is
+//! an empty position.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -90,7 +90,7 @@ impl Script {
             next.check().expect("an entry that can be");
             assert_eq!(next.epoch, self.entry.epoch.next());
             self.entry = next;
-            // The reports were for the previous epoch.
+            // The `complete` reports were for the previous epoch.
             self.scene.complete.clear();
             lines.push_str(&self.line());
             assert!(lines.lines().count() < 10, "it never comes to rest:\n{lines}");

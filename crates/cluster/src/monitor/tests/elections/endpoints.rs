@@ -1,4 +1,4 @@
-//! Problems at addresses of the state store are reported by the leader.
+//! The leader reports problems with the state store's addresses.
 
 use super::*;
 use crate::state::{EndpointDown, EndpointRoom, Endpoints};
@@ -30,7 +30,7 @@ fn whoever_leads_names_the_addresses_at_which_the_store_does_not_answer() {
     assert_eq!(monitors.ask(1, Command::Status).unwrap().unwrap()["health"], "warn");
     monitors.trouble(0, Some("etcd has no leader"));
     assert_eq!(messages(&monitors.checks(0, code)), [""; 0], "nowhere");
-    // The next leader has checked for itself.
+    // The next leader checks the addresses itself.
     monitors.kill(0);
     monitors.advance(seconds(3));
     assert_eq!(monitors.leaders(), [1]);
@@ -63,7 +63,7 @@ fn whoever_leads_names_the_addresses_at_which_the_store_is_nearly_full() {
     );
     assert!(checks[0]["hint"].as_str().unwrap().contains("etcdctl defrag"), "{checks:?}");
     assert_eq!(checks[0]["severity"], "warn");
-    // If the store cannot be reached at all, there is only that check.
+    // If the store cannot be reached at all, only that is reported.
     monitors.trouble(0, Some("etcd has no leader"));
     assert_eq!(monitors.checks(0, code), [Value::Null; 0]);
     monitors.trouble(0, None);

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Monitors {
-    /// Returns a monitor's log lines since the last call, with levels.
+    /// Returns a monitor's log lines since the last call, with their levels.
     fn said(&mut self, number: usize) -> Vec<String> {
         let (its, others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.lines).into_iter().partition(|(who, _)| *who == number);

@@ -1,4 +1,4 @@
-//! Monitors that were removed, and unknown ones that were not.
+//! Monitors that were removed, and monitors whose record is missing although they were not removed.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn a_monitor_that_is_there_is_not_forgotten_and_one_that_is_not_can_be() {
     let removed = monitors.stored("monitor/2");
     assert!(removed.is_some(), "it is known that it was one");
     assert_eq!(code(monitors.ask(0, remove(1))), "not_found");
-    // It is not admitted again, whether another monitor leads or it would lead itself.
+    // The removed monitor is not admitted again, whether another monitor leads or it could lead itself.
     monitors.start(1);
     monitors.advance(seconds(1));
     let [StopReason::Removed(why)] = &monitors.stopped[..] else {
@@ -35,7 +35,8 @@ fn a_monitor_that_is_there_is_not_forgotten_and_one_that_is_not_can_be() {
 
 #[test]
 fn a_monitor_that_the_state_does_not_know_was_not_removed() {
-    // A restored state may lack its record, although higher ids are known to be issued.
+    // A restored state may lack the monitor's record, although the id counter shows that higher ids were
+    // issued.
     let mut monitors = Monitors::new(0);
     monitors.processes.extend([None, None]);
     monitors.start(1);
