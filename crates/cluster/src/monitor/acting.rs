@@ -3,7 +3,7 @@
 //! | situation | action |
 //! |---|---|
 //! | a learner was reported complete in this epoch, in these runs | it takes its position if that is empty or its member is removed by this change; otherwise it waits, bound |
-//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least minimum size sound members remain and all of them have been heard from since; otherwise the set stays |
+//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least minimum size sound members remain, all heard from since; otherwise the set stays |
 //! | an acting member is up in a new run | the entry gets the new run; the set stays |
 //! | a learner is complete as above, and all members are sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan is up and not acting | it becomes a learner for the position that needs it most |
@@ -11,7 +11,7 @@
 //! | an OSD rests after many starts | it does not become a learner; a member is removed in its next run if at least minimum size others remain |
 //! | the disk of an acting member or learner hangs | it is removed if at least minimum size others have disks that respond and have been heard from since; otherwise the entry stays |
 //! | a pool with parity has more positions than the entry | the entry gets the missing positions, empty |
-//! | the primary cannot reach some members | they are removed like lost members; if too few would remain, a member that reaches enough others becomes primary, and the members that it cannot reach are removed |
+//! | the primary cannot reach some members | they are removed like lost members; if too few would remain, a member that reaches enough others becomes primary, and those out of its reach are removed |
 //!
 //! Invariants
 //!   1. An OSD joins the acting set only after it was reported complete in exactly this epoch and these runs
