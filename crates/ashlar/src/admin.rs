@@ -323,7 +323,7 @@ fn print_scrub(format: Format, answer: &Value) {
     let missing = answer["unavailable"].as_array().map_or(0, Vec::len);
     let mut line = format!("{} PGs will be scrubbed, see `ashlar status`", answer["asked"]);
     if missing > 0 {
-        line.push_str(&format!("; {missing} have no primary that is up"));
+        line.push_str(&format!("; {missing} PGs are skipped: their primary cannot be reached"));
     }
     print_done(format, answer, &line);
 }
@@ -345,7 +345,7 @@ fn damage_text(scrub: &Value) -> String {
 /// Runs `ashlar osd out`.
 pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, format, Command::OsdOut { osd })?;
-    let line = format!("{osd} is out; its data moves to other OSDs, see `ashlar status`");
+    let line = format!("{osd} is out; its data is moving to other OSDs, see `ashlar status`");
     print_done(format, &answer, &line);
     Ok(())
 }
@@ -480,8 +480,8 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
         StateCommand::Recover { they_are_lost, yes } => {
             let recover = Command::StateRecover { they_are_lost, accepted: yes };
             let answer = call(config, format, recover)?;
-            let line = "the state is up to date with the OSDs; PGs will serve again soon, see \
-                        `ashlar status`";
+            let line = "the state store is up to date with the OSDs' records; PGs will serve I/O again soon, \
+                        see `ashlar status`";
             print_done(format, &answer, line);
         }
         StateCommand::Undo { yes } => {

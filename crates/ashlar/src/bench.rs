@@ -67,7 +67,7 @@ fn disk_beside_raw(
 ) -> Result<Value, Failure> {
     if !directory.is_dir() {
         let message = format!("{} is not a directory", directory.display());
-        return Err(failure("invalid", message, "name a directory with free space"));
+        return Err(failure("invalid", message, "choose a directory with free space"));
     }
     let path = directory.join(format!("ashlar-bench.{}", std::process::id()));
     let scratch = Scratch(path.clone());

@@ -101,10 +101,10 @@ pub enum Command {
         watch: bool,
     },
     /// Print the health checks; with paths, compare the copies on stopped OSDs byte by byte. Exit code
-    /// 1 if a check is an error or copies differ
+    /// 1 if a check reports an error or copies differ
     #[command(after_help = CHECK_EXAMPLE)]
     Check {
-        /// Paths of stopped OSDs, as given to `osd create`; name all OSDs that share placement groups
+        /// Paths of stopped OSDs, as given to `osd create`; list all OSDs that share placement groups
         paths: Vec<PathBuf>,
     },
     /// Measure the performance of a volume or a disk
@@ -113,7 +113,7 @@ pub enum Command {
     /// Serve volumes to NBD clients
     #[command(after_help = volume::NBD_EXAMPLE)]
     Nbd(NbdArgs),
-    /// Run the etcd of `up`: this process becomes Debian's etcd and exits with its parent
+    /// Run etcd for `up`: executes Debian's etcd, which exits when its parent process exits
     #[command(
         hide = true,
         after_help = "Example:\n  ashlar etcd .ashlar/etcd --listen=127.0.0.1:2379"

@@ -20,7 +20,8 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
         networks.iter().map(|text| Network::parse(text)).collect();
     let parsed = parsed.map_err(|error| failure("invalid", error.to_string(), hint))?;
     let here = io::local_addresses();
-    let here = here.map_err(|error| failure("io", error.to_string(), "is /proc mounted?"))?;
+    let here =
+        here.map_err(|error| failure("io", error.to_string(), "check that /proc is mounted"))?;
     let mut chosen = Network::choose(&parsed, &here);
     if chosen.is_empty() {
         let message = format!("this host has no address in {}", networks.join(", "));
@@ -30,7 +31,7 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
         let left_out: Vec<String> =
             chosen.drain(ADDRESS_COUNT_MAX..).map(|a| a.to_string()).collect();
         let what =
-            "not listening on all addresses: name fewer or smaller `networks` in cluster.toml";
+            "not listening on all addresses: list fewer or smaller `networks` in cluster.toml";
         let event = TraceEvent::warn(what).number("announced_max", ADDRESS_COUNT_MAX as u64);
         io::log::write(&event.list("left_out", left_out));
     }
@@ -55,7 +56,7 @@ pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>
     match refused {
         Some(error) if addresses.is_empty() => {
             let hint =
-                "is another process listening there, or does this host not have the address?";
+                "check that this host has the address and that no other process listens on it";
             Err(failure("io", error.to_string(), hint))
         }
         _ => Ok(addresses),

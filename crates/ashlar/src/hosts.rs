@@ -151,11 +151,15 @@ pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
     if token == "-" {
         text.clear();
         std::io::stdin().take(1 << 20).read_to_string(&mut text).map_err(|error| {
-            failure("io", format!("cannot read the token: {error}"), "pipe it into this command")
+            failure(
+                "io",
+                format!("cannot read the token: {error}"),
+                "pipe the token into this command",
+            )
         })?;
     }
     let wrong = || {
-        let message = "this is not a token, or part of it is missing";
+        let message = "the token is invalid or incomplete";
         failure("invalid", message, "copy the whole line that `ashlar token` prints")
     };
     let Token { key, file } = Token::parse(&text).ok_or_else(wrong)?;
@@ -176,7 +180,7 @@ fn refuse_existing(dir: &Path) -> Result<(), Failure> {
     let file = dir.join("cluster.toml");
     if file.exists() {
         let message = format!("{} already exists", file.display());
-        return Err(failure("exists", message, "name another directory with --dir"));
+        return Err(failure("exists", message, "choose another directory with --dir"));
     }
     Ok(())
 }
@@ -201,7 +205,7 @@ fn cannot_write(dir: &Path, error: &dyn std::fmt::Display) -> Failure {
 
 /// Writes the first key of a cluster into etcd. Fails if the prefix already has keys.
 fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
-    let hint = "check that etcd is running there; see docs/internals/state.md";
+    let hint = "check that etcd is running at these URLs; see docs/internals/state.md";
     let place = EtcdPlace::parse(urls, &format!("ashlar/{cluster}"));
     let place = place.map_err(|error| failure("invalid", error.to_string(), hint))?;
     let (bell, rings) = std::sync::mpsc::channel();
@@ -253,7 +257,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
                     return Err(failure(
                         "state",
                         message,
-                        "run the command again: it creates another cluster",
+                        "run the command again; it creates a new cluster with another id",
                     ));
                 }
                 StateEvent::Condition { trouble: Some(text) } => trouble = text,
@@ -279,11 +283,12 @@ pub fn create_monitor(
 ) -> Result<(), Failure> {
     if MonitorFile::path(path).exists() {
         let message = format!("{} already holds a monitor", path.display());
-        return Err(failure("exists", message, "run it: ashlar mon run"));
+        return Err(failure("exists", message, "start it: ashlar mon run PATH"));
     }
     if crate::mon::place_of(config)? == StatePlace::Embedded {
         let message = "this cluster keeps its state in a file of its only monitor";
-        let hint = "several monitors need etcd: ashlar init --state etcd:URL,URL,URL";
+        let hint = "for several monitors, create a cluster with its state in etcd: ashlar init --state \
+                    etcd:URL,URL,URL";
         return Err(failure("unsupported", message, hint));
     }
     let listen = listen_places(&config.file.networks, port.unwrap_or(MONITOR_PORT))?;
@@ -293,7 +298,7 @@ pub fn create_monitor(
         failure(
             "protocol",
             "the monitor returned no id",
-            "run the same version everywhere: ashlar --version",
+            "run the same version on all hosts; compare `ashlar --version`",
         )
     })?;
     crate::etcd::create(path)?;

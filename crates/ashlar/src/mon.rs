@@ -273,9 +273,11 @@ fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
 fn stopped(reason: StopReason) -> Failure {
     match reason {
         StopReason::State(text) => failure("state", text, "see docs/internals/state.md"),
-        StopReason::OtherCluster(text) => {
-            failure("other_cluster", text, "name the right directory with --cluster")
-        }
+        StopReason::OtherCluster(text) => failure(
+            "other_cluster",
+            text,
+            "specify the directory of the right cluster with --cluster",
+        ),
         StopReason::Removed(text) => failure("removed", text, "see `ashlar mon ls`"),
         StopReason::LostLeadership(text) => failure("not_leader", text, "start this monitor again"),
     }

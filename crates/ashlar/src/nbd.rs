@@ -44,7 +44,7 @@ fn check_volumes(config: &Config, names: &[String]) -> Result<Option<TraceEvent>
         Ok(volumes) => volumes,
         Err(error) if crate::status::is_passing(&error) => {
             let event =
-                TraceEvent::warn("no answer from the cluster: clients wait until there is one");
+                TraceEvent::warn("no answer from the cluster: clients wait until it answers");
             return Ok(Some(event.with("why", &error.message)));
         }
         Err(error) => return Err(error),

@@ -85,7 +85,7 @@ pub fn check(config: &Config, format: Format) -> Result<(), Failure> {
         Format::Text => print!("{}", render_checks(&status)),
     }
     if status["health"] == "error" {
-        let hint = "each check above says what to do";
+        let hint = "follow the hint of each check above";
         return Err(failure("unhealthy", "the cluster's health is `error`", hint));
     }
     Ok(())
@@ -181,7 +181,7 @@ fn render(status: &Value) -> String {
         for condition in pool["conditions"].as_array().into_iter().flatten() {
             let word = |key: &str| condition[key].as_str().unwrap_or_default();
             let (count, code) = (&condition["count"], word("code"));
-            line(format!("            {count} PGs {code}, as {}", word("message")));
+            line(format!("            {count} PGs {code}, for example {}", word("message")));
             line(format!("              -> {}", word("hint")));
         }
     }
@@ -380,7 +380,7 @@ mod tests {
             "reads       7/s",
             "writes      -",
             "pool        fast: 0",
-            "2 PGs pg_degraded, as 1.3: 1 of 2 copies",
+            "2 PGs pg_degraded, for example 1.3: 1 of 2 copies",
             "-> wait",
             "used of 1 GiB (0 %)",
             "tcp:a:1 on h",

@@ -53,6 +53,6 @@ fn cannot_make(dir: &Path, error: &std::io::Error) -> Failure {
     failure(
         "io",
         format!("cannot create the directory {}: {error}", dir.display()),
-        "choose another one with --dir",
+        "choose another directory with --dir",
     )
 }

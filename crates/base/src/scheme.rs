@@ -63,7 +63,9 @@ impl Scheme {
         if parity != 1 {
             let more =
                 if parity > 1 { format!(": use --ec {text} for more") } else { String::new() };
-            return Err(ParseIdError(format!("xor has one parity part, not {parity}{more}")));
+            return Err(ParseIdError(format!(
+                "xor has exactly one parity part, not {parity}{more}"
+            )));
         }
         checked(Scheme::Xor { data })
     }
@@ -79,13 +81,13 @@ impl Scheme {
         let data = |data| match (DATA_COUNT_MIN..=DATA_COUNT_MAX).contains(&data) {
             true => Ok(()),
             false => Err(format!(
-                "a stripe has {DATA_COUNT_MIN} to {DATA_COUNT_MAX} data parts, not {data}"
+                "a stripe can have {DATA_COUNT_MIN} to {DATA_COUNT_MAX} data parts, not {data}"
             )),
         };
         match self {
             Scheme::Copies { count } if (1..=COPIES_MAX).contains(&count) => Ok(()),
             Scheme::Copies { count } => {
-                Err(format!("a pool has 1 to {COPIES_MAX} copies, not {count}"))
+                Err(format!("a pool can have 1 to {COPIES_MAX} copies, not {count}"))
             }
             Scheme::Xor { data: count } => data(count),
             Scheme::ReedSolomon { data: count, parity } => {
@@ -93,7 +95,7 @@ impl Scheme {
                 if (1..=PARITY_COUNT_MAX).contains(&parity) {
                     return Ok(());
                 }
-                Err(format!("a stripe has 1 to {PARITY_COUNT_MAX} parity parts, not {parity}"))
+                Err(format!("a stripe can have 1 to {PARITY_COUNT_MAX} parity parts, not {parity}"))
             }
         }
     }
@@ -106,12 +108,12 @@ impl Scheme {
         }
         if block_size.bytes() < PARITY_BLOCK_BYTES_MIN {
             let least = Size(PARITY_BLOCK_BYTES_MIN);
-            return Err(format!("blocks of {self} are at least {least}, not {block_size}"));
+            return Err(format!("blocks with {self} must be at least {least}, not {block_size}"));
         }
         let size = self.stripe_bytes(block_size);
         if size > STRIPE_BYTES_MAX {
             return Err(format!(
-                "a stripe has at most {}, not {} blocks of {block_size}",
+                "a stripe can have at most {}, not {} blocks of {block_size}",
                 Size(STRIPE_BYTES_MAX),
                 self.data_count()
             ));
@@ -131,7 +133,7 @@ impl Scheme {
             ) => {
                 if data != other {
                     return Err(format!(
-                        "{self} cannot become {wanted}: the number of data parts decides where data lies"
+                        "{self} cannot become {wanted}: the number of data parts of a pool cannot change"
                     ));
                 }
                 if more < parity {
@@ -142,9 +144,7 @@ impl Scheme {
             (Scheme::Xor { .. }, Scheme::ReedSolomon { .. }) => {
                 Err(format!("{self} cannot become {wanted}: their parity is computed differently"))
             }
-            _ => Err(format!(
-                "{self} cannot become {wanted}: the data would have to be written anew"
-            )),
+            _ => Err(format!("{self} cannot become {wanted}: all data would have to be rewritten")),
         }
     }
 
@@ -283,13 +283,13 @@ fn parts(text: &str) -> Result<(u8, u8), ParseIdError> {
     let numbers =
         text.split_once('+').filter(|(data, parity)| is_number(data) && is_number(parity));
     let Some((data, parity)) = numbers else {
-        let message = format!("{text:?} is no scheme: write data and parity parts, as in 4+2");
+        let message = format!("{text:?} is not a scheme: write data and parity parts, as in 4+2");
         return Err(ParseIdError(message));
     };
     match (data.parse(), parity.parse()) {
         (Ok(data), Ok(parity)) => Ok((data, parity)),
         _ => Err(ParseIdError(format!(
-            "{text} are too many parts: a stripe has at most {DATA_COUNT_MAX} data parts and \
+            "{text} has too many parts: a stripe can have at most {DATA_COUNT_MAX} data parts and \
              {PARITY_COUNT_MAX} parity parts"
         ))),
     }
@@ -297,7 +297,7 @@ fn parts(text: &str) -> Result<(u8, u8), ParseIdError> {
 
 fn unreadable(text: &str) -> ParseIdError {
     ParseIdError(format!(
-        "{text:?} is no scheme: write it as in \"2 copies\", \"xor 2+1\" or \"ec 4+2\""
+        "{text:?} is not a scheme: write it as in \"2 copies\", \"xor 2+1\" or \"ec 4+2\""
     ))
 }
 
@@ -348,13 +348,13 @@ mod tests {
             assert!(format!("ec {text}").parse::<Scheme>().is_err(), "{text}");
         }
         for (text, why) in [
-            ("2+2", "xor has one parity part, not 2: use --ec 2+2 for more"),
-            ("2+0", "xor has one parity part, not 0"),
-            ("1+1", "a stripe has 2 to 16 data parts, not 1"),
-            ("17+1", "a stripe has 2 to 16 data parts, not 17"),
+            ("2+2", "xor has exactly one parity part, not 2: use --ec 2+2 for more"),
+            ("2+0", "xor has exactly one parity part, not 0"),
+            ("1+1", "a stripe can have 2 to 16 data parts, not 1"),
+            ("17+1", "a stripe can have 2 to 16 data parts, not 17"),
             (
                 "300+1",
-                "300+1 are too many parts: a stripe has at most 16 data parts and 4 parity parts",
+                "300+1 has too many parts: a stripe can have at most 16 data parts and 4 parity parts",
             ),
         ] {
             assert_eq!(Scheme::parse_xor(text), Err(ParseIdError(why.to_string())));

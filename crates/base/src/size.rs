@@ -76,7 +76,7 @@ impl<'de> serde::Deserialize<'de> for BlockSize {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<BlockSize, D::Error> {
         let bytes = <u64 as serde::Deserialize>::deserialize(from)?;
         BlockSize::new(bytes).ok_or_else(|| {
-            serde::de::Error::custom("a block size is a power of two from 16 KiB to 1 MiB")
+            serde::de::Error::custom("the block size must be a power of two from 16 KiB to 1 MiB")
         })
     }
 }

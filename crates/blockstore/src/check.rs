@@ -105,8 +105,9 @@ pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> Check
         }
     }
     if stopped.store().has_unsettled_damage() {
-        let text = "the store is suspect: an earlier start found damage that may have cost \
-                    acknowledged writes; `pg give-up` accepts the loss where no copy is left";
+        let text = "the store is suspect: an earlier start found damage that may have lost \
+                    acknowledged writes; where no other copy is left, `ashlar pg give-up` accepts \
+                    the loss";
         report.find(Severity::Warning, text.to_owned());
     }
     if options.data {
@@ -130,7 +131,10 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
         }
         'L' => (Severity::Error, "an acknowledged journal entry is missing"),
         'M' => (Severity::Error, "an acknowledged note is damaged in the journal"),
-        'Q' => (Severity::Warning, "one copy of the superblock is damaged; a start rewrites it"),
+        'Q' => (
+            Severity::Warning,
+            "one copy of the superblock is damaged; the next start of the OSD rewrites it",
+        ),
         'R' => (Severity::Error, "the newest checkpoint's directory is damaged"),
         'S' => (Severity::Error, "a page of the index is damaged: its blocks are lost"),
         _ => return None,

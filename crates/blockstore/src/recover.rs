@@ -582,7 +582,8 @@ impl Recovery {
         let is_appended = self.append_decisions(io);
         if !is_appended || !suspects.iter().all(|pg| self.append_suspect(*pg)) {
             let reason = "the journal has no room to record recovery's decisions, and this version \
-                          cannot repair that: restore its volumes from a backup into a new pool";
+                          cannot repair that: restore the OSD's volumes from a backup into a new \
+                          pool";
             return Err(reason.to_owned());
         }
         let journal = &mut self.parts_mut().journal;
@@ -676,8 +677,8 @@ fn choose_superblock(
             }
             Err(SuperblockError::Older(version)) => {
                 return Err(format!(
-                    "this store has format {version}, from before the first release; this version \
-                     supports only {}. Create the OSD again",
+                    "this store has format {version}, which is older than the first release; this \
+                     version supports only {}. Create the OSD again",
                     format::disk::FORMAT_VERSION
                 ));
             }

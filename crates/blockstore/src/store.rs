@@ -446,7 +446,7 @@ impl Store {
             | Purpose::RecoveryFlush => "a flush",
             Purpose::Group(_) => "a write to the journal",
             Purpose::LeafWrite(_) | Purpose::StreamWrite | Purpose::RootWrite => {
-                "a write of a checkpoint"
+                "a checkpoint write"
             }
             Purpose::Reserve(_) => "a reservation of space",
             _ => "a write",

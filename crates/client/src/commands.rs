@@ -256,7 +256,7 @@ impl Commands {
     fn refuse_all(&mut self, why: &str, answers: &mut Vec<Answered>) {
         for request in std::mem::take(&mut self.asked).into_keys() {
             let message = format!("the monitor refused the connection: {why}");
-            let hint = "use the file `key` of this cluster's directory";
+            let hint = "check that the file `key` belongs to the monitor's cluster";
             answers.push((request, Err(failure("untrusted", message, hint))));
         }
     }

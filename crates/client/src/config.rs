@@ -46,8 +46,8 @@ impl Config {
             return Config::load(Path::new(&path));
         }
         let here = std::env::current_dir().map_err(|error| {
-            let hint = "change to a directory that exists, or name the cluster with --cluster";
-            failure("io", format!("there is no current directory: {error}"), hint)
+            let hint = "change to a directory that exists, or specify the cluster with --cluster";
+            failure("io", format!("cannot determine the current directory: {error}"), hint)
         })?;
         Config::find_above(&here)
     }
@@ -70,8 +70,8 @@ impl Config {
                     "found no {DIRECTORY}/{FILE} in {} or any directory above it",
                     here.display()
                 ),
-                "start a cluster with `ashlar up`, add this host to one with `ashlar join`, or name one \
-                 with --cluster or ASHLAR_CLUSTER",
+                "start a cluster with `ashlar up`, add this host to one with `ashlar join`, or specify \
+                 one with --cluster or ASHLAR_CLUSTER",
             )),
         }
     }
@@ -85,7 +85,7 @@ impl Config {
         };
         let text = std::fs::read_to_string(&file).map_err(|error| {
             let hint =
-                "name the directory of a cluster, as created by `ashlar up`, `init` or `join`";
+                "specify the directory of a cluster, as created by `ashlar up`, `init` or `join`";
             failure("no_cluster", format!("cannot read {}: {error}", file.display()), hint)
         })?;
         let parsed: ClusterFile = toml::from_str(&text).map_err(|error| {

@@ -57,7 +57,8 @@ impl Keeper {
         let thread = std::thread::Builder::new().name("keeper".to_string());
         if let Err(error) = thread.spawn(move || keeper.write()) {
             self.slot().is_writing = false;
-            let event = TraceEvent::error("cannot save the list of monitors: no thread");
+            let event =
+                TraceEvent::error("cannot save the list of monitors: cannot start a thread");
             (self.log)(&event.with("why", error));
         }
     }
@@ -73,13 +74,13 @@ impl Keeper {
             let path = self.config.path.display();
             match keep(&self.config, &told) {
                 Ok(true) => {
-                    let event = TraceEvent::info("cluster.toml has a new list of monitors");
+                    let event = TraceEvent::info("saved a new list of monitors to cluster.toml");
                     (self.log)(&event.with("path", path).list("monitors", &told));
                 }
                 Ok(false) => {}
                 Err(error) => {
                     let what =
-                        "cannot save the list of monitors: a later start may find no monitor";
+                        "cannot save the list of monitors: the next start may not find a monitor";
                     let event = TraceEvent::warn(what).with("why", error);
                     (self.log)(&event.list("monitors", &told));
                 }

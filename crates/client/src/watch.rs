@@ -69,7 +69,8 @@ pub fn watch_state(
 }
 
 fn missed(what: &str) -> Failure {
-    let hint = "later changes are not reported: watch again, and compare with `ashlar state ls`";
+    let hint =
+        "later changes are not reported: start the watch again, and compare with `ashlar state ls`";
     failure("interrupted", format!("the monitor {what}"), hint)
 }
 
@@ -100,7 +101,7 @@ fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failu
         return Err(failure(
             "untrusted",
             message,
-            "use the file `key` of this cluster's directory",
+            "check that the file `key` belongs to the monitor's cluster",
         ));
     }
     Err(no_monitor_answers(config))

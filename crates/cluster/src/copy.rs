@@ -21,8 +21,8 @@ use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
 use crate::revisions_by_pool;
 
-/// Maximum number of bytes of record text in one message or note, plus at most one record: that is
-/// still below the limits of both.
+/// Maximum bytes of record text in one message or note. The last record may exceed the maximum by its own
+/// length; the total then is still below the size limits of messages and of notes.
 const PART_SIZE_MAX: usize = 256 << 10;
 
 /// Records of the state store by their keys, as of one transaction.

@@ -38,7 +38,7 @@ pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
 pub(crate) fn check_ranges(ranges: &[FenceRange]) -> Result<(), String> {
     let is_range = |(first, last): &FenceRange| first <= last;
     if !ranges.iter().all(is_range) || !ranges.is_sorted_by(|a, b| a.1 < b.0) {
-        return Err("the ranges are not in order".to_string());
+        return Err("the session ranges are out of order or overlap".to_string());
     }
     ranges.last().map_or(Ok(()), |(_, last)| check_session(*last))
 }

@@ -81,7 +81,7 @@ fn said(what: &str) -> String {
         return format!("the field \"{name}\" is missing");
     }
     match what.split_once(", expected ") {
-        Some((_, expected)) => format!("{} is expected", in_words(expected)),
+        Some((_, expected)) => format!("expected {}", in_words(expected)),
         None => what.replace('`', "\""),
     }
 }
@@ -105,7 +105,7 @@ fn in_words(expected: &str) -> String {
             "a map" => "an object",
             "a sequence" => "a list",
             "a boolean" => "true or false",
-            "a string" => "a text in quotes",
+            "a string" => "a string in quotes",
             _ => return expected.replace('`', "\""),
         },
     };
@@ -127,12 +127,12 @@ mod tests {
     fn what_is_wrong_with_a_record_is_said_in_plain_words() {
         Record::parse(&Key::parse("osd/3").expect("a key"), OSD).expect("it is right");
         let with = |from: &str, to: &str| error("osd/3", &OSD.replace(from, to));
-        assert_eq!(with("true,\"in", "1,\"in"), "\"up\" is 1: true or false is expected");
+        assert_eq!(with("true,\"in", "1,\"in"), "\"up\" is 1: expected true or false");
         assert_eq!(
             with("\"host\":\"a\"", "\"host\":7"),
-            "\"host\" is 7: a text in quotes is expected"
+            "\"host\" is 7: expected a string in quotes"
         );
-        let number = "a whole number from 0 to 18446744073709551615 is expected";
+        let number = "expected a whole number from 0 to 18446744073709551615";
         assert_eq!(
             with("\"incarnation\":2", "\"incarnation\":-2"),
             format!("\"incarnation\" is -2: {number}")
@@ -144,7 +144,7 @@ mod tests {
             error("pg/1/0", pgs),
             "\"pgs\" is [{\"pg\":{\"pool\":1}}]: the field \"number\" is missing"
         );
-        assert_eq!(with("[]", "\"x\""), "\"addresses\" is \"x\": a list is expected");
+        assert_eq!(with("[]", "\"x\""), "\"addresses\" is \"x\": expected a list");
         assert!(with("}", "").starts_with("not valid JSON: line 2, column"), "{}", with("}", ""));
         assert!(error("osd/3", "[]").starts_with("not a JSON object"));
         assert!(error("osd/3", "7").starts_with("not a JSON object"));

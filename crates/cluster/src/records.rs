@@ -725,7 +725,7 @@ impl Record {
             Key::Recovery => Record::Recovery(parse(text)?),
         };
         if record.key() != *key {
-            return Err(format!("this is the record of {}", record.key()));
+            return Err(format!("the value is the record of another key, {}", record.key()));
         }
         record.check_numbers()?;
         Ok(record)
@@ -765,7 +765,7 @@ impl Record {
                 number("last", record.last, NUMBER_MAX)?;
                 number("recovered", record.recovered, NUMBER_MAX)?;
                 let mut firsts = record.reigns.iter().map(|(first, _)| *first);
-                firsts.try_for_each(|first| number("first of a reign", first, NUMBER_MAX))
+                firsts.try_for_each(|first| number("first change of a reign", first, NUMBER_MAX))
             }
             Record::Cluster(_)
             | Record::Leader(_)

@@ -130,7 +130,7 @@ impl Setting {
                 default: 10_000,
                 min: 1_000,
                 max: SPAN_MS_MAX,
-                help: "a client without a connection for this long no longer holds its volumes",
+                help: "a client that is disconnected for this long is detached from its volumes",
                 is_for_osds: false,
             },
             Setting::OsdReport => Definition {
@@ -139,7 +139,7 @@ impl Setting {
                 default: 1_000,
                 min: 100,
                 max: 60_000,
-                help: "interval between an OSD's reports; status warns after five silent intervals",
+                help: "interval between an OSD's reports; status warns after five intervals without one",
                 is_for_osds: true,
             },
             Setting::OsdReturn => Definition {
@@ -157,7 +157,7 @@ impl Setting {
                 default: 300,
                 min: 90,
                 max: 900,
-                help: "duration of the leases under which a primary serves, renewed three times within it",
+                help: "duration of the leases that primaries need to serve; renewed three times per duration",
                 is_for_osds: true,
             },
             Setting::OsdGrace => Definition {
@@ -166,7 +166,7 @@ impl Setting {
                 default: 300,
                 min: 0,
                 max: 60_000,
-                help: "an OSD whose connection broke has this long to reconnect before it is down",
+                help: "an OSD whose connection broke is marked down unless it reconnects within this time",
                 is_for_osds: false,
             },
             Setting::OsdSilent => Definition {
@@ -175,7 +175,7 @@ impl Setting {
                 default: 2_000,
                 min: 200,
                 max: 60_000,
-                help: "an OSD that is silent for this long is probed, and down if it does not answer",
+                help: "an OSD that is silent for this long is probed, and marked down if it does not answer",
                 is_for_osds: false,
             },
             Setting::OsdOutAfter => Definition {
@@ -202,7 +202,7 @@ impl Setting {
                 default: 60_000,
                 min: 1_000,
                 max: SPAN_MS_MAX,
-                help: "a disk that takes ten times as long as its peers' for this long is named, and spared",
+                help: "a disk ten times slower than its peers for this long is reported, and reads avoid it",
                 is_for_osds: false,
             },
             Setting::NearlyFull => Definition {
@@ -220,7 +220,7 @@ impl Setting {
                 default: 2_000,
                 min: 200,
                 max: 60_000,
-                help: "interval between the OSDs' statistics, whose sums the monitor stores",
+                help: "interval at which OSDs send statistics to the monitor, which stores the sums",
                 is_for_osds: true,
             },
             Setting::LogLevel => Definition {
@@ -229,7 +229,7 @@ impl Setting {
                 default: Level::Info.index() as u64,
                 min: Level::Error.index() as u64,
                 max: Level::Debug.index() as u64,
-                help: "log level of OSDs and monitors; once set, it overrides their start options",
+                help: "log level of OSDs and monitors; if set, it overrides the level they were started with",
                 is_for_osds: true,
             },
             Setting::ScrubLight => Definition {
@@ -256,7 +256,7 @@ impl Setting {
                 default: 64,
                 min: 1,
                 max: 100000,
-                help: "most that an OSD reads for a scrub that it leads, while no clients send requests",
+                help: "maximum read rate of the scrubs that an OSD leads, while no client sends requests",
                 is_for_osds: true,
             },
             Setting::ScrubFrom => Definition {
@@ -265,7 +265,7 @@ impl Setting {
                 default: 0,
                 min: 0,
                 max: 23,
-                help: "scheduled scrubs run from this hour, UTC, to `scrub_to_hour`; the same hour: always",
+                help: "scheduled scrubs run between this hour (UTC) and `scrub_to_hour`; if equal: any time",
                 is_for_osds: true,
             },
             Setting::ScrubTo => Definition {
@@ -283,7 +283,7 @@ impl Setting {
                 default: 1,
                 min: 0,
                 max: 1,
-                help: "scrubs repair what versions, checksums or a majority decide; off: they only report it",
+                help: "scrubs repair damage if it is clear which copy is right; off: they only report it",
                 is_for_osds: true,
             },
             Setting::ScrubPaused => Definition {
@@ -292,7 +292,7 @@ impl Setting {
                 default: 0,
                 min: 0,
                 max: 1,
-                help: "no scrub runs, not even one that was asked for; it goes on where it was",
+                help: "on: all scrubs pause, even requested ones; off: they continue where they stopped",
                 is_for_osds: true,
             },
         }
@@ -332,7 +332,7 @@ impl Setting {
             let value = match text {
                 "on" | "1" => 1,
                 "off" | "0" => 0,
-                _ => return Err(format!("{text:?} is no value of {name}: write on or off")),
+                _ => return Err(format!("{text:?} is not a valid {name}: write on or off")),
             };
             return Ok(value);
         }

@@ -196,16 +196,18 @@ impl Transaction {
         let mut keys: Vec<&str> = self.operations.iter().map(Operation::key).collect();
         keys.sort_unstable();
         if self.compares.len() > OPERATION_COUNT_MAX || keys.len() > OPERATION_COUNT_MAX {
-            return Some("a transaction has at most 128 comparisons and 128 writes");
+            return Some("the transaction has more than 128 comparisons or more than 128 writes");
         }
         if self.size > TRANSACTION_SIZE_MAX {
-            return Some("a transaction has less than 1.5 MiB of keys and values");
+            return Some(
+                "the transaction's keys and values are too large: less than 1.5 MiB is allowed",
+            );
         }
         if keys.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Some("a transaction writes each key once");
+            return Some("the transaction writes a key twice");
         }
         if keys.iter().any(|key| key.is_empty() || key.len() > KEY_SIZE_MAX) {
-            return Some("a key has 1 to 512 bytes");
+            return Some("the transaction has an invalid key: a key must have 1 to 512 bytes");
         }
         None
     }

@@ -48,7 +48,8 @@ impl Address {
     pub(crate) fn resolve(self) -> Result<Address, Error> {
         let Address::Name(name) = self else { return Ok(self) };
         let mut found = name.to_socket_addrs().map_err(|error| Error::new(&name, error))?;
-        let first = found.next().ok_or_else(|| Error::new(&name, "the name has no address"))?;
+        let first =
+            found.next().ok_or_else(|| Error::new(&name, "the host name has no address"))?;
         Ok(Address::Tcp(first))
     }
 

@@ -267,7 +267,7 @@ impl DiskJob {
                 return Progress::More(self);
             }
             if self.done < self.length {
-                let error = self.describe("the disk ends before");
+                let error = self.describe("reached the end of the disk");
                 return Progress::Done(self.end(Err(DiskError::Io(error))));
             }
             assert!(self.done == self.length, "a job is done when all of its bytes are");

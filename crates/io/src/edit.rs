@@ -67,7 +67,9 @@ fn lock(folder: &Path) -> Result<File, Error> {
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < end => {
                 std::thread::sleep(LOCK_DELAY);
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(failed(&"another process holds it")),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(failed(&"another process holds the lock"));
+            }
             Err(error) => return Err(failed(&error)),
         }
     }

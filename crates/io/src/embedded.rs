@@ -85,7 +85,7 @@ impl EmbeddedState {
     /// none.
     pub fn create(path: &Path) -> Result<(), Error> {
         if path.exists() {
-            return Err(Error::new(path.display(), "a state store already exists there"));
+            return Err(Error::new(path.display(), "a state store already exists at this path"));
         }
         let new = path.with_extension("new");
         match fs::remove_file(&new) {
@@ -120,7 +120,7 @@ impl EmbeddedState {
     ) -> Result<EmbeddedState, Error> {
         if !path.exists() {
             let why = "there is no state store at this path; if it was lost, restore it from a \
-                       backup (that of a new cluster is created with its cluster.toml)";
+                       backup (a new cluster gets one when its cluster.toml is created)";
             return Err(Error::new(path.display(), why));
         }
         let opened = Database::builder().set_cache_size(CACHE_SIZE).open(path);
@@ -216,7 +216,10 @@ impl EmbeddedState {
         if seconds != self.trouble {
             self.trouble = seconds;
             let trouble = seconds.map(|seconds| {
-                format!("the disk under {} has not answered for {seconds} s", self.path.display())
+                format!(
+                    "the disk that holds {} has not answered for {seconds} s",
+                    self.path.display()
+                )
             });
             events.push(StateEvent::Condition { trouble });
         }
@@ -596,8 +599,9 @@ mod tests {
             .collect();
         assert_eq!(
             troubles,
-            [1, 2]
-                .map(|age| format!("the disk under /mon/state.redb has not answered for {age} s"))
+            [1, 2].map(|age| format!(
+                "the disk that holds /mon/state.redb has not answered for {age} s"
+            ))
         );
         assert!(state.deadline().is_some());
 

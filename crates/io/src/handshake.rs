@@ -172,7 +172,10 @@ impl Handshake {
             }
             Stage::Confirm(mut noise, established) => match noise.read_message(input, &mut []) {
                 Ok(_) => Ok(Some(established)),
-                Err(_) => Err("the peer did not prove its key: its hello was a replay".into()),
+                Err(_) => {
+                    let why = "the peer did not prove that it has the key: its hello was a replay";
+                    Err(why.into())
+                }
             },
             Stage::Ended => Err("received data after the end of the handshake".into()),
         }

@@ -94,7 +94,7 @@ fn time_durable_writes(disk: &Disk, offset: u64) -> Result<u64, Error> {
             let what = format!("a durable write to {} failed", disk.path().display());
             return Err(Error::new(
                 what,
-                written.err().map_or("cut short".into(), |e| e.to_string()),
+                written.err().map_or("short write".into(), |e| e.to_string()),
             ));
         }
         times.push(clock::now().since(begin).as_nanos() / 1000);

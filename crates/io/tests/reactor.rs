@@ -412,7 +412,7 @@ fn streams_beyond_the_limit_are_closed_at_once() {
         feed.silent_for(Duration::from_millis(1));
         rejected = feed.reactor.take_rejected();
     }
-    assert_eq!(rejected, ["a client was refused: there are already 2"]);
+    assert_eq!(rejected, ["a client was refused: there are already 2 clients"]);
     assert_eq!(std::io::Read::read(&mut refused, &mut [0]).unwrap(), 0, "it was closed");
     // A closed stream makes room for another.
     feed.reactor.raw_close(second);

@@ -175,7 +175,7 @@ fn compare_pg(
         match index_of(member.osd) {
             Some(index) => members.push(index),
             None => {
-                let text = format!("PG {pg}: {} has a copy that is not compared", member.osd);
+                let text = format!("PG {pg}: the copy on {} is not compared", member.osd);
                 found.find(Severity::Warning, text);
             }
         }
@@ -390,7 +390,7 @@ impl Comparison {
         let say = |(index, state): (&usize, &Option<(Version, bool)>)| {
             let osd = known.osds[*index];
             match state {
-                None => format!("{osd} has nothing"),
+                None => format!("{osd} has no copy"),
                 Some((version, true)) => format!("{osd} has deleted it in version {version}"),
                 Some((version, false)) => format!("{osd} has {version}"),
             }
@@ -402,7 +402,9 @@ impl Comparison {
             self.find(Severity::Error, text);
         } else {
             self.under_way += 1;
-            let text = format!("{text}; a write was in progress; the next start resolves this");
+            let text = format!(
+                "{text}; a write was in progress; the next start of the OSDs resolves this"
+            );
             self.find(Severity::Warning, text);
         }
     }

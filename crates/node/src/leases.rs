@@ -148,7 +148,7 @@ impl Leases {
     pub fn on_granted(&mut self, now: Time, giver: OsdId, grant: Grant) -> Result<bool, String> {
         let held = self.held.get_mut(&giver).expect("a connection to it was opened");
         if grant.stamp == 0 || grant.stamp >= held.stamp_next {
-            return Err("an unsolicited grant".into());
+            return Err("an unsolicited lease grant".into());
         }
         while held.sent.front().is_some_and(|(stamp, _)| *stamp < grant.stamp) {
             held.sent.pop_front();

@@ -159,7 +159,7 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
             wrong(block(TraceEvent::warn("scrub found damage that is not repaired"), key), faults)
         }
         ScrubEvent::NoteUnread { osd, why } => {
-            let event = TraceEvent::warn("a note on scrubs cannot be read and counts as none");
+            let event = TraceEvent::warn("a scrub note cannot be read and is ignored");
             event.with("from", osd).with("why", why)
         }
         ScrubEvent::Ended { deep, keys } => {
@@ -224,9 +224,9 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
 pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Effect>) {
     for (giver, was_out) in leases.take_changes(now) {
         let event = match was_out {
-            None => TraceEvent::warn(
-                "lease expired: the PGs shared with the OSD that gave it must wait",
-            ),
+            None => {
+                TraceEvent::warn("lease expired: PGs shared with the OSD that granted it must wait")
+            }
             Some(span) => {
                 TraceEvent::info("lease is valid again").number("after_ms", span.as_millis())
             }

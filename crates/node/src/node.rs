@@ -570,7 +570,7 @@ impl Node {
             return self.stop(StopReason::Store(reason), effects);
         }
         if self.store.has_unsettled_damage() {
-            let what = "the store is suspect: recovery found damage that may have cost writes";
+            let what = "the store is suspect: recovery found damage that may have lost writes";
             effects.push(Effect::Trace(TraceEvent::warn(what)));
         }
         for (pg, why) in self.notes.damaged() {
@@ -597,7 +597,7 @@ impl Node {
         }
         if found.osd != *osd || found.store.to_string() != *store {
             let (other, id) = (found.osd, found.store);
-            return Err(format!("{path} is store {id} of {other}, not store {store} of {osd}"));
+            return Err(format!("{path} holds store {id} of {other}, not store {store} of {osd}"));
         }
         self.state = StateLog::read(self.store.notes());
         self.notes = Notes::read(&self.store, *osd)

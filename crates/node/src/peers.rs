@@ -115,7 +115,7 @@ impl Peers {
     fn hold(&mut self, pg: PgId, query: Query) -> Result<bool, String> {
         let held = &mut self.held;
         if held.len() >= HELD_COUNT_MAX && !held.contains_key(&pg) {
-            return Err("more queries wait than there can be PGs".into());
+            return Err("more queries are waiting than there can be PGs".into());
         }
         if held.get(&pg).is_some_and(|before| before.epoch > query.epoch) {
             return Ok(false);

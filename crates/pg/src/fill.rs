@@ -211,11 +211,7 @@ impl Pg {
         for index in lead.acting.count()..lead.peers.len() {
             let filler = self.filler(index).filter(|filler| !filler.is_bound());
             if filler.is_some_and(Filler::is_stuck) {
-                self.on_peer_failed(
-                    index,
-                    "the store does not keep up with writes".into(),
-                    actions,
-                );
+                self.on_peer_failed(index, "the store cannot keep up with writes".into(), actions);
             }
         }
     }
@@ -228,7 +224,7 @@ impl Pg {
     ) -> Result<(), String> {
         let (crossing, has_parity) = (self.keys_under_way(), self.stripes().is_some());
         let filler = self.lead().peers[index].filler.as_mut();
-        let filler = filler.ok_or("it was not activated")?;
+        let filler = filler.ok_or("the learner was not activated")?;
         filler.begin()?;
         if has_parity {
             // The learner accepts versions from now on: those that it had prepared are settled.

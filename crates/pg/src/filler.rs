@@ -44,7 +44,7 @@ pub struct Filler {
     sent: BTreeSet<BlockKey>,
     /// The members whose indexes together have all blocks.
     listers: Vec<usize>,
-    /// Whether a block has the same content and version at all members.
+    /// Whether every member stores all of a block, so that copies of a block can be compared by version.
     is_whole: bool,
     /// Number of blocks filled since the cursor was last recorded.
     filled_count: usize,
@@ -146,7 +146,7 @@ impl Filler {
     /// Begins the backfill: the learner's record is durable. Returns an error if it had begun before.
     pub fn begin(&mut self) -> Result<(), String> {
         if self.is_begun {
-            return Err("a second record of the same activation".into());
+            return Err("the same activation was recorded twice".into());
         }
         self.is_begun = true;
         Ok(())

@@ -373,7 +373,9 @@ impl Pg {
             Some(_) if leads => self.lead = Some(Box::new(Lead::new(&entry, self.me))),
             Some(primary) => self.follow = Some(Follow::new(primary, !is_acting)),
             None => {
-                let why = "the map's entry cannot be served".into();
+                let why =
+                    "the PG's map entry is invalid, has no primary or does not include this OSD"
+                        .into();
                 self.serving = Serving::Idle { why };
                 return;
             }
@@ -721,7 +723,7 @@ impl Pg {
         }
         if has_twice(key.image, &parents) {
             // Such a read would wait for itself, and would block all other operations.
-            let why = "a chain of layers has an image twice".to_owned();
+            let why = "an image appears twice in the chain of layers".to_owned();
             return actions.push(Action::Reply { ticket, outcome: Err(Refusal::Invalid { why }) });
         }
         // The read is queued with the writes: a stripe cannot be put together from pieces of two versions.
@@ -872,8 +874,9 @@ fn refusal_of(error: StoreError) -> Refusal {
         StoreError::Full => Refusal::Full,
         StoreError::Corrupted => Refusal::Corrupted,
         StoreError::Damaged { units } => Refusal::Damaged { units },
-        StoreError::Unordered | StoreError::AboveSettled => {
-            Refusal::Invalid { why: "its version does not follow what the PG has".to_owned() }
-        }
+        StoreError::Unordered | StoreError::AboveSettled => Refusal::Invalid {
+            why: "the version of the write does not directly follow the PG's last version"
+                .to_owned(),
+        },
     }
 }

@@ -194,7 +194,7 @@ impl Pg {
             (PeerBody::Progress { call, filling, complete, floor }, FollowStage::Active) => {
                 self.on_progress(call, filling, complete, floor, actions)
             }
-            _ => Err("a message that is not allowed at this stage of the epoch".into()),
+            _ => Err("the message is not allowed at this stage of the epoch".into()),
         }
     }
 
@@ -202,7 +202,8 @@ impl Pg {
         let follow = self.follow();
         if follow.stage == FollowStage::Active {
             return Err(
-                "a second query after the activation: a member takes part once in an epoch".into(),
+                "a second query after the activation: a member takes part in an epoch only once"
+                    .into(),
             );
         }
         follow.stage = FollowStage::Asked;
@@ -235,7 +236,7 @@ impl Pg {
         let is_known = record.is_some_and(|record| record.filling.is_none());
         let is_busy = self.local_state.is_recording();
         if self.shape.face.is_whole_everywhere() || !is_known || is_busy {
-            return Err("a version cannot be taken back here".into());
+            return Err("this OSD cannot take back a version now".into());
         }
         self.drop_from(version, RecordFor::Drop { call }, actions);
         Ok(())
@@ -254,7 +255,7 @@ impl Pg {
         let is_sound = is_sorted && history.len() <= self.shape.limits.history_count_max;
         let last = Some(&Activation { epoch: entry.epoch, adopted });
         if !is_sound || history.last() != last {
-            return Err("a history that does not end with this epoch".into());
+            return Err("the history is invalid or does not end with this epoch".into());
         }
         self.check_version(floor)?;
         for past in &history {
@@ -268,7 +269,10 @@ impl Pg {
         }
         let follow = self.follow();
         if follow.is_learner != filling.is_some() {
-            return Err("a learner, and only a learner, is filled".into());
+            return Err(
+                "an activation with backfill for a full member, or without backfill for a learner"
+                    .into(),
+            );
         }
         follow.stage = FollowStage::Active;
         if !follow.is_learner {
@@ -301,12 +305,12 @@ impl Pg {
         let follow = self.follow();
         let first_epoch = next_version(mark, epoch).epoch;
         if !follow.next.map_or(version.epoch == first_epoch, |next| version == next) {
-            return Err(format!("version {version} is not the next one"));
+            return Err(format!("version {version} is out of order: it is not the next one"));
         }
         let units = self.check_change(&change)?;
         let is_delete = change == Change::Delete;
         if is_delete && lazy {
-            return Err("a lazy deletion".into());
+            return Err("a deletion cannot be lazy".into());
         }
         let follow = self.follow();
         follow.next = Some(next_version(version, epoch));
@@ -384,10 +388,10 @@ impl Pg {
         let entry = self.entry.clone().expect("an epoch is entered");
         let epoch = entry.epoch;
         let record = self.local_state.record().filter(|record| record.entry.epoch == epoch);
-        let record = record.ok_or("progress of a filling before its record is durable")?;
+        let record = record.ok_or("backfill progress before the PG's record is durable")?;
         let is_open = self.follow.as_ref().is_some_and(|follow| follow.progress.is_some());
         if record.filling.is_none() || is_open || self.local_state.is_recording() {
-            return Err("progress of a filling that is not under way".into());
+            return Err("backfill progress for a backfill that is not running".into());
         }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
             self.shape.check_key(*key)?;

@@ -80,15 +80,15 @@ pub fn check_list(
     let mut before = after;
     for block in blocks {
         if before.is_some_and(|before| block.key <= before) {
-            return Err("a list out of order".into());
+            return Err("the blocks of a list are out of order".into());
         }
         if block.version <= newer_than {
-            return Err("a list with older blocks than asked for".into());
+            return Err("a list with older blocks than requested".into());
         }
         before = Some(block.key);
     }
     if blocks.is_empty() && !is_last {
-        return Err("an empty list that is not the last".into());
+        return Err("an empty part of a list that is not the last part".into());
     }
     Ok(())
 }

@@ -149,7 +149,7 @@ impl Pg {
             // The epoch ended while there was no connection. Nothing is requested over the next connection,
             // but the old answer may still arrive. Closing that connection would end other PGs' epochs.
             Contact::Away if has_ended => return Ok(()),
-            Contact::Away | Contact::Out => return Err("an unsolicited state".into()),
+            Contact::Away | Contact::Out => return Err("an unsolicited state report".into()),
         }
         if !state.history.is_sorted_by(|older, newer| older.epoch < newer.epoch) {
             return Err("a history out of order".into());
@@ -183,7 +183,8 @@ impl Pg {
             if !planted::on(Bug::FilledEpochActivated) {
                 // Learners were filled from this OSD's state instead of the adopted one, so this epoch cannot
                 // be activated; the next one can.
-                let why = "all members have reported".to_owned();
+                let why =
+                    "all members have reported now: only a new epoch can be activated".to_owned();
                 return self.end_epoch(Need::NewEpoch, why, actions);
             }
             self.serving = Serving::Asking;
@@ -297,7 +298,7 @@ impl Pg {
         match self.lead().compare.end() {
             Compared::Same => self.activate(actions),
             Compared::TakenBack => {
-                let why = "writes that too few members had were taken back".to_owned();
+                let why = "writes that too few members had journaled were taken back".to_owned();
                 self.end_epoch(Need::NewEpoch, why, actions);
             }
             Compared::Dropping => {}
@@ -544,7 +545,7 @@ impl Pg {
                     Asked::ScrubList { walk } => {
                         self.on_scrub_list(index, walk, (blocks, is_last), actions)
                     }
-                    _ => Err("a list that was not asked for".into()),
+                    _ => Err("a list that was not requested".into()),
                 }
             }
             PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
@@ -555,7 +556,7 @@ impl Pg {
                 Asked::Gather { slot, position } => {
                     self.on_peer_part((slot, position), content, actions)
                 }
-                _ => Err("a block that was not asked for".into()),
+                _ => Err("a block that was not requested".into()),
             },
             PeerBody::Repaired { call } => {
                 match self.lead().asks.answered(index, call)? {
@@ -583,7 +584,7 @@ impl Pg {
                         let seen = Seen::of(digest, floor, self.shape.block_size)?;
                         self.on_peer_scrubbed((index, look), seen, actions)
                     }
-                    _ => Err("a digest that was not asked for".into()),
+                    _ => Err("a digest that was not requested".into()),
                 }
             }
             PeerBody::Recalled { call, note } => match self.lead().asks.answered(index, call)? {
@@ -591,13 +592,13 @@ impl Pg {
                     self.on_recalled(index, &note, actions);
                     Ok(())
                 }
-                _ => Err("a note on scrubs that was not asked for".into()),
+                _ => Err("a scrub note that was not requested".into()),
             },
             PeerBody::Tried { call, .. } => {
                 match self.lead().asks.answered(index, call)? {
                     Asked::Mend => self.on_mended_at(index, actions),
                     Asked::Keep => self.on_note_kept(index, actions),
-                    _ => return Err("a repair that was not asked for".into()),
+                    _ => return Err("the result of a repair that was not requested".into()),
                 }
                 Ok(())
             }
@@ -605,7 +606,7 @@ impl Pg {
                 self.on_delta(index, (version, key, part), content, actions)
             }
             PeerBody::Stale(_) => Ok(()),
-            _ => Err("a message that only a primary sends".into()),
+            _ => Err("only a primary may send this message".into()),
         }
     }
 

@@ -75,7 +75,7 @@ impl VersionText {
         let parts = self.0.split_once('.').and_then(|(epoch, counter)| {
             Some((epoch.parse::<u32>().ok()?, counter.parse::<u64>().ok()?))
         });
-        let (epoch, counter) = parts.ok_or("a version is epoch.counter")?;
+        let (epoch, counter) = parts.ok_or("not a version: expected EPOCH.COUNTER")?;
         Ok(Version { epoch: Epoch::new(epoch), counter })
     }
 }
@@ -96,7 +96,7 @@ impl RecordText {
 
     fn into_record(self) -> Result<Record, String> {
         if self.history.len() > HISTORY_COUNT_MAX {
-            return Err(format!("the history has {} activations", self.history.len()));
+            return Err(format!("the history has too many activations: {}", self.history.len()));
         }
         let pg = self.entry.pg;
         let history = self.history.iter().map(|(epoch, adopted)| {
@@ -125,7 +125,7 @@ impl FillingText {
 
     fn into_filling(self, pg: PgId) -> Result<Filling, String> {
         if self.whole.len() > WHOLE_COUNT_MAX {
-            return Err(format!("the filling lists {} blocks", self.whole.len()));
+            return Err(format!("the backfill record lists too many blocks: {}", self.whole.len()));
         }
         let whole = self.whole.iter().map(|text| read_key(pg, text));
         Ok(Filling {

@@ -236,7 +236,7 @@ impl Pg {
         }
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let read = match ScrubNote::decode(self.shape.pg, note) {
-            Ok(note) if note.epoch > epoch => Err("it is from a later epoch".into()),
+            Ok(note) if note.epoch > epoch => Err("the note is from a later epoch".into()),
             read => read,
         };
         match read {

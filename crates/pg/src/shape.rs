@@ -85,7 +85,7 @@ impl Shape {
 
     pub(crate) fn check_range(&self, offset: u32, length: u64) -> Result<(), Refusal> {
         if length == 0 {
-            return invalid("a range must have at least one unit");
+            return invalid("the range is empty");
         }
         if !u64::from(offset).is_multiple_of(UNIT_SIZE) || !length.is_multiple_of(UNIT_SIZE) {
             return invalid("offset and length must be multiples of 4 KiB");
@@ -104,7 +104,7 @@ impl Shape {
         if key.pool == self.pg.pool && (first..=last).contains(&key.hash) {
             return Ok(());
         }
-        Err("a block of another PG".into())
+        Err("the block belongs to another PG".into())
     }
 }
 
@@ -121,7 +121,7 @@ fn check_chain(parent_count: usize) -> Result<(), Refusal> {
     if parent_count < CHAIN_LENGTH_MAX {
         return Ok(());
     }
-    invalid("a chain has at most 32 layers")
+    invalid("the chain has more than 32 layers")
 }
 
 fn invalid(why: &str) -> Result<(), Refusal> {

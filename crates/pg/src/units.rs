@@ -236,7 +236,7 @@ impl Held {
             } => (version, block_size, [units, written, damaged], checksums, data),
         };
         if block_size != size {
-            return Err("the content of a block with the wrong block size".into());
+            return Err("the content of a block has the wrong block size".into());
         }
         let [units, written, damaged] = bitmaps.map(|words| Units::from_words(&words, size));
         let (Some(units), Some(written), Some(damaged)) = (units, written, damaged) else {
@@ -244,25 +244,27 @@ impl Held {
         };
         if !written.with(&damaged).without(&units).is_empty() {
             return Err(
-                "the content of a block with written or damaged units that it does not cover"
+                "the content of a block marks units as written or damaged that it does not cover"
                     .into(),
             );
         }
         let units = units.without(&damaged);
         if !written.without(&units).is_empty() {
-            return Err("the content of a block with data for damaged units".into());
+            return Err("the content of a block has data for damaged units".into());
         }
         let length = data.as_ref().map_or(0, |data| data.len() as u64);
         if checksums.len() != written.count() || length != written.count() as u64 * UNIT_SIZE {
             return Err(
-                "the content of a block without a checksum and 4 KiB of data for each unit".into(),
+                "the content of a block does not have one checksum and 4 KiB of data for each \
+                 written unit"
+                    .into(),
             );
         }
         if checks_data
             && let Some(data) = &data
             && checksum::first_mismatch(data, &checksums).is_some()
         {
-            return Err("the content of a block whose data does not match its checksums".into());
+            return Err("the data in the content of a block does not match its checksums".into());
         }
         let data = data.filter(|data| !data.is_empty());
         Ok(Held::Copy(Copied { version, units, written, checksums, data }))

@@ -56,7 +56,7 @@ impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PlanError::TooFewDomains { needed, found } => {
-                write!(f, "it needs {needed} failure domains, there are {found}")
+                write!(f, "it needs {needed} failure domains, but there are {found}")
             }
         }
     }

@@ -185,8 +185,11 @@ impl ClientCore {
                 volume.open_deadline = None;
                 let failure = Failure {
                     code: "timed_out".to_string(),
-                    message: format!("no monitor answered in time for volume {}", volume.name),
-                    hint: "check that the cluster runs: ashlar status".to_string(),
+                    message: format!(
+                        "no monitor answered in time to attach volume {}",
+                        volume.name
+                    ),
+                    hint: "check that the cluster is running: ashlar status".to_string(),
                 };
                 self.end_open(handle, Err(failure), effects);
             }
@@ -262,7 +265,7 @@ impl ClientCore {
         if let Attachment::Opening { .. } = volume.attachment {
             let failure = Failure {
                 code: "closed".to_string(),
-                message: format!("volume {} was closed before its attach completed", volume.name),
+                message: format!("volume {} was closed before it was attached", volume.name),
                 hint: String::new(),
             };
             self.end_open(handle, Err(failure), effects);
@@ -354,7 +357,7 @@ impl ClientCore {
         }
         let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
         if let Some(attached) = volume.attached() {
-            let what = "the session is over: its volume was taken over, removed or shrunk";
+            let what = "the session is over: it was fenced, or its volume was removed or shrunk";
             let event = TraceEvent::warn(what).with("volume", &volume.name);
             effects.push(Effect::Trace(event.with("session", attached.session)));
         }

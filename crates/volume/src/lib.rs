@@ -230,12 +230,12 @@ impl std::fmt::Display for VolumeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             VolumeError::Full => f.write_str("no space left in the pool"),
-            VolumeError::Damaged => f.write_str("stored bytes are damaged and no copy is left"),
+            VolumeError::Damaged => f.write_str("stored data is damaged and no good copy is left"),
             VolumeError::ReadOnly => f.write_str("the volume is attached read-only"),
             VolumeError::OutOfRange => f.write_str("the range is empty or outside the volume"),
             VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
-            VolumeError::TimedOut => f.write_str("timed out; a change may still happen"),
-            VolumeError::Invalid { why } => write!(f, "the OSD refused the request: {why}"),
+            VolumeError::TimedOut => f.write_str("timed out; the request may still take effect"),
+            VolumeError::Invalid { why } => write!(f, "the request failed: {why}"),
         }
     }
 }

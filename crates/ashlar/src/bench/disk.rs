@@ -47,7 +47,7 @@ pub fn run(
     load: Load,
 ) -> Result<StoreMeasured, Failure> {
     let cannot =
-        |error: io::Error| failure("io", error.to_string(), "name a directory with free space");
+        |error: io::Error| failure("io", error.to_string(), "choose a directory with free space");
     let directory = path.parent().unwrap_or(Path::new("."));
     let sector_size = io::probe(directory).map_err(cannot)?.sector_size;
     let options = CreateOptions {
@@ -110,7 +110,7 @@ impl Bench {
     fn open(path: &Path, size: u64) -> Result<Bench, Failure> {
         let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
         let disk = Disk::open(path).map_err(|error| {
-            failure("io", error.to_string(), "name a directory with free space")
+            failure("io", error.to_string(), "choose a directory with free space")
         })?;
         let settings = Settings { is_sparse: !disk.is_device(), ..Settings::default() };
         reactor.attach_disk(disk);

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::osd::CommitArg;
 
 const BENCH_DISK_EXAMPLE: &str = "\
-The echo sends a block in the direction of the load and at most 4KiB in the other direction.
+The loopback echo sends a block in the direction of the load and at most 4KiB in the other direction.
 
 Example:
   ashlar bench disk /mnt/nvme --op randwrite --depth 1";
@@ -61,12 +61,12 @@ pub struct LoadArgs {
 /// A kind of load.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OpArg {
-    /// Writes at random places
+    /// Random writes
     Randwrite,
-    /// Reads at random places
+    /// Random reads
     Randread,
-    /// Writes one after another
+    /// Sequential writes
     Write,
-    /// Reads one after another
+    /// Sequential reads
     Read,
 }

@@ -23,7 +23,7 @@ pub struct InitArgs {
     /// Where the monitors keep their state; several monitors need etcd
     #[arg(long, value_parser = parse_state, value_name = STATE)]
     pub state: StatePlace,
-    /// Network that daemons listen on; repeat it to spread connections over several networks
+    /// Network that daemons listen on; repeat the option to spread connections over several networks
     /// [default: all addresses]
     #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
     pub network: Vec<String>,
@@ -46,7 +46,7 @@ pub enum MonCommand {
     Create {
         /// Directory of the monitor (created if missing)
         path: PathBuf,
-        /// Port to listen on; a second monitor on one host needs its own [default: 4130]
+        /// Port to listen on; a second monitor on the same host needs another port [default: 4130]
         #[arg(long)]
         port: Option<u16>,
     },
@@ -67,7 +67,7 @@ pub enum MonCommand {
         /// Where the state is kept [default: `state` in cluster.toml]
         #[arg(long, value_parser = parse_state, value_name = STATE)]
         state: Option<StatePlace>,
-        /// Run in the background; return once it serves. Logs to PATH/mon.log
+        /// Run in the background; return once the monitor is ready. Logs to PATH/mon.log
         #[arg(long)]
         detach: bool,
         /// Accept an empty state store, because the cluster is new

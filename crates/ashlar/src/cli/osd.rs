@@ -22,7 +22,7 @@ const OSD_OUT_EXAMPLE: &str = "Examples:
 
 const OSD_RM_EXAMPLE: &str = "Examples:
   ashlar osd rm 2           an OSD that `osd out` emptied and that is stopped
-  ashlar osd out 3          an OSD whose disk is lost: first restore its copies elsewhere,
+  ashlar osd out 3          an OSD whose disk is lost: first restore its copies on other OSDs,
   ashlar osd rm 3           then remove it";
 
 /// `osd`
@@ -51,7 +51,7 @@ pub enum OsdCommand {
         /// Memory for caches
         #[arg(long, default_value = "128MiB")]
         memory: Size,
-        /// Run in the background; return once it serves. Logs to PATH/osd.log, or for a device to a
+        /// Run in the background; return once the OSD is ready. Logs to PATH/osd.log, or for a device to a
         /// file next to cluster.toml
         #[arg(long)]
         detach: bool,
@@ -73,7 +73,7 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Move all data off an OSD; it keeps serving meanwhile
+    /// Move all data off an OSD; the OSD keeps serving I/O meanwhile
     #[command(after_help = OSD_OUT_EXAMPLE)]
     Out {
         /// 2 or osd.2
@@ -125,7 +125,7 @@ pub enum OsdCommand {
 pub enum CommitArg {
     /// After the disk's cache is flushed
     Fsync,
-    /// As soon as it is written; each write goes through the disk's cache
+    /// As soon as it is written; all writes are write-through
     Immediate,
 }
 

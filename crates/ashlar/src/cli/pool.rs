@@ -25,25 +25,27 @@ pub enum PoolCommand {
         /// Number of copies, 1 to 8 [default: 2, or 1 if there is only one OSD]
         #[arg(long, group = "scheme", value_parser = clap::value_parser!(u8).range(1..=8))]
         replicas: Option<u8>,
-        /// Instead of copies: 2 to 16 data parts and their sum, as in 2+1; refused until OSDs serve it
+        /// Instead of copies: 2 to 16 data parts and one XOR parity part, as in 2+1; refused until
+        /// OSDs support it
         #[arg(long, group = "scheme", value_name = "K+1", value_parser = parse_xor)]
         xor: Option<Scheme>,
         /// Instead of copies: 2 to 16 data parts and 1 to 4 parity parts (Reed-Solomon), as in
-        /// 4+2; refused until OSDs serve it
+        /// 4+2; refused until OSDs support it
         #[arg(long, group = "scheme", value_name = "K+M", value_parser = parse_ec)]
         ec: Option<Scheme>,
-        /// Fewest members that may acknowledge a write; with fewer, I/O waits [default: 2, or 1 for one or
-        /// two copies; K+1 with parity, or K for one parity part]
+        /// Minimum number of members needed to acknowledge a write; with fewer, I/O waits [default: 2, or 1
+        /// for one or two copies; K+1 with parity, or K for one parity part]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=20))]
         min_size: Option<u32>,
-        /// Number of placement groups, a power of two [default: from the number of OSDs and members]
+        /// Number of placement groups, a power of two [default: derived from the number of OSDs
+        /// and members]
         #[arg(long)]
         pgs: Option<u32>,
-        /// What two members of a placement group must never share [default: host]
+        /// Failure domain: no two members of a placement group share one [default: host]
         #[arg(long, value_enum)]
         failure_domain: Option<DomainArg>,
-        /// What one member holds of a stripe, a power of two from 16KiB (with parity 64KiB) to 1MiB [default:
-        /// 128KiB]
+        /// Size of the block that one member holds of a stripe, a power of two from 16KiB (with parity
+        /// 64KiB) to 1MiB [default: 128KiB]
         #[arg(long, value_parser = parse_block_size)]
         block_size: Option<BlockSize>,
     },
@@ -59,13 +61,13 @@ pub enum PoolCommand {
         /// New name
         #[arg(long, group = "what", value_name = "NAME")]
         rename: Option<String>,
-        /// More parity parts, with as many data parts as the pool has: 4+3 for a pool of 4+2
+        /// Add parity parts; the number of data parts must stay the same: 4+3 for a pool of 4+2
         #[arg(long, group = "what", value_name = "K+M", value_parser = parse_ec)]
         ec: Option<Scheme>,
-        /// Fewest members that may acknowledge a write; with fewer, I/O waits
+        /// Minimum number of members needed to acknowledge a write; with fewer, I/O waits
         #[arg(long, group = "what", value_parser = clap::value_parser!(u32).range(1..=20))]
         min_size: Option<u32>,
-        /// What two members of a placement group must never share; data moves where needed
+        /// Failure domain: no two members of a placement group share one; data moves where needed
         #[arg(long, group = "what", value_enum)]
         failure_domain: Option<DomainArg>,
     },
@@ -126,7 +128,7 @@ pub enum PgCommand {
         /// Id of the placement group, POOL.HEX
         pg: PgId,
     },
-    /// Compare the copies of placement groups now, and repair what is decided
+    /// Compare the copies of placement groups now, and repair those that are known to be wrong
     #[command(after_help = "Example:\n  ashlar pg scrub 1.1f --deep")]
     Scrub {
         /// One or more ids, POOL.HEX
@@ -142,10 +144,11 @@ pub enum PgCommand {
         /// One or more ids, POOL.HEX; stops at the first one that is refused
         #[arg(required = true)]
         pgs: Vec<PgId>,
-        /// Continue without the copies on OSDs that are off and will stay off
+        /// Continue without the copies on OSDs that are down and will not come back
         #[arg(long)]
         they_are_off: bool,
-        /// Do it; this cannot be undone. Without --yes, only print what would be lost; exit code 1
+        /// Accept the loss; this cannot be undone. Without --yes, only print what would be lost and exit
+        /// with code 1
         #[arg(long)]
         yes: bool,
     },

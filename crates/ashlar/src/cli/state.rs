@@ -33,7 +33,7 @@ pub enum ConfigCommand {
     Set {
         /// Name, as in `config ls`
         name: String,
-        /// A number, a number with its unit (30s, 500ms, 85%), or `default`
+        /// A number, a number with a unit (30s, 500ms, 85%), or `default`
         value: String,
     },
 }
@@ -66,7 +66,7 @@ pub enum StateCommand {
     /// Restore keys that only monitors may write but that were edited by hand
     #[command(after_help = "Example:\n  ashlar state undo --yes")]
     Undo {
-        /// Do it. Without --yes, only print the last good values; exit code 1
+        /// Restore the values. Without --yes, only print the last good values and exit with code 1
         #[arg(long)]
         yes: bool,
     },
@@ -76,7 +76,7 @@ pub enum StateCommand {
         /// OSDs that are lost for good; what only they have recorded is lost too
         #[arg(long, value_name = "OSD", num_args = 1.., value_delimiter = ',')]
         they_are_lost: Vec<OsdId>,
-        /// Do it. Without --yes, only print what would be done; exit code 1
+        /// Carry it out. Without --yes, only print what would be done and exit with code 1
         #[arg(long)]
         yes: bool,
     },

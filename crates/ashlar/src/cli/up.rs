@@ -30,7 +30,7 @@ pub struct UpArgs {
     #[arg(long, value_enum)]
     pub commit: Option<CommitArg>,
     /// Where the monitor keeps its state: in a file, or in an etcd that `up` runs [default: embedded
-    /// for a new cluster, otherwise its present choice]
+    /// for a new cluster, otherwise unchanged]
     #[arg(long, value_enum)]
     pub state: Option<StoreArg>,
     /// Delay before a daemon that exited is restarted, or `never`

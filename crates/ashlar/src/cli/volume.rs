@@ -51,7 +51,7 @@ pub enum VolumeCommand {
         /// Name of the volume
         name: String,
     },
-    /// Take a volume's lock away from a client that hangs; that client can never write again
+    /// Take a volume's lock away from a client that hangs; its session can never write again after that
     #[command(
         after_help = "Examples:\n  ashlar volume unlock disk1          shows who holds the lock\n  \
                             ashlar volume unlock disk1 --yes"
@@ -59,7 +59,7 @@ pub enum VolumeCommand {
     Unlock {
         /// Name of the volume
         name: String,
-        /// Do it. Without --yes, only print who holds the lock; exit code 1
+        /// Take the lock away. Without --yes, only print who holds the lock and exit with code 1
         #[arg(long)]
         yes: bool,
     },

@@ -99,7 +99,7 @@ pub fn create_osd(
         Place::Within(_) => false,
     };
     if !device && request.size.is_none() {
-        let hint = "set its size, for example --size 100GiB";
+        let hint = "specify the size, for example --size 100GiB";
         return Err(failure("invalid", "an OSD in a directory needs a size", hint));
     }
     let (Place::At(path) | Place::Within(path)) = request.place;
@@ -174,7 +174,7 @@ fn register(config: &Config, store: StoreId) -> Result<OsdId, Failure> {
     let answer = client::call(config, command, COMMAND_TIME_MAX)?;
     let osd = answer["id"].as_u64().and_then(|id| OsdId::new(u32::try_from(id).ok()?));
     osd.ok_or_else(|| {
-        let hint = "run the same version everywhere: ashlar --version";
+        let hint = "run the same version on all hosts; compare `ashlar --version`";
         failure("protocol", "the monitor returned no OSD id", hint)
     })
 }

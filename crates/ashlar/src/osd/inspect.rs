@@ -79,7 +79,10 @@ pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
             for finding in &report.findings {
                 println!("{}: {}", severity_word(finding.severity), finding.text);
             }
-            println!("{} compared", size_text(report.units_checked * base::UNIT_SIZE));
+            println!(
+                "{} compared with its checksums",
+                size_text(report.units_checked * base::UNIT_SIZE)
+            );
         }
     }
     if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
@@ -112,11 +115,11 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
         let this = identity(store);
         if stores[..at].iter().any(|other| identity(other).osd == this.osd) {
             let message = format!("{} is given twice", this.osd);
-            return Err(failure("invalid", message, "name each OSD once"));
+            return Err(failure("invalid", message, "list each OSD once"));
         }
         if stores[..at].iter().any(|other| identity(other).cluster != this.cluster) {
             let message = format!("{} belongs to another cluster", paths[at].display());
-            return Err(failure("invalid", message, "name OSDs of one cluster"));
+            return Err(failure("invalid", message, "list OSDs of one cluster only"));
         }
     }
     let mut progress = None;
@@ -127,7 +130,7 @@ pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     print_comparison(&found, format);
     if found.findings.iter().any(|finding| finding.severity == Severity::Error) {
         let hint = "start the OSDs: they repair copies wherever a checksum or version shows which \
-                    one is right; see `ashlar status`";
+                    copy is right; see `ashlar status`";
         return Err(failure("different", "copies differ or are damaged", hint));
     }
     Ok(())

@@ -182,7 +182,7 @@ fn serve(
                 io::log::write(&event.with("why", why));
                 refusals_left = refusals_left.saturating_sub(1);
                 if refusals_left == 0 {
-                    let hint = "use the file `key` of this cluster's directory";
+                    let hint = "check that the file `key` belongs to the monitor's cluster";
                     let message = format!("the monitor refused the connection: {why}");
                     return Err(failure("untrusted", message, hint));
                 }

@@ -58,8 +58,7 @@ pub fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
     let mut file = File::open(blocks).map_err(cannot)?;
     if lock && !can_lock(&file) {
         let message = format!("{} is in use: its OSD is running", blocks.display());
-        let hint =
-            "stop it first: `ashlar osd stop ID` under `ashlar up`, otherwise end its process";
+        let hint = "stop it first: `ashlar osd stop ID` if `ashlar up` runs it, otherwise stop its process";
         return Err(failure("busy", message, hint));
     }
     let size = file.seek(std::io::SeekFrom::End(0)).map_err(cannot)?;

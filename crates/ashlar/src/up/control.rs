@@ -64,7 +64,8 @@ pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> 
 
 fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
     let cannot = |error: std::io::Error| {
-        failure("io", format!("cannot start in the background: {error}"), "run it without --detach")
+        let message = format!("cannot start `ashlar up` in the background: {error}");
+        failure("io", message, "run it without --detach")
     };
     let log_path = dir.join("log/up.log");
     let log = OpenOptions::new().create(true).append(true).open(log_path).map_err(cannot)?;

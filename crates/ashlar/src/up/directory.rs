@@ -17,7 +17,7 @@ pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
         failure(
             "not_found",
             format!("cannot open {}: {error}", dir.display()),
-            "start a cluster there with `ashlar up --dir`",
+            "start a cluster in this directory with `ashlar up --dir`",
         )
     })?;
     let path = PathBuf::from(format!("/proc/self/fd/{}/up.sock", open.as_raw_fd()));

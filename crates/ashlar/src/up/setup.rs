@@ -188,7 +188,10 @@ impl Setup {
                 failure("invalid", message, "restore it from a backup")
             })?,
             Err(_) if !path.exists() => self.new_cluster_file()?,
-            Err(error) => return Err(cannot("cluster.toml (which cannot be read)", &error)),
+            Err(error) => {
+                let message = format!("cannot read {}: {error}", path.display());
+                return Err(failure("io", message, "check its permissions"));
+            }
         };
         self.check_store(&file)?;
         let before = file.clone();
@@ -205,7 +208,10 @@ impl Setup {
             });
             Ok(taken.last().expect("just pushed").local_addr()?.to_string())
         };
-        let no_port = |error: std::io::Error| cannot("cluster.toml: no free port", &error);
+        let no_port = |error: std::io::Error| {
+            let message = format!("cannot find a free port: {error}");
+            failure("io", message, "free a TCP port on the loopback address")
+        };
         file.monitors = vec![format!("tcp:{}", free_address(monitor).map_err(no_port)?)];
         if self.owns_etcd(&file) {
             file.state = Some(format!("{OWN_ETCD}{}", free_address(etcd).map_err(no_port)?));
@@ -426,7 +432,7 @@ impl Setup {
         let socket = self.dir.join("nbd.sock");
         if socket.as_os_str().len() > SOCKET_NAME_MAX {
             self.say(format!(
-                "{} is too long for a socket path: start `ashlar nbd --listen` yourself",
+                "{} is too long for a socket path: start `ashlar nbd --listen` with a shorter one",
                 socket.display()
             ));
             return Ok(());
@@ -457,7 +463,7 @@ impl Setup {
         })?;
         let status = client::call(config, Command::Status, START_TIME_MAX)?;
         if status["pgs"]["total"] != status["pgs"]["active"] {
-            self.say("some placement groups cannot be served, see `ashlar status`");
+            self.say("some placement groups cannot serve I/O, see `ashlar status`");
         }
         Ok(())
     }

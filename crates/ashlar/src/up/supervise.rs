@@ -98,7 +98,8 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
         let _ = rustix::process::setsid();
     }
     let cannot = |error: std::io::Error| {
-        failure("io", format!("cannot run in {}: {error}", dir.display()), "check its permissions")
+        let message = format!("cannot run the cluster in {}: {error}", dir.display());
+        failure("io", message, "check its permissions")
     };
     let (events, inbox) = channel();
     listen(dir, events.clone()).map_err(cannot)?;
@@ -283,8 +284,8 @@ impl Supervisor<'_> {
                 });
             }
             Err(error) => {
-                let event =
-                    TraceEvent::error("cannot start a child").with("child", role.log_name());
+                let event = TraceEvent::error("cannot start a child process")
+                    .with("child", role.log_name());
                 child.ended = error.to_string();
                 io::log::write(&event.with("why", error));
                 child.failures += 1;
@@ -309,14 +310,14 @@ impl Supervisor<'_> {
         child.state = match child.state {
             State::Stopping(..) => State::Stopped,
             _ if code == Some(i32::from(REMOVED_CODE)) => {
-                let what = "a child was removed from the cluster: not restarting it";
+                let what = "a daemon was removed from the cluster: not restarting it";
                 io::log::write(&TraceEvent::info(what).with("child", name));
                 child.ended.clear();
                 State::Dead(None)
             }
             _ => {
                 let delay = restart_delay(restart_after, child.failures);
-                let event = TraceEvent::warn("a child exited").with("child", name);
+                let event = TraceEvent::warn("a child process exited").with("child", name);
                 let event = event.with("status", &status);
                 io::log::write(&match delay {
                     Some(delay) => event.number("restart_after_ms", delay.as_millis() as u64),
@@ -369,7 +370,7 @@ impl Supervisor<'_> {
         let is_new = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(*osd);
         if is_new {
             self.on_progress(format!(
-                "{}; continuing without it: requests for its data wait ({}; once it is repaired: \
+                "{}; continuing without it: I/O to data on this OSD may wait ({}; once it is repaired: \
                  ashlar osd start {osd})",
                 error.message, error.hint
             ));
@@ -600,7 +601,7 @@ fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let log = log_of(dir, role);
     let text = fs::read_to_string(&log).unwrap_or_default();
     let why = exit_reason(&text);
-    let message = format!("{} does not start ({status}): {why}", role.log_name());
+    let message = format!("{} failed to start ({status}): {why}", role.log_name());
     failure("died", message, format!("see {}", log.display()))
 }
 

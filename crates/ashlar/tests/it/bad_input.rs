@@ -79,9 +79,9 @@ fn a_pool_that_cannot_be_placed_is_refused_with_a_remedy() {
         assert!(error["hint"].as_str().is_some_and(|text| text.contains(remedy)), "{error}");
     };
     // If there are enough OSDs, the hint suggests to let copies share a host.
-    pool("2", "host", "2 hosts that are up, there are 1", "--failure-domain osd");
-    pool("3", "host", "3 hosts that are up, there are 1", "start more OSDs");
-    pool("3", "osd", "3 OSDs that are up, there are 2", "start more OSDs");
+    pool("2", "host", "2 hosts that are up, but there are 1", "--failure-domain osd");
+    pool("3", "host", "3 hosts that are up, but there are 1", "start more OSDs");
+    pool("3", "osd", "3 OSDs that are up, but there are 2", "start more OSDs");
     let three = ["pool", "create", "p", "--pgs", "3", "--failure-domain", "osd"];
     cluster.refused(&three, "invalid");
     let parity = ["pool", "create", "p", "--xor", "2+1", "--failure-domain", "osd"];
@@ -89,7 +89,7 @@ fn a_pool_that_cannot_be_placed_is_refused_with_a_remedy() {
     assert!(error["hint"].as_str().is_some_and(|text| text.contains("--replicas")), "{error}");
     cluster.run(&["osd", "stop", "1"]);
     cluster.wait_osd(1, false);
-    pool("2", "osd", "2 OSDs that are up, there are 1", "ashlar osd ls");
+    pool("2", "osd", "2 OSDs that are up, but there are 1", "ashlar osd ls");
     assert_eq!(cluster.json(&["pool", "ls"]).as_array().map(Vec::len), Some(1));
 }
 

@@ -251,7 +251,7 @@ fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     let output = run(&mut up);
     assert!(output.status.success(), "{}", text_of(&output));
     let said = text_of(&output);
-    for told in ["osd.1 does not start", "no OSD found", "osd.1.log", "osd start osd.1"] {
+    for told in ["osd.1 failed to start", "no OSD found", "osd.1.log", "osd start osd.1"] {
         assert!(said.contains(told), "{told}: {said}");
     }
     cluster.refused(&["osd", "start", "1"], "died");

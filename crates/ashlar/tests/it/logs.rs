@@ -67,7 +67,7 @@ fn log_lines_have_time_and_level_and_the_level_changes_at_run_time() {
     cluster.wait_osd(2, false);
     cluster.wait_osd(2, true);
     assert_eq!(count(&cluster, "mon.1", "OSD is down"), before);
-    assert!(lines(&cluster, "up").iter().any(|line| line.contains("a child exited")));
+    assert!(lines(&cluster, "up").iter().any(|line| line.contains("a child process exited")));
     let shown = cluster.json(&["config", "get", "log_level"]);
     assert_eq!((&shown["value"], &shown["default"]), (&"error".into(), &"info".into()), "{shown}");
     cluster.refused(&["config", "set", "log_level", "7"], "invalid");

@@ -104,7 +104,7 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
     fs::write(&file, backup).expect("written");
     start_and_recover(
         &cluster,
-        "volumes that are restored: w; volumes that were removed since: gone",
+        "volumes that will be restored: w; volumes that were removed after the backup: gone",
     );
     verify(&cluster);
     // The store no longer counts as old, not even at the next start.

@@ -516,7 +516,7 @@ impl Hub {
                 let names = names_of(&value);
                 let mut exported = names.iter().filter(|name| self.is_exported(name));
                 let (Some(only), None) = (exported.next(), exported.next()) else {
-                    let why = "there is no default export: name a volume";
+                    let why = "there is no default export: request a volume by name";
                     return self.refuse(now, connection, RefusalKind::Unknown, why, effects);
                 };
                 return self.find(now, connection, only.to_string(), attach, effects);

@@ -56,7 +56,7 @@ impl Server {
             .map_err(|error| io::Error::new("io_uring does not work", error))?;
         let peer = Peer { cluster: config.file.cluster, role: Role::Client };
         reactor.set_trust(Trust { key: config.key.clone(), peer });
-        let cannot_watch = |error| io::Error::new("cannot watch signals", error);
+        let cannot_watch = |error| io::Error::new("cannot set up signal handling", error);
         reactor.watch_signals().map_err(cannot_watch)?;
         let client_count_max = client_count_max(io::raise_descriptor_limit());
         reactor.set_raw_max(client_count_max);

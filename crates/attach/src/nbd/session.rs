@@ -403,7 +403,7 @@ impl Session {
 
     fn meta_context(&mut self, option: u32, data: &[u8]) {
         if !self.structured {
-            let why = "metadata contexts need structured replies";
+            let why = "metadata contexts require structured replies";
             return self.refuse_option(option, REP_ERR_INVALID, why);
         }
         let Some((name, queries)) = parse_meta_context(data) else {

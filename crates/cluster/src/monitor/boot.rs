@@ -184,9 +184,12 @@ impl Monitor {
         if !record.store.is_empty() && record.store != boot.store {
             return Err(failure(
                 "other_store",
-                format!("{osd} has the store {}, not {}", record.store, boot.store),
-                "this disk belongs to another OSD, or was formatted again: give it an id of its \
-                 own with `ashlar osd create`",
+                format!(
+                    "{osd} is registered with store {}, but this disk has store {}",
+                    record.store, boot.store
+                ),
+                "this disk belongs to another OSD, or was formatted again: `ashlar osd create` \
+                 makes it a new OSD with its own id",
             ));
         }
         if boot.run.is_some_and(|run| run != record.info.incarnation) {
@@ -201,7 +204,7 @@ impl Monitor {
                     "{osd} is already running: process {} on {}, {}",
                     record.pid, record.host, record.path
                 ),
-                "stop one of the two; a copied store must never run",
+                "stop one of the two; never run a copy of a store",
             ));
         }
         Ok(record)

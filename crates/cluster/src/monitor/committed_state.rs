@@ -362,14 +362,14 @@ impl CommittedState {
     fn broken_reference(&self) -> Option<String> {
         let broken = self.pools().find_map(|pool| self.broken_pool(pool));
         let no_pool = |key: Key, pool: PoolId| {
-            self.pool(pool).is_none().then(|| format!("{key} names a pool that does not exist"))
+            self.pool(pool).is_none().then(|| format!("{key} refers to a pool that does not exist"))
         };
         broken
             .or_else(|| self.images().find_map(|r| no_pool(Key::Image(r.info.id), r.info.pool)))
             .or_else(|| {
                 let ownerless = self.locks().find(|lock| self.session(lock.session).is_none())?;
                 let key = Key::Lock(ownerless.image);
-                Some(format!("{key} names a session that does not exist"))
+                Some(format!("{key} refers to a session that does not exist"))
             })
             .or_else(|| {
                 let tasks = self.tasks().filter(|r| self.removed_pool(r.pool).is_none());
@@ -378,7 +378,7 @@ impl CommittedState {
             .or_else(|| {
                 let (key, _) =
                     self.named_images().find(|(_, image)| self.image(*image).is_none())?;
-                Some(format!("{key} names a volume that does not exist"))
+                Some(format!("{key} refers to a volume that does not exist"))
             })
     }
 
@@ -400,10 +400,13 @@ impl CommittedState {
         let mut expected = 0;
         for entry in self.pgs(id) {
             if entry.pg.pool != id || entry.pg.number != expected {
-                return Some(format!("PG {} is stored at index {expected}", entry.pg));
+                return Some(format!("the entry of PG {} is stored at index {expected}", entry.pg));
             }
             if entry.revision > pool.revision {
-                return Some(format!("PG {} is newer than its pool's map", entry.pg));
+                return Some(format!(
+                    "the entry of PG {} has a newer revision than its pool's map",
+                    entry.pg
+                ));
             }
             let is_given = |member: &Member| {
                 let record = self.osd(member.osd);

@@ -302,7 +302,7 @@ impl Connections {
         let error = failure(
             "too_large",
             "the answer is too long for one message",
-            "narrow the request: name a pool, or a longer prefix",
+            "narrow the request: give a pool or a longer prefix",
         );
         let answer = FromMonitor::Answer { request, result: Err(error) };
         self.send(connection, &answer, effects);

@@ -151,12 +151,12 @@ impl Monitor {
     pub(super) fn plan_state_put(&self, text: &str, value: &str) -> Result<Plan, Failure> {
         let shown = clipped(text.to_string());
         let Some(key) = Key::parse(text) else {
-            let hint =
-                "config/NAME, pool/ID and osd/ID may be written; `ashlar state ls` lists keys";
+            let hint = "only config/NAME, pool/ID and osd/ID may be written; `ashlar state ls` \
+                        lists all keys";
             return Err(failure("not_found", format!("{shown} is not a known key"), hint));
         };
         if let Some(why) = protected_because(&key) {
-            let hint = "config/NAME, pool/ID and osd/ID may be written";
+            let hint = "only config/NAME, pool/ID and osd/ID may be written";
             return Err(failure("protected", format!("{shown} may not be written: {why}"), hint));
         }
         let record = self.judged(&key, value).map_err(|why| {
@@ -253,7 +253,8 @@ impl Monitor {
         changed.info.revision = wanted.info.revision;
         changed.out_by = wanted.out_by;
         if changed != wanted {
-            let why = "only `in`, `tree` and fields of your own may be changed in an OSD's record";
+            let why =
+                "in an OSD's record, only `in`, `tree` and fields that you added may be changed";
             return Err(why.to_string());
         }
         changed.out_by = out_by;
@@ -414,9 +415,15 @@ impl Monitor {
         if !accepted {
             let named =
                 keys.iter().map(|(key, value)| format!("{key}: {}", clipped(value.to_string())));
-            let message =
-                format!("the last good values are {}", named.collect::<Vec<_>>().join(", "));
-            return Err(failure("not_accepted", clipped(message), "ashlar state undo --yes"));
+            let message = format!(
+                "these last good values would be written back: {}",
+                named.collect::<Vec<_>>().join(", ")
+            );
+            return Err(failure(
+                "not_accepted",
+                clipped(message),
+                "to confirm: `ashlar state undo --yes`",
+            ));
         }
         let mut batch = Batch::new(committed);
         for key in self.edited_keys() {
@@ -501,7 +508,7 @@ impl Monitor {
         let event = match verdict {
             Ok(()) => {
                 self.watching.undone.forget(&key);
-                TraceEvent::info("a manual edit is in force")
+                TraceEvent::info("a manual edit has taken effect")
             }
             Err(why) => {
                 let event = TraceEvent::warn("a manual edit was undone");

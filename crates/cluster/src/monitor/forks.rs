@@ -88,8 +88,8 @@ pub(super) fn check(
     Err(failure(
         "forked",
         format!(
-            "{} PGs were served in two versions since the backup ({}), by {}: each version may \
-             have acknowledged writes that the other lacks",
+            "{} PGs have diverged since the backup ({}): {} served them in two versions, and each \
+             version may have acknowledged writes that the other lacks",
             forked.len(),
             first_names(&forked),
             first_names(&osds)
@@ -158,8 +158,8 @@ pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     failure(
         "forked",
         format!(
-            "epoch {} of PG {} exists in two versions, with {} and with {}: the cluster continued \
-             after a backup was restored",
+            "epoch {} of PG {} exists in two versions, one with the members {} and one with {}: \
+             the cluster continued after a backup was restored",
             one.epoch,
             one.pg,
             acting(one),

@@ -188,8 +188,8 @@ impl Monitor {
                 format!(
                     "it is not known yet whether {osd} is off: it counts as up, but does not answer"
                 ),
-                "try again in a few seconds: until then it answers or is down. If it is to be given \
-                 up, make sure that it is off",
+                "try again in a few seconds: by then it has answered or is marked down. If you \
+                 want to give it up, make sure that it is off",
             ));
         }
         let left = self.members_left(entry);
@@ -215,8 +215,8 @@ impl Monitor {
             return Err(failure(
                 "unavailable",
                 format!(
-                    "{} of the OSDs that have PG {pg} are up: with {scheme} its data can be read from \
-                     {needed} of them, not from fewer",
+                    "only {} of the OSDs that have PG {pg} are up: with {scheme}, at least \
+                     {needed} are needed to read its data",
                     left.len()
                 ),
                 "start more of them, on their disks or on copies of them. If there are none, restore \
@@ -238,18 +238,19 @@ impl Monitor {
                     )
                 }
                 _ => format!(
-                    "Data that is damaged there is lost if only the members given up have it: {}",
+                    "Data that is damaged on the remaining OSDs is lost if only the OSDs given up \
+                     have an undamaged copy of it: {}",
                     self.concerned(pg)
                 ),
             };
             let message = format!(
                 "giving up {named} cannot be undone: PG {pg} continues with the data of {}, and \
-                 the data of {named} is discarded when they return. {lost}. They must be off, and \
-                 remain off until they have the new map: writes to one that still serves clients \
-                 would be lost",
+                 the data of {named} is discarded when they return. {lost}. The OSDs given up must \
+                 be off, and must not serve clients again before they have the new map: writes \
+                 that they accept until then would be lost",
                 list_of(&left),
             );
-            let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
+            let hint = format!("to accept this: `ashlar pg give-up {pg} --they-are-off --yes`");
             return Err(failure("not_accepted", message, hint));
         }
         let leads = entry.primary_osd();
@@ -324,8 +325,8 @@ impl Monitor {
             count => format!(" and {count} more"),
         };
         format!(
-            "the affected blocks are unknown: any acknowledged write in this PG, which holds one \
-             part in {} of each volume of pool {} ({}{more}), may read as older data or as zeros",
+            "the affected blocks are unknown: this PG holds 1/{} of each volume of pool {} \
+             ({}{more}), and any acknowledged write in it may read as older data or as zeros",
             pool.pool.pg_count,
             pool.pool.name,
             names.join(", "),
@@ -341,7 +342,7 @@ impl Monitor {
              KiB units; reads of them will still fail",
             self.concerned(pg),
         );
-        let hint = format!("accept that: ashlar pg give-up {pg} --yes");
+        let hint = format!("to accept this: `ashlar pg give-up {pg} --yes`");
         failure("not_accepted", message, hint)
     }
 

@@ -81,9 +81,11 @@ fn trace_osd(committed: &CommittedState, after: &OsdRecord, effects: &mut Vec<Ef
     };
     if before.info.incarnation < after.info.incarnation {
         let run = after.info.incarnation.get();
-        say(TraceEvent::info("OSD begins a run").number("run", run).with("host", &after.host));
+        say(TraceEvent::info("OSD has started a new run")
+            .number("run", run)
+            .with("host", &after.host));
         if after.suspect {
-            let what = "OSD is suspect: recovery found damage that may have cost writes";
+            let what = "OSD is suspect: recovery found damage that may have lost writes";
             say(TraceEvent::warn(what));
         }
     }

@@ -336,14 +336,14 @@ impl Monitor {
         match loaded.cluster() {
             Some(record) if record.id != self.identity.cluster => {
                 let reason = format!(
-                    "the state store belongs to cluster {}, this is a monitor of {}",
+                    "the state store belongs to cluster {}, but this monitor belongs to cluster {}",
                     record.id, self.identity.cluster
                 );
                 Some(StopReason::OtherCluster(reason))
             }
             Some(record) if record.format > STATE_FORMAT => {
                 let reason = format!(
-                    "the state store has format {}, this version supports formats up to \
+                    "the state store has format {}, but this version supports only formats up to \
                      {STATE_FORMAT}: run a newer version",
                     record.format
                 );

@@ -83,7 +83,7 @@ impl Monitor {
         let process = introduced.map_or_else(String::new, process);
         let since = match self.sessions.locked_since(holder.id) {
             Some(since) => format!("for {:.0} seconds", now.since(since).as_secs_f64()),
-            None => "since before this monitor led".to_string(),
+            None => "since before this monitor became the leader".to_string(),
         };
         failure(
             "locked",
@@ -134,7 +134,8 @@ impl Monitor {
             return Err(failure(
                 "not_confirmed",
                 format!("session {holder} of {client} holds the lock on volume {name}"),
-                "that client can never write again, and its pending requests fail: confirm with --yes",
+                "after unlocking, that client can never write again and its pending requests fail: \
+                 confirm with --yes",
             ));
         }
         let answer = json!({ "volume": name, "session": holder, "client": client });

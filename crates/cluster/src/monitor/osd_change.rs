@@ -59,7 +59,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         return Err(failure(
             "busy",
             format!("{osd} is in: the cluster expects it to return with its copies"),
-            "if it is gone for good, run `ashlar osd out ID`; when its PGs have their copies \
+            "if it is gone for good, run `ashlar osd out ID`; once its PGs have their copies \
              elsewhere, run `ashlar osd rm ID`",
         ));
     }

@@ -106,14 +106,17 @@ impl Monitor {
             PgState::Down(why) => vec![(Condition::Down, why.clone())],
             PgState::Incomplete(why) => vec![(Condition::Incomplete, why.clone())],
             PgState::Peering(why) => {
-                let why = why.clone().unwrap_or_else(|| "its members are agreeing".to_owned());
+                let why = why
+                    .clone()
+                    .unwrap_or_else(|| "its members are agreeing on their state".to_owned());
                 vec![(Condition::Peering, why)]
             }
             PgState::Active | PgState::Filling | PgState::Degraded => Vec::new(),
         };
         let report = |osd: &OsdId| self.osds.get(osd).and_then(|live| live.current_report());
         if let Some(osd) = acting().find(|osd| report(osd).is_some_and(|report| report.suspect)) {
-            let what = format!("the store of {osd} is damaged, and what it held is not proven");
+            let what =
+                format!("the store of {osd} is damaged and may have lost acknowledged writes");
             found.push((Condition::Suspect, what));
         }
         if let Some(row) = self.scrub_of(entry).filter(|row| row.damaged > 0) {
@@ -124,14 +127,17 @@ impl Monitor {
             found.push((Condition::Full, format!("{osd} is full: writes fail")));
         }
         if count < min_size {
-            let what = format!("{count} members, and {min_size} must have each write");
+            let what = format!("{count} members, but each write needs {min_size}");
             found.push((Condition::Undersized, what));
         }
         if count < wanted {
             let noun = if pool.scheme.is_whole_everywhere() { "copies" } else { "parts" };
             found.push((Condition::Degraded, format!("{count} of {wanted} {noun}")));
         } else if let Some(osd) = acting().find(|osd| !targets.contains(osd)) {
-            found.push((Condition::Misplaced, format!("{osd} has a copy that is to move")));
+            found.push((
+                Condition::Misplaced,
+                format!("the copy on {osd} is to be moved to another OSD"),
+            ));
         }
         found
     }
@@ -142,25 +148,26 @@ impl Monitor {
                 remedy::what_helps(&self.committed, entry.pg)
             }
             Condition::Peering => format!(
-                "this takes a second or two; if it lasts, `ashlar pg describe {}` names its OSDs, and \
-                 their logs show what they wait for",
+                "this takes a second or two; if it takes longer, `ashlar pg describe {}` lists the \
+                 OSDs of the PG, and their logs show what they wait for",
                 entry.pg
             ),
             Condition::Suspect => {
-                "it is filled from other copies where there are any; if there are none, `ashlar pg \
-                 give-up` shows the loss before it accepts it"
+                "the OSD is filled from other copies where they exist; if there are none, `ashlar \
+                 pg give-up` shows what would be lost before it accepts the loss"
                     .to_owned()
             }
             Condition::Damaged => format!(
-                "`ashlar pg describe {}` lists the blocks; what is written anew or discarded is whole again",
+                "`ashlar pg describe {}` lists the damaged blocks; to repair them, rewrite or discard them",
                 entry.pg
             ),
             Condition::Full => {
-                "remove volumes or discard what is not needed, or add OSDs".to_owned()
+                "remove volumes, discard data that is not needed, or add OSDs".to_owned()
             }
             Condition::Degraded => remedy::bring_back(&self.committed),
             Condition::Misplaced => {
-                "nothing: its copies move by themselves, and it serves meanwhile".to_owned()
+                "nothing: the copies move automatically, and the PG serves clients meanwhile"
+                    .to_owned()
             }
         }
     }

@@ -229,7 +229,7 @@ impl Monitor {
         };
         let left = ran().filter(|record| record.info.in_cluster && record.info.id != osd).count();
         if left * 2 < ran().count() {
-            return Some("fewer than half of the OSDs would be left in".to_string());
+            return Some("fewer than half of the OSDs would remain in the cluster".to_string());
         }
         let lacks = |pool: &&PoolRecord| {
             let others = ran().filter(|r| r.info.in_cluster && r.info.id != osd);

@@ -57,11 +57,11 @@ impl Monitor {
         let scheme = scheme.unwrap_or(copies);
         let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
         scheme.check_block_size(block_size).map_err(|why| {
-            failure("invalid", why, "`ashlar pool create --help` lists what a pool may have")
+            failure("invalid", why, "`ashlar pool create --help` lists the valid values")
         })?;
         let min_size = min_size.unwrap_or(scheme.min_size_default());
         check_min_size(scheme, min_size)
-            .map_err(|why| failure("invalid", why, "leave --min-size out for the default"))?;
+            .map_err(|why| failure("invalid", why, "omit --min-size to use the default"))?;
         let pg_count = match *pg_count {
             Some(count) => checked_pg_count(count, scheme)?,
             None => default_pg_count(candidates.len(), scheme),
@@ -187,8 +187,8 @@ impl Monitor {
         let (host, count) = planned().filter_map(crowded).max_by_key(|(_, count)| *count)?;
         (count > spare).then(|| {
             format!(
-                "pool {} ({}) goes on without {spare} members of a PG, but host {host} has {count}: \
-                 its I/O waits while that host is down",
+                "pool {} ({}) can continue without {spare} members of a PG, but host {host} has \
+                 {count} of them: while that host is down, I/O waits",
                 pool.name, pool.scheme
             )
         })
@@ -332,7 +332,7 @@ pub(super) fn cannot_place(
         PlanError::TooFewDomains { needed, found } => {
             let (domain, hint) = match failure_domain {
                 FailureDomain::Host if osd_count >= *needed as usize => {
-                    ("hosts", "use --failure-domain osd to let members share a host")
+                    ("hosts", "use --failure-domain osd to let the members of a PG share a host")
                 }
                 FailureDomain::Host => {
                     ("hosts", "start more OSDs: `ashlar osd ls` shows which are up")
@@ -344,8 +344,8 @@ pub(super) fn cannot_place(
             let need =
                 if matches!(scheme, Scheme::Copies { count: 2.. }) { "need" } else { "needs" };
             let message = format!(
-                "the pool cannot be placed: {scheme} {need} {needed} {domain} that are up, there are \
-                 {found}"
+                "the pool cannot be placed: {scheme} {need} {needed} {domain} that are up, but \
+                 there are {found}"
             );
             failure("cannot_place", message, hint)
         }

@@ -333,7 +333,7 @@ impl Monitor {
             let row = json!({ "key": key, "revision": revision.get(), "value": value });
             size += row.to_string().len();
             if size > LIST_SIZE_MAX {
-                let hint = "name a longer prefix: `ashlar state ls osd/`";
+                let hint = "give a longer prefix: `ashlar state ls osd/`";
                 return Err(failure("too_large", "there are too many keys for one answer", hint));
             }
             rows.push(row);

@@ -387,16 +387,16 @@ fn answer(theirs: ConnectionId, request: u64, result: Result<Value, Failure>) ->
 fn no_leader() -> Failure {
     failure(
         NO_LEADER,
-        "no monitor leads the cluster now, or it cannot be reached",
-        "nothing was changed; check that most monitors and the state store are running, and try \
-         again",
+        "no monitor leads the cluster now, or the leader cannot be reached",
+        "nothing was changed; check that a majority of the monitors and the state store are \
+         running, and try again",
     )
 }
 
 /// Returns the refusal of a command while the state store cannot be used.
 pub(super) fn no_state(why: &str) -> Failure {
-    let hint = "nothing was changed, and I/O continues; check that most members of the state store \
-                are running";
+    let hint = "nothing was changed, and I/O continues; check that a majority of the state store's \
+                members are running";
     failure(NO_STATE, why, hint)
 }
 

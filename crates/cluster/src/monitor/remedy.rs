@@ -91,8 +91,8 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
     if let Some(record) = entry.acting().filter_map(record).find(can_return) {
         return format!(
-            "{} is down: {}. If its disk is lost for good: `ashlar osd out {}`, then `ashlar \
-             status` shows what else to do",
+            "{} is down: {}. If its disk is lost for good, run `ashlar osd out {}`: `ashlar \
+             status` then shows what else to do",
             record.info.id,
             start_hint(record),
             record.info.id.get()
@@ -124,6 +124,6 @@ pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
     }
     format!(
         "`ashlar pg describe {pg}` shows what the PG waits for. If that is lost for good, `ashlar \
-         pg give-up {pg}` shows the loss before it accepts it"
+         pg give-up {pg}` shows what would be lost before it accepts the loss"
     )
 }

@@ -124,7 +124,10 @@ impl Monitor {
     /// Describes the older or damaged store for `status`.
     pub(super) fn older_text(&self) -> String {
         if let Some((left, all)) = self.restore.left.get() {
-            return format!("the state is being recovered: {} of {all} records", all - left);
+            return format!(
+                "the state is being recovered: {} of {all} records are written",
+                all - left
+            );
         }
         let told = self.restore.known.values().filter(|known| known.is_whole).count();
         let what = match (self.committed.damage(), &self.restore.why[..]) {
@@ -134,7 +137,10 @@ impl Monitor {
                 "the state store is older than the OSDs' records ({why}): a backup of it was restored"
             ),
         };
-        format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have sent their records")
+        format!(
+            "{what}. Until the state is recovered, nothing can be changed and no OSD can join; \
+             {told} OSDs have sent their records"
+        )
     }
 
     /// Returns the result of a job that may not run while the store is older; `None`: it may run. A job that
@@ -158,14 +164,14 @@ impl Monitor {
         let Some(record) = committed.osd(osd) else {
             // Ids are never reused: an id that was issued belongs to a removed OSD.
             let is_given = committed.may_be_given(CounterName::Osd, u64::from(osd.get()));
-            return (!is_given).then(|| format!("{osd} was created since the backup"));
+            return (!is_given).then(|| format!("{osd} was created after the backup"));
         };
         let run = boot.run.unwrap_or(Incarnation::ZERO).max(seen.incarnation);
         if run > record.info.incarnation {
-            return Some(format!("{osd} has started since the backup"));
+            return Some(format!("{osd} has started after the backup"));
         }
         if !committed.change().has(seen.change, seen.reign) {
-            return Some(format!("{osd} has seen change {}", seen.change));
+            return Some(format!("{osd} has seen change {}, which the store lacks", seen.change));
         }
         let mut pools = seen.pools.iter();
         let pool = pools.find(|(pool, revision)| committed.lacks_map(**pool, **revision))?.0;
@@ -704,7 +710,10 @@ impl<'a> Draft<'a> {
                 if !record.store.is_empty() && record.store != boot.store {
                     return Err(failure(
                         "other_store",
-                        format!("{osd} has the store {}, not {}", record.store, boot.store),
+                        format!(
+                            "{osd} is registered with store {}, but this disk has store {}",
+                            record.store, boot.store
+                        ),
                         "stop this OSD: its disk belongs to another OSD, or was formatted again",
                     ));
                 }
@@ -750,7 +759,7 @@ impl<'a> Draft<'a> {
                 "{} {word} not reported yet, and may have the newest state",
                 first_names(&missing)
             ),
-            "start them, on their disks or on copies. If some are lost for good, name them: \
+            "start them, on their disks or on copies. If some are lost for good, list them: \
              --they-are-lost ID",
         ))
     }
@@ -965,18 +974,21 @@ impl<'a> Draft<'a> {
             ),
         }
         if !back.is_empty() {
-            text.push_str(&format!("; volumes that are restored: {}", first_names(&back)));
+            text.push_str(&format!("; volumes that will be restored: {}", first_names(&back)));
         }
         if !gone.is_empty() {
-            text.push_str(&format!("; volumes that were removed since: {}", first_names(&gone)));
+            text.push_str(&format!(
+                "; volumes that were removed after the backup: {}",
+                first_names(&gone)
+            ));
         }
         if self.ended_count > 0 {
-            text.push_str(&format!("; {} attachments end", self.ended_count));
+            text.push_str(&format!("; {} attached clients will be detached", self.ended_count));
         }
         if !self.lost.is_empty() {
             let lost: Vec<String> = self.lost.iter().map(OsdId::to_string).collect();
             text.push_str(&format!(
-                "; what only {} had recorded is lost, including acknowledged writes",
+                "; anything that only {} had recorded is lost, including acknowledged writes",
                 first_names(&lost)
             ));
         }

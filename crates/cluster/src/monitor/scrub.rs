@@ -62,7 +62,7 @@ impl Monitor {
         let (entries, deep) = self.meant_by(command)?;
         let paused = Setting::ScrubPaused.value_in(self.committed.changed_settings()) != 0;
         if paused {
-            let hint = "`ashlar config set scrub_paused off` lets them go on";
+            let hint = "`ashlar config set scrub_paused off` resumes them";
             return Err(failure("paused", "scrubs are paused".to_owned(), hint));
         }
         let mut unreachable = Vec::new();
@@ -85,8 +85,9 @@ impl Monitor {
             }
         }
         if count == 0 && !unreachable.is_empty() {
-            let message = format!("no primary of {} is there", unreachable.join(", "));
-            let hint = "`ashlar status` says which OSDs are down";
+            let message =
+                format!("no primary of these PGs can be reached: {}", unreachable.join(", "));
+            let hint = "`ashlar status` shows which OSDs are down";
             return Err(failure("unavailable", message, hint));
         }
         Ok(json!({ "asked": count, "deep": deep, "unavailable": unreachable }))

@@ -100,7 +100,7 @@ impl Comparison {
     /// Describes the comparison: `flushes take 84.2 ms, those of its peers 3.1 ms`.
     pub(super) fn text(&self) -> String {
         let (mean, peers) = (millis_text(self.mean), millis_text(self.peers));
-        format!("{} take {mean}, those of its peers {peers}", self.kind.name())
+        format!("{} take {mean}, compared with {peers} on its peers", self.kind.name())
     }
 }
 
@@ -326,7 +326,7 @@ impl Monitor {
         }
         for (osd, found) in after.iter().filter(|(osd, _)| !before.slow.contains(osd)) {
             let event = TraceEvent::warn("the disk of an OSD is slower than its peers'");
-            let why = found.map_or_else(|| "an earlier leader found it".into(), |it| it.text());
+            let why = found.map_or_else(|| "an earlier leader measured it".into(), |it| it.text());
             effects.push(Effect::Trace(event.with("osd", osd).with("why", why)));
         }
         let is_well = |osd: &&OsdId| !told.slow.contains(osd) && reported.contains_key(osd);
@@ -443,7 +443,7 @@ mod tests {
         assert!(rig.intervals(5, SLOW).is_empty(), "for 50 s");
         assert_eq!(rig.interval(SLOW), [osd(3)]);
         let (_, found) = rig.disks.slow().next().unwrap();
-        assert_eq!(found.unwrap().text(), "flushes take 10 ms, those of its peers 1.00 ms");
+        assert_eq!(found.unwrap().text(), "flushes take 10 ms, compared with 1.00 ms on its peers");
         assert_eq!(rig.intervals(5, WELL), [osd(3)], "well for 50 s");
         assert!(rig.interval(WELL).is_empty());
     }

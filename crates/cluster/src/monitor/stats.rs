@@ -288,7 +288,7 @@ impl Row {
         }
     }
 
-    /// Returns the counts of the last intervals, and their total length.
+    /// Returns the total length of the recent intervals, and the sum of their counts.
     fn lately(&self) -> (Duration, Counters) {
         let mut sum = (Duration::ZERO, Counters::default());
         for (span, counters) in &self.intervals {

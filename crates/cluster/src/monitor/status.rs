@@ -128,8 +128,8 @@ fn check_scrubs(tally: &ScrubTally, checks: &mut Vec<Check>) {
                 tally.damaged_blocks, tally.damaged_pgs
             ),
             hint: format!(
-                "`ashlar pg describe {pg}` lists the blocks. What is written anew is whole again; \
-                 `ashlar pg scrub {pg} --deep` looks again"
+                "`ashlar pg describe {pg}` lists the blocks. Rewrite or discard them; `ashlar pg \
+                 scrub {pg} --deep` then checks them again"
             )
             .into(),
         });
@@ -138,10 +138,11 @@ fn check_scrubs(tally: &ScrubTally, checks: &mut Vec<Check>) {
         checks.push(Check {
             code: "scrub_overdue",
             severity: Severity::Warn,
-            message: format!("{} PGs were not scrubbed for too long, such as {pg}", tally.overdue),
+            message: format!("{} PGs are overdue for a scrub, such as {pg}", tally.overdue),
             hint:
-                "scrubs wait for clients, hours and their rate: see the settings that begin with \
-                   `scrub` in `ashlar config ls`, or ask for one: `ashlar pg scrub`"
+                "scrubs run only at certain hours, at a limited rate, and give way to clients: see \
+                 the settings that begin with `scrub` in `ashlar config ls`, or request one: \
+                 `ashlar pg scrub`"
                     .into(),
         });
     }
@@ -293,7 +294,7 @@ impl Monitor {
                 code: "single_copy",
                 severity: Severity::Info,
                 message: format!(
-                    "pool {} keeps 1 copy: data that a disk loses is lost",
+                    "pool {} keeps only 1 copy: if a disk fails, its data is lost",
                     pool.pool.name
                 ),
                 hint: "keep backups, or use a pool with copies: `ashlar pool create --replicas 2`"
@@ -307,7 +308,7 @@ impl Monitor {
                     code: "host_loss_stops_pool",
                     severity: Severity::Info,
                     message,
-                    hint: "put OSDs on more hosts: `ashlar osd tree` shows them".into(),
+                    hint: "add OSDs on more hosts: `ashlar osd tree` shows the present ones".into(),
                 });
             }
         }
@@ -315,9 +316,14 @@ impl Monitor {
             checks.push(Check {
                 code: "pool_unplaced",
                 severity: Severity::Warn,
-                message: format!("pool {} cannot be planned on the OSDs that are in: {error}", pool.name),
-                hint: "its data stays where it is: add OSDs, take some in with `ashlar osd in ID`, or \
-                       let members share a host: `ashlar pool set POOL --failure-domain osd`".into(),
+                message: format!(
+                    "pool {} cannot be placed on the OSDs that are in: {error}",
+                    pool.name
+                ),
+                hint: "its data stays where it is. To place the pool, add OSDs, bring some back \
+                       with `ashlar osd in ID`, or let the members of a PG share a host: `ashlar \
+                       pool set POOL --failure-domain osd`"
+                    .into(),
             });
         }
         for task in self.committed.tasks() {
@@ -393,7 +399,7 @@ impl Monitor {
                 "pg_last_copy",
                 Severity::Warn,
                 format!(
-                    "{} PGs have one copy left, or no part to spare: data that a disk loses now is lost",
+                    "{} PGs have only one copy left, or no spare part: another disk failure loses data",
                     tally.last_copy
                 ),
                 remedy::bring_back(&self.committed).into(),
@@ -451,7 +457,7 @@ impl Monitor {
                 (Severity::Warn, format!("{osd} was down for too long: its PGs move elsewhere"))
             }
             _ if left > 0 => {
-                (Severity::Info, format!("{osd} is out: {left} PGs are still to move"))
+                (Severity::Info, format!("{osd} is out: {left} PGs still have to move"))
             }
             _ => (Severity::Info, format!("{osd} is out, and has no PGs")),
         };
@@ -494,7 +500,7 @@ impl Monitor {
                 Severity::Info,
                 format!("{osd} has never run"),
                 "start it: `ashlar osd run` with the path it was created at; if its creation was \
-                 interrupted, it holds nothing and does no harm"
+                 interrupted, it holds no data and can be ignored"
                     .to_owned(),
             ),
             (0, 0) => (Severity::Warn, format!("{osd} is down; it has no PGs"), start),
@@ -538,8 +544,8 @@ impl Monitor {
                      were not flushed when OSDs lost power. Reads and flushes of the volume wait",
                     Size(waiting_bytes)
                 ),
-                hint: "do not stop its client, which holds this data. Discard what is not needed, \
-                       in this volume or others, remove volumes, or add OSDs"
+                hint: "keep the client of the volume running: it holds this data. Discard data \
+                       that is not needed, in this volume or others, remove volumes, or add OSDs"
                     .into(),
             });
         }
@@ -629,12 +635,13 @@ impl Monitor {
                 "osd_media_errors",
                 Severity::Warn,
                 format!(
-                    "since {osd} started, its disk answered {read_errors} reads with an error, and {units} \
-                     units of 4 KiB could not be read or were not as written"
+                    "since {osd} started, {read_errors} reads of its disk failed with an error, \
+                     and {units} units of 4 KiB could not be read or did not contain what was \
+                     written"
                 ),
-                "replace the disk before it loses more: `ashlar osd out` moves its copies elsewhere. \
-                 Look at its health (SMART), its cable and its host's kernel log; `ashlar osd ls --json` \
-                 has the sums over all its runs",
+                "replace the disk before it loses more data: `ashlar osd out` moves its copies \
+                 elsewhere. Check its health (SMART), its cable and its host's kernel log; `ashlar \
+                 osd ls --json` has the totals over all runs of the OSD",
             );
         }
         let limit = self.setting(Setting::NearlyFull);
@@ -644,8 +651,8 @@ impl Monitor {
                 "osd_full",
                 Severity::Error,
                 format!("{osd} is full: writes to its PGs fail"),
-                "remove volumes or discard what is not needed, or add OSDs: some of its PGs then \
-                 move there",
+                "remove volumes, discard data that is not needed, or add OSDs: some of its PGs \
+                 then move there",
             );
         } else if report.size_bytes > 0
             && used_percent > u128::from(report.size_bytes) * u128::from(limit)
@@ -654,7 +661,7 @@ impl Monitor {
                 "osd_nearly_full",
                 Severity::Warn,
                 format!("{osd} is {} % full", used_percent / u128::from(report.size_bytes)),
-                "remove volumes or discard what is not needed before it is full",
+                "remove volumes or discard data that is not needed before it is full",
             );
         }
         if report.buffered {
@@ -721,8 +728,9 @@ impl Monitor {
                     "the disk of {osd} is slow: {figures}. PGs read from other members where they can"
                 ),
                 hint: format!(
-                    "look at the disk's health (SMART), its host's kernel log and what else uses it. \
-                     Writes to its PGs wait for it: `ashlar osd out {}` moves its copies elsewhere",
+                    "check the disk's health (SMART), its host's kernel log and what else uses the \
+                     disk. Writes to its PGs wait for it: `ashlar osd out {}` moves its copies \
+                     elsewhere",
                     osd.get()
                 )
                 .into(),
@@ -883,7 +891,7 @@ impl Monitor {
                     "{} connections were closed for protocol violations",
                     self.connections.protocol_errors()
                 ),
-                hint: "look for processes of another version".into(),
+                hint: "look for processes that run another version".into(),
             });
         }
     }

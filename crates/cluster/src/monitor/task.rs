@@ -203,7 +203,8 @@ impl Tasks {
                 portions.later.insert((now + RETRY_SPAN, portion));
             }
             (_, outcome) => {
-                run.waits_for = Some(format!("an OSD that can do it; one reported {outcome:?}"));
+                run.waits_for =
+                    Some(format!("an OSD that can perform the deletion; one reported {outcome:?}"));
                 portions.later.insert((now + AWAY_SPAN, portion));
             }
         }

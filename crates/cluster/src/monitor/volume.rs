@@ -96,7 +96,7 @@ impl Monitor {
         match (pools.next(), pools.next()) {
             (Some(only), None) => Ok(only),
             (None, _) => Err(failure("not_found", "there is no pool yet", hint)),
-            _ => Err(failure("invalid", "there are several pools", "name one with --pool")),
+            _ => Err(failure("invalid", "there are several pools", "choose one with --pool")),
         }
     }
 

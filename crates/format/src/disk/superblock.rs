@@ -188,7 +188,7 @@ impl Superblock {
         let slice = (from.u64(), from.u64());
         let suspect = (from.u64(), from.u64());
         if journal_elsewhere {
-            return Err(SuperblockError::Unsupported("the journal lies on another device"));
+            return Err(SuperblockError::Unsupported("the journal is on another device"));
         }
         if slice != (Some(0), Some(0)) {
             return Err(SuperblockError::Unsupported("the store is a slice of a shared drive"));

@@ -163,7 +163,7 @@ pub fn decode(
         return wrong("a frame's body is longer than its message");
     }
     if payload.is_some() {
-        return wrong("a message that carries no data came with a payload");
+        return wrong("a message that cannot carry data has a payload");
     }
     Ok(message)
 }

@@ -593,7 +593,8 @@ impl Reader<'_> {
 
     fn position(&mut self) -> Result<Position, DecodeError> {
         let number = self.u8()?;
-        Position::new(number).ok_or_else(|| DecodeError(format!("there is no position {number}")))
+        Position::new(number)
+            .ok_or_else(|| DecodeError(format!("position {number} is out of range")))
     }
 
     fn optional_key(&mut self, pool: PoolId) -> Result<Option<BlockKey>, DecodeError> {
@@ -658,7 +659,7 @@ impl Reader<'_> {
             CONTENT_BLOCK_WITH_TABLE => {
                 let size = self.u16()? as usize;
                 if size == 0 || size > TABLE_SIZE_MAX {
-                    return wrong(format!("a part table of {size} bytes is announced"));
+                    return wrong(format!("invalid size of a part table: {size} bytes"));
                 }
                 let table = self.take(size)?.to_vec();
                 self.block(table, payload.take())
@@ -675,13 +676,13 @@ impl Reader<'_> {
                 let version = self.version()?;
                 let (written, damaged) = (self.bitmap()?, self.bitmap()?);
                 if written.iter().zip(&damaged).any(|(written, damaged)| written & damaged != 0) {
-                    return wrong("a digest has a unit with both data and damage");
+                    return wrong("a digest marks a unit as both written and damaged");
                 }
                 let count = written.iter().map(|word| word.count_ones() as usize).sum::<usize>();
                 let checksums = self.checksums(count * UNIT_SIZE as usize)?;
                 Ok(Digest::Block { version, written, damaged, checksums })
             }
-            tag => wrong(format!("a digest is of kind {tag}, which this version does not know")),
+            tag => wrong(format!("unknown kind of digest {tag}")),
         }
     }
 

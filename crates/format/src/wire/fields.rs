@@ -118,11 +118,13 @@ pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
     let end = u64::from(offset) + u64::from(length);
     if !offset.is_multiple_of(unit) || !length.is_multiple_of(unit) || length == 0 {
         return wrong(format!(
-            "a range of {length} bytes at {offset} does not consist of whole 4 KiB units"
+            "a range of {length} bytes at {offset} is empty or not aligned to 4 KiB"
         ));
     }
     if end > STRIPE_BYTES_MAX {
-        return wrong(format!("a range of {length} bytes at {offset} ends beyond any stripe"));
+        return wrong(format!(
+            "a range of {length} bytes at {offset} ends beyond the largest possible stripe"
+        ));
     }
     Ok(())
 }
@@ -212,7 +214,7 @@ impl<'a> Reader<'a> {
         }
         match count * size <= self.bytes.len() {
             true => Ok(count),
-            false => wrong(format!("a list of {count} {of} ends beyond the body")),
+            false => wrong(format!("a list of {count} {of} ends beyond the frame's body")),
         }
     }
 
@@ -267,7 +269,7 @@ impl<'a> Reader<'a> {
     pub fn counted_text(&mut self) -> Result<String, DecodeError> {
         let length = usize::from(self.u16()?);
         if length > TEXT_SIZE_MAX {
-            return wrong(format!("a text of {length} bytes is too long"));
+            return wrong(format!("a string of {length} bytes is too long"));
         }
         self.text(length)
     }
@@ -275,7 +277,7 @@ impl<'a> Reader<'a> {
     pub fn text(&mut self, length: usize) -> Result<String, DecodeError> {
         match std::str::from_utf8(self.take(length)?) {
             Ok(text) => Ok(text.to_string()),
-            Err(_) => wrong("a text is not UTF-8"),
+            Err(_) => wrong("a string is not valid UTF-8"),
         }
     }
 }

@@ -488,7 +488,7 @@ impl Content {
             );
         }
         if !written.within(&damaged).is_empty() {
-            return Err("the content of a block has a unit with both data and damage");
+            return Err("the content of a block marks a unit as both written and damaged");
         }
         let data_length = data.as_ref().map_or(0, |data| data.len());
         let is_whole = data_length == written.count() as usize * UNIT_SIZE as usize

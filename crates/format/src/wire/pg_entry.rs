@@ -133,7 +133,7 @@ impl PgEntry {
         }
         for (nth, member) in self.members().enumerate() {
             if self.members().take(nth).any(|other| other.osd == member.osd) {
-                return Err(format!("{} is a member twice", member.osd));
+                return Err(format!("{} appears twice among the members", member.osd));
             }
         }
         for (nth, learner) in self.learners.iter().enumerate() {

@@ -605,7 +605,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
         assert!(too_many.0.contains(what), "{name}: {too_many}");
         // The count is within the limit, but the elements are missing.
         let missing = forged(&named(name), at, &(count as u32).to_le_bytes()).unwrap_err();
-        assert!(missing.0.contains("ends beyond the body"), "{name}: {missing}");
+        assert!(missing.0.contains("ends beyond the frame's body"), "{name}: {missing}");
     };
     refused("peer-listed", FIELDS + 5, LIST_COUNT_MAX, "at most 1024 are allowed");
     refused("peer-activate", FIELDS + 24, HISTORY_COUNT_MAX, "at most 64 are allowed");
@@ -635,7 +635,7 @@ fn contents_that_contradict_themselves_are_refused() {
     refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its end");
     refused(units, &0x40u64.to_le_bytes(), "that it does not cover");
     refused(damaged, &0x100u64.to_le_bytes(), "that it does not cover");
-    refused(damaged, &0x10u64.to_le_bytes(), "both data and damage");
+    refused(damaged, &0x10u64.to_le_bytes(), "both written and damaged");
     refused(written, &0x70u64.to_le_bytes(), "content does not match its written units");
     refused(written, &0x10u64.to_le_bytes(), "content does not match its written units");
     refused(FIELDS + 4, &[4], "unknown content kind 4");
@@ -648,7 +648,7 @@ fn contents_that_contradict_themselves_are_refused() {
     let size = FIELDS + 4 + 12 + 12 + 1;
     for count in [0, TABLE_SIZE_MAX as u16 + 1] {
         let error = forged(&forward, size, &count.to_le_bytes()).unwrap_err();
-        assert!(error.0.contains("a part table of"), "{error}");
+        assert!(error.0.contains("invalid size of a part table"), "{error}");
     }
     let beyond = forged(&forward, size + 2 + 16, &[1]).unwrap_err();
     assert!(beyond.0.contains("does not fit blocks of this size"), "{beyond}");

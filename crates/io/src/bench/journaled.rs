@@ -37,7 +37,7 @@ pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
     let ring_size = (load.size / 4).min(RING_SIZE_MAX) >> 20 << 20;
     let range = range_of(load).min(load.size - ring_size) / load.block_size * load.block_size;
     if load.depth == 0 || range == 0 || load.block_size * load.depth as u64 > ring_size / 8 {
-        return Err(Error("the load does not fit the file".into()));
+        return Err(Error("the load does not fit into the file".into()));
     }
     let disk = open_filled(&load.path, ring_size + range)?;
     let mut uring = ring(load.depth + WRITE_BACKS_MAX).map_err(failed)?;

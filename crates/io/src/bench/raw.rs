@@ -15,7 +15,7 @@ pub fn raw(load: &RawLoad) -> Result<Measured, Error> {
     let failed = |error: std::io::Error| Error::new("io_uring", error);
     let range = range_of(load);
     if range == 0 || load.depth == 0 || !load.block_size.is_multiple_of(4096) {
-        return Err(Error("the load does not fit the file".into()));
+        return Err(Error("the load does not fit into the file".into()));
     }
     let disk = open_filled(&load.path, range)?;
     let mut uring = ring(load.depth).map_err(failed)?;

@@ -104,7 +104,7 @@ impl Context {
             Err(Refusal::NoSpace(text)) => {
                 self.events.report_condition(Some(format!(
                     "etcd accepts no writes ({text}): compact and defragment it, or raise \
-                     --quota-backend-bytes, then `etcdctl alarm disarm`"
+                     --quota-backend-bytes, then run `etcdctl alarm disarm`"
                 )));
                 TransactionOutcome::Unknown
             }

@@ -47,7 +47,7 @@ impl Reactor {
         while let Some((_, connection)) = self.deadlines.first().filter(|(time, _)| *time <= now) {
             let index = self.indexes[connection];
             if let Stage::Handshake { incoming: true, .. } = self.streams[index].stage {
-                self.reject("a connection was refused: it did not finish the handshake".into());
+                self.reject("a connection was refused: its handshake timed out".into());
             }
             self.end(index, CloseReason::TimedOut, events);
         }
@@ -231,7 +231,10 @@ impl Reactor {
         }
         let raw = listener.raw;
         if raw && self.raw_count >= self.raw_max {
-            self.reject(format!("a client was refused: there are already {}", self.raw_count));
+            self.reject(format!(
+                "a client was refused: there are already {} clients",
+                self.raw_count
+            ));
             return;
         }
         let id = ConnectionId::new(2 * self.accepted_count + 1);
@@ -264,7 +267,7 @@ impl Reactor {
         };
         let oldest = self.deadlines.iter().find(unproven);
         let (_, connection) = *oldest.expect("each unproven connection has a deadline");
-        self.reject("a connection was refused: too many others are in their handshake".into());
+        self.reject("a connection was refused: too many handshakes are in progress".into());
         self.end(self.indexes[&connection], CloseReason::TimedOut, events);
     }
 

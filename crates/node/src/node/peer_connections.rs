@@ -268,7 +268,7 @@ impl Node {
         let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } =
             message
         else {
-            return Err("a lease giver may send grants only".into());
+            return Err("a lease giver may only send grants".into());
         };
         self.peer_connections.on_granted(now, giver.osd);
         let grant = Grant { stamp, valid_ms, lost };
@@ -325,7 +325,7 @@ impl Node {
                 self.release(now, effects);
                 Ok(())
             }
-            LeaseMessage::Granted { .. } => Err("an unsolicited grant".into()),
+            LeaseMessage::Granted { .. } => Err("an unsolicited lease grant".into()),
         }
     }
 

@@ -100,7 +100,7 @@ impl Node {
             return Ok(());
         }
         if is_from_primary(&body) {
-            return Err("only a primary may send this".into());
+            return Err("only a primary may send this message".into());
         }
         // A reply of an old epoch, sent while the map was changing, is ignored.
         let Some(slot) = self.pgs.slot(pg) else { return Ok(()) };

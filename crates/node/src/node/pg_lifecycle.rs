@@ -244,7 +244,7 @@ impl Node {
                     format!("the note of {id} in the store of {osd} cannot be read ({why})")
                 }
                 None => format!(
-                    "recovery of {osd} found damage that may have cost acknowledged writes of {id}"
+                    "recovery of {osd} found damage that may have lost acknowledged writes of {id}"
                 ),
             };
             return Some(format!(

@@ -49,7 +49,7 @@ impl Node {
         let Some(link) = self.sessions.connection(connection) else { return };
         let (session, sequence) = (request.session, request.sequence);
         if !may_ask(link.role, &request) {
-            let why = "this peer may not send this request".into();
+            let why = "the sender may not send this kind of request".into();
             let refusal = Err(Refusal::Invalid { why });
             return reply(connection, session, sequence, refusal, effects);
         }
@@ -228,7 +228,7 @@ impl Node {
             return Some(Verdict::Refuse(Refusal::Fenced));
         }
         let Some(entry) = known.pgs.get(scope.pg.number as usize) else {
-            let why = format!("{} is not a PG of its pool", scope.pg);
+            let why = format!("PG {} does not exist in its pool", scope.pg);
             return Some(Verdict::Refuse(Refusal::Invalid { why }));
         };
         let is_compared = !planted::on(Bug::EpochNotCompared);

@@ -57,7 +57,7 @@ fn a_lost_lease_leaves_a_line_and_so_does_its_return() {
     cluster.part(0, 2);
     cluster.advance(800);
     let out = format!(
-        "warn lease expired: the PGs shared with the OSD that gave it must wait  giver={}",
+        "warn lease expired: PGs shared with the OSD that granted it must wait  giver={}",
         osd(2)
     );
     assert_eq!(lines(&cluster.hosts[0].lines, "lease"), [out]);

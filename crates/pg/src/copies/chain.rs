@@ -28,7 +28,7 @@ pub struct Chain {
     damaged: Option<ImageId>,
 }
 
-/// The version in which a read found a block.
+/// The version of a block that a read found in one image of its chain.
 #[derive(Clone, Copy)]
 pub struct BlockSeen {
     pub image: ImageId,

@@ -25,7 +25,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if !self.follow().is_acting() {
-            return Err("a scrub of a learner".into());
+            return Err("a learner cannot be scrubbed".into());
         }
         match body {
             PeerBody::Scrub { call, key, deep } => {
@@ -40,7 +40,7 @@ impl Pg {
                 let version = held.version();
                 self.check_version(version)?;
                 if version == Version::ZERO {
-                    return Err("a scrub that removes a block".into());
+                    return Err("a scrub may not remove a block".into());
                 }
                 let is_delete = matches!(held, Held::Tombstone(_));
                 let units = 0..self.shape.block_size.unit_count();
@@ -70,7 +70,7 @@ impl Pg {
                 self.call(Call::PeerKeep { call }, request, actions);
                 Ok(())
             }
-            _ => Err("a message that is not about scrubs".into()),
+            _ => Err("not a scrub message".into()),
         }
     }
 

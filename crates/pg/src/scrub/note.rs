@@ -270,7 +270,7 @@ impl NoteText {
         let findings = findings.collect::<Result<Vec<_>, String>>()?;
         let is_sorted = findings.is_sorted_by(|one, next| one.key < next.key);
         if !is_sorted || findings.len() > FINDINGS_MAX {
-            return Err("its list of damage is too long, or out of order".into());
+            return Err("the note's list of damaged blocks is too long or out of order".into());
         }
         Ok(ScrubNote {
             epoch: Epoch::new(self.epoch),
@@ -301,11 +301,12 @@ impl RunningText {
 impl FindingText {
     fn into_finding(self, pg: PgId) -> Result<Finding, String> {
         if self.faults.len() > FAULTS_MAX {
-            return Err("it lists too many faults of a block".into());
+            return Err("the note lists too many faults for one block".into());
         }
         let faults = self.faults.into_iter().map(|(osd, kind, units)| {
-            let osd = OsdId::new(osd).ok_or("it names OSD 0")?;
-            let kind = FaultKind::of_name(&kind).ok_or_else(|| format!("it names {kind:?}"))?;
+            let osd = OsdId::new(osd).ok_or("the note has OSD id 0, which is not valid")?;
+            let kind = FaultKind::of_name(&kind)
+                .ok_or_else(|| format!("the note has an unknown kind of fault: {kind:?}"))?;
             Ok((osd, Fault { kind, units: units.min(256) }))
         });
         let key = read_key(pg, &self.block)?;

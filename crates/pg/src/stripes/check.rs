@@ -89,26 +89,26 @@ fn tables_differ(parity: &Part, parts: &[Part]) -> Option<String> {
         let (index, at) = (part.index, parity.index);
         if known.version != part.version {
             return Some(format!(
-                "part {index} has version {}, and parity at position {at} was made of version {}",
+                "part {index} has version {}, but parity at position {at} was computed from version {}",
                 part.version, known.version
             ));
         }
         if known.written.without(&part.damaged) != part.written.without(&part.damaged) {
             return Some(format!(
-                "part {index} holds other units than parity at position {at} was made of"
+                "part {index} holds other units than those that parity at position {at} was computed from"
             ));
         }
     }
     let others = parts.iter().filter_map(|part| Some((part.index, part.table.as_ref()?)));
     if let Some((other, _)) = others.into_iter().find(|(_, other)| *other != table) {
         return Some(format!(
-            "parity at positions {} and {other} was made of different versions",
+            "parity at positions {} and {other} was computed from different versions",
             parity.index
         ));
     }
     let made = table.written();
     (made.without(&parity.damaged) != parity.written.without(&parity.damaged)).then(|| {
-        format!("parity at position {} lacks units that data parts have, or has more", parity.index)
+        format!("parity at position {} has fewer or more units than the data parts", parity.index)
     })
 }
 
@@ -132,7 +132,10 @@ fn bytes_differ(stripes: &Stripes, block_size: BlockSize, parts: &[Part]) -> Opt
             decoder.decode(&sources, &mut [&mut made]);
             let is_same = made == expected;
             (!is_same).then(|| {
-                format!("the bytes of part {} are not what parts {present:?} make", wanted.index)
+                format!(
+                    "the bytes of part {} differ from those computed from parts {present:?}",
+                    wanted.index
+                )
             })
         })
     };

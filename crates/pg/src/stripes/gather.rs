@@ -161,7 +161,7 @@ impl Gather {
             }
             Some(held) => {
                 if (held.version, held.deleted) != (part.version, part.deleted) {
-                    return Err("a part that changed while it was read".into());
+                    return Err("a part changed while it was read".into());
                 }
                 held.units = held.units.with(&part.units);
                 held.damaged = held.damaged.with(&part.damaged);

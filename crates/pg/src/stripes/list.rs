@@ -71,7 +71,7 @@ impl Pages {
         is_last: bool,
     ) -> Result<(), String> {
         let page = self.pages.iter_mut().find(|(lister, _)| *lister == index);
-        let (_, page) = page.ok_or("a list that was not asked for")?;
+        let (_, page) = page.ok_or("a list that was not requested")?;
         page.on_page(self.newer_than, blocks, is_last)
     }
 
@@ -173,7 +173,7 @@ impl Pg {
         (blocks, is_last): (Vec<ListedBlock>, bool),
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        let walk = self.deletions.walk(slot).ok_or("a list that was not asked for")?;
+        let walk = self.deletions.walk(slot).ok_or("a list that was not requested")?;
         walk.pages.on_page(index, blocks, is_last)?;
         self.deletion_walk_on(slot, actions);
         Ok(())

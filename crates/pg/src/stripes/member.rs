@@ -82,7 +82,7 @@ impl Pg {
     ) -> Result<(), String> {
         let stripes = self.shape.face.stripes().ok_or("the pool has no parity")?;
         if self.stripe_member.is_none() {
-            return Err("a version for a member that is not active".into());
+            return Err("a version was sent to a member that is not active".into());
         }
         let position = self.own_position();
         let (header, what) = match body {
@@ -93,13 +93,16 @@ impl Pg {
             }
             PeerBody::Part { version, mark, key, lazy, content, differences } => {
                 if !stripes.is_data(position) {
-                    return Err("a data part for a member with parity".into());
+                    return Err("a data part was sent to a member that holds parity".into());
                 }
                 self.check_stripe_content(key, version, &content)?;
                 let units = Units::from_words(&differences, self.shape.block_size);
                 let units = units.ok_or("units beyond the end of a block")?;
                 if self.is_learner() && !units.is_empty() {
-                    return Err("a learner cannot tell what changes in its part".into());
+                    return Err(
+                        "differences were requested from a learner, which cannot compute them"
+                            .into(),
+                    );
                 }
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
@@ -108,7 +111,7 @@ impl Pg {
             }
             PeerBody::Parity { version, mark, key, lazy, content, changes } => {
                 if stripes.is_data(position) {
-                    return Err("a parity part for a member with data".into());
+                    return Err("a parity part was sent to a member that holds data".into());
                 }
                 self.check_stripe_content(key, version, &content)?;
                 let header = Header { version, mark, lazy };
@@ -139,9 +142,10 @@ impl Pg {
         self.check_version(header.version)?;
         self.check_version(header.mark)?;
         if header.mark >= header.version {
-            return Err("a version that its own mark has passed".into());
+            return Err("the version of a write is not above its mark".into());
         }
-        let member = self.stripe_member.as_ref().ok_or("a version before the activation")?;
+        let member =
+            self.stripe_member.as_ref().ok_or("a version was sent before the activation")?;
         member.pipeline.check_next(header.version)
     }
 
@@ -156,7 +160,7 @@ impl Pg {
         let is_sound = part.damaged.is_empty() && part.table.is_empty();
         match part.version.max(part.deleted) == version && is_sound {
             true => Ok(()),
-            false => Err("a content that is not that of its version".into()),
+            false => Err("the content of a part does not match the version of its message".into()),
         }
     }
 
@@ -180,7 +184,7 @@ impl Pg {
         let block_size = self.shape.block_size;
         let new = Part::of(content.clone(), block_size, false)?;
         if new.version != header.version || !units.without(&new.units).is_empty() {
-            return Err("differences of units that do not change".into());
+            return Err("differences were requested of units that do not change".into());
         }
         let difference = Difference { key, new, units };
         self.stripe_member().differences.insert(header.version, difference);
@@ -260,9 +264,10 @@ impl Pg {
     ) -> Result<(), String> {
         let block_size = self.shape.block_size;
         let delta = Part::of(content, block_size, true)?;
-        let member = self.stripe_member.as_mut().ok_or("a difference before the activation")?;
+        let member =
+            self.stripe_member.as_mut().ok_or("a difference was sent before the activation")?;
         let work = member.pipeline.parity(version);
-        let work = work.ok_or("a difference for a version that needs none")?;
+        let work = work.ok_or("a difference was sent for a version that needs none")?;
         work.on_delta(key, part, delta, block_size)?;
         self.make_parity(version, actions);
         Ok(())
@@ -338,7 +343,7 @@ impl Pg {
             }
             Err(_) => {
                 self.local_state.lacks(version);
-                self.cannot_store("its store has no room for a write".to_owned(), actions);
+                self.cannot_store("the store has no room for a write".to_owned(), actions);
             }
         }
     }
@@ -411,7 +416,8 @@ impl Pg {
         let (is_learner, mark) = (self.is_learner(), self.mark());
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let member = self.stripe_member.as_mut().filter(|_| is_learner);
-        let member = member.ok_or("a part for a member that is not filled")?;
+        let member =
+            member.ok_or("a backfilled part was sent to a member that is not a learner")?;
         let part = Part::of(content.clone(), self.shape.block_size, true)?;
         let _ = table_of(&part, stripes.data_count(), self.shape.block_size)?;
         shape::check_version(part.version.max(part.deleted), epoch)?;

@@ -103,7 +103,7 @@ impl ParityWork {
         block_size: BlockSize,
     ) -> Result<ParityWork, String> {
         if !changes.is_sorted_by(|one, next| one.part < next.part) || changes.is_empty() {
-            return Err("data parts of a version out of order".into());
+            return Err("the data parts of a version are missing or out of order".into());
         }
         let encoded = rows.units;
         for change in &changes {
@@ -119,7 +119,7 @@ impl ParityWork {
                 && written.without(&units).is_empty()
                 && differences == units.without(&encoded);
             if !is_sound {
-                return Err("a change of a data part that contradicts itself".into());
+                return Err("the change of a data part is inconsistent".into());
             }
         }
         let version = rows.version;
@@ -154,11 +154,11 @@ impl ParityWork {
         let wanted = wanted.filter(|units| !units.is_empty() && key == self.key);
         let wanted = wanted.ok_or("a difference that was not announced")?;
         if delta.units.with(&delta.damaged) != wanted {
-            return Err("a difference of other units than were announced".into());
+            return Err("a difference has other units than announced".into());
         }
         match self.deltas.insert(part.index(), delta) {
             None => Ok(()),
-            Some(_) => Err("a difference that came twice".into()),
+            Some(_) => Err("a difference arrived twice".into()),
         }
     }
 
@@ -192,7 +192,7 @@ impl ParityWork {
                 && delta.version != known.version
             {
                 return Err(format!(
-                    "parity knows version {} of part {}, which has {}",
+                    "parity was computed from version {} of part {}, but the part had version {}",
                     known.version,
                     change.part.get(),
                     delta.version

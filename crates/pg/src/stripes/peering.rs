@@ -90,7 +90,7 @@ impl Pg {
         let lead = self.lead();
         let count = lead.acting.count();
         if count < stripes.data_count() {
-            let why = format!("{count} members are too few to make the others' parts");
+            let why = format!("{count} members are too few to rebuild the parts of the others");
             return self.end_epoch(Need::NewEpoch, why, actions);
         }
         let adopted = lead.adopt_prefix(stripes.data_count());
@@ -100,7 +100,7 @@ impl Pg {
             // The tombstones of deletions that this member missed may be gone.
             return self.on_peer_failed(
                 index,
-                "it lacks deletions that are forgotten".into(),
+                "the member lacks deletions whose tombstones were dropped".into(),
                 actions,
             );
         }
@@ -175,7 +175,7 @@ impl Pg {
                 Ok(None) => left.take(index),
                 Err(Inconsistent) => {
                     self.lead().forwards.remove(slot);
-                    let why = format!("the parts of {key:?} contradict each other");
+                    let why = format!("the parts of {key:?} are inconsistent with each other");
                     return self.end_epoch(Need::NewEpoch, why, actions);
                 }
             }
@@ -305,7 +305,7 @@ impl Pg {
         self.check_version(version)?;
         let stripes = self.stripes().ok_or("the pool has no parity")?;
         if version <= replaces {
-            return Err("a version that goes forward and replaces itself".into());
+            return Err("the new version is not above the version that it replaces".into());
         }
         let _ = table_of(&part, stripes.data_count(), self.shape.block_size)?;
         self.prepare_forward(key, content, replaces, Call::Forwarded { call }, actions);
@@ -321,7 +321,7 @@ impl Pg {
     ) {
         match result {
             Ok(_) => self.answer(PeerBody::Repaired { call }, actions),
-            Err(_) => self.cannot_follow("its store has no room for a write", actions),
+            Err(_) => self.cannot_follow("the store has no room for a write", actions),
         }
     }
 
@@ -336,7 +336,7 @@ impl Pg {
         if result.is_ok() {
             return self.on_forwarded_by(me, slot, actions);
         }
-        let why = "its store is full".to_owned();
+        let why = "the store is full".to_owned();
         let need = Need::Failed(self.lead().peers[me].member, why.clone());
         self.end_epoch(need, why, actions);
     }

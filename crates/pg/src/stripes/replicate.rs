@@ -432,10 +432,10 @@ impl Pg {
         let is_own = lead.peers[index].position == part && lead.acting.has(index);
         let route = lead.deltas.get(&version).filter(|route| is_own && route.key == key);
         let wanted = route.and_then(|route| route.parts.get(&part).copied());
-        let wanted = wanted.ok_or("a difference that was not asked for")?;
+        let wanted = wanted.ok_or("a difference that was not requested")?;
         let delta = Part::of(content.clone(), self.shape.block_size, true)?;
         if delta.units.with(&delta.damaged) != wanted {
-            return Err("a difference of other units than were asked for".into());
+            return Err("a difference has other units than requested".into());
         }
         self.complete_delta(version, key, part, content, actions);
         Ok(())

@@ -67,7 +67,10 @@ impl Table {
         }
         let size = entry_size(block_size);
         if bytes.len() != data_count * size {
-            return Err(format!("a part table of {} bytes for {data_count} parts", bytes.len()));
+            return Err(format!(
+                "a part table has the wrong size: {} bytes for {data_count} parts",
+                bytes.len()
+            ));
         }
         let part = |entry: &[u8]| {
             let (epoch, rest) = entry.split_first_chunk::<4>()?;

@@ -345,7 +345,7 @@ impl World {
             }
             Action::Need(need) => {
                 if let Need::Failed(member, why) = &need {
-                    assert!(!why.contains("parity knows version"), "{member:?}: {why}");
+                    assert!(!why.contains("parity was computed from version"), "{member:?}: {why}");
                 }
                 let epoch = pg.entry().expect("it takes part").epoch;
                 self.needs.push((epoch, need));

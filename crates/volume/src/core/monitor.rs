@@ -161,8 +161,7 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) {
         if std::mem::take(&mut self.monitor.is_told) {
-            let what =
-                "the connection to the monitor is lost: I/O continues; connecting to another one";
+            let what = "the connection to the monitor is lost: I/O continues; connecting to another monitor";
             effects.push(Effect::Trace(TraceEvent::warn(what)));
         }
         self.monitor.resubscribed = false;
@@ -183,8 +182,8 @@ impl ClientCore {
         for handle in waiting.map(|(handle, _)| *handle).collect::<Vec<_>>() {
             let failure = Failure {
                 code: "untrusted".to_string(),
-                message: format!("the monitor refuses the connection: {why}"),
-                hint: "use the file `key` of this cluster's directory".to_string(),
+                message: format!("the monitor refused the connection: {why}"),
+                hint: "check that the file `key` belongs to the monitor's cluster".to_string(),
             };
             self.end_open(handle, Err(failure), effects);
         }

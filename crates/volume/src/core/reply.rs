@@ -88,7 +88,7 @@ impl ClientCore {
                 Outcome::Written { durable, .. },
             ) => {
                 if volume.is_lazy() && !part.lazy && !durable {
-                    let why = "the answer is not durable, although that was requested".to_string();
+                    let why = "the OSD did not make the change durable as requested".to_string();
                     return self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
                 self.on_acknowledged(key, durable);
@@ -138,7 +138,8 @@ impl ClientCore {
                     self.send_again(key);
                 }
                 _ => {
-                    let why = "the OSD compared a version, but the request had none".to_string();
+                    let why = "the OSD reported a version mismatch, but the request had no version"
+                        .to_string();
                     self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
             },

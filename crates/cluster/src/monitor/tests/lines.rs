@@ -36,7 +36,7 @@ fn a_member_that_dies_and_comes_back_leaves_a_line_for_each_change() {
     assert_eq!(lines(&rig.lines, "OSD is down"), ["warn OSD is down  osd=osd.2"]);
     rig.boot(2);
     rig.fill();
-    let begins = lines(&rig.lines, "OSD begins a run");
+    let begins = lines(&rig.lines, "OSD has started a new run");
     assert!(begins.len() == 1 && begins[0].contains("run=2"), "{begins:?}");
     assert_eq!(lines(&rig.lines, "OSD is up").len(), 1);
     // There is one line for each epoch, and each backfill that begins also ends.
@@ -75,7 +75,8 @@ fn a_refused_boot_leaves_a_line_with_the_reason() {
     }
     rig.say(connection, &boot);
     let refused = lines(&rig.lines, "OSD is refused");
-    let expected = "warn OSD is refused  osd=osd.1 code=other_store why=\"osd.1 has the store ";
+    let expected =
+        "warn OSD is refused  osd=osd.1 code=other_store why=\"osd.1 is registered with store ";
     assert!(refused.len() == 1 && refused[0].starts_with(expected), "{refused:?}");
 }
 
@@ -111,7 +112,7 @@ fn a_suspect_store_and_a_disk_that_hangs_leave_lines() {
     rig.crash_osd(2);
     rig.osds.get_mut(&osd_id(2)).unwrap().suspect = true;
     rig.boot(2);
-    let what = "OSD is suspect: recovery found damage that may have cost writes";
+    let what = "OSD is suspect: recovery found damage that may have lost writes";
     assert_eq!(lines(&rig.lines, what), [format!("warn {what}  osd=osd.2")]);
 }
 
@@ -120,8 +121,8 @@ fn each_manual_edit_leaves_a_line_in_the_log() {
     let mut rig = Rig::with_pool(1, 8);
     rig.hand_writes("config/lease_ms", Some("{\"name\":\"lease_ms\",\"value\":100}"));
     assert_eq!(
-        lines(&rig.lines, "a manual edit is in force"),
-        ["info a manual edit is in force  key=config/lease_ms"]
+        lines(&rig.lines, "a manual edit has taken effect"),
+        ["info a manual edit has taken effect  key=config/lease_ms"]
     );
     rig.hand_writes("config/lease_ms", Some("{\"name\":\"lease_ms\",\"value\":7}"));
     assert_eq!(lines(&rig.lines, "a manual edit was undone").len(), 1);

@@ -220,7 +220,11 @@ fn a_lock_outlives_the_monitor_and_goes_with_its_image() {
     let client = rig.client();
     rig.say(client, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     let refused = rig.lock(client).unwrap().unwrap_err();
-    assert!(refused.message.ends_with("since before this monitor led"), "{}", refused.message);
+    assert!(
+        refused.message.ends_with("since before this monitor became the leader"),
+        "{}",
+        refused.message
+    );
     rig.say(client, &close(session, true));
     rig.remove_volume("v").unwrap();
     assert_eq!(rig.stored("lock/1"), None);

@@ -452,7 +452,7 @@ fn a_guarded_key_that_its_editor_puts_back_is_as_if_nothing_had_been() {
 #[test]
 fn the_next_monitor_does_not_believe_a_manual_edit() {
     for key in GUARDED.into_iter().filter(|key| *key != "cluster") {
-        // The leader's process ends before or after the leader has recorded the edit, or not at all.
+        // The leader's process keeps running, or ends before or after the leader has recorded the edit.
         for mishap in [Mishap::None, Mishap::KillBefore(1), Mishap::KillAfter(1)] {
             let mut rig = with_lock();
             let older = rig.stored(key).unwrap().value;

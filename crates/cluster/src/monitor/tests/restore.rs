@@ -107,7 +107,7 @@ fn what_was_done_since_the_backup_comes_back() {
     assert!(is_older(&mut rig));
     let error = recover(&mut rig, &[], false).unwrap_err();
     assert_eq!(error.code, "not_accepted");
-    for part in ["restored: new, there", "removed since: gone"] {
+    for part in ["restored: new, there", "removed after the backup: gone"] {
         assert!(error.message.contains(part), "{}", error.message);
     }
     let answer = recover(&mut rig, &[], true).unwrap();
@@ -161,7 +161,11 @@ fn all_osds_must_have_told_or_be_declared_lost() {
     assert_eq!(recover(&mut rig, &[2, 3], true).unwrap_err().code, "invalid", "osd.2 is here");
     assert_eq!(recover(&mut rig, &[3, 9], true).unwrap_err().code, "not_found");
     let error = recover(&mut rig, &[3], false).unwrap_err();
-    assert!(error.message.contains("what only osd.3 had recorded is lost"), "{}", error.message);
+    assert!(
+        error.message.contains("anything that only osd.3 had recorded is lost"),
+        "{}",
+        error.message
+    );
     recover(&mut rig, &[3], true).unwrap();
     come_again(&mut rig, &[1, 2]);
     assert_eq!(volumes(&mut rig), ["w"]);
@@ -292,7 +296,7 @@ fn a_copy_that_breaks_a_rule_is_refused_before_anything_is_written() {
     let error = recover(&mut rig, &[], true).unwrap_err();
     assert_eq!(error.code, "invalid");
     assert!(
-        error.message.contains("image/2 names a pool that does not exist"),
+        error.message.contains("image/2 refers to a pool that does not exist"),
         "{}",
         error.message
     );
@@ -485,7 +489,7 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
     assert!(!has_ended(&rig, client, true_one.0));
     // OSDs cannot distinguish the two sessions, so both end.
     let error = recover(&mut rig, &[], false).unwrap_err();
-    assert!(error.message.contains("1 attachments end"), "{}", error.message);
+    assert!(error.message.contains("1 attached clients will be detached"), "{}", error.message);
     recover(&mut rig, &[], true).unwrap();
     come_again(&mut rig, &[1, 2]);
     assert!(is_fenced(&rig, true_one.0));
