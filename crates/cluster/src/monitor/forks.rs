@@ -212,7 +212,7 @@ mod tests {
         let other = (3, entry(6, &[3]), &[3, 4, 6][..], true);
         let error = judged(&[alone.clone(), other], entry(6, &[3])).unwrap_err();
         assert_eq!(error.code, "forked");
-        assert!(error.message.contains("by osd.1, osd.3"), "{}", error.message);
+        assert!(error.message.contains("osd.1, osd.3 served them"), "{}", error.message);
         // Nobody has activated the newest entry yet.
         let waits = (3, entry(4, &[1, 3]), &[3, 4][..], true);
         judged(&[alone.clone(), waits.clone()], entry(6, &[3])).unwrap_err();
@@ -228,7 +228,7 @@ mod tests {
                 let alone = (1, entry(end, &[1]), epochs, one);
                 let apart = (3, entry(5, &[3]), &[3, 4, 5][..], other);
                 let error = judged(&[alone, apart], entry(end, &[1])).unwrap_err();
-                assert!(error.message.contains("by osd.1, osd.3"), "{}", error.message);
+                assert!(error.message.contains("osd.1, osd.3 served them"), "{}", error.message);
             }
         }
     }

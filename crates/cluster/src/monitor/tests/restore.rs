@@ -672,7 +672,7 @@ fn a_pg_that_was_served_in_two_ways_is_refused_until_one_is_declared_lost() {
         osd(&mut rig, 2, epochs);
         let error = recover(&mut rig, &[], true).unwrap_err();
         assert_eq!(error.code, "forked");
-        for part in [&both.pg.to_string()[..], "by osd.1, osd.2"] {
+        for part in [&both.pg.to_string()[..], "osd.1, osd.2 served them"] {
             assert!(error.message.contains(part), "{}", error.message);
         }
     }
