@@ -270,8 +270,9 @@ fn a_copy_names_damaged_units_and_the_rest_stays() {
     assert!(!bench.store.is_suspect(PG));
 }
 
-#[test]
-fn a_version_that_recovery_drops_takes_those_behind_it_along() {
+/// Returns a store in which a version with all units of block 3 is prepared, lazily; the version of the
+/// base, and the place of the prepared data on the disk.
+fn with_large_version() -> (Bench, Version, u64) {
     let (mut bench, base) = with_base(CommitMode::Fsync);
     bench.idle();
     let version = bench.next_version();
@@ -280,6 +281,12 @@ fn a_version_that_recovery_drops_takes_those_behind_it_along() {
     bench.prepare(3, version, content, None, true);
     let info = bench.store.parts().blocks.as_of(&key(3), AsOf::View).expect("it is there");
     let place = bench.store.parts().place(info.location);
+    (bench, base, place)
+}
+
+#[test]
+fn a_version_that_recovery_drops_takes_those_behind_it_along() {
+    let (mut bench, base, place) = with_large_version();
     let next = bench.next_version();
     let content = bench.content(next, &[1], &[1], 200);
     bench.prepare(1, next, content, None, true);
@@ -385,14 +392,7 @@ fn listings_show_the_newest_version_or_the_stable_one() {
 
 #[test]
 fn what_was_dropped_along_stays_dropped_when_the_journal_that_shows_why_is_freed() {
-    let (mut bench, base) = with_base(CommitMode::Fsync);
-    bench.idle();
-    let version = bench.next_version();
-    let units: Vec<u32> = (0..32).collect();
-    let content = bench.content(version, &units, &units, 300);
-    bench.prepare(3, version, content, None, true);
-    let info = bench.store.parts().blocks.as_of(&key(3), AsOf::View).expect("it is there");
-    let place = bench.store.parts().place(info.location);
+    let (mut bench, base, place) = with_large_version();
     // This version of another PG makes checkpoints keep the journal from here on.
     let other = PgId { number: PG.number + 1, ..PG };
     let content = bench.content(base, &[0], &[0], 800);
