@@ -34,8 +34,6 @@ use crate::overlay::Overlay;
 /// Prepared versions take at most this fraction (1/n) of the journal. Versions prepared by peering have a
 /// separate limit of the same size, so that they do not use up the room that was promised to primaries.
 const JOURNAL_SHARE: u64 = 8;
-/// A primary lets the versions of one PG take at most this fraction (1/n) of the share above.
-const PG_SHARE: u64 = 4;
 /// Maximum sector size of a disk, in bytes. A header takes whole sectors.
 const SECTOR_SIZE_MAX: u32 = 4096;
 /// Maximum size of an entry, in bytes: a header and the data of the largest block.
@@ -163,9 +161,6 @@ pub struct PreparedRoom {
     pub bytes_max: u64,
     /// Bytes taken by all stored versions.
     pub used_bytes: u64,
-    /// Maximum that a primary allows for the versions of one PG, so that one PG does not block the others.
-    /// The store does not enforce it, because it may learn of commits later than the primary.
-    pub pg_bytes_max: u64,
 }
 
 impl PreparedRoom {
@@ -354,11 +349,7 @@ impl Prepared {
     /// Returns the room for prepared versions.
     pub fn room(&self, journal_size: u64) -> PreparedRoom {
         let bytes_max = journal_size / JOURNAL_SHARE;
-        PreparedRoom {
-            bytes_max,
-            used_bytes: self.charge,
-            pg_bytes_max: (bytes_max / PG_SHARE).max(ENTRY_SIZE_MAX.min(bytes_max)),
-        }
+        PreparedRoom { bytes_max, used_bytes: self.charge }
     }
 
     /// Whether there is room for one more version. `is_peering`: the version is prepared by peering.
