@@ -1,7 +1,7 @@
 //! Decides which PG is scrubbed, and how fast. Clients come first.
 //!
-//! One PG that this OSD leads is scrubbed at a time: first a scrub that an operator requested, then a scrub
-//! that has started, then one that is due. Each turn of 100 ms has a limit on the bytes read. While clients
+//! One PG that this OSD leads is scrubbed at a time: first a scrub that an operator requested and that has
+//! begun, then one that was requested, then a scheduled scrub that has begun, then one that is due. Each turn of 100 ms has a limit on the bytes read. While clients
 //! send requests, the limit is the size of one block; after each turn without a request it doubles, up to the
 //! rate in the settings.
 //!
@@ -140,7 +140,8 @@ impl Scrubbing {
             let entry = pg.entry().filter(|_| *pg.serving() == Serving::Active);
             entry.is_some_and(|entry| cluster.leads(entry))
         };
-        self.asked.retain(|pg, _| pgs.get(*pg).is_some_and(is_led));
+        // A request outlasts peering: it is kept for as long as this OSD is to lead the PG.
+        self.asked.retain(|pg, _| cluster.pg(*pg).is_some_and(|entry| cluster.leads(entry)));
         let looking = pgs.iter().filter(|(_, pg)| pg.is_looking());
         let looking: Vec<PgSlot> = looking.map(|(slot, _)| slot).collect();
         let is_unknown = |pg: &Pg| is_led(pg) && !pg.knows_scrubs() && !pg.keeps_parity();
@@ -186,14 +187,18 @@ impl Scrubbing {
         let rank = |(slot, pg): (PgSlot, &Pg)| {
             let id = pg.id();
             let running = pg.scrub_note().running.as_ref();
+            let is_current = self.current == Some(id);
+            // Otherwise the scrubs of a whole pool would all begin before the first one ends.
+            if running.is_some_and(|running| running.on_demand) {
+                return Some((Rank::Begun(!is_current, id), slot, None));
+            }
             if let Some(deep) = self.asked.get(&id).copied() {
                 let begin = Some(Begin { deep, on_demand: true });
                 return Some((Rank::Asked(id), slot, begin));
             }
             let may_go = may_begin && pg.entry().is_some_and(|entry| entry.learners.is_empty());
-            if let Some(running) = running.filter(|running| running.on_demand || may_go) {
-                let is_current = self.current == Some(id);
-                return Some((Rank::Running(!is_current, !running.on_demand, id), slot, None));
+            if running.is_some() && may_go {
+                return Some((Rank::Running(!is_current, id), slot, None));
             }
             let (late, deep) = due(id, pg.scrub_note(), spans, day).filter(|_| may_go)?;
             let begin = Some(Begin { deep, on_demand: false });
@@ -237,9 +242,12 @@ impl Scrubbing {
 /// The priority of a scrub; the lowest value comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
+    /// A scrub that an operator requested and that has begun: whether the PG is not the one scrubbed last,
+    /// and the PG.
+    Begun(bool, PgId),
     Asked(PgId),
-    /// Whether the PG is not the one scrubbed last, whether the scrub follows the schedule, and the PG.
-    Running(bool, bool, PgId),
+    /// A scheduled scrub that has begun: whether the PG is not the one scrubbed last, and the PG.
+    Running(bool, PgId),
     /// How late the scrub is, in thousandths of its interval.
     Due(std::cmp::Reverse<u64>, PgId),
 }
@@ -337,6 +345,20 @@ mod tests {
         let pgs = (0..64).map(|number| PgId { number, ..PG });
         let early = pgs.filter(|pg| due(*pg, &note(at(158), at(1)), SPANS, day).is_some());
         assert!((16..48).contains(&early.count()), "half of them");
+    }
+
+    #[test]
+    fn a_requested_scrub_ends_before_the_next_requested_one_begins() {
+        let other = PgId { number: 1, ..PG };
+        let due = Rank::Due(std::cmp::Reverse(u64::MAX), other);
+        let order = [
+            Rank::Begun(false, PG),
+            Rank::Begun(true, other),
+            Rank::Asked(other),
+            Rank::Running(false, other),
+            due,
+        ];
+        assert!(order.is_sorted());
     }
 
     #[test]

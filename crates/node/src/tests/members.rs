@@ -529,6 +529,34 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
 }
 
 #[test]
+fn a_scrub_that_was_requested_during_peering_begins_once_the_pg_serves() {
+    const DAY: u64 = 1_800_000_000;
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    for host in 0..2 {
+        let now = cluster.now;
+        cluster.hosts[host].node.as_mut().unwrap().set_day(now, DAY);
+    }
+    cluster.part(0, 1);
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(1_000);
+    let is_active = |cluster: &Cluster| {
+        let pg = cluster.hosts[0].node().pgs.get(PG).expect("it leads the PG");
+        *pg.serving() == pg::Serving::Active
+    };
+    assert!(!is_active(&cluster), "the other member has not reported its state");
+    let request = cluster::message::FromMonitor::Scrub { pgs: vec![PG], deep: true };
+    cluster.monitor_says(0, &request);
+    cluster.advance(3_000);
+    cluster.mend();
+    cluster.advance(30_000);
+    assert!(is_active(&cluster));
+    let node = cluster.hosts[0].node();
+    let (_, note) = node.scrubs().find(|(pg, _)| *pg == PG).expect("it leads the PG");
+    assert!(note.deep_at >= DAY, "{note:?}");
+}
+
+#[test]
 fn a_repair_by_a_scrub_takes_no_space_that_was_promised_to_writes() {
     for has_room in [true, false] {
         let mut cluster = Cluster::serving(2);
