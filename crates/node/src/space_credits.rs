@@ -13,8 +13,11 @@
 //!     │ ◀──────────────────── Granted{limit 10} ─── │  promised to it: (10 - 3) + 2
 //! ```
 //!
-//! In pools with parity a write is prepared at each member first, so it also needs room in the journal until its
-//! version is committed. What such an OSD promises is limited by that room, too.
+//! In pools with parity a write is prepared at each member first, so it also needs room in the journal until
+//! its version is committed. What such an OSD promises is limited by that room, too, and consists of whole
+//! blocks, so that a holder can use what it has. Each primary has a fixed share of the room, whatever is free
+//! now, so primaries that need credit of several givers do not wait for each other. A quarter of the room is
+//! never promised: it is for the versions that this OSD receives as a learner.
 //!
 //! Invariants
 //!   1. The bytes that a holder may still write to the giver, by writes that are in transit or that it may
@@ -24,7 +27,7 @@
 //!   3. One run of a holder is never promised more than the largest promise. So whatever earlier runs
 //!      promised, the writes that an inactive PG still lacks take at most one largest promise.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Duration, Incarnation, MIB, OsdId, Time};
@@ -45,6 +48,8 @@ const BLOCKS_MIN: u64 = 4;
 /// Upper bound of what a prepared write uses of the journal: eight bytes of data use nine, for blocks of
 /// 64 KiB or more. The rest is the header with checksums and part table, in whole sectors.
 const PREPARED_COST: (u64, u64) = (8, 9);
+/// The part of the room for prepared versions that is kept for learners: one in this many.
+const LEARNER_SHARE: u64 = 4;
 /// How long writes wait for space that is reserved for writes of earlier runs; after that this OSD counts as
 /// full.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -62,7 +67,9 @@ pub struct Space {
     pub is_growing: bool,
     /// Whether the store accepts no new data.
     pub is_full: bool,
-    /// Room for prepared versions: how many more bytes of the journal they may take.
+    /// Room for prepared versions: how many bytes of the journal they may take together.
+    pub room_bytes_max: u64,
+    /// The part of it that is free.
     pub room_bytes: u64,
 }
 
@@ -147,8 +154,6 @@ pub struct SpaceCredits {
     /// Whether some credit may have requested more space.
     is_asking: bool,
     promises: BTreeMap<OsdId, Promise>,
-    /// Holders that wait for room for a prepared version, each once, in the order in which they came.
-    turns: VecDeque<OsdId>,
     /// `None` while the demand is unknown; then nothing is promised.
     demand: Option<Demand>,
     /// Whether entries have changed since `demand` was computed.
@@ -197,6 +202,27 @@ impl Demand {
     fn earlier_bytes(&self, space: Space) -> u64 {
         self.promise_bytes_max(space).saturating_mul(self.earlier_runs.len() as u64)
     }
+
+    /// Returns how many bytes of writes `room_bytes` of room for prepared versions is enough for, apart from
+    /// the part that is kept for learners.
+    fn writes_with_room(&self, space: Space, room_bytes: u64) -> u64 {
+        let for_primaries = room_bytes.saturating_sub(space.room_bytes_max / LEARNER_SHARE);
+        match self.keeps_parity {
+            true => for_primaries / PREPARED_COST.1 * PREPARED_COST.0,
+            false => u64::MAX,
+        }
+    }
+
+    /// Returns the part of all room for prepared versions that each primary and this OSD may use.
+    fn room_share(&self, space: Space) -> u64 {
+        let all = self.writes_with_room(space, space.room_bytes_max);
+        if self.keeps_parity { self.in_whole_blocks(all / (self.primary_count() + 1)) } else { all }
+    }
+
+    /// Rounds a number of bytes down to whole blocks, if a pool keeps parity.
+    fn in_whole_blocks(&self, bytes: u64) -> u64 {
+        if self.keeps_parity { bytes - bytes % self.block_size.bytes() } else { bytes }
+    }
 }
 
 impl SpaceCredits {
@@ -207,7 +233,6 @@ impl SpaceCredits {
             is_wanting: false,
             is_asking: false,
             promises: BTreeMap::new(),
-            turns: VecDeque::new(),
             demand: None,
             is_demand_old: true,
             earlier_since: None,
@@ -319,7 +344,10 @@ impl SpaceCredits {
     /// Returns the space for writes in PGs that this OSD leads. This OSD may use no more than the maximum
     /// that is promised to any other primary.
     fn left_here(&self, space: Space) -> u64 {
-        let most = self.demand.as_ref().map_or(0, |demand| demand.promise_bytes_max(space));
+        let most = self
+            .demand
+            .as_ref()
+            .map_or(0, |demand| demand.promise_bytes_max(space).min(demand.room_share(space)));
         self.unpromised(space).min(most.saturating_sub(self.own_bytes))
     }
 
@@ -348,11 +376,13 @@ impl SpaceCredits {
         }
     }
 
-    /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored.
+    /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored. The part
+    /// the room for prepared versions that is kept for learners may be used.
     pub fn may_take_copy(&self, space: Space, reserve_bytes: u64, bytes: u64) -> bool {
         let with_reserve = Space {
             sure_bytes: space.sure_bytes + reserve_bytes,
             free_bytes: space.free_bytes + reserve_bytes,
+            room_bytes: space.room_bytes + space.room_bytes_max / LEARNER_SHARE,
             ..space
         };
         self.unpromised(with_reserve) >= bytes
@@ -382,37 +412,12 @@ impl SpaceCredits {
         promise.lease_until = lease_until;
         let promised_bytes = promise.bytes();
         let share_bytes = self.share(space);
-        let unpromised = self.unpromised(space);
-        let more = match self.least(space) {
-            least if share_bytes < least => {
-                self.take_turn(holder.osd, least.saturating_sub(promised_bytes), unpromised)
-            }
-            _ => {
-                self.turns.clear();
-                unpromised.min(share_bytes.saturating_sub(promised_bytes))
-            }
-        };
+        let more = self.unpromised(space).min(share_bytes.saturating_sub(promised_bytes));
+        let more = self.demand.as_ref().map_or(0, |demand| demand.in_whole_blocks(more));
         let promise = self.promises.get_mut(&holder.osd).expect("just made");
         promise.limit_bytes += more;
         let limit_bytes = promise.limit_bytes;
         Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
-    }
-
-    /// Returns what a holder gets if there is not enough for all: what it lacks, if it is the holder's turn
-    /// and that much is free, else nothing.
-    fn take_turn(&mut self, holder: OsdId, lacks: u64, unpromised: u64) -> u64 {
-        let Self { turns, promises, .. } = self;
-        turns.retain(|osd| promises.contains_key(osd));
-        if lacks > 0 && !turns.contains(&holder) {
-            turns.push_back(holder);
-        }
-        match turns.front() == Some(&holder) && unpromised >= lacks {
-            true => {
-                turns.pop_front();
-                lacks
-            }
-            false => 0,
-        }
     }
 
     /// Ends the promise to earlier runs of a holder: they begin no more writes.
@@ -490,17 +495,15 @@ impl SpaceCredits {
 
     /// Returns the space that may be promised, including the space that is already promised.
     fn promisable(&self, space: Space) -> u64 {
-        // Space reserved for earlier runs need not be ready: repairs wait until it is.
-        let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
-        space.sure_bytes.min(free).min(self.writes_with_room(space)).saturating_sub(self.own_bytes)
+        let room = self.demand.as_ref().map(|it| it.writes_with_room(space, space.room_bytes));
+        self.usable(space).min(room.unwrap_or(0)).saturating_sub(self.own_bytes)
     }
 
-    /// Returns how many bytes of writes the room for prepared versions is enough for.
-    fn writes_with_room(&self, space: Space) -> u64 {
-        match self.demand.as_ref().is_some_and(|demand| demand.keeps_parity) {
-            true => space.room_bytes / PREPARED_COST.1 * PREPARED_COST.0,
-            false => u64::MAX,
-        }
+    /// Returns the space for writes, regardless of the room for prepared versions.
+    fn usable(&self, space: Space) -> u64 {
+        // Space reserved for earlier runs need not be ready: repairs wait until it is.
+        let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
+        space.sure_bytes.min(free)
     }
 
     fn unpromised(&self, space: Space) -> u64 {
@@ -512,20 +515,13 @@ impl SpaceCredits {
     /// available space if that is less.
     fn share(&self, space: Space) -> u64 {
         let Some(demand) = &self.demand else { return 0 };
-        demand.promise_bytes(space).min(self.promisable(space) / demand.primary_count())
-    }
-
-    /// Returns the minimum that a holder is promised if that much is free: a block where the room for
-    /// prepared versions limits promises. If there is less room than a block for each primary, they get a
-    /// block in turn.
-    fn least(&self, space: Space) -> u64 {
-        let Some(demand) = &self.demand else { return 0 };
-        let is_room_short = self.writes_with_room(space) < space.sure_bytes.min(space.free_bytes);
-        if is_room_short { demand.block_size.bytes() } else { 0 }
+        let usable = self.usable(space).saturating_sub(self.own_bytes) / demand.primary_count();
+        let share = demand.promise_bytes(space).min(usable).min(demand.room_share(space));
+        demand.in_whole_blocks(share)
     }
 
     /// Returns whether the free space, including what is being made ready, is less than one block for
-    /// each primary.
+    /// each primary; or the journal is so small that prepared versions have no room for that.
     fn is_full(&self, now: Time, space: Space) -> bool {
         let Some(demand) = &self.demand else { return space.is_full };
         let is_kept_long = self.earlier_since.is_some_and(|at| now.since(at) >= EARLIER_WAIT_MAX);
@@ -533,6 +529,7 @@ impl SpaceCredits {
         let ready = if space.is_growing { u64::MAX } else { space.sure_bytes };
         let free = space.free_bytes.saturating_sub(earlier).min(ready);
         let free = free.saturating_sub(self.own_bytes);
+        let free = free.min(demand.room_share(space).saturating_mul(demand.primary_count()));
         space.is_full || free / demand.primary_count() < demand.block_size.bytes()
     }
 }
@@ -541,14 +538,15 @@ impl SpaceCredits {
 
 /// Returns the space of this OSD's store.
 pub(crate) fn space_of(store: &Store) -> Space {
-    let space = store.space();
+    let (space, room) = (store.space(), store.prepared_room());
     Space {
         size_bytes: space.size_bytes,
         sure_bytes: space.sure_bytes,
         free_bytes: space.free_bytes,
         is_growing: space.is_growing,
         is_full: space.full,
-        room_bytes: store.prepared_room().free_bytes(),
+        room_bytes_max: room.bytes_max,
+        room_bytes: room.free_bytes(),
     }
 }
 

@@ -26,6 +26,7 @@ fn space_of(free: u64) -> Space {
         free_bytes: free,
         is_growing: false,
         is_full: free < WRITE,
+        room_bytes_max: 0,
         room_bytes: 0,
     }
 }
@@ -151,35 +152,69 @@ fn giver_of_parity(primary_count: u32) -> SpaceCredits {
     credits
 }
 
+/// Space of which the room for prepared versions holds `blocks` blocks, of which `free` are free.
+fn space_with_room(blocks: u64, free: u64) -> Space {
+    let room = |blocks| blocks * WRITE * 9 / 8;
+    Space { room_bytes_max: room(blocks), room_bytes: room(free), ..space_of(64 * WRITE) }
+}
+
 #[test]
 fn room_for_prepared_versions_limits_what_is_promised() {
     let mut giver = giver_of_parity(2);
     let claim = Claim { begun_bytes: 0, owed_bytes: 0 };
-    let space = Space { room_bytes: 8 * WRITE * 9 / 8, ..space_of(64 * WRITE) };
+    let space = space_with_room(16, 16);
     let mut offer = |holder| giver.offer(at(0), holder, claim, at(SPAN_MS), space).limit_bytes;
-    assert_eq!(offer(member(1, 1)), 4 * WRITE, "an equal part");
+    assert_eq!(offer(member(1, 1)), 4 * WRITE, "a third of three quarters: one part is its own");
     assert_eq!(offer(member(2, 1)), 4 * WRITE);
+    assert_eq!(giver.here(at(0), space, 4 * WRITE), Verdict::Enough);
+    assert_eq!(
+        giver.here(at(0), space, 4 * WRITE + 1),
+        Verdict::Unknown,
+        "the rest is for learners"
+    );
+    assert!(giver.may_take_copy(space, 0, 8 * WRITE));
+    assert!(!giver.may_take_copy(space, 0, 9 * WRITE), "promises are kept");
     let mut copies = giver_with(2);
     let all = copies.offer(at(0), member(1, 1), claim, at(SPAN_MS), space).limit_bytes;
     assert_eq!(all, 32 * WRITE, "copies need no such room");
 }
 
 #[test]
-fn with_room_for_one_write_primaries_get_it_in_turn() {
+fn what_is_prepared_lessens_what_is_promised_but_not_the_share() {
     let mut giver = giver_of_parity(2);
-    let space = Space { room_bytes: WRITE * 9 / 8 + 8, ..space_of(64 * WRITE) };
-    let mut offer = |holder, begun_bytes, owed_bytes| {
+    let mut offer = |holder, begun_bytes, owed_bytes, free| {
         let claim = Claim { begun_bytes, owed_bytes };
-        giver.offer(at(0), holder, claim, at(SPAN_MS), space)
+        giver.offer(at(0), holder, claim, at(SPAN_MS), space_with_room(16, free))
     };
-    let first = offer(member(1, 1), 0, 0);
-    assert_eq!((first.limit_bytes, first.is_full), (WRITE, false));
-    assert!(first.share_bytes < WRITE, "what it does not use it gives back");
-    assert_eq!(offer(member(2, 1), 0, 0).limit_bytes, 0, "no part of a block is promised");
-    assert_eq!(offer(member(1, 1), WRITE, WRITE).limit_bytes, WRITE, "it is on its way");
-    // It was prepared, and committed: the room is there again.
-    offer(member(1, 1), WRITE, 0);
-    assert_eq!(offer(member(2, 1), 0, 0).limit_bytes, WRITE);
+    let first = offer(member(1, 1), 0, 0, 16);
+    assert_eq!((first.limit_bytes, first.share_bytes), (4 * WRITE, 4 * WRITE));
+    // Its writes were prepared here, those of others too, and none is committed.
+    let again = offer(member(1, 1), 4 * WRITE, 0, 6);
+    assert_eq!(
+        (again.limit_bytes, again.share_bytes),
+        (6 * WRITE, 4 * WRITE),
+        "the rest is for learners"
+    );
+    let other = offer(member(2, 1), 0, 0, 6);
+    assert_eq!((other.limit_bytes, other.share_bytes, other.is_full), (0, 4 * WRITE, false));
+    // They were committed: the room is there again.
+    assert_eq!(offer(member(2, 1), 0, 0, 10).limit_bytes, 4 * WRITE);
+}
+
+#[test]
+fn parts_of_a_block_are_not_promised() {
+    let mut giver = giver_of_parity(2);
+    let claim = Claim { begun_bytes: 0, owed_bytes: 0 };
+    let mut offer = |blocks| {
+        let space = space_with_room(blocks, blocks);
+        giver.offer(at(0), member(1, 1), claim, at(SPAN_MS), space)
+    };
+    let small = offer(3);
+    assert_eq!((small.limit_bytes, small.share_bytes), (0, 0), "each would get three quarters");
+    assert!(small.is_full, "a journal this small is never enough");
+    let enough = offer(7);
+    assert_eq!((enough.limit_bytes, enough.share_bytes), (WRITE, WRITE));
+    assert!(!enough.is_full);
 }
 
 #[test]

@@ -9,6 +9,9 @@ use crate::random::{Chance, Random};
 
 /// The smallest block size of pools with parity, as a power of two.
 const PARITY_SHIFT_MIN: u8 = 16;
+/// The largest block size of pools with parity: the simulated journals hold ten such prepared blocks, apart
+/// from the part for learners.
+const PARITY_SHIFT_MAX: u8 = 17;
 
 /// The kind of pools that are simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -210,7 +213,9 @@ impl Plan {
         // The largest version must fit into the part of the journal that is for prepared versions.
         let journal_size_min = if pools == Pools::Parity { 16 * MIB } else { 0 };
         let least = if pools == Pools::Parity { PARITY_SHIFT_MIN } else { 0 };
-        let shift = (*random.pick(&shifts)).max(least);
+        // Each primary needs room for a block in every member's journal, else the member counts as full.
+        let most = if pools == Pools::Parity { PARITY_SHIFT_MAX } else { u8::MAX };
+        let shift = (*random.pick(&shifts)).clamp(least, most);
         let block_size = BlockSize::from_shift(shift).expect("in range");
         let volume_units = match (fill, prefills) {
             (true, _) => 220 * MIB / 4096,
