@@ -9,9 +9,6 @@ use crate::random::{Chance, Random};
 
 /// The smallest block size of pools with parity, as a power of two.
 const PARITY_SHIFT_MIN: u8 = 16;
-/// The largest block size of pools with parity: the simulated journals hold ten such prepared blocks, apart
-/// from the part for learners.
-const PARITY_SHIFT_MAX: u8 = 17;
 
 /// The kind of pools that are simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -213,8 +210,16 @@ impl Plan {
         // The largest version must fit into the part of the journal that is for prepared versions.
         let journal_size_min = if pools == Pools::Parity { 16 * MIB } else { 0 };
         let least = if pools == Pools::Parity { PARITY_SHIFT_MIN } else { 0 };
-        // Each primary needs room for a block in every member's journal, else the member counts as full.
-        let most = if pools == Pools::Parity { PARITY_SHIFT_MAX } else { u8::MAX };
+        // What PGs that are not active may still bring is kept free for each earlier run of a primary, up to
+        // 64 MiB. With parity more primaries meet, and a small store would count as full.
+        let osd_size = if pools == Pools::Parity && !fill { 1024 * MIB } else { 128 * MIB };
+        // Each primary needs room for a block in every member's journal, else the member counts as full. The
+        // journals of the simulator hold 10 such blocks of 128 KiB apart from the part for learners.
+        let most = match pools {
+            Pools::Parity if shape.osd_count < 8 => 17,
+            Pools::Parity => PARITY_SHIFT_MIN,
+            _ => u8::MAX,
+        };
         let shift = (*random.pick(&shifts)).clamp(least, most);
         let block_size = BlockSize::from_shift(shift).expect("in range");
         let volume_units = match (fill, prefills) {
@@ -245,7 +250,7 @@ impl Plan {
             osd_count: shape.osd_count,
             host_count: shape.host_count,
             client_count: random.range(2..5) as usize,
-            osd_size: 128 * MIB,
+            osd_size,
             sector_size: *random.pick(&[512, 4096]),
             journal_size: (*random.pick(&[2, 4, 16]) * MIB).max(journal_size_min),
             checkpoint_after_bytes: random.scale(64 << 10..16 << 20),
