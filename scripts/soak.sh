@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fresh seeds for all that draws: fuzzers, properties, both simulators.
+# Fresh seeds for all that draws: fuzzers, properties, simulators.
 #
 # `make soak` goes on until something fails, or is stopped; each round starts at a random number.
 # `make soak SEEDS=A..B` runs these seeds once, both ends included. What fails is named at the end
@@ -44,7 +44,11 @@ round() { # FIRST LAST
             failed+="PROPTEST_RNG_SEED=$seed cargo test --profile ci -p $crate"$'\n'
         done
     done <<<"$(programs)"
-    "$target/ci/sim" --seeds "$first..$last" || failed+="$target/ci/sim --seeds $first..$last"$'\n'
+    for part in '' parity; do
+        # shellcheck disable=SC2086 # Without a part, the default ones run.
+        "$target/ci/sim" $part --seeds "$first..$last" ||
+            failed+="$target/ci/sim $part --seeds $first..$last"$'\n'
+    done
     rm -f "$log"
     [ -z "$failed" ] || { printf 'FAILED; repeat by:\n%s' "$failed"; exit 1; }
 }
