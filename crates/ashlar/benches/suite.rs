@@ -80,7 +80,7 @@ fn pin_to_cores(count: usize) {
 fn store_table(dir: &Path, rounds: usize) {
     println!(
         "| store | ops/s | CPU us/op | raw CPU us/op | ratio | raw with a journal, CPU us/op | ratio \
-         | device bytes a byte |"
+         | device bytes per byte |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let mut recoveries = Vec::new();
@@ -89,8 +89,8 @@ fn store_table(dir: &Path, rounds: usize) {
         for _ in 0..rounds {
             let mut command = Command::new(ASHLAR);
             command.args(["bench", "disk"]).arg(dir).args(*options);
-            // Each write of a whole block goes to a new location. In a small store that location soon is one
-            // that was written before.
+            // Each write of a whole block goes to a new location. In a small store, such
+            // writes soon reuse locations that were written before.
             let size = if name.contains("MiB") { "1GiB" } else { "4GiB" };
             command.args(["--size", size, "--commit", "immediate", "--seconds", SECONDS, "--json"]);
             runs.push(json(&mut command));
@@ -170,13 +170,13 @@ impl Drop for Cluster {
 
 /// Text printed before the tables of volumes.
 const RATIO: &str = "\
-Echo over loopback and raw io_uring have the size and depth of their row; in the echo a block goes the
-way it goes in the load, and at most 4 KiB come the other way.
+Echo over loopback and raw io_uring use the block size and depth of their row. The echo sends a block in
+the direction of the load, and at most 4 KiB in the other direction.
 ratio, depth 1: p50 / (hops x echo's p50 + raw's p50)
-ratio, deeper:  time / (hops x echo's time + copies x raw's time), each 1 / (operations a second)
-A write to two copies makes two hops and writes twice, all others one each: so it is what an operation
-takes beside what its parts take one after the other on one core. At depth 1 a raw write counts once, as the
-aims have it: the copies are written at the same time.";
+ratio, deeper:  time / (hops x echo's time + copies x raw's time), each 1 / (operations per second)
+A write to two copies takes two hops and two raw writes; any other operation takes one of each. So the ratio
+compares an operation with its parts, done one after the other on one core. At depth 1 a raw write counts
+once, as in the aims of docs/performance.md, because the copies are written at the same time.";
 
 /// How a load compares with its limits: see `RATIO`.
 fn ratio(load: &Value, limits: &Value, hops: f64, copies: f64, is_alone: bool) -> f64 {
@@ -195,8 +195,8 @@ fn p50(measured: &Value) -> f64 {
 /// Prints the table of the whole path and the limits.
 fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], rounds: usize) {
     println!(
-        "| {title} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op | echo us | echo a second \
-         | raw us | raw a second | ratio |"
+        "| {title} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op | echo us | echo per second \
+         | raw us | raw per second | ratio |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for (name, options) in loads {

@@ -20,7 +20,7 @@ use crate::output::{Format, failure, print_json};
 const VARIABLE: &str = "ASHLAR_SAY_WHEN_READY";
 /// Environment variable that is set for the `up` process that `--detach` leaves in the background.
 pub const UP_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
-/// Lines at the end of the log that are shown when a daemon exits early.
+/// Number of lines at the end of the log that are shown when a daemon exits early.
 const SHOWN_LINES: usize = 3;
 
 /// Whether this process is the `up` process that `--detach` leaves in the background.
@@ -45,7 +45,7 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
     // Use a separate process group, so that the terminal's signals do not reach the daemon.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open);
     let mut child = command.spawn().map_err(cannot)?;
-    let stdout = child.stdout.take().expect("it is piped");
+    let stdout = child.stdout.take().expect("standard output is a pipe");
     if format == Format::Text {
         eprintln!("starting the {what}; it logs to {}", log.display());
     }
@@ -71,7 +71,7 @@ pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
 pub fn report_ready() {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) && std::env::var_os(VARIABLE).is_some() {
-        // That command may have exited already; the daemon serves anyway.
+        // The `--detach` command may have exited already; the daemon serves anyway.
         let _ = writeln!(std::io::stdout(), "ready");
     }
 }

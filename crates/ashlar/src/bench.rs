@@ -49,7 +49,7 @@ fn checked(load: LoadArgs) -> Result<Load, Failure> {
     Ok(Load { kind, block_size, depth: load.depth as usize, time })
 }
 
-/// A file that is removed when it is dropped.
+/// The path of the scratch file; dropping this value removes the file.
 struct Scratch(std::path::PathBuf);
 
 impl Drop for Scratch {
@@ -94,7 +94,8 @@ fn disk_beside_raw(
         durable: commit == blockstore::CommitMode::Immediate,
     };
     let raw = limit(io::bench::raw(&raw_load).map_err(cannot)?, &load);
-    // The minimum cost of a journal. Reads and writes of whole blocks do not use the journal.
+    // Also measure the minimum cost of a journal, but not for loads that do not use it: reads and writes of
+    // whole blocks.
     let journaled = (load.kind == OpKind::RandomWrite && load.block_size < 64 << 10)
         .then(|| io::bench::journaled(&raw_load))
         .transpose()
@@ -109,8 +110,8 @@ fn disk_beside_raw(
     Ok(value)
 }
 
-/// Returns the network part of a load: blocks in the direction of the data, small messages in the other
-/// direction.
+/// Returns the load for the loopback echo: it sends blocks in the direction of the data, and small messages
+/// in the other direction.
 fn echo_of(load: &Load) -> io::bench::EchoLoad {
     let block = load.block_size as usize;
     let small = block.min(UNIT_SIZE as usize);
@@ -120,7 +121,7 @@ fn echo_of(load: &Load) -> io::bench::EchoLoad {
     io::bench::EchoLoad { request_size, answer_size, depth: load.depth, time }
 }
 
-/// Returns a measured baseline of the machine as JSON, in the form in which it is printed.
+/// Returns a baseline that was measured on this machine as JSON, in the form that is printed.
 fn limit(measured: io::bench::Measured, load: &Load) -> Value {
     let io::bench::Measured { histogram, elapsed, cpu } = measured;
     let block_size = load.block_size;

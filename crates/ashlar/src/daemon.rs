@@ -1,4 +1,4 @@
-//! Code that all daemons share: reporting a reactor that does not work, and listening.
+//! Code that all daemons share: the error for a reactor that fails, and listening on addresses.
 
 use base::TraceEvent;
 use cluster::map::ADDRESS_COUNT_MAX;
@@ -7,7 +7,7 @@ use io::{Network, Reactor};
 
 use crate::output::failure;
 
-/// Returns the failure of a daemon whose reactor does not work.
+/// Returns the error with which a daemon exits if its reactor fails.
 pub fn no_reactor(error: std::io::Error) -> Failure {
     let hint = "use Linux 6.1 or newer and allow io_uring: sysctl kernel.io_uring_disabled=0";
     failure("io_uring", format!("io_uring does not work: {error}"), hint)

@@ -1,5 +1,5 @@
-//! Clusters of several hosts: `init` creates a cluster, `token` prints what another host needs, `join`
-//! writes that on the other host, and `mon create` adds monitors.
+//! Clusters of several hosts: `init` creates a cluster, `token` prints a token for another host, `join` uses
+//! the token on that host to write the cluster's key and settings, and `mon create` adds monitors.
 
 use std::fs;
 use std::io::Read;
@@ -51,7 +51,7 @@ impl Token {
     /// Returns the token as one line of text: JSON in hexadecimal digits, with a checksum because people
     /// copy and paste it.
     fn to_text(&self) -> String {
-        let json = serde_json::to_string(self).expect("plain data has a JSON form");
+        let json = serde_json::to_string(self).expect("plain data serializes to JSON");
         let sum = crc32c(json.as_bytes()).get().to_le_bytes();
         let digits = json.bytes().chain(sum).map(|byte| format!("{byte:02x}"));
         format!("{TOKEN_PREFIX}{}", digits.collect::<String>())
@@ -130,7 +130,7 @@ fn make_cluster(
 pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
     // Leave out `host`: the other host has its own name.
     let mut file = ClusterFile { host: None, ..config.file.clone() };
-    // The current addresses of the monitors; if no monitor answers, those in this host's cluster.toml.
+    // Use the current addresses of the monitors; if no monitor answers, those in this host's cluster.toml.
     if let Ok(mut told) = client::monitors(config, ASK_TIME_MAX) {
         told.retain(|address| address.starts_with("tcp:"));
         if !told.is_empty() {
@@ -193,7 +193,7 @@ fn write_cluster(dir: &Path, key: &ClusterKey, file: &ClusterFile) -> Result<(),
 }
 
 fn write_cluster_file(dir: &Path, file: &ClusterFile) -> Result<(), Failure> {
-    let text = toml::to_string(file).expect("plain data has a TOML form");
+    let text = toml::to_string(file).expect("plain data serializes to TOML");
     io::replace_file(&dir.join("cluster.toml"), text.as_bytes(), 0o600)
         .map_err(|error| cannot_write(dir, &error))
 }

@@ -60,7 +60,7 @@ impl MonitorFile {
     /// Writes the file. Requires: the directory exists.
     pub fn save(&self, directory: &Path) -> Result<(), Failure> {
         let path = MonitorFile::path(directory);
-        let text = toml::to_string(self).expect("plain data has a TOML form");
+        let text = toml::to_string(self).expect("plain data serializes to TOML");
         io::replace_file(&path, text.as_bytes(), 0o644).map_err(|error| {
             let message = format!("cannot write {}: {error}", path.display());
             failure("io", message, "check its permissions and free space")
@@ -165,7 +165,7 @@ fn follow_others(config: Config, own: Vec<String>) {
     });
 }
 
-/// Returns where cluster.toml says that the state is kept.
+/// Returns where the state is kept, according to cluster.toml.
 pub fn place_of(config: &Config) -> Result<StatePlace, Failure> {
     let Some(text) = &config.file.state else { return Ok(StatePlace::Embedded) };
     parse_state(text).map_err(|error| failure("invalid", error, "correct `state` in cluster.toml"))

@@ -16,7 +16,7 @@ const LOOK_TIME_MAX: Duration = Duration::from_secs(12);
 /// Runs an NBD server until it receives a signal to stop.
 ///
 /// Errors: `not_found` (a listed volume does not exist), `untrusted` (the key belongs to another cluster),
-/// `nbd`.
+/// `nbd` (the server cannot start).
 pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
     let warning = check_volumes(config, &args.volumes)?;
     args.log.start("nbd");

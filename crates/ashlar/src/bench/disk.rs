@@ -27,9 +27,9 @@ use crate::output::{failure, size_text};
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 
-/// The result of the measurement of a store.
+/// The result of measuring a store.
 pub struct StoreMeasured {
-    /// The load.
+    /// Latencies, duration and processor time of the load.
     pub load: Measured,
     /// Bytes written to the device during the load, including journal and checkpoints.
     pub device_bytes: u64,
@@ -88,12 +88,12 @@ struct Bench {
     store: Store,
     effects: Vec<Effect>,
     events: Vec<IoEvent>,
-    /// The operations in flight: for each, the parts that are not done yet, and its start time.
+    /// The operations in flight: for each, how many of its parts are not done yet, and its start time.
     flights: Vec<Flight>,
     counter: u64,
     data: Buffer,
     checksums: Vec<Checksum>,
-    /// Bytes of data the store can hold.
+    /// Number of bytes of data that the store can hold.
     space: u64,
     opened: bool,
     /// Bytes written to the device.

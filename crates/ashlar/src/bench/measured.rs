@@ -1,11 +1,11 @@
-//! The result of a load.
+//! What `ashlar bench` measures while a load runs.
 
 use base::Duration;
 use base::histogram::Histogram;
 use client::bench::Load;
 use serde_json::{Value, json};
 
-/// The result of a load.
+/// What was measured while a load ran.
 pub struct Measured {
     /// Latencies.
     pub histogram: Histogram,

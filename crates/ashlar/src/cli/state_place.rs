@@ -1,6 +1,6 @@
 //! Where monitors keep the cluster's state.
 
-/// The syntax of a state place on the command line, for help texts.
+/// The syntax of a location for the state on the command line, for help texts.
 pub const STATE: &str = "embedded|etcd:URL,...[/PREFIX]";
 
 /// Where a monitor's state is kept.
@@ -12,7 +12,7 @@ pub enum StatePlace {
     Etcd(String),
 }
 
-/// Parses the place of the state.
+/// Parses a location for the state.
 pub fn parse_state(text: &str) -> Result<StatePlace, String> {
     if text == "embedded" {
         return Ok(StatePlace::Embedded);

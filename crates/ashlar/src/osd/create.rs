@@ -51,7 +51,7 @@ impl Place<'_> {
 
 /// An OSD that was created.
 pub struct CreatedOsd {
-    /// What was measured and chosen, as text.
+    /// The measurements of the disk and the options that were chosen, as text.
     pub summary: String,
     /// The same as JSON.
     pub value: Value,
@@ -154,14 +154,14 @@ pub fn unfinished_osd(
     let Some(claim) = claim_of(place) else { return Ok(None) };
     let Ok(text) = fs::read_to_string(&claim) else { return Ok(None) };
     let Ok(number) = u128::from_str_radix(text.trim_end(), 16) else {
-        // Not a claim file of ours: we replace ours atomically, so they are always complete.
+        // This is not a claim file that ashlar wrote: those are replaced atomically, so they are complete.
         remove_claim(&claim)?;
         return Ok(None);
     };
     let store = StoreId::new(number);
     let osd = register(config, store)?;
     if blocks_of(&place.of(osd)).exists() {
-        // The store is complete; only the claim is left.
+        // The store is complete; only its claim file was not removed yet.
         remove_claim(&claim)?;
         return Ok(None);
     }
@@ -179,7 +179,7 @@ fn register(config: &Config, store: StoreId) -> Result<OsdId, Failure> {
     })
 }
 
-/// The options that are fixed for the life of the store. The OSD's id is still unknown.
+/// Returns the options that are fixed for the life of the store. The OSD's id is still unknown.
 fn options_of(config: &Config, request: &CreateRequest, probe: &io::Probe) -> CreateOptions {
     let fast = probe.durable_write_us <= FAST_WRITE_US_MAX;
     CreateOptions {

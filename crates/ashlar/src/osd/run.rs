@@ -201,7 +201,7 @@ fn serve(
     }
 }
 
-/// Logs periodically that no monitor answers. A running OSD continues to serve I/O meanwhile, but an OSD
+/// Logs periodically while no monitor answers. A running OSD continues to serve I/O meanwhile, but an OSD
 /// that has just started serves nothing without a monitor.
 #[derive(Default)]
 struct Absence {
@@ -255,7 +255,7 @@ fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
         IoEvent::Disk(event) => node.apply(now, Event::Disk(event), effects),
         IoEvent::Net(event) => node.apply(now, Event::Net(event), effects),
         IoEvent::Terminate => node.apply(now, Event::Shutdown, effects),
-        // An OSD opens no raw streams, and no other thread wakes it.
+        // Other events do not occur in an OSD: it opens no raw streams, and no other thread wakes it.
         _ => {}
     }
 }

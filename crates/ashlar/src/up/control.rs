@@ -20,7 +20,7 @@ use crate::background;
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, exit_reason, failure, print_json};
 
-/// Time limit for the answer of `up` to `Ended`.
+/// Time limit for the answer of `up` to an `Ended` request.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Locks a directory; `None` if another `up` holds the lock.
@@ -201,7 +201,7 @@ pub fn ended_children(dir: &Path) -> Vec<EndedChild> {
     let answer = || -> Option<Answer> {
         let mut connection = connect(dir).ok()?;
         connection.set_read_timeout(Some(ANSWER_TIME_MAX)).ok()?;
-        let line = serde_json::to_string(&Request::Ended).expect("plain data has a JSON form");
+        let line = serde_json::to_string(&Request::Ended).expect("plain data serializes to JSON");
         writeln!(connection, "{line}").ok()?;
         let line = BufReader::new(connection).lines().next()?.ok()?;
         serde_json::from_str(&line).ok()
@@ -226,7 +226,7 @@ fn ask_on(
         let hint = format!("see {}", dir.join("log/up.log").display());
         failure("closed", "`ashlar up` exited before it answered", hint)
     };
-    let line = serde_json::to_string(&request).expect("plain data has a JSON form");
+    let line = serde_json::to_string(&request).expect("plain data serializes to JSON");
     writeln!(connection, "{line}").map_err(|_| closed())?;
     let mut show = WorkShow::new(format);
     for line in BufReader::new(connection).lines() {

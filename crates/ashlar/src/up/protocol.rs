@@ -14,7 +14,7 @@ use crate::cli::{CommitArg, UpArgs};
 pub enum Request {
     /// Answer once volumes can be written.
     Wait,
-    /// Answer which children exited although they should run.
+    /// Report which children exited although they should run.
     Ended,
     /// Stop all children and exit.
     Down,

@@ -38,9 +38,9 @@ const SOCKET_NAME_MAX: usize = 100;
 
 /// Prefix of `state` in cluster.toml for the etcd that `up` runs; the address follows.
 const OWN_ETCD: &str = "etcd:http://";
-/// Prefix of the address of that etcd; the port follows.
+/// Prefix of the address of the etcd that `up` runs; the port follows.
 const LOOPBACK: &str = "127.0.0.1:";
-/// Name of the data directory of that etcd, in the cluster's directory.
+/// Name of the data directory of the etcd that `up` runs, in the cluster's directory.
 const ETCD_DIRECTORY: &str = "etcd";
 
 /// Number of OSDs of a new cluster.
@@ -218,7 +218,7 @@ impl Setup {
         }
         drop(taken);
         if file != before {
-            let text = toml::to_string(&file).expect("plain data has a TOML form");
+            let text = toml::to_string(&file).expect("plain data serializes to TOML");
             io::replace_file(&path, text.as_bytes(), 0o644)
                 .map_err(|error| cannot("cluster.toml", &error))?;
         }

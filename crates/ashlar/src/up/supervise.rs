@@ -170,7 +170,7 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
 }
 
 fn answer(mut connection: &UnixStream, answer: &Answer) {
-    let line = serde_json::to_string(answer).expect("plain data has a JSON form");
+    let line = serde_json::to_string(answer).expect("plain data serializes to JSON");
     // The command that sent the request may have exited; nobody else needs the answer.
     let _ = writeln!(connection, "{line}");
 }
@@ -244,7 +244,7 @@ impl Supervisor<'_> {
             State::Running(_) | State::Dead(None) | State::Stopped => None,
         });
         match due.min() {
-            None => Some(inbox.recv().expect("this process holds a sender")),
+            None => Some(inbox.recv().expect("this process keeps a sender open")),
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
         }
     }
@@ -419,7 +419,7 @@ impl Supervisor<'_> {
             Request::AddOsds(wanted) => self.add_osds(wanted, connection),
             Request::StopOsd { osd } => self.stop_by_hand(osd, connection),
             Request::StartOsd { osd } => self.start_by_hand(osd, connection),
-            Request::Down => unreachable!("handled by the loop"),
+            Request::Down => unreachable!("`serve` handles `Down` itself"),
         }
     }
 

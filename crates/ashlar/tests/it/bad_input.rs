@@ -78,7 +78,7 @@ fn a_pool_that_cannot_be_placed_is_refused_with_a_remedy() {
         assert!(error["message"].as_str().is_some_and(|text| text.contains(found)), "{error}");
         assert!(error["hint"].as_str().is_some_and(|text| text.contains(remedy)), "{error}");
     };
-    // If there are enough OSDs, the hint suggests to let copies share a host.
+    // If there are enough OSDs, the hint suggests that copies may share a host.
     pool("2", "host", "2 hosts that are up, but there are 1", "--failure-domain osd");
     pool("3", "host", "3 hosts that are up, but there are 1", "start more OSDs");
     pool("3", "osd", "3 OSDs that are up, but there are 2", "start more OSDs");

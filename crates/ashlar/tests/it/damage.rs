@@ -30,8 +30,8 @@ fn a_flipped_data_byte_is_returned_as_an_error_never_as_data() {
     let cluster = cluster_with_data("flip");
     let path = cluster.osd_paths()[0].join("blocks");
     let file = OpenOptions::new().read(true).write(true).open(&path).expect("ours");
-    // Whole blocks are written past the journal, so look for one unit of the pattern from the end of the
-    // file.
+    // Writes of whole blocks bypass the journal, so search for one unit of the pattern backward from the end
+    // of the file.
     let size = file.metadata().expect("open").len();
     let mut unit = [0; 4096];
     let mut offset = size - 4096;
@@ -54,7 +54,7 @@ fn a_flipped_data_byte_is_returned_as_an_error_never_as_data() {
         let checks = status["checks"].as_array().expect("a list").clone();
         checks.iter().any(|check| check["code"].as_str().is_some_and(|c| c.contains("damage")))
     });
-    // The damage is reported in exactly one piece, and writing that piece again repairs it.
+    // Exactly one of 16 reads reports the damage, and writing its range again repairs it.
     let mut lost = Vec::new();
     for megabyte in 0..16u32 {
         let text = qemu_io(&cluster, &format!("read -P {PATTERN} {megabyte}M 1M"));
@@ -84,7 +84,8 @@ fn scatter(path: &Path, mut offset: u64) {
     file.sync_all().expect("writable");
 }
 
-/// Reads everything that was written, in 64 pieces. Returns how many reads were right and how many failed.
+/// Reads everything that was written, in 64 reads. Returns how many reads found the right data, and how many
+/// failed.
 fn read_pieces(cluster: &Cluster) -> (u32, u32) {
     let (mut right, mut errors) = (0, 0);
     for piece in 0..64 {
@@ -109,7 +110,7 @@ fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
         let check = run(Command::new(ASHLAR).args(["osd", "check"]).arg(&osd));
         assert_eq!(check.status.code(), Some(1), "{}", text_of(&check));
     };
-    // Only data is damaged: reads of the damaged pieces fail, all other reads succeed.
+    // Only data is damaged: reads of the damaged ranges fail, all other reads succeed.
     scatter(&osd.join("blocks"), data);
     is_damaged();
     cluster.start(&[]);
@@ -124,7 +125,7 @@ fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
     assert!(errors > 0, "the damage hit nothing");
 }
 
-/// A lost piece of the journal may have held acknowledged writes of any PG, so each PG refuses
+/// A lost part of the journal may have held acknowledged writes of any PG, so each PG refuses
 /// requests until the operator accepts the loss.
 #[test]
 fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
@@ -181,7 +182,7 @@ fn pgs_that_may_have_lost_writes_wait_for_a_give_up() {
     cluster.wait_active();
     cluster.refused(&["pg", "give-up", pgs[0]], "invalid");
     cluster.wait_healthy();
-    // Each block holds either the last write or its previous content.
+    // Each block holds either the last write or its previous data.
     for _ in 0..2 {
         let copy = cluster.path().join("copy");
         succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&copy));

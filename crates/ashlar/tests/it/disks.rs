@@ -42,7 +42,7 @@ fn files_that_are_not_an_osd_are_refused() {
     refused_by_all(&cluster, osd, "not_a_store");
     write(&[0x55; 1 << 20]);
     refused_by_all(&cluster, osd, "not_a_store");
-    // The beginning of an OSD's file, truncated within the superblock and after it.
+    // Write the beginning of an OSD's file, truncated within the superblock and after it.
     let mut start = vec![0; 1 << 19];
     open(&sound).read_exact_at(&mut start, 0).expect("long");
     for length in [11, 100, SUPERBLOCK_SIZE - 1] {

@@ -82,7 +82,7 @@ fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     qemu_io(&cluster, "v", &["read -P 1 0 4M", "read -P 2 4M 4M", "read -P 3 8M 4M"]);
     cluster.check_osds();
 
-    // A lost state is never replaced with an empty one.
+    // If the state is lost, `up` never replaces it with an empty state.
     fs::rename(cluster.path().join("etcd/member"), cluster.path().join("away")).expect("renamed");
     let error = refused(&mut up(&[]), "state");
     assert!(error["message"].as_str().is_some_and(|text| text.contains("lost")), "{error}");
@@ -250,8 +250,8 @@ fn a_foreign_edit_of_etcd_takes_effect_or_is_reported_until_it_is_undone() {
         cluster.run(&["config", "set", "osd_report_ms", value]);
         assert_eq!(report_ms().to_string(), value);
     }
-    // A manual edit of a key that protects data blocks all changes until the operator undoes the edit. I/O
-    // continues.
+    // After a manual edit of a key that protects data, all changes wait until the operator undoes the edit.
+    // I/O continues.
     qemu_io(&cluster, "v", &["write -P 1 0 4M"]);
     for key in ["pg/1/0", "counter/osd", "session/77", "image/1"] {
         let value = || {

@@ -56,7 +56,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster by `up --detach` with further `arguments`.
+    /// Starts a cluster with `up --detach` and further `arguments`.
     pub fn up(name: &str, arguments: &[&str]) -> Cluster {
         let cluster = Cluster { directory: Directory::new(name) };
         cluster.start(arguments);
@@ -231,8 +231,8 @@ impl Cluster {
         assert_eq!(found["different"], 0, "{found:#}");
     }
 
-    /// Waits until all copies are complete, and stops the cluster. Fails if copies differ or an OSD holds
-    /// anything else. Returns how many blocks were compared.
+    /// Waits until all copies are complete, and stops the cluster. Fails if copies differ or an OSD keeps
+    /// holding data of PGs that it left. Returns how many blocks were compared.
     pub fn check_copies(&self) -> u64 {
         let deadline = Instant::now() + PATIENCE;
         loop {

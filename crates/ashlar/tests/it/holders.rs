@@ -14,13 +14,13 @@ use crate::replication::{
 };
 use crate::servers::{Detour, NbdServer};
 
-/// Number of 1 MiB pieces that a stream writes over and over.
+/// Number of 1 MiB ranges that a stream overwrites in turn.
 const STREAM_PIECES: u64 = 16;
 
-/// A client that writes continuously, piece by piece, each time with another pattern, until it is stopped. So
-/// a write is in flight at any time.
+/// A client that writes continuously, one range after another, each time with another pattern, until it is
+/// stopped. So a write is in flight at any time.
 pub struct Stream {
-    /// Offset of the first piece, in MiB.
+    /// Offset of the first range, in MiB.
     begin: u64,
     acknowledged: Arc<AtomicU64>,
     is_to_end: Arc<AtomicBool>,

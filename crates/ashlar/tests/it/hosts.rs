@@ -68,7 +68,7 @@ fn judge(what: &str, waited: f64) {
 /// margin for a busy machine.
 const WAIT_MAX: f64 = 45.0;
 
-/// How long everything is down, in the tests in which everything is down.
+/// How long all processes stay down in the tests that take everything down.
 const A_MINUTE: Duration = Duration::from_secs(60);
 
 fn begin_all(hosts: &mut Hosts, names: &[String]) {
@@ -264,7 +264,7 @@ fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     let name = format!("mon.{leader}");
     hosts.kill(std::slice::from_ref(&name));
     hosts.await_leader_but(CLIENT, leader);
-    // The elapsed time is what is tested, as in the test in which everything is down.
+    // The elapsed time is what is tested, as in the test that takes everything down.
     std::thread::sleep(A_MINUTE);
     hosts.begin(&name);
     hosts.await_monitors(CLIENT, 3);
@@ -290,7 +290,7 @@ fn osds_prefer_the_cluster_network_while_it_works() {
         },
     );
     hosts.make_cluster();
-    // A second monitor on one host, and only on the IPv6 network.
+    // Create a second monitor on one host; it listens only on the IPv6 network.
     let second = hosts.home(1).join("mon.2");
     succeed(hosts.ashlar(1, &["mon", "create", "--port", "4131"]).arg(&second));
     let mut run_second = hosts.ashlar(1, &["mon", "run"]);

@@ -31,7 +31,7 @@ fn everything_is_intact_after_a_restart() {
     let again = run(Command::new(ASHLAR).args(["up", "--detach", "--dir"]).arg(cluster.path()));
     assert!(again.status.success());
     assert!(text_of(&again).contains("is running"), "{}", text_of(&again));
-    // Commands that need a stopped cluster fail while it runs; the others succeed.
+    // While the cluster runs, another `up` can add OSDs; it adds none if their size is invalid.
     let larger = |size: &str| {
         let mut larger = Command::new(ASHLAR);
         larger.args(["up", "--detach", "--json", "--osds", "4", "--osd-size", size, "--dir"]);

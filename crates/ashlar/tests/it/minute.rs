@@ -17,7 +17,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 enum Away {
     /// All processes that hold the cluster's state.
     MonitorAndEtcd,
-    /// Those, and all processes that hold data: everything but the clients.
+    /// The same, and all OSDs: everything except `up`, the NBD server and its client.
     Everything,
 }
 

@@ -234,8 +234,8 @@ fn tree_and_status(cluster: &Cluster) {
     osd["in"] = json!(true);
     succeed(cluster.command(&["state", "put", "osd/2"]).arg(osd.to_string()));
     while next()["osds"][1]["in"] == false {}
-    // A signal ends it silently. (Not SIGINT: a shell that runs tests in the background makes them
-    // ignore it.)
+    // A signal ends the command silently. (The signal is not SIGINT: a shell that runs tests in the
+    // background makes them ignore SIGINT.)
     kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
     let output = finish(child, Duration::from_secs(20));
     assert_eq!(output.status.signal(), Some(15), "{}", text_of(&output));

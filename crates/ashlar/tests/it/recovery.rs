@@ -107,7 +107,7 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
         "volumes that will be restored: w; volumes that were removed after the backup: gone",
     );
     verify(&cluster);
-    // The store no longer counts as old, not even at the next start.
+    // The state store no longer counts as outdated, not even after the next start.
     cluster.down();
     cluster.start(&[]);
     assert!(!is_older(&cluster));

@@ -65,7 +65,7 @@ pub fn has_check(cluster: &Cluster, code: &str) -> bool {
     status["checks"].as_array().expect("a list").iter().any(|check| check["code"] == code)
 }
 
-/// Returns commands `write -P` or `read -P` for this many pieces of 1 MiB, each with its own pattern.
+/// Returns commands `write -P` or `read -P` for this many ranges of 1 MiB, each with its own pattern.
 pub fn pieces(verb: &str, seed: u64, count: u64) -> Vec<String> {
     (0..count).map(|at| format!("{verb} -P {} {at}M 1M", 1 + (at * 7 + seed) % 250)).collect()
 }
@@ -609,10 +609,10 @@ fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     log.lines().filter(is_stop).count()
 }
 
-/// Less than the time that is left of a lease of 0.9 s that is renewed every 0.3 s.
+/// Shorter than the remaining time of any lease: a lease lasts 0.9 s and is renewed every 0.3 s.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// An OSD that is stopped in a planned way hands over its PGs, so nobody should have to detect the stop by a
+/// An OSD that is stopped in an orderly way hands over its PGs, so nobody should have to detect the stop by a
 /// timeout. In this test all timeouts that would detect it are a minute, and a lease that is not returned
 /// must be waited out for at least 0.6 s of its 0.9 s. A busy machine is slow at times, so each OSD gets
 /// several tries, and a slow try counts as a failure only if writes without a fault are fast right after it.
@@ -755,8 +755,8 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
         cluster.json(&["volume", "info", "v"])["io"]["refused_full"].as_u64() > Some(0)
     });
 
-    // Twice, an OSD dies and returns while a client has unflushed writes. Every write that was begun fits:
-    // every PG gets its copies again, and nothing is deleted.
+    // Twice, an OSD dies and returns while a client has unflushed writes. The OSDs have space for
+    // every write that they accepted: every PG gets its copies again, and nothing is deleted.
     for osd in [1, 2] {
         kill_osd(&cluster, osd);
         qemu.ask("read -P 3 0 64M");

@@ -77,7 +77,7 @@ fn every_acknowledged_byte_is_counted_once_across_restarts() {
     assert_written(&cluster, 16);
     qemu_io(&cluster, "v", &["write -P 2 16M 8M"]);
     assert_written(&cluster, 24);
-    // The OSDs report again the counters that the state store does not have yet.
+    // After the monitor is killed, the OSDs report the counters again that the state store does not have yet.
     qemu_io(&cluster, "v", &["write -P 3 24M 8M"]);
     cluster.kill("mon", 1);
     assert_written(&cluster, 32);

@@ -47,14 +47,14 @@ use self::volumes::Volumes;
 use super::reply::{Replies, piece_length};
 use super::session::{Action, Command, Export, RefusalKind, Request, Session};
 
-/// How long a client may take to choose an export, counted from its connect or last refusal.
+/// How long a client may take to choose an export, counted from when it connected or was last refused.
 const CHOICE_TIME_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of bytes read from a client that sends more while its question waits for the cluster's
-/// answer.
+/// Maximum number of bytes read ahead from a client while one of its options waits for the cluster's answer.
 const EARLY_INPUT_SIZE_MAX: usize = 256 << 10;
-/// Maximum range, in bytes, of one answer about extents; the client asks again for the rest.
+/// Maximum length, in bytes, of the range that one reply about extents covers; the client sends another
+/// request for the rest.
 const EXTENTS_RANGE_MAX: u32 = 128 << 20;
-/// First id of the commands' connections, far from those of the client core.
+/// First id of the connections that carry commands to monitors; the client core uses far lower ids.
 const COMMAND_CONNECTION_BASE: ConnectionId = ConnectionId::new(1 << 62);
 
 /// An event for the hub.
@@ -134,7 +134,7 @@ pub struct Hub {
     clients: BTreeMap<ConnectionId, Client>,
     volumes: Volumes,
     requests: Requests,
-    /// Open commands to a monitor, with the clients whose questions they answer.
+    /// Commands to a monitor that are not answered yet, each with the client that waits for the answer.
     asking: BTreeMap<u64, (ConnectionId, Question)>,
     slow_clients: SlowClients,
     /// Clients that have not chosen an export, in the order in which their time to choose ends.
@@ -143,14 +143,14 @@ pub struct Hub {
     core_effects: Vec<CoreEffect>,
 }
 
-/// A question of a client that needs a monitor.
+/// What a client requested that only a monitor can answer.
 enum Question {
     List,
-    /// Asks for the size of this volume.
+    /// The size of this volume.
     Describe {
         name: String,
     },
-    /// Asks for the name of the only volume.
+    /// The name of the only volume, which is the default export.
     Default {
         attach: bool,
     },
@@ -272,7 +272,7 @@ impl Hub {
         for (ask, result) in answers {
             if let Some((connection, question)) = self.asking.remove(&ask) {
                 let client =
-                    self.clients.get_mut(&connection).expect("its open command is dropped with it");
+                    self.clients.get_mut(&connection).expect("a removed client has no command");
                 client.ask = None;
                 self.on_answer(now, connection, question, result, effects);
             }
@@ -317,7 +317,7 @@ impl Hub {
                 None => break,
             }
         }
-        let client = self.clients.get_mut(&connection).expect("looked at just now");
+        let client = self.clients.get_mut(&connection).expect("the client was found above");
         if let Some((memory, filled)) = client.session.lend() {
             effects.push(Effect::ExpectInto(connection, memory, filled));
         }
@@ -337,7 +337,7 @@ impl Hub {
 
     /// Sets the end of a client's time to choose an export; `None`: it has chosen.
     fn await_choice(&mut self, connection: ConnectionId, until: Option<Time>) {
-        let client = self.clients.get_mut(&connection).expect("the caller knows it");
+        let client = self.clients.get_mut(&connection).expect("the caller found the client");
         if let Some(before) = std::mem::replace(&mut client.choose_until, until) {
             self.choosing.remove(&(before, connection));
         }
@@ -346,7 +346,7 @@ impl Hub {
 
     /// Stops reading from a client that has reached its bounds, until its replies are sent.
     fn hold_back(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        let client = self.clients.get_mut(&connection).expect("looked at just now");
+        let client = self.clients.get_mut(&connection).expect("the client was found above");
         pause(client, true, connection, effects);
         if client.waits_for_sends() {
             self.slow_clients.add(now, connection);
@@ -469,12 +469,12 @@ impl Hub {
         let mut net = Vec::new();
         let ask = self.commands.ask(ask, &mut net);
         self.asking.insert(ask, (connection, question));
-        let client = self.clients.get_mut(&connection).expect("it asks");
+        let client = self.clients.get_mut(&connection).expect("the client is connected");
         client.ask = Some(ask);
         effects.extend(net.into_iter().map(Effect::Net));
     }
 
-    /// Handles a monitor's answer to a client's question.
+    /// Handles a monitor's answer to a command that was sent for a client.
     fn on_answer(
         &mut self,
         now: Time,
@@ -499,7 +499,7 @@ impl Hub {
                 let names = names_of(&value);
                 let exported = names.iter().copied().filter(|name| self.is_exported(name));
                 let exported: Vec<&str> = exported.collect();
-                let client = self.clients.get_mut(&connection).expect("looked at above");
+                let client = self.clients.get_mut(&connection).expect("the client was found above");
                 client.session.listed(exported);
             }
             Question::Describe { name } => match value["size_bytes"].as_u64() {
@@ -533,7 +533,7 @@ impl Hub {
         why: &str,
         effects: &mut Vec<Effect>,
     ) {
-        let client = self.clients.get_mut(&connection).expect("its question is open");
+        let client = self.clients.get_mut(&connection).expect("the client waits for an answer");
         client.session.refused(kind, why);
         if client.choose_until.is_none() {
             self.await_choice(connection, Some(now + CHOICE_TIME_MAX));
@@ -554,7 +554,7 @@ impl Hub {
         {
             self.volumes.withdraw(handle);
         }
-        let client = self.clients.get_mut(&connection).expect("it asks");
+        let client = self.clients.get_mut(&connection).expect("the client is connected");
         if let Some(handle) = self.volumes.offered(&name) {
             client.volume = Some(handle);
             if self.volumes.join(handle, connection) {
@@ -593,7 +593,7 @@ impl Hub {
             Err(failure) => failure,
         };
         for connection in self.volumes.on_refused(handle) {
-            let client = self.clients.get_mut(&connection).expect("it uses the volume");
+            let client = self.clients.get_mut(&connection).expect("its clients are connected");
             client.volume = None;
             if !client.is_leaving {
                 let kind = refusal_kind(&failure);
@@ -617,7 +617,7 @@ impl Hub {
     ) {
         let size = self.volumes.size(handle);
         let export = self.exports.export(size, self.core.optimal_io_bytes(handle));
-        let client = self.clients.get_mut(&connection).expect("it uses the volume");
+        let client = self.clients.get_mut(&connection).expect("its clients are connected");
         if !client.is_leaving {
             client.session.opened(export);
             self.pump(now, connection, effects);
@@ -641,8 +641,8 @@ impl Hub {
         request: Request,
         effects: &mut Vec<Effect>,
     ) {
-        let client = self.clients.get_mut(&connection).expect("it asks");
-        let handle = client.volume.expect("requests follow an attach");
+        let client = self.clients.get_mut(&connection).expect("the client is connected");
+        let handle = client.volume.expect("only an attached client sends requests");
         let (weight, wanted, operation) = match request.action {
             Action::Read { offset, length, whole } => {
                 let operation = Operation::Read { offset, length: length.into() };
@@ -757,7 +757,7 @@ fn reply(
             replies.error(structured, cookie, &error)
         }
         (Wanted::Done, Err(error)) => replies.error(false, cookie, &error),
-        (_, Ok(_)) => unreachable!("the client core answers what is asked"),
+        (_, Ok(_)) => unreachable!("the answer has the form of the request"),
     }
 }
 
@@ -768,7 +768,7 @@ fn refusal_kind(failure: &Failure) -> RefusalKind {
     }
 }
 
-/// Returns the message for a client; programs show it to people unchanged.
+/// Returns the error message for a client; client programs show it to users unchanged.
 fn what_and_hint(failure: &Failure) -> String {
     match failure.hint.is_empty() {
         true => failure.message.clone(),

@@ -90,7 +90,7 @@ pub(crate) const STATE_ZERO: u32 = 2;
 
 /// Maximum payload of a read or write, in bytes.
 pub(crate) const PAYLOAD_SIZE_MAX: u32 = 32 << 20;
-/// Maximum length of the data of an option, in bytes; a name has at most 4096.
+/// Maximum length of the data of an option, in bytes; a name has at most 4096 bytes.
 pub(crate) const OPTION_SIZE_MAX: u32 = 64 << 10;
 /// Maximum length of the name of an export, in bytes.
 pub(crate) const NAME_SIZE_MAX: usize = 4096;

@@ -5,10 +5,10 @@ use volume::{Extent, Piece, VolumeError};
 
 use super::protocol::*;
 
-/// Maximum number of extents in one reply; the client asks again for the rest.
+/// Maximum number of extents in one reply; the client sends another request for the rest.
 const EXTENT_COUNT_MAX: usize = 4096;
 
-/// Writes replies for one connection.
+/// Builds the replies of one connection.
 pub struct Replies {
     pool: BufferPool,
     zeros: Buffer,

@@ -1,4 +1,4 @@
-//! The protocol with one NBD client, as a value: bytes in, commands out. Fixed newstyle, structured replies.
+//! The protocol with one NBD client, without I/O: bytes in, commands out. Fixed newstyle, structured replies.
 //!
 //! ```text
 //!   greeting ──flags──▶ options ──GO, EXPORT_NAME──▶ requests ──DISC──▶ closed
@@ -77,7 +77,7 @@ pub enum Action {
         /// Whether the zeros must be durable before the request is answered.
         durable: bool,
     },
-    /// Make all changes durable that were answered before.
+    /// Make all changes durable that were acknowledged before.
     Flush,
     /// Report which parts of a range are holes.
     Extents {
@@ -132,7 +132,7 @@ enum Phase {
     Options,
     /// Waits for the end of an option that is too long.
     SkipOption { option: u32, left: u64 },
-    /// Waits for the cluster's answer to this question.
+    /// Waits for the cluster's answer to this option.
     Asked(Asked),
     /// Waits for a request.
     Requests,
@@ -146,7 +146,8 @@ enum Phase {
     Closed,
 }
 
-/// The data of a write that did not arrive with its request. Top to bottom is the order in time.
+/// The data of a write that did not arrive together with its request; the variants are in chronological
+/// order.
 enum Payload {
     /// The first bytes have arrived.
     Begun { memory: BufferMut, filled: usize },
@@ -156,7 +157,7 @@ enum Payload {
     Whole(Buffer),
 }
 
-/// A question that the session cannot answer on its own.
+/// An option that the session cannot answer on its own.
 enum Asked {
     List,
     /// INFO or GO, with the kinds of information that the client requests.
@@ -182,7 +183,7 @@ struct Header {
 const REQUEST_SIZE: usize = 28;
 const OPTION_HEADER_SIZE: usize = 16;
 
-/// Whether `next` must continue.
+/// What `next` does after a step: continue, wait for more input, or return a command.
 enum Step {
     Again,
     Wait,
@@ -228,7 +229,7 @@ impl Session {
         match std::mem::replace(data, Payload::Lent) {
             Payload::Begun { memory, filled } => Some((memory, filled)),
             Payload::Lent => None,
-            Payload::Whole(_) => unreachable!("`next` gives it before"),
+            Payload::Whole(_) => unreachable!("`next` has returned the write"),
         }
     }
 
@@ -280,7 +281,7 @@ impl Session {
             Phase::Payload { data: Payload::Whole(_), .. } => {
                 let phase = std::mem::replace(&mut self.phase, Phase::Requests);
                 let Phase::Payload { request, data: Payload::Whole(data) } = phase else {
-                    unreachable!("looked at just now")
+                    unreachable!("the phase was matched above")
                 };
                 Step::Give(write_command(&request, data))
             }
@@ -322,9 +323,9 @@ impl Session {
     fn option(&mut self) -> Step {
         let Some(header) = self.input.peek::<OPTION_HEADER_SIZE>() else { return Step::Wait };
         let mut fields = Fields(&header);
-        let magic = fields.u64().expect("the header is whole");
-        let option = fields.u32().expect("the header is whole");
-        let length = fields.u32().expect("the header is whole");
+        let magic = fields.u64().expect("the whole header has arrived");
+        let option = fields.u32().expect("the whole header has arrived");
+        let length = fields.u32().expect("the whole header has arrived");
         if magic != OPTION_MAGIC || (!self.fixed && option != OPT_EXPORT_NAME) {
             return self.close();
         }
@@ -443,7 +444,7 @@ impl Session {
     fn take_asked(&mut self) -> Asked {
         match std::mem::replace(&mut self.phase, Phase::Options) {
             Phase::Asked(asked) => asked,
-            _ => unreachable!("only a question is answered"),
+            _ => unreachable!("no option waits for an answer"),
         }
     }
 
@@ -463,7 +464,7 @@ impl Session {
     pub fn opened(&mut self, export: Export) {
         let flags = export_flags(export, self.structured);
         match self.take_asked() {
-            Asked::List => unreachable!("a list is answered by `listed`"),
+            Asked::List => unreachable!("`listed` answers a list option"),
             Asked::ExportName { name } => {
                 self.output.extend_from_slice(&export.size.to_be_bytes());
                 self.output.extend_from_slice(&flags.to_be_bytes());
@@ -495,7 +496,7 @@ impl Session {
         }
     }
 
-    /// Refuses the open question, if there is one, for this reason.
+    /// Refuses the option that waits for an answer, if there is one, for this reason.
     pub fn refused(&mut self, kind: RefusalKind, why: &str) {
         let kind = match kind {
             RefusalKind::Unknown => REP_ERR_UNKNOWN,
@@ -522,13 +523,13 @@ impl Session {
     fn request(&mut self) -> Step {
         let Some(bytes) = self.input.peek::<REQUEST_SIZE>() else { return Step::Wait };
         let mut fields = Fields(&bytes);
-        let magic = fields.u32().expect("the request is whole");
+        let magic = fields.u32().expect("the whole request has arrived");
         let request = Header {
-            flags: fields.u16().expect("the request is whole"),
-            command: fields.u16().expect("the request is whole"),
-            cookie: fields.u64().expect("the request is whole"),
-            offset: fields.u64().expect("the request is whole"),
-            length: fields.u32().expect("the request is whole"),
+            flags: fields.u16().expect("the whole request has arrived"),
+            command: fields.u16().expect("the whole request has arrived"),
+            cookie: fields.u64().expect("the whole request has arrived"),
+            offset: fields.u64().expect("the whole request has arrived"),
+            length: fields.u32().expect("the whole request has arrived"),
         };
         if magic != REQUEST_MAGIC || request.command == CMD_DISC {
             return self.close();
@@ -551,7 +552,7 @@ impl Session {
             CMD_BLOCK_STATUS => {
                 Action::Extents { offset, length, first_only: flags & CMD_FLAG_REQ_ONE != 0 }
             }
-            _ => unreachable!("other commands were found wrong"),
+            _ => unreachable!("`check` rejects other commands"),
         };
         Step::Give(Command::Request(Request { cookie, action }))
     }
@@ -575,7 +576,7 @@ impl Session {
 
     /// Checks a request against the protocol and the export.
     fn check(&self, request: &Header) -> Result<(), Errno> {
-        let export = self.export.expect("requests follow an export");
+        let export = self.export.expect("requests arrive after an export is chosen");
         let Header { flags, command, offset, length, .. } = *request;
         let known_flags = match command {
             CMD_READ if self.structured => CMD_FLAG_FUA | CMD_FLAG_DF,
@@ -605,7 +606,8 @@ impl Session {
         Ok(())
     }
 
-    /// Answers a rejected request with an error; reads and extents get structured replies.
+    /// Answers a rejected request with an error; reads and requests for extents get structured
+    /// replies if the client chose them.
     fn request_error(&mut self, request: &Header, error: Errno) {
         let structured = matches!(request.command, CMD_READ | CMD_BLOCK_STATUS);
         if !(structured && self.structured) {

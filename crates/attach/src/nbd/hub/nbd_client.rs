@@ -15,7 +15,7 @@ pub(super) struct Client {
     pub(super) session: Session,
     /// When the client's time to choose an export ends.
     pub(super) choose_until: Option<Time>,
-    /// The client's open command to a monitor.
+    /// The command to a monitor that was sent for this client and is not answered yet.
     pub(super) ask: Option<u64>,
     /// The volume that the client uses or waits for.
     pub(super) volume: Option<VolumeHandle>,
@@ -24,7 +24,7 @@ pub(super) struct Client {
     /// Upper bound of the unsent bytes: those that waited at the last poll, and all bytes sent since then.
     pub(super) sent_bytes: usize,
     is_paused: bool,
-    /// Whether the client is in the queue of clients that wait for room.
+    /// Whether the client is in the queue of clients that wait until another request may begin.
     pub(super) is_queued: bool,
     /// Whether the client is leaving: nothing more is read from it, and its connection closes once its
     /// requests are answered.

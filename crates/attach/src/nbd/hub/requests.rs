@@ -34,7 +34,7 @@ pub(super) enum Wanted {
 pub(super) struct Requests {
     running: Slab<Running>,
     byte_count: usize,
-    /// Clients that wait for room, in order; some of them may have disconnected.
+    /// Clients that wait until another request may begin, in order; some of them may have disconnected.
     queue: VecDeque<ConnectionId>,
 }
 
@@ -62,12 +62,12 @@ impl Requests {
         request
     }
 
-    /// Puts a client at the end of the queue for room.
+    /// Puts a client at the end of the queue of clients that wait until another request may begin.
     pub(super) fn wait(&mut self, client: ConnectionId) {
         self.queue.push_back(client);
     }
 
-    /// Takes the first client off the queue, if there is room for another request.
+    /// Takes the first client off the queue, if another request may begin.
     pub(super) fn next_waiting(&mut self) -> Option<ConnectionId> {
         if self.has_room() { self.queue.pop_front() } else { None }
     }

@@ -42,7 +42,7 @@ impl Volumes {
         self.last += 1;
         let handle = VolumeHandle(self.last);
         let before = self.offered.insert(name.clone(), handle);
-        assert!(before.is_none(), "a name offers one volume");
+        assert!(before.is_none(), "only one volume is offered under a name");
         let clients = BTreeSet::from([client]);
         let volume = Volume { name, is_waiting: true, attached: None, clients };
         self.by_handle.insert(handle, volume);
@@ -51,7 +51,7 @@ impl Volumes {
 
     /// Adds a client to an offered volume. Returns whether the volume is attached.
     pub(super) fn join(&mut self, handle: VolumeHandle, client: ConnectionId) -> bool {
-        let volume = self.by_handle.get_mut(&handle).expect("it is offered");
+        let volume = self.by_handle.get_mut(&handle).expect("every offered volume exists");
         volume.clients.insert(client);
         volume.attached.is_some()
     }
@@ -77,7 +77,7 @@ impl Volumes {
         if self.by_handle.iter().any(is_before) {
             return None;
         }
-        let volume = self.by_handle.get_mut(&handle).expect("looked up above");
+        let volume = self.by_handle.get_mut(&handle).expect("the volume was found above");
         std::mem::take(&mut volume.is_waiting).then(|| volume.name.clone())
     }
 
@@ -108,7 +108,7 @@ impl Volumes {
 
     /// Returns the size of an attached volume in bytes.
     pub(super) fn size(&self, handle: VolumeHandle) -> u64 {
-        self.by_handle[&handle].attached.as_ref().expect("it is attached").image.size
+        self.by_handle[&handle].attached.as_ref().expect("the volume is attached").image.size
     }
 
     /// Stops offering a volume: the next client of its name gets a new one.
