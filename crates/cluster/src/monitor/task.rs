@@ -203,8 +203,12 @@ impl Tasks {
                 portions.later.insert((now + RETRY_SPAN, portion));
             }
             (_, outcome) => {
+                let why = match &outcome {
+                    Ok(_) => "an answer to another request".to_owned(),
+                    Err(refusal) => refusal.to_string(),
+                };
                 run.waits_for =
-                    Some(format!("an OSD that can perform the deletion; one reported {outcome:?}"));
+                    Some(format!("an OSD that can perform the deletion; one answered: {why}"));
                 portions.later.insert((now + AWAY_SPAN, portion));
             }
         }

@@ -1,5 +1,7 @@
 //! Client requests to OSDs, and the replies.
 
+use std::fmt;
+
 use base::{Buffer, Checksum, Epoch, ImageId, MapRevision, PgId, SessionId, StripeIndex, Version};
 
 use super::pg_entry::PgEntry;
@@ -181,4 +183,19 @@ pub enum Refusal {
     },
     /// The data does not match its checksums: it was damaged in transit.
     Corrupted,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Refusal::Stale(_) => "another OSD leads the PG now",
+            Refusal::Fenced => "the session is fenced",
+            Refusal::CompareFailed { .. } => "the block has another version",
+            Refusal::Full => "no space is left",
+            Refusal::Damaged { .. } => "stored data is damaged and no good copy is left",
+            Refusal::Incomplete { why } | Refusal::Invalid { why } => why,
+            Refusal::Busy => "a queue is full",
+            Refusal::Corrupted => "the data was damaged in transit",
+        })
+    }
 }
