@@ -184,6 +184,8 @@ pub enum Bug {
     CommitBeforeAllHaveIt,
     /// PG: a write that peering carries forward is made stable at once, instead of prepared.
     ForwardAsStable,
+    /// PG: a version that all acting members had is taken back because too few have it undamaged.
+    DamagedPreparedRolledBack,
     /// PG: a read does not wait for an earlier write of another part of the same stripe.
     ReadBesideSibling,
     /// PG: a parity learner receives the change of a stripe that backfill has not copied yet.

@@ -355,6 +355,12 @@ impl Pg {
         self.local_state.epoch_floor()
     }
 
+    /// Takes note of the oldest prepared version of the PG that lost data in the store. Called before each
+    /// [`Pg::enter`].
+    pub fn know_first_lost(&mut self, first_lost: Option<Version>) {
+        self.local_state.on_first_lost(first_lost);
+    }
+
     /// Takes part in `entry`. If this OSD is its primary, this ends with [`Action::Activated`]. All open
     /// operations are answered [`Refusal::Stale`]. The node must report its connections again, with
     /// [`Pg::peer_ready`]. Requires: this OSD, in its present run, is an acting member or learner of the

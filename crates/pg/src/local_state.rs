@@ -33,6 +33,9 @@ pub struct LocalState {
     /// being written is durable.
     committed: Version,
     settling: Version,
+    /// In pools with parity: the oldest prepared version that lost data. It limits what is reported as
+    /// complete.
+    first_lost: Option<Version>,
     /// The store is damaged and may have lost acknowledged writes.
     is_suspect: bool,
     /// The record was written after the damage was found, or there was no damage.
@@ -79,6 +82,7 @@ impl LocalState {
             floor: facts.floor,
             committed: facts.committed,
             settling: Version::ZERO,
+            first_lost: None,
             is_suspect: facts.is_suspect,
             is_believed: !facts.is_suspect,
             record,
@@ -136,6 +140,9 @@ impl LocalState {
             self.record = Some(record);
             self.is_believed = true;
             self.on_commit(settled);
+            if settled > Version::ZERO {
+                self.first_lost = None;
+            }
         }
         what
     }
@@ -144,6 +151,11 @@ impl LocalState {
     pub fn settle(&mut self, upto: Version) {
         assert!(self.is_recording());
         self.settling = upto;
+    }
+
+    /// Notes the oldest prepared version that lost data in the store.
+    pub fn on_first_lost(&mut self, first_lost: Option<Version>) {
+        self.first_lost = first_lost;
     }
 
     /// Notes that the store was asked to make prepared versions up to this one stable.
@@ -244,8 +256,20 @@ impl LocalState {
         self.changes.since(version)
     }
 
-    /// Returns the version up to which the member has everything.
+    /// Returns the version up to which the member has everything, undamaged.
     fn complete(&self, record: &Record) -> Version {
+        let had = self.had(record);
+        if record.filling.is_some() {
+            return had;
+        }
+        let is_prepared = |version: &Version| *version > self.committed && *version <= had;
+        let lost = self.first_lost.filter(is_prepared).map(|lost| version_before(lost, record));
+        lost.map_or(had, |lost| lost.min(had))
+    }
+
+    /// Returns the version up to which the member had everything. Prepared versions that lost data since
+    /// count; what recovery dropped does not.
+    fn had(&self, record: &Record) -> Version {
         if let Some(filling) = &record.filling {
             return filling.complete;
         }
@@ -269,6 +293,7 @@ impl LocalState {
         MemberState {
             record_epoch: record.map_or(Epoch::ZERO, |record| record.entry.epoch),
             complete: record.map_or(Version::ZERO, |record| self.complete(record)),
+            had: record.map_or(Version::ZERO, |record| self.had(record)),
             held: self.held,
             floor: self.floor,
             is_suspect: self.is_suspect,

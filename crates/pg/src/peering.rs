@@ -131,7 +131,7 @@ impl Pg {
         state: MemberState,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        for version in [state.complete, state.held, state.floor] {
+        for version in [state.complete, state.had, state.held, state.floor] {
             self.check_version(version)?;
         }
         for past in &state.history {

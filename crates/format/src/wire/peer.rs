@@ -376,6 +376,9 @@ pub struct MemberState {
     pub record_epoch: Epoch,
     /// The member has everything up to this version.
     pub complete: Version,
+    /// The member had everything up to this version: like `complete`, but damaged prepared versions count.
+    /// What recovery dropped does not count.
+    pub had: Version,
     /// The highest version of any block of the PG that the member ever held.
     pub held: Version,
     /// Tombstones up to this version have been dropped.

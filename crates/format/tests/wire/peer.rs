@@ -103,6 +103,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     let state = MemberState {
         record_epoch: Epoch::new(8),
         complete: version_of(299),
+        had: version_of(300),
         held: version_of(301),
         floor: version_of(100),
         is_suspect: true,
@@ -112,6 +113,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     let fresh = MemberState {
         record_epoch: Epoch::ZERO,
         complete: Version::ZERO,
+        had: Version::ZERO,
         held: Version::ZERO,
         floor: Version::ZERO,
         is_suspect: false,
@@ -266,11 +268,12 @@ fn any_filling() -> impl Strategy<Value = Option<Filling>> {
 }
 
 fn any_state() -> impl Strategy<Value = MemberState> {
-    let versions = (any_version(), any_version(), any_version());
+    let versions = (any_version(), any_version(), any_version(), any_version());
     (any::<u32>(), versions, any::<bool>(), any_history(), any_filling()).prop_map(
-        |(epoch, (complete, held, floor), is_suspect, history, filling)| MemberState {
+        |(epoch, (complete, had, held, floor), is_suspect, history, filling)| MemberState {
             record_epoch: Epoch::new(epoch),
             complete,
+            had,
             held,
             floor,
             is_suspect,
@@ -534,6 +537,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
     let state = MemberState {
         record_epoch: Epoch::new(8),
         complete: version(),
+        had: version(),
         held: version(),
         floor: version(),
         is_suspect: false,

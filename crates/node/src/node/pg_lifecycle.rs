@@ -160,7 +160,11 @@ impl Node {
         };
         let count = self.cluster.map().pools[&id.pool].pool.scheme.position_count();
         lines::trace_enters(&self.cluster, &entry, effects);
-        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, count, actions));
+        let first_lost = self.store.first_lost(id);
+        self.drive(now, slot, effects, |pg, actions| {
+            pg.know_first_lost(first_lost);
+            pg.enter(entry, count, actions);
+        });
         for osd in ready {
             self.drive(now, slot, effects, |pg, actions| pg.peer_ready(osd, actions));
         }

@@ -7,6 +7,12 @@
 //!   adopted: the 3rd highest   45: 41 is brought forward, 47 goes back
 //! ```
 //!
+//! *Complete* ends before the first prepared version that lost data; *had* does not. A version that all
+//! members had may have been acknowledged, so it is adopted even if fewer than `k` have it undamaged. A member
+//! that had the adopted version is not brought forward: it makes its own prepared versions stable, and lost
+//! units become damaged units. A read restores each of them from `k` others, and fails only where these are
+//! damaged, too.
+//!
 //! Invariants
 //!   1. Nothing is decided before every acting member has reported its state.
 //!   2. The adopted version is never below the one in the newest record: that epoch was settled only after
@@ -33,11 +39,11 @@ use crate::store_calls::Call;
 use crate::units::Units;
 use crate::{Action, MemberSet, Need, Pg, Serving};
 
-/// A key that is brought forward at members with the same *complete*. The key's state as of the adopted
-/// version is compared with its state as of *complete*, and these members get the units that differ.
+/// A key that is brought forward at members with the same *had*. The key's state as of the adopted version is
+/// compared with its state as of *had*, and these members get the units that differ.
 pub struct Forward {
     targets: MemberSet,
-    complete: Version,
+    had: Version,
     /// The key as of the adopted version; `None`: it is still being gathered.
     after: Option<Gather>,
 }
@@ -48,7 +54,7 @@ pub struct Adopted {
     pub version: Version,
     /// Acting members that lack some version up to the adopted one.
     pub behind: MemberSet,
-    /// The lowest *complete* of these members; the adopted version if there are none.
+    /// The lowest *had* of these members; the adopted version if there are none.
     pub lowest: Version,
 }
 
@@ -64,24 +70,33 @@ impl Lead {
         let settled = newest.and_then(|state| state.history.last());
         let settled = settled.map_or(Version::ZERO, |activation| activation.adopted);
         let version = complete[data_count - 1].max(settled);
+        let had = states.iter().map(|state| state.had).min().unwrap_or_default();
+        let is_planted = planted::on(Bug::DamagedPreparedRolledBack);
+        let version = if is_planted { version } else { version.max(had) };
         let mut behind = MemberSet::default();
         // The acting members of the newest record's epoch have everything up to the version that it settled.
         let lacks = |state: &&_| lacks(state, version) && version > settled;
         for (index, _) in states.iter().enumerate().filter(|(_, state)| lacks(state)) {
             behind.add(index);
         }
-        let lowest = behind.iter().map(|index| states[index].complete).min();
+        let lowest = behind.iter().map(|index| states[index].had).min();
         Adopted { version, behind, lowest: lowest.unwrap_or(version) }
     }
 
-    /// Returns the version up to which a member has everything. Requires: it has reported its state.
+    /// Returns the version up to which a member had everything. Requires: it has reported its state.
+    fn had_of(&self, index: usize) -> Version {
+        self.peers[index].state.as_ref().expect("it has stated itself").had
+    }
+
+    /// Returns the version up to which a member has everything undamaged. Requires: it has reported its
+    /// state.
     fn complete_of(&self, index: usize) -> Version {
         self.peers[index].state.as_ref().expect("it has stated itself").complete
     }
 }
 
 fn lacks(state: &MemberState, version: Version) -> bool {
-    state.complete < version
+    state.had < version
 }
 
 impl Pg {
@@ -95,7 +110,7 @@ impl Pg {
         }
         let adopted = lead.adopt_prefix(stripes.data_count());
         let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
-        let below = adopted.behind.iter().find(|index| lead.complete_of(*index) < floor);
+        let below = adopted.behind.iter().find(|index| lead.had_of(*index) < floor);
         if let Some(index) = below {
             // The tombstones of deletions that this member missed may be gone.
             return self.on_peer_failed(
@@ -126,26 +141,26 @@ impl Pg {
         let lead = self.lead();
         lead.compare.take(key);
         let (behind, adopted) = (lead.behind, lead.adopted);
-        let holders = lead.acting.iter().filter(|index| !behind.has(*index));
+        // Members with damaged versions are no sources: a unit that they lost may have changed since.
+        let holders = lead.acting.iter().filter(|index| lead.complete_of(*index) >= adopted);
         let sources: Vec<_> = holders.map(|index| lead.source(index)).collect();
-        // Members are grouped by *complete*: a unit that changed above the lowest *complete* may have been
-        // changed back in the adopted version, so a comparison from the lowest *complete* would miss the
-        // change.
-        let mut by_complete: BTreeMap<Version, MemberSet> = BTreeMap::new();
+        // Members are grouped by *had*: a unit that changed above the lowest *had* may have been changed back
+        // in the adopted version, so a comparison from the lowest *had* would miss the change.
+        let mut by_had: BTreeMap<Version, MemberSet> = BTreeMap::new();
         for index in behind.iter() {
-            by_complete.entry(lead.complete_of(index)).or_default().add(index);
+            by_had.entry(lead.had_of(index)).or_default().add(index);
         }
-        for (complete, targets) in by_complete {
+        for (had, targets) in by_had {
             let lead = self.lead();
             let wants = targets.iter().map(|index| (lead.peers[index].position.index(), all));
             let gather = Gather::new(stripes, block_size, sources.clone(), wants.collect(), false);
-            let forward = Box::new(Forward { targets, complete, after: None });
+            let forward = Box::new(Forward { targets, had, after: None });
             let purpose = GatherFor::Forward(forward);
             self.begin_gather(GatherJob { key, gather, as_of: Some(adopted), purpose }, actions);
         }
     }
 
-    /// Continues when a key has been gathered as of the adopted version, or as of *complete*.
+    /// Continues when a key has been gathered as of the adopted version, or as of *had*.
     pub(crate) fn on_forward_gathered(
         &mut self,
         key: BlockKey,
@@ -156,13 +171,9 @@ impl Pg {
         if self.serving != Serving::Comparing {
             return;
         }
-        let Forward { targets, complete, after } = forward;
+        let Forward { targets, had, after } = forward;
         let Some(mut after) = after else {
-            return self.gather_before(
-                key,
-                Forward { targets, complete, after: Some(gather) },
-                actions,
-            );
+            return self.gather_before(key, Forward { targets, had, after: Some(gather) }, actions);
         };
         let before = gather;
         let changed = changed_units(&before, &after);
@@ -184,20 +195,20 @@ impl Pg {
         self.end_forward(slot, actions);
     }
 
-    /// Gathers a key that is brought forward, as of *complete*, from the positions that were asked for the
-    /// adopted version. Lost units are reconstructed from all members that have everything up to *complete*.
+    /// Gathers a key that is brought forward, as of *had*, from the positions that were asked for the
+    /// adopted version. Lost units are reconstructed from all members that have everything up to *had*.
     fn gather_before(&mut self, key: BlockKey, forward: Forward, actions: &mut Vec<Action>) {
         let stripes = self.stripes().expect("the pool has parity");
-        let (block_size, complete) = (self.shape.block_size, forward.complete);
+        let (block_size, had) = (self.shape.block_size, forward.had);
         let all = Units::from_range(0..block_size.unit_count());
         let after = forward.after.as_ref().expect("it was gathered first");
         let wants = after.asked_positions().map(|position| (position, all)).collect();
         let lead = self.lead();
-        let sources = lead.acting.iter().filter(|index| lead.complete_of(*index) >= complete);
+        let sources = lead.acting.iter().filter(|index| lead.complete_of(*index) >= had);
         let sources: Vec<_> = sources.map(|index| lead.source(index)).collect();
         let gather = Gather::new(stripes, block_size, sources, wants, false);
         let purpose = GatherFor::Forward(Box::new(forward));
-        self.begin_gather(GatherJob { key, gather, as_of: Some(complete), purpose }, actions);
+        self.begin_gather(GatherJob { key, gather, as_of: Some(had), purpose }, actions);
     }
 
     /// Returns the content that a member must prepare, so that its part is that of the adopted version;
@@ -212,7 +223,7 @@ impl Pg {
         let stripes = self.stripes().expect("the pool has parity");
         let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
         let lead = self.lead();
-        let (complete, position) = (lead.complete_of(index), lead.peers[index].position.index());
+        let (had, position) = (lead.had_of(index), lead.peers[index].position.index());
         let newest = after.all_held().values().map(|part| part.version.max(part.deleted)).max();
         let newest = newest.unwrap_or_default();
         let (table, table_before) = (after.table()?, before.table()?);
@@ -226,13 +237,13 @@ impl Pg {
                 true => table.parts[position].version,
                 false => table.version(),
             });
-            let is_gone = newest <= complete || known == Version::ZERO;
+            let is_gone = newest <= had || known == Version::ZERO;
             return Ok((!is_gone).then_some(Content::Tombstone { version: newest }));
         }
         // Parity changes with every version of its stripe, also with a deletion that does not show in the
         // versions of newer data parts.
         let version = if is_data { version } else { newest };
-        if version <= complete {
+        if version <= had {
             return Ok(None);
         }
         let mut units = changed;
@@ -256,7 +267,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let lead = self.lead();
-        let replaces = lead.complete_of(index);
+        let replaces = lead.had_of(index);
         if index == lead.me {
             return self.prepare_forward(key, content, replaces, Call::ForwardHere(slot), actions);
         }

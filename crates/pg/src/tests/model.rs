@@ -35,6 +35,9 @@ pub struct Block {
 struct Prepared {
     key: BlockKey,
     content: Content,
+    is_of_peering: bool,
+    /// Whether data that arrived with the version is lost.
+    has_lost: bool,
 }
 
 #[derive(Clone, Default)]
@@ -164,7 +167,7 @@ impl State {
         while let Some(first) = self.prepared.first_entry()
             && *first.key() <= upto
         {
-            let Prepared { key, content } = first.remove();
+            let Prepared { key, content, .. } = first.remove();
             self.repair(key, &content);
         }
     }
@@ -184,7 +187,9 @@ impl State {
                 }
                 let known = self.at(*key, AsOf::View).map_or(Version::ZERO, |it| it.version);
                 assert!(known < *version, "versions of a key only grow");
-                let prepared = Prepared { key: *key, content: content.clone() };
+                let (key, content) = (*key, content.clone());
+                let is_of_peering = replaces.is_some();
+                let prepared = Prepared { key, content, is_of_peering, has_lost: false };
                 assert!(self.prepared.insert(*version, prepared).is_none(), "one key for each");
             }
             Request::Skip { version, .. } => self.wrote(*version),
@@ -654,6 +659,35 @@ impl Store {
         for state in [&mut self.base, &mut self.now] {
             change(state, key);
         }
+    }
+
+    /// Returns the oldest prepared version that lost data. Versions prepared by peering do not count.
+    pub fn first_lost(&self) -> Option<Version> {
+        let mut prepared = self.now.prepared.iter();
+        let is_lost = |it: &Prepared| it.has_lost && !it.is_of_peering;
+        prepared.find(|(_, it)| is_lost(it)).map(|(version, _)| *version)
+    }
+
+    /// Returns the prepared versions that hold data, with their keys.
+    pub fn prepared_data(&self) -> Vec<(Version, BlockKey)> {
+        let has_data = |content: &Content| match content {
+            Content::Block { written, .. } => written[0] != 0,
+            Content::Gone | Content::Tombstone { .. } => false,
+        };
+        let prepared = self.now.prepared.iter().filter(|(_, it)| has_data(&it.content));
+        prepared.map(|(version, it)| (*version, it.key)).collect()
+    }
+
+    /// Damages the data of a prepared version; its header stays whole. Requires: the process has ended.
+    pub fn damage_prepared(&mut self, version: Version) {
+        assert!(self.journal.is_empty());
+        let prepared = self.now.prepared.get_mut(&version).expect("it is prepared");
+        let Content::Block { written, damaged, .. } = &mut prepared.content else {
+            panic!("a version without data")
+        };
+        damaged[0] |= written[0];
+        prepared.has_lost = true;
+        self.base = self.now.clone();
     }
 
     /// Makes a unit unreadable.

@@ -1,8 +1,8 @@
 //! Peering in pools with parity, step by step: which versions an epoch adopts, and what the members that lack
 //! some of them receive.
 
-use base::Scheme;
-use format::wire::Outcome;
+use base::{Scheme, Version};
+use format::wire::{Outcome, Refusal};
 
 use super::UNITS;
 use super::world::World;
@@ -137,6 +137,79 @@ fn a_parity_unit_that_was_lost_before_says_nothing_of_a_version_that_changed_its
     values.splice(2..2 + UNITS as usize, last_values(&world, UNITS));
     lose_power(&mut world, &[1, 2]);
     let is: Vec<u32> = (0..3 * UNITS).map(|unit| world.value(1, unit)).collect();
+    assert_eq!(is, values);
+    world.history.check();
+}
+
+/// Ends all processes. Each of these members loses the data of its newest prepared version of a stripe. Then
+/// all members start again.
+fn lose_prepared(world: &mut World, losses: &[(usize, u32)]) {
+    for index in 0..world.osds.len() {
+        world.kill(index);
+    }
+    for (member, stripe) in losses {
+        let store = &mut world.osds[*member].store;
+        let versions = store.prepared_data();
+        let newest: Option<Version> = (versions.iter().rev())
+            .find(|(_, key)| key.stripe.get() == *stripe)
+            .map(|(version, _)| *version);
+        store.damage_prepared(newest.expect("a version of the stripe is prepared"));
+    }
+    for index in 0..world.osds.len() {
+        world.start(index);
+    }
+    world.settle();
+}
+
+#[test]
+fn versions_that_lost_data_at_different_members_are_kept_and_readable() {
+    let mut world = world(TWO_ONE);
+    for stripe in [1, 2] {
+        write(&mut world, stripe, 0, 2 * UNITS);
+    }
+    let numbers = [1, 2].map(|stripe| world.write(0, stripe, 0, 2 * UNITS));
+    let first = world.history.last_value() + 1 - 4 * UNITS;
+    go_on(&mut world, &[], &[]);
+    for number in numbers {
+        assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Written { .. }))));
+    }
+    // Only parity has both versions undamaged.
+    lose_prepared(&mut world, &[(0, 1), (1, 2)]);
+    for unit in 0..2 * UNITS {
+        assert_eq!(world.value(1, unit), first + unit);
+        assert_eq!(world.value(2, unit), first + 2 * UNITS + unit);
+    }
+    world.history.check();
+}
+
+#[test]
+fn only_units_that_too_many_members_lost_cannot_be_read() {
+    let mut world = world(TWO_ONE);
+    let mut values = write(&mut world, 1, 0, 2 * UNITS);
+    let number = world.write(0, 1, 0, 1);
+    go_on(&mut world, &[], &[]);
+    assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Written { .. }))));
+    lose_prepared(&mut world, &[(0, 1), (2, 1)]);
+    let read = world.read(0, 1, 0, 1);
+    world.settle();
+    let outcome = world.history.outcome(read);
+    assert!(matches!(outcome, Some(Err(Refusal::Damaged { .. }))), "{outcome:?}");
+    let is: Vec<u32> = (1..2 * UNITS).map(|unit| world.value(1, unit)).collect();
+    assert_eq!(is, values.split_off(1));
+    // The unit can be written again.
+    let value = write(&mut world, 1, 0, 1);
+    assert_eq!(world.value(1, 0), value[0]);
+    world.history.check();
+}
+
+#[test]
+fn a_damaged_version_that_one_member_never_had_goes_back() {
+    let mut world = world(TWO_ONE);
+    let values = write(&mut world, 1, 0, 2 * UNITS);
+    world.write(0, 1, 0, 1);
+    go_on(&mut world, &[1], &[1]);
+    lose_prepared(&mut world, &[(0, 1)]);
+    let is: Vec<u32> = (0..2 * UNITS).map(|unit| world.value(1, unit)).collect();
     assert_eq!(is, values);
     world.history.check();
 }

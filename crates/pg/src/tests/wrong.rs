@@ -42,6 +42,7 @@ fn state() -> MemberState {
     MemberState {
         record_epoch: Epoch::ZERO,
         complete: Version::ZERO,
+        had: Version::ZERO,
         held: Version::ZERO,
         floor: Version::ZERO,
         is_suspect: false,
@@ -98,7 +99,8 @@ fn a_state_with_versions_that_cannot_be_is_refused() {
         pg.peer_ready(OTHER, &mut Vec::new());
         let past = vec![Activation { epoch: Epoch::new(4), adopted: wrong }];
         for state in [
-            MemberState { complete: wrong, ..state() },
+            MemberState { complete: wrong, had: wrong, ..state() },
+            MemberState { had: wrong, ..state() },
             MemberState { held: wrong, ..state() },
             MemberState { floor: wrong, ..state() },
             MemberState { history: past, ..state() },

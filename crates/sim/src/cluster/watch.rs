@@ -483,11 +483,11 @@ impl Watch {
             return Ok(());
         }
         let mark = self.marks.get(&(pg, state.record_epoch)).copied().unwrap_or_default();
-        if state.filling.is_some() || state.is_suspect || state.complete >= mark {
+        if state.filling.is_some() || state.is_suspect || state.had >= mark {
             return Ok(());
         }
-        let MemberState { record_epoch, complete, .. } = state;
-        Err(format!("a member of epoch {record_epoch} of {pg} has {complete}, the mark was {mark}"))
+        let MemberState { record_epoch, had, .. } = state;
+        Err(format!("a member of epoch {record_epoch} of {pg} had {had}, the mark was {mark}"))
     }
 
     fn filling_begins(
@@ -608,6 +608,7 @@ mod tests {
             let state = MemberState {
                 record_epoch: Epoch::new(record_epoch),
                 complete: version(counter),
+                had: version(counter),
                 held: version(9),
                 floor: Version::ZERO,
                 is_suspect,
@@ -779,6 +780,7 @@ mod tests {
                 let state = |floor| MemberState {
                     record_epoch: Epoch::new(2),
                     complete: version(9),
+                    had: version(9),
                     held: version(9),
                     floor: version(floor),
                     is_suspect: false,
