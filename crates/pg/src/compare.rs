@@ -4,10 +4,10 @@
 //!   1. Up to version `lowest` all acting members hold the same, so only newer blocks are compared. If a
 //!      member lacks versions that another's floor has passed, `lowest` is zero: all blocks are compared, and
 //!      a block that a member lacks at or below its own floor is deleted on the others.
-//!   2. A version that too few members have was never acknowledged, and is dropped (only in pools of pieces).
-//!      First each member that has it writes a record that it reports nothing from that version on. So if a
-//!      member that is away has the version too, that version is beyond the end of its epoch whatever
-//!      happens. Then the members go back to the version before, and all report their state again, in the
+//!   2. If positions hold different data, a version that too few members have was never acknowledged, and is
+//!      dropped. First each member that has it writes a record that it reports nothing from that version on.
+//!      So if a member that is away has the version too, that version is beyond the end of its epoch in any
+//!      case. Then the members go back to the previous version, and all report their state again, in the
 //!      next epoch.
 
 use base::Version;
@@ -36,7 +36,7 @@ pub struct Return {
     pub key: BlockKey,
     pub newest: Version,
     pub from: MemberSet,
-    /// The index of a member that has the version before.
+    /// The index of a member that has the previous version.
     pub like: usize,
 }
 

@@ -40,8 +40,8 @@ impl Face for Copies {
                 Needs::Nothing
             }
             WriteKind::Change { .. } => Needs::Extents,
-            WriteKind::Read { .. } => unreachable!("any acting member reads alone"),
-            WriteKind::Hold | WriteKind::HandedOver => unreachable!("it does nothing to its key"),
+            WriteKind::Read { .. } => unreachable!("reads of copies are not queued"),
+            WriteKind::Hold | WriteKind::HandedOver => unreachable!("it leaves its key unchanged"),
         }
     }
 
@@ -85,8 +85,8 @@ impl Face for Copies {
                 let held = Held::Copy(Copied::zeros(version, Units::default()));
                 (Some(lost), Some(held), false)
             }
-            WantedFor::Operation => unreachable!("what this OSD has is enough"),
-            WantedFor::Return => unreachable!("the newest version stays"),
+            WantedFor::Operation => unreachable!("an operation needs only this OSD's copy"),
+            WantedFor::Return => unreachable!("copies never go back to an older version"),
         };
         Box::new(CopyGathering {
             wants,
@@ -166,7 +166,7 @@ impl Gathering for CopyGathering {
                 return;
             }
             Some(Held::Copy(known)) => known,
-            Some(Held::Gone | Held::Tombstone(_)) => unreachable!("nothing is missing of it"),
+            Some(Held::Gone | Held::Tombstone(_)) => unreachable!("no unit is missing"),
         };
         let is_same = answer.version() == known.version;
         let more = match answer {
@@ -205,7 +205,7 @@ impl Gathering for CopyGathering {
     }
 
     fn prepare(&self, _kind: WriteKind, _buffers: &BufferPool) -> Prepared {
-        unreachable!("what this OSD has is enough")
+        unreachable!("an operation needs only this OSD's copy")
     }
 }
 

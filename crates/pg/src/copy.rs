@@ -2,8 +2,8 @@
 //! learners, and to restore damaged units.
 //!
 //! ```text
-//!   (hold: its turn in the block's queue) ──▶ the first source's copy ──▶ units it lost, from the
-//!   next sources ──▶ repairs
+//!   (its turn in the block's queue) ──▶ the copy of the first source ──▶ the units that this copy lacks,
+//!   from the next sources ──▶ repairs
 //! ```
 //!
 //! Invariants
@@ -38,8 +38,8 @@ pub struct Job {
 
 /// How far a job has got. Top to bottom is the order in time.
 enum JobStage {
-    /// Waits for its turn, or to learn which units this OSD lost. Holds the members that can be asked
-    /// afterwards.
+    /// Waits for its turn, or for the list of units that this OSD lost. Contains the members that can be
+    /// asked for copies afterwards.
     Waiting(Vec<Source>),
     /// Members are being asked for their copies.
     Gathering(Box<dyn Gathering>),
@@ -52,7 +52,7 @@ enum JobStage {
 pub enum Purpose {
     /// The acting members `targets` get the block in this version; `ZERO`: it is removed from them.
     Adopt { version: Version, targets: MemberSet },
-    /// The acting members `targets` go back to the version before.
+    /// The acting members `targets` go back to the previous version.
     Return { targets: MemberSet },
     /// A learner receives these units of the block; `None`: all of it.
     Fill { learner: usize, units: Option<Units> },
@@ -77,7 +77,7 @@ impl Pg {
             Purpose::Return { .. } => WantedFor::Return,
             Purpose::Operation { .. } => WantedFor::Operation,
             Purpose::Fill { units, .. } => WantedFor::Learner(units),
-            Purpose::Mend => unreachable!("what was lost must be known first"),
+            Purpose::Mend => unreachable!("the lost units must be known first"),
         };
         let job = self.lead().jobs.insert(job);
         self.gather_for(job, wanted_for, actions);
@@ -145,7 +145,7 @@ impl Pg {
                 self.gather_for(job, WantedFor::Learner(units), actions);
             }
             Purpose::Adopt { .. } | Purpose::Return { .. } | Purpose::Operation { .. } => {
-                unreachable!("it takes no turn of its own")
+                unreachable!("such a job is not queued")
             }
         }
     }
@@ -158,10 +158,10 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let Ok(Answer::Extents { version, damaged, .. }) = result else {
-            unreachable!("the store answers extents with extents");
+            unreachable!("the store sent another kind of answer");
         };
         let lost = Units::from_words(&damaged, self.shape.block_size);
-        let lost = lost.expect("the store knows the size of its blocks");
+        let lost = lost.expect("the content has the right block size");
         let differs = |finding: &Finding| {
             finding.faults.iter().any(|(_, fault)| fault.kind == FaultKind::Differs)
         };
@@ -220,10 +220,10 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let Ok(Answer::Copy { content, .. }) = result else {
-            unreachable!("the store answers a copy with a copy");
+            unreachable!("the store sent another kind of answer");
         };
         let held = Held::of(content, self.shape.block_size, false);
-        let held = held.expect("the store knows the size of its blocks");
+        let held = held.expect("the content has the right block size");
         let me = self.lead().me;
         self.on_source(me, job, held, actions);
     }
@@ -243,7 +243,7 @@ impl Pg {
     }
 
     fn on_source(&mut self, index: usize, job: JobSlot, held: Held, actions: &mut Vec<Action>) {
-        let found = &mut self.lead.as_mut().expect("jobs are the primary's").jobs[job];
+        let found = &mut self.lead.as_mut().expect("only a primary has jobs").jobs[job];
         let JobStage::Gathering(gathering) = &mut found.stage else {
             unreachable!("members are being asked");
         };
@@ -410,11 +410,11 @@ impl Pg {
         }
     }
 
-    /// Notes that a member has the newest copy durably.
+    /// Notes that the newest copy is durable at a member.
     pub(crate) fn on_adopted_by(&mut self, index: usize, job: JobSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let Purpose::Adopt { targets, .. } = &mut found.purpose else {
-            unreachable!("the job gives the newest copy to all");
+            unreachable!("only an adoption sends the newest copy");
         };
         assert!(targets.has(index));
         targets.take(index);
@@ -445,7 +445,7 @@ impl Pg {
     }
 }
 
-/// Returns how many units of a content could be read.
+/// Returns how many units in the content of a block could be read.
 pub(crate) fn intact_count(content: &Content) -> usize {
     let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
     match content {

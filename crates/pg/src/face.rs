@@ -3,17 +3,17 @@
 //! The core is the rest of this crate: epochs, members, versions, the window, leases, peering and backfill.
 //! It orders changes to keys. If a step depends on what a key holds, and on which part of it lies at which
 //! position, the core asks a [`Face`]. [`Copies`] is the face of replicated blocks. A pool whose positions
-//! hold different data, such as pieces of a stripe, has another face, which answers the same questions
+//! hold different data, such as parts of a stripe, has another face, which answers the same questions
 //! differently.
 //!
-//! | the core asks | copies answer | pieces of a stripe answer |
+//! | the core asks | answer for copies | answer for parts of a stripe |
 //! |---|---|---|
-//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can read, fill and prove | no: a member's role is recorded, and in another role it has nothing |
+//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can serve reads, fill learners and prove deletions | no: a member's role is recorded, and in another role it counts as having nothing |
 //! | which units a change touches ([`Face::footprint`]) | those in its range | those, and their parity |
-//! | what must be known before it starts ([`Face::needs`]) | nothing, or the block's extents | other pieces: the core gathers them |
-//! | what each position does for it ([`Gathering::prepare`]) | the same | its own piece |
-//! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough have it to reconstruct the rest; else the one before |
-//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | pieces must form a code word |
+//! | what must be known before an operation starts ([`Face::needs`]) | nothing, or the block's extents | other parts: the core gathers them |
+//! | what each position does for an operation ([`Gathering::prepare`]) | the same | a change to its own part |
+//! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough members have it to reconstruct the rest; else the previous one |
+//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | parts must form a code word |
 //! | what a position must hold ([`Gathering::content_at`]) | what the first source has, completed by others | what is reconstructed from enough others |
 //!
 //! Invariants
@@ -55,12 +55,12 @@ pub trait Face: Debug + Sync {
     /// Returns what must be known about the key before an operation starts.
     fn needs(&self, kind: &WriteKind) -> Needs;
 
-    /// Decides which version of a key is adopted, from the statements of all acting members, in the order of
+    /// Decides which version of a key is adopted, from the reports of all acting members, in the order of
     /// positions. At least one of them has the key.
     fn adopt(&self, stated: &[Statement]) -> Adoption;
 
-    /// Returns the units of a key that are copied to a learner that lacks changes of `changed`; `None`: all
-    /// of it.
+    /// Returns the units of a key that are copied to a learner that lacks changes to the units in
+    /// `changed`; `None`: all of its units.
     fn units_to_fill(&self, changed: Units) -> Option<Units>;
 
     /// Compares what the acting members hold of a key, in the order of positions. Requires: no change of the
@@ -76,7 +76,7 @@ pub trait Face: Debug + Sync {
 pub enum Needs {
     /// Nothing: the operation may start while earlier ones are in flight.
     Nothing,
-    /// The end of all earlier operations on the key.
+    /// Nothing, but all earlier operations on the key must have ended.
     Turn,
     /// The block's version and allocation in this OSD's store.
     Extents,
@@ -88,7 +88,7 @@ pub enum Needs {
 pub struct Wanted {
     /// Why the content is wanted.
     pub purpose: WantedFor,
-    /// Members that can supply it: they hold all acknowledged writes, or the adopted version.
+    /// Members that can supply the content: they hold all acknowledged writes, or the adopted version.
     pub sources: Vec<Source>,
     /// The pool's block size.
     pub block_size: BlockSize,
@@ -113,7 +113,7 @@ pub enum WantedFor {
     Adoption,
     /// To bring acting members back to the version that the first source has.
     Return,
-    /// To fill a learner, which needs these units; `None`: all of the key.
+    /// To fill a learner, which needs these units; `None`: all units of the key.
     Learner(Option<Units>),
     /// To repair this OSD's copy, which has this version and lost these units.
     Mending(Version, Units),
@@ -187,12 +187,12 @@ impl Changed {
 pub struct Statement {
     /// The version that the member has; `ZERO`: none.
     pub version: Version,
-    /// If the member has none: any version of the key up to this one was deleted, and its tombstone may be
-    /// gone.
+    /// If the member does not have the key: any version of the key up to this one was deleted, and its
+    /// tombstone may be gone.
     pub deleted_up_to: Version,
 }
 
-/// What happens to a key, given the statements of the acting members. Members are identified by their index.
+/// What happens to a key, given the reports of the acting members. Members are identified by their index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Adoption {
     /// Nothing changes: the members hold the same version.
@@ -218,7 +218,7 @@ pub enum Adoption {
         newest: Version,
         /// Members that have the newest version.
         from: MemberSet,
-        /// A member that has the version before, to which the others go back.
+        /// A member that has the previous version, to which the others go back.
         like: usize,
     },
 }
@@ -228,7 +228,7 @@ pub enum Adoption {
 pub struct Seen {
     /// The member's copy of the key.
     pub key: SeenKey,
-    /// The member's tombstones up to this version are gone.
+    /// The member has dropped its tombstones up to this version.
     pub floor: Version,
 }
 
@@ -297,7 +297,7 @@ impl SeenKey {
         }
     }
 
-    /// Returns whether a unit holds data, or lost it.
+    /// Returns whether any unit holds data or has lost its data.
     pub fn has_units(&self) -> bool {
         match self {
             SeenKey::Gone | SeenKey::Tombstone(_) => false,

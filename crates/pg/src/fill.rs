@@ -33,7 +33,7 @@ pub struct Intake {
 }
 
 impl Pg {
-    /// Begins to fill a learner, if it has reported its state and learners are filled now.
+    /// Begins to fill a learner, if it has reported its state and the PG may fill learners now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let floor = self.local_state.floor();
         let is_filling = self.may_copy();
@@ -60,7 +60,7 @@ impl Pg {
     }
 
     fn list_intake(&mut self, index: usize, actions: &mut Vec<Action>) {
-        let intake = self.lead().peers[index].intake.as_ref().expect("it is being judged");
+        let intake = self.lead().peers[index].intake.as_ref().expect("the learner is being judged");
         let (newer_than, after) = (intake.end, intake.after);
         let call = self.lead().asks.ask(index, Asked::Intake);
         self.send(index, PeerBody::List { call, newer_than, after }, actions);
@@ -77,7 +77,7 @@ impl Pg {
     ) -> Result<(), String> {
         let whole_count_max = self.shape.limits.whole_count_max;
         let peer = &mut self.lead().peers[index];
-        let intake = peer.intake.as_mut().expect("it is being judged");
+        let intake = peer.intake.as_mut().expect("the learner is being judged");
         check_list(intake.end, intake.after, &blocks, is_last)?;
         intake.after = blocks.last().map(|block| block.key).or(intake.after);
         let keys = blocks.iter().map(|block| block.key);
@@ -191,8 +191,8 @@ impl Pg {
         }
     }
 
-    /// Returns the acting members and bound learners. Learners that only delay clients are left out: they may
-    /// still be dropped, and their copies count for nothing until they are bound.
+    /// Returns the acting members and bound learners. Other learners are left out, even if clients wait for
+    /// them: they may still be dropped, and their copies do not count until they are bound.
     pub(crate) fn keepers(&self) -> MemberSet {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let mut keepers = self.write_targets.ack_required();

@@ -42,7 +42,7 @@ pub struct Filler {
     started: BTreeMap<BlockKey, bool>,
     /// The blocks in `started` whose content was sent.
     sent: BTreeSet<BlockKey>,
-    /// The members whose indexes together have all blocks.
+    /// Members whose block indexes together contain all blocks of the PG.
     listers: Vec<usize>,
     /// Whether every member stores all of a block, so that copies of a block can be compared by version.
     is_whole: bool,
@@ -50,8 +50,8 @@ pub struct Filler {
     filled_count: usize,
     progress_is_open: bool,
     is_bound: bool,
-    /// Once the learner is bound: its place in the order of writes. Earlier writes may have been begun before
-    /// the learner promised room for them.
+    /// The place in the order of writes at which the learner was bound. Writes before that place may have
+    /// been begun before the learner promised room for them.
     bound_at: u64,
     done_bytes: u64,
     unanswered: Unanswered,
@@ -107,9 +107,9 @@ pub enum Step {
 enum Source {
     /// All blocks to fill are known.
     Known,
-    /// The index of acting members, page by page.
+    /// The block lists of acting members, page by page.
     Index(Pages),
-    /// The index of acting members, side by side with the learner's.
+    /// The block lists of acting members, side by side with that of the learner.
     Both { own: Pages, learner: Page },
 }
 
@@ -409,7 +409,7 @@ impl Filler {
         }
     }
 
-    /// Returns the progress that the learner must make durable; `None`: it lacks nothing.
+    /// Returns the progress that the learner must make durable; `None`: the learner lacks nothing.
     pub fn begin_progress(&mut self) -> Option<Filling> {
         self.filled_count = 0;
         self.progress_is_open = true;

@@ -44,8 +44,8 @@ pub struct Lead {
     /// In pools with parity: keys that are being brought to the adopted version, with the members that have
     /// not prepared them yet.
     pub forwards: Slots<ForwardSlot, MemberSet>,
-    /// In pools with parity: versions whose differences have not all been passed on, and the members that get
-    /// them.
+    /// In pools with parity: versions for which some differences of data parts have not been passed on, and
+    /// the members that get these differences.
     pub deltas: BTreeMap<Version, DeltaRoute>,
     /// In pools with parity: fills that wait for the mark.
     pub late_fills: Vec<LateFill>,
@@ -85,7 +85,7 @@ pub enum Absence {
     Awaited,
     /// The member is not up in that incarnation.
     Down,
-    /// The member was removed from the cluster: data that only it may have is given up.
+    /// The member was removed from the cluster: data that only this member may have is given up.
     Gone,
 }
 

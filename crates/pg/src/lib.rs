@@ -23,7 +23,7 @@
 //!
 //!   Write  ──────────▶ Queued ───────────────▶ Replicate ──all members──▶ Done ──▶ reply
 //!   Zero, CAS, Delete ▶ Queued ──▶ Examine ──▶ Replicate ...
-//!   Read   ──────────▶ Waiting (behind writes of its units) ──▶ Examine (chains) ──▶ Fetch ──▶ reply
+//!   Read   ──────────▶ Waiting (for writes to its units) ──▶ Examine (chains) ──▶ Fetch ──▶ reply
 //! ```
 //!
 //! Invariants
@@ -153,8 +153,8 @@ pub enum Action {
     },
     /// The PG serves its newest entry from now on: the node may pass it the operations that waited for this.
     Activated,
-    /// The operator gave up the data of this PG that the store lost, and the store has recorded that: the PG
-    /// may be activated.
+    /// The store has recorded that the operator gave up the data that the store lost. The PG may be
+    /// activated.
     Absolved,
     /// List all blocks in the PG's hash range with versions above `newer_than`, tombstones included. The node
     /// passes the list to [`Pg::listed_newer`] at once.
@@ -213,7 +213,7 @@ pub struct Listing {
 pub enum Serving {
     /// The PG takes no part in any epoch.
     Idle {
-        /// What the PG waits for; for people.
+        /// What the PG waits for, as text for people.
         why: String,
     },
     /// Waits until the store has completed the requests of earlier epochs.
@@ -233,7 +233,7 @@ pub enum Serving {
     Filling,
     /// As primary: the epoch cannot continue. The monitor was asked for the next one.
     Ended {
-        /// Why, for people.
+        /// The reason, as text for people.
         why: String,
     },
 }
@@ -445,17 +445,17 @@ impl Pg {
             Call::ListNewer(NewerFor::Compare) => {
                 let me = self.lead().me;
                 let came = self.on_compare_list(me, blocks, is_last, actions);
-                came.expect("the node lists what was asked");
+                came.expect("the node lists what was requested");
             }
             Call::ListNewer(NewerFor::Fill { learner }) => {
                 let me = self.lead().me;
                 let came = self.on_fill_list(learner, me, (blocks, is_last), actions);
-                came.expect("the node lists what was asked");
+                came.expect("the node lists what was requested");
             }
             Call::ListNewer(NewerFor::Deletion { slot }) => {
                 let me = self.lead().me;
                 let came = self.on_deletion_page(slot, me, (blocks, is_last), actions);
-                came.expect("the node lists what was asked");
+                came.expect("the node lists what was requested");
             }
             Call::ListNewer(NewerFor::Scrub { walk }) => {
                 self.on_own_scrub_list(walk, (blocks, is_last), actions);
@@ -532,7 +532,7 @@ impl Pg {
     }
 
     /// Returns whether the newest entry that the PG entered is active on this OSD. Then every write that was
-    /// begun in an earlier epoch has arrived, or never will.
+    /// begun in an earlier epoch has arrived, or never will arrive.
     pub fn is_activated(&self) -> bool {
         match (&self.lead, &self.follow) {
             (Some(_), _) => self.serving == Serving::Active,
@@ -542,7 +542,7 @@ impl Pg {
     }
 
     /// Called periodically while this OSD has no part in the PG. Other members settle the writes that this
-    /// OSD began. After several calls this OSD forgets what members owed.
+    /// OSD began. After several calls this OSD no longer counts those writes against the room of members.
     pub fn forget_lost(&mut self) {
         self.owed.forget_later();
     }
@@ -605,7 +605,7 @@ impl Pg {
         }
     }
 
-    /// Makes durable the changes that this OSD's store accepted before.
+    /// Makes durable all changes that this OSD's store has accepted.
     fn flush(&mut self, what: FlushFor, actions: &mut Vec<Action>) {
         if let Some(member) = &mut self.stripe_member
             && what != FlushFor::Epoch
@@ -616,15 +616,15 @@ impl Pg {
         self.flush_upto(what, Version::ZERO, actions);
     }
 
-    /// Makes durable the changes that this OSD's store accepted before. In pools with parity the flush also
+    /// Makes durable all changes that this OSD's store has accepted. In pools with parity the flush also
     /// covers versions up to `upto`.
     fn flush_upto(&mut self, what: FlushFor, upto: Version, actions: &mut Vec<Action>) {
         let covers = self.unflushed.written();
         self.call(Call::Flush { covers, upto, what }, StoreRequest::Sync, actions);
     }
 
-    /// Handles the end of a flush: the first `covers` changes that the store answered before they were
-    /// durable are durable now.
+    /// Handles the end of a flush. Of the changes that the store answered before they were durable, the first
+    /// `covers` are durable now.
     fn on_flushed(
         &mut self,
         covers: u64,
@@ -646,8 +646,8 @@ impl Pg {
         }
     }
 
-    /// Returns whether blocks may be copied and writes of the epoch may proceed: the PG is active, or has too
-    /// few members to serve and fills learners.
+    /// Returns whether blocks may be copied and writes of the epoch may proceed: the PG is active, or it has
+    /// too few members to serve and is filling learners.
     fn may_copy(&self) -> bool {
         matches!(self.serving, Serving::Active | Serving::Filling)
     }
@@ -732,7 +732,7 @@ impl Pg {
             let why = "an image appears twice in the chain of layers".to_owned();
             return actions.push(Action::Reply { ticket, outcome: Err(Refusal::Invalid { why }) });
         }
-        // The read is queued with the writes: a stripe cannot be put together from pieces of two versions.
+        // The read is queued with the writes: a stripe cannot be put together from parts of two versions.
         let kind = WriteKind::Read { wants, parents };
         self.write(WriteFor::Client(ticket), key, kind, None, actions);
     }
@@ -755,7 +755,7 @@ impl Pg {
             Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),
             Call::Part { read, part } => self.on_part(read, part, result, actions),
             Call::Flush { covers, upto, what } => {
-                assert!(result.is_ok(), "a sync needs no room and reads nothing");
+                assert!(result.is_ok(), "a flush needs no room and reads nothing");
                 self.on_flushed(covers, upto, what, actions);
             }
             Call::Record => self.on_record_kept(result.is_ok(), actions),

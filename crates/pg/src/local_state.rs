@@ -1,11 +1,11 @@
 //! What a member has of its PG, what it keeps as a record, and what it reports when a new epoch begins.
 //!
 //! Invariants
-//!   1. The member has every write of its PG up to the version that it reports as complete, durably once
-//!      nothing is in flight at its store.
+//!   1. The member has every write of its PG up to the version that it reports as complete. All of them are
+//!      durable once nothing is in flight at its store.
 //!   2. A record found in a suspect store is not trusted. A record written since then is.
 //!   3. At most one record at a time is being written to the store.
-//!   4. `changes` holds every change of the store above its reach, except repairs while this OSD is a
+//!   4. The change list holds every change of the store above its reach, except repairs while this OSD is a
 //!      learner. When these repairs end, the list starts again, empty.
 
 use std::collections::BTreeMap;
@@ -134,7 +134,7 @@ impl LocalState {
 
     /// Notes that the record is durable, or was refused. Returns who waits for it.
     pub fn end_record(&mut self, is_durable: bool) -> RecordFor {
-        let (record, what) = self.recording.take().expect("one record at a time, until its answer");
+        let (record, what) = self.recording.take().expect("a record is being written");
         let settled = std::mem::take(&mut self.settling);
         if is_durable {
             self.record = Some(record);

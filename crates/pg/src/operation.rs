@@ -95,7 +95,7 @@ impl WriteKind {
                 }
                 change
             }
-            WriteKind::Read { .. } | WriteKind::Hold => unreachable!("it changes nothing"),
+            WriteKind::Read { .. } | WriteKind::Hold => unreachable!("it makes no change"),
             WriteKind::HandedOver => unreachable!("a write is handed over once"),
         }
     }

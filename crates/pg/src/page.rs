@@ -83,12 +83,12 @@ pub fn check_list(
             return Err("the blocks of a list are out of order".into());
         }
         if block.version <= newer_than {
-            return Err("a list with older blocks than requested".into());
+            return Err("a list contains older blocks than requested".into());
         }
         before = Some(block.key);
     }
     if blocks.is_empty() && !is_last {
-        return Err("an empty part of a list that is not the last part".into());
+        return Err("a page of a list is empty but not the last one".into());
     }
     Ok(())
 }

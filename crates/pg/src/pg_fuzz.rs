@@ -2,8 +2,8 @@
 //! between. No schedule may break the order of the PG's operations.
 //!
 //! Checks that every operation is answered once; that versions have no gaps; that a read returns, for each
-//! unit, a value that some order of the operations around it explains; and that at the end, when everything
-//! has been answered, the mark is the newest version and nothing is left over.
+//! unit, a value that some possible order of the concurrent operations explains; and that at the end, when
+//! everything has been answered, the mark is the newest version and nothing is left over.
 
 use super::tests::*;
 use super::*;

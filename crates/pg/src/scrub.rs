@@ -64,8 +64,8 @@ pub struct Scrub {
     is_unkept: bool,
     /// Number of keys compared since the note was last sent to the members.
     keys_unkept: u64,
-    /// The number of the newest look. A look is one request to the members to read the current key; each
-    /// answer is matched to its look by this number.
+    /// The number of the newest look. A look is one request to all members for a digest of the current key;
+    /// each answer is matched to its look by this number.
     looks: u32,
     /// Looks that were given up, with the number of answers that are still missing.
     late: BTreeMap<u32, usize>,
@@ -98,7 +98,7 @@ struct Work {
     before: Vec<(usize, Fault)>,
     /// The number of the current look.
     look: u32,
-    /// When members were first seen reading the key; reset by a repair.
+    /// The time of the first [`Pg::limit_look`] while members read the key; cleared by a repair.
     since: Option<Time>,
     stage: Stage,
 }
@@ -155,8 +155,8 @@ pub enum ScrubEvent {
     },
 }
 
-/// Returns the start time of the last completed scrub, when one completes that began at `since`. `last`: the
-/// start time known before.
+/// Returns the start time of the last completed scrub, once a scrub that began at `since` has completed.
+/// `last`: the start time of the one completed before it.
 fn later(last: u64, since: u64) -> u64 {
     note::credible(last, since).max(since)
 }
@@ -417,7 +417,7 @@ impl Pg {
     ) {
         let me = self.lead().me;
         let came = self.on_scrub_list(me, walk, page, actions);
-        came.expect("the node lists what was asked");
+        came.expect("the node lists what was requested");
     }
 
     /// Handles the turn of the current key: no change of the key is in flight.
@@ -430,7 +430,7 @@ impl Pg {
     }
 
     fn work(&mut self) -> &mut Work {
-        self.lead().scrub.work.as_mut().expect("a key is in work")
+        self.lead().scrub.work.as_mut().expect("a key is being scrubbed")
     }
 
     /// Returns whether the scrub of the current key may continue: the epoch has not ended.
@@ -466,7 +466,7 @@ impl Pg {
     ) {
         let (floor, me) = (self.local_state.floor(), self.lead().me);
         let seen = Seen::of(digest_of(result), floor, self.shape.block_size);
-        self.on_seen((me, look), seen.expect("the store knows its blocks"), actions);
+        self.on_seen((me, look), seen.expect("the store sends valid digests"), actions);
     }
 
     /// Handles the key's digest from a member.
@@ -487,7 +487,7 @@ impl Pg {
             return;
         }
         let Stage::Looking { seen } = &mut self.work().stage else {
-            unreachable!("members are asked what they hold");
+            unreachable!("the members' digests are awaited");
         };
         assert!(seen[index].is_none());
         seen[index] = Some(found);
@@ -571,10 +571,10 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let Ok(Answer::Copy { content, .. }) = result else {
-            unreachable!("the store answers a copy with a copy");
+            unreachable!("the store sent another kind of answer");
         };
         let held = Held::of(content, self.shape.block_size, false);
-        self.on_right_units(look, held.expect("the store knows the size of its blocks"), actions);
+        self.on_right_units(look, held.expect("the content has the right block size"), actions);
     }
 
     /// Handles a member's units for a repair.
@@ -595,11 +595,11 @@ impl Pg {
         }
         let Pg { lead, buffers, .. } = self;
         let lead = lead.as_mut().expect("this OSD leads the epoch");
-        let work = lead.scrub.work.as_mut().expect("a key is in work");
+        let work = lead.scrub.work.as_mut().expect("a key is being scrubbed");
         let Stage::Fetching { remedy, left, copied } = &mut work.stage else {
             unreachable!("units are being fetched");
         };
-        let (_, units) = left.pop_front().expect("it was asked for");
+        let (_, units) = left.pop_front().expect("these units were requested");
         let Remedy::Block { version, .. } = remedy.as_ref() else {
             unreachable!("a tombstone needs no data");
         };
@@ -610,7 +610,7 @@ impl Pg {
             _ => return self.give_up_key(actions),
         };
         if !units.without(&more.units).is_empty() {
-            // The member has lost some of these units since.
+            // The member has lost some of these units since it sent its digest.
             return self.give_up_key(actions);
         }
         match copied {
@@ -707,7 +707,7 @@ impl Pg {
     /// writes continue.
     fn end_key(&mut self, faults: Vec<(usize, Fault)>, actions: &mut Vec<Action>) {
         let Some(Work { key, walk, slot, deep, before, .. }) = self.lead().scrub.work.take() else {
-            unreachable!("a key is in work");
+            unreachable!("a key is being scrubbed");
         };
         let is_repaired = faults.is_empty() && !before.is_empty();
         let mut faults = self.by_osd(faults);
@@ -792,7 +792,7 @@ impl Pg {
     }
 
     /// Handles a member's answer to the note: the note is durable there, or the store had no room for it. A
-    /// refused note is not sent again: the next one contains everything that it does.
+    /// refused note is not sent again: the next one contains everything that this one does.
     pub(crate) fn on_note_kept(&mut self, index: usize, actions: &mut Vec<Action>) {
         let scrub = &mut self.lead().scrub;
         scrub.keeping.take(index);

@@ -45,11 +45,11 @@ pub enum Call {
     PeerCopy { call: u32 },
     /// A list of blocks to delete. The answer comes through [`super::Pg::listed`].
     ListDeletion(DeletionSlot),
-    /// A flush of everything so far. `covers`: number of changes that were answered before they were durable
-    /// when the flush began.
-    /// `upto`: in pools with parity, versions up to this one are covered, too.
+    /// A flush of all changes so far. `covers`: number of changes that the store had answered before they
+    /// were durable, when the flush began. `upto`: in pools with parity, versions up to this one are covered,
+    /// too.
     Flush { covers: u64, upto: Version, what: FlushFor },
-    /// A version of a pool with parity.
+    /// In pools with parity: a version that the store prepares.
     Prepared { version: Version },
     /// Old units of a data part that a version changes.
     OldUnits { version: Version },
@@ -59,9 +59,9 @@ pub enum Call {
     Gather { slot: GatherSlot, position: Position },
     /// A backfilled part for this learner. `call`: the number of the primary's request.
     Filled { call: u32, key: BlockKey },
-    /// A preparation of a key's adopted state at this member. `call`: the number of the primary's request.
+    /// Prepares a key's adopted state at this member. `call`: the number of the primary's request.
     Forwarded { call: u32 },
-    /// A preparation of a key's adopted state at this OSD as primary.
+    /// Prepares a key's adopted state at this OSD as primary.
     ForwardHere(ForwardSlot),
     /// Makes prepared versions stable. Nobody waits for the answer.
     Commit,

@@ -54,7 +54,7 @@ impl Stripes {
     fn new(scheme: Scheme) -> Stripes {
         let data = scheme.data_count() as usize;
         let code = match scheme {
-            Scheme::Copies { .. } => unreachable!("copies have no code"),
+            Scheme::Copies { .. } => unreachable!("replicated pools have no erasure code"),
             Scheme::Xor { .. } => Code::xor(data),
             Scheme::ReedSolomon { parity, .. } => Code::reed_solomon(data, parity.into()),
         };

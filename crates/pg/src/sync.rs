@@ -109,7 +109,7 @@ impl Syncs {
 
     /// Notes that a member has completed the sync. Returns the sync if that was the last member.
     pub fn on_member_synced(&mut self, index: usize) -> Option<Synced> {
-        let running = self.running.as_mut().expect("one that was asked is under way");
+        let running = self.running.as_mut().expect("a sync is in flight");
         running.missing.take(index);
         let Running { upto, tickets, .. } =
             self.running.take_if(|running| running.missing.is_empty())?;

@@ -45,7 +45,7 @@ impl Pg {
         self.start_writes(key, actions);
     }
 
-    /// Starts the writes of a block that need not wait any longer; none in an epoch that has ended.
+    /// Starts the writes of a block that need not wait any longer. Starts none if the epoch has ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
         while self.may_copy()
             && let Some(slot) =
@@ -98,7 +98,7 @@ impl Pg {
         }
         let needs = self.needs(&self.queue[slot]);
         if needs != Needs::Nothing {
-            // The write must be the first: what it reads now is never taken back later.
+            // The write must be the oldest one of its block: what it reads now is never taken back later.
             assert!(self.queue.is_first(slot));
             self.queue[slot].stage = WriteStage::Examine;
         }
@@ -107,7 +107,7 @@ impl Pg {
             (Needs::Nothing, _) => self.replicate_as_named(slot, actions),
             (Needs::Turn, WriteFor::Job(job)) => self.on_hold(job, slot, actions),
             (Needs::Turn, WriteFor::Scrub) => self.on_scrub_turn(slot, actions),
-            (Needs::Turn, _) => unreachable!("a hold is a job's"),
+            (Needs::Turn, _) => unreachable!("only jobs and scrubs hold a block"),
             (Needs::Extents, _) => {
                 self.call(
                     Call::Examine(slot),
@@ -122,7 +122,7 @@ impl Pg {
         }
     }
 
-    /// Continues an operation when the members have sent the pieces of its key that it needs. No other
+    /// Continues an operation when the members have sent the parts of its key that it needs. No other
     /// operation on the key is in flight.
     pub(crate) fn on_pieces(
         &mut self,
@@ -161,7 +161,7 @@ impl Pg {
         lazy: bool,
         actions: &mut Vec<Action>,
     ) {
-        let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
+        let epoch = self.entry.as_ref().expect("the PG has an entry").epoch;
         let mark = self.mark();
         assert!(mark <= self.versions.newest());
         let version = self.versions.give(epoch, slot);
@@ -182,7 +182,7 @@ impl Pg {
         self.send_write(header, mark, &changed, actions);
         let lead = self.lead();
         let own = changed.into_change_at(lead.peers[lead.me].position);
-        // All pieces of a stripe have the same size, so this OSD's piece has the same size as the learners'.
+        // All parts of a stripe have the same size, so this OSD's part is as large as the learners'.
         self.count_for_learners(version, data_size_bytes(&own));
         self.call(Call::Write(slot), header.into_store_request(own), actions);
     }
@@ -235,7 +235,7 @@ impl Pg {
                 merge_bitmaps(&mut written, &damaged);
                 (version, written)
             }
-            Ok(_) => unreachable!("the store answers extents with extents"),
+            Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => return self.end_write(slot, Err(refusal_of(error)), actions),
         };
         let write = &mut self.queue[slot];

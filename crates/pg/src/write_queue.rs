@@ -106,7 +106,7 @@ impl WriteQueue {
         WriteQueue { writes: Slots::new(), order: BTreeMap::new(), order_next: 0 }
     }
 
-    /// Adds a write, behind all others of its block.
+    /// Adds a write after all others of its block.
     pub fn push(
         &mut self,
         issuer: WriteFor,
@@ -197,7 +197,7 @@ impl WriteQueue {
         self.order.range((key, 0)..(key, order)).next().is_none()
     }
 
-    /// Returns whether another operation on the block waits behind this write.
+    /// Returns whether another operation on the block waits for this write.
     pub fn is_awaited(&self, slot: WriteSlot) -> bool {
         let Write { key, order, .. } = self.writes[slot];
         self.order.range((key, order + 1)..=(key, u64::MAX)).next().is_some()

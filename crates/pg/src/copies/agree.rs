@@ -178,7 +178,7 @@ impl Blocks<'_> {
                 fetch.push((*index, from));
             }
         }
-        assert!(left.is_empty(), "what is right was seen at a member");
+        assert!(left.is_empty(), "right units were seen at a member");
         Remedy::Block { version: self.newest, fetch, whole, units, mend, lost }
     }
 }

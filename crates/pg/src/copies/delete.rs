@@ -96,7 +96,7 @@ impl Deletions {
 
     /// Begins a portion that no longer waits for anything; returns the listing that it needs. Blocks up to
     /// the cursor are gone. So the portions of one deletion walk over the PG once, and a second time to check
-    /// that no block appeared behind them.
+    /// that no block appeared in the range already passed.
     fn begin_list(&mut self, slot: DeletionSlot, hashes: (u32, u32)) -> Listing {
         let portion = &mut self.portions[slot];
         assert!(portion.stage == DeletionStage::Waiting);
@@ -114,7 +114,7 @@ impl Deletions {
         let portion = &mut self.portions[slot];
         portion.walk = None;
         let DeletionStage::List { from_start } = portion.stage else {
-            unreachable!("it waits for its list");
+            unreachable!("the portion waits for its list");
         };
         let (image, from, complete) = (portion.image, portion.from, is_last && from_start);
         let last = keys.last().filter(|_| !is_last);
@@ -139,7 +139,7 @@ impl Deletions {
     /// Notes how a delete ended.
     fn on_deleted(&mut self, slot: DeletionSlot, outcome: Result<Outcome, Refusal>) {
         let DeletionStage::Delete { count, refusal, .. } = &mut self.portions[slot].stage else {
-            unreachable!("its deletes are under way");
+            unreachable!("the portion's deletes are under way");
         };
         match outcome {
             Ok(_) => *count += 1,
@@ -151,7 +151,7 @@ impl Deletions {
     fn end_part(&mut self, slot: DeletionSlot) -> Option<(Ticket, Result<Outcome, Refusal>)> {
         let portion = &mut self.portions[slot];
         let DeletionStage::Delete { missing, count, complete, refusal } = &mut portion.stage else {
-            unreachable!("its deletes are under way");
+            unreachable!("the portion's deletes are under way");
         };
         assert!(*missing > 0);
         *missing -= 1;

@@ -83,7 +83,7 @@ impl Pg {
             let ReadStage::Overtaken(outcome, seen) =
                 std::mem::replace(&mut read.stage, ReadStage::Waiting)
             else {
-                unreachable!("it was seen so")
+                unreachable!("the stage was checked above")
             };
             return self.answer_read(slot, outcome, seen, actions);
         }
@@ -160,7 +160,7 @@ impl Pg {
             Ok(Answer::Extents { version, written, damaged }) => {
                 chain.know(layer, version, written, &damaged)
             }
-            Ok(_) => unreachable!("the store answers extents with extents"),
+            Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => chain.fail(refusal_of(error)),
         };
         if all_known {
@@ -215,13 +215,13 @@ impl Pg {
     ) {
         let unit_count = self.shape.block_size.unit_count();
         let ReadStage::FetchParts(chain) = &mut self.reads[slot].stage else {
-            unreachable!("its parts are being fetched");
+            unreachable!("the parts are being fetched");
         };
         let all_fetched = match result {
             Ok(Answer::Read { version, checksums, data }) => {
                 chain.fetched(part, version, checksums, data)
             }
-            Ok(_) => unreachable!("the store answers a read with a read"),
+            Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(StoreError::Damaged { units }) => chain.damaged(part, &units, unit_count),
             Err(error) => chain.fail(refusal_of(error)),
         };
@@ -266,7 +266,7 @@ impl Pg {
                 }
                 self.answer_read(slot, outcome, vec![BlockSeen { image, version }], actions);
             }
-            Ok(_) => unreachable!("the store answers a read with a read"),
+            Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => {
                 let image = self.reads[slot].key.image;
                 let is_damage = matches!(error, StoreError::Damaged { .. });

@@ -1,8 +1,9 @@
 //! Reads of a primary whose own disk is slow, from another acting member.
 //!
 //! Invariants
-//!   1. The member is asked after all earlier writes of the units have ended, so it holds them: a write ends
-//!      when all acting members have it. If its connection breaks, the epoch ends, and the read with it.
+//!   1. The member gets the request after all earlier writes to the units have ended, so it holds these
+//!      writes: a write ends when all acting members have it. If the connection to the member breaks, the
+//!      epoch ends, and the read with it.
 //!   2. The member's answer may include later writes, even writes that this OSD does not hold yet. The
 //!      block's version shows that: the read is answered when these writes have ended, as after a read of
 //!      this OSD's own store.
@@ -108,7 +109,7 @@ impl Pg {
         let read = &self.reads[slot];
         assert!(matches!(read.stage, ReadStage::FetchElsewhere { .. }));
         let Wants::Data { offset, length } = read.wants() else {
-            unreachable!("only data is read elsewhere");
+            unreachable!("other members get only reads of data");
         };
         let (first, end) = units_of(offset, length);
         let Held::Copy(copied) = held else {

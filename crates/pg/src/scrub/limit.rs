@@ -1,9 +1,10 @@
-//! Limits of a look, which is one request to the members to read a key. Members that do not answer in time
-//! are left out, because writes to the key wait for the look. A key whose looks end epochs is skipped.
+//! Limits of a look, which is one request to all members for a digest of a key. Members that do not answer in
+//! time are left out, because writes to the key wait for the look. A key is skipped if its looks have ended
+//! several epochs.
 //!
 //! Invariants
 //!   1. Members read a key for at most [`LOOK_MAX`], and for at most [`AWAITED_MAX`] while an operation waits
-//!      behind the scrub.
+//!      for the scrub.
 //!   2. At most [`LATE_MAX`] looks that were given up await answers: no new key begins at that number.
 //!   3. In a careful epoch, a key is recorded in a durable note before members read it. An epoch is careful
 //!      at first if the previous one ended during a scrub.
@@ -15,7 +16,7 @@ use super::{Stage, Work};
 use crate::face::{Fault, FaultKind};
 use crate::{Action, Pg};
 
-/// Maximum time for which members read a key while an operation waits behind it in its queue.
+/// Maximum time for which members read a key while an operation on the key waits for the scrub.
 const AWAITED_MAX: Duration = Duration::from_secs(2);
 /// Maximum time for which members read a key if no operation waits.
 const LOOK_MAX: Duration = Duration::from_secs(30);
@@ -98,7 +99,7 @@ impl Pg {
         let key = self.work().key;
         self.lead().scrub.careful_left -= 1;
         let Some(running) = &mut self.scrub_note.running else {
-            unreachable!("a key is in work");
+            unreachable!("a key is being scrubbed");
         };
         if !running.begin_trial(Trial { key, epochs: 0 }) {
             let members = self.lead().acting;

@@ -99,7 +99,7 @@ impl Pg {
         self.end_taken(order, PeerBody::Tried { call, is_done }, actions);
     }
 
-    /// Handles the store's answer to a note of a scrub.
+    /// Handles the store's answer to a request to store a scrub's note.
     pub(crate) fn on_peer_kept(
         &mut self,
         call: u32,
@@ -114,6 +114,6 @@ impl Pg {
 pub fn digest_of(result: Result<Answer, StoreError>) -> Digest {
     match result {
         Ok(Answer::Digest(digest)) => digest,
-        _ => unreachable!("the store answers a digest with a digest"),
+        _ => unreachable!("the store sent another kind of answer"),
     }
 }

@@ -19,8 +19,8 @@ use crate::record::{key_text, read_key};
 pub const FINDINGS_MAX: usize = 64;
 /// Maximum number of faults that a note lists for one key: one or two for each member.
 const FAULTS_MAX: usize = 16;
-/// Maximum sizes in bytes: of a note without its list (this constant), of a finding without its faults, and
-/// of a fault.
+/// Maximum size in bytes of a note without its list of findings. The next two constants are the maximum sizes
+/// of a finding without its faults, and of a fault.
 const HEAD_SIZE_MAX: usize = 1024;
 const FINDING_SIZE_MAX: usize = 96;
 const FAULT_SIZE_MAX: usize = 40;
@@ -116,7 +116,8 @@ impl ScrubNote {
     }
 
     /// Lists the damage of a key, in place of an earlier finding for the key. If the list is full, the key is
-    /// only counted. Returns whether the finding is new: the key was not listed, or with other faults.
+    /// only counted. Returns whether the finding is new: the key was not listed, or was listed with other
+    /// faults.
     pub fn list(&mut self, mut finding: Finding) -> bool {
         finding.faults.truncate(FAULTS_MAX);
         match self.findings.binary_search_by_key(&finding.key, |it| it.key) {
@@ -139,8 +140,8 @@ impl ScrubNote {
         }
     }
 
-    /// Adds the faults that are listed for a key to those of a look in which the key was not compared by all
-    /// members.
+    /// Adds the faults that are listed for a key to those of a look in which some members were not
+    /// compared.
     pub(super) fn keep_listed(&self, key: &BlockKey, faults: &mut Vec<(OsdId, Fault)>) {
         let listed = self.finding(key).map_or(&[][..], |finding| &finding.faults);
         let is_new =

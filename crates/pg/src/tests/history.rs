@@ -43,7 +43,7 @@ pub enum Kind {
 
 struct Seen {
     kind: Kind,
-    /// The epoch of the entry at the OSD that was asked.
+    /// The epoch of the entry at the OSD that received the operation.
     epoch: Epoch,
     started: u64,
     ended: u64,
@@ -57,7 +57,7 @@ pub struct History {
     value_last: u32,
 }
 
-/// The operations of one value of one unit.
+/// The zone of one value of one unit: from the earliest end to the latest start of its operations.
 #[derive(Clone, Copy, Debug)]
 struct Zone {
     value: u32,
@@ -72,7 +72,7 @@ impl History {
         (first..first + count).collect()
     }
 
-    /// Returns the newest value that a write was given.
+    /// Returns the newest value that was assigned to a write.
     pub fn last_value(&self) -> u32 {
         self.value_last
     }
@@ -118,7 +118,7 @@ impl History {
         )
     }
 
-    /// Checks everything.
+    /// Checks that the history of each unit is possible.
     pub fn check(&self) {
         for ((stripe, unit), ops) in self.by_unit() {
             check_unit(stripe, unit, &ops);
@@ -126,8 +126,8 @@ impl History {
     }
 
     /// Checks that the newest read of each unit shows nothing older than what must be kept: changes that were
-    /// answered as durable, or synced since. For schedules in which all members lose everything that they
-    /// need not keep.
+    /// answered as durable, or synced since. Meant for schedules in which all members lose everything that
+    /// they need not keep.
     pub fn check_kept(&self) {
         for ((stripe, unit), ops) in self.by_unit() {
             self.check_kept_unit(stripe, unit, &ops);

@@ -100,7 +100,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The disk lies: after the end of the process it holds an earlier state.
+    /// Simulates a disk that lies: after the end of the process the disk holds an earlier state.
     pub fn roll_back(&mut self, state: State) {
         *self = Store { base: state.clone(), now: state, ..Store::default() };
     }

@@ -1,4 +1,5 @@
-//! Another face on the same core: two pieces and their XOR, each at a position of its own.
+//! A second face on the same core: a block is stored as two halves, called pieces, and their XOR. Each has a
+//! position of its own.
 //!
 //! ```text
 //!   block      a b c d          a unit is one number

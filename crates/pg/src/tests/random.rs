@@ -49,7 +49,7 @@ struct Run {
 }
 
 impl Run {
-    /// A pool of pieces: no write is lazy, and no disk loses data.
+    /// A pool with the face of `parity`: no write is lazy, and no disk loses data.
     fn of_pieces(seed: u64) -> Run {
         let mut random = Random::new(seed);
         let mut world = World::of_pieces(seed ^ 0x5555, 3 + random.below(3));
@@ -250,8 +250,8 @@ impl Run {
     }
 
     /// The monitor makes the next entry if there is a reason. In pools with parity, when a learner becomes a
-    /// member, often another member is lost, and the new member restarts and loses what it need not have
-    /// kept.
+    /// member, often another member is lost, and the new member restarts and loses data that it did not
+    /// have to keep.
     fn make_entry(&mut self) {
         let before = self.world.acting();
         self.world.monitor();
@@ -273,7 +273,7 @@ impl Run {
         }
     }
 
-    /// Tells an OSD which disks are slow, whether they are or not. Its own disk is often one of them.
+    /// Tells an OSD that some disks are slow, whether they are or not. Its own disk is often one of them.
     fn hear_of_slow_disks(&mut self) {
         let at = self.any();
         let mut disks = crate::SlowDisks::default();

@@ -14,11 +14,11 @@
 //! | `write OSD BLOCK UNITS` | a client writes some units of a block at its primary |
 //! | `large`, `small` | data of later entries is out of line, or inline |
 //! | `deliver FROM TO` | the next message between two OSDs arrives |
-//! | `store OSD`, `journal OSD` | the OSD's store makes everything durable; makes only its journal entries durable |
-//! | `start OSD`, `kill OSD` | the process starts; it ends, and the store keeps what is written |
+//! | `store OSD`, `journal OSD` | the store makes everything durable; only its journal entries |
+//! | `start OSD`, `kill OSD` | the process starts; the process ends, and the store keeps what is written |
 //! | `crash OSD KEEP` | the power fails; the store keeps this many entries beyond those that are durable |
 //! | `cut A B`, `heal` | two OSDs cannot connect; all can again |
-//! | `fill OSD` | its node lets this primary fill two blocks at a time |
+//! | `fill OSD` | the OSD's node lets this primary fill two blocks at a time |
 //! | `plan OSD...` | where copies must be from now on |
 //! | `state` | the state of each OSD, and its blocks |
 //!

@@ -21,7 +21,7 @@ use crate::{
     Absence, Action, Limits, Need, Pg, Record, ScrubEvent, ScrubNote, Serving, Shape, Ticket,
 };
 
-/// A small generator; the seed is printed by every failure.
+/// A small random number generator; every failure prints its seed.
 pub struct Random(u64);
 
 impl Random {
@@ -82,9 +82,9 @@ pub struct World {
     open: BTreeMap<(usize, Ticket), usize>,
     ticket_next: u32,
     pub random: Random,
-    /// Entries whose data is out of line, in percent.
+    /// Percentage of entries whose data is out of line.
     pub large_percent: usize,
-    /// Writes and zeroes that are lazy, in percent.
+    /// Percentage of writes and zeroes that are lazy.
     pub lazy_percent: usize,
     /// What members sent, for scenarios: (from, to, message).
     pub sent: Vec<(usize, usize, PeerBody)>,
@@ -111,7 +111,7 @@ impl World {
         World::of(seed, osds, copies, shape())
     }
 
-    /// A pool of two pieces and their parity.
+    /// A pool with the face of `parity`: two pieces and their XOR.
     pub fn of_pieces(seed: u64, osds: usize) -> World {
         World::of(seed, osds, 3, Shape { face: &Parity, ..shape() })
     }

@@ -236,7 +236,7 @@ fn a_difference_is_passed_on_once_and_only_if_it_is_the_one_that_was_asked_for()
         }
         says_in(&mut world, (1, at), delta.clone()).unwrap();
         says_in(&mut world, (1, at), delta).unwrap_err();
-        // The member's genuine message now arrives as a second one.
+        // The member's genuine message, which would arrive as a second one, is lost with the connection.
         world.disconnect(at, 1);
         world.settle();
         world.check_equal();
