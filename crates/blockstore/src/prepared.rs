@@ -433,7 +433,7 @@ impl Blocks {
         self.prepared.insert(PreparedVersion::new(change, below, has_place));
     }
 
-    /// Removes the prepared versions that a version prepared by peering replaces. A copy replaces nothing.
+    /// Removes the prepared versions that `header` replaces, in peering. A copy replaces nothing.
     pub fn replace(&mut self, header: &EntryHeader, key: &BlockKey) {
         if let (Some(above), false) = (header.replaces, header.flags.is_copy) {
             self.drop_above(key, above);

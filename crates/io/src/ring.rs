@@ -71,7 +71,7 @@ pub(crate) enum Op {
         buffer: BufferMut,
         from: usize,
     },
-    /// Sends as much as the socket has room for; ends during its submission.
+    /// Sends as much as the socket has room for; completes when it is submitted.
     Send { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd>, queue: Box<SendQueue> },
     /// Waits for another thread's wake-up.
     Wake,

@@ -175,7 +175,7 @@ fn compare_pg(
         match index_of(member.osd) {
             Some(index) => members.push(index),
             None => {
-                let text = format!("PG {pg}: the copy on {} is not compared", member.osd);
+                let text = format!("PG {pg}: the copy on {} was not compared", member.osd);
                 found.find(Severity::Warning, text);
             }
         }

@@ -82,7 +82,7 @@ pub(crate) struct DiskWatch {
     is_slow: bool,
     stage: Stage,
     stalls: Stalls,
-    /// If a probe is under way: the store's running time when it was sent.
+    /// If a probe is under way: when it was sent, as time for which the store has run.
     probe: Option<Time>,
 }
 

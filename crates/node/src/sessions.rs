@@ -187,7 +187,7 @@ impl Sessions {
         self.sessions.get(&session).map(|known| known.names)
     }
 
-    /// Returns whether started requests of older connections must end before the session is served.
+    /// Returns whether requests in flight from older connections must end before the session is served.
     pub fn must_wait(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|known| known.started_before > 0)
     }

@@ -315,8 +315,8 @@ impl SpaceCredits {
         self.is_wanting |= credit.wants_more;
     }
 
-    /// Returns the givers whose leases must be renewed now to request more space. Each is returned once,
-    /// until its next regular renewal or until its limit has grown.
+    /// Returns the givers from which more space must be requested now, with a lease renewal. Each is returned
+    /// at most once before its next regular renewal or the growth of its limit.
     pub fn take_wanting(&mut self) -> Vec<OsdId> {
         if !std::mem::take(&mut self.is_wanting) {
             return Vec::new();

@@ -34,7 +34,7 @@ pub struct Survey {
     tails: BTreeMap<PgId, Vec<(Version, Lsn)>>,
     /// Per PG, the highest version that any entry records as committed, as settled, or as the floor.
     committed: BTreeMap<PgId, Version>,
-    /// Entries whose data loss earlier recoveries recorded.
+    /// Entries that an earlier recovery recorded as damaged.
     pub damaged: BTreeSet<Lsn>,
 }
 

@@ -184,7 +184,7 @@ impl Pg {
         let block_size = self.shape.block_size;
         let new = Part::of(content.clone(), block_size, false)?;
         if new.version != header.version || !units.without(&new.units).is_empty() {
-            return Err("differences were requested of units that do not change".into());
+            return Err("differences were requested for units that do not change".into());
         }
         let difference = Difference { key, new, units };
         self.stripe_member().differences.insert(header.version, difference);

@@ -175,7 +175,7 @@ impl Client {
 pub struct CutOff {
     /// The index of the client.
     pub client: usize,
-    /// A volume that the client has attached, and that is removed during the cut-off.
+    /// A volume that the client has attached, and that is removed while the client is cut off.
     pub volume: usize,
 }
 

@@ -82,8 +82,8 @@ pub enum Life {
     Gone,
 }
 
-/// The moment from which all PGs refuse sessions that were opened before a shrunk volume grew again, or
-/// sessions of a removed volume.
+/// When all PGs began to refuse old sessions: those of a removed volume, or those that were opened before a
+/// shrunk volume grew again.
 struct Seal {
     first_unit: u64,
     opened_before: Moment,

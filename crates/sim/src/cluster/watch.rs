@@ -549,7 +549,7 @@ impl Watch {
         let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(()) };
         for giver in entry.acting().filter_map(|member| index_of(member.osd)) {
             let until = self.leases.get(&(holder, giver)).copied().unwrap_or_default();
-            // A reply is sent at the end of the turn in which the OSD checked its leases, so it may be
+            // The OSD checked its leases earlier in this turn of its event loop, so the reply may be
             // slightly late.
             if giver != holder && until + Duration::from_millis(1) < now {
                 return Err(format!(
