@@ -342,6 +342,7 @@ impl Node {
         }
         if self.phase == Phase::Running && self.disk_watch.at <= now {
             self.watch_disk(now, effects);
+            self.return_room(now, effects);
         }
         if self.phase == Phase::Running && self.reports.at() <= now {
             self.reports.set(now + self.report_every());
@@ -363,6 +364,16 @@ impl Node {
             Some(LookStep::Leave) => self.begin_end(now, effects),
             Some(LookStep::Probe(request)) => self.store.ask(now, StoreCall::Probe, *request),
             None => {}
+        }
+    }
+
+    /// Sends the marks of pools with parity: the room that their prepared versions take in the members'
+    /// journals is free again once they are committed. Small journals would be full before the next report.
+    fn return_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for slot in self.pgs.slots() {
+            if self.pgs[slot].keeps_parity() {
+                self.drive(now, slot, effects, |pg, actions| pg.tell_mark(actions));
+            }
         }
     }
 

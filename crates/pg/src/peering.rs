@@ -259,7 +259,7 @@ impl Pg {
     }
 
     /// Sends the mark to the other acting members, if no write has carried it. Called periodically.
-    pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
+    pub fn tell_mark(&mut self, actions: &mut Vec<Action>) {
         let mark = self.mark();
         if self.serving != Serving::Active {
             return;
