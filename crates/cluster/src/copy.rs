@@ -142,7 +142,7 @@ fn is_pool_sound(pool: PoolId, revision: MapRevision) -> bool {
     numbers::check_pool(pool).is_ok() && numbers::check_revision(revision).is_ok()
 }
 
-/// The epochs of a PG that a member's record derives from.
+/// The epochs of a PG that a member's record continues.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Activated {
     /// The PG.

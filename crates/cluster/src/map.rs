@@ -177,9 +177,9 @@ pub struct MapDelta {
 /// A change of one pool's map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolDelta {
-    /// The revision that it applies to; 0: a snapshot, which needs no earlier map.
+    /// The revision that this change applies to; 0: a snapshot, which needs no earlier map.
     pub since: MapRevision,
-    /// The revision that results.
+    /// The revision of the map after this change.
     pub revision: MapRevision,
     /// The pool's rules, complete.
     pub pool: Pool,

@@ -194,7 +194,7 @@ pub enum ToMonitor {
     },
     /// Requests every later change of the state store.
     WatchState {
-        /// Only keys with this prefix.
+        /// Only changes of keys with this prefix are sent.
         prefix: String,
     },
     /// An operator's command.
@@ -291,7 +291,7 @@ pub enum FromMonitor {
         /// OSDs whose disks hang: primaries that avoid a slow disk do not read from these OSDs.
         stalled: Vec<OsdId>,
     },
-    /// Changes of the state store follow from here on.
+    /// The answer to [`ToMonitor::WatchState`]: the changes of the state store follow.
     StateWatched,
     /// A key of the state store has changed.
     StateChanged {
@@ -316,7 +316,8 @@ pub enum FromMonitor {
         /// Whether the session holds the image's lock.
         #[serde(default)]
         locked: bool,
-        /// Whether writes of the session may be acknowledged before they are durable. Only with the lock.
+        /// Whether writes of the session may be acknowledged before they are durable; only possible with
+        /// the lock.
         #[serde(default)]
         lazy: bool,
         /// The client returns this value when it resumes the session: see `records::SessionRecord`.
@@ -379,7 +380,7 @@ pub struct OsdReport {
     pub suspect: bool,
     /// How the OSD's store commits: `fsync` or `immediate`.
     pub commit: String,
-    /// Whether O_DIRECT was refused and the store is buffered.
+    /// Whether the file system refused O_DIRECT, so that the store's I/O is buffered.
     pub buffered: bool,
     /// PGs that the OSD serves as primary.
     pub active: Vec<PgId>,
@@ -470,7 +471,7 @@ pub struct DiskOperations {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskWork {
-    /// Reads of data and of pages.
+    /// Reads of data and of index leaves.
     pub reads: DiskOperations,
     /// Journal writes.
     pub writes: DiskOperations,
@@ -690,7 +691,7 @@ pub enum Command {
     OsdTree,
     /// List all PGs.
     PgList {
-        /// Only PGs of this pool.
+        /// The pool whose PGs are listed; `None`: all pools.
         pool: Option<String>,
     },
     /// Describe one PG.
@@ -740,7 +741,7 @@ pub enum Command {
     Status,
     /// List keys and values of the state store.
     StateList {
-        /// Only keys with this prefix.
+        /// Only keys with this prefix are listed.
         prefix: String,
     },
     /// Read one key of the state store.
@@ -752,7 +753,7 @@ pub enum Command {
     StatePut {
         /// The key.
         key: String,
-        /// JSON text.
+        /// The new value, as JSON text.
         value: String,
     },
     /// Restore keys that only monitors write and that were edited by hand.
@@ -788,7 +789,7 @@ pub enum Command {
     },
     /// List recorded tasks (removal, shrink) and their progress.
     TaskList {
-        /// Only tasks of this image.
+        /// The image whose tasks are listed; `None`: all images.
         image: Option<ImageId>,
     },
 }

@@ -166,7 +166,7 @@ pub struct Identity {
 /// The monitor of a cluster: plans placement, publishes the map, manages sessions and tasks.
 pub struct Monitor {
     identity: Identity,
-    /// When the current event arrived.
+    /// The time at which the current event arrived.
     now: Time,
     /// The number of the current event, counted from 1.
     event_last: u64,

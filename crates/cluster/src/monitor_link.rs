@@ -24,7 +24,7 @@ pub struct MonitorLink {
     heartbeat: Heartbeat,
 }
 
-/// The stages of the connection, in order of time.
+/// The stages of the connection, in the order in which they occur.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// No connection to a monitor is wanted.
@@ -44,7 +44,7 @@ pub enum LinkStep {
     Connect {
         /// The address of a monitor.
         address: String,
-        /// When the attempt times out.
+        /// The time at which the attempt times out.
         until: Time,
     },
     /// Ask the monitor whether it is alive.
@@ -84,7 +84,7 @@ impl MonitorLink {
         self.reconnect.addresses()
     }
 
-    // ---- questions
+    // ---- queries
 
     /// Whether no connection to a monitor is wanted.
     pub fn is_idle(&self) -> bool {
@@ -134,7 +134,7 @@ impl MonitorLink {
         }
     }
 
-    // ---- moves
+    // ---- transitions
 
     /// Starts the link: the first attempt is due now. Requires: the link is idle.
     pub fn start(&mut self, now: Time) {
@@ -175,8 +175,8 @@ impl MonitorLink {
         self.stage = Stage::Connecting { connection, until };
     }
 
-    /// Records that the handshake succeeded. `answer_by`: when the monitor must have answered the next
-    /// request; `None`: the monitor serves at once. Requires: the connection is being made.
+    /// Records that the handshake succeeded. `answer_by`: the time by which the monitor must answer
+    /// the next request; `None`: the monitor serves at once. Requires: the connection is being made.
     pub fn on_connected(&mut self, now: Time, answer_by: Option<Time>) {
         let Stage::Connecting { connection, .. } = self.stage else {
             unreachable!("only a connection that is being made is opened");

@@ -3,7 +3,7 @@
 //! Invariants
 //!   1. A record identifies its own key: the text under a key parses to a record of that key.
 //!   2. Fields that this version does not recognize are preserved when it writes a record again.
-//!   3. A text that contains a number that cannot have been issued is rejected as a record.
+//!   3. Text that contains a number that cannot have been issued is not accepted as a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -271,7 +271,7 @@ pub struct SettingRecord {
 /// `counter/NAME`: the last id issued.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CounterRecord {
-    /// What is counted.
+    /// The counter's name.
     pub name: CounterName,
     /// The last id issued; 0: none yet.
     pub last: u64,
@@ -545,7 +545,7 @@ pub struct ChangeRecord {
 const REIGN_COUNT_MAX: usize = 16;
 
 impl ChangeRecord {
-    /// Returns the record after a transaction with this number by this reign.
+    /// Returns this record as it is after a transaction with this number, made by this reign.
     pub fn with(&self, change: u64, reign: u64) -> ChangeRecord {
         let mut next = ChangeRecord { last: change, ..self.clone() };
         if next.reigns.last().is_none_or(|(_, last)| *last != reign) {

@@ -213,7 +213,7 @@ impl Transaction {
     }
 }
 
-/// Requests of the logic to the state store. Every effect except `Unwatch` is answered once.
+/// Requests from the monitor's logic to the state store. Every effect except `Unwatch` is answered once.
 /// Effects in flight at the same time may be carried out in any order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateEffect {
@@ -279,7 +279,7 @@ pub enum StateEffect {
     },
 }
 
-/// Answers and events of the state store to the logic.
+/// Answers and events from the state store to the monitor's logic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateEvent {
     /// The answer to a range read.
@@ -414,7 +414,7 @@ pub trait StateStore {
     /// Starts an effect; appends the answers that are available.
     fn apply(&mut self, now: Time, effect: StateEffect, events: &mut Vec<StateEvent>);
 
-    /// Appends answers and changes that have arrived since, and ends leases that have expired.
+    /// Appends answers and changes that have arrived since the last call, and ends leases that have expired.
     fn poll(&mut self, now: Time, events: &mut Vec<StateEvent>);
 
     /// Returns the latest time at which `poll` must be called, if ever.

@@ -2,22 +2,22 @@
 //!
 //! | situation | action |
 //! |---|---|
-//! | a learner was reported complete in this epoch, in these runs | it takes its position if that is empty or its member is removed by this change; otherwise it waits, bound |
-//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least minimum size sound members remain, all heard from since; otherwise the set stays |
-//! | an acting member is up in a new run | the entry gets the new run; the set stays |
+//! | a learner was reported complete in this epoch, with the runs in the entry | it takes its position if that is empty or its member leaves in this change; otherwise it waits, and writes wait for it |
+//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least `min_size` sound members remain and all of them have been heard from since; otherwise the set stays as it is |
+//! | an acting member is up in a new run | the entry gets the new run; the set stays as it is |
 //! | a learner is complete as above, and all members are sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan is up and not acting | it becomes a learner for the position that needs it most |
 //! | everything is as planned | the plan's first OSD whose disk is not slow (if all are slow, the first) becomes primary as soon as it may, if it reaches all members |
-//! | an OSD rests after many starts | it does not become a learner; a member is removed in its next run if at least minimum size others remain |
-//! | the disk of an acting member or learner hangs | it is removed if at least minimum size others have disks that respond and have been heard from since; otherwise the entry stays |
+//! | an OSD rests after many starts | it does not become a learner; if it is a member, it is removed in its next run, provided that at least `min_size` others remain |
+//! | the disk of an acting member or learner hangs | it is removed if at least `min_size` others have disks that respond and have been heard from since; otherwise the entry stays as it is |
 //! | a pool with parity has more positions than the entry | the entry gets the missing positions, empty |
 //! | the primary cannot reach some members | they are removed like lost members; if too few would remain, a member that reaches enough others becomes primary, and those out of its reach are removed |
 //!
 //! Invariants
 //!   1. An OSD joins the acting set only after it was reported complete in exactly this epoch and these runs
 //!      of the entry.
-//!   2. A member leaves the acting set only if at least minimum size members that hold everything remain,
-//!      are up, and have been heard from since.
+//!   2. A member leaves the acting set only if at least `min_size` members that hold everything remain, are
+//!      up, and have been heard from since.
 //!   3. Members stay at their positions. Where positions are roles (parity), a learner gets only the position
 //!      that it was filled for, and keeps it while that position needs a new member.
 //!   4. Each change starts the next epoch. If nothing changes, there is no next entry. If all members are up
@@ -180,7 +180,7 @@ impl Given<'_> {
         self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled)
     }
 
-    /// Whether members whose disks hang may be removed: at least minimum size members must have disks that
+    /// Whether members whose disks hang may be removed: at least `min_size` members must have disks that
     /// respond. A disk with a pending operation that began before the first disk hung does not count, because
     /// it may be about to hang too.
     fn stalled_go(&self, entry: &PgEntry) -> bool {
@@ -244,8 +244,8 @@ pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntr
     (given.renew || !next.has_same_members(entry)).then_some(next)
 }
 
-/// Chooses the leader according to the broken links: the present primary, or, if it can reach too few
-/// members, a member that can reach enough. Bars the members that the leader cannot reach.
+/// Chooses the OSD that leads the PG, according to the broken links: the present primary, or, if it can reach
+/// too few members, a member that can reach enough. Bars the members that the chosen OSD cannot reach.
 fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let links = given.links;
     let primary = entry.primary_osd()?;
@@ -307,7 +307,7 @@ fn bar(given: &mut Given<'_>, osds: impl Iterator<Item = (OsdId, u64)>) {
     }
 }
 
-/// Bars OSDs that the leader cannot reach and that are not acting members.
+/// Bars OSDs that `leader` cannot reach and that are not acting members.
 fn bar_others(given: &mut Given<'_>, leader: OsdId, entry: &PgEntry) {
     let is_other = |osd: &OsdId| entry.position_of(*osd).is_none();
     let links = given.links;
@@ -328,7 +328,7 @@ fn ready_learners(entry: &PgEntry, given: &Given<'_>) -> Vec<Learner> {
 }
 
 /// Removes lost members, if that is allowed, and puts ready learners into empty positions. Returns
-/// the ready learners whose positions are not empty: they stay bound.
+/// the ready learners whose positions are not empty: they wait, and no write is acknowledged without them.
 fn replace_lost(
     positions: &mut [Option<Member>],
     ready: Vec<Learner>,
@@ -407,8 +407,8 @@ fn replace_surplus(
     waiting
 }
 
-/// Returns the position of a member that is not in the plan: preferably `wanted`, and the leader's position
-/// only as the last choice. Where positions are roles, only `wanted` is possible.
+/// Returns the position of a member that is not in the plan: preferably `wanted`, and the position of
+/// `leader` only as the last choice. Where positions are roles, only `wanted` is possible.
 fn surplus_position(
     positions: &[Option<Member>],
     wanted: usize,
@@ -444,7 +444,7 @@ fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given
 
 /// Chooses OSDs of the plan to become learners: one for each position without a sound member, or one in total
 /// if all members are sound, so that a change of the plan does not multiply the writes. Present learners
-/// continue; an OSD that cannot reach the leader does not become a new learner.
+/// continue; an OSD that cannot reach `leader` does not become a new learner.
 fn learners_beside(
     positions: &[Option<Member>],
     leader: Option<OsdId>,

@@ -40,7 +40,8 @@ struct Connection {
     subscription: Option<Subscription>,
     /// The OSD that has joined over this connection.
     osd: Option<OsdId>,
-    /// The monitor that counts as present while this connection lasts.
+    /// The monitor that identified itself over this connection; it counts as present while the connection
+    /// lasts.
     monitor: Option<MonitorId>,
     /// The sessions that use this connection, each with the number of its bytes that wait for free space.
     sessions: BTreeMap<SessionId, u64>,

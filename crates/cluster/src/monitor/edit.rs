@@ -32,14 +32,14 @@ use crate::state::{KeyValue, StateRevision, WatchId};
 const WATCHED_COUNT_MAX: usize = 10_000;
 /// Maximum number of undone edits that are kept for `status`.
 const UNDONE_COUNT_MAX: usize = 100;
-/// How long `status` lists an undone edit, unless its key is written correctly before.
+/// How long `status` lists an undone edit, unless its key is written correctly sooner.
 const UNDONE_SPAN: Duration = Duration::from_secs(24 * 3600);
 
 /// Changes that the store reported, and what is needed to distinguish manual edits from this
 /// monitor's own writes.
 #[derive(Default)]
 pub(super) struct Watching {
-    /// The watch on all keys, once this monitor has led.
+    /// The watch on all keys; it begins when this monitor becomes the leader.
     pub(super) watch: Option<WatchId>,
     /// Changes that have not been compared yet.
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
@@ -115,7 +115,7 @@ fn protected_because(key: &Key) -> Option<&'static str> {
     }
 }
 
-/// Whether a manual edit of the key makes the store damaged.
+/// Whether the store counts as damaged after a manual edit of the key.
 fn is_guarded(key: &Key) -> bool {
     // The next transaction restores `change`, a lost `leader` key ends the leadership, and nothing
     // depends on statistics.
@@ -435,7 +435,7 @@ impl Monitor {
                 return Ok(Plan::Write { batch, done: None });
             }
         }
-        // Remove the list of edited keys, but not the mark of an interrupted restore.
+        // Remove the `recovery` record if it lists edited keys, but not that of an interrupted restore.
         let is_mark =
             |record: &Record| matches!(record, Record::Recovery(it) if !it.edited.is_empty());
         let mark = committed.record(&Key::Recovery).filter(|record| is_mark(record));

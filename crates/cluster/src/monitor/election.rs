@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. A separate [`Monitor`] does the leading. It is created when a lease is granted, and set aside with
-//!      its whole state when leadership is lost: this state is never compared with what another leader has
-//!      written since. Only `status` is answered from it, while nobody leads.
+//!   1. A separate [`Monitor`] performs the leader's work. It is created when a lease is granted, and set
+//!      aside with its whole state when leadership is lost: this state is never compared with
+//!      what another leader has written since. Only `status` is answered from it, while nobody leads.
 //!   2. The leader's key is attached to the lease. While the key is attached to another monitor's lease, no
 //!      monitor takes it, so one leadership ends before the next begins.
 //!   3. Safety rests on comparing the leader's key in every transaction. Clocks only decide when to
@@ -69,7 +69,7 @@ pub struct Election {
     suspicion: Option<StateRequest>,
     /// The state of this monitor when it last led, as long as no other monitor is known to have led since.
     last_led: Option<LastLed>,
-    /// The leader in the last log line.
+    /// The leader according to the last log line about leadership.
     leader_told: Option<MonitorId>,
 }
 
@@ -80,7 +80,7 @@ struct LastLed {
     at: Time,
 }
 
-/// The stages, in order of time.
+/// The stages of a monitor, in the order in which they occur.
 enum Stage {
     /// Waits until it is time to read the leader's key.
     Rest { until: Time },

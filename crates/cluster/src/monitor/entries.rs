@@ -261,7 +261,8 @@ impl Monitor {
         }
     }
 
-    /// Probes the members of PGs that `from` leads: these would have to continue without one of the two OSDs.
+    /// Probes the members of PGs that `from` leads: if a link of `from` is broken, these PGs have to continue
+    /// without `from` or without the OSD at the other end of the link.
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.committed.pools() {

@@ -103,7 +103,7 @@ impl Monitor {
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
-            Command::PgGiveUp { .. } => unreachable!("it is no job, or one of its own"),
+            Command::PgGiveUp { .. } => unreachable!("it is not a job, or has a job of its own"),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
             }

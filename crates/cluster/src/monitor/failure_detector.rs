@@ -151,8 +151,8 @@ impl Monitor {
 
     /// Begins the grace period of an OSD whose connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
-        // An OSD that left this monitor while it was suspended first tries the other monitors, and then
-        // returns.
+        // An OSD that disconnected while this monitor was suspended first tries the other monitors, and
+        // then returns.
         let all_return =
             self.failure_detector.back_since.map(|back| back + self.span(Setting::OsdReturn));
         let grace_ends = now + self.span(Setting::OsdGrace);

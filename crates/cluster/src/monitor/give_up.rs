@@ -4,7 +4,7 @@
 //! not record it. An operator who gets no answer in time checks the PG's state and, if it is still needed,
 //! runs the command again.
 //!
-//! If fewer than minimum size members are up, the members that are down can be given up (`they_are_off`): the
+//! If fewer than `min_size` members are up, the members that are down can be given up (`they_are_off`): the
 //! next entry does not contain them. Only the operator's confirmation prevents two halves of a PG from
 //! serving at the same time: each given-up member must stay off until it has the new map. A member that has
 //! returned in a new run that may have lost data is given up with them, if another member is left.

@@ -35,7 +35,7 @@ pub(super) struct Leadership {
     believes_from: Option<StateRevision>,
 }
 
-/// The stages, in order of time.
+/// The stages on the way to leadership, in the order in which they occur.
 enum Stage {
     /// Waits for the first event.
     New,

@@ -59,8 +59,8 @@ pub(super) struct OsdLive {
     pub(super) liveness: Liveness,
     /// Map revisions that the OSD has applied, by pool: it refuses requests with an older one.
     saw: BTreeMap<PoolId, MapRevision>,
-    /// Removed pools that this OSD was asked over this connection to clear; true once it has reported that it
-    /// did.
+    /// Removed pools that this OSD was asked over this connection to clear, each with whether it has reported
+    /// that the pool is cleared.
     pub(super) clearing: BTreeMap<PoolId, bool>,
     /// Scrubs of PGs that the OSD leads, as it reported them over this connection.
     pub(super) scrubs: BTreeMap<PgId, ScrubRow>,

@@ -1,8 +1,8 @@
 //! Taking OSDs out of the cluster, putting them back in, and removing them.
 //!
 //! An OSD that is out keeps serving its PGs until the other OSDs of the plan have their data, so taking an
-//! OSD out loses nothing. An OSD is removed only when no PG needs it; removed pools then no longer wait for
-//! it.
+//! OSD out loses nothing. An OSD is removed only when no PG needs it; the clearing of removed pools then no
+//! longer waits for it.
 
 use base::{Incarnation, OsdId, PgId};
 use serde_json::json;
@@ -79,7 +79,7 @@ pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<
         });
     }
     let mut batch = Batch::new(committed);
-    // Receivers of the map learn of the removal by a new revision, as of any other change.
+    // Receivers of the map learn of the removal from a new revision, as they do of any other change.
     let last = committed.osd_revision_max() + 1;
     let name = CounterName::OsdRevision;
     batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));

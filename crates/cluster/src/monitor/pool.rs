@@ -49,7 +49,7 @@ impl Monitor {
         }
         if committed.pools().count() >= POOL_COUNT_MAX {
             let message = format!("the cluster already has {POOL_COUNT_MAX} pools");
-            return Err(failure("invalid", message, "use one of them"));
+            return Err(failure("invalid", message, "use one of the existing pools"));
         }
         let failure_domain = failure_domain.unwrap_or(FailureDomain::Host);
         let candidates = self.candidates(failure_domain);
@@ -99,7 +99,7 @@ impl Monitor {
                          records of only {room}",
                         size >> 20
                     ),
-                    "use fewer --pgs or larger OSDs",
+                    "choose a lower PG count with --pgs, or use larger OSDs",
                 ));
             }
         }
@@ -266,7 +266,7 @@ fn check_min_size(scheme: Scheme, min_size: u32) -> Result<(), String> {
     if (fewest..=most).contains(&min_size) {
         return Ok(());
     }
-    Err(format!("min_size of {scheme} must be from {fewest} to {most}, not {min_size}"))
+    Err(format!("min_size with scheme {scheme} must be from {fewest} to {most}, not {min_size}"))
 }
 
 /// Returns a pool as commands show it, with the numbers that its scheme implies.
@@ -297,7 +297,7 @@ fn checked_pg_count(count: u32, scheme: Scheme) -> Result<u32, Failure> {
     }
     Err(failure(
         "invalid",
-        format!("a pool of {scheme} cannot have {count} PGs"),
+        format!("a pool with scheme {scheme} cannot have {count} PGs"),
         format!("use a power of two from 1 to {most}"),
     ))
 }
@@ -308,7 +308,7 @@ fn check_member_count(pg_count: u32, scheme: Scheme) -> Result<(), String> {
     if pg_count <= most {
         return Ok(());
     }
-    Err(format!("a pool of {scheme} can have at most {most} PGs, not {pg_count}"))
+    Err(format!("a pool with scheme {scheme} can have at most {most} PGs, not {pg_count}"))
 }
 
 /// Returns the largest number of PGs that a pool may have, a power of two.

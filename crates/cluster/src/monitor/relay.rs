@@ -66,7 +66,7 @@ struct RelayedConnection {
     said: Vec<String>,
 }
 
-/// The stages of a relayed connection, in order of time.
+/// The stages of a relayed connection, in the order in which they occur.
 #[derive(Clone, Copy)]
 enum Stage {
     /// Waits for a leader, or for the time of the next attempt.

@@ -8,9 +8,9 @@
 //!   `state recover` ──▶ Draft: the new contents of the store ──▶ transactions ──▶ this monitor starts over
 //! ```
 //!
-//! The draft uses all records as of one transaction, the newest one of which a complete copy exists; and for
-//! each PG the entry with the highest epoch that any OSD or the store has. Epochs, revisions, runs and ids
-//! are raised above every value that was seen.
+//! The draft uses all records as of one transaction: the newest one for which a complete copy exists. For
+//! each PG it uses the entry with the highest epoch that any OSD or the store has. Epochs, revisions, runs
+//! and ids are raised above every value that was seen.
 //!
 //! Invariants
 //!   1. The draft is made only once every OSD that has ever run has sent all its records, or is
@@ -391,7 +391,7 @@ struct Draft<'a> {
     records: BTreeMap<Key, Record>,
     /// Number of sessions that end: there are too many, or their ids were issued twice.
     ended_count: usize,
-    /// Number of PGs whose newest entry is missing from the store.
+    /// Number of PGs for which an OSD has a newer entry than the store.
     newer_count: usize,
     pg_count: usize,
 }

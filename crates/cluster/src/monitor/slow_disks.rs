@@ -36,13 +36,14 @@ const RATIO_SLOW: u64 = 10;
 const RATIO_WELL: u64 = 5;
 /// A mean below this is never slow: clients do not notice the delay.
 const MEAN_SLOW_MIN: Duration = Duration::from_millis(2);
-/// Minimum number of operations of a kind in an interval, unless fewer took half of the interval together.
+/// Minimum number of operations of a kind in an interval for a mean time; fewer suffice if together they took
+/// half of the interval.
 const COUNT_MIN: u64 = 3;
 /// Number of intervals in `disk_slower_ms`.
 const INTERVAL_COUNT: u64 = 6;
 /// A slow disk that has not been measured for this many times `disk_slower_ms` returns to `Well`, as a trial.
 const FORGET_AFTER: u64 = 10;
-/// Maximum number of times that this span doubles.
+/// Maximum number of times that the time until the next trial doubles.
 const DOUBLINGS_MAX: u32 = 4;
 
 /// A kind of disk operation.
@@ -112,7 +113,7 @@ fn millis_text(span: Duration) -> String {
     }
 }
 
-/// The stages of the diagram above.
+/// The stages in the diagram at the top of this file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Well,
@@ -145,7 +146,7 @@ pub(super) struct SlowDisks {
     /// Whether an interval has ended. Until then OSDs keep, and report, what an earlier leader told them.
     has_judged: bool,
     disks: BTreeMap<OsdId, Disk>,
-    /// What OSDs were told last.
+    /// The lists that OSDs were sent last.
     told: Told,
 }
 

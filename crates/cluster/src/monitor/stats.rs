@@ -119,7 +119,8 @@ impl Space {
         }
     }
 
-    /// Drops reported space, by OSD and sequence number of the connection.
+    /// Drops the reported space for which `is_forgotten` returns true, given the OSD and the sequence number
+    /// of the connection.
     fn forget(&mut self, is_forgotten: impl Fn(OsdId, u64) -> bool) {
         for of_image in self.images.values_mut() {
             of_image.retain(|osd, (_, order)| !is_forgotten(*osd, *order));

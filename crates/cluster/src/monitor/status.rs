@@ -591,7 +591,8 @@ impl Monitor {
                 message: format!("{osd} cannot serve {count} of its PGs for now: {why}"),
                 hint: format!(
                     "the cluster retries automatically; the OSD's log shows what its disk lacks: \
-                     space, or room for notes. `ashlar osd out {}` moves its copies elsewhere",
+                     space for data, or space for the OSD's records. `ashlar osd out {}` moves its \
+                     copies elsewhere",
                     osd.get()
                 )
                 .into(),

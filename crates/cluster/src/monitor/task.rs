@@ -40,7 +40,7 @@ pub(super) struct TaskRun {
     time_left: Option<Duration>,
 }
 
-/// The stages, in order of time.
+/// The stages of a task, in the order in which they occur.
 enum TaskStage {
     /// Waits until every OSD of the pool that is up has seen the fences.
     Fence,

@@ -1,6 +1,7 @@
 //! Tracks how long PGs have not been served. A pause that ends within seconds is not an error.
 //!
-//! This state is lost when the process ends: after a failover, the time of each PG starts again.
+//! This state is lost when the process ends: after a failover, the time of each PG starts again
+//! from zero.
 
 use std::collections::BTreeMap;
 

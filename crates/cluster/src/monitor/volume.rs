@@ -57,7 +57,7 @@ impl Monitor {
         let committed = &self.committed;
         check_name("volume", name)?;
         if committed.image_named(name).is_some() {
-            let hint = "choose another name, or remove that one";
+            let hint = "choose another name, or remove that volume";
             return Err(failure("exists", format!("there is already a volume {name}"), hint));
         }
         let pool = self.chosen_pool(pool)?;

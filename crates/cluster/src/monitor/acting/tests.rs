@@ -204,7 +204,7 @@ fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
     // The OSD that was cut off does not become a learner while it reports that it cannot reach the primary.
     assert_eq!(cut.next(&entry(3, 2, &all[1..], &[])), None);
     assert_next(&scene, &entry(3, 2, &all[1..], &[]), 2, &[2, 3], &[1]);
-    // Nothing changes before the remaining members were heard from.
+    // Nothing changes until the remaining members have been heard from.
     assert_eq!(cut.clone().with(3, |s| s.heard = 8).next(&rest), None);
     // Reports of the same links from the other side change nothing.
     assert_next(&cut.clone().cut(2, &[1]).cut(3, &[1]), &rest, 2, &[2, 3], &[]);

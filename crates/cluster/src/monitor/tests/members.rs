@@ -307,7 +307,7 @@ fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_
     }
     let mut waits = Vec::new();
     for is_quick in [false, true, false, true, false] {
-        // An OSD that returns before it is marked down remained a member until then.
+        // An OSD that returns before it is marked down is still a member when it returns.
         let span = if is_quick { Duration::from_millis(1) } else { Duration::from_secs(1) };
         rig.crash_osd(1);
         rig.advance(span);

@@ -481,7 +481,7 @@ fn the_next_monitor_does_not_believe_a_manual_edit() {
 
 #[test]
 fn a_manual_edit_of_the_mark_of_a_restore_changes_nothing() {
-    // A mark without a cause is removed; an edited mark of guarded keys is restored.
+    // A `recovery` record without a cause is removed; an edited one that lists guarded keys is restored.
     let mut rig = with_lock();
     rig.hand_writes("recovery", Some(r#"{"monitor":1}"#));
     assert_eq!(rig.stored("recovery"), None);
@@ -494,7 +494,7 @@ fn a_manual_edit_of_the_mark_of_a_restore_changes_nothing() {
     }
     assert_eq!(undo(&mut rig), ["image/1"]);
     assert_eq!(rig.stored("recovery"), None);
-    // The mark of an interrupted restore remains, even if edits are undone.
+    // The `recovery` record of an interrupted restore remains, even if edits are undone.
     let text = r#"{"monitor":1}"#;
     rig.hand_writes_unseen("recovery", Some(text));
     rig.restart();

@@ -236,9 +236,13 @@ fn a_host_that_has_too_many_members_is_named() {
 #[test]
 fn a_record_that_no_pool_can_have_is_not_used() {
     for (field, bad, why) in [
-        ("min_size", json!(3), "min_size of ec 4+2 must be from 4 to 6, not 3"),
+        ("min_size", json!(3), "min_size with scheme ec 4+2 must be from 4 to 6, not 3"),
         ("block_size", json!(16 * KIB), "blocks with ec 4+2 must be at least 64 KiB, not 16 KiB"),
-        ("pg_count", json!(16384), "a pool of ec 4+2 can have at most 8192 PGs, not 16384"),
+        (
+            "pg_count",
+            json!(16384),
+            "a pool with scheme ec 4+2 can have at most 8192 PGs, not 16384",
+        ),
     ] {
         let mut rig = with_parity(6, 8);
         let key = crate::records::Key::parse("pool/1").unwrap();
