@@ -8,7 +8,7 @@
 //!
 //! | the core asks | answer for copies | answer for parts of a stripe |
 //! |---|---|---|
-//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can serve reads, fill learners and prove deletions | no: a member's role is recorded, and in another role it counts as having nothing |
+//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one member alone can read, fill and prove | no: a member's role is recorded, and in another role it has nothing |
 //! | which units a change touches ([`Face::footprint`]) | those in its range | those, and their parity |
 //! | what must be known before an operation starts ([`Face::needs`]) | nothing, or the block's extents | other parts: the core gathers them |
 //! | what each position does for an operation ([`Gathering::prepare`]) | the same | a change to its own part |

@@ -2,8 +2,8 @@
 //!
 //! | situation | action |
 //! |---|---|
-//! | a learner was reported complete in this epoch, with the runs in the entry | it takes its position if that is empty or its member leaves in this change; otherwise it waits, and writes wait for it |
-//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least `min_size` sound members remain and all of them have been heard from since; otherwise the set stays as it is |
+//! | a learner was reported complete in this epoch, in these runs | it takes its position if that is empty or its member is removed by this change; otherwise it waits, bound |
+//! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least minimum size sound members remain, all heard from since; otherwise the set stays |
 //! | an acting member is up in a new run | the entry gets the new run; the set stays as it is |
 //! | a learner is complete as above, and all members are sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan is up and not acting | it becomes a learner for the position that needs it most |
