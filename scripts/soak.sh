@@ -44,9 +44,8 @@ round() { # FIRST LAST
             failed+="PROPTEST_RNG_SEED=$seed cargo test --profile ci -p $crate"$'\n'
         done
     done <<<"$(programs)"
-    for part in '' parity; do
-        # shellcheck disable=SC2086 # Without a part, the default ones run.
-        "$target/ci/sim" $part --seeds "$first..$last" ||
+    for part in store cluster parity; do
+        "$target/ci/sim" "$part" --seeds "$first..$last" ||
             failed+="$target/ci/sim $part --seeds $first..$last"$'\n'
     done
     rm -f "$log"

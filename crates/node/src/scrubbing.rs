@@ -1,9 +1,9 @@
 //! Decides which PG is scrubbed, and how fast. Clients come first.
 //!
 //! One PG that this OSD leads is scrubbed at a time: first a scrub that an operator requested and that has
-//! begun, then one that was requested, then a scheduled scrub that has begun, then one that is due. Each turn of 100 ms has a limit on the bytes read. While clients
-//! send requests, the limit is the size of one block; after each turn without a request it doubles, up to the
-//! rate in the settings.
+//! begun, then one that was requested, then a scheduled scrub that has begun, then one that is due. Each turn
+//! of 100 ms has a limit on the bytes read. While clients send requests, the limit is the size of one block;
+//! after each turn without a request it doubles, up to the rate in the settings.
 //!
 //! Invariants
 //!   1. Nothing is scrubbed while the time of day is unknown or while scrubs are paused.

@@ -213,10 +213,11 @@ impl Demand {
         }
     }
 
-    /// Returns the part of all room for prepared versions that each primary and this OSD may use.
+    /// Returns the part of all room for prepared versions that each primary may use. One part more is
+    /// counted, because a former primary keeps its promise until its lease has expired.
     fn room_share(&self, space: Space) -> u64 {
         let all = self.writes_with_room(space, space.room_bytes_max);
-        if self.keeps_parity { self.in_whole_blocks(all / (self.primary_count() + 1)) } else { all }
+        self.in_whole_blocks(all / (self.primary_count() + 1))
     }
 
     /// Rounds a number of bytes down to whole blocks, if a pool keeps parity.
@@ -377,7 +378,7 @@ impl SpaceCredits {
     }
 
     /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored. The part
-    /// the room for prepared versions that is kept for learners may be used.
+    /// of the room for prepared versions that is kept for learners may be used.
     pub fn may_take_copy(&self, space: Space, reserve_bytes: u64, bytes: u64) -> bool {
         let with_reserve = Space {
             sure_bytes: space.sure_bytes + reserve_bytes,
@@ -529,8 +530,8 @@ impl SpaceCredits {
         let ready = if space.is_growing { u64::MAX } else { space.sure_bytes };
         let free = space.free_bytes.saturating_sub(earlier).min(ready);
         let free = free.saturating_sub(self.own_bytes);
-        let free = free.min(demand.room_share(space).saturating_mul(demand.primary_count()));
-        space.is_full || free / demand.primary_count() < demand.block_size.bytes()
+        let share = demand.room_share(space).min(free / demand.primary_count());
+        space.is_full || share < demand.block_size.bytes()
     }
 }
 

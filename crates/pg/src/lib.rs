@@ -355,20 +355,22 @@ impl Pg {
         self.local_state.epoch_floor()
     }
 
-    /// Takes note of the oldest prepared version of the PG that lost data in the store. Called before each
-    /// [`Pg::enter`].
-    pub fn know_first_lost(&mut self, first_lost: Option<Version>) {
-        self.local_state.on_first_lost(first_lost);
-    }
-
     /// Takes part in `entry`. If this OSD is its primary, this ends with [`Action::Activated`]. All open
     /// operations are answered [`Refusal::Stale`]. The node must report its connections again, with
     /// [`Pg::peer_ready`]. Requires: this OSD, in its present run, is an acting member or learner of the
     /// entry; the entry's epoch is above [`Pg::epoch_floor`]; if this OSD is primary, the leases given to
-    /// earlier primaries have expired. `copies`: number of copies of the pool.
-    pub fn enter(&mut self, entry: PgEntry, copies: u32, actions: &mut Vec<Action>) {
+    /// earlier primaries have expired. `copies`: number of copies of the pool. `first_lost`: the oldest
+    /// prepared version of the PG that lost data in the store.
+    pub fn enter(
+        &mut self,
+        entry: PgEntry,
+        copies: u32,
+        first_lost: Option<Version>,
+        actions: &mut Vec<Action>,
+    ) {
         assert!(entry.epoch > self.epoch_floor());
         assert!(entry.pg == self.shape.pg);
+        self.local_state.on_first_lost(first_lost);
         self.abandon(actions);
         let is_acting = entry.position_of(self.me).is_some();
         let has_part = is_acting || entry.learner(self.me).is_some();

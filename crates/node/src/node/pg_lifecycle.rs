@@ -161,10 +161,7 @@ impl Node {
         let count = self.cluster.map().pools[&id.pool].pool.scheme.position_count();
         lines::trace_enters(&self.cluster, &entry, effects);
         let first_lost = self.store.first_lost(id);
-        self.drive(now, slot, effects, |pg, actions| {
-            pg.know_first_lost(first_lost);
-            pg.enter(entry, count, actions);
-        });
+        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, count, first_lost, actions));
         for osd in ready {
             self.drive(now, slot, effects, |pg, actions| pg.peer_ready(osd, actions));
         }

@@ -83,15 +83,9 @@ impl Lead {
         Adopted { version, behind, lowest: lowest.unwrap_or(version) }
     }
 
-    /// Returns the version up to which a member had everything. Requires: it has reported its state.
-    fn had_of(&self, index: usize) -> Version {
-        self.peers[index].state.as_ref().expect("it has stated itself").had
-    }
-
-    /// Returns the version up to which a member has everything undamaged. Requires: it has reported its
-    /// state.
-    fn complete_of(&self, index: usize) -> Version {
-        self.peers[index].state.as_ref().expect("it has stated itself").complete
+    /// Returns the state that a member has reported. Requires: it has reported it.
+    fn state_of(&self, index: usize) -> &MemberState {
+        self.peers[index].state.as_ref().expect("the member has reported its state")
     }
 }
 
@@ -110,7 +104,7 @@ impl Pg {
         }
         let adopted = lead.adopt_prefix(stripes.data_count());
         let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
-        let below = adopted.behind.iter().find(|index| lead.had_of(*index) < floor);
+        let below = adopted.behind.iter().find(|index| lead.state_of(*index).had < floor);
         if let Some(index) = below {
             // The tombstones of deletions that this member missed may be gone.
             return self.on_peer_failed(
@@ -142,13 +136,13 @@ impl Pg {
         lead.compare.take(key);
         let (behind, adopted) = (lead.behind, lead.adopted);
         // Members with damaged versions are no sources: a unit that they lost may have changed since.
-        let holders = lead.acting.iter().filter(|index| lead.complete_of(*index) >= adopted);
+        let holders = lead.acting.iter().filter(|index| lead.state_of(*index).complete >= adopted);
         let sources: Vec<_> = holders.map(|index| lead.source(index)).collect();
         // Members are grouped by *had*: a unit that changed above the lowest *had* may have been changed back
         // in the adopted version, so a comparison from the lowest *had* would miss the change.
         let mut by_had: BTreeMap<Version, MemberSet> = BTreeMap::new();
         for index in behind.iter() {
-            by_had.entry(lead.had_of(index)).or_default().add(index);
+            by_had.entry(lead.state_of(index).had).or_default().add(index);
         }
         for (had, targets) in by_had {
             let lead = self.lead();
@@ -204,7 +198,7 @@ impl Pg {
         let after = forward.after.as_ref().expect("it was gathered first");
         let wants = after.asked_positions().map(|position| (position, all)).collect();
         let lead = self.lead();
-        let sources = lead.acting.iter().filter(|index| lead.complete_of(*index) >= had);
+        let sources = lead.acting.iter().filter(|index| lead.state_of(*index).complete >= had);
         let sources: Vec<_> = sources.map(|index| lead.source(index)).collect();
         let gather = Gather::new(stripes, block_size, sources, wants, false);
         let purpose = GatherFor::Forward(Box::new(forward));
@@ -223,7 +217,7 @@ impl Pg {
         let stripes = self.stripes().expect("the pool has parity");
         let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
         let lead = self.lead();
-        let (had, position) = (lead.had_of(index), lead.peers[index].position.index());
+        let (had, position) = (lead.state_of(index).had, lead.peers[index].position.index());
         let newest = after.all_held().values().map(|part| part.version.max(part.deleted)).max();
         let newest = newest.unwrap_or_default();
         let (table, table_before) = (after.table()?, before.table()?);
@@ -267,7 +261,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let lead = self.lead();
-        let replaces = lead.had_of(index);
+        let replaces = lead.state_of(index).had;
         if index == lead.me {
             return self.prepare_forward(key, content, replaces, Call::ForwardHere(slot), actions);
         }

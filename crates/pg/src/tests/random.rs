@@ -14,6 +14,8 @@ use format::wire::{Member, Op, Outcome};
 use crate::Serving;
 
 const STRIPES: u32 = 12;
+/// Number of events in a run.
+const STEPS: usize = 4000;
 
 /// Which members may lose power, if writes are answered before they are durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +36,6 @@ struct Run {
     random: Random,
     /// Number of faults per thousand events.
     faults: usize,
-    /// Number of events in the run.
-    steps: usize,
     /// How often an OSD is told which disks are slow, in events per thousand.
     slow: usize,
     /// Whether disks lose data from time to time.
@@ -49,27 +49,29 @@ struct Run {
 }
 
 impl Run {
+    /// A run in which no disk is called slow or loses data.
+    fn of(world: World, lazy: Lazy, random: Random, faults: usize) -> Run {
+        Run {
+            world,
+            lazy,
+            lost_in: None,
+            random,
+            faults,
+            slow: 0,
+            may_rot: false,
+            rots_prepared: false,
+            rotten: 0,
+            stripes: STRIPES,
+        }
+    }
+
     /// A pool with the face of `parity`: no write is lazy, and no disk loses data.
     fn of_pieces(seed: u64) -> Run {
         let mut random = Random::new(seed);
         let mut world = World::of_pieces(seed ^ 0x5555, 3 + random.below(3));
         world.large_percent = [0, 20, 60][random.below(3)];
         let faults = [2, 8, 20][random.below(3)];
-        let (lazy, lost_in, steps, slow) = (Lazy::Never, None, 4000, 0);
-        let (may_rot, rots_prepared, stripes) = (false, false, STRIPES);
-        Run {
-            world,
-            lazy,
-            lost_in,
-            random,
-            faults,
-            steps,
-            slow,
-            may_rot,
-            rots_prepared,
-            rotten: 0,
-            stripes,
-        }
+        Run::of(world, Lazy::Never, random, faults)
     }
 
     /// A pool with parity.
@@ -104,24 +106,11 @@ impl Run {
                 osd.store.is_immediate = random.below(8) == 0;
             }
         }
-        let (lost_in, steps, slow, may_rot) = (None, 4000, 0, false);
         // With few stripes, the versions that are lost often changed the same stripe several times.
         let stripes = [STRIPES, 3][random.below(2)];
         // A member that leaves would be a fault more than the code can bear.
         let rots_prepared = !may_leave;
-        Run {
-            world,
-            lazy,
-            lost_in,
-            random,
-            faults,
-            steps,
-            slow,
-            may_rot,
-            rots_prepared,
-            rotten: 0,
-            stripes,
-        }
+        Run { rots_prepared, stripes, ..Run::of(world, lazy, random, faults) }
     }
 
     fn new(seed: u64) -> Run {
@@ -137,22 +126,8 @@ impl Run {
                 osd.store.is_immediate = random.below(8) == 0;
             }
         }
-        let (lost_in, steps) = (None, 4000);
         let slow = [0, 40][random.below(2)];
-        let (may_rot, rots_prepared, stripes) = (true, false, STRIPES);
-        Run {
-            world,
-            lazy,
-            lost_in,
-            random,
-            faults,
-            steps,
-            slow,
-            may_rot,
-            rots_prepared,
-            rotten: 0,
-            stripes,
-        }
+        Run { slow, may_rot: true, ..Run::of(world, lazy, random, faults) }
     }
 
     fn any(&mut self) -> usize {
@@ -532,7 +507,7 @@ impl Run {
     }
 
     fn run(&mut self) {
-        for _ in 0..self.steps {
+        for _ in 0..STEPS {
             match self.random.below(1000) {
                 dice if dice < self.faults => self.fail(),
                 dice if dice < 150 => self.operate(),

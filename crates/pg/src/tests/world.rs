@@ -494,10 +494,7 @@ impl World {
         self.osds[index].seen = entry.epoch;
         let copies = self.copies as u32;
         let first_lost = self.osds[index].store.first_lost();
-        self.with(index, |pg, actions| {
-            pg.know_first_lost(first_lost);
-            pg.enter(entry, copies, actions);
-        });
+        self.with(index, |pg, actions| pg.enter(entry, copies, first_lost, actions));
         // Connections of earlier epochs stay open: their members are asked for their state again.
         let peers: Vec<usize> =
             self.links.keys().filter(|(primary, _)| *primary == index).map(|(_, to)| *to).collect();

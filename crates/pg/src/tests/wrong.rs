@@ -25,7 +25,7 @@ fn member(leads: bool, learns: bool) -> Pg {
     let entry = entry.led_by(if leads { OsdId::FIRST } else { OTHER });
     let facts = facts(Version::ZERO);
     let mut pg = Pg::new(shape(), OsdId::FIRST, facts, None, BufferPool::default());
-    pg.enter(entry, 2, &mut Vec::new());
+    pg.enter(entry, 2, None, &mut Vec::new());
     pg
 }
 

@@ -209,16 +209,15 @@ impl Plan {
         };
         // The largest version must fit into the part of the journal that is for prepared versions.
         let journal_size_min = if pools == Pools::Parity { 16 * MIB } else { 0 };
-        let least = if pools == Pools::Parity { PARITY_SHIFT_MIN } else { 0 };
         // What PGs that are not active may still bring is kept free for each earlier run of a primary, up to
         // 64 MiB. With parity more primaries meet, and a small store would count as full.
         let osd_size = if pools == Pools::Parity && !fill { 1024 * MIB } else { 128 * MIB };
         // Each primary needs room for a block in every member's journal, else the member counts as full. The
         // journals of the simulator hold 10 such blocks of 128 KiB apart from the part for learners.
-        let most = match pools {
-            Pools::Parity if shape.osd_count < 8 => 17,
-            Pools::Parity => PARITY_SHIFT_MIN,
-            _ => u8::MAX,
+        let (least, most) = match pools {
+            Pools::Copies => (0, u8::MAX),
+            Pools::Parity if shape.osd_count < 8 => (PARITY_SHIFT_MIN, 17),
+            Pools::Parity => (PARITY_SHIFT_MIN, PARITY_SHIFT_MIN),
         };
         let shift = (*random.pick(&shifts)).clamp(least, most);
         let block_size = BlockSize::from_shift(shift).expect("in range");
