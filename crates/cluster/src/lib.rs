@@ -14,7 +14,6 @@ pub mod message;
 pub mod monitor;
 pub mod monitor_link;
 pub mod numbers;
-pub mod parity;
 pub mod reconnect;
 mod record_errors;
 pub mod records;

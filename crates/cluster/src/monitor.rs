@@ -547,8 +547,6 @@ impl Monitor {
             if let Err(error) = self.restore(connection, request, &they_are_lost, accepted) {
                 self.connections.answer(connection, request, Err(error), effects);
             }
-        } else if let Err(error) = pool::check_served(&command) {
-            self.connections.answer(connection, request, Err(error), effects);
         } else if let Err(error) =
             self.try_push_asked(Job::Command { connection, request, command })
         {

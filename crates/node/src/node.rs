@@ -370,6 +370,7 @@ impl Node {
     /// Sends the marks of pools with parity: the room that their prepared versions take in the members'
     /// journals is free again once they are committed. Small journals would be full before the next report.
     fn return_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.requests.on_space();
         for slot in self.pgs.slots() {
             if self.pgs[slot].keeps_parity() {
                 self.drive(now, slot, effects, |pg, actions| pg.tell_mark(actions));

@@ -72,8 +72,8 @@ pub(crate) struct Scope {
     pub(crate) revision: MapRevision,
     /// Whether the request writes data; then it is refused while the store is full.
     pub(crate) writes_data: bool,
-    /// Whether the request writes zeros; in pools with parity this changes parity.
-    pub(crate) writes_zeros: bool,
+    /// Number of bytes that the request zeroes; in pools with parity this changes parity.
+    pub(crate) zeroes_bytes: u64,
     /// Whether the request uses space in the journal; then it waits while there is none.
     pub(crate) changes: bool,
 }
@@ -222,7 +222,10 @@ impl Scope {
             epoch: request.epoch,
             revision: request.revision,
             writes_data: matches!(request.op, Op::Write { .. }),
-            writes_zeros: matches!(request.op, Op::Zero { .. }),
+            zeroes_bytes: match request.op {
+                Op::Zero { length, .. } => u64::from(length),
+                _ => 0,
+            },
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } => true,
                 Op::Read { .. } | Op::Extents { .. } | Op::Sync => false,

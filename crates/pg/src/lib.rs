@@ -683,9 +683,16 @@ impl Pg {
         self.queue.open_count() + self.reads.len() + self.deletions.len() + syncs
     }
 
+    /// Returns whether no change is in progress, and all acting members have everything before durably, so
+    /// that none of the PG's versions is only prepared once they know the mark.
+    pub fn has_committed_all(&self) -> bool {
+        self.queue.open_count() == 0 && self.versions.ended().counter == self.versions.begun()
+    }
+
     /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active; the
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
-    /// [`Pg::lease_givers`] have room for a whole block.
+    /// [`Pg::lease_givers`] have room for a whole block; with parity also if it writes zeros, unless these are
+    /// a whole stripe and [`Pg::has_committed_all`].
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
         assert!(self.serving == Serving::Active);
         if let Err(refusal) = self.shape.check_op(&op) {

@@ -25,12 +25,10 @@ pub enum PoolCommand {
         /// Number of copies, 1 to 8 [default: 2, or 1 if there is only one OSD]
         #[arg(long, group = "scheme", value_parser = clap::value_parser!(u8).range(1..=8))]
         replicas: Option<u8>,
-        /// Instead of copies: 2 to 16 data parts and one XOR parity part, as in 2+1; refused until
-        /// OSDs support it
+        /// Instead of copies: 2 to 16 data parts and one XOR parity part, as in 2+1
         #[arg(long, group = "scheme", value_name = "K+1", value_parser = parse_xor)]
         xor: Option<Scheme>,
-        /// Instead of copies: 2 to 16 data parts and 1 to 4 parity parts (Reed-Solomon), as in
-        /// 4+2; refused until OSDs support it
+        /// Instead of copies: 2 to 16 data parts and 1 to 4 parity parts (Reed-Solomon), as in 4+2
         #[arg(long, group = "scheme", value_name = "K+M", value_parser = parse_ec)]
         ec: Option<Scheme>,
         /// Minimum number of members needed to acknowledge a write; with fewer, I/O waits [default: 2, or 1

@@ -232,32 +232,11 @@ impl Monitor {
     }
 }
 
-/// Refuses commands whose result OSDs of this version cannot serve.
-pub(super) fn check_served(command: &Command) -> Result<(), Failure> {
-    match command {
-        Command::PoolCreate { scheme: Some(scheme), .. } => {
-            check_scheme_served(*scheme).map_err(|why| {
-                let hint = "use copies: `ashlar pool create --replicas 2`";
-                failure("unsupported", why, hint)
-            })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn check_scheme_served(scheme: Scheme) -> Result<(), String> {
-    if scheme.is_whole_everywhere() || crate::parity::is_served() {
-        return Ok(());
-    }
-    Err(format!("pools with parity ({scheme}) cannot be used yet"))
-}
-
 /// Checks the rules for every pool, whether it comes from a command, a manual edit or a recovery.
 pub(super) fn check_pool(pool: &Pool) -> Result<(), String> {
     pool.scheme.check_block_size(pool.block_size)?;
     check_min_size(pool.scheme, pool.min_size)?;
-    check_member_count(pool.pg_count, pool.scheme)?;
-    check_scheme_served(pool.scheme)
+    check_member_count(pool.pg_count, pool.scheme)
 }
 
 /// Checks the minimum size of a pool.

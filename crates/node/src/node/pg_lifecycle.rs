@@ -8,7 +8,7 @@
 use base::planted::{self, Bug};
 use base::{MapRevision, OsdId, PgId, PoolId, Time};
 use blockstore::{CommitMode, NoteKey};
-use cluster::map::{MapDelta, Pool};
+use cluster::map::MapDelta;
 use cluster::message::ToMonitor;
 use format::wire::{Member, PgEntry};
 use pg::{Absence, Pg, Record, ScrubNote, Serving};
@@ -199,14 +199,6 @@ impl Node {
         let Some(me) = self.cluster.me() else {
             return Some("this OSD has not joined yet".into());
         };
-        let pool = self.cluster.pool(id.pool).map(|known| &known.pool);
-        let has_parity = |pool: &&Pool| !pool.scheme.is_whole_everywhere();
-        if let Some(pool) = pool.filter(has_parity).filter(|_| !cluster::parity::is_served()) {
-            return Some(format!(
-                "this version of {osd} cannot serve pools with parity ({})",
-                pool.scheme
-            ));
-        }
         if self.reclaim.is_removing(id) {
             return Some("waiting for the PG's old data to be removed".into());
         }

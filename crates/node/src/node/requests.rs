@@ -179,6 +179,10 @@ impl Node {
                 assert!(self.pgs[slot].id() == scope.pg);
                 Verdict::Serve(slot)
             }
+            Space::Full if self.frees_stripe(slot, scope) => {
+                self.requests.await_space();
+                Verdict::Wait
+            }
             Space::Full => Verdict::Refuse(Refusal::Full),
             Space::Unknown => {
                 self.requests.await_space();
@@ -187,11 +191,20 @@ impl Node {
         }
     }
 
-    /// Returns how many bytes a request may use on each member.
+    /// Returns how many bytes a request may use on each member. What zeroes a whole stripe uses none, but
+    /// takes some room for prepared versions. Unless that is limited by the charge of a whole block, the
+    /// versions of a PG that may take it uncharged are limited to one at a time.
     fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
         let pg = &self.pgs[slot];
-        let needs_space = scope.writes_data || (scope.writes_zeros && pg.keeps_parity());
-        if needs_space { pg.block_size().bytes() } else { 0 }
+        let needs_space = scope.writes_data || (scope.zeroes_bytes > 0 && pg.keeps_parity());
+        let is_free = self.frees_stripe(slot, scope) && pg.has_committed_all();
+        if needs_space && !is_free { pg.block_size().bytes() } else { 0 }
+    }
+
+    /// Returns whether the request zeroes a whole stripe of a pool with parity.
+    fn frees_stripe(&self, slot: PgSlot, scope: &Scope) -> bool {
+        let pool = self.cluster.pool(scope.pg.pool).filter(|_| self.pgs[slot].keeps_parity());
+        pool.is_some_and(|known| scope.zeroes_bytes == known.pool.stripe_bytes())
     }
 
     /// Returns the refusal for a PG that takes no part. If the only member of a PG lost data, only the

@@ -48,12 +48,13 @@ impl Node {
         }
     }
 
-    /// Ends the use of space by an answered write, which this OSD's own store has now stored.
+    /// Ends the use of space by an answered request, whose change this OSD's own store has now stored. Also
+    /// one that used none may have been what others wait for.
     pub(super) fn end_own_space(&mut self, bytes: u64) {
         if bytes > 0 {
             self.space_credits.end_own(bytes);
-            self.requests.on_space();
         }
+        self.requests.on_space();
     }
 
     /// Returns whether this OSD, as a learner, has space for a new block from its primary, beyond the

@@ -66,7 +66,6 @@ pub fn run(run: Run) -> Outcome {
 
 /// Runs one seed with a pool that keeps parity.
 pub fn run_parity(run: Run) -> Outcome {
-    cluster::parity::serve();
     run_with(run, plan::Pools::Parity)
 }
 
