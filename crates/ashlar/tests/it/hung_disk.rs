@@ -74,16 +74,22 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
     cluster.run(&[&create[..], &["--pgs", "16"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
+    // Parts of a second volume are on all three, too; what the OSD on the device has is made of the others'.
+    let create = ["pool", "create", "parity", "--ec", "2+1", "--failure-domain", "osd"];
+    cluster.run(&[&create[..], &["--pgs", "16"]].concat());
+    cluster.run(&["volume", "create", "w", "--size", "64MiB", "--pool", "parity"]);
     cluster.wait_clean();
     let leads = || {
-        let rows = cluster.json(&["pg", "ls", "--pool", "safe"]);
+        let rows = cluster.json(&["pg", "ls"]);
         let rows = rows.as_array().expect("a list");
         rows.iter().filter(|row| row["primary"].as_u64() == Some(id)).count()
     };
-    assert!((1..16).contains(&leads()), "{}", leads());
-    ask(&cluster, "v", &pieces("write", 1, 64));
-    let stream = Stream::start(&cluster, "v", 0);
-    stream.wait_for_more(16);
+    assert!((1..32).contains(&leads()), "{}", leads());
+    let streams = ["v", "w"].map(|volume| {
+        ask(&cluster, volume, &pieces("write", 1, 64));
+        Stream::start(&cluster, volume, 0)
+    });
+    streams.iter().for_each(|stream| stream.wait_for_more(16));
 
     hung.signal(Signal::STOP);
     // If the test is slow, the disk may already count as hung; then the log shows that it was slow before.
@@ -93,13 +99,15 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     wait_for("the disk to count as hung", || has_check(&cluster, "osd_stalled"));
     let words = fs::read_to_string(&log).expect("it is there");
     assert!(words.contains("the disk is slow"), "{words}");
-    stream.wait_for_more(64);
+    streams.iter().for_each(|stream| stream.wait_for_more(64));
     wait_for("it to lead nothing", || leads() == 0);
     wait_for("the status to tell how it is", || {
         let text = cluster.run(&["status"]);
         text.contains(&format!("osd.{id}")) && text.contains("has not answered")
     });
-    ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
+    for volume in ["v", "w"] {
+        ask(&cluster, volume, &pieces("read", 1, 64).split_off(16));
+    }
     // The OSD still counts as stalled after a while: it takes no part in any PG while its disk hangs.
     std::thread::sleep(Duration::from_secs(2));
     assert!(has_check(&cluster, "osd_stalled"));
@@ -108,9 +116,12 @@ fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     wait_for("it to be well", || !has_check(&cluster, "osd_stalled"));
     cluster.wait_clean();
     wait_for("it to lead again", || leads() > 0);
-    let (reads, longest) = stream.end();
-    report(&format!("a disk hung under writes: the longest took {:.2} s", longest.as_secs_f64()));
-    ask(&cluster, "v", &reads);
-    ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
+    for (volume, stream) in ["v", "w"].into_iter().zip(streams) {
+        let (reads, longest) = stream.end();
+        let longest = longest.as_secs_f64();
+        report(&format!("a disk hung under writes to {volume}: the longest took {longest:.2} s"));
+        ask(&cluster, volume, &reads);
+        ask(&cluster, volume, &pieces("read", 1, 64).split_off(16));
+    }
     succeed(&mut cluster.command(&["osd", "ls"]));
 }

@@ -23,6 +23,7 @@ mod monitors;
 mod namespaces;
 mod nbd;
 mod operator;
+mod parity;
 mod processes;
 mod raw_nbd;
 mod recovery;

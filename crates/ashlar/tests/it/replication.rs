@@ -36,7 +36,7 @@ pub fn three_copies(name: &str, size: &str, more: &[&str]) -> Cluster {
 }
 
 /// Kills an OSD and waits until `up` has started it again.
-fn kill_osd(cluster: &Cluster, osd: u64) {
+pub fn kill_osd(cluster: &Cluster, osd: u64) {
     let pid = cluster.pid("osd", osd);
     kill_9(pid);
     wait_for("another process in its place", || cluster.pid("osd", osd) != pid);
@@ -54,7 +54,7 @@ pub fn start_osd(cluster: &Cluster, osd: u64) {
     cluster.wait_osd(osd, true);
 }
 
-fn used_bytes(cluster: &Cluster, osd: u64) -> u64 {
+pub fn used_bytes(cluster: &Cluster, osd: u64) -> u64 {
     let rows = cluster.json(&["osd", "ls"]);
     let row = rows.as_array().expect("a list").iter().find(|row| row["id"] == osd);
     row.expect("it is there")["used_bytes"].as_u64().expect("a number")
@@ -202,7 +202,7 @@ fn nothing_is_lost_when_the_monitor_and_an_osd_are_killed_together() {
 }
 
 /// Returns the directory of an OSD.
-fn directory_of(cluster: &Cluster, osd: u64) -> PathBuf {
+pub fn directory_of(cluster: &Cluster, osd: u64) -> PathBuf {
     cluster.path().join(format!("osd.{osd}"))
 }
 
