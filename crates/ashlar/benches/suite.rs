@@ -53,6 +53,7 @@ fn main() {
         let cluster = Cluster::up(&dir, "3");
         let title = format!("two copies, three OSDs, cores: {cores}");
         path_table(&cluster, &title, 2, &loads, rounds);
+        parity_table(&cluster, cores, &loads, rounds);
         stalls(&cluster);
     }
     drop(cleanup);
@@ -135,10 +136,15 @@ impl Cluster {
         let mut up = Command::new(ASHLAR);
         up.args(["up", "--detach", "--osds", osds, "--osd-size", "2GiB", "--commit", "immediate"]);
         done(up.arg("--dir").arg(&cluster.dir));
-        done(&mut cluster.command(&["volume", "create", "bench", "--size", "512MiB"]));
-        let fill = ["--op", "write", "--block-size", "1MiB", "--depth", "4", "--seconds", SECONDS];
-        cluster.bench(&fill);
+        cluster.create_volume("bench", "default");
         cluster
+    }
+
+    /// Creates a volume and writes it once.
+    fn create_volume(&self, name: &str, pool: &str) {
+        done(&mut self.command(&["volume", "create", name, "--size", "512MiB", "--pool", pool]));
+        let fill = ["--op", "write", "--block-size", "1MiB", "--depth", "4", "--seconds", SECONDS];
+        self.bench(name, &fill);
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -147,8 +153,8 @@ impl Cluster {
         command
     }
 
-    fn bench(&self, options: &[&str]) -> Value {
-        let mut command = self.command(&["bench", "volume", "bench", "--json"]);
+    fn bench(&self, volume: &str, options: &[&str]) -> Value {
+        let mut command = self.command(&["bench", "volume", volume, "--json"]);
         json(command.args(options))
     }
 
@@ -211,7 +217,7 @@ fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], round
             limits.args(["--size", "512MiB", "--commit", "immediate", "--seconds", "1", "--json"]);
             let limits = json(&mut limits);
             let options = [*options, &["--seconds", SECONDS]].concat();
-            runs.push((cluster.bench(&options), limits));
+            runs.push((cluster.bench("bench", &options), limits));
         }
         let median =
             |pick: &dyn Fn(&(Value, Value)) -> f64| median(runs.iter().map(pick).collect());
@@ -237,6 +243,43 @@ fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], round
         );
     }
     println!();
+}
+
+/// Prints the table of a pool with two data parts and one parity part, compared with the pool of two
+/// copies of the same cluster: the two are measured in turn. The last two columns are ratios to it: of the
+/// mean time of an operation, and of the OSDs' processor time.
+fn parity_table(cluster: &Cluster, cores: usize, loads: &[Load], rounds: usize) {
+    let create = ["pool", "create", "parity", "--ec", "2+1", "--failure-domain", "osd"];
+    done(&mut cluster.command(&create));
+    cluster.create_volume("parity", "parity");
+    println!(
+        "| 2+1 beside two copies, cores: {cores} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op \
+         | time, ratio | CPU, ratio |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for (name, options) in loads {
+        let options = [*options, &["--seconds", SECONDS]].concat();
+        let pair = |_| (cluster.bench("bench", &options), cluster.bench("parity", &options));
+        let runs: Vec<(Value, Value)> = (0..rounds).map(pair).collect();
+        let median =
+            |pick: &dyn Fn(&(Value, Value)) -> f64| median(runs.iter().map(pick).collect());
+        let of = |pick: &dyn Fn(&Value) -> f64| median(&|run| pick(&run.1));
+        let cpu = |run: &Value| number(&run["osd_cpu_us_per_op"]);
+        let rate = |run: &Value| number(&run["ops_per_second"]);
+        println!(
+            "| {name} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} |",
+            of(&rate),
+            of(&|run| number(&run["bytes_per_second"]) / 1e6),
+            of(&p50),
+            of(&|run| number(&run["latency_us"]["p99"])),
+            of(&cpu),
+            median(&|(copies, parity)| rate(copies) / rate(parity)),
+            median(&|(copies, parity)| cpu(parity) / cpu(copies)),
+        );
+    }
+    println!();
+    done(&mut cluster.command(&["volume", "rm", "parity"]));
+    done(&mut cluster.command(&["pool", "rm", "parity"]));
 }
 
 /// Measures how long writes stall when an OSD is killed: the longest write of a load on all PGs, while each

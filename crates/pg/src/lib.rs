@@ -691,8 +691,8 @@ impl Pg {
 
     /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active; the
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
-    /// [`Pg::lease_givers`] have room for a whole block; with parity also if it writes zeros, unless these are
-    /// a whole stripe and [`Pg::has_committed_all`].
+    /// [`Pg::lease_givers`] have room for a whole block; with parity also if it writes zeros, unless these
+    /// are a whole stripe and [`Pg::has_committed_all`].
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
         assert!(self.serving == Serving::Active);
         if let Err(refusal) = self.shape.check_op(&op) {

@@ -85,8 +85,8 @@ fn a_pool_that_cannot_be_placed_is_refused_with_a_remedy() {
     let three = ["pool", "create", "p", "--pgs", "3", "--failure-domain", "osd"];
     cluster.refused(&three, "invalid");
     let parity = ["pool", "create", "p", "--xor", "2+1", "--failure-domain", "osd"];
-    let error = cluster.refused(&parity, "unsupported");
-    assert!(error["hint"].as_str().is_some_and(|text| text.contains("--replicas")), "{error}");
+    let error = cluster.refused(&parity, "cannot_place");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("3 OSDs")), "{error}");
     cluster.run(&["osd", "stop", "1"]);
     cluster.wait_osd(1, false);
     pool("2", "osd", "2 OSDs that are up, but there are 1", "ashlar osd ls");
