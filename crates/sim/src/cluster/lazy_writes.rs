@@ -1,9 +1,10 @@
 //! Decides when writes that were acknowledged before they were durable may be lost. `volume_model::lazy` uses
 //! the result.
 //!
-//! A PG *has lost power* since a given moment if each of its current members lost power after that moment:
-//! the PG then serves without the writes that none of them had flushed. The members are taken from the newest
-//! entry that the monitor published. A member that was backfilled has only what its source had, so a power
+//! A PG *has lost power* since a given moment if so many of its current members lost power after that moment
+//! that the others cannot make what these had: each of them where all hold whole copies, else more than the
+//! PG has beyond the number of data parts. It then serves without the writes that those had not flushed. The
+//! members are taken from the newest entry that the monitor published. A member that was backfilled has only what its source had, so a power
 //! loss of the source counts for it as well.
 
 use base::OsdId;
@@ -15,6 +16,7 @@ use volume::VolumeHandle;
 
 use super::volume_model::Owner;
 use super::world::World;
+use crate::register::Moment;
 
 impl World {
     /// Records that an OSD lost all unflushed writes of its disk.
@@ -23,20 +25,24 @@ impl World {
         self.judge_power_losses();
     }
 
-    /// Finds the PGs that have lost power on all of their members. Called after an OSD lost power or an
-    /// entry changed.
+    /// Finds the PGs that have lost power. Called after an OSD lost power or an entry changed.
     pub(super) fn judge_power_losses(&mut self) {
         let power_lost_at = |osd: Option<OsdId>| {
             let index = osd.and_then(|osd| self.index_of(osd));
             index.map_or(0, |index| self.osds[index].power_lost_at)
         };
+        let suffice = self.plan.scheme.data_count() as usize;
         let since = |entry: &PgEntry| {
             let lost_power = entry.acting().map(|member| {
                 let index = self.index_of(member.osd);
                 let source = index.and_then(|index| self.watch.filled_by(entry, index));
                 power_lost_at(Some(member.osd)).max(power_lost_at(source))
             });
-            lost_power.min().filter(|since| *since > 0).map(|since| (entry.pg.number, since))
+            let mut lost_power: Vec<Moment> = lost_power.collect();
+            lost_power.sort_unstable();
+            // As many members as `suffice` to make the writes keep them if they lost no power since then.
+            let since = lost_power.get(suffice - 1).or(lost_power.last()).copied();
+            since.filter(|since| *since > 0).map(|since| (entry.pg.number, since))
         };
         let lost_power: Vec<_> = self.watch.entries().filter_map(since).collect();
         if lost_power.is_empty() {

@@ -3,8 +3,8 @@
 //!
 //! Writes that a flush has covered are never lost. A lock holder that stays alive always sees its own
 //! acknowledged writes: this needs no rule here, because its registers are checked like all others. Other
-//! writes may be lost only if their client is gone and all members of their PG have lost power since the
-//! write was requested.
+//! writes may be lost only if their client is gone and all members of their PG (with parity: so many that the
+//! others cannot make the write) have lost power since the write was requested.
 //!
 //! ```text
 //!   requested ──▶ acknowledged ──▶ covered by a flush: never lost
