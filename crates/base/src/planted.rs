@@ -188,6 +188,10 @@ pub enum Bug {
     DamagedPreparedRolledBack,
     /// PG: a read does not wait for an earlier write of another part of the same stripe.
     ReadBesideSibling,
+    /// PG: a parity member applies a difference twice that arrived directly and through the primary.
+    DeltaUsedTwice,
+    /// PG: a parity member does not ask for a difference that was lost on its way.
+    LostDeltaNotAskedFor,
     /// PG: a parity learner receives the change of a stripe that backfill has not copied yet.
     DeltaToUnfilledLearner,
     /// PG: a stripe is not backfilled although the parity learner skipped a change of it.

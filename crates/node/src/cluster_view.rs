@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::PG_COUNT_MAX;
 use base::trace::Level;
-use base::{Duration, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId};
+use base::{Duration, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme};
 use cluster::map::{ClusterMap, MapDelta, MapGap, OsdInfo, PoolMap};
 use cluster::settings::{Changed, Setting};
 use format::wire::{Member, PgEntry};
@@ -87,6 +87,35 @@ impl ClusterView {
             }
         }
         members
+    }
+
+    /// Returns the acting members with parity to which this OSD, as an acting member with a data part, sends
+    /// differences over connections of its own. Leaves out primaries: they open connections themselves. If
+    /// entries list several runs of a member, its newest run is returned.
+    pub(crate) fn delta_receivers(&self) -> BTreeMap<OsdId, Incarnation> {
+        let mut receivers = BTreeMap::new();
+        let Some(me) = self.me() else { return receivers };
+        for known in self.map.pools.values() {
+            let scheme = known.pool.scheme;
+            let data_count = scheme.data_count() as usize;
+            if matches!(scheme, Scheme::Copies { .. }) {
+                continue;
+            }
+            let is_data = |entry: &&PgEntry| {
+                let position = entry.position_of(me.osd);
+                position.is_some_and(|position| position.index() < data_count)
+                    && entry.acting().any(|member| *member == me)
+            };
+            for entry in known.pgs.iter().filter(is_data).filter(|entry| !self.is_primary(entry)) {
+                let parity = entry.filled().filter(|(at, _)| at.index() >= data_count);
+                let others = parity.filter(|(_, member)| entry.primary_osd() != Some(member.osd));
+                for (_, member) in others {
+                    let newest = receivers.entry(member.osd).or_insert(member.incarnation);
+                    *newest = member.incarnation.max(*newest);
+                }
+            }
+        }
+        receivers
     }
 
     /// Returns the primaries of all PGs that this OSD is a member of in its current run. Leaves out this OSD

@@ -369,11 +369,15 @@ impl Node {
 
     /// Sends the marks of pools with parity: the room that their prepared versions take in the members'
     /// journals is free again once they are committed. Small journals would be full before the next report.
+    /// Also asks primaries for differences that were lost on their way.
     fn return_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.requests.on_space();
         for slot in self.pgs.slots() {
             if self.pgs[slot].keeps_parity() {
-                self.drive(now, slot, effects, |pg, actions| pg.tell_mark(actions));
+                self.drive(now, slot, effects, |pg, actions| {
+                    pg.tell_mark(actions);
+                    pg.ask_for_deltas(actions);
+                });
             }
         }
     }
@@ -706,6 +710,11 @@ impl Node {
             Action::Send { to, body } => {
                 assert!(to != self.identity.osd, "a PG tells itself by a call");
                 self.send(now, slot, to, body, effects);
+            }
+            Action::SendDelta { to, delta } => {
+                if let Some(entry) = self.pgs[slot].entry().cloned() {
+                    self.send_delta(&entry, &to, *delta, effects);
+                }
             }
             Action::Need(need) => self.on_need(slot, need),
             Action::Reply { ticket, outcome } => {

@@ -1,5 +1,6 @@
 //! Connections between OSDs. The primary of a PG opens two to each other member: one for data and one for
-//! leases, so that a large message does not delay a lease.
+//! leases, so that a large message does not delay a lease. In pools with parity, a member with a data part
+//! opens one to each member with parity, for differences.
 //!
 //! Invariants
 //!   1. A connection counts only if its peer is exactly the run that the map's entries list: the handshake
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
 use cluster::message::{ToMonitor, Unreachable};
 use format::door::NetEffect;
-use format::wire::{Member, Message, PeerMessage};
+use format::wire::{Member, Message, PeerBody, PeerMessage};
 
 use crate::Effect;
 use crate::cluster_view::ClusterView;
@@ -28,13 +29,15 @@ const SILENT_AFTER: Duration = Duration::from_secs(1);
 /// the other OSD learns that its lease is no longer used.
 const LINGER: Duration = Duration::from_secs(1);
 /// Maximum number of connections that one OSD may have open to this one; another one closes the oldest.
-const INCOMING_PER_OSD_MAX: usize = 4;
+const INCOMING_PER_OSD_MAX: usize = 6;
 
 /// All connections with other OSDs.
 #[derive(Default)]
 pub struct PeerConnections {
     /// Members of PGs that this OSD leads.
     followers: BTreeMap<OsdId, Follower>,
+    /// Members with parity to which this OSD sends differences.
+    delta_receivers: BTreeMap<OsdId, DeltaReceiver>,
     outgoing: BTreeMap<ConnectionId, (OsdId, Purpose)>,
     incoming: BTreeMap<ConnectionId, Incoming>,
     /// The incoming connections that carry data, indexed by the primary that opened them.
@@ -52,6 +55,17 @@ pub enum Purpose {
     Data,
     /// Leases.
     Lease,
+    /// Differences, from a member with a data part to a member with parity.
+    Delta,
+}
+
+/// A member with parity to which this OSD sends differences.
+struct DeltaReceiver {
+    member: Member,
+    /// Whether the map lists the member's process as up.
+    is_up: bool,
+    address_count: usize,
+    lane: Lane,
 }
 
 /// A member of a PG that this OSD leads.
@@ -98,12 +112,20 @@ impl PeerConnections {
         let lanes = up.flat_map(|follower| [follower.data.deadline(), follower.lease.deadline()]);
         let ends = self.followers.values().filter_map(|follower| follower.ends_at);
         let missed = self.primaries.values().map(|primary| primary.since + SILENT_AFTER);
-        lanes.flatten().chain(self.renew_at).chain(ends).chain(missed).min()
+        let receivers = self.delta_receivers.values().filter(|receiver| receiver.is_up);
+        let deltas = receivers.filter_map(|receiver| receiver.lane.deadline());
+        lanes.flatten().chain(self.renew_at).chain(ends).chain(missed).chain(deltas).min()
     }
 
     /// Returns the connection for sending data to this member.
     pub fn to_follower(&self, member: Member) -> Option<ConnectionId> {
         self.followers.get(&member.osd).filter(|known| known.member == member)?.data.up()
+    }
+
+    /// Returns the connection for sending differences to this member.
+    pub fn to_delta_receiver(&self, member: Member) -> Option<ConnectionId> {
+        let known = self.delta_receivers.get(&member.osd);
+        known.filter(|known| known.member == member)?.lane.up()
     }
 
     /// Returns the connection for replying to this primary.
@@ -120,7 +142,11 @@ impl PeerConnections {
     /// Returns the member and the purpose of a connection that this OSD opened.
     pub fn outgoing(&self, connection: ConnectionId) -> Option<(Member, Purpose)> {
         let (osd, purpose) = self.outgoing.get(&connection)?;
-        Some((self.followers[osd].member, *purpose))
+        let member = match purpose {
+            Purpose::Data | Purpose::Lease => self.followers[osd].member,
+            Purpose::Delta => self.delta_receivers[osd].member,
+        };
+        Some((member, *purpose))
     }
 
     /// Returns the connection to a follower, if it is up or being made.
@@ -153,6 +179,10 @@ impl PeerConnections {
 
     /// Handles a completed handshake on a connection that this OSD opened.
     pub fn on_connected(&mut self, now: Time, osd: OsdId, purpose: Purpose) {
+        if purpose == Purpose::Delta {
+            let receiver = self.delta_receivers.get_mut(&osd).expect("it has a connection");
+            return receiver.lane.on_connected(now);
+        }
         let follower = self.followers.get_mut(&osd).expect("it has a connection");
         follower.lane_mut(purpose).on_connected(now);
         if purpose == Purpose::Lease {
@@ -170,12 +200,26 @@ impl PeerConnections {
             return Gone::Incoming;
         }
         let Some((osd, purpose)) = self.outgoing.remove(&connection) else { return Gone::Unknown };
+        if purpose == Purpose::Delta {
+            let receiver = self.delta_receivers.get_mut(&osd).expect("it had a connection");
+            receiver.lane.on_lost(now, refused, receiver.address_count);
+            return Gone::Delta;
+        }
         let follower = self.followers.get_mut(&osd).expect("it had a connection");
         let (member, address_count) = (follower.member, follower.address_count);
         let lane = follower.lane_mut(purpose);
         let carried_data = lane.up().is_some() && purpose == Purpose::Data;
         lane.on_lost(now, refused, address_count);
         Gone::Outgoing { member, carried_data, is_refused: lane.is_refused(address_count) }
+    }
+
+    /// Returns whether an incoming connection is for differences, if this message arrives over it. A primary
+    /// sends differences over its connection for data, after a query.
+    pub fn carries_deltas(&self, connection: ConnectionId, body: &PeerBody) -> bool {
+        match self.incoming.get(&connection).and_then(|incoming| incoming.purpose) {
+            Some(purpose) => purpose == Purpose::Delta,
+            None => matches!(body, PeerBody::ParityDelta { .. }),
+        }
     }
 
     /// Sets the purpose of an incoming connection, which its first message decides. Returns its peer, and
@@ -226,11 +270,22 @@ impl PeerConnections {
                 effects.push(Effect::Net(NetEffect::Connect { connection, address }));
             }
         }
+        for (osd, receiver) in &mut self.delta_receivers {
+            let info = cluster.osd(*osd).filter(|_| receiver.is_up && receiver.lane.is_due(now));
+            let Some(info) = info else { continue };
+            let connection = ids.next();
+            let addresses = info.addresses_for_peers();
+            let index = receiver.lane.connect(now, connection, addresses.len());
+            self.outgoing.insert(connection, (*osd, Purpose::Delta));
+            let address = addresses[index].clone();
+            effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+        }
     }
 
     /// Returns connections whose attempt has timed out.
     pub fn late(&self, now: Time) -> Vec<ConnectionId> {
         let lanes = self.followers.values().flat_map(|follower| [&follower.data, &follower.lease]);
+        let lanes = lanes.chain(self.delta_receivers.values().map(|receiver| &receiver.lane));
         lanes.filter(|lane| lane.is_late(now)).filter_map(Lane::connection).collect()
     }
 
@@ -285,6 +340,47 @@ impl PeerConnections {
         }
         if !self.followers.is_empty() {
             self.renew_at.get_or_insert(now);
+        }
+    }
+
+    /// Leaves the members to which this OSD sends no more differences, or only to another run. Returns their
+    /// connections: the caller closes them before [`PeerConnections::follow_delta_receivers`].
+    pub fn leave_delta_receivers(
+        &mut self,
+        wanted: &BTreeMap<OsdId, Incarnation>,
+    ) -> Vec<ConnectionId> {
+        let mut left = Vec::new();
+        for (osd, receiver) in &mut self.delta_receivers {
+            if wanted.get(osd) != Some(&receiver.member.incarnation) {
+                receiver.is_up = false;
+                left.extend(receiver.lane.connection());
+            }
+        }
+        left
+    }
+
+    /// Keeps connections to these members from now on, with their addresses from the map.
+    pub fn follow_delta_receivers(
+        &mut self,
+        now: Time,
+        wanted: BTreeMap<OsdId, Incarnation>,
+        cluster: &ClusterView,
+        me: OsdId,
+    ) {
+        self.delta_receivers
+            .retain(|osd, receiver| wanted.get(osd) == Some(&receiver.member.incarnation));
+        for (osd, incarnation) in wanted {
+            let info = cluster.osd(osd).filter(|info| info.incarnation == incarnation);
+            let first = info.map_or(0, |info| info.first_address_from(me));
+            let new = || DeltaReceiver {
+                member: Member { osd, incarnation },
+                is_up: false,
+                address_count: 0,
+                lane: Lane::new(now, first),
+            };
+            let receiver = self.delta_receivers.entry(osd).or_insert_with(new);
+            receiver.is_up = info.is_some_and(|info| info.up && !info.addresses.is_empty());
+            receiver.address_count = info.map_or(0, |info| info.addresses_for_peers().len());
         }
     }
 
@@ -426,6 +522,8 @@ pub enum Gone {
     Unknown,
     /// A peer had opened the connection.
     Incoming,
+    /// The connection led to a member with parity, and carried differences.
+    Delta,
     /// The connection led to a follower.
     Outgoing {
         member: Member,
@@ -446,6 +544,7 @@ impl Follower {
         match purpose {
             Purpose::Data => &self.data,
             Purpose::Lease => &self.lease,
+            Purpose::Delta => unreachable!("it is a connection to a delta receiver"),
         }
     }
 
@@ -453,6 +552,7 @@ impl Follower {
         match purpose {
             Purpose::Data => &mut self.data,
             Purpose::Lease => &mut self.lease,
+            Purpose::Delta => unreachable!("it is a connection to a delta receiver"),
         }
     }
 

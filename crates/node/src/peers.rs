@@ -241,7 +241,8 @@ impl Peers {
     }
 }
 
-/// Returns whether a primary sends this body to members. `Stale` counts too, although members also send it.
+/// Returns whether a primary sends this body to members. `Stale` and `ParityDelta` count too, although
+/// members also send them.
 pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
     match body {
         PeerBody::Query { .. }
@@ -271,6 +272,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Activated
         | PeerBody::Written { .. }
         | PeerBody::Delta { .. }
+        | PeerBody::DeltaWanted { .. }
         | PeerBody::Synced { .. }
         | PeerBody::Noted { .. }
         | PeerBody::Scrubbed { .. }

@@ -76,10 +76,11 @@ mod pg_fuzz;
 mod tests;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, StripeIndex, Version};
+use base::{BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, Position, StripeIndex, Version};
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
-    Change, Filling, ListedBlock, Member, MemberState, Op, Outcome, PeerBody, PgEntry, Refusal,
+    Change, Content, Filling, ListedBlock, Member, MemberState, Op, Outcome, PeerBody, PgEntry,
+    Refusal,
 };
 
 pub use copies::Copies;
@@ -176,10 +177,46 @@ pub enum Action {
         /// The message.
         body: PeerBody,
     },
+    /// Send a difference as [`PeerBody::ParityDelta`] to each of these members, which are acting members with
+    /// parity. If there is no connection with one of them, the node sends it only to the primary, as
+    /// [`PeerBody::Delta`].
+    SendDelta {
+        /// The receivers.
+        to: Vec<OsdId>,
+        /// The difference.
+        delta: Box<Delta>,
+    },
     /// An event of a scrub, for the log.
     Scrub(ScrubEvent),
     /// The PG needs another entry. The node repeats this to the monitor until the epoch is over.
     Need(Need),
+}
+
+/// The change that a version makes in a data part. The fields are those of [`PeerBody::ParityDelta`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Delta {
+    /// The version.
+    pub version: Version,
+    /// The stripe.
+    pub key: BlockKey,
+    /// The data part that changes.
+    pub part: Position,
+    /// The differences.
+    pub content: Content,
+}
+
+impl Delta {
+    /// Returns the message to a member with parity.
+    pub fn to_member(self) -> PeerBody {
+        let Delta { version, key, part, content } = self;
+        PeerBody::ParityDelta { version, key, part, content }
+    }
+
+    /// Returns the message to the primary, which passes the difference on.
+    pub fn to_primary(self) -> PeerBody {
+        let Delta { version, key, part, content } = self;
+        PeerBody::Delta { version, key, part, content }
+    }
 }
 
 /// Why a primary needs another entry.
@@ -427,6 +464,9 @@ impl Pg {
         }
         match &self.entry {
             Some(entry) if entry.primary_osd() == Some(from) => self.on_primary_said(body, actions),
+            Some(_) if matches!(body, PeerBody::ParityDelta { .. }) => {
+                self.on_direct_delta(from, body, actions)
+            }
             _ => Err("the sender is not the primary".into()),
         }
     }

@@ -605,6 +605,13 @@ impl Pg {
             PeerBody::Delta { version, key, part, content } => {
                 self.on_delta(index, (version, key, part), content, actions)
             }
+            PeerBody::ParityDelta { .. } => {
+                let from = self.lead().peers[index].member.osd;
+                self.on_direct_delta(from, body, actions)
+            }
+            PeerBody::DeltaWanted { version, part } => {
+                self.on_delta_wanted(index, (version, part), actions)
+            }
             PeerBody::Stale(_) => Ok(()),
             _ => Err("only a primary may send this message".into()),
         }

@@ -7,7 +7,7 @@
 //! | what a write changes in each part | [`patch`], [`parity`] |
 //! | how units are read, or reconstructed from `k` others | [`gather`], [`read`] |
 //! | which keys exist | [`list`] |
-//! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`] |
+//! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`], [`early`] |
 //! | how an epoch begins | [`peering`] |
 //! | how a learner is filled | [`fill`] |
 //!
@@ -17,6 +17,7 @@
 //!   2. At most one version of a stripe is in flight at a time.
 
 pub mod check;
+pub mod early;
 pub mod fill;
 pub mod gather;
 pub mod list;

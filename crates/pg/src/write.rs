@@ -385,6 +385,9 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> BlockKey {
         let write = self.queue.take(slot);
+        if let WriteStage::Done { version, .. } = write.stage {
+            self.end_delta_route(version);
+        }
         if self.lead.as_ref().is_some_and(|lead| !lead.unreported.is_empty()) {
             self.report_complete(actions);
         }

@@ -45,6 +45,7 @@ const BODY_SKIP: u8 = 23;
 const BODY_DELTA: u8 = 24;
 const BODY_FORWARD: u8 = 25;
 const BODY_PARITY_DELTA: u8 = 26;
+const BODY_DELTA_WANTED: u8 = 27;
 const BODY_SCRUB: u8 = 40;
 const BODY_SCRUBBED: u8 = 41;
 const BODY_MEND: u8 = 42;
@@ -155,10 +156,11 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_bool(bytes, *lazy);
             put_change(bytes, *block_size, change);
         }
-        PeerBody::Part { version, mark, key, lazy, content, differences } => {
+        PeerBody::Part { version, mark, key, lazy, content, differences, is_direct } => {
             put_header(bytes, BODY_PART, *version, *mark, *lazy);
             put_key(bytes, pool, *key);
             put_bitmap(bytes, differences);
+            put_bool(bytes, *is_direct);
             put_content(bytes, content);
         }
         PeerBody::Parity { version, mark, key, lazy, content, changes } => {
@@ -175,6 +177,11 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
         }
         PeerBody::ParityDelta { version, key, part, content } => {
             put_delta(bytes, BODY_PARITY_DELTA, pool, (*version, *key, *part), content);
+        }
+        PeerBody::DeltaWanted { version, part } => {
+            bytes.push(BODY_DELTA_WANTED);
+            put_version(bytes, *version);
+            bytes.push(part.get());
         }
         PeerBody::Forward { call, key, content, replaces } => {
             put_call(bytes, BODY_FORWARD, *call);
@@ -296,8 +303,8 @@ fn decode_body(
         BODY_PART => {
             let (version, mark, lazy) = reader.header()?;
             let (key, differences) = (reader.key(pool)?, reader.bitmap()?);
-            let content = reader.content(payload)?;
-            PeerBody::Part { version, mark, key, lazy, content, differences }
+            let (is_direct, content) = (reader.bool()?, reader.content(payload)?);
+            PeerBody::Part { version, mark, key, lazy, content, differences, is_direct }
         }
         BODY_PARITY => {
             let (version, mark, lazy) = reader.header()?;
@@ -316,6 +323,9 @@ fn decode_body(
         BODY_PARITY_DELTA => {
             let (version, key, part) = reader.changed_part(pool)?;
             PeerBody::ParityDelta { version, key, part, content: reader.content(payload)? }
+        }
+        BODY_DELTA_WANTED => {
+            PeerBody::DeltaWanted { version: reader.version()?, part: reader.position()? }
         }
         BODY_FORWARD => {
             let (call, key) = (reader.u32()?, reader.key(pool)?);

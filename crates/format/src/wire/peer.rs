@@ -3,7 +3,7 @@
 //!
 //! Invariants
 //!   1. Messages on one connection stay in order. The primary opens the connection, and answers use the same
-//!      connection.
+//!      connection. A member with a data part opens a connection of its own to a member with parity.
 //!   2. Every message contains its PG and epoch. A message of another epoch has no effect on the PG.
 //!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
 
@@ -156,8 +156,12 @@ pub enum PeerBody {
         lazy: bool,
         /// The units that change, or a tombstone, with this version.
         content: Content,
-        /// The units, as at most 4 words, for which the member sends the difference ([`PeerBody::Delta`]).
+        /// The units, as at most 4 words, for which the member sends the difference.
         differences: Vec<u64>,
+        /// Whether the member sends the difference straight to all acting members with parity
+        /// ([`PeerBody::ParityDelta`]), if it has connections with them. Otherwise it sends the difference to
+        /// the primary ([`PeerBody::Delta`]).
+        is_direct: bool,
     },
     /// Primary, in pools of stripes: the next version changes this member's parity part.
     Parity {
@@ -196,8 +200,8 @@ pub enum PeerBody {
         /// whose old bytes are lost are listed as damaged.
         content: Content,
     },
-    /// Primary, to a member with parity: the change that a version makes in a data part, see
-    /// [`PeerBody::Delta`].
+    /// Primary or acting member with a data part, to a member with parity: the change that a version makes in
+    /// the data part, see [`PeerBody::Delta`]. It may arrive before the version, and it may arrive twice.
     ParityDelta {
         /// As in [`PeerBody::Delta`].
         version: Version,
@@ -207,6 +211,13 @@ pub enum PeerBody {
         part: Position,
         /// As in [`PeerBody::Delta`].
         content: Content,
+    },
+    /// Acting member with parity: the difference of this data part has not arrived. The primary makes it again.
+    DeltaWanted {
+        /// The version.
+        version: Version,
+        /// The data part that changes.
+        part: Position,
     },
     /// Primary, in pools of stripes: prepare this content of the key, in place of all prepared versions of
     /// the key above `replaces`. Answered by [`PeerBody::Repaired`] when durable.

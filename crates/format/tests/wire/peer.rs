@@ -139,7 +139,8 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     let as_of = Some(version_of(300));
     let fetch_as_of = PeerBody::Fetch { call: 4, key, units: vec![], as_of };
     let (content, differences) = (block(0b111, 0b101), vec![0b11]);
-    let part = PeerBody::Part { version, mark, key, lazy: false, content, differences };
+    let (lazy, is_direct) = (false, true);
+    let part = PeerBody::Part { version, mark, key, lazy, content, differences, is_direct };
     let change = PartChange {
         part: position(1),
         units: vec![0b111],
@@ -205,6 +206,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-skip", peer(PeerBody::Skip { version, mark: version_of(299), lazy: true })),
         ("peer-delta", peer(delta)),
         ("peer-parity-delta", peer(parity_delta)),
+        ("peer-delta-wanted", peer(PeerBody::DeltaWanted { version, part: part_index })),
         ("peer-forward", peer(forward)),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
@@ -343,9 +345,19 @@ fn any_stripe_body() -> impl Strategy<Value = PeerBody> {
     );
     let header = || (any_version(), any_version(), any_key(), any::<bool>(), any_content());
     prop_oneof![
-        (header(), any_bitmap()).prop_map(|((version, mark, key, lazy, content), differences)| {
-            PeerBody::Part { version, mark, key, lazy, content, differences }
-        }),
+        (header(), any_bitmap(), any::<bool>()).prop_map(
+            |((version, mark, key, lazy, content), differences, is_direct)| PeerBody::Part {
+                version,
+                mark,
+                key,
+                lazy,
+                content,
+                differences,
+                is_direct
+            }
+        ),
+        (any_version(), 0u8..20)
+            .prop_map(|(version, part)| PeerBody::DeltaWanted { version, part: position(part) }),
         (header(), vec(change, 0..=PART_CHANGE_COUNT_MAX)).prop_map(
             |((version, mark, key, lazy, content), changes)| PeerBody::Parity {
                 version,

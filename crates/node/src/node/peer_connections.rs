@@ -8,6 +8,8 @@ use format::wire::{
     LeaseMessage, Member, Message, PeerBody, PeerMessage, PgEntry, REVISION_COUNT_MAX,
 };
 
+use pg::Delta;
+
 use super::Node;
 use crate::leases::{Grant, giver_span, renew_every};
 use crate::peer_connections::{Gone, Purpose, send_peer};
@@ -53,6 +55,7 @@ impl Node {
         self.peer_connections.on_connected(now, member.osd, purpose);
         match purpose {
             Purpose::Data => self.on_follower_connected(now, member, effects),
+            Purpose::Delta => {}
             Purpose::Lease => {
                 self.leases.on_connected(member);
                 self.space_credits.on_connected(member);
@@ -72,6 +75,7 @@ impl Node {
         match self.peer_connections.on_closed(now, connection, refused) {
             Gone::Unknown => {}
             Gone::Incoming => self.peers.on_primary_gone(connection),
+            Gone::Delta => self.connect_due(now, effects),
             Gone::Outgoing { member, carried_data, is_refused } => {
                 if is_refused {
                     self.tell_unreachable(now, member.osd, Unreachable::Refused, effects);
@@ -99,6 +103,12 @@ impl Node {
             }
             (Some((member, Purpose::Lease)), Message::Lease(message)) => {
                 self.on_giver_message(now, member, *message, effects)
+            }
+            (None, Message::Peer(message))
+                if self.peer_connections.carries_deltas(connection, &message.body) =>
+            {
+                self.decide(now, connection, Purpose::Delta, effects)
+                    .and_then(|member| self.on_data_member_message(now, member, *message, effects))
             }
             (None, Message::Peer(message)) => {
                 self.decide(now, connection, Purpose::Data, effects).and_then(|primary| {
@@ -147,6 +157,12 @@ impl Node {
             self.hang_up(now, connection, effects);
         }
         self.peer_connections.expect_primaries(now, &self.cluster);
+        let wanted = self.cluster.delta_receivers();
+        for connection in self.peer_connections.leave_delta_receivers(&wanted) {
+            self.hang_up(now, connection, effects);
+        }
+        let me = self.identity.osd;
+        self.peer_connections.follow_delta_receivers(now, wanted, &self.cluster, me);
         self.connect_due(now, effects);
     }
 
@@ -326,6 +342,33 @@ impl Node {
                 Ok(())
             }
             LeaseMessage::Granted { .. } => Err("an unsolicited lease grant".into()),
+        }
+    }
+
+    /// Sends a difference to acting members with parity. If there is no connection with one of them, sends it
+    /// to the primary, which passes it on to all.
+    pub(super) fn send_delta(
+        &mut self,
+        entry: &PgEntry,
+        to: &[OsdId],
+        delta: Delta,
+        effects: &mut Vec<Effect>,
+    ) {
+        let connection = |osd: &OsdId| {
+            let member = entry.acting_member(*osd)?;
+            match entry.primary_osd() == Some(*osd) {
+                true => self.peer_connections.to_primary(member),
+                false => self.peer_connections.to_delta_receiver(member),
+            }
+        };
+        let connections: Option<Vec<ConnectionId>> = to.iter().map(connection).collect();
+        let Some(connections) = connections else {
+            let primary = entry.primary_osd().expect("an epoch that is active has a primary");
+            return self.send_to_member(entry, primary, delta.to_primary(), effects);
+        };
+        for connection in connections {
+            let body = delta.clone().to_member();
+            send_peer(connection, PeerMessage { pg: entry.pg, epoch: entry.epoch, body }, effects);
         }
     }
 

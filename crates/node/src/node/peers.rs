@@ -86,6 +86,26 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(primary.osd, body, actions))
     }
 
+    /// Handles a message over a connection that an acting member with a data part opened: a difference. One of
+    /// another epoch is dropped. The error says how the message violates the protocol.
+    pub(super) fn on_data_member_message(
+        &mut self,
+        now: Time,
+        sender: Member,
+        message: PeerMessage,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        let PeerMessage { pg, epoch, body } = message;
+        let Some(slot) = self.pgs.slot(pg) else { return Ok(()) };
+        let Some(entry) = self.pgs[slot].entry().filter(|entry| entry.epoch == epoch) else {
+            return Ok(());
+        };
+        if self.cluster.is_primary(entry) || entry.acting_member(sender.osd) != Some(sender) {
+            return Err(format!("the sender does not send differences of {pg} to this OSD"));
+        }
+        self.drive(now, slot, effects, |pg, actions| pg.peer_said(sender.osd, body, actions))
+    }
+
     /// Handles a message from a member of a PG that this OSD leads.
     pub(super) fn on_follower_message(
         &mut self,
@@ -99,7 +119,7 @@ impl Node {
             self.on_newer_entry(&newest, effects);
             return Ok(());
         }
-        if is_from_primary(&body) {
+        if is_from_primary(&body) && !matches!(body, PeerBody::ParityDelta { .. }) {
             return Err("only a primary may send this message".into());
         }
         // A reply of an old epoch, sent while the map was changing, is ignored.

@@ -2,6 +2,10 @@
 //! differences that a data member sends, and the parity that is computed from them. The primary is a member,
 //! too.
 //!
+//! A data member sends the difference straight to the members with parity, if the primary says so. It does not
+//! matter whether such a message arrives late, twice or not at all: a parity member that waits for a difference
+//! asks the primary for it.
+//!
 //! Invariants
 //!   1. Old units are read as of the version before, so it does not matter whether the store has the new ones
 //!      already.
@@ -10,29 +14,34 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{Position, Version};
+use base::{OsdId, Position, Version};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
+use super::early::{EarlyDelta, EarlyDeltas};
 use super::parity::{ParityWork, difference};
 use super::part::{Part, table_of};
 use super::pipeline::{Arrival, Arrived, Fill, Next, Pipeline};
 use crate::store_calls::Call;
 use crate::sync::FlushFor;
 use crate::units::Units;
-use crate::{Action, Need, Pg, shape};
+use crate::{Action, Delta, Need, Pg, shape};
 
 /// A member's state of the versions of an epoch.
 pub struct StripeMember {
     pub pipeline: Pipeline,
     /// Differences that wait for old units, by version.
     differences: BTreeMap<Version, Difference>,
+    /// Differences of other members that arrived before their versions.
+    early: EarlyDeltas,
 }
 
 struct Difference {
     key: BlockKey,
     new: Part,
     units: Units,
+    /// Whether this member sends the difference to the members with parity itself.
+    is_direct: bool,
 }
 
 /// The fields that all messages with a version have in common.
@@ -45,7 +54,7 @@ struct Header {
 
 impl StripeMember {
     fn new(pipeline: Pipeline) -> StripeMember {
-        StripeMember { pipeline, differences: BTreeMap::new() }
+        StripeMember { pipeline, differences: BTreeMap::new(), early: EarlyDeltas::default() }
     }
 }
 
@@ -68,7 +77,7 @@ impl Pg {
         self.follow.as_ref().is_some_and(|follow| follow.is_learner())
     }
 
-    fn own_position(&self) -> Position {
+    pub(crate) fn own_position(&self) -> Position {
         let entry = self.entry.as_ref().expect("an epoch is entered");
         let learner = entry.learner(self.me).map(|learner| learner.position);
         entry.position_of(self.me).or(learner).expect("this OSD has a part in the epoch")
@@ -91,7 +100,7 @@ impl Pg {
                 self.check_next(header)?;
                 (header, Arrived::Skip)
             }
-            PeerBody::Part { version, mark, key, lazy, content, differences } => {
+            PeerBody::Part { version, mark, key, lazy, content, differences, is_direct } => {
                 if !stripes.is_data(position) {
                     return Err("a data part was sent to a member that holds parity".into());
                 }
@@ -106,7 +115,7 @@ impl Pg {
                 }
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
-                self.read_old_units(header, key, &content, units, actions)?;
+                self.read_old_units(header, key, &content, (units, is_direct), actions)?;
                 (header, Arrived::Ready(key, content))
             }
             PeerBody::Parity { version, mark, key, lazy, content, changes } => {
@@ -128,7 +137,10 @@ impl Pg {
             _ => unreachable!("it is a version"),
         };
         let Header { version, mark, lazy } = header;
-        self.stripe_member().pipeline.arrive(Arrival { version, lazy, what })?;
+        let member = self.stripe_member();
+        member.pipeline.arrive(Arrival { version, lazy, what })?;
+        let early = member.early.take(version);
+        self.add_early_deltas(version, early);
         if let Some(follow) = &mut self.follow {
             follow.raise_mark(mark);
         }
@@ -175,7 +187,7 @@ impl Pg {
         header: Header,
         key: BlockKey,
         content: &Content,
-        units: Units,
+        (units, is_direct): (Units, bool),
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if units.is_empty() {
@@ -186,7 +198,7 @@ impl Pg {
         if new.version != header.version || !units.without(&new.units).is_empty() {
             return Err("differences were requested for units that do not change".into());
         }
-        let difference = Difference { key, new, units };
+        let difference = Difference { key, new, units, is_direct };
         self.stripe_member().differences.insert(header.version, difference);
         let as_of = AsOf::Version(Pg::before(header.version));
         let request = StoreRequest::Copy { key, units: units.words(block_size), as_of };
@@ -194,7 +206,8 @@ impl Pg {
         Ok(())
     }
 
-    /// Handles the old units of this member's data part: sends the difference to the primary.
+    /// Handles the old units of this member's data part: sends the difference to the members with parity, or
+    /// to the primary. If some old units are lost, the primary makes them from other parts.
     pub(crate) fn on_old_units(
         &mut self,
         version: Version,
@@ -207,14 +220,27 @@ impl Pg {
         }
         let block_size = self.shape.block_size;
         let found = self.stripe_member().differences.remove(&version);
-        let Difference { key, new, units } = found.expect("it waits for old units");
+        let Difference { key, new, units, is_direct } = found.expect("it waits for old units");
         let new = |unit: u32| new.written.get(&unit).cloned();
         let content = difference(&old, new, units, block_size, &self.buffers);
         let part = self.own_position();
         if self.lead.is_some() {
             return self.complete_delta(version, key, part, content, actions);
         }
-        self.answer(PeerBody::Delta { version, key, part, content }, actions);
+        let delta = Delta { version, key, part, content };
+        if is_direct && units.within(&old.damaged).is_empty() {
+            let (to, delta) = (self.parity_members(), Box::new(delta));
+            return actions.push(Action::SendDelta { to, delta });
+        }
+        self.answer(delta.to_primary(), actions);
+    }
+
+    /// Returns the acting members with parity.
+    fn parity_members(&self) -> Vec<OsdId> {
+        let stripes = self.stripes().expect("the pool has parity");
+        let entry = self.entry.as_ref().expect("an epoch is entered");
+        let parity = entry.filled().filter(|(position, _)| !stripes.is_data(*position));
+        parity.map(|(_, member)| member.osd).collect()
     }
 
     fn part_of_copy(&self, result: Result<Answer, StoreError>) -> Part {
@@ -253,7 +279,7 @@ impl Pg {
         self.make_parity(version, actions);
     }
 
-    /// Handles a difference for this member's parity part.
+    /// Handles a difference for this member's parity part. It may arrive before its version, and twice.
     pub(crate) fn on_parity_delta(
         &mut self,
         version: Version,
@@ -263,14 +289,71 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         let block_size = self.shape.block_size;
+        let stripes = self.stripes().ok_or("the pool has no parity")?;
+        if stripes.is_data(self.own_position()) {
+            return Err("a difference was sent to a member that holds data".into());
+        }
+        self.check_version(version)?;
         let delta = Part::of(content, block_size, true)?;
         let member =
             self.stripe_member.as_mut().ok_or("a difference was sent before the activation")?;
-        let work = member.pipeline.parity(version);
-        let work = work.ok_or("a difference was sent for a version that needs none")?;
-        work.on_delta(key, part, delta, block_size)?;
-        self.make_parity(version, actions);
+        if version > member.pipeline.newest() {
+            member.early.hold(version, EarlyDelta { key, part, delta }, block_size);
+            return Ok(());
+        }
+        // If nothing waits for it, it has arrived before.
+        if let Some(work) = member.pipeline.parity(version) {
+            work.on_delta(key, part, delta, block_size)?;
+            self.make_parity(version, actions);
+        }
         Ok(())
+    }
+
+    /// Handles a difference that came straight from a data member.
+    pub(crate) fn on_direct_delta(
+        &mut self,
+        from: OsdId,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let PeerBody::ParityDelta { version, key, part, content } = body else {
+            return Err("only a primary may send this message".into());
+        };
+        let entry = self.entry.as_ref().expect("an epoch is entered");
+        if entry.member_at(part).is_none_or(|member| member.osd != from) {
+            return Err("the sender is not the acting member with the data part".into());
+        }
+        if self.stripe_member.is_none() {
+            // The store refused a version: this member's part in the epoch has ended.
+            return Ok(());
+        }
+        self.on_parity_delta(version, key, part, content, actions)
+    }
+
+    /// Adds differences that arrived before their version, which has arrived now. One that does not match the
+    /// version is dropped, so that this member asks for the right one.
+    fn add_early_deltas(&mut self, version: Version, early: Vec<EarlyDelta>) {
+        let block_size = self.shape.block_size;
+        for EarlyDelta { key, part, delta } in early {
+            if let Some(work) = self.stripe_member().pipeline.parity(version) {
+                let _ = work.on_delta(key, part, delta, block_size);
+            }
+        }
+    }
+
+    /// Asks the primary for differences that have been missing for one to two intervals between the calls.
+    /// Called periodically.
+    pub fn ask_for_deltas(&mut self, actions: &mut Vec<Action>) {
+        let is_acting = self.follow.as_ref().is_some_and(|follow| follow.is_acting());
+        // Nothing is lost on the way to a learner or to the primary: the loss of that connection ends the
+        // member's part in the epoch.
+        if !is_acting || planted::on(Bug::LostDeltaNotAskedFor) {
+            return;
+        }
+        let Some(member) = &mut self.stripe_member else { return };
+        for (version, part) in member.pipeline.overdue_deltas() {
+            self.answer(PeerBody::DeltaWanted { version, part }, actions);
+        }
     }
 
     /// Computes the parity of a version, if the old parity and all differences have arrived.

@@ -2,12 +2,14 @@
 //! each parity member computes it from the old parity and the differences of the data parts.
 //!
 //! Invariants
-//!   1. Each difference is applied once.
+//!   1. Each difference is applied once, even if it arrives twice: directly and through the primary.
 //!   2. A parity member journals the resulting bytes, never differences.
 //!   3. A unit of parity is damaged if any data that it is computed from is lost.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
+use base::planted::{self, Bug};
 use base::{BlockSize, BufferPool, Position, UNIT_SIZE, Version};
 use blockstore::BlockKey;
 use format::wire::{Content, PartChange};
@@ -91,6 +93,19 @@ pub struct ParityWork {
     old: Option<Part>,
     /// The differences that have arrived, by data part.
     deltas: BTreeMap<usize, Part>,
+    /// How long the work has waited for differences.
+    wait: Wait,
+}
+
+/// How long a version has waited for differences. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wait {
+    /// [`ParityWork::overdue_deltas`] was not called yet.
+    New,
+    /// It was called once.
+    Seen,
+    /// The missing differences were returned as overdue.
+    Overdue,
 }
 
 impl ParityWork {
@@ -123,8 +138,8 @@ impl ParityWork {
             }
         }
         let version = rows.version;
-        let (is_reading, old, deltas) = (false, None, BTreeMap::new());
-        Ok(ParityWork { key, version, rows, changes, is_reading, old, deltas })
+        let (is_reading, old, deltas, wait) = (false, None, BTreeMap::new(), Wait::New);
+        Ok(ParityWork { key, version, rows, changes, is_reading, old, deltas, wait })
     }
 
     /// Returns the units whose old parity is needed.
@@ -141,7 +156,7 @@ impl ParityWork {
         self.old = Some(old);
     }
 
-    /// Adds a difference. The error says why the difference is not an expected one.
+    /// Adds a difference, if it has not arrived before. The error says why it is not an expected one.
     pub fn on_delta(
         &mut self,
         key: BlockKey,
@@ -156,16 +171,39 @@ impl ParityWork {
         if delta.units.with(&delta.damaged) != wanted {
             return Err("a difference has other units than announced".into());
         }
-        match self.deltas.insert(part.index(), delta) {
-            None => Ok(()),
-            Some(_) => Err("a difference arrived twice".into()),
+        match self.deltas.entry(part.index()) {
+            Entry::Vacant(entry) => drop(entry.insert(delta)),
+            // A difference that is applied twice has no effect.
+            Entry::Occupied(mut entry) if planted::on(Bug::DeltaUsedTwice) => {
+                entry.get_mut().written.clear();
+            }
+            Entry::Occupied(_) => {}
         }
+        Ok(())
+    }
+
+    /// Returns the data parts whose differences have not arrived, if this is the second call.
+    pub fn overdue_deltas(&mut self) -> Vec<Position> {
+        let was = self.wait;
+        self.wait = if was == Wait::New { Wait::Seen } else { Wait::Overdue };
+        match was {
+            Wait::Seen => self.missing().collect(),
+            Wait::New | Wait::Overdue => Vec::new(),
+        }
+    }
+
+    /// Returns the data parts whose differences have not arrived.
+    fn missing(&self) -> impl Iterator<Item = Position> + '_ {
+        let is_awaited = |change: &&PartChange| {
+            let has_any = change.differences.iter().any(|word| *word != 0);
+            has_any && !self.deltas.contains_key(&change.part.index())
+        };
+        self.changes.iter().filter(is_awaited).map(|change| change.part)
     }
 
     /// Returns whether the old parity and all differences have arrived.
     pub fn is_ready(&self) -> bool {
-        let is_awaited = |change: &&PartChange| change.differences.iter().any(|word| *word != 0);
-        self.old.is_some() && self.changes.iter().filter(is_awaited).count() == self.deltas.len()
+        self.old.is_some() && self.missing().next().is_none()
     }
 
     /// Returns the new content of this member's parity part. Requires: [`ParityWork::is_ready`]. The error

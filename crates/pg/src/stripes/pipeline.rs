@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use base::{Epoch, Version};
+use base::{Epoch, Position, Version};
 use blockstore::BlockKey;
 use format::wire::Content;
 
@@ -214,6 +214,24 @@ impl Pipeline {
     /// Returns the version up to which everything is durable.
     pub fn durable_upto(&self) -> Version {
         self.durable_upto
+    }
+
+    /// Returns the newest version that arrived.
+    pub fn newest(&self) -> Version {
+        self.newest
+    }
+
+    /// Returns the differences that have been missing since an earlier call and have not been returned yet.
+    pub fn overdue_deltas(&mut self) -> Vec<(Version, Position)> {
+        let mut overdue = Vec::new();
+        for waiting in &mut self.waiting {
+            if let Waiting::Version(Arrival { version, what: Arrived::Parity(work), .. }) = waiting
+            {
+                let missing = work.overdue_deltas();
+                overdue.extend(missing.into_iter().map(|part| (*version, part)));
+            }
+        }
+        overdue
     }
 
     /// Returns the versions whose old parity may be read now. They then count as read.

@@ -28,6 +28,7 @@ use super::part::{Part, UnitData, content};
 use super::patch::Patch;
 use super::peering::Forward;
 use crate::ask::Asked;
+use crate::face::Source;
 use crate::operation::{Wants, WriteKind};
 use crate::slots::{GatherSlot, JobSlot, WriteSlot};
 use crate::store_calls::Call;
@@ -57,21 +58,24 @@ pub enum GatherFor {
     Delta(Box<DamagedDelta>),
 }
 
-/// The members to which the differences of a version are passed, and the differences that have not arrived.
+/// The members that get the differences of a version, and the differences that this OSD has not passed on.
 pub struct DeltaRoute {
     /// The stripe's key.
     key: BlockKey,
     /// Members with parity that were sent the version, including learners.
     targets: MemberSet,
-    /// Data parts whose difference has not arrived, with the units of that difference.
+    /// Data parts whose difference has not arrived here, with the units of that difference.
     parts: BTreeMap<Position, Units>,
     /// Number of differences that have not been passed on.
     missing: usize,
+    /// Whether the data members send the differences straight to the targets, which are acting members. This
+    /// OSD passes on only those that a data member sends here, or that a target asks for.
+    is_direct: bool,
     /// The change that the version makes.
     patch: Box<Patch>,
 }
 
-/// A difference that lacks the units that the data member lost.
+/// A difference that lacks the units that the data member lost, or all units because it was lost itself.
 pub struct DamagedDelta {
     version: Version,
     part: Position,
@@ -321,13 +325,16 @@ impl Pg {
             self.syncs.gave_lazily(version.counter);
         }
         let parity = self.parity_targets(key, missing, stripes);
-        let plan = Plan::new(stripes, &patch, version, !parity.is_empty(), self);
+        let acting = self.lead().acting;
+        let is_direct = parity.iter().all(|index| acting.has(index));
+        let plan = Plan::new(stripes, &patch, version, (!parity.is_empty(), is_direct), self);
         let lead = self.lead();
         lead.mark_told = mark;
         let parts = plan.differing();
         if !parity.is_empty() && !parts.is_empty() {
             let (targets, missing, patch) = (parity, parts.len(), patch.clone());
-            lead.deltas.insert(version, DeltaRoute { key, targets, parts, missing, patch });
+            let route = DeltaRoute { key, targets, parts, missing, is_direct, patch };
+            lead.deltas.insert(version, route);
         }
         let positions: Vec<(usize, Position)> =
             missing.iter().map(|index| (index, lead.peers[index].position)).collect();
@@ -428,11 +435,19 @@ impl Pg {
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        let was_given = self.versions.was_given(version);
         let lead = self.lead();
-        let is_own = lead.peers[index].position == part && lead.acting.has(index);
-        let route = lead.deltas.get(&version).filter(|route| is_own && route.key == key);
-        let wanted = route.and_then(|route| route.parts.get(&part).copied());
-        let wanted = wanted.ok_or("a difference that was not requested")?;
+        if !was_given || lead.peers[index].position != part || !lead.acting.has(index) {
+            return Err("a difference that was not requested".into());
+        }
+        let route = lead.deltas.get(&version);
+        let Some(wanted) = route.and_then(|route| route.parts.get(&part).copied()) else {
+            // A member asked for it, and this OSD made it meanwhile.
+            return Ok(());
+        };
+        if route.is_some_and(|route| route.key != key) {
+            return Err("a difference of another stripe".into());
+        }
         let delta = Part::of(content.clone(), self.shape.block_size, true)?;
         if delta.units.with(&delta.damaged) != wanted {
             return Err("a difference has other units than requested".into());
@@ -458,19 +473,72 @@ impl Pg {
         content: Content,
         actions: &mut Vec<Action>,
     ) {
-        let (stripes, block_size) = (self.stripes(), self.shape.block_size);
-        let stripes = stripes.expect("the pool has parity");
+        let block_size = self.shape.block_size;
         let delta = Part::of(content.clone(), block_size, false).expect("it was checked");
         self.expect_delta_no_more(version, part);
         if delta.damaged.is_empty() || self.serving != Serving::Active {
             return self.pass_delta(version, key, part, content, actions);
         }
-        let wants = BTreeMap::from([(part.index(), delta.damaged)]);
         let others = self.sources(true).into_iter().filter(|source| source.position != part);
-        let gather = Gather::new(stripes, block_size, others, wants, false);
-        let as_of = Some(Version { counter: version.counter - 1, ..version });
-        let purpose = GatherFor::Delta(Box::new(DamagedDelta { version, part, delta }));
+        self.make_delta(key, DamagedDelta { version, part, delta }, others.collect(), actions);
+    }
+
+    /// Reads or reconstructs the old units that a difference lacks.
+    fn make_delta(
+        &mut self,
+        key: BlockKey,
+        damaged: DamagedDelta,
+        sources: Vec<Source>,
+        actions: &mut Vec<Action>,
+    ) {
+        let (stripes, block_size) = (self.stripes(), self.shape.block_size);
+        let stripes = stripes.expect("the pool has parity");
+        let DamagedDelta { version, part, delta } = &damaged;
+        let wants = BTreeMap::from([(part.index(), delta.damaged)]);
+        let gather = Gather::new(stripes, block_size, sources, wants, false);
+        let as_of = Some(Version { counter: version.counter - 1, ..*version });
+        let purpose = GatherFor::Delta(Box::new(damaged));
         self.begin_gather(GatherJob { key, gather, as_of, purpose }, actions);
+    }
+
+    /// Handles a parity member's request for a difference that has not arrived there. This OSD makes it from
+    /// the old units, which the data member still has: the mark is below the version while a parity member
+    /// lacks it.
+    pub(crate) fn on_delta_wanted(
+        &mut self,
+        index: usize,
+        (version, part): (Version, Position),
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let stripes = self.stripes().ok_or("the pool has no parity")?;
+        let (was_given, own_position) = (self.versions.was_given(version), self.own_position());
+        let lead = self.lead();
+        let has_parity = !stripes.is_data(lead.peers[index].position);
+        if !has_parity || !lead.acting.has(index) || !was_given {
+            return Err("a difference was requested that does not exist".into());
+        }
+        let route = lead.deltas.get(&version);
+        let wanted = route.and_then(|route| Some((route.key, *route.parts.get(&part)?)));
+        // Otherwise it has been passed on, or this OSD is reading or making it.
+        if let Some((key, units)) = wanted
+            && part != own_position
+            && self.serving == Serving::Active
+        {
+            let none = Part::nothing(self.shape.block_size);
+            let delta = Part { units: Units::default(), damaged: units, ..none };
+            self.expect_delta_no_more(version, part);
+            let sources = self.sources(true);
+            self.make_delta(key, DamagedDelta { version, part, delta }, sources, actions);
+        }
+        Ok(())
+    }
+
+    /// Notes that a write has ended: all acting members have its differences.
+    pub(crate) fn end_delta_route(&mut self, version: Version) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.deltas.get(&version).is_some_and(|route| route.is_direct) {
+            lead.deltas.remove(&version);
+        }
     }
 
     /// Continues when the old units that a data member lost have been reconstructed, as far as possible.
@@ -483,6 +551,9 @@ impl Pg {
         let DamagedDelta { version, part, mut delta } = damaged;
         let (block_size, buffers) = (self.shape.block_size, self.buffers.clone());
         let Some(route) = self.lead().deltas.get(&version) else { return };
+        if let Some(part) = gather.held(part.index()) {
+            delta.version = part.version;
+        }
         let old = gather.part(part.index(), delta.damaged, delta.version, &buffers);
         if let Ok(old) = old {
             let new = |unit: u32| route.patch.unit(part.index(), unit).cloned();
@@ -492,7 +563,9 @@ impl Pg {
             delta.damaged = made.damaged;
             delta.written.extend(made.written);
         }
-        let content = delta.into_content(block_size, &buffers);
+        // The part may have held nothing: then its version is zero.
+        let Part { version: before, units, damaged, written, table, .. } = delta;
+        let content = content(before, block_size, units, damaged, &written, table, &buffers);
         self.pass_delta(version, key, part, content, actions);
     }
 
@@ -567,6 +640,8 @@ struct Plan<'a> {
     rows: Vec<BTreeMap<u32, UnitData>>,
     /// Whether any member with parity applies the version.
     has_parity: bool,
+    /// Whether data members send their differences to the members with parity themselves.
+    is_direct: bool,
     /// The positions with an acting member.
     present: Vec<Position>,
 }
@@ -576,14 +651,14 @@ impl<'a> Plan<'a> {
         stripes: &'static Stripes,
         patch: &'a Patch,
         version: Version,
-        has_parity: bool,
+        (has_parity, is_direct): (bool, bool),
         pg: &Pg,
     ) -> Plan<'a> {
         let entry = pg.entry.as_ref().expect("an epoch is served");
         let present: Vec<Position> = entry.filled().map(|(position, _)| position).collect();
         let rows_units = patch.rows(stripes.data_count());
         let rows = encode_rows(stripes, patch, rows_units, &pg.buffers);
-        Plan { stripes, patch, version, rows_units, rows, has_parity, present }
+        Plan { stripes, patch, version, rows_units, rows, has_parity, is_direct, present }
     }
 
     /// Returns the data parts whose difference the members with parity need, with the units of each
@@ -633,8 +708,9 @@ impl<'a> Plan<'a> {
             true => units.without(&self.rows_units),
             false => Units::default(),
         };
+        let is_direct = self.is_direct && !wanted.is_empty();
         let differences = wanted.words(block_size);
-        PeerBody::Part { version, mark, key, lazy, content, differences }
+        PeerBody::Part { version, mark, key, lazy, content, differences, is_direct }
     }
 
     /// Returns the changes of the data parts, as they are described to members with parity.

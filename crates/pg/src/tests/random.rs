@@ -635,6 +635,8 @@ fn planted_bugs_are_found() {
         Bug::ForwardAsStable,
         Bug::DamagedPreparedRolledBack,
         Bug::ReadBesideSibling,
+        Bug::DeltaUsedTwice,
+        Bug::LostDeltaNotAskedFor,
         Bug::DeltaToUnfilledLearner,
         Bug::SkippedNotFilled,
         Bug::MarkWithoutBoundLearner,

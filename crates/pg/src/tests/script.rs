@@ -270,6 +270,9 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::ParityDelta { version, part, .. } => {
             format!("ParityDelta: {version}, part {}", part.get())
         }
+        PeerBody::DeltaWanted { version, part } => {
+            format!("DeltaWanted: {version}, part {}", part.get())
+        }
         PeerBody::Forward { key, content, replaces, .. } => {
             let content = brief_content(content);
             format!("Forward: stripe {}, {content}, above {replaces}", key.stripe.get())

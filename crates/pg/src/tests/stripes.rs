@@ -144,6 +144,165 @@ fn members_that_a_version_does_not_touch_get_a_skip() {
     }
 }
 
+/// Returns a pool of three data and two parity parts, led by the member with part 0, in which a stripe is
+/// being written that was written before: parts 1 and 2 change in one unit each, in different rows.
+fn two_parts_change() -> World {
+    let mut world = world(THREE_TWO);
+    let count = world.units();
+    written(&mut world, 1, 0, count);
+    assert_eq!(world.server(), Some(0));
+    world.sent.clear();
+    world.write(0, 1, 2 * UNITS - 1, 2);
+    world
+}
+
+/// Returns who sent differences to whom: the number of such messages from each member.
+fn deltas(world: &World, is_meant: fn(&PeerBody) -> bool) -> Vec<(usize, usize)> {
+    let sent = world.sent.iter().filter(|(_, _, body)| is_meant(body));
+    let mut ways: Vec<(usize, usize)> = sent.map(|(from, to, _)| (*from, *to)).collect();
+    ways.sort_unstable();
+    ways
+}
+
+fn is_straight(body: &PeerBody) -> bool {
+    matches!(body, PeerBody::ParityDelta { .. })
+}
+
+fn is_through_primary(body: &PeerBody) -> bool {
+    matches!(body, PeerBody::Delta { .. })
+}
+
+fn is_wanted(body: &PeerBody) -> bool {
+    matches!(body, PeerBody::DeltaWanted { .. })
+}
+
+fn check_settled(mut world: World) {
+    world.settle();
+    world.check_equal();
+    let count = world.units();
+    let last = world.history.last_value();
+    let values = read_all(&mut world, 1);
+    assert_eq!(values[2 * UNITS as usize - 1..=2 * UNITS as usize], [last - 1, last]);
+    assert_eq!(values.len(), count as usize);
+    assert_eq!(world.entry.epoch.get(), 1, "no member failed");
+    world.history.check();
+}
+
+#[test]
+fn differences_go_straight_to_the_members_with_parity() {
+    let mut world = two_parts_change();
+    world.settle();
+    assert_eq!(deltas(&world, is_straight), [(1, 3), (1, 4), (2, 3), (2, 4)]);
+    assert_eq!(deltas(&world, is_through_primary), []);
+    assert_eq!(deltas(&world, is_wanted), []);
+    check_settled(world);
+}
+
+#[test]
+fn a_difference_may_overtake_its_version() {
+    for early_count in 0..=2 {
+        let mut world = two_parts_change();
+        for part in [1, 2] {
+            world.deliver(0, part, true);
+            world.store_goes_on(part);
+        }
+        for parity in [3, 4] {
+            for part in 1..=early_count {
+                world.deliver(part, parity, true);
+            }
+            world.deliver(0, parity, true);
+            for part in early_count + 1..=2 {
+                world.deliver(part, parity, true);
+            }
+        }
+        assert!(deltas(&world, is_wanted).is_empty());
+        check_settled(world);
+    }
+}
+
+#[test]
+fn a_difference_that_is_lost_is_asked_for_and_made_by_the_primary() {
+    for damaged in [false, true] {
+        let mut world = two_parts_change();
+        for part in [1, 2] {
+            world.deliver(0, part, true);
+            world.store_goes_on(part);
+        }
+        if damaged {
+            let key = *world.osds[1].store.now.view().keys().next().unwrap();
+            world.osds[1].store.damage(key, UNITS - 1);
+        }
+        // What member 1 sent to one of them is lost with the connection.
+        world.disconnect(1, 3);
+        world.exchange();
+        for _ in 0..2 {
+            world.keep_house(3);
+        }
+        world.keep_house(3);
+        assert_eq!(deltas(&world, is_wanted), [(3, 0)], "it is asked for once");
+        world.settle();
+        let by_primary = [(0, 3), (0, 4), (1, 3), (1, 4), (2, 3), (2, 4)];
+        assert_eq!(deltas(&world, is_straight), by_primary);
+        check_settled(world);
+    }
+}
+
+#[test]
+fn a_difference_that_arrives_after_it_was_made_by_the_primary_is_dropped() {
+    let mut world = two_parts_change();
+    for to in [1, 2, 3, 4] {
+        world.deliver(0, to, true);
+        world.store_goes_on(to);
+    }
+    world.deliver(2, 3, true);
+    for _ in 0..2 {
+        world.keep_house(3);
+    }
+    assert_eq!(deltas(&world, is_wanted), [(3, 0)]);
+    world.deliver(0, 3, false);
+    // The primary reads the old unit at member 1, and passes the difference on.
+    world.deliver(0, 1, true);
+    world.store_goes_on(1);
+    while !deltas(&world, is_straight).contains(&(0, 3)) {
+        world.deliver(0, 1, false);
+    }
+    world.deliver(0, 3, true);
+    world.store_goes_on(3);
+    // Now the one that member 1 sent at the beginning.
+    world.deliver(1, 3, true);
+    check_settled(world);
+}
+
+#[test]
+fn differences_for_a_learner_go_through_the_primary() {
+    let mut world = world(TWO_ONE);
+    for stripe in 0..2 {
+        let count = world.units();
+        written(&mut world, stripe, 0, count);
+    }
+    world.kill(2);
+    world.settle();
+    world.start(2);
+    while world.entry.learners.is_empty() || world.server().is_none() {
+        world.round();
+    }
+    world.sent.clear();
+    let mut rounds = 0;
+    while !world.is_whole() {
+        if let Some(at) = world.server().filter(|_| rounds < 40) {
+            world.write(at, rounds % 2, UNITS * (1 - at as u32), 1);
+        }
+        rounds += 1;
+        world.round();
+        if !world.entry.learners.is_empty() {
+            assert!(!deltas(&world, is_straight).contains(&(1, 2)));
+        }
+    }
+    world.settle();
+    world.check_equal();
+    world.history.check();
+}
+
 /// Writes units of a stripe of an image.
 fn write_in(world: &mut World, image: u32, stripe: u32, first: u32, values: &[u32]) {
     let at = world.server().expect("somebody serves");

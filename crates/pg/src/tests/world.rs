@@ -54,7 +54,7 @@ struct Letter {
     body: PeerBody,
 }
 
-/// A connection from a primary to a member.
+/// A connection from a primary to a member, or from a data member to a member with parity.
 #[derive(Default)]
 struct Link {
     to_member: VecDeque<Letter>,
@@ -63,7 +63,7 @@ struct Link {
 
 pub struct World {
     pub osds: Vec<Osd>,
-    /// Connections by (primary, member).
+    /// Connections by (primary, member), or by (data member, member with parity).
     links: BTreeMap<(usize, usize), Link>,
     /// Pairs that cannot connect.
     pub cut: Vec<(usize, usize)>,
@@ -268,13 +268,12 @@ impl World {
     /// Opens all connections that primaries need and that are not cut.
     pub fn connect(&mut self) {
         for primary in 0..self.osds.len() {
-            let Some(pg) = &self.osds[primary].pg else { continue };
-            let Some(entry) =
-                pg.entry().filter(|entry| entry.primary_osd() == Some(osd_id(primary)))
-            else {
-                continue;
+            let Some(entry) = self.osds[primary].pg.as_ref().and_then(Pg::entry) else { continue };
+            let leads = entry.primary_osd() == Some(osd_id(primary));
+            let members: Vec<Member> = match leads {
+                true => entry.members().copied().collect(),
+                false => self.delta_receivers(primary, entry),
             };
-            let members: Vec<Member> = entry.members().copied().collect();
             for member in members {
                 let index = index_of(member.osd);
                 let is_cut =
@@ -282,10 +281,25 @@ impl World {
                 let is_there = self.is_up(index) && self.member(index) == member && !is_cut;
                 if index != primary && is_there && !self.links.contains_key(&(primary, index)) {
                     self.links.insert((primary, index), Link::default());
-                    self.with(primary, |pg, actions| pg.peer_ready(member.osd, actions));
+                    if leads {
+                        self.with(primary, |pg, actions| pg.peer_ready(member.osd, actions));
+                    }
                 }
             }
         }
+    }
+
+    /// Returns the members to which an OSD sends differences straight, over connections of its own.
+    fn delta_receivers(&self, index: usize, entry: &PgEntry) -> Vec<Member> {
+        let Some(stripes) = self.shape.face.stripes() else { return Vec::new() };
+        let position = entry.position_of(osd_id(index));
+        if position.is_none_or(|position| !stripes.is_data(position)) {
+            return Vec::new();
+        }
+        let parity = entry.filled().filter(|(position, member)| {
+            !stripes.is_data(*position) && entry.primary_osd() != Some(member.osd)
+        });
+        parity.map(|(_, member)| *member).collect()
     }
 
     /// Prints an event if TRACE is set.
@@ -343,6 +357,22 @@ impl World {
                 let epoch = pg.entry().expect("it takes part").epoch;
                 self.post(index, index_of(to), Letter { epoch, body });
             }
+            Action::SendDelta { to, delta } => {
+                let entry = pg.entry().expect("it takes part");
+                let (epoch, primary) = (entry.epoch, entry.primary_osd().expect("it is led"));
+                let is_reached = |to: &OsdId| match *to == primary {
+                    true => self.links.contains_key(&(index_of(primary), index)),
+                    false => self.links.contains_key(&(index, index_of(*to))),
+                };
+                if !to.iter().all(is_reached) {
+                    let body = delta.to_primary();
+                    return self.post(index, index_of(primary), Letter { epoch, body });
+                }
+                for to in to {
+                    let body = delta.clone().to_member();
+                    self.post(index, index_of(to), Letter { epoch, body });
+                }
+            }
             Action::Need(need) => {
                 if let Need::Failed(member, why) = &need {
                     assert!(!why.contains("parity was computed from version"), "{member:?}: {why}");
@@ -375,8 +405,14 @@ impl World {
             let lost = self.osds[from].store.undurable().next();
             assert_eq!(lost, None, "{from} states itself, and may lose it");
         }
+        let pg = self.osds[from].pg.as_ref();
+        let entry = pg.and_then(Pg::entry).expect("it takes part");
+        let primary = entry.primary_osd();
+        let is_straight = matches!(letter.body, PeerBody::ParityDelta { .. });
+        let is_forward =
+            primary == Some(osd_id(from)) || is_straight && primary != Some(osd_id(to));
         if let Some(link) = self.links.get_mut(&(from, to))
-            && self.osds[from].pg.as_ref().is_some_and(|pg| leads(pg, from))
+            && is_forward
         {
             link.to_member.push_back(letter);
         } else if let Some(link) = self.links.get_mut(&(to, from)) {
@@ -462,6 +498,9 @@ impl World {
     pub fn renew(&mut self) {
         let links: Vec<(usize, usize)> = self.links.keys().copied().collect();
         for (primary, member) in links {
+            if self.osds[primary].pg.as_ref().is_none_or(|pg| !leads(pg, primary)) {
+                continue;
+            }
             let epoch = |index: usize| {
                 self.osds[index].pg.as_ref().and_then(|pg| pg.entry().map(|entry| entry.epoch))
             };
@@ -714,10 +753,15 @@ impl World {
 
     /// Lets everything make progress without a fault until nothing happens any more.
     pub fn settle(&mut self) {
+        // A lost difference is asked for in the second round.
+        let rounds = if self.has_parity() { 3 } else { 1 };
+        let mut quiet_rounds = 0;
         for _ in 0..2000 {
             let before = (self.sent.len(), self.entry.epoch);
             self.round();
-            if before == (self.sent.len(), self.entry.epoch) && self.is_quiet() {
+            let is_quiet = before == (self.sent.len(), self.entry.epoch) && self.is_quiet();
+            quiet_rounds = if is_quiet { quiet_rounds + 1 } else { 0 };
+            if quiet_rounds == rounds {
                 return;
             }
         }
@@ -756,6 +800,7 @@ impl World {
             pg.fill_meanwhile(absence, is_immediate, actions);
             pg.fill(2, actions);
             pg.raise_floor(actions);
+            pg.ask_for_deltas(actions);
         });
     }
 

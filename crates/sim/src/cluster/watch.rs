@@ -353,6 +353,7 @@ impl Watch {
             | PeerBody::Tried { .. }
             | PeerBody::Delta { .. }
             | PeerBody::ParityDelta { .. }
+            | PeerBody::DeltaWanted { .. }
             | PeerBody::Forward { .. } => {}
         }
         Ok(())
