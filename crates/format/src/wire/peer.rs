@@ -212,7 +212,8 @@ pub enum PeerBody {
         /// As in [`PeerBody::Delta`].
         content: Content,
     },
-    /// Acting member with parity: the difference of this data part has not arrived. The primary makes it again.
+    /// Acting member with parity: the difference of this data part has not arrived. The primary makes it
+    /// again.
     DeltaWanted {
         /// The version.
         version: Version,

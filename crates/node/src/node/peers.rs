@@ -86,8 +86,8 @@ impl Node {
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(primary.osd, body, actions))
     }
 
-    /// Handles a message over a connection that an acting member with a data part opened: a difference. One of
-    /// another epoch is dropped. The error says how the message violates the protocol.
+    /// Handles a message over a connection that an acting member with a data part opened: a difference. One
+    /// of another epoch is dropped. The error says how the message violates the protocol.
     pub(super) fn on_data_member_message(
         &mut self,
         now: Time,
