@@ -186,6 +186,9 @@ pub enum Bug {
     ForwardAsStable,
     /// PG: a version that all acting members had is taken back because too few have it undamaged.
     DamagedPreparedRolledBack,
+    /// PG: while acting members are lost, learners are filled with what the members hold now, instead of what
+    /// they held as of a version that all acting members have.
+    FilledAsOfView,
     /// PG: a read does not wait for an earlier write of another part of the same stripe.
     ReadBesideSibling,
     /// PG: a parity member applies a difference twice that arrived directly and through the primary.

@@ -69,7 +69,8 @@ impl Explainer<'_> {
             Serving::Asking | Serving::Filling => {
                 let names = pg.waits_for().into_iter().map(|osd| self.absence_of(pg, osd));
                 let learners = pg.filling().map(|(osd, ..)| format!("{osd} is being filled"));
-                names.chain(learners).collect::<Vec<String>>().join(", ")
+                let hindrance = pg.fill_hindrance().map(str::to_owned);
+                names.chain(learners).chain(hindrance).collect::<Vec<String>>().join(", ")
             }
             Serving::Comparing => "members are being brought to the same state".into(),
             Serving::Journaling => "members are writing their records".into(),

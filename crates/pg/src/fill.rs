@@ -35,8 +35,9 @@ pub struct Intake {
 impl Pg {
     /// Begins to fill a learner, if it has reported its state and the PG may fill learners now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
-        let floor = self.local_state.floor();
+        let (floor, stripes) = (self.floor_of_fills(), self.stripes());
         let is_filling = self.may_copy();
+        let is_short = stripes.is_some() && self.serving == Serving::Filling;
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {
@@ -44,6 +45,13 @@ impl Pg {
         };
         if !is_filling {
             return;
+        }
+        if is_short && state.committed > lead.adopted {
+            // Its store could not prepare again what peering brings it later.
+            let osd = peer.member.osd;
+            let why =
+                format!("{osd} has stable versions that the members do not know to be stable");
+            return self.lead().hindrance = Some(why);
         }
         let (mut filling, end) = judge(&lead.history, state, floor);
         if filling.listing && filling.cursor.is_none() {
@@ -56,6 +64,14 @@ impl Pg {
                 self.list_intake(index, actions);
             }
             _ => self.admit(index, filling, actions),
+        }
+    }
+
+    /// Returns the floor that learners are compared with, and take over when they are complete.
+    fn floor_of_fills(&self) -> Version {
+        match (&self.lead, &self.serving) {
+            (Some(lead), Serving::Filling) => lead.floor,
+            _ => self.local_state.floor(),
         }
     }
 
@@ -410,7 +426,7 @@ impl Pg {
     }
 
     fn send_progress(&mut self, index: usize, complete: Version, actions: &mut Vec<Action>) {
-        let floor = self.local_state.floor();
+        let floor = self.floor_of_fills();
         let Some(filler) = self.filler(index) else { return };
         let filling = filler.begin_progress();
         let call = self.lead().asks.ask(index, Asked::Progress);

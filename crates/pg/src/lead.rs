@@ -19,6 +19,7 @@ use super::filler::Filler;
 use super::scrub::Scrub;
 use super::slots::{ForwardSlot, GatherSlot, JobSlot, Slots};
 use super::stripes::fill::LateFill;
+use super::stripes::peering::Settled;
 use super::stripes::replicate::{DeltaRoute, GatherJob};
 
 /// A primary's state of its epoch.
@@ -51,6 +52,12 @@ pub struct Lead {
     pub late_fills: Vec<LateFill>,
     /// Acting members that lack versions up to the adopted one.
     pub behind: MemberSet,
+    /// In pools with parity: what members' records call settled.
+    pub settled: Settled,
+    /// Acting members from which learners are filled.
+    pub fill_sources: MemberSet,
+    /// Why learners, or one of them, are not filled although acting members are lost; for people.
+    pub hindrance: Option<String>,
     /// Requests to members that have not been answered.
     pub asks: Asks,
     /// Maximum number of fills in flight.
@@ -87,6 +94,21 @@ pub enum Absence {
     Down,
     /// The member was removed from the cluster: data that only this member may have is given up.
     Gone,
+}
+
+/// What learners are filled from while acting members are lost.
+pub struct Basis {
+    /// Learners are filled as of this version: what they then have, all acting members are known to have.
+    pub adopted: Version,
+    /// Tombstones up to this version may be gone.
+    pub floor: Version,
+    /// Members that have everything up to `adopted`.
+    pub sources: MemberSet,
+    /// The member whose history of activations learners are compared with.
+    pub history_from: usize,
+    /// Whether the sources have everything that was answered, also what was not durable: lost members that
+    /// are still in the cluster cannot have more of it.
+    pub has_all: bool,
 }
 
 /// What follows from the states of all acting members.
@@ -126,6 +148,9 @@ impl Lead {
             deltas: BTreeMap::new(),
             late_fills: Vec::new(),
             behind: MemberSet::default(),
+            settled: Settled::default(),
+            fill_sources: acting,
+            hindrance: None,
             asks: Asks::default(),
             fills_max: 0,
             unreported: MemberSet::default(),

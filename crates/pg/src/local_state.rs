@@ -286,6 +286,13 @@ impl LocalState {
         }
     }
 
+    /// Returns the version up to which what the member has is stable. What a learner was filled with is
+    /// stable, too: up to the version in the record that ended its backfill.
+    fn committed_with(&self, record: Option<&Record>) -> Version {
+        let filled = record.filter(|record| record.filling.is_none());
+        self.committed.max(filled.map_or(Version::ZERO, |record| record.adopted))
+    }
+
     /// Returns the state that the member reports. `is_in_role`: the member holds the data of its position in
     /// the new entry.
     pub fn state(&self, is_in_role: bool) -> MemberState {
@@ -294,6 +301,7 @@ impl LocalState {
             record_epoch: record.map_or(Epoch::ZERO, |record| record.entry.epoch),
             complete: record.map_or(Version::ZERO, |record| self.complete(record)),
             had: record.map_or(Version::ZERO, |record| self.had(record)),
+            committed: self.committed_with(record),
             held: self.held,
             floor: self.floor,
             is_suspect: self.is_suspect,

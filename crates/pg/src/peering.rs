@@ -13,7 +13,8 @@
 //!      loss of a bound learner's connection.
 //!   3. An epoch that has ended serves no more operations; those already started may still end.
 //!   4. An epoch in which learners are filled although acting members are lost is never activated: its
-//!      learners are filled from this OSD's state, not from the state that the PG adopts.
+//!      learners are filled from this OSD's state, not from the state that the PG adopts. In pools with
+//!      parity: from the state as of a version that all acting members are known to have.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ use super::ask::{Asked, Contact};
 use super::compare::{Compare, Compared, Next, Return};
 use super::copy::{Job, Purpose};
 use super::face::{Adoption, Seen, Statement};
-use super::lead::{Absence, Judgement, Lead, Peer};
+use super::lead::{Absence, Basis, Judgement, Lead, Peer};
 use super::limits::ADOPTIONS_MAX;
 use super::local_state::RecordFor;
 use super::store_calls::{Call, NewerFor};
@@ -131,7 +132,7 @@ impl Pg {
         state: MemberState,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        for version in [state.complete, state.had, state.held, state.floor] {
+        for version in [state.complete, state.had, state.committed, state.held, state.floor] {
             self.check_version(version)?;
         }
         for past in &state.history {
@@ -213,9 +214,9 @@ impl Pg {
 
     /// As primary in [`Serving::Asking`]: fills learners meanwhile, if all acting members that have not
     /// reported their state are lost. This OSD, as an acting member, has everything that was acknowledged, so
-    /// a learner that has the same may take a lost member's place. `absence`: returns the status of a member
-    /// that has not reported its state; `is_immediate`: this OSD's store answers nothing before it is
-    /// durable. Called periodically.
+    /// a learner that has the same may take a lost member's place. In pools with parity, enough members
+    /// together have everything. `absence`: returns the status of a member that has not reported its state;
+    /// `is_immediate`: this OSD's store answers nothing before it is durable. Called periodically.
     pub fn fill_meanwhile(
         &mut self,
         absence: impl Fn(Member) -> Absence,
@@ -226,36 +227,76 @@ impl Pg {
             return;
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
-        let count = lead.acting.count();
-        if lead.peers.len() == count || !self.shape.face.is_whole_everywhere() {
+        let (count, epoch) = (lead.acting.count(), entry.epoch);
+        if lead.peers.len() == count {
             return;
         }
+        let basis = match self.stripes() {
+            Some(stripes) => self.basis_of_stripes(stripes, is_immediate),
+            None if self.shape.face.is_whole_everywhere() => self.own_basis(is_immediate),
+            None => return,
+        };
+        let is_met = |peer: &Peer, is_lost: fn(Absence) -> bool| match peer.contact {
+            Contact::Known => true,
+            Contact::Away | Contact::Asked => is_lost(absence(peer.member)),
+            Contact::Out => false,
+        };
+        let acting = || lead.peers[..count].iter();
+        let are_lost = acting().all(|peer| is_met(peer, |absence| absence != Absence::Awaited));
+        let are_gone = acting().all(|peer| is_met(peer, |absence| absence == Absence::Gone));
+        let basis = basis.and_then(|basis| match basis.has_all || are_gone {
+            true => Ok(basis),
+            false => Err("members that restarted may lack writes that lost members have: \
+                          these must come back or be marked out"
+                .to_owned()),
+        });
+        if !are_lost {
+            self.lead().hindrance = None;
+            return;
+        }
+        let Basis { adopted, floor, sources, history_from, .. } = match basis {
+            Ok(basis) => basis,
+            Err(why) => return self.lead().hindrance = Some(why),
+        };
+        self.lead().hindrance = None;
+        let history_count_max = self.shape.limits.history_count_max;
+        let state = self.lead().peers[history_from].state.as_ref().expect("it has reported");
+        let history = history_of(state, adopted, floor, epoch, history_count_max);
+        // Learners may record this epoch from now on.
+        self.local_state.promise(epoch);
+        let lead = self.lead();
+        (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
+        lead.fill_sources = sources;
+        self.versions.go_on_from(adopted);
+        self.syncs = Syncs::new(adopted.counter);
+        self.serving = Serving::Filling;
+        self.welcome_learners(actions);
+    }
+
+    /// Returns what learners are filled from while acting members are lost, in a replicated pool: this OSD's
+    /// own state. The error says why that is not possible.
+    fn own_basis(&self, is_immediate: bool) -> Result<Basis, String> {
+        let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let member = lead.peers[lead.me].member;
         // If this OSD restarted after it wrote the record, it may have lost writes that were answered but not
         // durable. A record written as a learner proves nothing: it may come from a primary that had lost
         // some writes.
         let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
         let has_all = recorded.is_some_and(|known| is_immediate || known == member);
-        let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
-            (Contact::Known, _) | (Contact::Away | Contact::Asked, Absence::Gone) => true,
-            (Contact::Away | Contact::Asked, Absence::Down) => has_all,
-            (Contact::Away | Contact::Asked, Absence::Awaited) | (Contact::Out, _) => false,
-        };
         let state = lead.peers[lead.me].state.as_ref();
         // An OSD that never activated the PG, or lost its record, has no record of what was acknowledged.
         let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
-        let Some(state) = state.filter(|_| lead.peers[..count].iter().all(is_met)) else { return };
-        let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
-        let history_count_max = self.shape.limits.history_count_max;
-        let history = history_of(state, adopted, floor, epoch, history_count_max);
-        // Learners may record this epoch from now on.
-        self.local_state.promise(epoch);
-        let lead = self.lead();
-        (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
-        self.versions.go_on_from(adopted);
-        self.syncs = Syncs::new(adopted.counter);
-        self.serving = Serving::Filling;
-        self.welcome_learners(actions);
+        let state = state.ok_or("this OSD has no record of the PG")?;
+        let (adopted, floor, sources) = (state.complete, state.floor, lead.acting);
+        Ok(Basis { adopted, floor, sources, history_from: lead.me, has_all })
+    }
+
+    /// Returns why learners are not filled although the acting members that have not reported their state are
+    /// lost, or why one of the learners is not filled; for people.
+    pub fn fill_hindrance(&self) -> Option<&str> {
+        let is_short = matches!(self.serving, Serving::Asking | Serving::Filling);
+        let lead = self.lead.as_ref().filter(|_| is_short)?;
+        lead.hindrance.as_deref()
     }
 
     /// Sends the mark to the other acting members, if no write has carried it. Called periodically.

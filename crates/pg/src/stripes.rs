@@ -9,7 +9,7 @@
 //! | which keys exist | [`list`] |
 //! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`], [`early`] |
 //! | how an epoch begins | [`peering`] |
-//! | how a learner is filled | [`fill`] |
+//! | how a learner is filled | [`fill`], and while acting members are lost [`fill_short`] |
 //!
 //! Invariants
 //!   1. Every version of the PG is sent to every acting member, and each member passes the versions of an
@@ -19,6 +19,7 @@
 pub mod check;
 pub mod early;
 pub mod fill;
+pub mod fill_short;
 pub mod gather;
 pub mod list;
 pub mod member;

@@ -11,6 +11,7 @@ mod script;
 mod scrub;
 mod stripe_crashes;
 mod stripe_peering;
+mod stripe_short;
 mod stripes;
 mod world;
 mod wrong;

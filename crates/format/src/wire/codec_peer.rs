@@ -473,6 +473,7 @@ fn put_state(bytes: &mut Vec<u8>, pool: PoolId, state: &MemberState) {
     put_u32(bytes, state.record_epoch.get());
     put_version(bytes, state.complete);
     put_version(bytes, state.had);
+    put_version(bytes, state.committed);
     put_version(bytes, state.held);
     put_version(bytes, state.floor);
     put_bool(bytes, state.is_suspect);
@@ -635,6 +636,7 @@ impl Reader<'_> {
             record_epoch: Epoch::new(self.u32()?),
             complete: self.version()?,
             had: self.version()?,
+            committed: self.version()?,
             held: self.version()?,
             floor: self.version()?,
             is_suspect: self.bool()?,

@@ -391,6 +391,8 @@ pub struct MemberState {
     /// The member had everything up to this version: like `complete`, but damaged prepared versions count.
     /// What recovery dropped does not count.
     pub had: Version,
+    /// In pools with parity: what the member has up to this version is stable.
+    pub committed: Version,
     /// The highest version of any block of the PG that the member ever held.
     pub held: Version,
     /// Tombstones up to this version have been dropped.

@@ -104,6 +104,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         record_epoch: Epoch::new(8),
         complete: version_of(299),
         had: version_of(300),
+        committed: version_of(298),
         held: version_of(301),
         floor: version_of(100),
         is_suspect: true,
@@ -114,6 +115,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         record_epoch: Epoch::ZERO,
         complete: Version::ZERO,
         had: Version::ZERO,
+        committed: Version::ZERO,
         held: Version::ZERO,
         floor: Version::ZERO,
         is_suspect: false,
@@ -270,17 +272,21 @@ fn any_filling() -> impl Strategy<Value = Option<Filling>> {
 }
 
 fn any_state() -> impl Strategy<Value = MemberState> {
-    let versions = (any_version(), any_version(), any_version(), any_version());
+    let version = any_version;
+    let versions = (version(), version(), version(), version(), version());
     (any::<u32>(), versions, any::<bool>(), any_history(), any_filling()).prop_map(
-        |(epoch, (complete, had, held, floor), is_suspect, history, filling)| MemberState {
-            record_epoch: Epoch::new(epoch),
-            complete,
-            had,
-            held,
-            floor,
-            is_suspect,
-            history,
-            filling,
+        |(epoch, (complete, had, committed, held, floor), is_suspect, history, filling)| {
+            MemberState {
+                record_epoch: Epoch::new(epoch),
+                complete,
+                had,
+                committed,
+                held,
+                floor,
+                is_suspect,
+                history,
+                filling,
+            }
         },
     )
 }
@@ -550,6 +556,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         record_epoch: Epoch::new(8),
         complete: version(),
         had: version(),
+        committed: version(),
         held: version(),
         floor: version(),
         is_suspect: false,

@@ -8,12 +8,14 @@
 //! Invariants
 //!   1. A learner's part is gathered at the stripe's turn, and sent when the mark has passed the stripe's
 //!      newest version: what is sent is stable and is never taken back.
+//!      While acting members are lost, it is gathered as of a version that all of them have.
 //!   2. A parity learner receives a version of a stripe if it has the stripe as it was before that version;
 //!      otherwise it receives a skip. Stripes that were skipped are backfilled.
 
 use std::collections::BTreeMap;
 
 use base::Version;
+use base::planted::{self, Bug};
 use blockstore::BlockKey;
 use format::wire::{Content, PeerBody};
 
@@ -47,9 +49,13 @@ impl Pg {
         let all = Units::from_range(0..block_size.unit_count());
         let position = self.lead().peers[learner].position.index();
         let wants = BTreeMap::from([(position, all)]);
-        let gather = Gather::new(stripes, block_size, self.sources(true), wants, true);
+        let is_short = self.serving == Serving::Filling && !planted::on(Bug::FilledAsOfView);
+        let lead = self.lead();
+        let as_of = is_short.then_some(lead.adopted);
+        let sources = lead.fill_sources.iter().map(|index| lead.source(index));
+        let gather = Gather::new(stripes, block_size, sources, wants, true);
         let purpose = GatherFor::Fill { job, learner };
-        self.begin_gather(GatherJob { key, gather, as_of: None, purpose }, actions);
+        self.begin_gather(GatherJob { key, gather, as_of, purpose }, actions);
     }
 
     /// Continues a fill when its stripe has been gathered.
@@ -60,7 +66,7 @@ impl Pg {
         gather: &Gather,
         actions: &mut Vec<Action>,
     ) {
-        if self.serving != Serving::Active {
+        if !self.may_copy() {
             return;
         }
         let newest = gather.newest();

@@ -42,10 +42,11 @@ impl Lead {
         let stripes = stripes.filter(|_| !planted::on(Bug::FillFromOwnIndex));
         let Some(stripes) = stripes else { return vec![self.me] };
         let has_parity = |index: &usize| !stripes.is_data(self.peers[*index].position);
-        let all = 0..self.acting.count();
-        match Some(self.me).filter(has_parity).or_else(|| all.clone().find(has_parity)) {
+        let all = self.fill_sources;
+        let me = Some(self.me).filter(|me| all.has(*me));
+        match me.filter(has_parity).or_else(|| all.iter().find(has_parity)) {
             Some(index) => vec![index],
-            None => all.collect(),
+            None => all.iter().collect(),
         }
     }
 }

@@ -33,6 +33,7 @@ use super::part::{Part, table_of};
 use super::replicate::{GatherFor, GatherJob};
 use crate::ask::Asked;
 use crate::compare::Compare;
+use crate::face::Source;
 use crate::lead::Lead;
 use crate::slots::ForwardSlot;
 use crate::store_calls::Call;
@@ -56,6 +57,17 @@ pub struct Adopted {
     pub behind: MemberSet,
     /// The lowest *had* of these members; the adopted version if there are none.
     pub lowest: Version,
+    /// The highest version that is stable at any acting member.
+    pub stable: Version,
+    pub settled: Settled,
+}
+
+/// The highest version that members' records call settled, and the newest epoch that settled it. Everybody who
+/// was an acting member in that epoch has everything up to that version: it was settled only then.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Settled {
+    adopted: Version,
+    epoch: Epoch,
 }
 
 impl Lead {
@@ -65,22 +77,31 @@ impl Lead {
         let states: Vec<_> = self.acting_states().collect();
         let mut complete: Vec<Version> = states.iter().map(|state| state.complete).collect();
         complete.sort_unstable_by(|one, next| next.cmp(one));
-        let newest = states.iter().max_by_key(|state| state.record_epoch);
-        let newest = newest.filter(|state| state.record_epoch > Epoch::ZERO);
-        let settled = newest.and_then(|state| state.history.last());
-        let settled = settled.map_or(Version::ZERO, |activation| activation.adopted);
-        let version = complete[data_count - 1].max(settled);
+        let settled = Settled::of(states.iter().copied());
+        let stable = states.iter().map(|state| committed(state)).max().unwrap_or_default();
+        let version = complete[data_count - 1].max(settled.adopted).max(stable);
         let had = states.iter().map(|state| state.had).min().unwrap_or_default();
         let is_planted = planted::on(Bug::DamagedPreparedRolledBack);
         let version = if is_planted { version } else { version.max(had) };
         let mut behind = MemberSet::default();
-        // The acting members of the newest record's epoch have everything up to the version that it settled.
-        let lacks = |state: &&_| lacks(state, version) && version > settled;
+        let lacks = |state: &MemberState| state.had < version && !settled.covers(state, version);
         for (index, _) in states.iter().enumerate().filter(|(_, state)| lacks(state)) {
             behind.add(index);
         }
         let lowest = behind.iter().map(|index| states[index].had).min();
-        Adopted { version, behind, lowest: lowest.unwrap_or(version) }
+        Adopted { version, behind, lowest: lowest.unwrap_or(version), stable, settled }
+    }
+
+    /// Returns the acting members from which a key can be brought forward at a member that had everything up
+    /// to `had`: they can be read as of the adopted version and as of `had`, and list every deletion between.
+    fn sources_above(&self, had: Version) -> impl Iterator<Item = Source> {
+        let is_source = move |index: &usize| {
+            let state = self.state_of(*index);
+            // Members with damaged versions are no sources: a unit that they lost may have changed since.
+            let has_both = self.settled.is_held_by(state, self.adopted) && state.complete >= had;
+            has_both && committed(state) <= had && state.floor <= had
+        };
+        self.acting.iter().filter(is_source).map(|index| self.source(index))
     }
 
     /// Returns the state that a member has reported. Requires: it has reported it.
@@ -89,8 +110,35 @@ impl Lead {
     }
 }
 
-fn lacks(state: &MemberState, version: Version) -> bool {
-    state.had < version
+impl Settled {
+    /// Returns the newest settled version in the records of these members.
+    pub fn of<'a>(states: impl Iterator<Item = &'a MemberState>) -> Settled {
+        let recorded = states.filter(|state| state.record_epoch > Epoch::ZERO);
+        let newest = recorded.filter_map(|state| state.history.last());
+        let newest = newest.max_by_key(|activation| (activation.adopted, activation.epoch));
+        newest.map_or(Settled::default(), |activation| Settled {
+            adopted: activation.adopted,
+            epoch: activation.epoch,
+        })
+    }
+
+    /// Returns whether an acting member with an older record counts as having everything up to `version`,
+    /// whatever it reports: it took part in the epoch that settled this version.
+    fn covers(&self, state: &MemberState, version: Version) -> bool {
+        version == self.adopted && state.record_epoch < self.epoch
+    }
+
+    /// Returns whether an acting member has everything up to `version`, undamaged.
+    pub fn is_held_by(&self, state: &MemberState, version: Version) -> bool {
+        let is_undamaged = state.complete == state.had;
+        state.complete >= version || (self.covers(state, version) && is_undamaged)
+    }
+}
+
+/// Returns the version up to which what an acting member has is stable. A store that was filled as of an
+/// older version than it had settled before keeps the higher number.
+pub fn committed(state: &MemberState) -> Version {
+    state.committed.min(state.had)
 }
 
 impl Pg {
@@ -104,17 +152,20 @@ impl Pg {
         }
         let adopted = lead.adopt_prefix(stripes.data_count());
         let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
-        let below = adopted.behind.iter().find(|index| lead.state_of(*index).had < floor);
-        if let Some(index) = below {
-            // The tombstones of deletions that this member missed may be gone.
-            return self.on_peer_failed(
-                index,
-                "the member lacks deletions whose tombstones were dropped".into(),
-                actions,
-            );
-        }
         lead.adopted = adopted.version;
         lead.behind = adopted.behind;
+        lead.settled = adopted.settled;
+        let stable = adopted.stable.max(floor);
+        let is_stuck = |index: &usize| {
+            let had = lead.state_of(*index).had;
+            had < stable && lead.sources_above(had).count() < stripes.data_count()
+        };
+        if let Some(index) = adopted.behind.iter().find(is_stuck) {
+            // Members cannot be read as of what this member had, and tombstones of deletions that it missed
+            // may be gone.
+            let why = "the member lacks versions that are stable at too many others";
+            return self.on_peer_failed(index, why.into(), actions);
+        }
         if adopted.behind.is_empty() {
             return self.activate(actions);
         }
@@ -135,9 +186,6 @@ impl Pg {
         let lead = self.lead();
         lead.compare.take(key);
         let (behind, adopted) = (lead.behind, lead.adopted);
-        // Members with damaged versions are no sources: a unit that they lost may have changed since.
-        let holders = lead.acting.iter().filter(|index| lead.state_of(*index).complete >= adopted);
-        let sources: Vec<_> = holders.map(|index| lead.source(index)).collect();
         // Members are grouped by *had*: a unit that changed above the lowest *had* may have been changed back
         // in the adopted version, so a comparison from the lowest *had* would miss the change.
         let mut by_had: BTreeMap<Version, MemberSet> = BTreeMap::new();
@@ -147,7 +195,8 @@ impl Pg {
         for (had, targets) in by_had {
             let lead = self.lead();
             let wants = targets.iter().map(|index| (lead.peers[index].position.index(), all));
-            let gather = Gather::new(stripes, block_size, sources.clone(), wants.collect(), false);
+            let wants = wants.collect();
+            let gather = Gather::new(stripes, block_size, lead.sources_above(had), wants, false);
             let forward = Box::new(Forward { targets, had, after: None });
             let purpose = GatherFor::Forward(forward);
             self.begin_gather(GatherJob { key, gather, as_of: Some(adopted), purpose }, actions);
@@ -198,7 +247,11 @@ impl Pg {
         let after = forward.after.as_ref().expect("it was gathered first");
         let wants = after.asked_positions().map(|position| (position, all)).collect();
         let lead = self.lead();
-        let sources = lead.acting.iter().filter(|index| lead.state_of(*index).complete >= had);
+        let can_tell = |index: &usize| {
+            let state = lead.state_of(*index);
+            state.complete >= had && committed(state) <= had
+        };
+        let sources = lead.acting.iter().filter(can_tell);
         let sources: Vec<_> = sources.map(|index| lead.source(index)).collect();
         let gather = Gather::new(stripes, block_size, sources, wants, false);
         let purpose = GatherFor::Forward(Box::new(forward));

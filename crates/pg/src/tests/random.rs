@@ -634,6 +634,7 @@ fn planted_bugs_are_found() {
         Bug::CommitBeforeAllHaveIt,
         Bug::ForwardAsStable,
         Bug::DamagedPreparedRolledBack,
+        Bug::FilledAsOfView,
         Bug::ReadBesideSibling,
         Bug::DeltaUsedTwice,
         Bug::LostDeltaNotAskedFor,

@@ -43,6 +43,7 @@ fn state() -> MemberState {
         record_epoch: Epoch::ZERO,
         complete: Version::ZERO,
         had: Version::ZERO,
+        committed: Version::ZERO,
         held: Version::ZERO,
         floor: Version::ZERO,
         is_suspect: false,
@@ -101,6 +102,7 @@ fn a_state_with_versions_that_cannot_be_is_refused() {
         for state in [
             MemberState { complete: wrong, had: wrong, ..state() },
             MemberState { had: wrong, ..state() },
+            MemberState { committed: wrong, ..state() },
             MemberState { held: wrong, ..state() },
             MemberState { floor: wrong, ..state() },
             MemberState { history: past, ..state() },

@@ -4,8 +4,9 @@
 //! A PG *has lost power* since a given moment if so many of its current members lost power after that moment
 //! that the others cannot make what these had: each of them where all hold whole copies, else more than the
 //! PG has beyond the number of data parts. It then serves without the writes that those had not flushed. The
-//! members are taken from the newest entry that the monitor published. A member that was backfilled has only what its source had, so a power
-//! loss of the source counts for it as well.
+//! members are taken from the newest entry that the monitor published. A member that was backfilled has only
+//! what its source had, so a power loss of the source counts for it as well. In pools with parity, a member
+//! that was backfilled while others were lost has nothing that was not durable.
 
 use base::OsdId;
 use format::wire::PgEntry;
@@ -27,14 +28,20 @@ impl World {
 
     /// Finds the PGs that have lost power. Called after an OSD lost power or an entry changed.
     pub(super) fn judge_power_losses(&mut self) {
+        let now = self.two_moments();
         let power_lost_at = |osd: Option<OsdId>| {
             let index = osd.and_then(|osd| self.index_of(osd));
             index.map_or(0, |index| self.osds[index].power_lost_at)
         };
         let suffice = self.plan.scheme.data_count() as usize;
+        let has_parity = !self.plan.scheme.is_whole_everywhere();
         let since = |entry: &PgEntry| {
             let lost_power = entry.acting().map(|member| {
                 let index = self.index_of(member.osd);
+                let is_short = |index: usize| self.watch.was_filled_short(entry, index);
+                if has_parity && index.is_some_and(is_short) {
+                    return now;
+                }
                 let source = index.and_then(|index| self.watch.filled_by(entry, index));
                 power_lost_at(Some(member.osd)).max(power_lost_at(source))
             });
@@ -48,7 +55,6 @@ impl World {
         if lost_power.is_empty() {
             return;
         }
-        let now = self.two_moments();
         let mut lost = 0;
         for volume in &mut self.volumes {
             for (pg, since) in &lost_power {

@@ -97,11 +97,11 @@ impl World {
         self.read_everything()
     }
 
-    /// Draws the OSDs to lose: one more than a PG can spare, but not all members of any PG, and such
-    /// that the remaining OSDs can hold all copies.
+    /// Draws the OSDs to lose: one more than a PG can spare, but not so many that a PG loses data, and such
+    /// that the remaining OSDs can hold all copies or parts.
     fn draw_lost(&mut self) -> Option<Vec<usize>> {
         let count = (self.plan.position_count() - self.plan.min_size + 1) as usize;
-        if count >= self.plan.position_count() as usize {
+        if count > self.plan.loss_count_max() as usize {
             return None;
         }
         (0..DRAW_COUNT).find_map(|_| {

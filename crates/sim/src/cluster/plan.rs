@@ -313,9 +313,7 @@ impl Plan {
         // Rot is found only when the data is read: no member may leave permanently, because its copy
         // may be the last good one.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
-        // Learners of pools with parity are not filled while too few members are there.
-        let is_filled = self.scheme.is_whole_everywhere();
-        let may_go = self.min_size > 1 && is_filled && !rots && !self.may_fill();
+        let may_go = self.min_size > 1 && !rots && !self.may_fill();
         self.loses_osds = may_go && random.chance(Chance::percent(90));
         if self.position_count() > 1 {
             self.faults.monitor_isolation = some(random, 40, 400);

@@ -262,6 +262,9 @@ impl Watch {
                 if version.epoch != *epoch {
                     return Err(format!("epoch {epoch} of {pg} writes version {version}"));
                 }
+                if self.bereft.contains(&(*pg, *epoch)) {
+                    return Err(format!("{version} of {pg} is written while members are lost"));
+                }
                 if mark.epoch == *epoch {
                     let known = self.marks.entry((*pg, *epoch)).or_default();
                     *known = (*known).max(*mark);
@@ -357,6 +360,12 @@ impl Watch {
             | PeerBody::Forward { .. } => {}
         }
         Ok(())
+    }
+
+    /// Returns whether a member of an entry was backfilled while other members were lost, since the PG was
+    /// last active.
+    pub fn was_filled_short(&self, entry: &PgEntry, index: usize) -> bool {
+        self.filled.contains_key(&(entry.pg, index))
     }
 
     /// Returns the OSD that backfilled a member of an entry while other members were lost. Returns it
@@ -610,6 +619,7 @@ mod tests {
                 record_epoch: Epoch::new(record_epoch),
                 complete: version(counter),
                 had: version(counter),
+                committed: version(counter),
                 held: version(9),
                 floor: Version::ZERO,
                 is_suspect,
@@ -782,6 +792,7 @@ mod tests {
                     record_epoch: Epoch::new(2),
                     complete: version(9),
                     had: version(9),
+                    committed: version(9),
                     held: version(9),
                     floor: version(floor),
                     is_suspect: false,

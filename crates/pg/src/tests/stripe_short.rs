@@ -1,0 +1,290 @@
+//! Pools with parity that lost more members than they may lack: the members that are left fill learners, which
+//! take the place of the lost ones. What was acknowledged is kept, whether members had made it stable or not.
+
+use base::Scheme;
+use format::wire::{Outcome, PeerBody};
+
+use super::UNITS;
+use super::world::World;
+use crate::{Absence, Serving};
+
+const TWO_TWO: Scheme = Scheme::ReedSolomon { data: 2, parity: 2 };
+const THREE_TWO: Scheme = Scheme::ReedSolomon { data: 3, parity: 2 };
+
+/// The values that units must have: (stripe, unit, value).
+type Values = Vec<(u32, u32, u32)>;
+
+/// Returns a pool with two OSDs more than it has positions. The first member leads. Some stripes are written
+/// whole, some in part, and some are deleted again.
+fn world(scheme: Scheme) -> (World, Values) {
+    let positions = scheme.position_count() as usize;
+    let mut world = World::of_scheme(1, positions + 2, scheme);
+    world.large_percent = 0;
+    world.settle();
+    assert_eq!(world.server(), Some(0));
+    let (mut values, count) = (Vec::new(), world.units());
+    for stripe in 1..5 {
+        values.extend(write(&mut world, stripe, stripe % 3, 2 * UNITS - 3));
+    }
+    for stripe in [2, 3] {
+        world.zero(0, stripe, 0, count);
+        values.retain(|(it, ..)| *it != stripe);
+    }
+    values.extend((0..count).map(|unit| (2, unit, 0)));
+    world.settle();
+    values.extend(write(&mut world, 3, UNITS + 1, 1));
+    values.push((3, 6, 0));
+    (world, values)
+}
+
+/// Writes, and lets everything happen that follows. Returns the values.
+fn write(world: &mut World, stripe: u32, first: u32, units: u32) -> Values {
+    let number = world.write(0, stripe, first, units);
+    world.settle();
+    assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Written { .. }))));
+    written(world, stripe, first, units)
+}
+
+/// Writes until the write is acknowledged. Members know that they have it, and not that all do.
+fn write_unmarked(world: &mut World, stripe: u32, first: u32, units: u32) -> Values {
+    let number = world.write(0, stripe, first, units);
+    for _ in 0..12 {
+        world.exchange();
+    }
+    assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Written { .. }))));
+    written(world, stripe, first, units)
+}
+
+fn written(world: &World, stripe: u32, first: u32, units: u32) -> Values {
+    let last = world.history.last_value();
+    (0..units).map(|index| (stripe, first + index, last + 1 - units + index)).collect()
+}
+
+/// Writes a version that only these members receive besides the primary.
+fn write_at(world: &mut World, members: &[usize], (stripe, first, units): (u32, u32, u32)) {
+    world.write(0, stripe, first, units);
+    for _ in 0..8 {
+        for index in 0..world.osds.len() {
+            world.store_goes_on(index);
+        }
+        for (primary, member, is_to_member) in world.mail() {
+            if members.contains(&member) {
+                world.deliver(primary, member, is_to_member);
+            }
+        }
+    }
+}
+
+/// Newer values come later in the list.
+fn check(world: &mut World, values: &Values) {
+    world.check_equal();
+    let mut known = std::collections::BTreeMap::new();
+    for (stripe, unit, value) in values {
+        known.insert((*stripe, *unit), *value);
+    }
+    for ((stripe, unit), value) in known {
+        assert_eq!(world.value(stripe, unit), value, "unit {unit} of stripe {stripe}");
+    }
+    world.history.check();
+}
+
+/// Members are lost; other OSDs are to take their positions.
+fn lose(world: &mut World, lost: &[usize]) {
+    for index in lost {
+        world.kill(*index);
+    }
+    let left = (0..world.osds.len()).filter(|index| !lost.contains(index));
+    world.plan = left.take(world.copies).collect();
+}
+
+/// Everything returns; the first OSDs are to be the members again.
+fn find(world: &mut World) {
+    for index in 0..world.osds.len() {
+        if !world.is_up(index) {
+            world.start(index);
+        }
+    }
+    world.plan = (0..world.copies).collect();
+    world.settle();
+    assert!(world.is_whole());
+}
+
+fn was_filled_short(world: &World) -> bool {
+    let filling = |body: &PeerBody| match body {
+        PeerBody::Activate { filling, .. } => filling.is_some(),
+        _ => false,
+    };
+    world.sent.iter().any(|(_, _, body)| filling(body))
+}
+
+#[test]
+fn learners_take_the_place_of_any_two_lost_members() {
+    for scheme in [TWO_TWO, THREE_TWO] {
+        let positions = scheme.position_count() as usize;
+        for one in 0..positions {
+            for other in one + 1..positions {
+                let (mut world, mut values) = world(scheme);
+                let whole = world.units();
+                values.extend(write_unmarked(&mut world, 4, 1, whole - 2));
+                values.extend(write_unmarked(&mut world, 6, 0, 1));
+                lose(&mut world, &[one, other]);
+                world.settle();
+                assert!(world.is_whole(), "without {one} and {other}");
+                check(&mut world, &values);
+                find(&mut world);
+                check(&mut world, &values);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_too_few_members_have_goes_back_and_learners_never_get_it() {
+    for lost in [[2, 3], [3, 4], [2, 4]] {
+        let (mut world, values) = world(THREE_TWO);
+        let left = [1, 2, 3, 4].into_iter().find(|index| !lost.contains(index)).unwrap();
+        write_at(&mut world, &[left], (1, 0, 3 * UNITS));
+        lose(&mut world, &lost);
+        world.settle();
+        assert!(world.is_whole());
+        check(&mut world, &values);
+        find(&mut world);
+        check(&mut world, &values);
+    }
+}
+
+#[test]
+fn a_learner_that_joins_beside_a_member_with_a_later_mark_is_brought_forward() {
+    for minimum in [4, 5] {
+        let (mut world, mut values) = world(THREE_TWO);
+        values.extend(write_unmarked(&mut world, 4, 0, UNITS));
+        let whole = world.units();
+        world.zero(0, 1, 0, whole);
+        values.extend((0..whole).map(|unit| (1, unit, 0)));
+        for _ in 0..12 {
+            world.exchange();
+        }
+        values.extend(write_unmarked(&mut world, 1, UNITS - 1, 2));
+        // Only member 4 hears that all have these versions, and what it receives next records that.
+        world.with(0, |pg, actions| pg.tell_mark(actions));
+        write_at(&mut world, &[4], (5, 0, 1));
+        let committed = world.osds[4].store.facts().committed;
+        assert!((0..4).all(|it| world.osds[it].store.facts().committed < committed || it == 0));
+        // The primary is lost, too: it knows the mark.
+        world.minimum = minimum;
+        lose(&mut world, &[0, 4]);
+        // Member 4 comes back in the epoch in which the learner of the other position is complete.
+        for _ in 0..60 {
+            world.round();
+            if is_filled(&world, 5) {
+                break;
+            }
+        }
+        world.exchange();
+        world.start(4);
+        world.plan = vec![1, 2, 3, 4, 5];
+        let before = world.sent.len();
+        world.settle();
+        assert!(world.is_whole(), "{:?}", world.entry);
+        let is_forward = |body: &PeerBody| matches!(body, PeerBody::Forward { .. });
+        let forwarded = world.sent[before..].iter().any(|(_, _, body)| is_forward(body));
+        assert!(forwarded);
+        check(&mut world, &values);
+        find(&mut world);
+        check(&mut world, &values);
+    }
+}
+
+/// Returns whether an OSD has recorded in the newest epoch that it lacks nothing.
+fn is_filled(world: &World, index: usize) -> bool {
+    let note = world.osds[index].store.now.note.as_ref();
+    let record = note.and_then(|bytes| crate::Record::decode(bytes).ok());
+    record.is_some_and(|it| it.filling.is_none() && it.entry.epoch == world.entry.epoch)
+}
+
+#[test]
+fn nobody_is_filled_while_a_member_has_damaged_versions() {
+    let (mut world, mut values) = world(THREE_TWO);
+    values.extend(write_unmarked(&mut world, 4, 0, 3 * UNITS));
+    for index in 0..world.osds.len() {
+        world.kill(index);
+    }
+    let versions = world.osds[1].store.prepared_data();
+    let (newest, _) = *versions.last().expect("a version is prepared");
+    world.osds[1].store.damage_prepared(newest);
+    for index in [0, 1, 2, 5, 6] {
+        world.start(index);
+    }
+    world.plan = vec![0, 1, 2, 5, 6];
+    for _ in 0..20 {
+        world.round();
+    }
+    let at = (0..3).find(|it| *world.serving(*it) == Serving::Asking).expect("one leads");
+    let pg = world.osds[at].pg.as_ref().unwrap();
+    let why = pg.fill_hindrance().expect("there is a reason");
+    assert!(why.contains("osd.2 has damaged versions"), "{why}");
+    assert!(!was_filled_short(&world));
+    // With one more member, it is known that all had the version, and three can read it.
+    world.start(3);
+    world.settle();
+    check(&mut world, &values);
+    find(&mut world);
+    check(&mut world, &values);
+}
+
+#[test]
+fn members_that_may_lack_lazy_writes_fill_nobody_while_others_may_return() {
+    let (mut world, values) = world(THREE_TWO);
+    world.lazy_percent = 100;
+    lose(&mut world, &[3, 4]);
+    for index in [0, 1] {
+        world.crash(index, 0);
+        world.start(index);
+    }
+    for _ in 0..20 {
+        world.round();
+    }
+    let at = (0..3).find(|it| *world.serving(*it) == Serving::Asking).expect("one leads");
+    let why = world.osds[at].pg.as_ref().unwrap().fill_hindrance();
+    assert!(why.is_some_and(|why| why.contains("marked out")), "{why:?}");
+    world.with(at, |pg, actions| pg.fill_meanwhile(|_| Absence::Awaited, true, actions));
+    assert_eq!(world.serving(at), &Serving::Asking);
+    world.with(at, |pg, actions| pg.fill_meanwhile(|_| Absence::Gone, false, actions));
+    assert_eq!(world.serving(at), &Serving::Filling);
+    world.settle();
+    world.lazy_percent = 0;
+    check(&mut world, &values);
+}
+
+#[test]
+fn another_primary_goes_on_as_of_an_older_version() {
+    let (mut world, mut values) = world(THREE_TWO);
+    values.extend(write_unmarked(&mut world, 4, 0, 2 * UNITS));
+    let whole = world.units();
+    world.zero(0, 1, 0, whole);
+    values.extend((0..whole).map(|unit| (1, unit, 0)));
+    for _ in 0..12 {
+        world.exchange();
+    }
+    values.extend(write_unmarked(&mut world, 1, UNITS, 2));
+    // Member 1 hears that all have these versions.
+    world.with(0, |pg, actions| pg.tell_mark(actions));
+    write_at(&mut world, &[1], (5, 0, 1));
+    lose(&mut world, &[0, 4]);
+    for _ in 0..60 {
+        world.round();
+        if [5, 6].into_iter().any(|it| world.osds[it].store.now.blocks.len() > 2) {
+            break;
+        }
+    }
+    assert!(was_filled_short(&world));
+    // Now the one that knew the mark is lost, and another one comes back.
+    world.kill(1);
+    world.start(4);
+    world.plan = vec![2, 3, 4, 5, 6];
+    world.settle();
+    assert!(world.is_whole(), "{:?}", world.entry);
+    check(&mut world, &values);
+    find(&mut world);
+    check(&mut world, &values);
+}
