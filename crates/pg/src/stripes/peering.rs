@@ -15,8 +15,8 @@
 //!
 //! Invariants
 //!   1. Nothing is decided before every acting member has reported its state.
-//!   2. The adopted version is never below the one in the newest record: that epoch was settled only after
-//!      all of its acting members had everything up to it.
+//!   2. The adopted version is never below the highest one in a record, because that epoch was settled only
+//!      after all of its acting members had everything up to it, and never below what a member has committed.
 //!   3. Keys that are brought forward are only prepared, and raise no member's *complete*: until the epoch is
 //!      settled, each member can still go back.
 
