@@ -153,46 +153,72 @@ fn what_too_few_members_have_goes_back_and_learners_never_get_it() {
     }
 }
 
+/// Returns a pool in which all members have versions above the mark that they know. Only the primary and
+/// `knows` know that all have the first of these versions.
+fn with_a_later_mark_at(knows: usize) -> (World, Values) {
+    let (mut world, mut values) = world(THREE_TWO);
+    values.extend(write_unmarked(&mut world, 4, 0, UNITS));
+    let whole = world.units();
+    world.zero(0, 1, 0, whole);
+    values.extend((0..whole).map(|unit| (1, unit, 0)));
+    for _ in 0..12 {
+        world.exchange();
+    }
+    values.extend(write_unmarked(&mut world, 1, UNITS - 1, 2));
+    world.with(0, |pg, actions| pg.tell_mark(actions));
+    // What the member receives next records the mark.
+    write_at(&mut world, &[knows], (5, 0, 1));
+    let committed = |it: &usize| world.osds[*it].store.facts().committed;
+    assert!((1..5).all(|it| it == knows || committed(&it) < committed(&knows)));
+    (world, values)
+}
+
+/// Lets everything happen until OSD 5 is filled and its primary has reported that.
+fn fill_the_first_learner(world: &mut World) {
+    for _ in 0..60 {
+        world.round();
+        if is_filled(world, 5) {
+            return world.exchange();
+        }
+    }
+    panic!("it is not filled");
+}
+
 #[test]
 fn a_learner_that_joins_beside_a_member_with_a_later_mark_is_brought_forward() {
-    for minimum in [4, 5] {
-        let (mut world, mut values) = world(THREE_TWO);
-        values.extend(write_unmarked(&mut world, 4, 0, UNITS));
-        let whole = world.units();
-        world.zero(0, 1, 0, whole);
-        values.extend((0..whole).map(|unit| (1, unit, 0)));
-        for _ in 0..12 {
-            world.exchange();
-        }
-        values.extend(write_unmarked(&mut world, 1, UNITS - 1, 2));
-        // Only member 4 hears that all have these versions, and what it receives next records that.
-        world.with(0, |pg, actions| pg.tell_mark(actions));
-        write_at(&mut world, &[4], (5, 0, 1));
-        let committed = world.osds[4].store.facts().committed;
-        assert!((0..4).all(|it| world.osds[it].store.facts().committed < committed || it == 0));
-        // The primary is lost, too: it knows the mark.
+    for (minimum, back) in [(4, 4), (5, 4), (4, 1), (5, 1), (4, 2), (5, 2)] {
+        let (mut world, values) = with_a_later_mark_at(back);
         world.minimum = minimum;
-        lose(&mut world, &[0, 4]);
-        // Member 4 comes back in the epoch in which the learner of the other position is complete.
-        for _ in 0..60 {
-            world.round();
-            if is_filled(&world, 5) {
-                break;
-            }
-        }
-        world.exchange();
-        world.start(4);
+        lose(&mut world, &[0, back]);
+        fill_the_first_learner(&mut world);
+        world.start(back);
         world.plan = vec![1, 2, 3, 4, 5];
         let before = world.sent.len();
         world.settle();
         assert!(world.is_whole(), "{:?}", world.entry);
         let is_forward = |body: &PeerBody| matches!(body, PeerBody::Forward { .. });
-        let forwarded = world.sent[before..].iter().any(|(_, _, body)| is_forward(body));
-        assert!(forwarded);
+        assert!(world.sent[before..].iter().any(|(_, _, body)| is_forward(body)));
         check(&mut world, &values);
         find(&mut world);
         check(&mut world, &values);
     }
+}
+
+#[test]
+fn a_member_that_was_filled_states_up_to_where_its_parts_are_stable() {
+    let (mut world, values) = with_a_later_mark_at(1);
+    lose(&mut world, &[0, 4]);
+    fill_the_first_learner(&mut world);
+    world.monitor();
+    assert!(world.acting().contains(&world.member(5)));
+    // The one that knew the mark is lost. Those left know an older one, except for the new member.
+    world.kill(1);
+    world.plan = vec![2, 3, 5, 6, 1];
+    world.settle();
+    assert_eq!(world.acting().len(), 4);
+    check(&mut world, &values);
+    find(&mut world);
+    check(&mut world, &values);
 }
 
 /// Returns whether an OSD has recorded in the newest epoch that it lacks nothing.
@@ -258,18 +284,7 @@ fn members_that_may_lack_lazy_writes_fill_nobody_while_others_may_return() {
 
 #[test]
 fn another_primary_goes_on_as_of_an_older_version() {
-    let (mut world, mut values) = world(THREE_TWO);
-    values.extend(write_unmarked(&mut world, 4, 0, 2 * UNITS));
-    let whole = world.units();
-    world.zero(0, 1, 0, whole);
-    values.extend((0..whole).map(|unit| (1, unit, 0)));
-    for _ in 0..12 {
-        world.exchange();
-    }
-    values.extend(write_unmarked(&mut world, 1, UNITS, 2));
-    // Member 1 hears that all have these versions.
-    world.with(0, |pg, actions| pg.tell_mark(actions));
-    write_at(&mut world, &[1], (5, 0, 1));
+    let (mut world, values) = with_a_later_mark_at(1);
     lose(&mut world, &[0, 4]);
     for _ in 0..60 {
         world.round();
