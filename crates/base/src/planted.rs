@@ -177,7 +177,7 @@ pub enum Bug {
     ScrubBelievesFirst,
     /// PG: the durable note on scrubs does not list the damage that was found.
     DamageForgotten,
-    // The bugs below affect pools with parity; the random test of a single PG finds them.
+    // The bugs below affect pools with parity; the tests of a single PG find them.
     /// PG: a data member computes the change of parity as if its part had held only zeros.
     ParityFromStaleData,
     /// PG: a member makes a version stable before all acting members have it.
@@ -186,9 +186,6 @@ pub enum Bug {
     ForwardAsStable,
     /// PG: a version that all acting members had is taken back because too few have it undamaged.
     DamagedPreparedRolledBack,
-    /// PG: while acting members are lost, learners are filled with what the members hold now, instead of what
-    /// they held as of a version that all acting members have.
-    FilledAsOfView,
     /// PG: a read does not wait for an earlier write of another part of the same stripe.
     ReadBesideSibling,
     /// PG: a parity member applies a difference twice that arrived directly and through the primary.
@@ -205,6 +202,9 @@ pub enum Bug {
     FillFromOwnIndex,
     /// PG: a member whose position changed counts as holding the data of the new position.
     RoleContentKept,
+    /// PG: while acting members are lost, learners are filled with what the members hold now, instead of what
+    /// they held as of a version that all acting members have.
+    FilledAsOfView,
 }
 
 impl Bug {

@@ -634,7 +634,6 @@ fn planted_bugs_are_found() {
         Bug::CommitBeforeAllHaveIt,
         Bug::ForwardAsStable,
         Bug::DamagedPreparedRolledBack,
-        Bug::FilledAsOfView,
         Bug::ReadBesideSibling,
         Bug::DeltaUsedTwice,
         Bug::LostDeltaNotAskedFor,

@@ -303,3 +303,15 @@ fn another_primary_goes_on_as_of_an_older_version() {
     find(&mut world);
     check(&mut world, &values);
 }
+
+#[cfg(feature = "planted")]
+#[test]
+fn planted_bugs_are_found_below_minimum_size() {
+    use base::planted::{Bug, plant};
+    let run = std::panic::catch_unwind(|| {
+        plant(Some(Bug::FilledAsOfView));
+        what_too_few_members_have_goes_back_and_learners_never_get_it();
+    });
+    plant(None);
+    assert!(run.is_err());
+}
