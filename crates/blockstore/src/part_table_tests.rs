@@ -3,7 +3,7 @@
 
 use base::{BlockSize, MIB, Version};
 use format::disk::{record_size, table_size};
-use format::wire::Content;
+use format::wire::{Content, Digest};
 
 use crate::harness::{Bench, PG, created, key, options, settings};
 use crate::prepared_tests::churn;
@@ -52,6 +52,17 @@ fn assert_table(bench: &mut Bench, as_of: AsOf, version: Version, tag: u8) {
     }
 }
 
+/// Checks the table in digests of block 1.
+fn assert_digest_table(bench: &mut Bench, tag: u8) {
+    for deep in [false, true] {
+        let answer = bench.done(Request::Digest { key: key(1), deep });
+        let Ok(Answer::Digest(Digest::Block { table: found, .. })) = answer else {
+            panic!("{answer:?}")
+        };
+        assert_eq!(found, table(tag), "deep: {deep}");
+    }
+}
+
 /// Makes the store read its leaves again.
 fn forget_leaves(bench: &mut Bench) {
     let pages = &mut bench.store.parts_mut().pages;
@@ -72,6 +83,7 @@ fn a_table_goes_with_its_version_over_crashes_and_checkpoints() {
                 assert_table(&mut bench, AsOf::Stable, first, 1);
                 assert_table(&mut bench, AsOf::Version(second), second, 2);
                 assert_table(&mut bench, AsOf::View, third, 2);
+                assert_digest_table(&mut bench, 2);
                 match round {
                     1 => bench.checkpoint(),
                     _ => bench = bench.crash(),
@@ -88,6 +100,7 @@ fn a_table_goes_with_its_version_over_crashes_and_checkpoints() {
                 bench.checkpoint();
                 bench = bench.crash();
                 forget_leaves(&mut bench);
+                assert_digest_table(&mut bench, 2);
                 assert_table(&mut bench, AsOf::View, second, 2);
             }
         }
@@ -186,6 +199,7 @@ fn a_block_without_data_has_a_table() {
     // The block is all zeros: it never had data, or it became zeros in one step or unit by unit.
     let mut last = zeros(&mut bench, 1);
     for (round, tag) in (2..8).enumerate() {
+        assert_digest_table(&mut bench, tag - 1);
         assert_table(&mut bench, AsOf::View, last, tag - 1);
         bench.commit(last);
         bench.checkpoint();

@@ -65,6 +65,11 @@ impl Kind {
     fn reads_data(self) -> bool {
         !matches!(self, Kind::Extents | Kind::Digest { deep: false })
     }
+
+    /// Returns whether the answer contains the part table.
+    fn reads_table(self) -> bool {
+        matches!(self, Kind::Copy(_) | Kind::Digest { .. })
+    }
 }
 
 /// A read to be done, and how many attempts were made before.
@@ -199,13 +204,16 @@ impl Reads {
         let digest = match parts.blocks.as_of(&key, AsOf::View) {
             None => Digest::Gone,
             Some(BlockInfo { version, tombstone: true, .. }) => Digest::Tombstone { version },
-            Some(info) if info.location == LOCATION_NONE => {
+            Some(info) if info.location == LOCATION_NONE && info.table_rows == 0 => {
                 let none = UnitSet::EMPTY.words(info.block_size.unit_count());
                 let (version, written, damaged) = (info.version, none.clone(), none);
-                Digest::Block { version, written, damaged, checksums: Vec::new() }
+                let (checksums, table) = (Vec::new(), Vec::new());
+                Digest::Block { version, written, damaged, checksums, table }
             }
             Some(info) => {
-                let length = info.block_size.bytes() as u32;
+                // Without data, only the part table is read.
+                let has_data = info.location != LOCATION_NONE;
+                let length = if has_data { info.block_size.bytes() as u32 } else { 0 };
                 let range = BlockRange { key, offset: 0, length, as_of: AsOf::View };
                 let kind = Kind::Digest { deep };
                 return self.plan(id, Query { range, kind, attempt }, info, parts, io);
@@ -273,7 +281,7 @@ impl Reads {
         };
         let states: Vec<Option<UnitState>> = (first..first + count).map(state).collect();
         let table = match kind {
-            Kind::Copy(_) if info.table_rows > 0 => layers.table().map(<[u8]>::to_vec),
+            _ if kind.reads_table() && info.table_rows > 0 => layers.table().map(<[u8]>::to_vec),
             _ => Some(Vec::new()),
         };
         let mut read = Read {
@@ -400,13 +408,14 @@ impl Reads {
         let Read { range, kind, .. } = read;
         let attempt = read.attempt + 1;
         let info = parts.blocks.as_of(&range.key, range.as_of);
-        let reads_table = |info: &BlockInfo| matches!(kind, Kind::Copy(_)) && info.table_rows > 0;
+        let reads_table = |info: &BlockInfo| kind.reads_table() && info.table_rows > 0;
         let info = info.filter(|info| info.location != LOCATION_NONE || reads_table(info));
         let of_block = (range.key, range.as_of);
         if let Some(info) = info {
             return match kind {
                 Kind::Copy(units) => self.copy(id, of_block, units, attempt, parts, io),
-                Kind::Data | Kind::Extents | Kind::Digest { .. } => {
+                Kind::Digest { deep } => self.digest(id, range.key, (deep, attempt), parts, io),
+                Kind::Data | Kind::Extents => {
                     self.plan(id, Query { range, kind, attempt }, info, parts, io);
                 }
             };
@@ -668,7 +677,8 @@ impl Read {
         let BlockInfo { version, block_size, .. } = self.stamp.info;
         let count = block_size.unit_count();
         let (written, damaged) = (written.words(count), damaged.words(count));
-        Answer::Digest(Digest::Block { version, written, damaged, checksums })
+        let table = self.table().map_or_else(Vec::new, <[u8]>::to_vec);
+        Answer::Digest(Digest::Block { version, written, damaged, checksums, table })
     }
 
     fn extents(&self, states: &[UnitState], parts: &Parts) -> Answer {

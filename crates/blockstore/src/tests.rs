@@ -235,8 +235,8 @@ fn a_deep_digest_finds_damage_and_a_light_one_tells_what_is_known() {
         other => panic!("{other:?}"),
     };
     let copied = |bench: &mut Bench| match bench.copy(1, &[]) {
-        Content::Block { version, written, damaged, checksums, .. } => {
-            Digest::Block { version, written, damaged, checksums }
+        Content::Block { version, written, damaged, checksums, table, .. } => {
+            Digest::Block { version, written, damaged, checksums, table }
         }
         other => panic!("{other:?}"),
     };

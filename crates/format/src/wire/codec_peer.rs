@@ -513,13 +513,7 @@ fn put_content(bytes: &mut Vec<u8>, content: &Content) {
             version, block_size, units, written, damaged, checksums, table, ..
         } => {
             content.check().expect("contents of our own are sound");
-            if table.is_empty() {
-                bytes.push(CONTENT_BLOCK);
-            } else {
-                bytes.push(CONTENT_BLOCK_WITH_TABLE);
-                put_u16(bytes, table.len() as u16);
-                bytes.extend_from_slice(table);
-            }
+            put_block_kind(bytes, table);
             put_version(bytes, *version);
             bytes.push(block_size.shift());
             for word in units.iter().chain(written).chain(damaged) {
@@ -530,6 +524,16 @@ fn put_content(bytes: &mut Vec<u8>, content: &Content) {
     }
 }
 
+/// Writes the kind of a block's content, and the block's part table, if it has one.
+fn put_block_kind(bytes: &mut Vec<u8>, table: &[u8]) {
+    if table.is_empty() {
+        return bytes.push(CONTENT_BLOCK);
+    }
+    bytes.push(CONTENT_BLOCK_WITH_TABLE);
+    put_u16(bytes, table.len() as u16);
+    bytes.extend_from_slice(table);
+}
+
 fn put_digest(bytes: &mut Vec<u8>, digest: &Digest) {
     match digest {
         Digest::Gone => bytes.push(CONTENT_GONE),
@@ -537,10 +541,10 @@ fn put_digest(bytes: &mut Vec<u8>, digest: &Digest) {
             bytes.push(CONTENT_TOMBSTONE);
             put_version(bytes, *version);
         }
-        Digest::Block { version, written, damaged, checksums } => {
+        Digest::Block { version, written, damaged, checksums, table } => {
             let count = written.iter().map(|word| word.count_ones() as usize).sum::<usize>();
             assert!(checksums.len() == count, "one checksum for each written unit");
-            bytes.push(CONTENT_BLOCK);
+            put_block_kind(bytes, table);
             put_version(bytes, *version);
             put_bitmap(bytes, written);
             put_bitmap(bytes, damaged);
@@ -671,11 +675,7 @@ impl Reader<'_> {
             CONTENT_TOMBSTONE => Ok(Content::Tombstone { version: self.version()? }),
             CONTENT_BLOCK => self.block(Vec::new(), payload.take()),
             CONTENT_BLOCK_WITH_TABLE => {
-                let size = self.u16()? as usize;
-                if size == 0 || size > TABLE_SIZE_MAX {
-                    return wrong(format!("invalid size of a part table: {size} bytes"));
-                }
-                let table = self.take(size)?.to_vec();
+                let table = self.part_table()?;
                 self.block(table, payload.take())
             }
             tag => wrong(format!("unknown content kind {tag}")),
@@ -686,18 +686,32 @@ impl Reader<'_> {
         match self.u8()? {
             CONTENT_GONE => Ok(Digest::Gone),
             CONTENT_TOMBSTONE => Ok(Digest::Tombstone { version: self.version()? }),
-            CONTENT_BLOCK => {
-                let version = self.version()?;
-                let (written, damaged) = (self.bitmap()?, self.bitmap()?);
-                if written.iter().zip(&damaged).any(|(written, damaged)| written & damaged != 0) {
-                    return wrong("a digest marks a unit as both written and damaged");
-                }
-                let count = written.iter().map(|word| word.count_ones() as usize).sum::<usize>();
-                let checksums = self.checksums(count * UNIT_SIZE as usize)?;
-                Ok(Digest::Block { version, written, damaged, checksums })
+            CONTENT_BLOCK => self.block_digest(Vec::new()),
+            CONTENT_BLOCK_WITH_TABLE => {
+                let table = self.part_table()?;
+                self.block_digest(table)
             }
             tag => wrong(format!("unknown kind of digest {tag}")),
         }
+    }
+
+    fn block_digest(&mut self, table: Vec<u8>) -> Result<Digest, DecodeError> {
+        let version = self.version()?;
+        let (written, damaged) = (self.bitmap()?, self.bitmap()?);
+        if written.iter().zip(&damaged).any(|(written, damaged)| written & damaged != 0) {
+            return wrong("a digest marks a unit as both written and damaged");
+        }
+        let count = written.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        let checksums = self.checksums(count * UNIT_SIZE as usize)?;
+        Ok(Digest::Block { version, written, damaged, checksums, table })
+    }
+
+    fn part_table(&mut self) -> Result<Vec<u8>, DecodeError> {
+        let size = self.u16()? as usize;
+        if size == 0 || size > TABLE_SIZE_MAX {
+            return wrong(format!("invalid size of a part table: {size} bytes"));
+        }
+        Ok(self.take(size)?.to_vec())
     }
 
     fn note(&mut self) -> Result<Vec<u8>, DecodeError> {

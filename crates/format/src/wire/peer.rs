@@ -354,6 +354,8 @@ pub enum Digest {
         damaged: Vec<u64>,
         /// The checksum of each written unit, in order.
         checksums: Vec<Checksum>,
+        /// The part table of a parity part; empty if the block has none, or lost it.
+        table: Vec<u8>,
     },
 }
 

@@ -96,7 +96,15 @@ fn digest() -> Digest {
         written: vec![0b101],
         damaged: vec![0b1000],
         checksums: checksums(&data(2)),
+        table: Vec::new(),
     }
+}
+
+fn parity_digest() -> Digest {
+    let Digest::Block { version, written, damaged, checksums, .. } = digest() else {
+        panic!("a block")
+    };
+    Digest::Block { version, written, damaged, checksums, table: (0..40).collect() }
 }
 
 pub fn examples() -> Vec<(&'static str, Message)> {
@@ -217,6 +225,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-stale", peer(PeerBody::Stale(entry()))),
         ("peer-scrub", peer(PeerBody::Scrub { call: 11, key, deep: true })),
         ("peer-scrubbed", scrubbed(digest())),
+        ("peer-scrubbed-parity", scrubbed(parity_digest())),
         ("peer-scrubbed-tombstone", scrubbed(Digest::Tombstone { version })),
         ("peer-scrubbed-gone", scrubbed(Digest::Gone)),
         ("peer-mend", peer(PeerBody::Mend { call: 12, key, content: Content::Gone })),
@@ -493,13 +502,18 @@ fn any_digest() -> impl Strategy<Value = Digest> {
     prop_oneof![
         Just(Digest::Gone),
         any_version().prop_map(|version| Digest::Tombstone { version }),
-        (any_version(), vec((any::<u64>(), any::<u64>()), 0..=4)).prop_map(|(version, words)| {
-            let written: Vec<u64> = words.iter().map(|(written, _)| *written).collect();
-            let damaged = words.iter().map(|(written, damaged)| damaged & !written).collect();
-            let count = written.iter().map(|word| word.count_ones()).sum();
-            let checksums = (0..count).map(Checksum::new).collect();
-            Digest::Block { version, written, damaged, checksums }
-        }),
+        (
+            any_version(),
+            vec((any::<u64>(), any::<u64>()), 0..=4),
+            vec(any::<u8>(), 0..=TABLE_SIZE_MAX)
+        )
+            .prop_map(|(version, words, table)| {
+                let written: Vec<u64> = words.iter().map(|(written, _)| *written).collect();
+                let damaged = words.iter().map(|(written, damaged)| damaged & !written).collect();
+                let count = written.iter().map(|word| word.count_ones()).sum();
+                let checksums = (0..count).map(Checksum::new).collect();
+                Digest::Block { version, written, damaged, checksums, table }
+            }),
     ]
 }
 
