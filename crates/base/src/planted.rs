@@ -177,6 +177,9 @@ pub enum Bug {
     ScrubBelievesFirst,
     /// PG: the durable note on scrubs does not list the damage that was found.
     DamageForgotten,
+    /// PG: in pools with parity, a scrub does not search for a part that is wrong although it matches its
+    /// checksums.
+    WrongPartNotSearched,
     // The bugs below affect pools with parity; the tests of a single PG find them.
     /// PG: a data member computes the change of parity as if its part had held only zeros.
     ParityFromStaleData,

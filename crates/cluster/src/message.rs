@@ -707,7 +707,7 @@ pub enum Command {
         #[serde(default)]
         deep: bool,
     },
-    /// Scrub all PGs of which an OSD holds a copy.
+    /// Scrub all PGs of which an OSD is a member.
     OsdScrub {
         /// The OSD.
         osd: OsdId,

@@ -238,7 +238,7 @@ impl Setting {
                 default: 168,
                 min: 0,
                 max: 87600,
-                help: "each PG's copies are compared by versions and checksums this often; 0: never",
+                help: "each PG's members are compared by versions and checksums this often; 0: never",
                 is_for_osds: true,
             },
             Setting::ScrubDeep => Definition {
@@ -283,7 +283,7 @@ impl Setting {
                 default: 1,
                 min: 0,
                 max: 1,
-                help: "scrubs repair damage if it is clear which copy is right; off: they only report it",
+                help: "scrubs repair damage if it is clear what is right; off: they only report it",
                 is_for_osds: true,
             },
             Setting::ScrubPaused => Definition {

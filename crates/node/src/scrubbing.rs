@@ -75,7 +75,7 @@ pub(crate) struct Go {
     pub(crate) begin: Option<Begin>,
     /// Number of bytes that may be read in this turn.
     pub(crate) bytes: u64,
-    /// Whether damage is repaired once it is clear which copy is right.
+    /// Whether damage is repaired once it is clear what is right.
     pub(crate) repairs: bool,
 }
 
@@ -144,7 +144,7 @@ impl Scrubbing {
         self.asked.retain(|pg, _| cluster.pg(*pg).is_some_and(|entry| cluster.leads(entry)));
         let looking = pgs.iter().filter(|(_, pg)| pg.is_looking());
         let looking: Vec<PgSlot> = looking.map(|(slot, _)| slot).collect();
-        let is_unknown = |pg: &Pg| is_led(pg) && !pg.knows_scrubs() && !pg.keeps_parity();
+        let is_unknown = |pg: &Pg| is_led(pg) && !pg.knows_scrubs();
         let unknown = pgs.iter().filter(|(_, pg)| is_unknown(pg));
         let recall = unknown.map(|(slot, _)| slot).take(RECALL_COUNT_MAX).collect();
         let known = || pgs.iter().filter(|(_, pg)| is_led(pg) && pg.knows_scrubs());

@@ -72,7 +72,7 @@ impl Face for Copies {
         Some(changed)
     }
 
-    fn agree(&self, seen: &[Seen], block_size: BlockSize) -> Verdict {
+    fn agree(&self, _positions: &[Position], seen: &[Seen], block_size: BlockSize) -> Verdict {
         agree::agree(seen, block_size)
     }
 

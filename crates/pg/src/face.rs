@@ -13,7 +13,7 @@
 //! | what must be known before an operation starts ([`Face::needs`]) | nothing, or the block's extents | other parts: the core gathers them |
 //! | what each position does for an operation ([`Gathering::prepare`]) | the same | a change to its own part |
 //! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough members have it to reconstruct the rest; else the previous one |
-//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | parts must form a code word |
+//! | what is wrong with a key, given what members hold ([`Face::agree`]) | all must hold the same | parts must have the versions that part tables name; their bytes are compared by the core |
 //! | what a position must hold ([`Gathering::content_at`]) | what the first source has, completed by others | what is reconstructed from enough others |
 //!
 //! Invariants
@@ -63,9 +63,9 @@ pub trait Face: Debug + Sync {
     /// `changed`; `None`: all of its units.
     fn units_to_fill(&self, changed: Units) -> Option<Units>;
 
-    /// Compares what the acting members hold of a key, in the order of positions. Requires: no change of the
-    /// key is in flight.
-    fn agree(&self, seen: &[Seen], block_size: BlockSize) -> Verdict;
+    /// Compares what the acting members hold of a key. `positions`: the position of each, in order. Requires:
+    /// no change of the key is in flight.
+    fn agree(&self, positions: &[Position], seen: &[Seen], block_size: BlockSize) -> Verdict;
 
     /// Begins to gather the wanted content of a key.
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering>;
@@ -245,6 +245,8 @@ pub enum SeenKey {
         version: Version,
         /// The state of each unit of the block, in order.
         units: Vec<UnitSeen>,
+        /// The part table of a parity part; empty if the block has none, or lost it.
+        table: Vec<u8>,
     },
 }
 
@@ -265,7 +267,9 @@ impl Seen {
         let key = match digest {
             Digest::Gone => SeenKey::Gone,
             Digest::Tombstone { version } if version > Version::ZERO => SeenKey::Tombstone(version),
-            Digest::Block { version, written, damaged, checksums } if version > Version::ZERO => {
+            Digest::Block { version, written, damaged, checksums, table }
+                if version > Version::ZERO =>
+            {
                 let bitmaps = [written, damaged].map(|it| Units::from_words(&it, block_size));
                 let [Some(written), Some(damaged)] = bitmaps else {
                     return Err("a digest with units beyond the end of a block".into());
@@ -280,7 +284,7 @@ impl Seen {
                     false => UnitSeen::Zero,
                 };
                 let units = (0..block_size.unit_count()).map(unit).collect();
-                SeenKey::Block { version, units }
+                SeenKey::Block { version, units, table }
             }
             _ => return Err("a digest of a block without a version".into()),
         };

@@ -591,7 +591,9 @@ impl Pg {
             }
             PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
                 Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
-                Asked::ScrubFetch { look } => self.on_peer_scrub_copy(look, content, actions),
+                Asked::ScrubFetch { look } => {
+                    self.on_peer_scrub_copy((index, look), content, actions)
+                }
                 Asked::Read { read } => self.on_peer_read(read, content, actions),
                 Asked::GivenUpRead => Ok(()),
                 Asked::Gather { slot, position } => {

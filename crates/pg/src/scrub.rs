@@ -6,6 +6,8 @@
 //!                                                     ▲        └─▶ Fetching ─▶ Mending ─▶ Looking again
 //! ```
 //!
+//! In pools with parity a deep look fetches the parts of the key ([`parts`]).
+//!
 //! Invariants
 //!   1. A key is compared while no change of the key is in flight, and no change begins before the comparison
 //!      is done.
@@ -17,6 +19,7 @@
 mod limit;
 pub mod member;
 pub mod note;
+mod parts;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,6 +38,7 @@ use super::operation::{WriteFor, WriteKind};
 use super::page::Page;
 use super::slots::WriteSlot;
 use super::store_calls::{Call, NewerFor};
+use super::stripes::part::Part;
 use super::units::{Copied, Held, Units};
 use super::{Action, Pg, Serving};
 
@@ -113,6 +117,10 @@ enum Stage {
     Looking { seen: Vec<Option<Seen>> },
     /// Fetches units from members that have the right content.
     Fetching { remedy: Box<Remedy>, left: VecDeque<(usize, Units)>, copied: Option<Copied> },
+    /// In pools with parity: waits for the parts of these members. `seen`: the members' digests.
+    Gathering { seen: Vec<Seen>, parts: Vec<Option<Part>>, missing: MemberSet },
+    /// In pools with parity: the repairs wait until the mark has passed the newest version of the key.
+    Settling { contents: Vec<(usize, Content)>, newest: Version },
     /// Waits until the repairs of these members have ended.
     Mending { missing: MemberSet },
 }
@@ -189,7 +197,7 @@ impl Pg {
 
     /// As primary: asks the other acting members for their notes on scrubs, once in an epoch.
     pub fn recall_scrubs(&mut self, actions: &mut Vec<Action>) {
-        if self.serving != Serving::Active || !self.shape.face.is_whole_everywhere() {
+        if self.serving != Serving::Active {
             return;
         }
         let lead = self.lead();
@@ -449,6 +457,8 @@ impl Pg {
         work.deep = deep;
         work.stage = Stage::Looking { seen: vec![None; count] };
         let key = work.key;
+        // Parts of stripes are fetched after this look, which compares them with their checksums.
+        let deep = deep && self.stripes().is_none();
         for index in others {
             let call = self.lead().asks.ask(index, Asked::Scrub { look });
             self.send(index, PeerBody::Scrub { call, key, deep }, actions);
@@ -495,19 +505,22 @@ impl Pg {
             return;
         }
         let seen: Vec<Seen> = std::mem::take(seen).into_iter().flatten().collect();
-        self.judge(&seen, actions);
+        self.judge(seen, actions);
     }
 
     /// Compares what all acting members hold of the key, and decides how to continue.
-    fn judge(&mut self, seen: &[Seen], actions: &mut Vec<Action>) {
-        let block_size = self.shape.block_size;
-        let verdict = self.shape.face.agree(seen, block_size);
+    fn judge(&mut self, seen: Vec<Seen>, actions: &mut Vec<Action>) {
+        let (block_size, positions) = (self.shape.block_size, self.acting_positions());
+        let verdict = self.shape.face.agree(&positions, &seen, block_size);
         let (me, repairs) = (self.lead().me, self.lead().scrub.repairs);
-        let work = self.work();
-        let deep = work.deep;
-        let read = if deep { seen[me].key.data_bytes() } else { 0 };
+        let fetches = self.stripes().is_some();
+        let deep = self.work().deep;
+        let read = if deep && !fetches { seen[me].key.data_bytes() } else { 0 };
         self.lead().scrub.allowance -= read.max(UNIT_SIZE) as i64;
         let Verdict { faults, remedy } = verdict;
+        if deep && fetches && remedy.is_none() {
+            return self.gather_parts(seen, actions);
+        }
         if faults.is_empty() || !self.work().before.is_empty() {
             return self.end_key(faults, actions);
         }
@@ -526,8 +539,11 @@ impl Pg {
     fn begin_remedy(&mut self, mut remedy: Remedy, actions: &mut Vec<Action>) {
         match &mut remedy {
             Remedy::Tombstone { version, targets } => {
-                let content = Content::Tombstone { version: *version };
-                let targets = *targets;
+                let (content, targets) = (Content::Tombstone { version: *version }, *targets);
+                if self.stripes().is_some() {
+                    let contents = targets.iter().map(|index| (index, content.clone())).collect();
+                    return self.settle_key(contents, *version, actions);
+                }
                 self.begin_mending(targets);
                 for index in targets.iter() {
                     self.mend_at(index, content.clone(), actions);
@@ -573,20 +589,39 @@ impl Pg {
         let Ok(Answer::Copy { content, .. }) = result else {
             unreachable!("the store sent another kind of answer");
         };
-        let held = Held::of(content, self.shape.block_size, false);
+        let block_size = self.shape.block_size;
+        if self.stripes().is_some() {
+            let (me, part) = (self.lead().me, Part::of(content, block_size, false));
+            let part = part.expect("the content has the right block size");
+            return self.on_part_answer(me, look, part, actions);
+        }
+        let held = Held::of(content, block_size, false);
         self.on_right_units(look, held.expect("the content has the right block size"), actions);
     }
 
-    /// Handles a member's units for a repair.
+    /// Handles a member's units: for a repair or, in pools with parity, for a deep look.
     pub(crate) fn on_peer_scrub_copy(
         &mut self,
-        look: u32,
+        (index, look): (usize, u32),
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        let held = Held::of(content, self.shape.block_size, true)?;
+        let block_size = self.shape.block_size;
+        if self.stripes().is_some() {
+            let part = Part::of(content, block_size, true)?;
+            self.check_version(part.version.max(part.deleted))?;
+            self.on_part_answer(index, look, part, actions);
+            return Ok(());
+        }
+        let held = Held::of(content, block_size, true)?;
         self.on_right_units(look, held, actions);
         Ok(())
+    }
+
+    fn on_part_answer(&mut self, index: usize, look: u32, part: Part, actions: &mut Vec<Action>) {
+        if self.is_scrubbing() && !self.is_late(look, actions) {
+            self.on_part_read(index, part, actions);
+        }
     }
 
     fn on_right_units(&mut self, look: u32, held: Held, actions: &mut Vec<Action>) {

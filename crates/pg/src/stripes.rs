@@ -10,13 +10,16 @@
 //! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`], [`early`] |
 //! | how an epoch begins | [`peering`] |
 //! | how a learner is filled | [`fill`], and while acting members are lost [`fill_short`] |
+//! | what a scrub finds | [`agree`], [`code_word`] |
 //!
 //! Invariants
 //!   1. Every version of the PG is sent to every acting member, and each member passes the versions of an
 //!      epoch to its store in order. So a member always holds a prefix of the versions.
 //!   2. At most one version of a stripe is in flight at a time.
 
+pub mod agree;
 pub mod check;
+pub mod code_word;
 pub mod early;
 pub mod fill;
 pub mod fill_short;
@@ -166,8 +169,8 @@ impl Face for Stripes {
         Some(changed)
     }
 
-    fn agree(&self, _seen: &[Seen], _block_size: BlockSize) -> Verdict {
-        unreachable!("pools with parity are not scrubbed yet")
+    fn agree(&self, positions: &[Position], seen: &[Seen], block_size: BlockSize) -> Verdict {
+        agree::compare(self, positions, seen, block_size).into_verdict()
     }
 
     fn gather(&self, _wanted: Wanted) -> Box<dyn Gathering> {

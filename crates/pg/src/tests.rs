@@ -9,6 +9,7 @@ mod random;
 mod scenarios;
 mod script;
 mod scrub;
+mod scrub_stripes;
 mod stripe_crashes;
 mod stripe_peering;
 mod stripe_short;

@@ -92,8 +92,8 @@ impl Pg {
 
     /// Begins a write that has its turn.
     fn begin_write(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
-        let is_job = matches!(self.queue[slot].issuer, WriteFor::Job(_));
-        if self.stripes().is_some() && !is_job {
+        let is_hold = matches!(self.queue[slot].issuer, WriteFor::Job(_) | WriteFor::Scrub);
+        if self.stripes().is_some() && !is_hold {
             return self.begin_stripe_operation(slot, actions);
         }
         let needs = self.needs(&self.queue[slot]);

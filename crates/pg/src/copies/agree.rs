@@ -202,7 +202,7 @@ mod tests {
             other => UnitSeen::Data(Checksum::new(other as u32)),
         };
         let units = units.chars().map(unit).collect();
-        let key = SeenKey::Block { version: version(counter), units };
+        let key = SeenKey::Block { version: version(counter), units, table: Vec::new() };
         Seen { key, floor: Version::ZERO }
     }
 

@@ -32,7 +32,13 @@ impl Pg {
     /// be called periodically.
     pub fn is_looking(&self) -> bool {
         let work = self.lead.as_ref().and_then(|lead| lead.scrub.work.as_ref());
-        let reads = |it: &Work| matches!(it.stage, Stage::Looking { .. } | Stage::Fetching { .. });
+        let reads = |it: &Work| {
+            let Work { stage, .. } = it;
+            matches!(
+                stage,
+                Stage::Looking { .. } | Stage::Fetching { .. } | Stage::Gathering { .. }
+            )
+        };
         self.is_scrubbing() && work.is_some_and(reads)
     }
 
@@ -53,8 +59,10 @@ impl Pg {
     /// Ends the current key without the members that have not answered.
     fn give_up_look(&mut self, actions: &mut Vec<Action>) {
         let block_bytes = self.shape.block_size.bytes();
+        let has_parity = self.stripes().is_some();
+        let fetched = if has_parity { self.lead().acting.count() as u64 } else { 1 };
         let work = self.work();
-        let read = if work.deep { block_bytes } else { UNIT_SIZE };
+        let read = if work.deep { fetched * block_bytes } else { UNIT_SIZE };
         let (missing, mut faults): (Vec<usize>, _) = match &work.stage {
             Stage::Looking { seen } => {
                 ((0..seen.len()).filter(|index| seen[*index].is_none()).collect(), Vec::new())
@@ -62,7 +70,10 @@ impl Pg {
             Stage::Fetching { left, .. } => {
                 (left.front().map(|(index, _)| *index).into_iter().collect(), work.before.clone())
             }
-            Stage::Noting | Stage::Turn | Stage::Mending { .. } => unreachable!("members read"),
+            Stage::Gathering { missing, .. } => (missing.iter().collect(), work.before.clone()),
+            Stage::Noting | Stage::Turn | Stage::Settling { .. } | Stage::Mending { .. } => {
+                unreachable!("members read")
+            }
         };
         faults.extend(missing.iter().map(|index| (*index, NOT_COMPARED)));
         let look = work.look;

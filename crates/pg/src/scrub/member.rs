@@ -8,11 +8,12 @@
 
 use base::Version;
 use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
-use format::wire::{Digest, PeerBody};
+use format::wire::{Content, Digest, PeerBody};
 
 use super::ScrubNote;
 use crate::copy::intact_count;
 use crate::store_calls::Call;
+use crate::stripes::part::{Part, table_of};
 use crate::units::Held;
 use crate::{Action, Pg};
 
@@ -36,6 +37,7 @@ impl Pg {
             }
             PeerBody::Mend { call, key, content } => {
                 self.shape.check_key(key)?;
+                self.check_mended_part(&content)?;
                 let held = Held::of(content.clone(), self.shape.block_size, true)?;
                 let version = held.version();
                 self.check_version(version)?;
@@ -71,6 +73,23 @@ impl Pg {
                 Ok(())
             }
             _ => Err("not a scrub message".into()),
+        }
+    }
+
+    /// Checks a repair of this member's part, in pools with parity: the mark has passed its version, and only
+    /// parity has a table.
+    fn check_mended_part(&self, content: &Content) -> Result<(), String> {
+        let Some(stripes) = self.stripes() else { return Ok(()) };
+        let (block_size, data_count) = (self.shape.block_size, stripes.data_count());
+        let part = Part::of(content.clone(), block_size, true)?;
+        let is_parity = !stripes.is_data(self.own_position());
+        if part.version > Version::ZERO && part.table.is_empty() == is_parity {
+            return Err("a repair is meant for a part of another kind".into());
+        }
+        table_of(&part, data_count, block_size)?;
+        match part.version.max(part.deleted) <= self.local_state.committed() {
+            true => Ok(()),
+            false => Err("a repair with a version that may still be taken back".into()),
         }
     }
 

@@ -140,6 +140,7 @@ impl Pg {
         self.commit(mark, actions);
         if self.serving == Serving::Active {
             self.fill_up_to_mark(actions);
+            self.mend_settled(actions);
         }
     }
 }

@@ -453,7 +453,7 @@ impl Store {
     }
 
     fn digest(&self, key: BlockKey, deep: bool) -> Digest {
-        let Some(block) = self.now.blocks.get(&key) else { return Digest::Gone };
+        let Some(block) = self.now.at(key, AsOf::View) else { return Digest::Gone };
         if block.is_tombstone {
             return Digest::Tombstone { version: block.version };
         }
@@ -468,6 +468,7 @@ impl Store {
             written: vec![written.iter().fold(0, |bits, unit| bits | 1 << unit)],
             damaged: vec![damaged],
             checksums: data_of(&values).0,
+            table: block.table,
         }
     }
 

@@ -105,8 +105,9 @@ impl Face for Parity {
         None
     }
 
-    fn agree(&self, _seen: &[Seen], _block_size: BlockSize) -> Verdict {
-        unreachable!("pools of pieces are not scrubbed")
+    fn agree(&self, _: &[Position], _seen: &[Seen], _block_size: BlockSize) -> Verdict {
+        // Scrubs of stripes are tested with the faces that ship.
+        Verdict::default()
     }
 
     fn gather(&self, wanted: Wanted) -> Box<dyn Gathering> {

@@ -39,7 +39,7 @@ fn with_blocks(copies: usize) -> (World, BlockKey) {
 }
 
 /// Returns the events that the scrubs reported so far, without their beginnings and ends.
-fn told(world: &World) -> Vec<String> {
+pub fn told(world: &World) -> Vec<String> {
     let brief = |faults: &[(OsdId, Fault)]| {
         let fault = |(osd, fault): &(OsdId, Fault)| format!("{osd} {}", fault.kind.name());
         faults.iter().map(fault).collect::<Vec<String>>().join(", ")
@@ -59,7 +59,7 @@ fn corrupt(world: &mut World, at: usize, key: BlockKey, value: u32) {
     });
 }
 
-fn remove(world: &mut World, at: usize, key: BlockKey) {
+pub fn remove(world: &mut World, at: usize, key: BlockKey) {
     world.osds[at].store.alter(key, |state, key| {
         state.blocks.remove(&key);
     });
@@ -236,7 +236,7 @@ fn listed_damage_of_a_block_that_was_deleted_is_struck() {
 }
 
 /// Returns how often members were asked for a digest of a key.
-fn looks(world: &World, key: BlockKey) -> usize {
+pub fn looks(world: &World, key: BlockKey) -> usize {
     let sent = world.sent.iter();
     sent.filter(|(.., body)| matches!(body, PeerBody::Scrub { key: it, .. } if *it == key)).count()
 }

@@ -1,0 +1,284 @@
+//! Compares the bytes of a stripe's parts, unit by unit, and makes the units that are wrong.
+//!
+//! ```text
+//!   row of units ──▶ those that can be read form a code word? ──yes──▶ the others are made of k of them
+//!                                                              └──no──▶ the one without which they do, if it is
+//!                                                                       one; else nobody decides
+//! ```
+//!
+//! Invariants
+//!   1. A unit is made only of units that form a code word, as far as that shows.
+//!   2. If one row cannot be decided, nothing of the stripe is made.
+
+use std::collections::BTreeMap;
+
+use base::planted::{self, Bug};
+use base::{BlockSize, BufferPool, Checksum, Position, UNIT_SIZE};
+use erasure::{Decoder, Verdict};
+use format::wire::Content;
+
+use super::Stripes;
+use super::agree::{Compared, add_counts};
+use super::part::{Part, UnitData};
+use crate::face::{Fault, FaultKind, Seen, SeenKey, UnitSeen};
+use crate::units::Units;
+
+const ZEROS: [u8; UNIT_SIZE as usize] = [0; UNIT_SIZE as usize];
+
+/// What is wrong with a stripe, and what repairs it.
+pub struct Judged {
+    /// The faults, by member.
+    pub faults: Vec<(usize, Fault)>,
+    /// What members get. `None`: it cannot be decided which content is right.
+    pub remedy: Option<Vec<(usize, Content)>>,
+}
+
+/// A stripe whose parts were read.
+pub struct CodeWord<'a> {
+    pub stripes: &'a Stripes,
+    /// The position of each member, in order.
+    pub positions: &'a [Position],
+    /// What each member said it holds, before its data was read.
+    pub seen: &'a [Seen],
+    /// What was read of each member; `None`: it holds nothing.
+    pub parts: &'a [Option<Part>],
+    pub block_size: BlockSize,
+    pub buffers: &'a BufferPool,
+}
+
+/// The state of one row of units.
+enum Row {
+    /// The units that can be read belong together, except those of `wrong`.
+    Sound { sources: Vec<usize>, wrong: Option<usize> },
+    /// The units contradict each other, and nobody decides which one is wrong.
+    Open { sources: Vec<usize> },
+}
+
+/// The units that must be made, and those that cannot, by member.
+struct Made {
+    units: Vec<BTreeMap<u32, Option<UnitData>>>,
+    differing: Vec<Units>,
+    damaged: Vec<Units>,
+    lost: Vec<Units>,
+    is_open: bool,
+}
+
+impl CodeWord<'_> {
+    /// Judges the stripe. `compared`: the comparison of what was read, without its data.
+    pub fn judge(&self, compared: Compared) -> Judged {
+        let mut faults = compared.faults.clone();
+        if compared.table.is_none() {
+            add_counts(&mut faults, FaultKind::Damaged, &compared.damaged);
+            return Judged { faults, remedy: None };
+        }
+        let made = self.make(&compared);
+        add_counts(&mut faults, FaultKind::Damaged, &made.damaged);
+        add_counts(&mut faults, FaultKind::Differs, &made.differing);
+        add_counts(&mut faults, FaultKind::Lost, &made.lost);
+        let remedy = (!made.is_open).then(|| self.remedy(&compared, made));
+        Judged { faults, remedy: remedy.filter(|contents| !contents.is_empty()) }
+    }
+
+    /// Returns the bytes of a member's unit. Requires: it was read there.
+    fn bytes(&self, index: usize, unit: u32) -> &[u8] {
+        let part = self.parts[index].as_ref().expect("it was read");
+        part.bytes(unit).unwrap_or(&ZEROS)
+    }
+
+    /// Returns the members whose unit can be used, unless it does not fit the others.
+    fn readable(&self, compared: &Compared, unit: u32) -> Vec<usize> {
+        let is_readable = |index: &usize| {
+            let wrong = compared.damaged[*index].with(&compared.differing[*index]);
+            let has_part = !compared.whole.has(*index) && !wrong.has(unit);
+            // A member whose part was never written holds zeros.
+            has_part && self.parts[*index].as_ref().is_none_or(|part| part.units.has(unit))
+        };
+        (0..self.positions.len()).filter(is_readable).collect()
+    }
+
+    /// Returns what the members hold of a row of units.
+    fn row(&self, members: Vec<usize>, unit: u32, decoders: &mut Decoders) -> Row {
+        let bytes = |index: usize| match self.parts[index] {
+            Some(_) => self.bytes(index, unit),
+            None => &ZEROS[..],
+        };
+        let data_count = self.stripes.data_count();
+        if members.len() <= data_count {
+            return Row::Sound { sources: members, wrong: None };
+        }
+        if members.len() == self.stripes.part_count() {
+            let mut parts: Vec<(Position, &[u8])> =
+                members.iter().map(|index| (self.positions[*index], bytes(*index))).collect();
+            parts.sort_unstable_by_key(|(position, _)| *position);
+            let parts: Vec<&[u8]> = parts.into_iter().map(|(_, bytes)| bytes).collect();
+            let wrong = match self.stripes.code().find_wrong(&parts) {
+                Verdict::Consistent => None,
+                Verdict::Wrong { part } if !planted::on(Bug::WrongPartNotSearched) => Some(part),
+                Verdict::Wrong { .. } | Verdict::Undecided => {
+                    return Row::Open { sources: members };
+                }
+            };
+            let is_wrong = |index: &usize| Some(self.positions[*index].index()) == wrong;
+            let wrong = members.iter().copied().find(is_wrong);
+            let sources = members.into_iter().filter(|index| Some(*index) != wrong).collect();
+            return Row::Sound { sources, wrong };
+        }
+        let is_code_word = |members: &[usize], decoders: &mut Decoders| {
+            let (sources, others) = members.split_at(data_count);
+            others
+                .iter()
+                .all(|wanted| self.decode(sources, *wanted, unit, decoders) == bytes(*wanted))
+        };
+        if is_code_word(&members, decoders) {
+            return Row::Sound { sources: members, wrong: None };
+        }
+        let without = |wrong: usize| -> Vec<usize> {
+            members.iter().copied().filter(|index| *index != wrong).collect()
+        };
+        // Any `k` units form a code word: that says nothing.
+        let is_told = members.len() > data_count + 1 && !planted::on(Bug::WrongPartNotSearched);
+        let mut candidates = members.iter().copied().filter(|_| is_told);
+        let mut fits = candidates.by_ref().filter(|it| is_code_word(&without(*it), decoders));
+        match (fits.next(), fits.next()) {
+            (Some(wrong), None) => Row::Sound { sources: without(wrong), wrong: Some(wrong) },
+            _ => Row::Open { sources: members },
+        }
+    }
+
+    /// Returns a unit of a member, made of those of others, at least `k`.
+    fn decode(
+        &self,
+        sources: &[usize],
+        wanted: usize,
+        unit: u32,
+        decoders: &mut Decoders,
+    ) -> Vec<u8> {
+        let positions = sources.iter().map(|index| self.positions[*index].index());
+        let positions: Vec<usize> = positions.collect();
+        let decoder = decoders.get(self.stripes, positions, self.positions[wanted].index());
+        let parts = decoder.sources().iter().map(|position| {
+            let is_source = |index: &&usize| self.positions[**index].index() == *position;
+            let index = sources.iter().find(is_source).expect("it is one of the sources");
+            match self.parts[*index] {
+                Some(_) => self.bytes(*index, unit),
+                None => &ZEROS[..],
+            }
+        });
+        let parts: Vec<&[u8]> = parts.collect();
+        let mut bytes = vec![0; UNIT_SIZE as usize];
+        decoder.decode(&parts, &mut [&mut bytes]);
+        bytes
+    }
+
+    /// Judges all rows, and makes the units that are wrong.
+    fn make(&self, compared: &Compared) -> Made {
+        let count = self.positions.len();
+        let none = vec![Units::default(); count];
+        let mut made = Made {
+            units: vec![BTreeMap::new(); count],
+            differing: compared.differing.clone(),
+            damaged: compared.damaged.clone(),
+            lost: none,
+            is_open: false,
+        };
+        let mut decoders = Decoders::default();
+        for unit in 0..self.block_size.unit_count() {
+            let members = self.readable(compared, unit);
+            let is_wrong = |index: &usize| !members.contains(index);
+            let mut wrong: Vec<usize> = (0..count).filter(is_wrong).collect();
+            let written = |index: usize| compared.written(self.positions[index]).has(unit);
+            let is_written = (0..count).any(written);
+            if !is_written && wrong.is_empty() {
+                continue;
+            }
+            let sources = match self.row(members, unit, &mut decoders) {
+                Row::Sound { sources, wrong: found } => {
+                    wrong.extend(found);
+                    found.into_iter().for_each(|index| made.differing[index].add(unit));
+                    sources
+                }
+                Row::Open { sources } => {
+                    made.is_open = true;
+                    sources.into_iter().for_each(|index| made.differing[index].add(unit));
+                    continue;
+                }
+            };
+            for index in wrong {
+                if !written(index) {
+                    made.units[index].insert(unit, None);
+                } else if sources.len() < self.stripes.data_count() {
+                    made.lost[index].add(unit);
+                    made.damaged[index] = made.damaged[index].without(&made.lost[index]);
+                } else {
+                    let bytes = self.decode(&sources, index, unit, &mut decoders);
+                    let data = UnitData::of(&bytes, self.buffers);
+                    if self.known_checksum(index, unit).is_some_and(|it| it != data.checksum) {
+                        // A source is wrong, too: what was lost had another checksum.
+                        made.is_open = true;
+                        sources.iter().for_each(|index| made.differing[*index].add(unit));
+                    }
+                    made.units[index].insert(unit, Some(data));
+                }
+            }
+        }
+        made
+    }
+
+    /// Returns the checksum that the member knew of a unit that it cannot read.
+    fn known_checksum(&self, index: usize, unit: u32) -> Option<Checksum> {
+        let SeenKey::Block { version, units, .. } = &self.seen[index].key else { return None };
+        let part = self.parts[index].as_ref().filter(|part| part.version == *version)?;
+        match units[unit as usize] {
+            UnitSeen::Data(checksum) if part.damaged.has(unit) => Some(checksum),
+            _ => None,
+        }
+    }
+
+    /// Returns what members get.
+    fn remedy(&self, compared: &Compared, made: Made) -> Vec<(usize, Content)> {
+        let Made { units, lost, .. } = made;
+        let mut contents = Vec::new();
+        for (index, found) in units.into_iter().enumerate() {
+            let (position, is_whole) = (self.positions[index], compared.whole.has(index));
+            // An older unit that can be read is kept, if it cannot be made of the newest version.
+            let keeps_older = is_whole
+                && self.parts[index]
+                    .as_ref()
+                    .is_some_and(|part| !part.units.within(&lost[index]).is_empty());
+            if (found.is_empty() && !is_whole) || keeps_older {
+                continue;
+            }
+            let version = compared.version(position);
+            let mut part =
+                Part { version, units: Units::default(), ..Part::nothing(self.block_size) };
+            if is_whole {
+                part.damaged = lost[index];
+            }
+            for (unit, data) in found {
+                part.units.add(unit);
+                part.written.extend(data.map(|data| (unit, data)));
+            }
+            if !self.stripes.is_data(position) {
+                let table = compared.table.as_ref().expect("it is decided what the parts hold");
+                part.table = table.encode(self.block_size);
+            }
+            contents.push((index, part.into_content(self.block_size, self.buffers)));
+        }
+        contents
+    }
+}
+
+/// Decoders, by the positions that they read and the one that they make.
+#[derive(Default)]
+struct Decoders {
+    known: BTreeMap<(Vec<usize>, usize), Decoder>,
+}
+
+impl Decoders {
+    fn get(&mut self, stripes: &Stripes, present: Vec<usize>, wanted: usize) -> &Decoder {
+        self.known.entry((present, wanted)).or_insert_with_key(|(present, wanted)| {
+            let decoder = stripes.code().decoder(present, &[*wanted]);
+            decoder.expect("there are enough sources")
+        })
+    }
+}
