@@ -180,6 +180,14 @@ pub enum Bug {
     /// PG: in pools with parity, a scrub does not search for a part that is wrong although it matches its
     /// checksums.
     WrongPartNotSearched,
+    /// PG: in pools with parity, a scrub makes parts of a part that is older than the part tables say.
+    PartMadeOfStale,
+    /// PG: in pools with parity, a scrub gives a member the content of another position.
+    PartOfAnotherRole,
+    /// PG: in pools with parity, a scrub gives parity the part table that it had before.
+    PartTableKept,
+    /// PG: in pools with parity, units that a read found lost stay lost at their member.
+    DamageNotWrittenBack,
     // The bugs below affect pools with parity; the tests of a single PG find them.
     /// PG: a data member computes the change of parity as if its part had held only zeros.
     ParityFromStaleData,

@@ -21,7 +21,7 @@ pub mod member;
 pub mod note;
 mod parts;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{OsdId, Time, UNIT_SIZE, Version};
@@ -76,6 +76,9 @@ pub struct Scrub {
     /// Number of keys that still must be recorded in a durable note before members read them: one of these
     /// keys may have caused the end of the previous epoch.
     careful_left: u64,
+    /// In pools with parity: keys of which a read or a fill met lost units. They are looked at before the
+    /// next key of the walk, whether a scrub is under way or not.
+    wanted: BTreeSet<BlockKey>,
 }
 
 /// Whether the members' notes are known.
@@ -92,8 +95,8 @@ enum RecallStage {
 /// The current key: the one that is being compared or repaired.
 struct Work {
     key: BlockKey,
-    /// The walk that reached the key.
-    walk: u32,
+    /// The walk that reached the key. `None`: a read met damage there.
+    walk: Option<u32>,
     /// The scrub's slot in the queue of the key's writes, once the scrub has its turn.
     slot: Option<WriteSlot>,
     /// Whether the look reads data, not only metadata.
@@ -272,6 +275,7 @@ impl Pg {
         if scrub.notes_differ {
             self.keep_note(actions);
         }
+        self.begin_wanted(actions);
     }
 
     /// As primary: begins the schedule of a PG that has no note yet. `now`: seconds since 1970.
@@ -334,6 +338,7 @@ impl Pg {
     /// Starts the next key, if one may start; requests pages that are missing; ends the scrub after the last
     /// key.
     fn scrub_next(&mut self, actions: &mut Vec<Action>) {
+        self.begin_wanted(actions);
         let Some(running) = self.scrub_note.running.clone().filter(|_| self.knows_scrubs()) else {
             return;
         };
@@ -356,7 +361,7 @@ impl Pg {
         for page in &mut scrub.pages {
             page.take(key);
         }
-        let walk = scrub.walk;
+        let walk = Some(scrub.walk);
         // No member has a key between the cursor and this key any more, so findings for such keys are
         // removed.
         if running.deep && self.scrub_note.strike(running.cursor, Some(key)) {
@@ -441,6 +446,19 @@ impl Pg {
         self.lead().scrub.work.as_mut().expect("a key is being scrubbed")
     }
 
+    /// Counts bytes that members read for the current key. What a read asked for costs the scrub nothing.
+    fn charge(&mut self, bytes: u64) {
+        if self.work().walk.is_some() {
+            self.lead().scrub.allowance -= bytes as i64;
+        }
+    }
+
+    /// Returns whether faults of the current key are repaired. Damage that a read met always is, as in
+    /// replicated pools.
+    fn may_repair(&mut self) -> bool {
+        self.work().walk.is_none() || self.lead().scrub.repairs
+    }
+
     /// Returns whether the scrub of the current key may continue: the epoch has not ended.
     fn is_scrubbing(&self) -> bool {
         self.serving == Serving::Active
@@ -512,11 +530,11 @@ impl Pg {
     fn judge(&mut self, seen: Vec<Seen>, actions: &mut Vec<Action>) {
         let (block_size, positions) = (self.shape.block_size, self.acting_positions());
         let verdict = self.shape.face.agree(&positions, &seen, block_size);
-        let (me, repairs) = (self.lead().me, self.lead().scrub.repairs);
+        let (me, repairs) = (self.lead().me, self.may_repair());
         let fetches = self.stripes().is_some();
         let deep = self.work().deep;
         let read = if deep && !fetches { seen[me].key.data_bytes() } else { 0 };
-        self.lead().scrub.allowance -= read.max(UNIT_SIZE) as i64;
+        self.charge(read.max(UNIT_SIZE));
         let Verdict { faults, remedy } = verdict;
         if deep && fetches && remedy.is_none() {
             return self.gather_parts(seen, actions);
@@ -752,7 +770,8 @@ impl Pg {
         let mut is_news = is_repaired;
         if !faults.is_empty() {
             actions.push(Action::Scrub(ScrubEvent::Found { key, faults: faults.clone() }));
-            let finding = Finding { key, at: self.scrub_now, faults };
+            let at = self.scrub_now.max(self.scrub_note.born_at);
+            let finding = Finding { key, at, faults };
             is_news |= !planted::on(Bug::DamageForgotten) && self.scrub_note.list(finding);
         } else if deep {
             is_news |= self.scrub_note.strike_key(&key);
@@ -762,7 +781,7 @@ impl Pg {
             let faults = self.by_osd(before);
             actions.push(Action::Scrub(ScrubEvent::Repaired { key, faults }));
         }
-        if walk == self.lead().scrub.walk
+        if walk == Some(self.lead().scrub.walk)
             && let Some(running) = &mut self.scrub_note.running
             && running.cursor.is_none_or(|cursor| cursor < key)
         {

@@ -77,9 +77,8 @@ impl Pg {
         };
         faults.extend(missing.iter().map(|index| (*index, NOT_COMPARED)));
         let look = work.look;
-        let scrub = &mut self.lead().scrub;
-        scrub.late.insert(look, missing.len());
-        scrub.allowance -= read as i64;
+        self.lead().scrub.late.insert(look, missing.len());
+        self.charge(read);
         self.end_key(faults, actions);
     }
 

@@ -9,11 +9,12 @@
 //!   2. A repair is sent when the mark has passed the stripe's newest version: no member holds a prepared
 //!      version of the key, and the repair is never taken back.
 
+use base::planted::{self, Bug};
 use base::{Position, UNIT_SIZE, Version};
-use blockstore::{AsOf, Request as StoreRequest};
+use blockstore::{AsOf, BlockKey, Request as StoreRequest};
 use format::wire::{Content, PeerBody};
 
-use super::{Stage, Work};
+use super::{Stage, Work, limit};
 use crate::ask::Asked;
 use crate::face::{Seen, SeenKey, UnitSeen};
 use crate::store_calls::Call;
@@ -22,7 +23,47 @@ use crate::stripes::code_word::{CodeWord, Judged};
 use crate::stripes::part::Part;
 use crate::{Action, MemberSet, Pg, Serving};
 
+/// Maximum number of keys that wait for a look because a read met damage there.
+const WANTED_MAX: usize = 64;
+
 impl Pg {
+    /// Asks for a deep look at a key of which a read or a fill met lost units: they are made good at the
+    /// members that lost them. A key that is listed is left to scrubs, which could not repair it.
+    pub(crate) fn want_look(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
+        let is_listed = self.scrub_note.finding(&key).is_some();
+        if self.serving != Serving::Active || is_listed || planted::on(Bug::DamageNotWrittenBack) {
+            return;
+        }
+        let wanted = &mut self.lead().scrub.wanted;
+        if wanted.len() < WANTED_MAX {
+            wanted.insert(key);
+        }
+        self.begin_wanted(actions);
+    }
+
+    /// Begins with the next key that somebody asked for, if no other key is in work.
+    pub(super) fn begin_wanted(&mut self, actions: &mut Vec<Action>) {
+        if !self.knows_scrubs() {
+            return;
+        }
+        let scrub = &mut self.lead().scrub;
+        if scrub.work.is_some() || scrub.late.len() >= limit::LATE_MAX {
+            return;
+        }
+        let Some(key) = scrub.wanted.pop_first() else { return };
+        scrub.work = Some(Work {
+            key,
+            walk: None,
+            slot: None,
+            deep: true,
+            before: Vec::new(),
+            look: 0,
+            since: None,
+            stage: Stage::Turn,
+        });
+        self.take_scrub_turn(actions);
+    }
+
     /// Returns the positions of the acting members, in order.
     pub(super) fn acting_positions(&mut self) -> Vec<Position> {
         let lead = self.lead();
@@ -79,7 +120,7 @@ impl Pg {
         };
         let count = |part: &Part| part.written.len() as u64;
         let read: u64 = parts.iter().flatten().map(count).sum();
-        self.lead().scrub.allowance -= (read * UNIT_SIZE) as i64;
+        self.charge(read * UNIT_SIZE);
         let read_seen = seen.iter().zip(&parts).map(|(seen, part)| match part {
             Some(part) => Seen { key: seen_of(part), floor: seen.floor },
             None => seen.clone(),
@@ -95,7 +136,7 @@ impl Pg {
             buffers: &buffers,
         };
         let Judged { faults, remedy } = code_word.judge(compared);
-        let repairs = self.lead().scrub.repairs;
+        let repairs = self.may_repair();
         if faults.is_empty() || !self.work().before.is_empty() {
             return self.end_key(faults, actions);
         }

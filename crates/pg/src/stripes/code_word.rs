@@ -89,7 +89,8 @@ impl CodeWord<'_> {
     fn readable(&self, compared: &Compared, unit: u32) -> Vec<usize> {
         let is_readable = |index: &usize| {
             let wrong = compared.damaged[*index].with(&compared.differing[*index]);
-            let has_part = !compared.whole.has(*index) && !wrong.has(unit);
+            let takes_stale = planted::on(Bug::PartMadeOfStale) && self.parts[*index].is_some();
+            let has_part = (!compared.whole.has(*index) || takes_stale) && !wrong.has(unit);
             // A member whose part was never written holds zeros.
             has_part && self.parts[*index].as_ref().is_none_or(|part| part.units.has(unit))
         };
@@ -210,7 +211,9 @@ impl CodeWord<'_> {
                     made.lost[index].add(unit);
                     made.damaged[index] = made.damaged[index].without(&made.lost[index]);
                 } else {
-                    let bytes = self.decode(&sources, index, unit, &mut decoders);
+                    let is_confused = planted::on(Bug::PartOfAnotherRole);
+                    let wanted = if is_confused { sources[0] } else { index };
+                    let bytes = self.decode(&sources, wanted, unit, &mut decoders);
                     let data = UnitData::of(&bytes, self.buffers);
                     if self.known_checksum(index, unit).is_some_and(|it| it != data.checksum) {
                         // A source is wrong, too: what was lost had another checksum.
@@ -261,6 +264,8 @@ impl CodeWord<'_> {
             if !self.stripes.is_data(position) {
                 let table = compared.table.as_ref().expect("it is decided what the parts hold");
                 part.table = table.encode(self.block_size);
+                let old = self.parts[index].as_ref().filter(|_| planted::on(Bug::PartTableKept));
+                part.table = old.map_or(part.table, |old| old.table.clone());
             }
             contents.push((index, part.into_content(self.block_size, self.buffers)));
         }

@@ -230,6 +230,9 @@ impl Pg {
 
     fn on_gather_end(&mut self, slot: GatherSlot, actions: &mut Vec<Action>) {
         let job = self.lead().gathers.remove(slot);
+        let is_kept = matches!(job.purpose, GatherFor::Operation(_) | GatherFor::Fill { .. });
+        let has_lost = job.gather.all_held().values().any(|part| !part.damaged.is_empty());
+        let damaged = Some(job.key).filter(|_| is_kept && has_lost);
         match job.purpose {
             GatherFor::Operation(slot) => self.on_stripe_gathered(slot, &job.gather, actions),
             GatherFor::Fill { job: slot, learner } => {
@@ -241,6 +244,9 @@ impl Pg {
             GatherFor::Forward(forward) => {
                 self.on_forward_gathered(job.key, *forward, job.gather, actions);
             }
+        }
+        if let Some(key) = damaged {
+            self.want_look(key, actions);
         }
     }
 

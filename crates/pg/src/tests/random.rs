@@ -110,7 +110,9 @@ impl Run {
         let stripes = [STRIPES, 3][random.below(2)];
         // A member that leaves would be a fault more than the code can bear.
         let rots_prepared = !may_leave;
-        Run { rots_prepared, stripes, ..Run::of(world, lazy, random, faults) }
+        // A member that leaves takes one part of each stripe with it, and a lost unit takes another one.
+        let may_rot = scheme.position_count() - scheme.data_count() > 1 && !rots_prepared;
+        Run { rots_prepared, stripes, may_rot, ..Run::of(world, lazy, random, faults) }
     }
 
     fn new(seed: u64) -> Run {
@@ -289,7 +291,9 @@ impl Run {
                 let store = &mut self.world.osds[at].store;
                 store.is_full = !store.is_full;
             }
-            8 if self.may_rot => self.lose_something(at),
+            8 if self.may_rot && (!self.world.has_parity() || self.random.below(2) == 0) => {
+                self.lose_something(at);
+            }
             8 if self.world.has_parity() => self.lose_disk(at),
             8 => {}
             _ => {
@@ -390,7 +394,8 @@ impl Run {
             return;
         }
         let choice = self.random.below(STRIPES as usize);
-        if self.random.below(2) == 0 && self.world.is_up(at) {
+        let has_parity = self.world.has_parity();
+        if (has_parity || self.random.below(2) == 0) && self.world.is_up(at) {
             let keys: Vec<BlockKey> =
                 self.world.osds[at].store.now.blocks.keys().copied().collect();
             if !keys.is_empty() {
@@ -471,6 +476,10 @@ impl Run {
             }
         }
         self.world.scrub_all(true, true);
+        self.check_undamaged();
+    }
+
+    fn check_undamaged(&self) {
         let at = self.world.server().expect("somebody serves");
         let note = self.world.scrub_note(at);
         assert_eq!(note.damaged_count(), 0, "{note:?}");
@@ -479,6 +488,83 @@ impl Run {
             assert!(blocks.values().all(|block| block.damaged == 0), "{}", member.osd);
         }
         self.world.check_equal();
+    }
+
+    /// One member of a pool with parity loses data silently, and a scrub restores it.
+    fn check_scrub_of_parts(&mut self) {
+        self.world.scrub_all(true, true);
+        self.world.scrub_all(true, true);
+        self.check_undamaged();
+        let acting = self.world.acting();
+        let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
+        // With one parity part, a part that is silently wrong is only listed.
+        let is_found = acting.len() - self.world.data_count() > 1;
+        let floor = self.world.osds[at].store.now.floor;
+        for (key, version) in self.stable_parts(at) {
+            let unit = self.random.below(UNITS as usize) as u32;
+            let others = acting.iter().filter(|member| {
+                let store = &self.world.osds[member.osd.get() as usize - 1].store.now;
+                store.blocks.get(&key).is_some_and(|block| !block.is_tombstone)
+            });
+            let is_decided = version > floor || others.count() > 2;
+            let store = &mut self.world.osds[at].store;
+            match self.random.below(8) {
+                0 => store.damage(key, unit),
+                1 if is_decided => store.alter(key, |state, key| {
+                    state.blocks.remove(&key);
+                }),
+                2 if version.counter > 1 => store.alter(key, |state, key| {
+                    let block = state.blocks.get_mut(&key).unwrap();
+                    block.version.counter -= 1;
+                    block.units.insert(unit, 99);
+                }),
+                3 if is_found => store.alter(key, |state, key| {
+                    state.blocks.get_mut(&key).unwrap().units.insert(unit, 99);
+                }),
+                4 => store.alter(key, |state, key| {
+                    state.blocks.get_mut(&key).unwrap().table.clear();
+                }),
+                5 if is_found => store.alter(key, |state, key| {
+                    // The table names an older version of the first part, if there is one.
+                    let block = state.blocks.get_mut(&key).unwrap();
+                    if let Some(counter) = block.table.get_mut(4).filter(|it| **it > 1) {
+                        *counter -= 1;
+                    }
+                }),
+                _ => {}
+            }
+        }
+        self.world.scrub_all(true, true);
+        self.check_undamaged();
+    }
+
+    /// One member of a pool with parity loses units of data, and those that are read are written back.
+    fn check_written_back(&mut self) {
+        let position = base::Position::new(self.random.below(self.world.data_count()) as u8);
+        let member = self.world.entry.member_at(position.expect("a stripe has few parts"));
+        let at = member.expect("the PG is whole").osd.get() as usize - 1;
+        for (key, _) in self.stable_parts(at) {
+            let block = &self.world.osds[at].store.now.blocks[&key];
+            let Some(unit) = block.units.keys().copied().next() else { continue };
+            self.world.osds[at].store.damage(key, unit);
+            let server = self.world.server().expect("somebody serves");
+            let (stripe, units) = (key.stripe.get(), self.world.units());
+            let place = place_in(key.image.get(), stripe);
+            let op = Op::Read { place, offset: 0, length: units * UNIT, parents: Vec::new() };
+            self.world.begin(server, op, Kind::Read { stripe, first: 0, units });
+            self.world.settle();
+        }
+        self.check_undamaged();
+    }
+
+    /// Returns the parts of which a member holds no prepared version, without tombstones.
+    fn stable_parts(&self, at: usize) -> Vec<(BlockKey, Version)> {
+        let store = &self.world.osds[at].store.now;
+        let parts = store
+            .view()
+            .into_iter()
+            .filter(|(key, block)| !block.is_tombstone && store.blocks.get(key) == Some(block));
+        parts.map(|(key, block)| (key, block.version)).collect()
     }
 
     /// Checks that damage that cannot be repaired is still known after all processes have restarted.
@@ -534,7 +620,10 @@ impl Run {
         self.world.settle();
         assert!(self.world.is_whole(), "{:?}", self.world.entry);
         self.world.check_equal();
-        if self.may_rot {
+        if self.world.has_parity() {
+            self.check_scrub_of_parts();
+            self.check_written_back();
+        } else if self.may_rot {
             self.check_scrub();
         }
         let at = self.world.server().expect("somebody serves");
@@ -551,7 +640,7 @@ impl Run {
         }
         self.world.settle();
         self.check_reads();
-        if self.may_rot {
+        if self.may_rot && !self.world.has_parity() {
             self.check_findings();
         }
     }
@@ -634,6 +723,11 @@ fn planted_bugs_are_found() {
         Bug::CommitBeforeAllHaveIt,
         Bug::ForwardAsStable,
         Bug::DamagedPreparedRolledBack,
+        Bug::WrongPartNotSearched,
+        Bug::PartMadeOfStale,
+        Bug::PartOfAnotherRole,
+        Bug::PartTableKept,
+        Bug::DamageNotWrittenBack,
         Bug::ReadBesideSibling,
         Bug::DeltaUsedTwice,
         Bug::LostDeltaNotAskedFor,
@@ -646,7 +740,7 @@ fn planted_bugs_are_found() {
     let mut missed = Vec::new();
     for bug in bugs.into_iter().chain(of_stripes) {
         let has_parity = of_stripes.contains(&bug);
-        let found = (1..=2000).find(|seed| {
+        let found = (1..=6000).find(|seed| {
             let run = std::panic::catch_unwind(|| {
                 plant(Some(bug));
                 let mut run = if has_parity { Run::of_scheme(*seed) } else { Run::new(*seed) };

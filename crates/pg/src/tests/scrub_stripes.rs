@@ -409,3 +409,67 @@ fn with_repairs_off_damage_is_only_listed() {
     assert_eq!(world.scrub_note(2).damaged_count(), 0);
     is_sound(&world);
 }
+
+/// Lets the primary know the notes of all members.
+fn recall(world: &mut World) {
+    let at = world.server().unwrap();
+    world.scrub_on(at, None, 0, true);
+    world.settle();
+}
+
+#[test]
+fn units_that_a_read_makes_of_others_are_written_back() {
+    for scheme in SCHEMES {
+        for damaged in 0..scheme.data_count() as usize {
+            let (mut world, key) = with_stripes(scheme);
+            recall(&mut world);
+            let before = blocks(&world);
+            world.osds[damaged].store.damage(key, 1);
+            let at = world.server().unwrap();
+            let first = damaged as u32 * UNITS;
+            // Other operations on the stripe wait meanwhile.
+            let numbers = [world.read(at, STRIPE, first, 2), world.read(at, STRIPE, first, 2)];
+            world.settle();
+            for number in numbers {
+                assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Read { .. }))));
+            }
+            assert_eq!(blocks(&world), before, "{scheme}");
+            assert_eq!(told(&world), [format!("repaired: {} damaged", osd_id(damaged))]);
+            let note = world.scrub_note(at);
+            assert!(note.running.is_none() && note.deep_at == 0, "no scrub has begun");
+        }
+    }
+}
+
+#[test]
+fn damage_that_nobody_can_repair_is_listed_by_the_first_read_and_not_looked_at_again() {
+    let (mut world, key) = with_stripes(TWO_ONE);
+    recall(&mut world);
+    world.osds[0].store.damage(key, 1);
+    world.osds[2].store.damage(key, 1);
+    for _ in 0..3 {
+        let at = world.server().unwrap();
+        let number = world.read(at, STRIPE, 1, 1);
+        world.settle();
+        assert!(matches!(world.history.outcome(number), Some(Err(_))));
+    }
+    assert_eq!(told(&world), ["found: osd.1 lost, osd.3 lost"]);
+    assert_eq!(world.scrub_note(1).damaged_count(), 1);
+}
+
+#[test]
+fn damage_is_written_back_while_a_scrub_is_under_way_and_its_cursor_stays() {
+    let (mut world, key) = with_stripes(THREE_TWO);
+    let at = world.server().unwrap();
+    recall(&mut world);
+    // The scrub has begun, and may read nothing more.
+    world.scrub_on(at, Some(true), 0, false);
+    world.settle();
+    let cursor = |world: &World| world.scrub_note(at).running.map(|running| running.cursor);
+    let before = (cursor(&world), blocks(&world));
+    world.osds[1].store.damage(key, 1);
+    world.read(at, STRIPE, UNITS + 1, 1);
+    world.settle();
+    assert_eq!((cursor(&world), blocks(&world)), before);
+    assert_eq!(told(&world), ["repaired: osd.2 damaged"]);
+}

@@ -133,6 +133,11 @@ impl World {
         self.shape.face.stripes().is_some()
     }
 
+    /// Returns the number of data parts of a stripe.
+    pub fn data_count(&self) -> usize {
+        self.shape.face.data_count() as usize
+    }
+
     /// Returns the number of units that an operation can reach under one key.
     pub fn units(&self) -> u32 {
         self.shape.face.data_count() * UNITS
