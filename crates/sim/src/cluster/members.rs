@@ -70,7 +70,7 @@ impl World {
         for entry in self.watch.entries() {
             match self.plan.scheme.is_whole_everywhere() {
                 true => compare(entry, listed, &mut holdings)?,
-                false => self.compare_parts(entry, &mut holdings)?,
+                false => self.compare_parts(entry, listed, &mut holdings)?,
             }
         }
         let strays = holdings.iter().flat_map(|(osd, pgs)| pgs.iter().map(move |pg| (osd, pg)));
@@ -91,9 +91,14 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the parts of each stripe at the members of a PG form a code word, and removes them
-    /// from `holdings`.
-    fn compare_parts(&self, entry: &PgEntry, holdings: &mut Holdings) -> Result<(), String> {
+    /// Checks that the parts of each stripe at the members of a PG form a code word, and that scrubs left
+    /// no damage but what is listed. Removes the parts from `holdings`.
+    fn compare_parts(
+        &self,
+        entry: &PgEntry,
+        listed: &BTreeSet<BlockKey>,
+        holdings: &mut Holdings,
+    ) -> Result<(), String> {
         let mut members: Vec<(Position, Holding)> = Vec::new();
         for (position, member) in entry.filled() {
             let holding = holdings.get_mut(&member.osd);
@@ -111,6 +116,13 @@ impl World {
             let parts: Vec<(Position, Content)> = members.iter().map(part).collect();
             if let Some(what) = pg::check_stripe(face, self.plan.block_size, &parts) {
                 return Err(format!("members of {} differ in {key:?}: {what}", entry.pg));
+            }
+            let mut held = members.iter().filter_map(|(_, holding)| holding.blocks.get(&key));
+            if let Some(block) = held.find(|block| !block.damaged.is_empty())
+                && !listed.contains(&key)
+            {
+                let units = &block.damaged;
+                return Err(format!("a scrub left damage of {key:?} in {}: {units:?}", entry.pg));
             }
         }
         Ok(())

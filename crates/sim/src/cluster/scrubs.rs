@@ -25,9 +25,6 @@ impl World {
     /// Waits until a new deep scrub has covered every PG. Returns the blocks that are listed as
     /// damaged. Requires: the cluster is whole, and no fault happens.
     pub(super) fn scrub_everything(&mut self) -> Result<BTreeSet<BlockKey>, String> {
-        if !self.plan.scheme.is_whole_everywhere() {
-            return Ok(BTreeSet::new());
-        }
         let begun = self.day();
         self.wait("PGs are not scrubbed", |world| {
             let is_scrubbed = |pg: PgId| {
