@@ -620,6 +620,10 @@ impl Run {
         self.world.settle();
         assert!(self.world.is_whole(), "{:?}", self.world.entry);
         self.world.check_equal();
+        // A unit of parity that is lost stays lost.
+        if self.world.has_parity() && self.rotten == 0 {
+            self.lose_differences();
+        }
         if self.world.has_parity() {
             self.check_scrub_of_parts();
             self.check_written_back();
@@ -643,6 +647,26 @@ impl Run {
         if self.may_rot && !self.world.has_parity() {
             self.check_findings();
         }
+    }
+
+    /// Connections between data members and members with parity break while writes are in flight. The writes
+    /// end all the same, without a new epoch.
+    fn lose_differences(&mut self) {
+        let (at, epoch) = (self.world.server().expect("somebody serves"), self.world.entry.epoch);
+        let units = self.world.units();
+        let writes: Vec<usize> =
+            (0..3).map(|stripe| self.world.write(at, stripe, stripe, units - 3)).collect();
+        for _ in 0..self.random.below(60) {
+            self.go_on();
+        }
+        self.world.disconnect_data_members();
+        self.world.settle();
+        for write in writes {
+            let outcome = self.world.history.outcome(write);
+            assert!(matches!(outcome, Some(Ok(Outcome::Written { .. }))), "{outcome:?}");
+        }
+        assert_eq!(self.world.entry.epoch, epoch);
+        self.world.check_equal();
     }
 
     fn check_reads(&mut self) {

@@ -270,6 +270,16 @@ impl World {
         }
     }
 
+    /// Breaks all connections between members that do not lead.
+    pub fn disconnect_data_members(&mut self) {
+        let links: Vec<(usize, usize)> = self.links.keys().copied().collect();
+        for (from, to) in links {
+            if self.osds[from].pg.as_ref().is_none_or(|pg| !leads(pg, from)) {
+                self.disconnect(from, to);
+            }
+        }
+    }
+
     /// Opens all connections that primaries need and that are not cut.
     pub fn connect(&mut self) {
         for primary in 0..self.osds.len() {
