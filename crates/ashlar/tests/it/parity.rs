@@ -99,6 +99,34 @@ fn fio_verifies_on_parity_while_osds_are_killed_lost_and_replaced() {
 }
 
 #[test]
+fn two_disks_of_3_plus_2_are_lost_at_once_and_replaced() {
+    let cluster = without_pools("parity-two", "7", "256MiB");
+    create_pool(&cluster, "p", "--ec", "3+2");
+    create_volume(&cluster, "p", "128MiB");
+    ask(&cluster, "p", &pieces("write", 1, 96));
+    let mut fio = Fio::start_at_rate(&cluster.uri("p"), 24 << 20, 61, 1 << 20);
+    fio.wait_written(1 << 20);
+    for osd in [2, 5] {
+        let pid = cluster.pid("osd", osd);
+        fs::remove_dir_all(directory_of(&cluster, osd)).expect("ours");
+        kill_9(pid);
+    }
+    for osd in [2, 5] {
+        cluster.wait_osd(osd, false);
+        cluster.run(&["osd", "out", &osd.to_string()]);
+    }
+    // Groups that lost two members have fewer than they need: others are filled before these go on.
+    cluster.wait_clean();
+    assert!(fio.verified_bytes() > 8 << 20);
+    ask(&cluster, "p", &pieces("read", 1, 96).split_off(24));
+    for osd in ["2", "5"] {
+        cluster.run(&["osd", "rm", osd]);
+    }
+    cluster.wait_healthy();
+    assert!(cluster.check_copies() > 0);
+}
+
+#[test]
 fn a_pool_gets_more_parity_parts_while_it_is_used() {
     let cluster = without_pools("parity-more", "5", "512MiB");
     create_pool(&cluster, "p", "--ec", "3+1");

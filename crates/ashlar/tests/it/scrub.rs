@@ -1,5 +1,5 @@
-//! Tests that scrubs find bytes that changed on a disk, repair them from other copies, and remember what they
-//! cannot repair.
+//! Tests that scrubs find bytes that changed on a disk, repair them from other copies or parts, and remember
+//! what they cannot repair.
 //!
 //! A new cluster has a pool `default` with 2 copies on 3 OSDs.
 
@@ -43,8 +43,8 @@ fn check_of(status: &Value, code: &str) -> Option<Value> {
 
 /// Runs a deep scrub of the pool to its end: waits until every PG has finished a scrub that began after this
 /// call.
-fn scrub(cluster: &Cluster) {
-    let pgs = cluster.json(&["pg", "ls"]);
+fn scrub(cluster: &Cluster, pool: &str) {
+    let pgs = cluster.json(&["pg", "ls", "--pool", pool]);
     let names: Vec<String> = (pgs.as_array().expect("a list").iter())
         .map(|pg| pg["pg"].as_str().expect("an id").into())
         .collect();
@@ -58,7 +58,7 @@ fn scrub(cluster: &Cluster) {
     // Scrub times have a resolution of one second.
     std::thread::sleep(std::time::Duration::from_millis(1_100));
     let before: Vec<Option<u64>> = names.iter().map(&deep_at).collect();
-    let answer = cluster.json(&["pool", "scrub", "default", "--deep"]);
+    let answer = cluster.json(&["pool", "scrub", pool, "--deep"]);
     assert_eq!(answer["asked"], names.len(), "{answer}");
     wait_for("every PG to be scrubbed", || {
         names
@@ -81,7 +81,7 @@ fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
 
     let changed = corrupt(&cluster.osd_paths()[0], SOUND, 40);
     assert_eq!(changed, 40);
-    scrub(&cluster);
+    scrub(&cluster, "default");
     let status = cluster.json(&["status"]);
     assert!(status["scrub"]["repaired_blocks"].as_u64().expect("a number") > 0, "{status}");
     assert_eq!(check_of(&status, "pg_damaged"), None);
@@ -97,7 +97,7 @@ fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
     let lost: usize = paths.iter().map(|osd| corrupt(osd, DOOMED, 32)).sum();
     assert_eq!(lost, 64, "two copies of 128 KiB");
     cluster.run(&["pg", "scrub", "1.0"]);
-    scrub(&cluster);
+    scrub(&cluster, "default");
     let is_told = || check_of(&cluster.json(&["status"]), "pg_damaged");
     let told = is_told().expect("the damage");
     assert_eq!(told["severity"], "error", "{told}");
@@ -112,7 +112,57 @@ fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
     });
     assert!(listed);
     qemu_io(&cluster, "v", &[&format!("write -P {SOUND} 32M 128k"), "flush"]);
-    scrub(&cluster);
+    scrub(&cluster, "default");
+    wait_for("no damage to be left", || is_told().is_none());
+    cluster.check_osds();
+}
+
+#[test]
+fn a_scrub_makes_damaged_parts_of_the_others_and_a_read_does_it_before() {
+    let up = ["--osds", "5", "--osd-size", "256MiB", "--commit", "immediate"];
+    let cluster = Cluster::up("scrub-parts", &up);
+    let create = ["pool", "create", "p", "--ec", "3+2", "--failure-domain", "osd", "--pgs", "8"];
+    cluster.run(&create);
+    cluster.run(&["volume", "create", "v", "--size", "96MiB", "--pool", "p"]);
+    qemu_io(&cluster, "v", &[&format!("write -P {SOUND} 0 24M"), "flush"]);
+    qemu_io(&cluster, "v", &[&format!("write -P {DOOMED} 48M 384k"), "flush"]);
+    cluster.down();
+    cluster.start(&[]);
+    cluster.wait_clean();
+    let paths = cluster.osd_paths();
+
+    // Any two of the five parts of a stripe may be damaged.
+    for osd in &paths[..2] {
+        assert!(corrupt(osd, SOUND, 40) > 0, "an OSD has data parts");
+    }
+    scrub(&cluster, "p");
+    let repaired = |cluster: &Cluster| {
+        let status = cluster.json(&["status"]);
+        assert_eq!(check_of(&status, "pg_damaged"), None);
+        status["scrub"]["repaired_blocks"].as_u64().expect("a number")
+    };
+    let by_scrub = repaired(&cluster);
+    assert!(by_scrub > 0);
+    assert!(paths[..2].iter().all(|osd| corrupt(osd, SOUND ^ 1, 1) == 0));
+    let all = format!("read -P {SOUND} 0 24M");
+
+    // A read returns the data at once, and what is damaged is repaired without another scrub.
+    assert!(corrupt(&paths[2], SOUND, 40) > 0);
+    let text = qemu_io_text(&cluster, "v", &all);
+    assert!(text.contains("read 25165824/25165824") && !text.contains("failed"), "{text}");
+    wait_for("the damage to be repaired", || repaired(&cluster) > by_scrub);
+    cluster.check_osds();
+    cluster.start(&[]);
+    cluster.wait_clean();
+
+    // All data parts of one stripe are damaged, more than parity makes good.
+    let lost: usize = paths.iter().map(|osd| corrupt(osd, DOOMED, 32)).sum();
+    assert!(lost >= 96, "three data parts of 128 KiB, {lost} units");
+    scrub(&cluster, "p");
+    let is_told = || check_of(&cluster.json(&["status"]), "pg_damaged");
+    assert_eq!(is_told().expect("the damage")["severity"], "error");
+    qemu_io(&cluster, "v", &[&all, &format!("write -P {SOUND} 48M 384k"), "flush"]);
+    scrub(&cluster, "p");
     wait_for("no damage to be left", || is_told().is_none());
     cluster.check_osds();
 }

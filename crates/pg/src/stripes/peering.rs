@@ -62,8 +62,8 @@ pub struct Adopted {
     pub settled: Settled,
 }
 
-/// The highest version that members' records call settled, and the newest epoch that settled it. Everybody who
-/// was an acting member in that epoch has everything up to that version: it was settled only then.
+/// The highest version that members' records call settled, and the newest epoch that settled it. Everybody
+/// who was an acting member in that epoch has everything up to that version: it was settled only then.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Settled {
     adopted: Version,
