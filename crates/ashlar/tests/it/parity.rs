@@ -1,14 +1,12 @@
 //! Tests that pools with parity keep what was written when OSDs die, are lost or replaced, and that they give
 //! space back.
 
-use std::fs;
-
 use serde_json::{Value, json};
 
 use crate::fio::Fio;
-use crate::harness::{Cluster, QemuIo, kill_9, patient_image, report, wait_for};
+use crate::harness::{Cluster, QemuIo, patient_image, report, wait_for};
 use crate::replication::{
-    ask, directory_of, has_check, kill_osd, pieces, start_osd, stop_osd, used_bytes,
+    ask, destroy_osd, has_check, kill_osd, pieces, refused_write, start_osd, stop_osd, used_bytes,
 };
 
 /// The pools of these tests: the option that makes each, and its value.
@@ -65,9 +63,7 @@ fn fio_verifies_on_parity_while_osds_are_killed_lost_and_replaced() {
     wait_until_all_write(&mut fios);
 
     // The disk of one OSD is destroyed, and a new one replaces it.
-    let pid = cluster.pid("osd", 2);
-    fs::remove_dir_all(directory_of(&cluster, 2)).expect("ours");
-    kill_9(pid);
+    destroy_osd(&cluster, 2);
     cluster.wait_osd(2, false);
     wait_until_all_write(&mut fios);
     cluster.run(&["osd", "out", "2"]);
@@ -107,9 +103,7 @@ fn two_disks_of_3_plus_2_are_lost_at_once_and_replaced() {
     let mut fio = Fio::start_at_rate(&cluster.uri("p"), 24 << 20, 61, 1 << 20);
     fio.wait_written(1 << 20);
     for osd in [2, 5] {
-        let pid = cluster.pid("osd", osd);
-        fs::remove_dir_all(directory_of(&cluster, osd)).expect("ours");
-        kill_9(pid);
+        destroy_osd(&cluster, osd);
     }
     for osd in [2, 5] {
         cluster.wait_osd(osd, false);
@@ -158,18 +152,13 @@ fn parity_gives_space_back_by_discards_and_removal_even_if_it_is_full() {
     create_volume(&cluster, "p", "1GiB");
     let image = patient_image(&cluster, "p");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    let refused = |qemu: &mut QemuIo, from: u64, count: u64| {
-        qemu.begin(&format!("write -P 4 {from}M {count}M"));
-        let line = qemu.end();
-        line.contains("failed").then_some(line)
-    };
-    let found = (0..31).find_map(|at| Some((at * 32, refused(&mut qemu, at * 32, 32)?)));
+    let found = (0..31).find_map(|at| Some((at * 32, refused_write(&mut qemu, at * 32, 32)?)));
     let (end, error) = found.expect("1 GiB does not hold 1.5 GiB");
     assert!(error.contains("No space left"), "{error}");
     assert!(end >= 256, "{end} MiB fit");
     wait_for("the status to name it", || has_check(&cluster, "osd_full"));
     qemu.ask("discard 32M 960M");
-    wait_for("writes to be accepted again", || refused(&mut qemu, 128, 32).is_none());
+    wait_for("writes to be accepted again", || refused_write(&mut qemu, 128, 32).is_none());
     for command in ["read -P 4 0 32M", "read -P 0 32M 96M", "read -P 4 128M 32M"] {
         qemu.ask(command);
     }

@@ -43,6 +43,20 @@ pub fn kill_osd(cluster: &Cluster, osd: u64) {
     cluster.wait_osd(osd, true);
 }
 
+/// Destroys an OSD's disk and kills the OSD.
+pub fn destroy_osd(cluster: &Cluster, osd: u64) {
+    let pid = cluster.pid("osd", osd);
+    fs::remove_dir_all(directory_of(cluster, osd)).expect("ours");
+    kill_9(pid);
+}
+
+/// Writes this many MiB at this offset; returns the error, if any.
+pub fn refused_write(qemu: &mut QemuIo, from: u64, count: u64) -> Option<String> {
+    qemu.begin(&format!("write -P 4 {from}M {count}M"));
+    let line = qemu.end();
+    line.contains("failed").then_some(line)
+}
+
 /// Stops an OSD and waits until the others continue without it.
 pub fn stop_osd(cluster: &Cluster, osd: u64) {
     cluster.run(&["osd", "stop", &osd.to_string()]);
@@ -202,7 +216,7 @@ fn nothing_is_lost_when_the_monitor_and_an_osd_are_killed_together() {
 }
 
 /// Returns the directory of an OSD.
-pub fn directory_of(cluster: &Cluster, osd: u64) -> PathBuf {
+fn directory_of(cluster: &Cluster, osd: u64) -> PathBuf {
     cluster.path().join(format!("osd.{osd}"))
 }
 
@@ -258,9 +272,7 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
     // Reads and writes for more than a minute and a half, several times as long as the steps that follow.
     let mut fio = Fio::start_at_rate(&cluster.uri("v"), 192 << 20, 31, 2 << 20);
     fio.wait_written(8 << 20);
-    let pid = cluster.pid("osd", 2);
-    fs::remove_dir_all(directory_of(&cluster, 2)).expect("ours");
-    kill_9(pid);
+    destroy_osd(&cluster, 2);
     cluster.wait_osd(2, false);
     assert!((0..60).any(|_| fio.writes_on()), "one copy is enough to go on");
     // These are the steps of docs/commands.md.
@@ -741,13 +753,7 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
     qemu_io(&cluster, "v", &["write -P 3 0 64M", "flush"]);
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // Writes this many MiB at this offset; returns the error, if any.
-    let refused = |qemu: &mut QemuIo, from: u64, count: u64| {
-        qemu.begin(&format!("write -P 4 {from}M {count}M"));
-        let line = qemu.end();
-        line.contains("failed").then_some(line)
-    };
-    let found = (2..31).find_map(|at| Some((at * 32, refused(&mut qemu, at * 32, 32)?)));
+    let found = (2..31).find_map(|at| Some((at * 32, refused_write(&mut qemu, at * 32, 32)?)));
     let (end, error) = found.expect("768 MiB held 1 GiB twice");
     assert!(error.contains("No space left"), "{error}");
     wait_for("the status to name it", || has_check(&cluster, "osd_full"));
@@ -764,11 +770,11 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
         cluster.wait_clean();
     }
     wait_for("writes to be refused still", || {
-        let error = refused(&mut qemu, 900, 64);
+        let error = refused_write(&mut qemu, 900, 64);
         error.is_some_and(|error| error.contains("No space left"))
     });
     qemu.ask("discard 64M 960M");
-    wait_for("writes to be accepted again", || refused(&mut qemu, 64, 32).is_none());
+    wait_for("writes to be accepted again", || refused_write(&mut qemu, 64, 32).is_none());
     for command in
         ["read -P 4 64M 32M", "read -P 3 0 64M", "read -P 0 96M 64M", "read -P 0 900M 64M"]
     {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::history::Kind;
-use super::model::data_of;
+use super::model::{Store, data_of};
 use super::world::{Random, World, osd_id};
 use super::{UNIT, UNITS, layer, place_in};
 use base::{Duration, Epoch, Scheme, Version};
@@ -459,21 +459,8 @@ impl Run {
             let unit = self.random.below(UNITS as usize) as u32;
             let is_decided = acting.len() > 2 || version > floor;
             let store = &mut self.world.osds[at].store;
-            match self.random.below(8) {
-                0 => store.damage(key, unit),
-                1 if is_decided => store.alter(key, |state, key| {
-                    state.blocks.remove(&key);
-                }),
-                2 if version.counter > 1 => store.alter(key, |state, key| {
-                    let block = state.blocks.get_mut(&key).unwrap();
-                    block.version.counter -= 1;
-                    block.units.insert(unit, 99);
-                }),
-                3 if acting.len() > 2 => store.alter(key, |state, key| {
-                    state.blocks.get_mut(&key).unwrap().units.insert(unit, 99);
-                }),
-                _ => {}
-            }
+            let fault = self.random.below(8);
+            spoil(store, (key, version), unit, fault, (is_decided, acting.len() > 2));
         }
         self.world.scrub_all(true, true);
         self.check_undamaged();
@@ -509,18 +496,6 @@ impl Run {
             let is_decided = version > floor || others.count() > 2;
             let store = &mut self.world.osds[at].store;
             match self.random.below(8) {
-                0 => store.damage(key, unit),
-                1 if is_decided => store.alter(key, |state, key| {
-                    state.blocks.remove(&key);
-                }),
-                2 if version.counter > 1 => store.alter(key, |state, key| {
-                    let block = state.blocks.get_mut(&key).unwrap();
-                    block.version.counter -= 1;
-                    block.units.insert(unit, 99);
-                }),
-                3 if is_found => store.alter(key, |state, key| {
-                    state.blocks.get_mut(&key).unwrap().units.insert(unit, 99);
-                }),
                 4 => store.alter(key, |state, key| {
                     state.blocks.get_mut(&key).unwrap().table.clear();
                 }),
@@ -531,7 +506,7 @@ impl Run {
                         *counter -= 1;
                     }
                 }),
-                _ => {}
+                fault => spoil(store, (key, version), unit, fault, (is_decided, is_found)),
             }
         }
         self.world.scrub_all(true, true);
@@ -678,6 +653,33 @@ impl Run {
             Lazy::AllLosePower => self.world.history.check_kept(),
             Lazy::Never | Lazy::OneLosesPower => self.world.history.check(),
         }
+    }
+}
+
+/// Changes what a member holds of a key, silently: 0: a unit cannot be read; 1: the key is gone; 2: it has an
+/// older version; 3: a unit has other data that matches its checksum; else nothing. `is_decided`: a scrub
+/// restores a key that is gone; `is_found`: it finds a unit with other data.
+fn spoil(
+    store: &mut Store,
+    (key, version): (BlockKey, Version),
+    unit: u32,
+    fault: usize,
+    (is_decided, is_found): (bool, bool),
+) {
+    match fault {
+        0 => store.damage(key, unit),
+        1 if is_decided => store.alter(key, |state, key| {
+            state.blocks.remove(&key);
+        }),
+        2 if version.counter > 1 => store.alter(key, |state, key| {
+            let block = state.blocks.get_mut(&key).unwrap();
+            block.version.counter -= 1;
+            block.units.insert(unit, 99);
+        }),
+        3 if is_found => store.alter(key, |state, key| {
+            state.blocks.get_mut(&key).unwrap().units.insert(unit, 99);
+        }),
+        _ => {}
     }
 }
 
