@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::PG_COUNT_MAX;
 use base::trace::Level;
-use base::{Duration, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme};
+use base::{Duration, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId};
 use cluster::map::{ClusterMap, MapDelta, MapGap, OsdInfo, PoolMap};
 use cluster::settings::{Changed, Setting};
 use format::wire::{Member, PgEntry};
@@ -81,10 +81,8 @@ impl ClusterView {
     pub(crate) fn members_led(&self) -> BTreeMap<OsdId, Incarnation> {
         let mut members = BTreeMap::new();
         for entry in self.entries().filter(|entry| self.leads(entry)) {
-            for member in entry.members().filter(|member| member.osd != self.osd) {
-                let newest = members.entry(member.osd).or_insert(member.incarnation);
-                *newest = member.incarnation.max(*newest);
-            }
+            let others = entry.members().filter(|member| member.osd != self.osd);
+            others.for_each(|member| add_run(&mut members, member));
         }
         members
     }
@@ -97,22 +95,17 @@ impl ClusterView {
         let Some(me) = self.me() else { return receivers };
         for known in self.map.pools.values() {
             let scheme = known.pool.scheme;
-            let data_count = scheme.data_count() as usize;
-            if matches!(scheme, Scheme::Copies { .. }) {
+            if scheme.is_whole_everywhere() {
                 continue;
             }
             let is_data = |entry: &&PgEntry| {
-                let position = entry.position_of(me.osd);
-                position.is_some_and(|position| position.index() < data_count)
+                entry.position_of(me.osd).is_some_and(|position| scheme.has_data(position))
                     && entry.acting().any(|member| *member == me)
             };
             for entry in known.pgs.iter().filter(is_data).filter(|entry| !self.is_primary(entry)) {
-                let parity = entry.filled().filter(|(at, _)| at.index() >= data_count);
+                let parity = entry.filled().filter(|(position, _)| !scheme.has_data(*position));
                 let others = parity.filter(|(_, member)| entry.primary_osd() != Some(member.osd));
-                for (_, member) in others {
-                    let newest = receivers.entry(member.osd).or_insert(member.incarnation);
-                    *newest = member.incarnation.max(*newest);
-                }
+                others.for_each(|(_, member)| add_run(&mut receivers, member));
             }
         }
         receivers
@@ -247,6 +240,12 @@ impl ClusterView {
     pub(crate) fn log_level(&self) -> Option<Level> {
         Setting::log_level_in(&self.settings)
     }
+}
+
+/// Adds a member to a set of OSDs with the newest of their runs that entries list.
+fn add_run(runs: &mut BTreeMap<OsdId, Incarnation>, member: &Member) {
+    let newest = runs.entry(member.osd).or_insert(member.incarnation);
+    *newest = member.incarnation.max(*newest);
 }
 
 /// Returns whether this PG can exist in the pool. The map comes from another process, so it is checked.

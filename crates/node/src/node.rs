@@ -342,7 +342,7 @@ impl Node {
         }
         if self.phase == Phase::Running && self.disk_watch.at <= now {
             self.watch_disk(now, effects);
-            self.return_room(now, effects);
+            self.tend_stripes(now, effects);
         }
         if self.phase == Phase::Running && self.reports.at() <= now {
             self.reports.set(now + self.report_every());
@@ -367,10 +367,10 @@ impl Node {
         }
     }
 
-    /// Sends the marks of pools with parity: the room that their prepared versions take in the members'
-    /// journals is free again once they are committed. Small journals would be full before the next report.
-    /// Also asks primaries for differences that were lost on their way.
-    fn return_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
+    /// In pools with parity: sends marks, since the room that prepared versions take in the members' journals
+    /// is free again once they are committed, and small journals would be full before the next report; asks
+    /// primaries for differences that were lost on their way.
+    fn tend_stripes(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.requests.on_space();
         for slot in self.pgs.slots() {
             if self.pgs[slot].keeps_parity() {

@@ -246,7 +246,7 @@ impl PeerConnections {
         Ok((peer, before))
     }
 
-    /// Connects to all followers for which an attempt is due.
+    /// Connects to all followers and delta receivers for which an attempt is due.
     pub fn connect_due(
         &mut self,
         now: Time,
@@ -254,29 +254,19 @@ impl PeerConnections {
         ids: &mut ConnectionIds,
         effects: &mut Vec<Effect>,
     ) {
-        for (osd, follower) in &mut self.followers {
-            let info = cluster.osd(*osd).filter(|_| follower.is_wanted());
-            let Some(info) = info else { continue };
-            for purpose in [Purpose::Data, Purpose::Lease] {
-                let lane = follower.lane_mut(purpose);
-                if !lane.is_due(now) {
-                    continue;
-                }
-                let connection = ids.next();
-                let addresses = info.addresses_for_peers();
-                let index = lane.connect(now, connection, addresses.len());
-                self.outgoing.insert(connection, (*osd, purpose));
-                let address = addresses[index].clone();
-                effects.push(Effect::Net(NetEffect::Connect { connection, address }));
-            }
-        }
-        for (osd, receiver) in &mut self.delta_receivers {
-            let info = cluster.osd(*osd).filter(|_| receiver.is_up && receiver.lane.is_due(now));
+        let followers = self.followers.iter_mut().filter(|(_, follower)| follower.is_wanted());
+        let followers = followers.flat_map(|(osd, Follower { data, lease, .. })| {
+            [(*osd, Purpose::Data, data), (*osd, Purpose::Lease, lease)]
+        });
+        let receivers = self.delta_receivers.iter_mut().filter(|(_, receiver)| receiver.is_up);
+        let receivers = receivers.map(|(osd, receiver)| (*osd, Purpose::Delta, &mut receiver.lane));
+        for (osd, purpose, lane) in followers.chain(receivers) {
+            let info = cluster.osd(osd).filter(|_| lane.is_due(now));
             let Some(info) = info else { continue };
             let connection = ids.next();
             let addresses = info.addresses_for_peers();
-            let index = receiver.lane.connect(now, connection, addresses.len());
-            self.outgoing.insert(connection, (*osd, Purpose::Delta));
+            let index = lane.connect(now, connection, addresses.len());
+            self.outgoing.insert(connection, (osd, purpose));
             let address = addresses[index].clone();
             effects.push(Effect::Net(NetEffect::Connect { connection, address }));
         }

@@ -579,7 +579,7 @@ impl Pg {
     /// Fetches the next units from a member that has the right content; after the last ones, begins the
     /// repair.
     fn fetch_right(&mut self, actions: &mut Vec<Action>) {
-        let (me, block_size) = (self.lead().me, self.shape.block_size);
+        let block_size = self.shape.block_size;
         let work = self.work();
         let key = work.key;
         let Stage::Fetching { left, .. } = &work.stage else {
@@ -588,7 +588,19 @@ impl Pg {
         let Some((index, units)) = left.front() else { return self.mend_all(actions) };
         let (index, units) = (*index, units.words(block_size));
         let look = self.next_look();
-        if index == me {
+        self.fetch(index, key, units, look, actions);
+    }
+
+    /// Reads these units of the current key at a member; no units: the whole key.
+    fn fetch(
+        &mut self,
+        index: usize,
+        key: BlockKey,
+        units: Vec<u64>,
+        look: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        if index == self.lead().me {
             let request = StoreRequest::Copy { key, units, as_of: AsOf::View };
             self.call(Call::ScrubCopy { look }, request, actions);
         } else {

@@ -11,13 +11,11 @@
 
 use base::planted::{self, Bug};
 use base::{Position, UNIT_SIZE, Version};
-use blockstore::{AsOf, BlockKey, Request as StoreRequest};
+use blockstore::BlockKey;
 use format::wire::{Content, PeerBody};
 
 use super::{Stage, Work, limit};
-use crate::ask::Asked;
 use crate::face::{Seen, SeenKey, UnitSeen};
-use crate::store_calls::Call;
 use crate::stripes::agree::compare;
 use crate::stripes::code_word::{CodeWord, Judged};
 use crate::stripes::part::Part;
@@ -77,7 +75,6 @@ impl Pg {
         (0..seen.len()).filter(|index| holds(&seen[*index])).for_each(|it| missing.add(it));
         let parts = vec![None; seen.len()];
         let look = self.next_look();
-        let me = self.lead().me;
         let work = self.work();
         let key = work.key;
         work.stage = Stage::Gathering { seen, parts, missing };
@@ -85,14 +82,7 @@ impl Pg {
             return self.judge_parts(actions);
         }
         for index in missing.iter() {
-            let units = Vec::new();
-            if index == me {
-                let request = StoreRequest::Copy { key, units, as_of: AsOf::View };
-                self.call(Call::ScrubCopy { look }, request, actions);
-            } else {
-                let call = self.lead().asks.ask(index, Asked::ScrubFetch { look });
-                self.send(index, PeerBody::Fetch { call, key, units, as_of: None }, actions);
-            }
+            self.fetch(index, key, Vec::new(), look, actions);
         }
     }
 

@@ -79,10 +79,10 @@ impl CodeWord<'_> {
         Judged { faults, remedy: remedy.filter(|contents| !contents.is_empty()) }
     }
 
-    /// Returns the bytes of a member's unit. Requires: it was read there.
+    /// Returns the bytes of a member's unit. Requires: it was read there, or the member holds nothing.
     fn bytes(&self, index: usize, unit: u32) -> &[u8] {
-        let part = self.parts[index].as_ref().expect("it was read");
-        part.bytes(unit).unwrap_or(&ZEROS)
+        let part = self.parts[index].as_ref();
+        part.and_then(|part| part.bytes(unit)).unwrap_or(&ZEROS)
     }
 
     /// Returns the members whose unit can be used, unless it does not fit the others.
@@ -99,10 +99,7 @@ impl CodeWord<'_> {
 
     /// Returns what the members hold of a row of units.
     fn row(&self, members: Vec<usize>, unit: u32, decoders: &mut Decoders) -> Row {
-        let bytes = |index: usize| match self.parts[index] {
-            Some(_) => self.bytes(index, unit),
-            None => &ZEROS[..],
-        };
+        let bytes = |index: usize| self.bytes(index, unit);
         let data_count = self.stripes.data_count();
         if members.len() <= data_count {
             return Row::Sound { sources: members, wrong: None };
@@ -160,10 +157,7 @@ impl CodeWord<'_> {
         let parts = decoder.sources().iter().map(|position| {
             let is_source = |index: &&usize| self.positions[**index].index() == *position;
             let index = sources.iter().find(is_source).expect("it is one of the sources");
-            match self.parts[*index] {
-                Some(_) => self.bytes(*index, unit),
-                None => &ZEROS[..],
-            }
+            self.bytes(*index, unit)
         });
         let parts: Vec<&[u8]> = parts.collect();
         let mut bytes = vec![0; UNIT_SIZE as usize];
