@@ -21,7 +21,8 @@ use std::collections::BTreeSet;
 use base::planted::{self, Bug};
 use base::{BlockSize, Checksum, ImageId, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
-    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, Superblock, UnitSet, table_rows,
+    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, StoredRecord, Superblock, UnitSet,
+    table_rows,
 };
 
 use crate::AsOf;
@@ -270,6 +271,12 @@ impl Blocks {
         self.overlays.change(key, |overlay| overlay.table = Some(table));
     }
 
+    /// Changes the index and nothing else, as memory that lies would.
+    #[cfg(test)]
+    pub fn corrupt(&mut self, key: BlockKey, info: BlockInfo) {
+        self.index.set(key, Some(info));
+    }
+
     /// Makes the next checkpoint write the block again.
     pub fn look_again(&mut self, key: BlockKey) {
         self.gives_back = true;
@@ -351,14 +358,7 @@ impl Blocks {
     /// Adds a leaf's blocks to the index. The error is for the operator.
     pub fn load(&mut self, leaf: &LeafPage) -> Result<(), String> {
         for record in leaf.records() {
-            let info = BlockInfo {
-                version: record.version(),
-                pg: record.pg(),
-                block_size: record.block_size(),
-                location: record.location(),
-                tombstone: record.tombstone(),
-                table_rows: record.table_rows(),
-            };
+            let info = info_of(record);
             self.index.set(record.key(), Some(info));
             self.occupy(info.location, info.block_size, |_, _, _| false)?;
         }
@@ -413,6 +413,18 @@ impl Blocks {
              start the OSD from a copy of the disk, or restore its volumes from a backup into a \
              new pool"
         ))
+    }
+}
+
+/// Returns the entry of the index that a record describes.
+pub fn info_of(record: StoredRecord<'_>) -> BlockInfo {
+    BlockInfo {
+        version: record.version(),
+        pg: record.pg(),
+        block_size: record.block_size(),
+        location: record.location(),
+        tombstone: record.tombstone(),
+        table_rows: record.table_rows(),
     }
 }
 

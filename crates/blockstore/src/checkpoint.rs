@@ -60,7 +60,7 @@ pub struct Checkpoint {
     notes: NoteMap,
     unnamed: Unnamed,
     /// Pages of the checkpoint's streams.
-    stream_pages: Vec<u32>,
+    stream_pages: Vec<StreamRef>,
     stage: Stage,
     page_queue: VecDeque<PageWrite>,
     page_writes: usize,
@@ -269,14 +269,14 @@ impl Checkpoint {
             let numbers: Option<Vec<u32>> = (0..count).map(|_| parts.pages.allocate()).collect();
             let numbers = numbers.ok_or_else(|| area_full(NoPage))?;
             let tag = parts.superblock.store.tag();
-            let (pages, at) = StreamPage::encode_all(stream, &numbers, tag, self.sequence);
-            *named = at;
-            for (bytes, page) in pages.iter().zip(&numbers) {
-                let bytes = io.pool.copy_of(bytes);
+            let pages = StreamPage::encode_all(stream, &numbers, tag, self.sequence);
+            *named = pages.first().map_or(StreamRef::EMPTY, |(_, at)| *at);
+            for (bytes, at) in pages {
+                let bytes = io.pool.copy_of(&bytes);
                 let purpose = Purpose::StreamWrite;
-                self.page_queue.push_back(PageWrite { purpose, page: *page, bytes });
+                self.page_queue.push_back(PageWrite { purpose, page: at.page, bytes });
+                self.stream_pages.push(at);
             }
-            self.stream_pages.extend(numbers);
         }
         let [pgs, notes, discards] = refs;
         let root = Root {
@@ -305,7 +305,7 @@ impl Checkpoint {
             let (bytes, at) = StreamPage::encode(&chunk, page, next, tag, self.sequence);
             streams.root.directory = at;
             streams.rest -= chunk.len() as u64;
-            self.stream_pages.push(page);
+            self.stream_pages.push(at);
             let bytes = io.pool.copy_of(&bytes);
             self.page_queue.push_back(PageWrite { purpose: Purpose::StreamWrite, page, bytes });
         }
@@ -338,7 +338,9 @@ impl Checkpoint {
         parts.journal.trim(self.replay);
         parts.root = root;
         let old_streams = std::mem::replace(&mut parts.stream_pages, self.stream_pages);
-        for page in self.unnamed.pages.into_iter().chain(old_streams) {
+        let old_streams = old_streams.into_iter().map(|at| at.page);
+        let lost_leaves = std::mem::take(&mut parts.lost_leaf_pages);
+        for page in self.unnamed.pages.into_iter().chain(old_streams).chain(lost_leaves) {
             parts.pages.release(page);
         }
         parts.blocks.on_checkpoint(self.unnamed.blocks);

@@ -20,6 +20,7 @@ use slab::Slab;
 
 use crate::allocator::Place;
 use crate::disk_figures::DiskFigures;
+use crate::metadata::Target;
 use crate::pages::LeafGroupId;
 use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
 
@@ -77,6 +78,12 @@ pub enum Purpose {
     Reserve(Range<u32>),
     /// Freed places are discarded before they are allocated again.
     Discard(Vec<Place>),
+    /// A check reads a piece of the metadata.
+    Metadata(Target),
+    /// A damaged copy of the superblock is written again.
+    SuperblockWrite,
+    /// The copy of the superblock is flushed.
+    SuperblockFlush,
     /// Recovery reads; its stage determines what.
     RecoveryRead,
     /// Recovery reads a leaf; `index` is its position in the directory.
@@ -277,6 +284,9 @@ impl Disk {
             | Purpose::Reserve(_)
             | Purpose::Discard(_)
             | Purpose::GatherRead(_)
+            | Purpose::Metadata(_)
+            | Purpose::SuperblockWrite
+            | Purpose::SuperblockFlush
             | Purpose::RecoveryRead
             | Purpose::RecoveryLeaf { .. }
             | Purpose::RecoveryWrite

@@ -25,6 +25,7 @@ mod disk_figures;
 mod index;
 mod journal;
 mod journal_cache;
+mod metadata;
 mod moves;
 mod notes;
 mod overlay;
@@ -46,6 +47,8 @@ mod fuzz;
 mod harness;
 #[cfg(test)]
 mod lazy_tests;
+#[cfg(test)]
+mod metadata_tests;
 #[cfg(test)]
 mod part_table_tests;
 #[cfg(test)]
@@ -69,6 +72,9 @@ pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check,
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
 pub use disk_figures::{DiskFigures, OperationFigures};
 pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
+pub use metadata::{
+    MetadataFault, MetadataFinding, MetadataPart, MetadataPosition, MetadataRepair, MetadataReport,
+};
 pub use prepared::PreparedRoom;
 pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;
@@ -369,6 +375,15 @@ pub enum Request {
         /// The last version whose tombstone may be dropped.
         floor: Version,
     },
+    /// Read a portion of the store's own metadata (superblocks, root, directory, leaves) from the disk,
+    /// compare it with its checksums and with memory, and arrange the repair of what is damaged. Answered by
+    /// [`Answer::Metadata`]. Requires: no other such request is open.
+    CheckMetadata {
+        /// Where the portion begins, from the last answer; `None`: at the beginning.
+        after: Option<MetadataPosition>,
+        /// Maximum number of pages of 4 KiB to read: at least one, at most 256 (1 MiB).
+        page_count: u32,
+    },
     /// Make all earlier requests durable.
     Sync,
     /// Record in the journal that everything so far is durable, so that the next start does not mistake any
@@ -435,6 +450,8 @@ pub enum Answer {
     },
     /// What a block holds, without its data.
     Digest(Digest),
+    /// What a portion of a check of the metadata found.
+    Metadata(MetadataReport),
     /// Written and damaged units: bit `i` of word `i / 64` stands for unit `i`.
     Extents {
         /// The block's version.

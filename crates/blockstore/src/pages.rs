@@ -4,6 +4,8 @@
 //! Invariants
 //!   1. A page is free only if no durable root refers to it and no checkpoint being made uses it.
 //!   2. Leaves are ordered by first key. A key belongs to the last leaf whose first key is at or below it.
+//!   3. A page that a check found damaged is not used again while the store runs. If its leaf was in memory,
+//!      the leaf stays there until a checkpoint no longer refers to the page.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -51,6 +53,8 @@ pub struct Pages {
     clock: VecDeque<u32>,
     cache_count_max: usize,
     waiting: BTreeMap<(u32, u32), Vec<LeafWaiter>>,
+    /// Pages that a check found damaged, with the leaves of those that are still named.
+    damaged: BTreeMap<u32, Option<(Checksum, Rc<LeafPage>)>>,
 }
 
 struct Cached {
@@ -74,6 +78,7 @@ impl Pages {
             clock: VecDeque::new(),
             cache_count_max: (memory_bytes / LEAF_MEMORY_BYTES).max(16) as usize,
             waiting: BTreeMap::new(),
+            damaged: BTreeMap::new(),
         };
         for page in 0..PAGES_RESERVED {
             assert!(pages.take(page));
@@ -112,12 +117,16 @@ impl Pages {
         Some(found)
     }
 
-    /// Frees a page. Requires: it is used.
+    /// Frees a page, unless it is damaged. Requires: it is used.
     pub fn release(&mut self, page: u32) {
         assert!(self.is_used(page));
+        self.cache.remove(&page);
+        if let Some(leaf) = self.damaged.get_mut(&page) {
+            *leaf = None;
+            return;
+        }
         self.in_use[page as usize / 64] &= !(1 << (page % 64));
         self.free_count += 1;
-        self.cache.remove(&page);
     }
 
     pub fn directory(&self) -> &BTreeMap<BlockKey, PageRef> {
@@ -172,8 +181,22 @@ impl Pages {
         bytes.split_off(start)
     }
 
-    /// Returns the leaf, if it is cached.
+    /// Records that a page is damaged. Returns whether that is new.
+    pub fn set_damaged(&mut self, page: u32) -> bool {
+        let leaf = self.cache.get(&page).map(|cached| (cached.checksum, cached.leaf.clone()));
+        match self.damaged.contains_key(&page) {
+            true => false,
+            false => self.damaged.insert(page, leaf).is_none(),
+        }
+    }
+
+    /// Returns the leaf, if it is in memory.
     pub fn cached(&mut self, page: PageRef) -> Option<Rc<LeafPage>> {
+        if let Some(Some((checksum, leaf))) = self.damaged.get(&page.page)
+            && *checksum == page.checksum
+        {
+            return Some(leaf.clone());
+        }
         let cached = self.cache.get_mut(&page.page)?;
         if cached.checksum != page.checksum {
             return None;

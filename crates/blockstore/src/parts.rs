@@ -31,8 +31,12 @@ pub struct Parts {
     pub pages: Pages,
     /// The newest durable root.
     pub root: Root,
-    /// Pages of the root's streams.
-    pub stream_pages: Vec<u32>,
+    /// Pages of the root's streams: each one refers to the rest of its stream.
+    pub stream_pages: Vec<StreamRef>,
+    /// Pages of leaves that recovery could not read. The next checkpoint no longer refers to them.
+    pub lost_leaf_pages: Vec<u32>,
+    /// Number of pieces of the metadata that a check found damaged since the start.
+    pub metadata_damage_count: u64,
     /// Whether the next checkpoint should begin as soon as none is running.
     pub wants_checkpoint: bool,
 }
@@ -60,6 +64,8 @@ impl Parts {
             pages: Pages::new(superblock.checkpoints.size, settings.memory_bytes / 4),
             root,
             stream_pages: Vec::new(),
+            lost_leaf_pages: Vec::new(),
+            metadata_damage_count: 0,
             wants_checkpoint: false,
             superblock,
         }

@@ -275,7 +275,7 @@ impl Recovery {
             if !is_possible || !parts.pages.take(at.page) {
                 return self.root_failed(io);
             }
-            parts.stream_pages.push(at.page);
+            parts.stream_pages.push(at);
             let offset = parts.page_place(at.page);
             self.stage = Stage::Stream(at);
             self.fetch(offset, PAGE_SIZE, io);
@@ -381,8 +381,7 @@ impl Recovery {
                 parts.pages.keep(page, leaf.into());
             }
             None => {
-                // The next checkpoint no longer refers to this page, and frees it.
-                parts.stream_pages.push(page.page);
+                parts.lost_leaf_pages.push(page.page);
                 parts.wants_checkpoint = true;
                 parts.blocks.area.hold_places();
                 self.leaves_lost.push((first, next));

@@ -31,6 +31,7 @@ use crate::disk::{Disk, Io, Purpose, ReadDone};
 use crate::disk_figures::DiskFigures;
 use crate::index::{BlockInfo, location_of};
 use crate::journal::{Answers, IDLE_RESERVE};
+use crate::metadata::MetadataCheck;
 use crate::moves::Moves;
 use crate::pages::LeafWaiter;
 use crate::parts::Parts;
@@ -71,6 +72,7 @@ pub struct Store {
     /// The checkpoint being made, if any.
     checkpoint: Option<Box<Checkpoint>>,
     reads: Reads,
+    metadata: MetadataCheck,
     moves: Moves,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
@@ -104,6 +106,7 @@ impl Store {
             gather: None,
             checkpoint: None,
             reads: Reads::default(),
+            metadata: MetadataCheck::default(),
             moves: Moves::default(),
             queue: VecDeque::new(),
             refused: BTreeMap::new(),
@@ -349,7 +352,7 @@ impl Store {
 
     fn on_read(&mut self, done: ReadDone, effects: &mut Vec<Effect>) {
         let ReadDone { purpose, bytes, lost } = done;
-        let Store { disk, pool, reads, gather, checkpoint, parts, phase, .. } = self;
+        let Store { disk, pool, reads, gather, checkpoint, metadata, parts, phase, .. } = self;
         let io = &mut Io { disk, pool, effects };
         let ended = match (phase, parts, purpose) {
             (Phase::Recovering(recovery), _, Purpose::RecoveryRead) => {
@@ -368,6 +371,10 @@ impl Store {
             }
             (_, _, Purpose::GatherRead(data_lsn)) => {
                 gather.as_mut().expect("it asked for the data").on_read(data_lsn, bytes);
+                Ok(())
+            }
+            (_, Some(parts), Purpose::Metadata(target)) => {
+                metadata.on_read(target, &bytes, &lost, parts, io);
                 Ok(())
             }
             (_, Some(parts), Purpose::WriteBackRead { key, unit }) => {
@@ -422,6 +429,13 @@ impl Store {
             Purpose::Flush => parts.journal.on_flushed(&mut answers),
             Purpose::Reserve(locations) => parts.blocks.area.on_reserved(locations),
             Purpose::Discard(places) => parts.blocks.area.on_discarded(places),
+            Purpose::SuperblockWrite | Purpose::SuperblockFlush => {
+                let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+                match purpose {
+                    Purpose::SuperblockWrite => self.metadata.on_superblock_written(io),
+                    _ => self.metadata.on_superblock_flushed(parts, io),
+                }
+            }
             purpose => self.on_checkpoint_done(purpose, effects),
         }
         push_answers(answers, effects);
@@ -443,6 +457,7 @@ impl Store {
             | Purpose::FlushData
             | Purpose::FlushPages
             | Purpose::FlushRoot
+            | Purpose::SuperblockFlush
             | Purpose::RecoveryFlush => "a flush",
             Purpose::Group(_) => "a write to the journal",
             Purpose::LeafWrite(_) | Purpose::StreamWrite | Purpose::RootWrite => {
@@ -669,9 +684,10 @@ impl Store {
         self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.left_count())
     }
 
-    /// Returns the number of damaged units found since the start.
+    /// Returns the number of damaged units found since the start, including pages of the store's metadata.
     pub fn damaged_units_count(&self) -> u64 {
-        self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.found_count())
+        let count = |parts: &Parts| parts.blocks.damage.found_count() + parts.metadata_damage_count;
+        self.parts.as_deref().map_or(0, count)
     }
 
     /// Whether requests wait for the journal or for space. Accept no more requests from clients while this

@@ -265,6 +265,7 @@ impl Bench {
             StoreRequest::Copy { .. }
             | StoreRequest::Digest { .. }
             | StoreRequest::Repair { .. } => panic!("one copy"),
+            StoreRequest::CheckMetadata { .. } => panic!("the node asks for it"),
             StoreRequest::Prepare { .. }
             | StoreRequest::Skip { .. }
             | StoreRequest::Commit { .. }

@@ -95,6 +95,11 @@ impl Store {
             Request::Settle { pg, note, upto } => {
                 return self.on_settle(id, (pg, upto), note, effects);
             }
+            Request::CheckMetadata { after, page_count } => {
+                let parts = self.parts.as_mut().expect("requests come after Opened");
+                let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+                return self.metadata.begin(id, after, page_count, parts, io);
+            }
             request => request,
         };
         let waits = match &request {
@@ -393,6 +398,7 @@ impl Store {
             | Request::Skip { .. }
             | Request::Commit { .. }
             | Request::Settle { .. }
+            | Request::CheckMetadata { .. }
             | Request::Sync
             | Request::Record => {
                 unreachable!("taken before")

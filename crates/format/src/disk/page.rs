@@ -105,14 +105,14 @@ impl StreamRef {
 pub struct StreamPage;
 
 impl StreamPage {
-    /// Divides a stream into pages with these numbers. Returns the bytes of the pages and where the stream
-    /// begins. Requires: one number for each page.
+    /// Divides a stream into pages with these numbers. Returns the bytes of each page, and a reference to the
+    /// rest of the stream that begins with it. Requires: one number for each page.
     pub fn encode_all(
         stream: &[u8],
         pages: &[u32],
         store_tag: u64,
         sequence: u64,
-    ) -> (Vec<Vec<u8>>, StreamRef) {
+    ) -> Vec<(Vec<u8>, StreamRef)> {
         let capacity = STREAM_PAGE_CAPACITY;
         assert!(pages.len() == stream.len().div_ceil(capacity));
         let mut next = StreamRef::EMPTY;
@@ -120,11 +120,11 @@ impl StreamPage {
         // From the end, because each page contains the checksum of the next.
         for (chunk, page) in stream.chunks(capacity).zip(pages).rev() {
             let (bytes, at) = StreamPage::encode(chunk, *page, next, store_tag, sequence);
-            images.push(bytes);
+            images.push((bytes, at));
             next = at;
         }
         images.reverse();
-        (images, next)
+        images
     }
 
     /// Encodes one page, in front of `next`. Returns its bytes, and a reference to the stream that begins
@@ -412,11 +412,13 @@ mod tests {
     #[test]
     fn streams_come_back_and_notice_damage() {
         let bytes: Vec<u8> = (0..10_000).map(|i| i as u8).collect();
-        let (images, mut at) = StreamPage::encode_all(&bytes, &[5, 9, 2], 42, 1);
+        let images = StreamPage::encode_all(&bytes, &[5, 9, 2], 42, 1);
+        let mut at = images[0].1;
         assert_eq!(at.page_count(), 3);
-        super::super::golden("stream.1", &images[2]);
+        super::super::golden("stream.1", &images[2].0);
         let mut stream = Vec::new();
-        for image in &images {
+        for (image, named) in &images {
+            assert_eq!(at, *named);
             let mut wrong = image.clone();
             wrong[PAGE_SIZE - 1] ^= 1;
             assert!(StreamPage::decode(&wrong, 42, at, &mut Vec::new()).is_err());
