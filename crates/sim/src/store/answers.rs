@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use base::{BlockSize, Buffer, Checksum, UNIT_SIZE, Version, checksum};
-use blockstore::{Answer, AsOf, BlockKey, CommitMode, StoreError};
+use blockstore::{Answer, AsOf, BlockKey, CommitMode, MetadataFault, MetadataReport, StoreError};
 use format::disk::UnitSet;
 use format::wire::Content;
 
@@ -49,6 +49,7 @@ impl World {
                 self.parity_synced(&lasts);
             }
             (Asked::Commit, Ok(Answer::Committed)) => {}
+            (Asked::Metadata, Ok(Answer::Metadata(report))) => self.metadata_checked(report)?,
             (Asked::Parity(asked), result) => self.parity_answered(asked, result)?,
             (Asked::Floor | Asked::Mend, Ok(Answer::Durable)) => {}
             (Asked::Mend, Err(StoreError::Full)) => self.tally.faults.add("store full", 1),
@@ -77,6 +78,40 @@ impl World {
             (asked, result) => return Err(format!("{asked:?} is answered with {result:?}")),
         }
         Ok(())
+    }
+
+    /// Checks what a portion of a check of the metadata found.
+    fn metadata_checked(&mut self, report: MetadataReport) -> Result<(), String> {
+        self.tally.consequences.add("metadata portion checked", 1);
+        self.tally.consequences.add("damaged metadata found", report.findings.len() as u64);
+        self.metadata_next = report.next;
+        self.metadata_found += report.findings.len();
+        for finding in report.findings {
+            self.trace.line(format_args!("{:?} {finding:?}", self.now));
+            if !self.damage.deep || finding.fault == MetadataFault::Differs {
+                return Err(format!("a check of whole metadata found {finding:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks all metadata twice: what the first check finds, the second one finds repaired.
+    pub(super) fn check_metadata_twice(&mut self) -> Result<(), String> {
+        for _ in 0..2 {
+            (self.metadata_next, self.metadata_found) = (None, 0);
+            loop {
+                self.ask_metadata(256)?;
+                self.drain()?;
+                if self.metadata_next.is_none() {
+                    break;
+                }
+            }
+            self.settle_down()?;
+        }
+        match self.metadata_found {
+            0 => Ok(()),
+            count => Err(format!("{count} damaged pieces of the metadata are not repaired")),
+        }
     }
 
     fn may_refuse(&self) -> bool {

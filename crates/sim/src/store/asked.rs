@@ -42,6 +42,8 @@ pub(super) enum Asked {
         lasts: Vec<(PgId, Version)>,
     },
     Floor,
+    /// A portion of a check of the store's metadata.
+    Metadata,
     Commit,
     Parity(ParityAsked),
     Absolve {

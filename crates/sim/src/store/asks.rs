@@ -56,6 +56,11 @@ pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
 impl World {
     /// Draws one operation and sends the request.
     pub(super) fn ask_something(&mut self) -> Result<(), String> {
+        let is_checking = self.asked.values().any(|asked| matches!(asked, Asked::Metadata));
+        if !is_checking && self.checks.chance(self.plan.checks_metadata) {
+            let page_count = self.checks.range(1..300) as u32;
+            return self.ask_metadata(page_count);
+        }
         let (kind, target) = match self.draw_mixed() {
             Some(mixed) => mixed,
             None => (self.work.weighted(&self.plan.weights), self.draw_target()),
@@ -112,6 +117,12 @@ impl World {
             8 => self.ask_copy(target),
             _ => self.ask_repair(target),
         }
+    }
+
+    /// Checks the next portion of the store's metadata.
+    pub(super) fn ask_metadata(&mut self, page_count: u32) -> Result<(), String> {
+        let after = self.metadata_next;
+        self.request(Asked::Metadata, Request::CheckMetadata { after, page_count })
     }
 
     fn is_changing(&self, of: BlockKey) -> bool {

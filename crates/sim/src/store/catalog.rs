@@ -39,7 +39,7 @@ pub const FAULTS: [&str; 27] = [
 ];
 
 /// Consequences of operations and faults, and operations on pools that keep parity.
-pub const CONSEQUENCES: [&str; 9] = [
+pub const CONSEQUENCES: [&str; 11] = [
     "KiB of blocks moved",
     "version prepared",
     "version skipped",
@@ -49,6 +49,8 @@ pub const CONSEQUENCES: [&str; 9] = [
     "gap refused",
     "floor where parity is kept",
     "damage read where parity is kept",
+    "metadata portion checked",
+    "damaged metadata found",
 ];
 
 /// Returns a tally with all counts at zero.

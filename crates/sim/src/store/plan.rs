@@ -67,6 +67,8 @@ pub struct Plan {
     /// Probability per event that the power fails shortly after a settle that takes versions back, or a
     /// commit that is followed by a repair.
     pub power_then: Chance,
+    /// The user checks the next portion of the store's metadata.
+    pub checks_metadata: Chance,
 }
 
 /// The plan of one pool.
@@ -179,6 +181,7 @@ impl Plan {
             takes_back: Chance::NEVER,
             mends_behind_commit: Chance::NEVER,
             power_then: Chance::NEVER,
+            checks_metadata: Chance::NEVER,
         };
         if random.chance(Chance::percent(15)) {
             plan.mix(random);
@@ -228,6 +231,13 @@ impl Plan {
         if random.chance(Chance::percent(30)) {
             faults.unreadable = Chance(random.scale(50..1_000) as u32);
             faults.unreadable_at_crash = Chance::percent(random.range(5..20) as u32);
+        }
+    }
+
+    /// Makes the user check the store's metadata, in half of the seeds.
+    pub fn add_checks(&mut self, random: &mut Random) {
+        if random.chance(Chance::percent(50)) {
+            self.checks_metadata = Chance::percent(*random.pick(&[2, 10, 30]));
         }
     }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::{BufferPool, ClusterId, Duration, Epoch, OsdId, Time};
 use blockstore::{
-    AsOf, CheckOptions, CreateOptions, Effect, Event, Request, RequestId, Settings, Severity,
-    Store, StoreId,
+    AsOf, CheckOptions, CreateOptions, Effect, Event, MetadataPosition, Request, RequestId,
+    Settings, Severity, Store, StoreId,
 };
 use format::disk::Superblock;
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
@@ -35,6 +35,7 @@ pub struct World {
     pub(super) plan: Plan,
     pub(super) work: Random,
     pub(super) chaos: Random,
+    pub(super) checks: Random,
     medium: Random,
     timing: Random,
     pub(super) disk: SimDisk,
@@ -50,6 +51,9 @@ pub struct World {
     pub(super) now: Time,
     pub(super) asked: BTreeMap<RequestId, Asked>,
     pub(super) asked_count: u64,
+    /// Where the next portion of a check of the metadata begins, and the damage found since a check began.
+    pub(super) metadata_next: Option<MetadataPosition>,
+    pub(super) metadata_found: usize,
     /// Requests that take precedence over random requests.
     pub(super) todo: VecDeque<Todo>,
     /// Until this time, power failures are more frequent.
@@ -116,6 +120,7 @@ impl World {
     pub fn new(run: Run) -> World {
         let mut plan = Plan::draw(&mut Random::new(run.seed, "plan"));
         plan.add_parity(&mut Random::new(run.seed, "parity"));
+        plan.add_checks(&mut Random::new(run.seed, "checks"));
         let mut trace = Trace::new(run.verbose);
         let mut disk = SimDisk::new(plan.size, plan.sector_size);
         let options = CreateOptions {
@@ -136,6 +141,7 @@ impl World {
         World {
             work: Random::new(run.seed, "work"),
             chaos: Random::new(run.seed, "chaos"),
+            checks: Random::new(run.seed, "checks drawn"),
             medium: Random::new(run.seed, "medium"),
             timing: Random::new(run.seed, "timing"),
             disk,
@@ -151,6 +157,8 @@ impl World {
             now: Time::from_nanos(1_000_000_000),
             asked: BTreeMap::new(),
             asked_count: 0,
+            metadata_next: None,
+            metadata_found: 0,
             todo: VecDeque::new(),
             risky_until: Time::ZERO,
             request_last: 0,
@@ -185,6 +193,7 @@ impl World {
         self.settle_all()?;
         self.drain()?;
         self.settle_down()?;
+        self.check_metadata_twice()?;
         self.check_space()?;
         // An idle store has made all answered changes durable.
         let order = self.model.next_order();
@@ -220,7 +229,7 @@ impl World {
         Ok(())
     }
 
-    fn drain(&mut self) -> Result<(), String> {
+    pub(super) fn drain(&mut self) -> Result<(), String> {
         while !self.asked.is_empty() {
             if self.agenda.is_empty() && self.store().deadline().is_none() {
                 let (id, asked) = self.asked.first_key_value().expect("not empty");
@@ -232,7 +241,7 @@ impl World {
     }
 
     /// Lets two seconds of simulated time pass.
-    fn settle_down(&mut self) -> Result<(), String> {
+    pub(super) fn settle_down(&mut self) -> Result<(), String> {
         let end = self.now + Duration::from_secs(2);
         while self.next_time().is_some_and(|next| next < end) {
             self.step()?;
@@ -458,6 +467,7 @@ impl World {
         self.submit_due = false;
         self.asked.clear();
         self.todo.clear();
+        self.metadata_next = None;
         if crash == Crash::Power || self.damage.must_stop {
             self.model.lose_power();
         }
