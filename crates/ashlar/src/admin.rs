@@ -314,7 +314,16 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
 
 /// Runs `ashlar osd scrub`.
 pub fn osd_scrub(config: &Config, osd: OsdId, deep: bool, format: Format) -> Result<(), Failure> {
-    print_scrub(format, &call(config, format, Command::OsdScrub { osd, deep })?);
+    let answer = call(config, format, Command::OsdScrub { osd, deep })?;
+    print_scrub(format, &answer);
+    let is_checked = answer["metadata"] == true;
+    match format {
+        Format::Text if deep && is_checked => {
+            println!("The metadata of {osd} will be checked, see its log");
+        }
+        Format::Text if deep => println!("The metadata of {osd} is not checked: it is not up"),
+        _ => {}
+    }
     Ok(())
 }
 

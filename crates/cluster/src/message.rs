@@ -255,6 +255,9 @@ pub enum FromMonitor {
         pgs: Vec<PgId>,
         /// Whether the scrub reads all data.
         deep: bool,
+        /// Whether the OSD also checks the metadata of its own store.
+        #[serde(default)]
+        metadata: bool,
     },
     /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
     /// is still wanted.

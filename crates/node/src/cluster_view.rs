@@ -55,6 +55,11 @@ impl ClusterView {
         self.incarnation.map(|incarnation| Member { osd: self.osd, incarnation })
     }
 
+    /// Returns the id of this OSD.
+    pub(crate) fn osd_id(&self) -> OsdId {
+        self.osd
+    }
+
     /// Stores the incarnation that the monitor assigned to this run. Returns true if it is new.
     pub(crate) fn join(&mut self, incarnation: Incarnation) -> bool {
         self.is_saw_due = true;

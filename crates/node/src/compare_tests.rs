@@ -100,7 +100,8 @@ impl Osd {
     fn note_cluster(&mut self, pools: Vec<Pool>) {
         let revision = MapRevision::new(1);
         let pools = pools.into_iter().map(|pool| PoolNote { pool, revision }).collect();
-        let note = ClusterNote { cluster: ClusterId::new(7), pools, lease_ms: None };
+        let cluster = ClusterId::new(7);
+        let note = ClusterNote { cluster, pools, lease_ms: None, metadata_checked_at: None };
         self.ask(Request::Note { key: NoteKey::Cluster, bytes: note.encode() });
     }
 

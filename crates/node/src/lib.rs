@@ -48,6 +48,7 @@ mod lane;
 mod leases;
 mod lines;
 mod local_store;
+mod metadata_check;
 mod node;
 mod notes;
 mod peer_connections;

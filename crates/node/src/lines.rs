@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, Epoch, OsdId, PgId, Time, TraceEvent};
-use blockstore::BlockKey;
+use blockstore::{BlockKey, MetadataFault, MetadataFinding, MetadataPart, MetadataRepair};
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PgEntry};
@@ -16,6 +16,7 @@ use crate::Effect;
 use crate::cluster_view::ClusterView;
 use crate::leases::Leases;
 use crate::local_store::LocalStore;
+use crate::metadata_check::Ended;
 use crate::pg_table::PgTable;
 use crate::report::{Explainer, why_idle};
 use crate::sessions::Sessions;
@@ -168,6 +169,47 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
         }
     };
     effects.push(Effect::Trace(event.with("pg", pg)));
+}
+
+/// Logs a damaged piece of this OSD's metadata.
+pub(crate) fn trace_metadata(finding: &MetadataFinding, effects: &mut Vec<Effect>) {
+    let (is_whole_again, done) = match finding.repair {
+        MetadataRepair::Rewritten => (true, "it was written again".to_owned()),
+        MetadataRepair::Checkpoint => {
+            (true, "the checkpoint that begins now writes it to another place".to_owned())
+        }
+        MetadataRepair::DataLost { blocks } => {
+            let what = format!("data of {blocks} blocks is lost here; other copies repair it");
+            (false, what)
+        }
+        MetadataRepair::Nothing => {
+            (false, "nothing: restart the OSD, and check its disk and memory".to_owned())
+        }
+    };
+    let event = match is_whole_again {
+        true => TraceEvent::warn("metadata of the store was damaged and is repaired"),
+        false => TraceEvent::error("metadata of the store is damaged"),
+    };
+    let part = match finding.part {
+        MetadataPart::Superblock => "superblock",
+        MetadataPart::Root => "root",
+        MetadataPart::Stream => "directory",
+        MetadataPart::Leaf => "leaf",
+    };
+    let fault = match finding.fault {
+        MetadataFault::Unreadable => "cannot be read",
+        MetadataFault::Damaged => "is not as it was written",
+        MetadataFault::Differs => "differs from memory",
+    };
+    let event = event.with("part", part).number("offset", finding.offset);
+    effects.push(Effect::Trace(event.with("wrong", fault).with("done", done)));
+}
+
+/// Logs that all of this OSD's metadata was checked.
+pub(crate) fn trace_checked(ended: Ended, effects: &mut Vec<Effect>) {
+    let event = TraceEvent::info("metadata of the store was checked");
+    effects
+        .push(Effect::Trace(event.number("bytes", ended.bytes).number("damaged", ended.damaged)));
 }
 
 /// Returns the name of a scrub's depth, for the log.

@@ -28,6 +28,8 @@ pub(crate) enum StoreCall {
     Probe,
     /// Part of the log of the state store. Only the number of results matters.
     StateNote,
+    /// A portion of the check of the metadata.
+    Metadata,
     /// A call of the PG in this slot.
     Pg(PgSlot, CallId),
 }
@@ -45,6 +47,7 @@ impl StoreCall {
             StoreCall::Reclaim => 4,
             StoreCall::Probe => 5,
             StoreCall::StateNote => 6,
+            StoreCall::Metadata => 7,
             StoreCall::Pg(slot, call) => {
                 (slot.index() as u64 + 1) << SLOT_SHIFT | u64::from(call.0)
             }
@@ -60,6 +63,7 @@ impl StoreCall {
             4 => StoreCall::Reclaim,
             5 => StoreCall::Probe,
             6 => StoreCall::StateNote,
+            7 => StoreCall::Metadata,
             number => {
                 let place = (number >> SLOT_SHIFT).checked_sub(1).expect("an id of a call");
                 StoreCall::Pg(PgSlot::new(place as usize), CallId(number as u32))
@@ -156,6 +160,7 @@ mod tests {
             StoreCall::Reclaim,
             StoreCall::Probe,
             StoreCall::StateNote,
+            StoreCall::Metadata,
         ];
         let slots = [0, 1, 4095].map(PgSlot::new);
         let of_pgs = slots

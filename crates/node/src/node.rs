@@ -16,7 +16,7 @@ mod space_credits;
 
 use base::planted::{self, Bug};
 use base::{BufferPool, ConnectionId, Duration, OsdId, PgId, Time, TraceEvent, Version};
-use blockstore::{BlockKey, NoteKey, Request as StoreRequest, StoreError};
+use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
 use cluster::message::{Need, ToMonitor};
 use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
@@ -29,8 +29,9 @@ use crate::connection_ids::ConnectionIds;
 use crate::disk_watch::{DiskWatch, LookStep, Stalls};
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
-use crate::lines::{Lines, trace_scrub};
+use crate::lines::{Lines, trace_checked, trace_metadata, trace_scrub};
 use crate::local_store::{LocalStore, StoreCall};
+use crate::metadata_check::Step;
 use crate::notes::Notes;
 use crate::peer_connections::PeerConnections;
 use crate::peers::{Overdue, Peers, is_query};
@@ -423,8 +424,16 @@ impl Node {
         if self.phase != Phase::Running {
             return self.scrubbing.end();
         }
-        let Turn { recall, looking, born, scrub, day } =
-            self.scrubbing.begin_turn(now, &self.pgs, &self.cluster);
+        let checked_at = self.notes.checked_at();
+        let Turn { recall, looking, born, scrub, metadata, day } =
+            self.scrubbing.begin_turn(now, &self.pgs, &self.cluster, checked_at);
+        if checked_at == 0 && day > 0 {
+            self.notes.set_checked_at(day);
+        }
+        if let Some(Step::Read { after, page_count }) = metadata {
+            let request = StoreRequest::CheckMetadata { after, page_count };
+            self.store.ask(now, StoreCall::Metadata, request);
+        }
         for slot in recall {
             self.drive(now, slot, effects, |pg, actions| pg.recall_scrubs(actions));
         }
@@ -443,6 +452,25 @@ impl Node {
         });
         if has_begun {
             self.scrubbing.on_begun(self.pgs[slot].id());
+        }
+    }
+
+    /// Handles the end of a portion of the metadata's check.
+    fn on_metadata_read(
+        &mut self,
+        now: Time,
+        result: Result<Answer, StoreError>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Ok(Answer::Metadata(report)) = result else {
+            unreachable!("the store never refuses it")
+        };
+        report.findings.iter().for_each(|finding| trace_metadata(finding, effects));
+        if let Some(ended) = self.scrubbing.metadata.on_portion(&report) {
+            trace_checked(ended, effects);
+            if let Some(day) = self.scrubbing.day(now) {
+                self.notes.set_checked_at(day);
+            }
         }
     }
 
@@ -569,6 +597,7 @@ impl Node {
                     }
                 }
                 StoreCall::Reclaim => self.on_reclaim_answer(now, result, effects),
+                StoreCall::Metadata => self.on_metadata_read(now, result, effects),
                 StoreCall::Probe => self.disk_watch.on_probed(&self.store, result.is_ok()),
                 StoreCall::LastSync => {
                     self.store.ask(now, StoreCall::LastRecord, StoreRequest::Record);

@@ -31,7 +31,10 @@ pub(crate) struct Notes {
     damaged: BTreeMap<PgId, String>,
     /// The newest run of this OSD and the newest map revisions found in its records of PGs.
     recorded: Seen,
-    /// Whether the map differs from the note about the cluster.
+    /// When the last check of the store's metadata ended, or the first one was scheduled, in seconds since
+    /// 1970; 0: never.
+    checked_at: u64,
+    /// Whether the map or `checked_at` differs from the note about the cluster.
     is_old: bool,
     /// The lease span in the note about the cluster that is being written; `None` if no write is under way.
     open: Option<Duration>,
@@ -45,6 +48,7 @@ impl Notes {
             pools: BTreeMap::new(),
             damaged: BTreeMap::new(),
             recorded: Seen::default(),
+            checked_at: 0,
             is_old: false,
             open: None,
         }
@@ -63,6 +67,7 @@ impl Notes {
         if let Some(note) = store.note(NoteKey::Cluster) {
             let note = ClusterNote::decode(note)?;
             notes.lease_span = notes.lease_span.max(note.lease());
+            notes.checked_at = note.metadata_checked_at.unwrap_or(0);
             notes.pools = note.pools_by_id();
         }
         Ok(notes)
@@ -132,6 +137,18 @@ impl Notes {
         self.is_old |= wanted > self.lease_span;
     }
 
+    /// Returns when the last check of the store's metadata ended, or the first one was scheduled; 0: never.
+    pub(crate) fn checked_at(&self) -> u64 {
+        self.checked_at
+    }
+
+    /// Records the time of day at which a check of the store's metadata ended, or the first one was
+    /// scheduled.
+    pub(crate) fn set_checked_at(&mut self, day: u64) {
+        self.checked_at = day;
+        self.is_old = true;
+    }
+
     /// Records that the map has changed, so that the note must be written again.
     pub(crate) fn map_changed(&mut self) {
         self.is_old = true;
@@ -153,6 +170,7 @@ impl Notes {
         let span = self.lease_span.max(lease_wanted);
         let mut note = ClusterNote::of(cluster, map, span);
         note.keep_newer(&self.pools);
+        note.metadata_checked_at = (self.checked_at > 0).then_some(self.checked_at);
         self.is_old = false;
         self.open = Some(span);
         note.encode()
@@ -207,6 +225,10 @@ pub struct ClusterNote {
     /// The longest span of a lease that any run has given, in milliseconds; omitted if it is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+    /// When the last check of the store's metadata ended, or the first one was scheduled, in seconds since
+    /// 1970; omitted if none was scheduled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata_checked_at: Option<u64>,
 }
 
 /// A pool without its entries.
@@ -240,7 +262,7 @@ impl ClusterNote {
             .map(|known| PoolNote { pool: known.pool.clone(), revision: known.revision })
             .collect();
         let lease_ms = (lease > LEASE_DEFAULT).then_some(lease.as_millis());
-        ClusterNote { cluster, pools, lease_ms }
+        ClusterNote { cluster, pools, lease_ms, metadata_checked_at: None }
     }
 
     /// Encodes the note. Limits on pools keep its size far below the limit for a note.

@@ -5,6 +5,10 @@
 //! of 100 ms has a limit on the bytes read. While clients send requests, the limit is the size of one block;
 //! after each turn without a request it doubles, up to the rate in the settings.
 //!
+//! While the check of this OSD's own metadata runs, it has the turns; PGs wait. It is short: the metadata is
+//! at most a fiftieth of a store. It comes before the deep scrubs that an operator requests with it, so that
+//! they repair what it finds lost.
+//!
 //! Invariants
 //!   1. Nothing is scrubbed while the time of day is unknown or while scrubs are paused.
 //!   2. Outside the hours in the settings only scrubs that an operator requested run.
@@ -12,13 +16,14 @@
 
 use std::collections::BTreeMap;
 
-use base::{Duration, MIB, PgId, Time};
+use base::{BlockSize, Duration, MIB, PgId, Time};
 use cluster::message::ScrubRow;
 use cluster::settings::Setting;
 use pg::{Pg, ScrubNote, Serving};
 
 use crate::cluster_view::ClusterView;
 use crate::lines::{depth_name, fault_text};
+use crate::metadata_check::{MetadataChecks, Step, is_due};
 use crate::pg_table::{PgSlot, PgTable};
 
 /// Length of a turn.
@@ -46,6 +51,8 @@ pub(crate) struct Scrubbing {
     asked: BTreeMap<PgId, bool>,
     /// Whether a client's request has arrived since the turn began.
     is_busy: bool,
+    /// The check of this OSD's metadata.
+    pub(crate) metadata: MetadataChecks,
     /// Bytes that may be read in a turn.
     bytes: u64,
     /// The rows that were sent to the monitor over this connection.
@@ -63,6 +70,8 @@ pub(crate) struct Turn {
     pub(crate) born: Vec<PgSlot>,
     /// The scrub that begins or continues in this turn, if any.
     pub(crate) scrub: Option<Go>,
+    /// The next step of the metadata's check, if it runs.
+    pub(crate) metadata: Option<Step>,
     /// The time of day.
     pub(crate) day: u64,
 }
@@ -94,7 +103,7 @@ impl Scrubbing {
     }
 
     /// Returns the time of day.
-    fn day(&self, now: Time) -> Option<u64> {
+    pub(crate) fn day(&self, now: Time) -> Option<u64> {
         self.day.map(|(told, seconds)| seconds + now.since(told).as_millis() / 1000)
     }
 
@@ -131,8 +140,14 @@ impl Scrubbing {
         self.asked.remove(&pg);
     }
 
-    /// Begins a turn and returns its work.
-    pub(crate) fn begin_turn(&mut self, now: Time, pgs: &PgTable, cluster: &ClusterView) -> Turn {
+    /// Begins a turn and returns its work. `checked_at`: when the last check of the metadata ended.
+    pub(crate) fn begin_turn(
+        &mut self,
+        now: Time,
+        pgs: &PgTable,
+        cluster: &ClusterView,
+        checked_at: u64,
+    ) -> Turn {
         self.due = None;
         let is_busy = std::mem::take(&mut self.is_busy);
         let Some(day) = self.day(now) else { return Turn::default() };
@@ -150,25 +165,45 @@ impl Scrubbing {
         let known = || pgs.iter().filter(|(_, pg)| is_led(pg) && pg.knows_scrubs());
         let born = known().filter(|(_, pg)| pg.scrub_note().born_at == 0);
         let born: Vec<PgSlot> = born.map(|(slot, _)| slot).take(RECALL_COUNT_MAX).collect();
-        let next = self.choose(day, known(), cluster);
+        let wants_metadata = self.wants_metadata(day, checked_at, cluster);
+        let next = self.choose(day, known(), cluster).filter(|_| !wants_metadata);
         self.current = next.map(|(slot, _)| pgs[slot].id());
         let scrub = next.map(|(slot, begin)| {
-            let block_bytes = pgs[slot].block_size().bytes();
-            let rate = cluster.value(Setting::ScrubRate).saturating_mul(MIB) / TURNS;
-            self.bytes = match is_busy {
-                true => block_bytes,
-                false => self.bytes.saturating_mul(2),
-            };
-            self.bytes = self.bytes.clamp(block_bytes, rate.max(block_bytes));
+            self.allow(is_busy, pgs[slot].block_size(), cluster);
             let repairs = cluster.value(Setting::ScrubRepair) != 0;
             Go { slot, begin, bytes: self.bytes, repairs }
         });
-        let turn = Turn { recall, looking, born, scrub, day };
+        let metadata = wants_metadata.then(|| {
+            self.allow(is_busy, BlockSize::DEFAULT, cluster);
+            self.metadata.step(self.bytes)
+        });
+        let turn = Turn { recall, looking, born, scrub, metadata, day };
         let has_slots = [&turn.recall, &turn.looking, &turn.born].iter().any(|it| !it.is_empty());
-        if has_slots || turn.scrub.is_some() {
+        if has_slots || turn.scrub.is_some() || turn.metadata.is_some() {
             self.due = Some(now + TURN);
         }
         turn
+    }
+
+    /// Sets how many bytes may be read in this turn.
+    fn allow(&mut self, is_busy: bool, block_size: BlockSize, cluster: &ClusterView) {
+        let block_bytes = block_size.bytes();
+        let rate = cluster.value(Setting::ScrubRate).saturating_mul(MIB) / TURNS;
+        self.bytes = match is_busy {
+            true => block_bytes,
+            false => self.bytes.saturating_mul(2),
+        };
+        self.bytes = self.bytes.clamp(block_bytes, rate.max(block_bytes));
+    }
+
+    /// Returns whether the check of the metadata runs in this turn.
+    fn wants_metadata(&self, day: u64, checked_at: u64, cluster: &ClusterView) -> bool {
+        let span_hours = cluster.value(Setting::ScrubDeep);
+        cluster.value(Setting::ScrubPaused) == 0
+            && self.metadata.wants(
+                is_due(cluster.osd_id(), checked_at, span_hours, day),
+                may_begin(day, cluster),
+            )
     }
 
     /// Returns the PG to scrub next, and the scrub to begin there; with `None` if one is under way.
@@ -181,8 +216,7 @@ impl Scrubbing {
         if cluster.value(Setting::ScrubPaused) != 0 {
             return None;
         }
-        let hours = [Setting::ScrubFrom, Setting::ScrubTo].map(|hour| cluster.value(hour));
-        let may_begin = is_within(day / HOUR % 24, hours);
+        let may_begin = may_begin(day, cluster);
         let spans = [Setting::ScrubLight, Setting::ScrubDeep].map(|span| cluster.value(span));
         let rank = |(slot, pg): (PgSlot, &Pg)| {
             let id = pg.id();
@@ -250,6 +284,12 @@ enum Rank {
     Running(bool, PgId),
     /// How late the scrub is, in thousandths of its interval.
     Due(std::cmp::Reverse<u64>, PgId),
+}
+
+/// Returns whether scheduled scrubs may run at this hour.
+fn may_begin(day: u64, cluster: &ClusterView) -> bool {
+    let hours = [Setting::ScrubFrom, Setting::ScrubTo].map(|hour| cluster.value(hour));
+    is_within(day / HOUR % 24, hours)
 }
 
 /// Returns whether an hour lies in a range of hours. The range covers the whole day if both ends are equal.

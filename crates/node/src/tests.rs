@@ -5,6 +5,7 @@ mod hung_disk;
 mod lazy;
 mod lines;
 mod members;
+mod metadata;
 mod reclaim;
 pub mod rig;
 mod session_takeover;

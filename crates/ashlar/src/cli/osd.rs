@@ -91,7 +91,7 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Compare the copies of all placement groups on an OSD now
+    /// Compare the copies of all placement groups on an OSD now; with --deep, also check its own metadata
     #[command(after_help = "Example:\n  ashlar osd scrub 2 --deep")]
     Scrub {
         /// 2 or osd.2

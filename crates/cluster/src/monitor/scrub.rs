@@ -68,13 +68,24 @@ impl Monitor {
         let mut unreachable = Vec::new();
         let mut count = 0;
         let connected = |live: &OsdLive| live.connection;
+        let checks_metadata = match command {
+            Command::OsdScrub { osd, deep: true } => {
+                let connection = self.osds.get(osd).and_then(connected);
+                if let Some(connection) = connection {
+                    let message = FromMonitor::Scrub { pgs: vec![], deep, metadata: true };
+                    self.connections.send(connection, &message, effects);
+                }
+                connection.is_some()
+            }
+            _ => false,
+        };
         for (osd, live) in &self.osds {
             let led = entries.iter().filter(|entry| entry.primary_osd() == Some(*osd));
             let pgs: Vec<PgId> = led.map(|entry| entry.pg).collect();
             let Some(connection) = connected(live) else { continue };
             for pgs in pgs.chunks(ASKED_COUNT_MAX) {
                 count += pgs.len();
-                let message = FromMonitor::Scrub { pgs: pgs.to_vec(), deep };
+                let message = FromMonitor::Scrub { pgs: pgs.to_vec(), deep, metadata: false };
                 self.connections.send(connection, &message, effects);
             }
         }
@@ -90,7 +101,12 @@ impl Monitor {
             let hint = "`ashlar status` shows which OSDs are down";
             return Err(failure("unavailable", message, hint));
         }
-        Ok(json!({ "asked": count, "deep": deep, "unavailable": unreachable }))
+        Ok(json!({
+            "asked": count,
+            "deep": deep,
+            "metadata": checks_metadata,
+            "unavailable": unreachable,
+        }))
     }
 
     /// Returns the PGs that a command selects, and whether it requests a deep scrub, which reads all data.

@@ -81,8 +81,11 @@ impl Node {
                     self.on_give_up(now, pg, effects);
                 }
             }
-            FromMonitor::Scrub { pgs, deep } => {
+            FromMonitor::Scrub { pgs, deep, metadata } => {
                 pgs.into_iter().for_each(|pg| self.scrubbing.ask(pg, deep));
+                if metadata {
+                    self.scrubbing.metadata.ask();
+                }
                 self.scrubbing.begin(now);
             }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),

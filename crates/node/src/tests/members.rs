@@ -545,7 +545,8 @@ fn a_scrub_that_was_requested_during_peering_begins_once_the_pg_serves() {
         *pg.serving() == pg::Serving::Active
     };
     assert!(!is_active(&cluster), "the other member has not reported its state");
-    let request = cluster::message::FromMonitor::Scrub { pgs: vec![PG], deep: true };
+    let request =
+        cluster::message::FromMonitor::Scrub { pgs: vec![PG], deep: true, metadata: false };
     cluster.monitor_says(0, &request);
     cluster.advance(3_000);
     cluster.mend();

@@ -93,6 +93,8 @@ pub struct FakeOsd {
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
     /// PGs that the OSD was asked to scrub, and whether a deep scrub was requested.
     pub scrubs: Vec<(PgId, bool)>,
+    /// Number of requests to check its metadata.
+    pub metadata_checks: u32,
     pub settings: Changed,
     pub slow_disks: Vec<OsdId>,
     pub cleared: Vec<PoolId>,
@@ -467,8 +469,9 @@ impl Rig {
             FromMonitor::GiveUp { pg, epoch, incarnation } => {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
-            FromMonitor::Scrub { pgs, deep } => {
+            FromMonitor::Scrub { pgs, deep, metadata } => {
                 osd.scrubs.extend(pgs.into_iter().map(|pg| (pg, deep)));
+                osd.metadata_checks += u32::from(metadata);
             }
             FromMonitor::Monitors { .. } => {}
             FromMonitor::StateCopy(part) => {

@@ -36,6 +36,11 @@ fn a_scrub_is_asked_of_the_primaries_of_what_is_meant() {
     let osd = OsdId::new(1).unwrap();
     let there = entries.iter().filter(|entry| entry.position_of(osd).is_some()).count();
     assert_eq!(asked(&mut rig, Command::OsdScrub { osd, deep: false }), Ok(json!(there)));
+    assert_eq!(rig.osds[&osd].metadata_checks, 0, "only with a deep scrub");
+    let answer = rig.command(Command::OsdScrub { osd, deep: true }).unwrap();
+    assert_eq!(answer["metadata"], true);
+    let checks: Vec<u32> = rig.osds.values().map(|osd| osd.metadata_checks).collect();
+    assert_eq!(checks, [1, 0, 0], "only that OSD");
     let none = PgId { number: 99, ..pg };
     let refused = rig.command(Command::PgScrub { pg: none, deep: true }).unwrap_err();
     assert_eq!(refused.code, "not_found");
