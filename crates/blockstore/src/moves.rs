@@ -106,6 +106,8 @@ pub enum NextStep {
     Nothing,
     /// Begin to move more blocks: see [`Moves::next_blocks`].
     Begin,
+    /// A pass has ended: decide again about what waited for it.
+    Ended,
 }
 
 /// Whether the store itself made the request.
@@ -149,6 +151,7 @@ impl Moves {
             Stage::Returning { sequence } => {
                 if parts.root.sequence >= sequence {
                     self.end_pass(area);
+                    return NextStep::Ended;
                 }
             }
         }

@@ -219,7 +219,11 @@ impl Store {
         self.reserve(effects);
         self.run_queue(effects);
         self.reserve(effects);
-        self.settle_moves(effects);
+        while self.settle_moves(effects) {
+            // The queue may wait for the pass that has just ended, and no later event might wake it.
+            self.run_queue(effects);
+            self.reserve(effects);
+        }
         self.settle_checkpoint(effects);
         self.record_idle();
         if let Some(parts) = &mut self.parts {

@@ -22,13 +22,15 @@ impl Store {
         self.moves.moved_bytes()
     }
 
-    /// Advances the moves by one bounded step.
-    pub(super) fn settle_moves(&mut self, effects: &mut Vec<Effect>) {
+    /// Advances the moves by one bounded step. Returns whether a pass has ended.
+    pub(super) fn settle_moves(&mut self, effects: &mut Vec<Effect>) -> bool {
         let parts = self.parts.as_mut().expect("it is open");
         match self.moves.advance(parts) {
             NextStep::Nothing => {}
             NextStep::Begin => self.begin_moves(effects),
+            NextStep::Ended => return true,
         }
+        false
     }
 
     /// Begins to move blocks out of leaving segments.
