@@ -199,7 +199,8 @@ impl Node {
         let all = own
             .into_iter()
             .chain(others)
-            .chain([self.budget.deadline(), self.scrubbing.deadline()]);
+            .chain([self.budget.deadline(), self.scrubbing.deadline()])
+            .chain([self.space_credits.room_due()]);
         all.flatten().min()
     }
 
@@ -340,6 +341,9 @@ impl Node {
         let oldest = self.requests.deadline(self.settings.wait_max);
         if oldest.is_some_and(|deadline| deadline <= now) {
             self.requests.review();
+        }
+        if self.space_credits.room_due().is_some_and(|deadline| deadline <= now) {
+            self.free_room(now, effects);
         }
         if self.phase == Phase::Running && self.disk_watch.at <= now {
             self.watch_disk(now, effects);

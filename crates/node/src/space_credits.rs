@@ -50,6 +50,8 @@ const BLOCKS_MIN: u64 = 4;
 const PREPARED_COST: (u64, u64) = (8, 9);
 /// The part of the room for prepared versions that is kept for learners: one in this many.
 const LEARNER_SHARE: u64 = 4;
+/// Minimum time between two attempts to free room for prepared versions while writes wait for it.
+const ROOM_PAUSE: Duration = Duration::from_millis(2);
 /// How long writes wait for space that is reserved for writes of earlier runs; after that this OSD counts as
 /// full.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -164,6 +166,10 @@ pub struct SpaceCredits {
     own_bytes: u64,
     /// Size of the smallest write in these PGs that found too little space here.
     lacking_here: Option<u64>,
+    /// When room for prepared versions is to be freed, because a write waits for it; `None` if none waits.
+    room_due: Option<Time>,
+    /// When that was done last.
+    room_freed_at: Time,
 }
 
 impl Credit {
@@ -239,6 +245,8 @@ impl SpaceCredits {
             earlier_since: None,
             own_bytes: 0,
             lacking_here: None,
+            room_due: None,
+            room_freed_at: Time::ZERO,
         }
     }
 
@@ -330,6 +338,33 @@ impl SpaceCredits {
         taken.collect()
     }
 
+    /// Records that a write in a pool with parity waits for space, perhaps only for room in a journal.
+    pub fn await_room(&mut self, now: Time) {
+        self.room_due = self.room_due.or(Some(now.max(self.room_freed_at + ROOM_PAUSE)));
+    }
+
+    /// Returns when this OSD must free the room that its versions take in members' journals.
+    pub fn room_due(&self) -> Option<Time> {
+        self.room_due
+    }
+
+    /// Records that the room is being freed now: givers may have more to promise, so they are asked again.
+    pub fn on_room_freed(&mut self, now: Time) {
+        (self.room_due, self.room_freed_at) = (None, now);
+        self.ask_again();
+    }
+
+    /// Lets writes that still find too little credit request more of givers that were asked before.
+    fn ask_again(&mut self) {
+        if !std::mem::take(&mut self.is_asking) {
+            return;
+        }
+        for credit in self.credits.values_mut().filter(|credit| credit.was_asked) {
+            (credit.was_asked, credit.has_ended) = (credit.is_awaited, credit.is_awaited);
+            self.is_asking |= credit.is_awaited;
+        }
+    }
+
     // ---- as a member of this OSD's own PGs ----
 
     /// Returns whether this OSD's store has space for a write of `bytes` bytes.
@@ -368,13 +403,7 @@ impl SpaceCredits {
     pub fn end_own(&mut self, bytes: u64) {
         assert!(self.own_bytes >= bytes);
         self.own_bytes -= bytes;
-        if !std::mem::take(&mut self.is_asking) {
-            return;
-        }
-        for credit in self.credits.values_mut().filter(|credit| credit.was_asked) {
-            (credit.was_asked, credit.has_ended) = (credit.is_awaited, credit.is_awaited);
-            self.is_asking |= credit.is_awaited;
-        }
+        self.ask_again();
     }
 
     /// Returns whether a copy of `bytes` bytes, for which no space was promised, may be stored. The part

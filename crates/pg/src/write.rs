@@ -455,6 +455,15 @@ impl Pg {
         }
     }
 
+    /// Frees the room that versions of this PG take in members' journals as prepared ones, as far as the
+    /// primary can: it makes lazy versions durable, and sends the mark. For PGs of pools with parity.
+    pub fn free_room(&mut self, actions: &mut Vec<Action>) {
+        if self.serving == Serving::Active && self.versions.undurable_count() > 0 {
+            self.begin_sync(actions);
+        }
+        self.tell_mark(actions);
+    }
+
     /// Begins a sync if many answered lazy writes are not durable.
     fn sync_when_many(&mut self, actions: &mut Vec<Action>) {
         if self.versions.undurable_count() >= self.shape.limits.unsynced_count_max / 2 {

@@ -179,13 +179,12 @@ impl Node {
                 assert!(self.pgs[slot].id() == scope.pg);
                 Verdict::Serve(slot)
             }
-            Space::Full if self.frees_stripe(slot, scope) => {
+            Space::Full if !self.frees_stripe(slot, scope) => Verdict::Refuse(Refusal::Full),
+            Space::Full | Space::Unknown => {
                 self.requests.await_space();
-                Verdict::Wait
-            }
-            Space::Full => Verdict::Refuse(Refusal::Full),
-            Space::Unknown => {
-                self.requests.await_space();
+                if self.pgs[slot].keeps_parity() {
+                    self.space_credits.await_room(now);
+                }
                 Verdict::Wait
             }
         }

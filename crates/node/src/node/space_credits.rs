@@ -5,6 +5,7 @@ use blockstore::{BlockKey, Request as StoreRequest};
 use format::wire::{Change, Content, PeerBody, PgEntry};
 
 use super::Node;
+use crate::Effect;
 use crate::pg_table::PgSlot;
 use crate::space_credits::{Space, Verdict, space_of};
 
@@ -46,6 +47,20 @@ impl Node {
                 self.space_credits.take(*osd, bytes);
             }
         }
+    }
+
+    /// Frees the room that the versions of this OSD's PGs take in members' journals, as far as that is in its
+    /// power: lazy versions are made durable, marks are sent, and members are asked for credit again. Called
+    /// while writes wait for room. Otherwise each write would wait until the periodic sync of lazy versions
+    /// has ended, and a small journal has room for few writes between two of these.
+    pub(super) fn free_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.space_credits.on_room_freed(now);
+        for slot in self.pgs.slots() {
+            if self.pgs[slot].keeps_parity() {
+                self.drive(now, slot, effects, pg::Pg::free_room);
+            }
+        }
+        self.requests.on_space();
     }
 
     /// Ends the use of space by an answered request, whose change this OSD's own store has now stored. Also

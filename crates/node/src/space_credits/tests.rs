@@ -93,6 +93,28 @@ fn a_holder_begins_writes_only_within_what_it_was_promised() {
 }
 
 #[test]
+fn room_is_freed_at_once_and_then_after_a_pause_and_givers_are_asked_again() {
+    let (mut giver, mut holder) = (giver_with(1), SpaceCredits::new());
+    let to = member(9, 1).osd;
+    renew(&mut holder, &mut giver, member(1, 1), 0, 512 * MIB);
+    begin_all(&mut holder);
+    assert_eq!(holder.take_wanting(), [to]);
+    holder.claim(to, 64 * MIB, false);
+    holder.on_offer(to, Offer { limit_bytes: 0, share_bytes: 0, is_full: false });
+    assert_eq!(holder.at(to, WRITE), Verdict::Unknown);
+    assert_eq!(holder.take_wanting(), [], "it was asked");
+    assert_eq!(holder.room_due(), None);
+    holder.await_room(at(10));
+    holder.await_room(at(11));
+    assert_eq!(holder.room_due(), Some(at(10)));
+    holder.on_room_freed(at(10));
+    assert_eq!(holder.at(to, WRITE), Verdict::Unknown);
+    assert_eq!(holder.take_wanting(), [to]);
+    holder.await_room(at(11));
+    assert_eq!(holder.room_due(), Some(at(12)));
+}
+
+#[test]
 fn a_holder_that_used_all_at_once_asks_again_when_writes_were_answered() {
     let (mut giver, mut holder) = (giver_with(1), SpaceCredits::new());
     let (from, to) = (member(1, 1), member(9, 1).osd);

@@ -59,7 +59,7 @@ pub struct Cluster {
     accepted_next: u64,
     pub entry: PgEntry,
     pub revision: u64,
-    pub replicas: u32,
+    scheme: Scheme,
     /// Whether the test creates new epochs as a monitor would: for broken connections, and for complete
     /// learners.
     pub is_helpful: bool,
@@ -124,7 +124,7 @@ impl Cluster {
             accepted_next: 1,
             entry,
             revision: 0,
-            replicas,
+            scheme: Scheme::Copies { count: replicas as u8 },
             is_helpful: true,
             sequence: 0,
             peer_message_count: 0,
@@ -145,6 +145,16 @@ impl Cluster {
     pub fn serving(copies: usize) -> Cluster {
         let mut cluster = Cluster::new(3, copies as u32);
         cluster.set_entry(&(0..copies).collect::<Vec<_>>(), &[]);
+        cluster.advance(200);
+        assert!(cluster.is_served(0), "{:?}", cluster.report(0));
+        cluster
+    }
+
+    /// Creates a cluster in which three hosts serve a pool with two data parts and one parity part.
+    pub fn serving_parity() -> Cluster {
+        let mut cluster = Cluster::new(3, 1);
+        cluster.scheme = Scheme::Xor { data: 2 };
+        cluster.set_entry(&[0, 1, 2], &[]);
         cluster.advance(200);
         assert!(cluster.is_served(0), "{:?}", cluster.report(0));
         cluster
@@ -491,7 +501,7 @@ impl Cluster {
         let pool = Pool {
             id: POOL,
             name: "default".into(),
-            scheme: Scheme::Copies { count: self.replicas as u8 },
+            scheme: self.scheme,
             min_size: 1,
             pg_count: 1,
             failure_domain: FailureDomain::Osd,

@@ -74,6 +74,36 @@ fn unsynced_writes_are_lost_only_when_all_members_lose_power() {
 }
 
 #[test]
+fn lazy_writes_that_wait_for_room_do_not_wait_for_the_periodic_sync() {
+    let mut cluster = Cluster::serving_parity();
+    let before = flushes(&cluster);
+    let lazily = |stripe| {
+        let (checksums, data) = fill(1, 1);
+        Op::Write {
+            place: place(1, stripe),
+            offset: 0,
+            checksums,
+            data,
+            expected: None,
+            lazy: true,
+        }
+    };
+    let sent: Vec<u64> = (0..1_000).map(|stripe| cluster.send(0, lazily(stripe))).collect();
+    cluster.advance(1);
+    let answered =
+        |cluster: &Cluster| sent.iter().filter(|it| cluster.replies.contains_key(it)).count();
+    let fitted = answered(&cluster);
+    assert!((1..500).contains(&fitted), "{fitted} find room at once");
+    // Half the time that the periodic sync lets pass.
+    cluster.advance(500);
+    assert_eq!(answered(&cluster), sent.len());
+    assert!(sent.iter().all(|sequence| is_written(&cluster.replies[sequence])));
+    for (before, after) in before.iter().zip(flushes(&cluster)) {
+        assert!((before + 1..before + 1_000 / fitted * 4).contains(&after), "{after} flushes");
+    }
+}
+
+#[test]
 fn unsynced_writes_are_synced_after_a_while() {
     let mut cluster = Cluster::serving(2);
     write_lazily(&mut cluster, 1);
