@@ -76,7 +76,9 @@ mod pg_fuzz;
 mod tests;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, Position, StripeIndex, Version};
+use base::{
+    BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, Position, Scheme, StripeIndex, Version,
+};
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
     Change, Content, Filling, ListedBlock, Member, MemberState, Op, Outcome, PeerBody, PgEntry,
@@ -396,12 +398,12 @@ impl Pg {
     /// operations are answered [`Refusal::Stale`]. The node must report its connections again, with
     /// [`Pg::peer_ready`]. Requires: this OSD, in its present run, is an acting member or learner of the
     /// entry; the entry's epoch is above [`Pg::epoch_floor`]; if this OSD is primary, the leases given to
-    /// earlier primaries have expired. `copies`: number of copies of the pool. `first_lost`: the oldest
-    /// prepared version of the PG that lost data in the store.
+    /// earlier primaries have expired. `scheme`: that of the pool. Parity may have been added to it since the
+    /// last entry. `first_lost`: the oldest prepared version of the PG that lost data in the store.
     pub fn enter(
         &mut self,
         entry: PgEntry,
-        copies: u32,
+        scheme: Scheme,
         first_lost: Option<Version>,
         actions: &mut Vec<Action>,
     ) {
@@ -409,6 +411,9 @@ impl Pg {
         assert!(entry.pg == self.shape.pg);
         self.local_state.on_first_lost(first_lost);
         self.abandon(actions);
+        if self.stripes().is_some() {
+            self.shape.face = face_of(scheme);
+        }
         let is_acting = entry.position_of(self.me).is_some();
         let has_part = is_acting || entry.learner(self.me).is_some();
         let is_sound = has_part && entry.check().is_ok();
@@ -426,7 +431,7 @@ impl Pg {
             }
         }
         self.entry = Some(entry);
-        self.copies = copies;
+        self.copies = scheme.position_count();
         self.serving = Serving::Draining;
         self.go_on_when_quiet(actions);
     }

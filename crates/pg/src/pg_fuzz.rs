@@ -89,7 +89,7 @@ impl Run {
     fn change_epoch(&mut self) {
         self.epoch += 1;
         let mut actions = Vec::new();
-        self.bench.pg.enter(entry(self.epoch), 1, None, &mut actions);
+        self.bench.pg.enter(entry(self.epoch), ONE_COPY, None, &mut actions);
         self.bench.carry_out(actions);
     }
 

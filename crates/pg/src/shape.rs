@@ -1,4 +1,4 @@
-//! The fixed properties of a PG, and the checks of operations and blocks that need nothing else.
+//! The properties of a PG that outlive epochs, and the checks of operations and blocks that need nothing else.
 //!
 //! Invariants
 //!   1. A request that passed these checks never makes the store or a buffer panic: its range lies in its
@@ -14,7 +14,7 @@ use super::{Face, Limits};
 /// Maximum counter of a version: more writes than any PG ever gets.
 const COUNTER_MAX: u64 = u64::MAX / 2;
 
-/// The fixed properties of a PG; they outlive epochs.
+/// The properties of a PG that outlive epochs. Only the face may change: parity may be added.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// The PG's id.

@@ -11,6 +11,7 @@ mod script;
 mod scrub;
 mod scrub_stripes;
 mod stripe_crashes;
+mod stripe_more;
 mod stripe_peering;
 mod stripe_short;
 mod stripes;
@@ -29,6 +30,7 @@ use super::*;
 
 pub const UNIT: u32 = UNIT_SIZE as u32;
 const BLOCK_SIZE: BlockSize = BlockSize::MIN;
+pub const ONE_COPY: Scheme = Scheme::Copies { count: 1 };
 pub const UNITS: u32 = BLOCK_SIZE.unit_count();
 
 /// A block of the store in memory: a byte that fills each unit.
@@ -161,7 +163,7 @@ impl Bench {
 
     fn activate(&mut self, epoch: u32) {
         let mut actions = Vec::new();
-        self.pg.enter(entry(epoch), 1, None, &mut actions);
+        self.pg.enter(entry(epoch), ONE_COPY, None, &mut actions);
         self.carry_out(actions);
         self.answer_all();
     }
@@ -364,7 +366,7 @@ fn what_is_written_is_read() {
 fn nothing_is_served_before_the_record_is_durable() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.enter(entry(3), 1, None, &mut actions);
+    bench.pg.enter(entry(3), ONE_COPY, None, &mut actions);
     bench.carry_out(actions);
     assert_eq!(bench.activated, 0);
     assert_eq!(bench.pg.serving(), &Serving::Journaling);
@@ -715,7 +717,7 @@ fn open_operations_are_answered_stale_when_the_epoch_changes() {
     bench.start(4, compare_and_set(4, version(1, 1)));
     bench.start(5, Op::DeleteRange { image: layer(1), from: StripeIndex::new(0) });
     let mut actions = Vec::new();
-    bench.pg.enter(entry(2), 1, None, &mut actions);
+    bench.pg.enter(entry(2), ONE_COPY, None, &mut actions);
     bench.carry_out(actions);
     let mut refused = bench.tickets();
     refused.sort_unstable();
@@ -748,8 +750,8 @@ fn a_refused_write_lets_the_next_one_start() {
 fn a_newer_entry_is_journaled_after_the_one_on_its_way() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.enter(entry(1), 1, None, &mut actions);
-    bench.pg.enter(entry(2), 1, None, &mut actions);
+    bench.pg.enter(entry(1), ONE_COPY, None, &mut actions);
+    bench.pg.enter(entry(2), ONE_COPY, None, &mut actions);
     bench.carry_out(actions);
     assert_eq!(bench.notes.len(), 1);
     bench.answer_all();
@@ -762,8 +764,8 @@ fn a_newer_entry_is_journaled_after_the_one_on_its_way() {
 fn a_newer_entry_is_journaled_after_one_that_was_refused() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.enter(entry(1), 1, None, &mut actions);
-    bench.pg.enter(entry(2), 1, None, &mut actions);
+    bench.pg.enter(entry(1), ONE_COPY, None, &mut actions);
+    bench.pg.enter(entry(2), ONE_COPY, None, &mut actions);
     bench.carry_out(actions);
     let (call, _) = bench.answers.pop_front().unwrap();
     bench.give(call, Err(StoreError::Full));
@@ -777,7 +779,7 @@ fn a_newer_entry_is_journaled_after_one_that_was_refused() {
 fn an_activation_that_cannot_be_journaled_is_retried() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.enter(entry(1), 1, None, &mut actions);
+    bench.pg.enter(entry(1), ONE_COPY, None, &mut actions);
     bench.carry_out(actions);
     let (call, _) = bench.answers.pop_front().unwrap();
     bench.give(call, Err(StoreError::Full));
@@ -791,7 +793,7 @@ fn an_activation_that_cannot_be_journaled_is_retried() {
 fn a_halt_during_an_activation_lasts() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.enter(entry(1), 1, None, &mut actions);
+    bench.pg.enter(entry(1), ONE_COPY, None, &mut actions);
     bench.carry_out(actions);
     bench.pg.halt("another OSD leads it".into(), &mut Vec::new());
     bench.answer_all();

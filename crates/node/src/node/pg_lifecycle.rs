@@ -158,10 +158,10 @@ impl Node {
             true => entry.members().filter(is_connected).map(|member| member.osd).collect(),
             false => Vec::new(),
         };
-        let count = self.cluster.map().pools[&id.pool].pool.scheme.position_count();
+        let scheme = self.cluster.map().pools[&id.pool].pool.scheme;
         lines::trace_enters(&self.cluster, &entry, effects);
         let first_lost = self.store.first_lost(id);
-        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, count, first_lost, actions));
+        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, scheme, first_lost, actions));
         for osd in ready {
             self.drive(now, slot, effects, |pg, actions| pg.peer_ready(osd, actions));
         }

@@ -71,6 +71,7 @@ pub struct World {
     leases: BTreeMap<(usize, usize), Epoch>,
     pub entry: PgEntry,
     shape: Shape,
+    scheme: Scheme,
     pub copies: usize,
     /// Minimum number of members that may serve.
     pub minimum: usize,
@@ -126,7 +127,17 @@ impl World {
         let shape = Shape { face: face_of(scheme), limits, ..shape() };
         let mut world = World::of(seed, osds, scheme.position_count() as usize, shape);
         world.minimum = scheme.min_size_default() as usize;
+        world.scheme = scheme;
         world
+    }
+
+    /// Adds parity to the pool, as `pool set --ec` does: the next entry has positions for it. The first OSDs
+    /// are to be the members.
+    pub fn set_scheme(&mut self, scheme: Scheme) {
+        self.scheme = scheme;
+        self.shape.face = face_of(scheme);
+        self.copies = scheme.position_count() as usize;
+        self.plan = (0..self.copies).collect();
     }
 
     pub fn has_parity(&self) -> bool {
@@ -152,6 +163,7 @@ impl World {
             leases: BTreeMap::new(),
             entry: PgEntry::new(shape.pg, []),
             shape,
+            scheme: Scheme::Copies { count: copies as u8 },
             copies,
             minimum: if copies <= 2 { 1 } else { 2 },
             plan,
@@ -546,9 +558,9 @@ impl World {
             return self.with(index, |pg, actions| pg.halt("grants".into(), actions));
         }
         self.osds[index].seen = entry.epoch;
-        let copies = self.copies as u32;
+        let scheme = self.scheme;
         let first_lost = self.osds[index].store.first_lost();
-        self.with(index, |pg, actions| pg.enter(entry, copies, first_lost, actions));
+        self.with(index, |pg, actions| pg.enter(entry, scheme, first_lost, actions));
         // Connections of earlier epochs stay open: their members are asked for their state again.
         let peers: Vec<usize> =
             self.links.keys().filter(|(primary, _)| *primary == index).map(|(_, to)| *to).collect();
@@ -564,6 +576,10 @@ impl World {
             self.needs.drain(..).filter(|(epoch, _)| *epoch == now).map(|(_, need)| need).collect();
         let mut entry = self.entry.clone();
         let mut is_new = needs.contains(&Need::NewEpoch);
+        if entry.positions.len() < self.copies {
+            entry.positions.resize(self.copies, None);
+            is_new = true;
+        }
         // A restarted member stays in the set.
         let learning = entry.learners.iter_mut().map(|learner| &mut learner.member);
         for member in entry.positions.iter_mut().flatten().chain(learning) {

@@ -4,7 +4,6 @@ use format::wire::{Change, Content, Filling, MemberState};
 
 use super::world::{World, osd_id};
 use super::*;
-use base::Scheme;
 
 const OTHER: OsdId = OsdId::new(2).unwrap();
 
@@ -25,7 +24,7 @@ fn member(leads: bool, learns: bool) -> Pg {
     let entry = entry.led_by(if leads { OsdId::FIRST } else { OTHER });
     let facts = facts(Version::ZERO);
     let mut pg = Pg::new(shape(), OsdId::FIRST, facts, None, BufferPool::default());
-    pg.enter(entry, 2, None, &mut Vec::new());
+    pg.enter(entry, Scheme::Copies { count: 2 }, None, &mut Vec::new());
     pg
 }
 
