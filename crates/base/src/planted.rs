@@ -216,6 +216,9 @@ pub enum Bug {
     /// PG: while acting members are lost, learners are filled with what the members hold now, instead of what
     /// they held as of a version that all acting members have.
     FilledAsOfView,
+    /// PG: a member that was filled while too few members were left counts as if it had everything that was
+    /// acknowledged.
+    FilledCountedAsHolder,
 }
 
 impl Bug {

@@ -56,8 +56,14 @@ pub struct Lead {
     pub settled: Settled,
     /// Acting members from which learners are filled.
     pub fill_sources: MemberSet,
-    /// Why learners, or one of them, are not filled although acting members are lost; for people.
+    /// Why learners, or one of them, are not filled although acting members are lost, or why the epoch is not
+    /// activated although all members have reported their state; for people.
     pub hindrance: Option<String>,
+    /// In pools with parity: members that are not in the entry may have acknowledged versions that too few of
+    /// the acting members have.
+    pub lacks_holders: bool,
+    /// In pools with parity: these members were removed from the cluster, so what only they have is given up.
+    pub gave_up_holders: bool,
     /// Requests to members that have not been answered.
     pub asks: Asks,
     /// Maximum number of fills in flight.
@@ -106,6 +112,8 @@ pub struct Basis {
     pub sources: MemberSet,
     /// The member whose history of activations learners are compared with.
     pub history_from: usize,
+    /// Members that are not in the entry and may have acknowledged versions that the sources lack.
+    pub others: Vec<Member>,
     /// Whether the sources have everything that was answered, also what was not durable: lost members that
     /// are still in the cluster cannot have more of it.
     pub has_all: bool,
@@ -151,6 +159,8 @@ impl Lead {
             settled: Settled::default(),
             fill_sources: acting,
             hindrance: None,
+            lacks_holders: false,
+            gave_up_holders: false,
             asks: Asks::default(),
             fills_max: 0,
             unreported: MemberSet::default(),

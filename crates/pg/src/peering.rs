@@ -165,6 +165,9 @@ impl Pg {
         let member = lead.peers[index].member;
         if !lead.acting.has(index) {
             lead.peers[index].state = Some(state);
+            if lead.lacks_holders {
+                return self.call_back_holder(actions);
+            }
             return self.welcome(index, actions);
         }
         let is_whole = !state.is_suspect && state.filling.is_none();
@@ -178,7 +181,7 @@ impl Pg {
     }
 
     /// Decides how to continue, once all acting members have reported their state.
-    fn judge_members(&mut self, actions: &mut Vec<Action>) {
+    pub(crate) fn judge_members(&mut self, actions: &mut Vec<Action>) {
         let is_known = self.lead().is_known();
         if self.serving == Serving::Filling && is_known {
             if !planted::on(Bug::FilledEpochActivated) {
@@ -228,6 +231,9 @@ impl Pg {
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
         let (count, epoch) = (lead.acting.count(), entry.epoch);
+        if lead.lacks_holders {
+            return self.go_on_without_holders(absence, actions);
+        }
         if lead.peers.len() == count {
             return;
         }
@@ -244,11 +250,14 @@ impl Pg {
         let acting = || lead.peers[..count].iter();
         let are_lost = acting().all(|peer| is_met(peer, |absence| absence != Absence::Awaited));
         let are_gone = acting().all(|peer| is_met(peer, |absence| absence == Absence::Gone));
-        let basis = basis.and_then(|basis| match basis.has_all || are_gone {
-            true => Ok(basis),
-            false => Err("members that restarted may lack writes that lost members have: \
+        let is_gone = |member: &Member| absence(*member) == Absence::Gone;
+        let basis = basis.and_then(|basis| {
+            match basis.has_all || are_gone && basis.others.iter().all(is_gone) {
+                true => Ok(basis),
+                false => Err("members that restarted may lack writes that lost members have: \
                           these must come back or be marked out"
-                .to_owned()),
+                    .to_owned()),
+            }
         });
         if !are_lost {
             self.lead().hindrance = None;
@@ -288,7 +297,8 @@ impl Pg {
         let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
         let state = state.ok_or("this OSD has no record of the PG")?;
         let (adopted, floor, sources) = (state.complete, state.floor, lead.acting);
-        Ok(Basis { adopted, floor, sources, history_from: lead.me, has_all })
+        let others = Vec::new();
+        Ok(Basis { adopted, floor, sources, history_from: lead.me, others, has_all })
     }
 
     /// Returns why learners are not filled although the acting members that have not reported their state are

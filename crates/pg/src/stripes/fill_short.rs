@@ -9,17 +9,19 @@
 //! Invariants
 //!   1. Learners are filled as of a version that a member has committed: every acting member has everything
 //!      up to it, so no later epoch takes any of it back.
-//!   2. Nothing is prepared, committed or settled at acting members. Versions above that one stay prepared
+//!   2. Until the entry in which they are acting members is activated, such learners may lack what was
+//!      acknowledged above that version. So it is activated only if `k` others are acting members, too.
+//!   3. Nothing is prepared, committed or settled at acting members. Versions above that one stay prepared
 //!      there, and the next activation decides about them.
 
 use base::{Epoch, Version};
-use format::wire::MemberState;
+use format::wire::{Member, MemberState};
 
 use super::Stripes;
 use super::peering::{Settled, committed};
 use crate::ask::Contact;
-use crate::lead::{Basis, Lead};
-use crate::{MemberSet, Pg};
+use crate::lead::{Absence, Basis, Lead};
+use crate::{Action, MemberSet, Need, Pg};
 
 impl Lead {
     /// Returns the acting members that have reported their state.
@@ -58,8 +60,23 @@ impl Lead {
             return Err(format!("{count} members are too few to rebuild the parts of the others"));
         };
         let floor = states().map(|state| state.floor).max().unwrap_or_default().min(adopted);
-        Ok(Basis { adopted, floor, sources, history_from, has_all: false })
+        let others = Vec::new();
+        Ok(Basis { adopted, floor, sources, history_from, others, has_all: false })
     }
+
+    /// Returns the members among these that have everything that was acknowledged, as far as they did not
+    /// lose lazy versions: all but those that were filled while others were lost. If `settled` covers such a
+    /// member, it got the rest since.
+    fn holder_count(&self, indices: impl Iterator<Item = usize>, settled: Settled) -> usize {
+        let states = indices.filter_map(|index| self.peers[index].state.as_ref());
+        states.filter(|state| !was_filled_short(state) || settled.covers_record(state)).count()
+    }
+}
+
+/// Returns whether a member's record is of an epoch that was never activated, in which the member was filled.
+fn was_filled_short(state: &MemberState) -> bool {
+    let newest = state.history.last().map_or(Epoch::ZERO, |newest| newest.epoch);
+    newest < state.record_epoch
 }
 
 impl Pg {
@@ -84,6 +101,84 @@ impl Pg {
             known.is_some_and(|known| known == peer.member || *index == lead.me && is_immediate)
         };
         let has_all = basis.sources.iter().filter(is_same_run).count() >= stripes.data_count();
-        Ok(Basis { has_all, ..basis })
+        let settled = Settled::of(lead.reported().map(|(_, state)| state));
+        let others = match lead.holder_count(basis.sources.iter(), settled) < stripes.data_count() {
+            true => self.holders_left_out(),
+            false => Vec::new(),
+        };
+        Ok(Basis { has_all, others, ..basis })
+    }
+
+    /// Returns the acting members of the newest epoch in this OSD's record that are not acting members of the
+    /// entry.
+    fn holders_left_out(&self) -> Vec<Member> {
+        let entry = self.entry.as_ref().expect("an epoch is entered");
+        let is_out = |member: &&Member| entry.position_of(member.osd).is_none();
+        let record = self.local_state.record();
+        record.iter().flat_map(|it| it.entry.acting()).filter(is_out).copied().collect()
+    }
+
+    /// Returns whether the epoch must not be activated: some acting members were filled while others were
+    /// lost, and too few of the rest are left to rebuild what was acknowledged. Members that were left out
+    /// since may have it. Requires: all acting members have reported their state.
+    pub(crate) fn lacks_holders(&mut self, stripes: &Stripes, actions: &mut Vec<Action>) -> bool {
+        let lead = self.lead();
+        let settled = Settled::of(lead.acting_states());
+        let count = lead.holder_count(lead.acting.iter(), settled);
+        if count >= stripes.data_count() || lead.gave_up_holders {
+            return false;
+        }
+        lead.lacks_holders = true;
+        let others: Vec<String> =
+            self.holders_left_out().iter().map(|member| member.osd.to_string()).collect();
+        let others = others.join(", ");
+        self.lead().hindrance = Some(format!(
+            "only {count} members have everything that was acknowledged: {others} must come back or be \
+             marked out"
+        ));
+        self.call_back_holder(actions);
+        true
+    }
+
+    /// Makes a learner an acting member again that was one in the newest activation: nobody has settled any
+    /// version without it.
+    pub(crate) fn call_back_holder(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let is_holder = |state: &&MemberState| {
+            state.record_epoch > Epoch::ZERO && !was_filled_short(state) && !state.is_suspect
+        };
+        let newest = lead.acting_states().filter(is_holder).map(|state| state.record_epoch).max();
+        let learners = &lead.peers[lead.acting.count()..];
+        let found = learners.iter().filter(|peer| peer.contact == Contact::Known).find(|peer| {
+            let state = peer.state.as_ref().filter(is_holder);
+            let state = state.filter(|state| state.filling.is_none());
+            newest.is_some() && state.map(|state| state.record_epoch) == newest
+        });
+        if let Some(peer) = found {
+            let member = peer.member;
+            let why = format!("{} is an acting member again", member.osd);
+            self.end_epoch(Need::Complete(member), why, actions);
+        }
+    }
+
+    /// Goes on without the members that may have acknowledged versions, if they were removed from the cluster
+    /// or do not have them any more.
+    pub(crate) fn go_on_without_holders(
+        &mut self,
+        absence: impl Fn(Member) -> Absence,
+        actions: &mut Vec<Action>,
+    ) {
+        let others = self.holders_left_out();
+        let lead = self.lead();
+        let is_gone = |member: &Member| {
+            // Who has stated itself as a learner and was not called back has lost what it had.
+            let learner = lead.peers.iter().find(|peer| peer.member.osd == member.osd);
+            let is_empty = learner.is_some_and(|peer| peer.contact == Contact::Known);
+            is_empty || absence(*member) == Absence::Gone
+        };
+        if others.iter().all(is_gone) {
+            (lead.lacks_holders, lead.gave_up_holders, lead.hindrance) = (false, true, None);
+            self.judge_members(actions);
+        }
     }
 }

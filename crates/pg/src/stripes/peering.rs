@@ -128,6 +128,12 @@ impl Settled {
         version == self.adopted && state.record_epoch < self.epoch
     }
 
+    /// Returns whether an acting member took part in the epoch that settled this version, and has an older
+    /// record.
+    pub fn covers_record(&self, state: &MemberState) -> bool {
+        state.record_epoch < self.epoch
+    }
+
     /// Returns whether an acting member has everything up to `version`, undamaged.
     pub fn is_held_by(&self, state: &MemberState, version: Version) -> bool {
         let is_undamaged = state.complete == state.had;
@@ -150,6 +156,10 @@ impl Pg {
             let why = format!("{count} members are too few to rebuild the parts of the others");
             return self.end_epoch(Need::NewEpoch, why, actions);
         }
+        if self.lacks_holders(stripes, actions) {
+            return;
+        }
+        let lead = self.lead();
         let adopted = lead.adopt_prefix(stripes.data_count());
         let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
         lead.adopted = adopted.version;

@@ -46,6 +46,10 @@ struct Run {
     rotten: usize,
     /// Number of blocks or stripes.
     stripes: u32,
+    /// Whether OSDs that are up take the positions of those that are not.
+    replaces: bool,
+    /// When the pool gets more parity, as a number of events, and the scheme that it then has.
+    grows: Option<(usize, Scheme)>,
 }
 
 impl Run {
@@ -62,6 +66,8 @@ impl Run {
             rots_prepared: false,
             rotten: 0,
             stripes: STRIPES,
+            replaces: false,
+            grows: None,
         }
     }
 
@@ -113,6 +119,44 @@ impl Run {
         // A member that leaves takes one part of each stripe with it, and a lost unit takes another one.
         let may_rot = scheme.position_count() - scheme.data_count() > 1 && !rots_prepared;
         Run { rots_prepared, stripes, may_rot, ..Run::of(world, lazy, random, faults) }
+    }
+
+    /// A pool that gets more parity.
+    fn of_growing(seed: u64) -> Run {
+        let mut random = Random::new(seed);
+        let schemes = [(2, 1, 2), (2, 1, 4), (3, 1, 2), (2, 2, 3), (3, 2, 3), (2, 2, 4)];
+        let (data, before, after) = schemes[random.below(schemes.len())];
+        let [from, to] = [before, after].map(|parity| Scheme::ReedSolomon { data, parity });
+        let spares = random.below(2);
+        let count = to.position_count() as usize + spares;
+        let mut world = World::of_scheme(seed ^ 0x5555, count, from);
+        world.large_percent = [0, 20, 60][random.below(3)];
+        let lazy = [Lazy::Never, Lazy::AllLosePower][random.below(2)];
+        if lazy != Lazy::Never {
+            world.lazy_percent = [60, 90][random.below(2)];
+        }
+        let (faults, stripes) = ([4, 12, 40][random.below(3)], [STRIPES, 3][random.below(2)]);
+        let grows = Some((random.below(STEPS), to));
+        Run { stripes, grows, ..Run::of(world, lazy, random, faults) }
+    }
+
+    /// A pool with parity that often has fewer members than it needs to serve.
+    fn of_short(seed: u64) -> Run {
+        let mut random = Random::new(seed);
+        let schemes = [(2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 3)];
+        let (data, parity) = schemes[random.below(schemes.len())];
+        let scheme = Scheme::ReedSolomon { data, parity };
+        let count = scheme.position_count() as usize + 1 + random.below(2);
+        let mut world = World::of_scheme(seed ^ 0x5555, count, scheme);
+        world.minimum += random.below(2);
+        world.gives_up_lost = false;
+        world.large_percent = [0, 20, 60][random.below(3)];
+        let lazy = [Lazy::Never, Lazy::Never, Lazy::AllLosePower][random.below(3)];
+        if lazy != Lazy::Never {
+            world.lazy_percent = [60, 90][random.below(2)];
+        }
+        let stripes = [STRIPES, 3][random.below(2)];
+        Run { stripes, replaces: true, ..Run::of(world, lazy, random, 0) }
     }
 
     fn new(seed: u64) -> Run {
@@ -230,6 +274,12 @@ impl Run {
     /// member, often another member is lost, and the new member restarts and loses data that it did not
     /// have to keep.
     fn make_entry(&mut self) {
+        if self.replaces {
+            let mut plan: Vec<usize> = (0..self.world.osds.len()).collect();
+            plan.sort_by_key(|index| !self.world.is_up(*index));
+            plan.truncate(self.world.copies);
+            self.world.plan = plan;
+        }
         let before = self.world.acting();
         self.world.monitor();
         let acting = self.world.acting();
@@ -568,7 +618,10 @@ impl Run {
     }
 
     fn run(&mut self) {
-        for _ in 0..STEPS {
+        for step in 0..STEPS {
+            if let Some((_, scheme)) = self.grows.filter(|(at, _)| *at == step) {
+                self.world.set_scheme(scheme);
+            }
             match self.random.below(1000) {
                 dice if dice < self.faults => self.fail(),
                 dice if dice < 150 => self.operate(),
@@ -585,7 +638,58 @@ impl Run {
         }
     }
 
+    /// Again and again many members end, and return after some time. Between the faults most things happen in
+    /// good order, so that learners are filled.
+    fn run_short(&mut self) {
+        for _ in 0..40 {
+            for _ in 0..self.random.below(6) {
+                self.operate();
+            }
+            for _ in 0..self.random.below(80) {
+                self.go_on();
+            }
+            let parity = self.world.copies - self.world.data_count();
+            let acting = self.world.acting();
+            for _ in 0..self.random.below(parity + 2) {
+                let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
+                if self.world.is_up(at) {
+                    self.end_process(at);
+                }
+            }
+            self.go_on_in_order();
+            for at in 0..self.world.osds.len() {
+                if !self.world.is_up(at) && self.random.below(3) > 0 {
+                    self.world.start(at);
+                }
+            }
+            self.go_on_in_order();
+        }
+    }
+
+    fn go_on_in_order(&mut self) {
+        for _ in 0..self.random.below(30) {
+            self.make_entry();
+            self.world.round();
+            for _ in 0..self.random.below(12) {
+                self.go_on();
+            }
+            if self.random.below(4) == 0 {
+                self.operate();
+            }
+            if self.random.below(20) == 0 {
+                let at = self.any();
+                match self.world.is_up(at) {
+                    true => self.end_process(at),
+                    false => self.world.start(at),
+                }
+            }
+        }
+    }
+
     fn end(&mut self) {
+        if self.replaces {
+            self.world.plan = (0..self.world.copies).collect();
+        }
         for index in 0..self.world.osds.len() {
             self.world.osds[index].store.is_full = false;
             if !self.world.is_up(index) {
@@ -709,6 +813,34 @@ fn no_schedule_of_faults_breaks_a_promise_of_stripes() {
     }
     println!("{rotten} prepared versions lost their data");
     assert!(acknowledged > 0, "nothing was ever served");
+}
+
+#[test]
+fn no_schedule_of_faults_breaks_a_promise_while_parity_is_added() {
+    let mut acknowledged = 0;
+    for seed in base::seeds(1..=100) {
+        println!("SEEDS={seed}..{seed} cargo test --profile ci -p pg while_parity_is_added");
+        let mut run = Run::of_growing(seed);
+        run.run();
+        run.end();
+        acknowledged += run.world.history.acknowledged_count();
+    }
+    assert!(acknowledged > 0, "nothing was ever served");
+}
+
+#[test]
+fn no_schedule_of_faults_breaks_a_promise_of_few_members() {
+    let (mut acknowledged, mut filled) = (0, 0);
+    for seed in base::seeds(1..=60) {
+        println!("SEEDS={seed}..{seed} cargo test --profile ci -p pg promise_of_few_members");
+        let mut run = Run::of_short(seed);
+        run.run_short();
+        run.end();
+        acknowledged += run.world.history.acknowledged_count();
+        filled += run.world.short_fill_count;
+    }
+    println!("{filled} learners were filled below minimum size");
+    assert!(acknowledged > 0 && filled > 0, "nothing was ever served, or filled");
 }
 
 #[test]

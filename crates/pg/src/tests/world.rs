@@ -75,6 +75,8 @@ pub struct World {
     pub copies: usize,
     /// Minimum number of members that may serve.
     pub minimum: usize,
+    /// Whether members that are not up count as removed from the cluster, if no write is lazy.
+    pub gives_up_lost: bool,
     /// The OSDs that must have the copies.
     pub plan: Vec<usize>,
     needs: Vec<(Epoch, Need)>,
@@ -89,6 +91,8 @@ pub struct World {
     pub lazy_percent: usize,
     /// What members sent, for scenarios: (from, to, message).
     pub sent: Vec<(usize, usize, PeerBody)>,
+    /// How often a learner was reported complete while too few members were left to serve.
+    pub short_fill_count: usize,
     /// Events that scrubs reported: (primary, event).
     pub scrub_events: Vec<(usize, ScrubEvent)>,
     /// The time of day.
@@ -166,6 +170,7 @@ impl World {
             scheme: Scheme::Copies { count: copies as u8 },
             copies,
             minimum: if copies <= 2 { 1 } else { 2 },
+            gives_up_lost: true,
             plan,
             needs: Vec::new(),
             history: History::default(),
@@ -175,6 +180,7 @@ impl World {
             large_percent: 20,
             lazy_percent: 0,
             sent: Vec::new(),
+            short_fill_count: 0,
             scrub_events: Vec::new(),
             day_time: 1_000,
             now: Time::ZERO,
@@ -404,6 +410,9 @@ impl World {
                 if let Need::Failed(member, why) = &need {
                     assert!(!why.contains("parity was computed from version"), "{member:?}: {why}");
                 }
+                let is_filled = matches!(need, Need::Complete(_));
+                self.short_fill_count +=
+                    usize::from(is_filled && *pg.serving() == Serving::Filling);
                 let epoch = pg.entry().expect("it takes part").epoch;
                 self.needs.push((epoch, need));
             }
@@ -569,6 +578,20 @@ impl World {
         }
     }
 
+    /// Returns how many learners are reported complete and not in the acting set yet.
+    pub fn needs_complete(&self) -> usize {
+        let now = self.entry.epoch;
+        let mut complete: Vec<&Member> = (self.needs.iter())
+            .filter_map(|(epoch, need)| match need {
+                Need::Complete(member) if *epoch == now => Some(member),
+                _ => None,
+            })
+            .collect();
+        complete.sort_unstable();
+        complete.dedup();
+        complete.len()
+    }
+
     /// The monitor checks what it sees, and makes the next entry if there is a reason.
     pub fn monitor(&mut self) {
         let now = self.entry.epoch;
@@ -650,6 +673,12 @@ impl World {
         let mut learners: Vec<Learner> = Vec::new();
         for member in wanted {
             let known = entry.learner(member.osd).map(|learner| learner.position);
+            // A returning member is useful at the position that it had.
+            let record = self.osds[index_of(member.osd)].store.now.note.as_ref();
+            let record = record.and_then(|bytes| Record::decode(bytes).ok());
+            let had = record.and_then(|record| record.entry.position_of(member.osd));
+            let known =
+                known.or(had.filter(|at| self.has_parity() && entry.member_at(*at).is_none()));
             let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
             let urgency = |position: &Position| match entry.member_at(*position) {
                 None => 0,
@@ -820,12 +849,14 @@ impl World {
         if !self.is_up(index) {
             return;
         }
-        let lost: Vec<Member> = (self.entry.acting().copied())
-            .filter(|member| !self.is_up(index_of(member.osd)))
-            .collect();
+        let up: Vec<bool> = (0..self.osds.len()).map(|index| self.is_up(index)).collect();
         // If no write is lazy, lost members count as removed: data that only they may have is given up.
-        let how = if self.lazy_percent > 0 { Absence::Down } else { Absence::Gone };
-        let absence = |member| if lost.contains(&member) { how } else { Absence::Awaited };
+        let is_given_up = self.gives_up_lost && self.lazy_percent == 0;
+        let how = if is_given_up { Absence::Gone } else { Absence::Down };
+        let absence = |member: Member| match up[index_of(member.osd)] {
+            true => Absence::Awaited,
+            false => how,
+        };
         let is_immediate = self.osds[index].store.is_immediate;
         self.with(index, |pg, actions| {
             pg.fill_meanwhile(absence, is_immediate, actions);
