@@ -147,13 +147,14 @@ impl Pg {
         let is_holder = |state: &&MemberState| {
             state.record_epoch > Epoch::ZERO && !was_filled_short(state) && !state.is_suspect
         };
-        let newest = lead.acting_states().filter(is_holder).map(|state| state.record_epoch).max();
-        let learners = &lead.peers[lead.acting.count()..];
-        let found = learners.iter().filter(|peer| peer.contact == Contact::Known).find(|peer| {
-            let state = peer.state.as_ref().filter(is_holder);
-            let state = state.filter(|state| state.filling.is_none());
-            newest.is_some() && state.map(|state| state.record_epoch) == newest
+        let learners = lead.peers[lead.acting.count()..].iter().filter_map(|peer| {
+            let state = peer.state.as_ref().filter(|_| peer.contact == Contact::Known);
+            let state = state.filter(is_holder).filter(|state| state.filling.is_none());
+            Some((peer, state?.record_epoch))
         });
+        let acting = lead.acting_states().filter(is_holder).map(|state| state.record_epoch).max();
+        let newest = learners.max_by_key(|(_, epoch)| *epoch);
+        let found = newest.filter(|(_, epoch)| Some(*epoch) >= acting).map(|(peer, _)| peer);
         if let Some(peer) = found {
             let member = peer.member;
             let why = format!("{} is an acting member again", member.osd);
