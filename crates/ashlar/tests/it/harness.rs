@@ -79,6 +79,14 @@ impl Cluster {
         self.directory.path()
     }
 
+    /// Returns the lines of the daemons' logs that report a panic.
+    fn panics(&self) -> Vec<String> {
+        let logs = fs::read_dir(self.path().join("log")).into_iter().flatten().flatten();
+        let texts = logs.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+        let lines = texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
+        lines.filter(|line| line.contains("bug: the program panicked")).collect()
+    }
+
     /// Returns an `ashlar` command for this cluster.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(ASHLAR);
@@ -287,6 +295,11 @@ impl Drop for Cluster {
         for directory in [self.path().to_owned(), self.path().join(".ashlar")] {
             let mut down = Command::new(ASHLAR);
             let _ = down.arg("down").arg("--dir").arg(directory).output();
+        }
+        // `up` starts a process again that has ended, so a test may pass although one panicked.
+        let panics = self.panics();
+        if !std::thread::panicking() {
+            assert!(panics.is_empty(), "{panics:#?}");
         }
     }
 }
