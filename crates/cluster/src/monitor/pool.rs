@@ -187,8 +187,8 @@ impl Monitor {
         let (host, count) = planned().filter_map(crowded).max_by_key(|(_, count)| *count)?;
         (count > spare).then(|| {
             format!(
-                "pool {} ({}) can continue without {spare} members of a PG, but host {host} has \
-                 {count} of them: while that host is down, I/O waits",
+                "a PG of pool {} ({}) can lose {spare} of its members and continue, but host {host} \
+                 has {count} of them: while that host is down, I/O waits",
                 pool.name, pool.scheme
             )
         })

@@ -226,7 +226,7 @@ fn a_host_that_has_too_many_members_is_named() {
     let mut rig = with_parity(6, 8);
     let message = message_of(&mut rig, "host_loss_stops_pool");
     assert!(
-        message.contains("can continue without 1 members of a PG, but host h has 6"),
+        message.contains("can lose 1 of its members and continue, but host h has 6"),
         "{message}"
     );
     let mut rig = Rig::with_copies(3, 3, 2, 8);
