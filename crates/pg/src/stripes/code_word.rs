@@ -200,6 +200,19 @@ impl CodeWord<'_> {
             };
             for index in wrong {
                 if !written(index) {
+                    let is_told = sources.len() >= self.stripes.data_count();
+                    if !is_told && !compared.whole.has(index) && self.has_data(index, unit) {
+                        // Only tables say that there is no data. What can be read is kept.
+                        continue;
+                    }
+                    if is_told
+                        && self.has_or_lost(index, unit)
+                        && self.decode(&sources, index, unit, &mut decoders) != ZEROS
+                    {
+                        // The tables are wrong: parity was computed from data there.
+                        made.is_open = true;
+                        sources.iter().for_each(|index| made.differing[*index].add(unit));
+                    }
                     made.units[index].insert(unit, None);
                 } else if sources.len() < self.stripes.data_count() {
                     made.lost[index].add(unit);
@@ -209,7 +222,10 @@ impl CodeWord<'_> {
                     let wanted = if is_confused { sources[0] } else { index };
                     let bytes = self.decode(&sources, wanted, unit, &mut decoders);
                     let data = UnitData::of(&bytes, self.buffers);
-                    if self.known_checksum(index, unit).is_some_and(|it| it != data.checksum) {
+                    if self
+                        .known_checksum(compared, index, unit)
+                        .is_some_and(|it| it != data.checksum)
+                    {
                         // A source is wrong, too: what was lost had another checksum.
                         made.is_open = true;
                         sources.iter().for_each(|index| made.differing[*index].add(unit));
@@ -221,9 +237,27 @@ impl CodeWord<'_> {
         made
     }
 
-    /// Returns the checksum that the member knew of a unit that it cannot read.
-    fn known_checksum(&self, index: usize, unit: u32) -> Option<Checksum> {
-        let SeenKey::Block { version, units, .. } = &self.seen[index].key else { return None };
+    /// Returns whether a member holds data in a unit, and can read it.
+    fn has_data(&self, index: usize, unit: u32) -> bool {
+        self.parts[index].as_ref().is_some_and(|part| part.written.contains_key(&unit))
+    }
+
+    /// Returns whether a member holds data in a unit, or has lost it.
+    fn has_or_lost(&self, index: usize, unit: u32) -> bool {
+        let part = self.parts[index].as_ref();
+        self.has_data(index, unit) || part.is_some_and(|part| part.damaged.has(unit))
+    }
+
+    /// Returns the checksum that the member knew of a unit that it cannot read. What another version or
+    /// another table says counts for nothing.
+    fn known_checksum(&self, compared: &Compared, index: usize, unit: u32) -> Option<Checksum> {
+        let SeenKey::Block { version, units, table } = &self.seen[index].key else { return None };
+        let position = self.positions[index];
+        let has_lost_table = !self.stripes.is_data(position) && table.is_empty();
+        let is_other = compared.whole.has(index) && !has_lost_table;
+        if is_other || *version != compared.version(position) {
+            return None;
+        }
         let part = self.parts[index].as_ref().filter(|part| part.version == *version)?;
         match units[unit as usize] {
             UnitSeen::Data(checksum) if part.damaged.has(unit) => Some(checksum),

@@ -11,6 +11,7 @@ use super::scrub::{remove, told};
 use super::world::{World, osd_id};
 use super::{BLOCK_SIZE, UNITS};
 use crate::stripes::table::Table;
+use crate::units::Units;
 
 const XOR: Scheme = Scheme::Xor { data: 2 };
 const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
@@ -472,4 +473,50 @@ fn damage_is_written_back_while_a_scrub_is_under_way_and_its_cursor_stays() {
     world.settle();
     assert_eq!((cursor(&world), blocks(&world)), before);
     assert_eq!(told(&world), ["repaired: osd.2 damaged"]);
+}
+
+#[test]
+fn a_stale_part_that_lost_a_unit_is_made_anew() {
+    for scheme in [THREE_TWO, TWO_ONE] {
+        for at in 0..positions(scheme) {
+            let (mut world, key) = with_stripes(scheme);
+            let before = block(&world, at, key);
+            let count = world.units();
+            write(&mut world, STRIPE, 0, count);
+            let newest = blocks(&world);
+            replace(&mut world, at, key, &before);
+            world.osds[at].store.damage(key, 1);
+            world.scrub_all(true, true);
+            assert_eq!(told(&world), [format!("repaired: {} stale", osd_id(at))], "{scheme}");
+            assert_eq!(blocks(&world), newest);
+        }
+    }
+}
+
+/// Changes the tables of all parity parts.
+fn alter_tables(world: &mut World, scheme: Scheme, key: BlockKey, change: fn(&mut Table)) {
+    let data_count = scheme.data_count() as usize;
+    for at in data_count..positions(scheme) {
+        world.osds[at].store.alter(key, |state, key| {
+            let block = state.blocks.get_mut(&key).unwrap();
+            let mut table = Table::decode(&block.table, data_count, BLOCK_SIZE).unwrap();
+            change(&mut table);
+            block.table = table.encode(BLOCK_SIZE);
+        });
+    }
+}
+
+#[test]
+fn data_that_no_table_names_is_not_removed_while_parity_says_that_it_is_there() {
+    for scheme in [THREE_TWO, FOUR_THREE] {
+        let (mut world, key) = with_stripes(scheme);
+        alter_tables(&mut world, scheme, key, |table| {
+            let unit = Units::from_range(1..2);
+            table.parts[0].written = table.parts[0].written.without(&unit);
+        });
+        let before = blocks(&world);
+        world.scrub_all(true, true);
+        assert!(told(&world)[0].starts_with("found: osd.1 differs"), "{:?}", told(&world));
+        assert!(blocks(&world) == before, "{scheme}");
+    }
 }
