@@ -113,6 +113,10 @@ impl Pg {
         self.charge(read * UNIT_SIZE);
         let read_seen = seen.iter().zip(&parts).map(|(seen, part)| match part {
             Some(part) => Seen { key: seen_of(part), floor: seen.floor },
+            // The member said that it has the part, and then that it does not: the part counts as missing.
+            None if matches!(seen.key, SeenKey::Block { .. }) => {
+                Seen { key: SeenKey::Gone, floor: seen.floor }
+            }
             None => seen.clone(),
         });
         let read_seen: Vec<Seen> = read_seen.collect();

@@ -520,3 +520,33 @@ fn data_that_no_table_names_is_not_removed_while_parity_says_that_it_is_there() 
         assert!(blocks(&world) == before, "{scheme}");
     }
 }
+
+#[test]
+fn a_part_that_its_member_has_no_more_when_it_is_read_counts_as_missing() {
+    let (mut world, key) = with_stripes(THREE_TWO);
+    // With a member away and a lost unit, the others of its row are just enough.
+    world.kill(4);
+    world.settle();
+    let before = blocks(&world);
+    let at = world.server().unwrap();
+    recall(&mut world);
+    world.osds[2].store.damage(key, 1);
+    let is_fetch = |(_, to, body): &(usize, usize, PeerBody)| {
+        *to == 1 && matches!(body, PeerBody::Fetch { key: of, .. } if *of == key)
+    };
+    while !world.sent.iter().any(is_fetch) {
+        world.scrub_on(at, Some(true), 1 << 20, true);
+        world.deliver_all();
+        if !world.sent.iter().any(is_fetch) {
+            world.stores_go_on();
+        }
+    }
+    remove(&mut world, 1, key);
+    world.settle();
+    world.scrub_all(true, true);
+    assert_eq!(told(&world)[0], "found: osd.2 lost, osd.3 lost");
+    for index in [0, 3] {
+        assert!(world.osds[index].store.now.blocks == before[index]);
+    }
+    assert_eq!(block(&world, 2, key).damaged, 1 << 1, "nothing was made of a part that is gone");
+}
