@@ -3,12 +3,14 @@
 //! ```text
 //!   row of units ──▶ those that can be read form a code word? ──yes──▶ the others are made of k of them
 //!                                                              └──no──▶ the one without which they do, if it is
-//!                                                                       one; else nobody decides
+//!                                                                       parity; else nobody decides
 //! ```
 //!
 //! Invariants
 //!   1. A unit is made only of units that form a code word, as far as that shows.
 //!   2. If one row cannot be decided, nothing of the stripe is made.
+//!   3. A unit of data that matches its checksum is never replaced: all parity parts get the same differences, so
+//!      one wrong difference makes all of them say that the data is wrong.
 
 use std::collections::BTreeMap;
 
@@ -50,8 +52,8 @@ pub struct CodeWord<'a> {
 enum Row {
     /// The units that can be read belong together, except those of `wrong`.
     Sound { sources: Vec<usize>, wrong: Option<usize> },
-    /// The units contradict each other, and nobody decides which one is wrong.
-    Open { sources: Vec<usize> },
+    /// The units contradict each other, and nobody decides which of the suspects are wrong.
+    Open { suspects: Vec<usize> },
 }
 
 /// The units that must be made, and those that cannot, by member.
@@ -113,13 +115,15 @@ impl CodeWord<'_> {
                 Verdict::Consistent => None,
                 Verdict::Wrong { part } if !planted::on(Bug::WrongPartNotSearched) => Some(part),
                 Verdict::Wrong { .. } | Verdict::Undecided => {
-                    return Row::Open { sources: members };
+                    return Row::Open { suspects: members };
                 }
             };
             let is_wrong = |index: &usize| Some(self.positions[*index].index()) == wrong;
             let wrong = members.iter().copied().find(is_wrong);
-            let sources = members.into_iter().filter(|index| Some(*index) != wrong).collect();
-            return Row::Sound { sources, wrong };
+            return match wrong {
+                Some(wrong) => self.row_without(members, wrong),
+                None => Row::Sound { sources: members, wrong: None },
+            };
         }
         let is_code_word = |members: &[usize], decoders: &mut Decoders| {
             let (sources, others) = members.split_at(data_count);
@@ -138,9 +142,21 @@ impl CodeWord<'_> {
         let mut candidates = members.iter().copied().filter(|_| is_told);
         let mut fits = candidates.by_ref().filter(|it| is_code_word(&without(*it), decoders));
         match (fits.next(), fits.next()) {
-            (Some(wrong), None) => Row::Sound { sources: without(wrong), wrong: Some(wrong) },
-            _ => Row::Open { sources: members },
+            (Some(wrong), None) => self.row_without(members, wrong),
+            _ => Row::Open { suspects: members },
         }
+    }
+
+    /// Returns the state of a row that is a code word without this member's unit. If that unit is data, all
+    /// parity may be wrong instead.
+    fn row_without(&self, mut members: Vec<usize>, wrong: usize) -> Row {
+        let is_data = |index: usize| self.stripes.is_data(self.positions[index]);
+        if is_data(wrong) {
+            members.retain(|index| *index == wrong || !is_data(*index));
+            return Row::Open { suspects: members };
+        }
+        members.retain(|index| *index != wrong);
+        Row::Sound { sources: members, wrong: Some(wrong) }
     }
 
     /// Returns a unit of a member, made of those of others, at least `k`.
@@ -192,9 +208,9 @@ impl CodeWord<'_> {
                     found.into_iter().for_each(|index| made.differing[index].add(unit));
                     sources
                 }
-                Row::Open { sources } => {
+                Row::Open { suspects } => {
                     made.is_open = true;
-                    sources.into_iter().for_each(|index| made.differing[index].add(unit));
+                    suspects.into_iter().for_each(|index| made.differing[index].add(unit));
                     continue;
                 }
             };

@@ -534,8 +534,10 @@ impl Run {
         self.check_undamaged();
         let acting = self.world.acting();
         let at = acting[self.random.below(acting.len())].osd.get() as usize - 1;
-        // With one parity part, a part that is silently wrong is only listed.
-        let is_found = acting.len() - self.world.data_count() > 1;
+        // With one parity part, a part that is silently wrong is only listed, and data always is.
+        let parity_count = acting.len() - self.world.data_count();
+        let parity = self.world.entry.filled().skip(self.world.data_count());
+        let has_parity = parity.map(|(_, it)| it.osd).any(|osd| osd.get() as usize - 1 == at);
         let floor = self.world.osds[at].store.now.floor;
         for (key, version) in self.stable_parts(at) {
             let unit = self.random.below(UNITS as usize) as u32;
@@ -545,6 +547,8 @@ impl Run {
             });
             let is_decided = version > floor || others.count() > 2;
             let store = &mut self.world.osds[at].store;
+            let holds_data = store.now.blocks[&key].units.contains_key(&unit);
+            let is_found = parity_count > 1 && (has_parity || !holds_data);
             match self.random.below(8) {
                 4 => store.alter(key, |state, key| {
                     state.blocks.get_mut(&key).unwrap().table.clear();

@@ -157,8 +157,9 @@ fn a_light_scrub_finds_missing_and_stale_parts() {
 }
 
 #[test]
-fn with_two_parity_parts_the_part_that_is_silently_wrong_is_found_and_with_one_all_are_listed() {
+fn parity_that_is_silently_wrong_is_made_anew_and_data_never_is() {
     for scheme in SCHEMES {
+        let data_count = scheme.data_count() as usize;
         for at in 0..positions(scheme) {
             let (mut world, key) = with_stripes(scheme);
             let before = blocks(&world);
@@ -167,15 +168,22 @@ fn with_two_parity_parts_the_part_that_is_silently_wrong_is_found_and_with_one_a
             world.scrub_all(false, true);
             assert_eq!(told(&world), Vec::<String>::new(), "versions and units are right");
             world.scrub_all(true, true);
-            if scheme.position_count() - scheme.data_count() > 1 {
+            if positions(scheme) == data_count + 1 {
+                assert_eq!(told(&world), ["found: osd.1 differs, osd.2 differs, osd.3 differs"]);
+            } else if at < data_count {
+                // The data that is found, and all parity: the latter may have got a wrong difference.
+                let suspects = std::iter::once(at).chain(data_count..positions(scheme));
+                let suspects: Vec<String> =
+                    suspects.map(|it| format!("{} differs", osd_id(it))).collect();
+                assert_eq!(told(&world), [format!("found: {}", suspects.join(", "))]);
+            } else {
                 let repaired = format!("repaired: {} differs", osd_id(at));
                 assert_eq!(told(&world), [repaired], "{scheme}");
                 assert_eq!(blocks(&world), before);
-            } else {
-                assert_eq!(told(&world), ["found: osd.1 differs, osd.2 differs, osd.3 differs"]);
-                assert_eq!(blocks(&world), wrong, "nothing is changed");
-                assert_eq!(world.scrub_note(2).damaged_count(), 1);
+                continue;
             }
+            assert_eq!(blocks(&world), wrong, "nothing is changed");
+            assert_eq!(world.scrub_note(2).damaged_count(), 1);
         }
     }
 }
@@ -184,11 +192,11 @@ fn with_two_parity_parts_the_part_that_is_silently_wrong_is_found_and_with_one_a
 fn different_units_may_have_different_wrong_parts() {
     let (mut world, key) = with_stripes(THREE_TWO);
     let before = blocks(&world);
-    corrupt(&mut world, 0, key, 1);
+    corrupt(&mut world, 3, key, 1);
     corrupt(&mut world, 4, key, 2);
     world.osds[1].store.damage(key, 0);
     world.scrub_all(true, true);
-    assert_eq!(told(&world), ["repaired: osd.2 damaged, osd.1 differs, osd.5 differs"]);
+    assert_eq!(told(&world), ["repaired: osd.2 damaged, osd.4 differs, osd.5 differs"]);
     assert_eq!(blocks(&world), before);
 }
 
@@ -208,10 +216,10 @@ fn what_is_not_decided_is_listed_and_nothing_of_its_stripe_is_repaired() {
     // With a third parity part it is found.
     let (mut world, key) = with_stripes(FOUR_THREE);
     let before = blocks(&world);
-    corrupt(&mut world, 0, key, 1);
+    corrupt(&mut world, 4, key, 1);
     world.osds[1].store.damage(key, 1);
     world.scrub_all(true, true);
-    assert_eq!(told(&world), ["repaired: osd.2 damaged, osd.1 differs"]);
+    assert_eq!(told(&world), ["repaired: osd.2 damaged, osd.5 differs"]);
     assert_eq!(blocks(&world), before);
 }
 
@@ -549,4 +557,23 @@ fn a_part_that_its_member_has_no_more_when_it_is_read_counts_as_missing() {
         assert!(world.osds[index].store.now.blocks == before[index]);
     }
     assert_eq!(block(&world, 2, key).damaged, 1 << 1, "nothing was made of a part that is gone");
+}
+
+#[test]
+fn data_is_kept_if_all_parity_parts_missed_the_same_difference() {
+    for scheme in [THREE_TWO, FOUR_THREE] {
+        let (mut world, key) = with_stripes(scheme);
+        let older = blocks(&world);
+        write(&mut world, STRIPE, 1, 1);
+        for at in scheme.data_count() as usize..positions(scheme) {
+            let old = older[at][&key].units[&1];
+            world.osds[at].store.alter(key, |state, key| {
+                state.blocks.get_mut(&key).unwrap().units.insert(1, old);
+            });
+        }
+        let before = blocks(&world);
+        world.scrub_all(true, true);
+        assert!(told(&world)[0].starts_with("found: osd.1 differs"), "{:?}", told(&world));
+        assert!(blocks(&world) == before, "what was acknowledged is there");
+    }
 }
