@@ -37,6 +37,10 @@ use crate::write_queue::WriteStage;
 use crate::{Action, MemberSet, Pg, Serving};
 use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
 
+/// After a difference did not arrive, those of this many versions go through the primary: the connection that lost
+/// it may lose the next ones, too, and each of them would be asked for only after a while.
+pub const DETOURS: u32 = 256;
+
 /// A gathering in progress at the primary.
 pub struct GatherJob {
     pub key: BlockKey,
@@ -332,7 +336,9 @@ impl Pg {
         }
         let parity = self.parity_targets(key, missing, stripes);
         let acting = self.lead().acting;
-        let is_direct = parity.iter().all(|index| acting.has(index));
+        let detours_left = self.lead().detours_left;
+        self.lead().detours_left = detours_left.saturating_sub(1);
+        let is_direct = detours_left == 0 && parity.iter().all(|index| acting.has(index));
         let plan = Plan::new(stripes, &patch, version, (!parity.is_empty(), is_direct), self);
         let lead = self.lead();
         lead.mark_told = mark;
@@ -524,15 +530,19 @@ impl Pg {
             return Err("a difference was requested that does not exist".into());
         }
         let route = lead.deltas.get(&version);
-        let wanted = route.and_then(|route| Some((route.key, *route.parts.get(&part)?)));
+        let wanted =
+            route.and_then(|route| Some((route.key, *route.parts.get(&part)?, route.is_direct)));
         // Otherwise it has been passed on, or this OSD is reading or making it.
-        if let Some((key, units)) = wanted
+        if let Some((key, units, is_direct)) = wanted
             && part != own_position
             && self.serving == Serving::Active
         {
             let none = Part::nothing(self.shape.block_size);
             let delta = Part { units: Units::default(), damaged: units, ..none };
             self.expect_delta_no_more(version, part);
+            if is_direct {
+                self.lead().detours_left = DETOURS;
+            }
             let sources = self.sources(true);
             self.make_delta(key, DamagedDelta { version, part, delta }, sources, actions);
         }

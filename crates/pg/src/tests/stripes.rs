@@ -8,6 +8,7 @@ use super::model::{data_of, values_of};
 use super::world::World;
 use super::{UNIT, UNITS, layer, place_in};
 use crate::Limits;
+use crate::stripes::replicate::DETOURS;
 
 const XOR: Scheme = Scheme::Xor { data: 2 };
 const TWO_ONE: Scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
@@ -245,6 +246,27 @@ fn a_difference_that_is_lost_is_asked_for_and_made_by_the_primary() {
         assert_eq!(deltas(&world, is_straight), by_primary);
         check_settled(world);
     }
+}
+
+#[test]
+fn after_a_difference_was_lost_those_of_the_next_versions_go_through_the_primary() {
+    let mut world = two_parts_change();
+    for part in [1, 2] {
+        world.deliver(0, part, true);
+        world.store_goes_on(part);
+    }
+    world.disconnect(1, 3);
+    world.settle();
+    assert_eq!(deltas(&world, is_wanted), [(3, 0)]);
+    for count in 0..DETOURS + 2 {
+        world.sent.clear();
+        written(&mut world, 1, UNITS, 1);
+        let is_direct = deltas(&world, is_straight).contains(&(1, 3));
+        assert_eq!(is_direct, count >= DETOURS, "{count}");
+        assert_eq!(deltas(&world, is_through_primary).is_empty(), is_direct);
+    }
+    world.check_equal();
+    world.history.check();
 }
 
 #[test]
