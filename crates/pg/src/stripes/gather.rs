@@ -33,6 +33,8 @@ pub struct Gather {
     held: BTreeMap<usize, Part>,
     /// Number of answers that are missing.
     missing: usize,
+    /// Whether a parity part has lost its part table.
+    has_lost_table: bool,
 }
 
 /// The result for a wanted unit.
@@ -68,6 +70,7 @@ impl Gather {
             asked: BTreeMap::new(),
             held: BTreeMap::new(),
             missing: 0,
+            has_lost_table: false,
         }
     }
 
@@ -151,6 +154,7 @@ impl Gather {
             if has_lost_table(&part) {
                 // The member's store lost the page with the table: the part counts as if it were not there.
                 self.sources.remove(&position);
+                self.has_lost_table = true;
                 return Ok(());
             }
             table_of(&part, self.stripes.data_count(), self.block_size)?;
@@ -186,6 +190,11 @@ impl Gather {
     pub fn newest(&self) -> Version {
         let versions = self.held.values().map(|part| part.version.max(part.deleted));
         versions.max().unwrap_or_default()
+    }
+
+    /// Returns whether a position has lost some of its part: units, or its part table.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost_table || self.held.values().any(|part| !part.damaged.is_empty())
     }
 
     /// Returns all answers, by position.

@@ -235,8 +235,7 @@ impl Pg {
     fn on_gather_end(&mut self, slot: GatherSlot, actions: &mut Vec<Action>) {
         let job = self.lead().gathers.remove(slot);
         let is_kept = matches!(job.purpose, GatherFor::Operation(_) | GatherFor::Fill { .. });
-        let has_lost = job.gather.all_held().values().any(|part| !part.damaged.is_empty());
-        let damaged = Some(job.key).filter(|_| is_kept && has_lost);
+        let damaged = Some(job.key).filter(|_| is_kept && job.gather.has_lost());
         match job.purpose {
             GatherFor::Operation(slot) => self.on_stripe_gathered(slot, &job.gather, actions),
             GatherFor::Fill { job: slot, learner } => {

@@ -577,3 +577,21 @@ fn data_is_kept_if_all_parity_parts_missed_the_same_difference() {
         assert!(blocks(&world) == before, "what was acknowledged is there");
     }
 }
+
+#[test]
+fn a_part_table_that_a_read_misses_is_written_back() {
+    let (mut world, key) = with_stripes(THREE_TWO);
+    world.kill(0);
+    world.settle();
+    recall(&mut world);
+    let before = blocks(&world);
+    world.osds[3].store.alter(key, |state, key| {
+        state.blocks.get_mut(&key).unwrap().table.clear();
+    });
+    let at = world.server().unwrap();
+    let number = world.read(at, STRIPE, 1, 1);
+    world.settle();
+    assert!(matches!(world.history.outcome(number), Some(Ok(Outcome::Read { .. }))));
+    assert_eq!(told(&world), ["repaired: osd.4 damaged"]);
+    assert!(blocks(&world) == before);
+}
