@@ -263,6 +263,9 @@ impl<'a> Reader<'a> {
     fn member_or_none(&mut self) -> Result<Option<Member>, DecodeError> {
         let osd = OsdId::new(self.u32()?);
         let incarnation = Incarnation::new(self.u64()?);
+        if osd.is_none() && incarnation != Incarnation::new(0) {
+            return wrong("a position without an OSD has an incarnation".to_owned());
+        }
         Ok(osd.map(|osd| Member { osd, incarnation }))
     }
 
