@@ -273,6 +273,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Written { .. }
         | PeerBody::Delta { .. }
         | PeerBody::DeltaWanted { .. }
+        | PeerBody::PartBehind { .. }
         | PeerBody::Synced { .. }
         | PeerBody::Noted { .. }
         | PeerBody::Scrubbed { .. }

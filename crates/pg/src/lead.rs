@@ -48,8 +48,8 @@ pub struct Lead {
     /// In pools with parity: versions for which some differences of data parts have not been passed on, and
     /// the members that get these differences.
     pub deltas: BTreeMap<Version, DeltaRoute>,
-    /// In pools with parity: number of versions whose differences still go through this OSD, because one that a
-    /// data member sent straight to a member with parity did not arrive.
+    /// In pools with parity: number of versions whose differences still go through this OSD, because one that
+    /// a data member sent straight to a member with parity did not arrive.
     pub detours_left: u32,
     /// In pools with parity: fills that wait for the mark.
     pub late_fills: Vec<LateFill>,

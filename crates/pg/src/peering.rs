@@ -665,6 +665,15 @@ impl Pg {
             PeerBody::DeltaWanted { version, part } => {
                 self.on_delta_wanted(index, (version, part), actions)
             }
+            PeerBody::PartBehind { part } => {
+                let stripes = self.stripes().ok_or("the pool has no parity")?;
+                let lead = self.lead();
+                if !lead.acting.has(index) || stripes.is_data(lead.peers[index].position) {
+                    return Err("only an acting member with parity may send this message".into());
+                }
+                self.on_part_behind(index, part, actions);
+                Ok(())
+            }
             PeerBody::Stale(_) => Ok(()),
             _ => Err("only a primary may send this message".into()),
         }

@@ -53,6 +53,7 @@ const BODY_RECALL: u8 = 43;
 const BODY_RECALLED: u8 = 44;
 const BODY_KEEP: u8 = 45;
 const BODY_TRIED: u8 = 46;
+const BODY_PART_BEHIND: u8 = 47;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -183,6 +184,7 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_version(bytes, *version);
             bytes.push(part.get());
         }
+        PeerBody::PartBehind { part } => bytes.extend([BODY_PART_BEHIND, part.get()]),
         PeerBody::Forward { call, key, content, replaces } => {
             put_call(bytes, BODY_FORWARD, *call);
             put_key(bytes, pool, *key);
@@ -327,6 +329,7 @@ fn decode_body(
         BODY_DELTA_WANTED => {
             PeerBody::DeltaWanted { version: reader.version()?, part: reader.position()? }
         }
+        BODY_PART_BEHIND => PeerBody::PartBehind { part: reader.position()? },
         BODY_FORWARD => {
             let (call, key) = (reader.u32()?, reader.key(pool)?);
             let replaces = reader.version()?;

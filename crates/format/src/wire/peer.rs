@@ -220,6 +220,12 @@ pub enum PeerBody {
         /// The data part that changes.
         part: Position,
     },
+    /// Acting member with parity: the member with this data part has lost a version of it, for the part
+    /// table names a later one than the member's difference.
+    PartBehind {
+        /// The data part.
+        part: Position,
+    },
     /// Primary, in pools of stripes: prepare this content of the key, in place of all prepared versions of
     /// the key above `replaces`. Answered by [`PeerBody::Repaired`] when durable.
     Forward {

@@ -217,6 +217,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-delta", peer(delta)),
         ("peer-parity-delta", peer(parity_delta)),
         ("peer-delta-wanted", peer(PeerBody::DeltaWanted { version, part: part_index })),
+        ("peer-part-behind", peer(PeerBody::PartBehind { part: part_index })),
         ("peer-forward", peer(forward)),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
@@ -371,6 +372,7 @@ fn any_stripe_body() -> impl Strategy<Value = PeerBody> {
                 is_direct
             }
         ),
+        (0u8..20).prop_map(|part| PeerBody::PartBehind { part: position(part) }),
         (any_version(), 0u8..20)
             .prop_map(|(version, part)| PeerBody::DeltaWanted { version, part: position(part) }),
         (header(), vec(change, 0..=PART_CHANGE_COUNT_MAX)).prop_map(

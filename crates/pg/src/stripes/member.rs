@@ -19,7 +19,7 @@ use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
 use super::early::{EarlyDelta, EarlyDeltas};
-use super::parity::{ParityWork, difference};
+use super::parity::{Contradiction, ParityWork, difference};
 use super::part::{Part, table_of};
 use super::pipeline::{Arrival, Arrived, Fill, Next, Pipeline};
 use crate::store_calls::Call;
@@ -371,7 +371,46 @@ impl Pg {
                 pipeline.ready(version, content);
                 self.give_ready(actions);
             }
-            Err(why) => self.cannot_store(why, actions),
+            Err(contradiction) => self.on_contradiction(contradiction, actions),
+        }
+    }
+
+    /// Ends the epoch, because a version cannot be applied to this member's parity part. If a data part is
+    /// older than the part table says, it is the member with that part that cannot continue: it is filled
+    /// from the others, which have what it lost. Otherwise it is this member.
+    fn on_contradiction(&mut self, contradiction: Contradiction, actions: &mut Vec<Action>) {
+        let Contradiction { behind, why } = contradiction;
+        let is_acting = self.follow.as_ref().is_none_or(|follow| follow.is_acting());
+        match behind.filter(|_| is_acting) {
+            None => self.cannot_store(why, actions),
+            Some(part) if self.follow.is_some() => {
+                self.answer(PeerBody::PartBehind { part }, actions);
+            }
+            Some(part) => {
+                let me = self.lead().me;
+                self.on_part_behind(me, part, actions);
+            }
+        }
+    }
+
+    /// As primary: handles a data part that is older than a member with parity knows. If the part has no
+    /// acting member, its difference was made of others: then the member with parity cannot continue.
+    pub(crate) fn on_part_behind(
+        &mut self,
+        teller: usize,
+        part: Position,
+        actions: &mut Vec<Action>,
+    ) {
+        let lead = self.lead();
+        let found = lead.acting.iter().find(|index| lead.peers[*index].position == part);
+        let (index, me) = (found.unwrap_or(teller), lead.me);
+        let why = "parity was computed from a later version of a part".to_owned();
+        match index == me {
+            true => {
+                let member = lead.peers[me].member;
+                self.end_epoch(Need::Failed(member, why.clone()), why, actions);
+            }
+            false => self.on_peer_failed(index, why, actions),
         }
     }
 

@@ -79,6 +79,20 @@ pub fn difference(
     content(old.version, block_size, units, lost, &written, Vec::new(), buffers)
 }
 
+/// How parity and data contradict each other.
+#[derive(Debug)]
+pub struct Contradiction {
+    /// The data part that is older than the part table says, if that is the contradiction.
+    pub behind: Option<Position>,
+    pub why: String,
+}
+
+impl From<String> for Contradiction {
+    fn from(why: String) -> Contradiction {
+        Contradiction { behind: None, why }
+    }
+}
+
 /// A version at a parity member that waits for the old parity and for the differences.
 #[derive(Debug)]
 pub struct ParityWork {
@@ -214,11 +228,11 @@ impl ParityWork {
         parity: usize,
         block_size: BlockSize,
         buffers: &BufferPool,
-    ) -> Result<Content, String> {
+    ) -> Result<Content, Contradiction> {
         let old = self.old.as_ref().expect("everything has come");
         let data_count = stripes.data_count();
         if has_lost_table(old) {
-            return Err("a parity part has lost its part table".into());
+            return Err("a parity part has lost its part table".to_owned().into());
         }
         let mut table = table_of(old, data_count, block_size)?;
         let mut units = Units::default();
@@ -229,12 +243,14 @@ impl ParityWork {
             if let Some(delta) = self.deltas.get(&change.part.index())
                 && delta.version != known.version
             {
-                return Err(format!(
+                let behind = Some(change.part).filter(|_| delta.version < known.version);
+                let why = format!(
                     "parity was computed from version {} of part {}, but the part had version {}",
                     known.version,
                     change.part.get(),
                     delta.version
-                ));
+                );
+                return Err(Contradiction { behind, why });
             }
             let written = known.written.without(&changed).with(&written);
             *known = TablePart { version: self.version, written };

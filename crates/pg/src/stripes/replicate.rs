@@ -37,8 +37,8 @@ use crate::write_queue::WriteStage;
 use crate::{Action, MemberSet, Pg, Serving};
 use blockstore::{Answer, AsOf, Request as StoreRequest, StoreError};
 
-/// After a difference did not arrive, those of this many versions go through the primary: the connection that lost
-/// it may lose the next ones, too, and each of them would be asked for only after a while.
+/// After a difference did not arrive, those of this many versions go through the primary: the connection that
+/// lost it may lose the next ones, too, and each of them would be asked for only after a while.
 pub const DETOURS: u32 = 256;
 
 /// A gathering in progress at the primary.

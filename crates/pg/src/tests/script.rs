@@ -267,6 +267,7 @@ fn brief(body: &PeerBody) -> String {
         }
         PeerBody::Skip { version, mark, .. } => format!("Skip: {version}, mark {mark}"),
         PeerBody::Delta { version, part, .. } => format!("Delta: {version}, part {}", part.get()),
+        PeerBody::PartBehind { part } => format!("PartBehind: part {}", part.get()),
         PeerBody::ParityDelta { version, part, .. } => {
             format!("ParityDelta: {version}, part {}", part.get())
         }

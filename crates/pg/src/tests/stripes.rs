@@ -586,3 +586,32 @@ fn a_read_of_a_layer_that_is_its_own_parent_holds_up_nobody() {
     }
     assert_eq!(read_all(&mut world, 1), [values, vec![0]].concat());
 }
+
+#[test]
+fn a_write_that_meets_a_part_that_its_member_lost_loses_nothing() {
+    for scheme in [TWO_ONE, THREE_TWO] {
+        for (lost, is_stale) in
+            (0..scheme.data_count() as usize).flat_map(|it| [(it, false), (it, true)])
+        {
+            let mut world = world(scheme);
+            let count = world.units();
+            written(&mut world, 1, 0, count);
+            let (key, before) = world.osds[lost].store.now.view().pop_first().unwrap();
+            let mut values = written(&mut world, 1, 0, count);
+            world.osds[lost].store.alter(key, |state, key| {
+                state.blocks.remove(&key);
+                state.blocks.extend(is_stale.then(|| (key, before.clone())));
+            });
+            world.may_contradict = true;
+            let (at, first) = (world.server().unwrap(), lost as u32 * UNITS);
+            world.write(at, 1, first, 1);
+            world.settle();
+            // The client sends it again.
+            values[first as usize] = written(&mut world, 1, first, 1)[0];
+            assert!(world.is_whole());
+            assert_eq!(read_all(&mut world, 1), values, "{scheme}, {lost} lost its part");
+            world.check_equal();
+            world.history.check();
+        }
+    }
+}

@@ -357,6 +357,7 @@ impl Watch {
             | PeerBody::Delta { .. }
             | PeerBody::ParityDelta { .. }
             | PeerBody::DeltaWanted { .. }
+            | PeerBody::PartBehind { .. }
             | PeerBody::Forward { .. } => {}
         }
         Ok(())
