@@ -565,8 +565,8 @@ fn data_is_kept_if_all_parity_parts_missed_the_same_difference() {
         let (mut world, key) = with_stripes(scheme);
         let older = blocks(&world);
         write(&mut world, STRIPE, 1, 1);
-        for at in scheme.data_count() as usize..positions(scheme) {
-            let old = older[at][&key].units[&1];
+        for (at, older) in older.iter().enumerate().skip(scheme.data_count() as usize) {
+            let old = older[&key].units[&1];
             world.osds[at].store.alter(key, |state, key| {
                 state.blocks.get_mut(&key).unwrap().units.insert(1, old);
             });
