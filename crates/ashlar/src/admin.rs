@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use base::{MonitorId, OsdId, Scheme};
+use base::{Choice, ImageId, MonitorId, OsdId, PgId, Scheme};
 use client::Config;
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure};
@@ -301,6 +301,23 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
                 print_scrub(format, &answer);
             }
         }
+        PgCommand::Fix { pg, block, keep, rebuild, rebuild_parity, accept_loss: _, yes } => {
+            let choice = match (keep, rebuild) {
+                (Some(osd), _) => Choice::Keep(osd),
+                (_, Some(osd)) => Choice::Rebuild(osd),
+                _ if rebuild_parity => Choice::RebuildParity,
+                _ => Choice::AcceptLoss,
+            };
+            let fixed = fix(config, format, (pg, block), choice, yes)?;
+            let key = format!("{}/{}", block.0.get(), block.1);
+            let line = match fixed["outcome"] == "partly" {
+                true => format!(
+                    "block {key} is as you decided; it has other damage, see `ashlar pg describe {pg}`"
+                ),
+                false => format!("block {key} is not damaged any more"),
+            };
+            print_done(format, &fixed, &line);
+        }
         PgCommand::GiveUp { pgs, they_are_off, yes } => {
             for pg in pgs {
                 let command = Command::PgGiveUp { pg, accepted: yes, they_are_off };
@@ -310,6 +327,46 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
         }
     }
     Ok(())
+}
+
+/// How long the result of a decision about a damaged block may take.
+const FIX_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(40);
+
+/// Sends a decision about a damaged block, and waits for its result.
+fn fix(
+    config: &Config,
+    format: Format,
+    (pg, (image, stripe)): (PgId, (ImageId, u32)),
+    choice: Choice,
+    accepted: bool,
+) -> Result<Value, Failure> {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // Only numbers up to 2^53 pass JSON unchanged everywhere.
+    let number = since_1970.map_or(0, |time| time.as_micros() as u64) % (1 << 53);
+    let command = Command::PgFix { pg, image, stripe, choice, number, accepted };
+    call(config, format, command)?;
+    let ends = std::time::Instant::now() + FIX_TIME_MAX;
+    loop {
+        let row = call(config, format, Command::PgDescribe { pg })?;
+        let fixed = &row["scrub"]["fixed"];
+        if fixed["number"] == number {
+            let Some(why) = fixed["why"].as_str() else { return Ok(fixed.clone()) };
+            let message = format!("nothing was changed: {why}");
+            let hint = format!("`ashlar pg describe {pg}` shows what is listed now");
+            return Err(failure("refused", message, hint));
+        }
+        if std::time::Instant::now() >= ends {
+            let message = format!(
+                "PG {pg} has not said within {} s what became of it",
+                FIX_TIME_MAX.as_secs()
+            );
+            let hint = format!(
+                "if `ashlar pg describe {pg}` still lists the block, its members changed meanwhile: try again"
+            );
+            return Err(failure("unconfirmed", message, hint));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
 }
 
 /// Runs `ashlar osd scrub`.
@@ -345,7 +402,8 @@ fn damage_text(scrub: &Value) -> String {
             |volume| format!("volume {volume}"),
         );
         let wrong = block["wrong"].as_str().unwrap_or_default();
-        format!("{volume}, block {}: {wrong}", block["stripe"])
+        let key = block["key"].as_str().unwrap_or_default();
+        format!("{volume}, block {key}: {wrong}")
     };
     let blocks = scrub["blocks"].as_array().map_or(&[][..], Vec::as_slice);
     blocks.iter().map(block).collect::<Vec<String>>().join("; ")

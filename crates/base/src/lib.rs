@@ -7,6 +7,7 @@
 pub mod assertions;
 pub mod buffer;
 pub mod checksum;
+pub mod choice;
 pub mod hash;
 pub mod histogram;
 pub mod ids;
@@ -20,6 +21,7 @@ pub mod trace;
 pub use assertions::never_count;
 pub use buffer::{Buffer, BufferMut, BufferPool};
 pub use checksum::{Checksum, crc32c};
+pub use choice::Choice;
 pub use ids::{
     ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
     PoolId, Position, SessionId, StripeIndex, Version,

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use base::{
-    BlockSize, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, Scheme,
-    SessionId,
+    BlockSize, Choice, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
+    Scheme, SessionId,
 };
 use format::door::Role;
 use format::wire::{Member, PgEntry};
@@ -259,6 +259,24 @@ pub enum FromMonitor {
         #[serde(default)]
         metadata: bool,
     },
+    /// An operator decides what is right of a damaged block (`pg fix`). The OSD's reports show the result.
+    /// Applies only in the epoch in which the operator saw the damage, and only to that damage.
+    Fix {
+        /// The PG, whose primary is this OSD.
+        pg: PgId,
+        /// The epoch of the PG's entry.
+        epoch: Epoch,
+        /// The image of the block.
+        image: ImageId,
+        /// The number of the block in its image.
+        stripe: u32,
+        /// What the operator decides.
+        choice: Choice,
+        /// The number of the request.
+        number: u64,
+        /// The damage, as the OSD's report described it.
+        wrong: String,
+    },
     /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
     /// is still wanted.
     Probe {
@@ -448,6 +466,25 @@ pub struct ScrubRow {
     /// OSDs that hold wrong copies of the damaged blocks.
     #[serde(default)]
     pub osds: Vec<OsdId>,
+    /// The result of the last decision of an operator about a damaged block.
+    #[serde(default)]
+    pub fixed: Option<FixedRow>,
+}
+
+/// The result of an operator's decision about a damaged block.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FixedRow {
+    /// The number of the request.
+    pub number: u64,
+    /// The image of the block.
+    pub image: ImageId,
+    /// The number of the block in its image.
+    pub stripe: u32,
+    /// `done`; `partly`: it was done, and other damage of the block is left; `refused`.
+    pub outcome: String,
+    /// Why it was refused.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 /// Error counters of a disk. They only grow while the disk's store is open.
@@ -725,6 +762,24 @@ pub enum Command {
         /// Whether the scrub reads all data.
         #[serde(default)]
         deep: bool,
+    },
+    /// Decide what is right of a block that a scrub listed as damaged. Answered once the decision has been
+    /// sent to the PG's primary.
+    PgFix {
+        /// The PG.
+        pg: PgId,
+        /// The image of the block.
+        image: ImageId,
+        /// The number of the block in its image.
+        stripe: u32,
+        /// What is right.
+        choice: Choice,
+        /// A number that the result of this request names.
+        number: u64,
+        /// Whether the operator has confirmed it; without this the command fails with an error that
+        /// describes what would be done.
+        #[serde(default)]
+        accepted: bool,
     },
     /// Accept the loss of data of an incomplete PG. Answered when its OSD serves it, or, with
     /// `they_are_off`, when it continues without the members that are down.

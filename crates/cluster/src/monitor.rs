@@ -26,6 +26,7 @@ mod election;
 mod entries;
 mod executor;
 mod failure_detector;
+mod fix;
 mod forks;
 mod give_up;
 mod job;
@@ -83,6 +84,7 @@ use connections::{Connections, Introduced};
 use edit::Watching;
 use entries::Entries;
 use failure_detector::FailureDetector;
+use fix::FixAsked;
 use give_up::{GIVE_UP_SPAN, GiveUp, MembersGiveUp, MembersGiveUps};
 use job::Job;
 use job_queue::JobQueue;
@@ -531,6 +533,10 @@ impl Monitor {
             Command::PgScrub { .. } | Command::OsdScrub { .. } | Command::PoolScrub { .. }
         ) {
             let result = self.scrub(&command, effects);
+            self.connections.answer(connection, request, result, effects);
+        } else if let Command::PgFix { pg, image, stripe, choice, number, accepted } = command {
+            let asked = FixAsked { pg, image, stripe, choice, number, accepted };
+            let result = self.fix(asked, effects);
             self.connections.answer(connection, request, result, effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };

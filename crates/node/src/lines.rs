@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, Epoch, OsdId, PgId, Time, TraceEvent};
+use base::{Choice, Duration, Epoch, OsdId, PgId, Time, TraceEvent};
 use blockstore::{BlockKey, MetadataFault, MetadataFinding, MetadataPart, MetadataRepair};
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PgEntry};
-use pg::{Fault, FaultKind, Pg, ScrubEvent, Serving};
+use pg::{Fault, FaultKind, Finding, FixOutcome, Fixed, Pg, ScrubEvent, Serving};
 
 use crate::Effect;
 use crate::cluster_view::ClusterView;
@@ -159,6 +159,21 @@ pub(crate) fn trace_scrub(pg: PgId, event: &ScrubEvent, effects: &mut Vec<Effect
         ScrubEvent::Found { key, faults } => {
             wrong(block(TraceEvent::warn("scrub found damage that is not repaired"), key), faults)
         }
+        ScrubEvent::Fixed(Fixed { request, outcome }) => {
+            let (text, why) = match outcome {
+                FixOutcome::Done => ("a damaged block is as an operator decided", None),
+                FixOutcome::DoneInPart => {
+                    ("a block is as an operator decided, and still damaged", None)
+                }
+                FixOutcome::Refused(why) => {
+                    ("an operator's decision about a damaged block is refused", Some(why))
+                }
+            };
+            let event = TraceEvent::warn(text).with("image", request.image);
+            let event = event.number("stripe", request.stripe.get());
+            let event = event.with("choice", choice_text(request.choice));
+            why.map_or(event.clone(), |why| event.with("why", why))
+        }
         ScrubEvent::NoteUnread { osd, why } => {
             let event = TraceEvent::warn("a scrub note cannot be read and is ignored");
             event.with("from", osd).with("why", why)
@@ -215,6 +230,22 @@ pub(crate) fn trace_checked(ended: Ended, effects: &mut Vec<Effect>) {
 /// Returns the name of a scrub's depth, for the log.
 pub(crate) fn depth_name(deep: bool) -> &'static str {
     if deep { "deep" } else { "light" }
+}
+
+/// Describes in words what an operator decided.
+fn choice_text(choice: Choice) -> String {
+    match choice {
+        Choice::Keep(osd) => format!("keep {osd}"),
+        Choice::Rebuild(osd) => format!("rebuild {osd}"),
+        Choice::RebuildParity => "rebuild parity".into(),
+        Choice::AcceptLoss => "accept the loss".into(),
+    }
+}
+
+/// Describes in words what is wrong with a key.
+pub(crate) fn faults_text(finding: &Finding) -> String {
+    let wrong = finding.faults.iter().map(|(osd, fault)| fault_text(*osd, *fault));
+    wrong.collect::<Vec<String>>().join(", ")
 }
 
 /// Describes in words what is wrong with a member's copy.

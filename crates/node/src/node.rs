@@ -15,21 +15,21 @@ mod requests;
 mod space_credits;
 
 use base::planted::{self, Bug};
-use base::{BufferPool, ConnectionId, Duration, OsdId, PgId, Time, TraceEvent, Version};
+use base::{BufferPool, ConnectionId, Duration, Epoch, OsdId, PgId, Time, TraceEvent, Version};
 use blockstore::{Answer, BlockKey, NoteKey, Request as StoreRequest, StoreError};
 use cluster::message::{Need, ToMonitor};
 use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{ListedBlock, Member, Message, PeerBody};
-use pg::{Action, Listing, Pg, ScrubNote, SlowDisks};
+use pg::{Action, Finding, FixRequest, Listing, Pg, ScrubEvent, ScrubNote, SlowDisks};
 
 use crate::cluster_view::ClusterView;
 use crate::connection_ids::ConnectionIds;
 use crate::disk_watch::{DiskWatch, LookStep, Stalls};
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
-use crate::lines::{Lines, trace_checked, trace_metadata, trace_scrub};
+use crate::lines::{Lines, faults_text, trace_checked, trace_metadata, trace_scrub};
 use crate::local_store::{LocalStore, StoreCall};
 use crate::metadata_check::Step;
 use crate::notes::Notes;
@@ -478,6 +478,26 @@ impl Node {
         }
     }
 
+    /// Passes an operator's decision about a damaged block on to its PG, if it is of the PG's epoch. `wrong`:
+    /// the damage, as it was reported.
+    fn on_fix(
+        &mut self,
+        now: Time,
+        (id, epoch): (PgId, Epoch),
+        request: FixRequest,
+        wrong: &str,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(slot) = self.pgs.slot(id).filter(|_| self.phase == Phase::Running) else { return };
+        if self.pgs[slot].entry().is_none_or(|entry| entry.epoch != epoch) {
+            return;
+        }
+        let is_as_seen = |finding: &Finding| faults_text(finding) == wrong;
+        self.drive(now, slot, effects, |pg, actions| pg.fix(request, is_as_seen, actions));
+        // Looks have a time limit, which the turns check.
+        self.scrubbing.begin(now);
+    }
+
     /// Returns the scrub notes of the PGs that this OSD leads, as far as they are known.
     pub fn scrubs(&self) -> impl Iterator<Item = (PgId, &ScrubNote)> {
         let known = self.pgs.iter().filter(|(_, pg)| pg.knows_scrubs());
@@ -760,7 +780,12 @@ impl Node {
                 self.reports.on_active(now);
             }
             Action::Absolved => self.review_is_due = true,
-            Action::Scrub(event) => trace_scrub(self.pgs[slot].id(), &event, effects),
+            Action::Scrub(event) => {
+                if let ScrubEvent::Fixed(_) = event {
+                    self.reports.bring_forward(now);
+                }
+                trace_scrub(self.pgs[slot].id(), &event, effects);
+            }
         }
     }
 

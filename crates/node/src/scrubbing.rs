@@ -17,12 +17,12 @@
 use std::collections::BTreeMap;
 
 use base::{BlockSize, Duration, MIB, PgId, Time};
-use cluster::message::ScrubRow;
+use cluster::message::{FixedRow, ScrubRow};
 use cluster::settings::Setting;
-use pg::{Pg, ScrubNote, Serving};
+use pg::{FixOutcome, FixRequest, Fixed, Pg, ScrubNote, Serving};
 
 use crate::cluster_view::ClusterView;
-use crate::lines::{depth_name, fault_text};
+use crate::lines::{depth_name, faults_text};
 use crate::metadata_check::{MetadataChecks, Step, is_due};
 use crate::pg_table::{PgSlot, PgTable};
 
@@ -333,11 +333,11 @@ fn row_of(pg: &Pg, spans: [u64; 2], day: u64) -> ScrubRow {
     };
     // More than half an interval late: the scrubs do not keep up with the schedule.
     let is_overdue = due(pg.id(), note, spans, day).is_some_and(|(late, _)| late > 1500);
-    let blocks = note.findings.iter().take(LISTED_MAX).map(|finding| {
-        let wrong = finding.faults.iter().map(|(osd, fault)| fault_text(*osd, *fault));
-        let wrong: Vec<String> = wrong.collect();
-        (finding.key.image, finding.key.stripe.get(), wrong.join(", "))
-    });
+    let blocks = note
+        .findings
+        .iter()
+        .take(LISTED_MAX)
+        .map(|finding| (finding.key.image, finding.key.stripe.get(), faults_text(finding)));
     let osds = note.findings.iter().flat_map(|finding| &finding.faults).map(|(osd, _)| *osd);
     let mut osds: Vec<base::OsdId> = osds.collect();
     osds.sort_unstable();
@@ -353,7 +353,18 @@ fn row_of(pg: &Pg, spans: [u64; 2], day: u64) -> ScrubRow {
         overdue: is_overdue,
         blocks: blocks.collect(),
         osds,
+        fixed: pg.fixed().map(fixed_row),
     }
+}
+
+fn fixed_row(fixed: &Fixed) -> FixedRow {
+    let (outcome, why) = match &fixed.outcome {
+        FixOutcome::Done => ("done", None),
+        FixOutcome::DoneInPart => ("partly", None),
+        FixOutcome::Refused(why) => ("refused", Some(why.clone())),
+    };
+    let FixRequest { image, stripe, number, .. } = fixed.request;
+    FixedRow { number, image, stripe: stripe.get(), outcome: outcome.into(), why }
 }
 
 #[cfg(test)]

@@ -376,5 +376,7 @@ pub enum Remedy {
         mend: Units,
         /// Units that no member can read.
         lost: Units,
+        /// Units that no member can read, and that become zeros because an operator accepts the loss.
+        zeroed: Units,
     },
 }

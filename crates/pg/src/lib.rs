@@ -93,6 +93,7 @@ pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
 pub use scrub::ScrubEvent;
+pub use scrub::fix::{FixOutcome, FixRequest, Fixed};
 pub use scrub::note::{Finding, Running, ScrubNote, Trial, credible};
 pub use shape::Shape;
 pub use stripes::check::check_stripe;

@@ -16,6 +16,7 @@
 //!   4. The comparison of a key takes a limited time: members that have not answered by then are left out
 //!      (`limit`).
 
+pub mod fix;
 mod limit;
 pub mod member;
 pub mod note;
@@ -28,6 +29,7 @@ use base::{OsdId, Time, UNIT_SIZE, Version};
 use blockstore::{Answer, AsOf, BlockKey, NoteKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, ListedBlock, PeerBody};
 
+use self::fix::{Fix, Fixed, Fixes};
 use self::member::digest_of;
 use self::note::{Finding, Running, ScrubNote};
 use super::ask::Asked;
@@ -79,6 +81,8 @@ pub struct Scrub {
     /// In pools with parity: keys of which a read or a fill met lost units. They are looked at before the
     /// next key of the walk, whether a scrub is under way or not.
     wanted: BTreeSet<BlockKey>,
+    /// What operators decided.
+    fixes: Fixes,
 }
 
 /// Whether the members' notes are known.
@@ -95,7 +99,7 @@ enum RecallStage {
 /// The current key: the one that is being compared or repaired.
 struct Work {
     key: BlockKey,
-    /// The walk that reached the key. `None`: a read met damage there.
+    /// The walk that reached the key. `None`: a read met damage there, or an operator decided about it.
     walk: Option<u32>,
     /// The scrub's slot in the queue of the key's writes, once the scrub has its turn.
     slot: Option<WriteSlot>,
@@ -107,7 +111,18 @@ struct Work {
     look: u32,
     /// The time of the first [`Pg::limit_look`] while members read the key; cleared by a repair.
     since: Option<Time>,
+    /// What an operator decided about the key.
+    fix: Option<Fix>,
     stage: Stage,
+}
+
+impl Work {
+    /// Returns the work on a key that no walk has reached.
+    fn apart(key: BlockKey) -> Work {
+        let (before, stage) = (Vec::new(), Stage::Turn);
+        let (walk, slot, since, fix) = (None, None, None, None);
+        Work { key, walk, slot, deep: true, before, look: 0, since, fix, stage }
+    }
 }
 
 /// How far a key has got. Top to bottom is the order in time.
@@ -150,6 +165,8 @@ pub enum ScrubEvent {
         /// The faults, by member.
         faults: Vec<(OsdId, Fault)>,
     },
+    /// What an operator decided about a key has ended.
+    Fixed(Fixed),
     /// Another member's note cannot be read. It is treated as an empty note.
     NoteUnread {
         /// The member that sent the note.
@@ -368,9 +385,7 @@ impl Pg {
             self.lead().scrub.is_unkept = true;
         }
         let deep = running.deep || self.scrub_note.finding(&key).is_some();
-        let (before, stage) = (Vec::new(), Stage::Turn);
-        let work = Work { key, walk, slot: None, deep, before, look: 0, since: None, stage };
-        self.lead().scrub.work = Some(work);
+        self.lead().scrub.work = Some(Work { walk, deep, ..Work::apart(key) });
         match self.lead().scrub.careful_left {
             0 => self.take_scrub_turn(actions),
             _ => self.note_before_look(actions),
@@ -545,6 +560,9 @@ impl Pg {
         if !deep {
             return self.look(true, actions);
         }
+        if self.work().fix.is_some() && !fetches {
+            return self.fix_copies(&seen, faults, actions);
+        }
         match remedy.filter(|_| repairs) {
             None => self.end_key(faults, actions),
             Some(remedy) => {
@@ -693,10 +711,13 @@ impl Pg {
         let Stage::Fetching { remedy, copied, .. } = stage else {
             unreachable!("units were fetched");
         };
-        let Remedy::Block { version, whole, units, mend, lost, .. } = *remedy else {
+        let Remedy::Block { version, whole, units, mend, lost, zeroed, .. } = *remedy else {
             unreachable!("a tombstone needs no data");
         };
-        let copied = copied.unwrap_or_else(|| Copied::zeros(version, Units::default()));
+        let mut copied = copied.unwrap_or_else(|| Copied::zeros(version, Units::default()));
+        if !zeroed.is_empty() {
+            copied.complete_with(&Copied::zero_data(version, zeroed, &buffers), &buffers);
+        }
         let mut missing = whole;
         units.iter().for_each(|index| missing.add(index));
         self.begin_mending(missing);
@@ -771,13 +792,17 @@ impl Pg {
     /// Ends the current key: lists the faults that remain, reports those that were repaired, and lets later
     /// writes continue.
     fn end_key(&mut self, faults: Vec<(usize, Fault)>, actions: &mut Vec<Action>) {
-        let Some(Work { key, walk, slot, deep, before, .. }) = self.lead().scrub.work.take() else {
+        let Some(Work { key, walk, slot, deep, before, fix, .. }) = self.lead().scrub.work.take()
+        else {
             unreachable!("a key is being scrubbed");
         };
         let is_repaired = faults.is_empty() && !before.is_empty();
         let mut faults = self.by_osd(faults);
         if faults.iter().any(|(_, fault)| fault.kind == FaultKind::NotCompared) {
             self.scrub_note.keep_listed(&key, &mut faults);
+        }
+        if let Some(fix) = fix {
+            self.report_fix(fix, &faults, !before.is_empty(), actions);
         }
         let mut is_news = is_repaired;
         if !faults.is_empty() {

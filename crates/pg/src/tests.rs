@@ -1,6 +1,7 @@
 //! A PG over a store in memory, which carries out requests at once and answers when the test tells it to.
 
 mod elsewhere;
+mod fix;
 mod history;
 mod lazy;
 mod model;

@@ -166,6 +166,15 @@ impl Copied {
         Copied { version, units, written, checksums: Vec::new(), data: None }
     }
 
+    /// Returns a copy whose units hold zeros as data: unlike units that were never written, they hide what
+    /// an older layer has there.
+    pub fn zero_data(version: Version, units: Units, buffers: &BufferPool) -> Copied {
+        let data = buffers.take_zeroed(units.count() * UNIT_SIZE as usize).freeze();
+        let checksums = vec![Checksum::ZERO_UNIT; units.count()];
+        let data = Some(data).filter(|data| !data.is_empty());
+        Copied { version, units, written: units, checksums, data }
+    }
+
     /// Returns the written units in order, each with its checksum and bytes.
     pub fn into_written(self) -> impl Iterator<Item = (u32, Checksum, Buffer)> {
         let Copied { written, checksums, data, .. } = self;

@@ -1,13 +1,18 @@
 //! `ashlar pool` and `ashlar pg`.
 
 use base::size::{BlockSize, Size};
-use base::{PgId, Scheme};
+use base::{ImageId, OsdId, PgId, Scheme};
 use clap::{Subcommand, ValueEnum};
 
 const POOL_CREATE_EXAMPLE: &str = "Examples:
   ashlar pool create safe --replicas 3
   ashlar pool create fast --replicas 2 --min-size 1 --failure-domain osd";
 
+const PG_FIX_EXAMPLE: &str = "Examples:
+  ashlar pg fix 1.1f 7/12 --keep 3               shows what would be done
+  ashlar pg fix 1.1f 7/12 --keep 3 --yes         the copy on osd.3 is right
+  ashlar pg fix 2.4 9/0 --rebuild 5 --yes        the part on osd.5 is wrong
+  ashlar pg fix 2.4 9/0 --accept-loss --yes      what nobody has any more becomes zeros";
 const PG_GIVE_UP_EXAMPLE: &str = "Examples:
   ashlar pg give-up 1.1f                       shows what would be lost
   ashlar pg give-up 1.1f --yes                 for damage that no other copy can repair
@@ -103,6 +108,16 @@ fn parse_ec(text: &str) -> Result<Scheme, String> {
     Scheme::parse_reed_solomon(text).map_err(|error| error.0)
 }
 
+/// Parses a block of an image, IMAGE/NUMBER.
+fn parse_block(text: &str) -> Result<(ImageId, u32), String> {
+    let parsed = text
+        .split_once('/')
+        .and_then(|(image, block)| Some((ImageId::new(image.parse().ok()?)?, block.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        format!("{text:?} is not a block: write IMAGE/NUMBER as `ashlar pg describe` lists it")
+    })
+}
+
 fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     let size: Size = text.parse().map_err(|error: base::ids::ParseIdError| error.0)?;
     BlockSize::new(size.0).ok_or_else(|| {
@@ -135,6 +150,31 @@ pub enum PgCommand {
         /// Read all data and compare it with its checksums
         #[arg(long)]
         deep: bool,
+    },
+    /// Decide what is right of a damaged block that scrubs cannot repair
+    #[command(after_help = PG_FIX_EXAMPLE)]
+    #[command(group = clap::ArgGroup::new("choice").required(true))]
+    Fix {
+        /// Id of the placement group, POOL.HEX
+        pg: PgId,
+        /// The damaged block, IMAGE/NUMBER as `pg describe` lists it
+        #[arg(value_parser = parse_block)]
+        block: (ImageId, u32),
+        /// Pools with copies: what this OSD can read of the block is right, and replaces what others have
+        #[arg(long, value_name = "OSD", group = "choice")]
+        keep: Option<OsdId>,
+        /// Pools with parity: the part on this OSD is wrong, and is made of the other parts
+        #[arg(long, value_name = "OSD", group = "choice")]
+        rebuild: Option<OsdId>,
+        /// Pools with parity: the data parts are right, and all parity is made of them
+        #[arg(long, group = "choice")]
+        rebuild_parity: bool,
+        /// Units that nobody can read or make become zeros
+        #[arg(long, group = "choice")]
+        accept_loss: bool,
+        /// Do it; this cannot be undone. Without --yes, only print what would be done and exit with code 1
+        #[arg(long)]
+        yes: bool,
     },
     /// Accept the loss of data in placement groups, and serve the rest
     #[command(after_help = PG_GIVE_UP_EXAMPLE)]

@@ -106,13 +106,23 @@ fn a_scrub_repairs_what_one_disk_lost_and_remembers_what_all_of_them_lost() {
     cluster.start(&[]);
     wait_for("the damage to be told again", || is_told().is_some());
     let pgs = cluster.json(&["pg", "ls"]);
-    let listed = pgs.as_array().expect("a list").iter().any(|pg| {
-        let row = cluster.json(&["pg", "describe", pg["pg"].as_str().expect("an id")]);
-        row["scrub"]["blocks"][0]["volume"] == "v"
+    let listed = pgs.as_array().expect("a list").iter().find_map(|pg| {
+        let pg = pg["pg"].as_str().expect("an id");
+        let block = cluster.json(&["pg", "describe", pg])["scrub"]["blocks"][0].clone();
+        (block["volume"] == "v").then(|| (pg.to_owned(), block["key"].as_str().unwrap().to_owned()))
     });
-    assert!(listed);
-    qemu_io(&cluster, "v", &[&format!("write -P {SOUND} 32M 128k"), "flush"]);
-    scrub(&cluster, "default");
+    let (pg, block) = listed.expect("it is listed");
+    cluster.wait_clean();
+    let fix = ["pg", "fix", &pg, &block];
+    let with = |more: &[&'static str]| [&fix[..], more].concat();
+    cluster.refused(&with(&["--accept-loss"]), "not_accepted");
+    cluster.refused(&with(&["--rebuild-parity", "--yes"]), "invalid");
+    cluster.refused(&["pg", "fix", &pg, "1/9999", "--accept-loss"], "not_found");
+    cluster.refused(&["pg", "fix", "9.0", &block, "--accept-loss"], "not_found");
+    assert_eq!(cluster.json(&with(&["--accept-loss", "--yes"]))["outcome"], "done");
+    let text = qemu_io_text(&cluster, "v", "read -P 0 32M 128k");
+    assert!(text.contains("read 131072/131072") && !text.contains("failed"), "{text}");
+    cluster.refused(&with(&["--accept-loss", "--yes"]), "not_found");
     wait_for("no damage to be left", || is_told().is_none());
     cluster.check_osds();
 }

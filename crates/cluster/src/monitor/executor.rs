@@ -124,6 +124,7 @@ impl Monitor {
             | Command::ConfigList
             | Command::ConfigGet { .. }
             | Command::TaskList { .. } => unreachable!("queries change nothing"),
+            Command::PgFix { .. } => unreachable!("it changes nothing of the state"),
             Command::PgScrub { .. } | Command::OsdScrub { .. } | Command::PoolScrub { .. } => {
                 unreachable!("a scrub changes nothing of the state")
             }

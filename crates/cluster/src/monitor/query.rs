@@ -127,6 +127,7 @@ impl Monitor {
             | Command::StateRecover { .. }
             | Command::StateUndo { .. }
             | Command::StatePut { .. }
+            | Command::PgFix { .. }
             | Command::PgScrub { .. }
             | Command::OsdScrub { .. }
             | Command::PoolScrub { .. }

@@ -149,7 +149,8 @@ impl Monitor {
         let block = |(image, stripe, wrong): &(base::ImageId, u32, String)| {
             let record = self.committed.image(*image);
             let volume = record.map(|record| record.info.name.as_str());
-            json!({ "image": image, "volume": volume, "stripe": stripe, "wrong": wrong })
+            let key = format!("{}/{stripe}", image.get());
+            json!({ "image": image, "volume": volume, "stripe": stripe, "key": key, "wrong": wrong })
         };
         json!({
             "state": state_text(row),
@@ -161,6 +162,7 @@ impl Monitor {
             "damaged_blocks": row.damaged,
             "repaired_blocks": row.repaired,
             "blocks": row.blocks.iter().map(block).collect::<Vec<Value>>(),
+            "fixed": row.fixed,
         })
     }
 

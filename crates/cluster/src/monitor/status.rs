@@ -128,8 +128,9 @@ fn check_scrubs(tally: &ScrubTally, checks: &mut Vec<Check>) {
                 tally.damaged_blocks, tally.damaged_pgs
             ),
             hint: format!(
-                "`ashlar pg describe {pg}` lists the blocks. Rewrite or discard them; `ashlar pg \
-                 scrub {pg} --deep` then checks them again"
+                "`ashlar pg describe {pg}` lists the blocks. `ashlar pg fix` decides which \
+                 content is right; blocks that are rewritten or discarded are right after `ashlar pg \
+                 scrub {pg} --deep`"
             )
             .into(),
         });

@@ -1,11 +1,12 @@
 //! The node's connection to a monitor: joining the cluster, and handling the monitor's messages.
 
-use base::{ConnectionId, Incarnation, Time, TraceEvent};
+use base::{ConnectionId, Incarnation, StripeIndex, Time, TraceEvent};
 use cluster::message::{FromMonitor, ToMonitor};
 use cluster::monitor_link::LinkStep;
 use cluster::settings::Setting;
 use format::door::{NetEffect, Peer, Role};
 use format::wire::Message;
+use pg::FixRequest;
 
 use super::Node;
 
@@ -87,6 +88,11 @@ impl Node {
                     self.scrubbing.metadata.ask();
                 }
                 self.scrubbing.begin(now);
+            }
+            FromMonitor::Fix { pg, epoch, image, stripe, choice, number, wrong } => {
+                let stripe = StripeIndex::new(stripe);
+                let request = FixRequest { image, stripe, choice, number };
+                self.on_fix(now, (pg, epoch), request, &wrong, effects);
             }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::ClearPool { pool, .. } => self.on_clear_pool(now, pool, effects),

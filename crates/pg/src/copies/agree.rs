@@ -25,7 +25,7 @@ pub fn agree(seen: &[Seen], block_size: BlockSize) -> Verdict {
     let is_tombstone = |index: &usize| matches!(seen[*index].key, SeenKey::Tombstone(_));
     let tombstones = holders.iter().filter(|index| is_tombstone(index)).count();
     if tombstones == 0 {
-        return Blocks { seen, holders, newest, block_size }.agree();
+        return Blocks { seen, holders, newest, block_size, by: None }.agree();
     }
     let with_data = holders.iter().filter(|index| seen[**index].key.has_units());
     if with_data.clone().count() > 0 {
@@ -41,6 +41,67 @@ pub fn agree(seen: &[Seen], block_size: BlockSize) -> Verdict {
     faults.iter().for_each(|(index, _)| targets.add(*index));
     let remedy = (!faults.is_empty()).then_some(Remedy::Tombstone { version: newest, targets });
     Verdict { faults, remedy }
+}
+
+/// What an operator decided. Members are identified by their index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ByMember {
+    /// What this member can read is right.
+    Keep(usize),
+    /// In pools with parity: this member's part is wrong.
+    Rebuild(usize),
+    /// In pools with parity: the data parts are right.
+    RebuildParity,
+    /// Units that nobody can read become zeros.
+    AcceptLoss,
+}
+
+/// Returns the repair of a key's copies that an operator decided; the error says why the choice decides
+/// nothing.
+pub fn by_choice(seen: &[Seen], block_size: BlockSize, by: ByMember) -> Result<Remedy, String> {
+    let newest = seen.iter().map(|seen| seen.key.version()).max().unwrap_or_default();
+    let has_newest = |index: &usize| seen[*index].key.version() == newest;
+    if let ByMember::Keep(kept) = by {
+        if !has_newest(&kept) || newest == Version::ZERO {
+            return Err("this OSD does not have the newest version of the block".into());
+        }
+        if matches!(seen[kept].key, SeenKey::Tombstone(_)) {
+            let mut targets = MemberSet::default();
+            for (index, seen) in seen.iter().enumerate() {
+                let lacks = match seen.key {
+                    SeenKey::Block { .. } => true,
+                    SeenKey::Tombstone(version) => version < newest,
+                    SeenKey::Gone => newest > seen.floor,
+                };
+                if lacks {
+                    targets.add(index);
+                }
+            }
+            return Ok(Remedy::Tombstone { version: newest, targets });
+        }
+    }
+    let is_block = |index: &usize| matches!(seen[*index].key, SeenKey::Block { .. });
+    let holders: Vec<usize> = (0..seen.len()).filter(has_newest).collect();
+    if let ByMember::AcceptLoss = by
+        && !holders.iter().all(is_block)
+    {
+        return Err("it was deleted, or not: decide first which OSD's content to keep".into());
+    }
+    let holders = holders.into_iter().filter(is_block).collect();
+    let blocks = Blocks { seen, holders, newest, block_size, by: Some(by) };
+    let has_lost = (0..block_size.unit_count()).any(|unit| blocks.decide(unit) == Decision::Zeroed);
+    if by == ByMember::AcceptLoss && !has_lost {
+        return Err("nothing of the block is lost at all members".into());
+    }
+    blocks.agree().remedy.ok_or_else(|| match by {
+        ByMember::AcceptLoss => {
+            "copies differ, and nobody decides: decide first which OSD's content to keep".into()
+        }
+        _ => {
+            "this OSD cannot read a unit in which the others differ, or there is nothing to change"
+                .into()
+        }
+    })
 }
 
 /// Returns the faults of the members without the newest version. `counts`: whether a member that stores
@@ -67,6 +128,8 @@ enum Decision {
     Lost,
     /// The copies differ, and no content has a majority.
     Open,
+    /// No member can read the unit, and an operator accepts that.
+    Zeroed,
 }
 
 /// The copies of a block, at least one of which has the newest version.
@@ -75,30 +138,36 @@ struct Blocks<'a> {
     holders: Vec<usize>,
     newest: Version,
     block_size: BlockSize,
+    /// What an operator decided.
+    by: Option<ByMember>,
 }
 
 impl Blocks<'_> {
     fn agree(self) -> Verdict {
         let mut faults = lacking(self.seen, self.newest, |_| true);
         let (mut mend, mut lost, mut is_open) = (Units::default(), Units::default(), false);
+        let mut zeroed = Units::default();
         let mut targets = MemberSet::default();
         let mut counts = vec![[0u32; 3]; self.seen.len()];
         for unit in 0..self.block_size.unit_count() {
             let decision = self.decide(unit);
             is_open |= decision == Decision::Open;
             if decision == Decision::Lost {
-                lost.add_range(unit..unit + 1);
+                lost.add(unit);
+            }
+            if decision == Decision::Zeroed {
+                zeroed.add(unit);
             }
             for index in &self.holders {
                 let found = self.unit(*index, unit);
                 let fault = match decision {
                     Decision::Right(right) if found == right => continue,
-                    Decision::Lost => FaultKind::Lost,
+                    Decision::Lost | Decision::Zeroed => FaultKind::Lost,
                     _ if found == UnitSeen::Damaged => FaultKind::Damaged,
                     _ => FaultKind::Differs,
                 };
                 counts[*index][fault as usize] += 1;
-                if let Decision::Right(_) = decision {
+                if let Decision::Right(_) | Decision::Zeroed = decision {
                     mend.add_range(unit..unit + 1);
                     targets.add(*index);
                 }
@@ -116,7 +185,7 @@ impl Blocks<'_> {
         let is_decided = !is_open && whole.is_some();
         let whole = whole.unwrap_or_default();
         let remedy = (is_decided && !(whole.is_empty() && targets.is_empty()))
-            .then(|| self.remedy(whole, targets, mend, lost));
+            .then(|| self.remedy((whole, targets), mend, lost, zeroed));
         Verdict { faults, remedy }
     }
 
@@ -128,9 +197,17 @@ impl Blocks<'_> {
     }
 
     fn decide(&self, unit: u32) -> Decision {
+        if let Some(ByMember::Keep(kept)) = self.by
+            && self.unit(kept, unit) != UnitSeen::Damaged
+        {
+            return Decision::Right(self.unit(kept, unit));
+        }
         let votes = self.holders.iter().map(|index| self.unit(*index, unit));
         let votes: Vec<UnitSeen> = votes.filter(|found| *found != UnitSeen::Damaged).collect();
-        let Some(first) = votes.first().copied() else { return Decision::Lost };
+        let Some(first) = votes.first().copied() else {
+            let is_accepted = self.by == Some(ByMember::AcceptLoss);
+            return if is_accepted { Decision::Zeroed } else { Decision::Lost };
+        };
         if votes.iter().all(|vote| *vote == first) || planted::on(Bug::ScrubBelievesFirst) {
             return Decision::Right(first);
         }
@@ -153,18 +230,27 @@ impl Blocks<'_> {
                     lost.iter().any(|unit| units[unit as usize] != UnitSeen::Damaged)
                 }
             };
-            if seen.key.version() < self.newest && !has_more {
+            if !self.holders.contains(&index) && !has_more {
                 whole.add(index);
             }
             // The member's tombstones up to its floor are gone: it may have deleted the block rightly.
             unproven += usize::from(seen.key == SeenKey::Gone && self.newest <= seen.floor);
         }
-        (unproven == 0 || self.holders.len() * 2 > self.seen.len()).then_some(whole)
+        let is_kept = matches!(self.by, Some(ByMember::Keep(_)));
+        let is_restored = self.holders.len() * 2 > self.seen.len() || is_kept;
+        (unproven == 0 || is_restored).then_some(whole)
     }
 
-    fn remedy(&self, whole: MemberSet, units: MemberSet, mend: Units, lost: Units) -> Remedy {
+    fn remedy(
+        &self,
+        (whole, units): (MemberSet, MemberSet),
+        mend: Units,
+        lost: Units,
+        zeroed: Units,
+    ) -> Remedy {
         let all = Units::from_range(0..self.block_size.unit_count());
         let mut left = if whole.is_empty() { mend } else { all.without(&lost) };
+        left = left.without(&zeroed);
         let mut fetch = Vec::new();
         for index in &self.holders {
             let mut from = Units::default();
@@ -179,7 +265,7 @@ impl Blocks<'_> {
             }
         }
         assert!(left.is_empty(), "right units were seen at a member");
-        Remedy::Block { version: self.newest, fetch, whole, units, mend, lost }
+        Remedy::Block { version: self.newest, fetch, whole, units, mend, lost, zeroed }
     }
 }
 

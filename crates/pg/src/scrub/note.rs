@@ -18,7 +18,7 @@ use crate::record::{key_text, read_key};
 /// Maximum number of damaged keys that a note lists.
 pub const FINDINGS_MAX: usize = 64;
 /// Maximum number of faults that a note lists for one key: one or two for each member.
-const FAULTS_MAX: usize = 16;
+pub const FAULTS_MAX: usize = 16;
 /// Maximum size in bytes of a note without its list of findings. The next two constants are the maximum sizes
 /// of a finding without its faults, and of a fault.
 const HEAD_SIZE_MAX: usize = 1024;

@@ -15,9 +15,9 @@ use blockstore::BlockKey;
 use format::wire::{Content, PeerBody};
 
 use super::{Stage, Work, limit};
-use crate::face::{Seen, SeenKey, UnitSeen};
+use crate::face::{Fault, Seen, SeenKey, UnitSeen};
 use crate::stripes::agree::compare;
-use crate::stripes::code_word::{CodeWord, Judged};
+use crate::stripes::code_word::{Chosen, CodeWord, Judged};
 use crate::stripes::part::Part;
 use crate::{Action, MemberSet, Pg, Serving};
 
@@ -39,7 +39,8 @@ impl Pg {
         self.begin_wanted(actions);
     }
 
-    /// Begins with the next key that somebody asked for, if no other key is in work.
+    /// Begins with the next key that an operator decided or that somebody asked for, if no other key is in
+    /// work.
     pub(super) fn begin_wanted(&mut self, actions: &mut Vec<Action>) {
         if !self.knows_scrubs() {
             return;
@@ -48,17 +49,12 @@ impl Pg {
         if scrub.work.is_some() || scrub.late.len() >= limit::LATE_MAX {
             return;
         }
+        if self.begin_fix(actions) {
+            return;
+        }
+        let scrub = &mut self.lead().scrub;
         let Some(key) = scrub.wanted.pop_first() else { return };
-        scrub.work = Some(Work {
-            key,
-            walk: None,
-            slot: None,
-            deep: true,
-            before: Vec::new(),
-            look: 0,
-            since: None,
-            stage: Stage::Turn,
-        });
+        scrub.work = Some(Work::apart(key));
         self.take_scrub_turn(actions);
     }
 
@@ -130,6 +126,10 @@ impl Pg {
             buffers: &buffers,
         };
         let Judged { faults, remedy } = code_word.judge(compared);
+        if self.work().fix.is_some() && self.work().before.is_empty() && !faults.is_empty() {
+            let chosen = self.fix_of_parts(&faults).and_then(|by| code_word.choose(by, &read_seen));
+            return self.fix_parts(chosen, faults, actions);
+        }
         let repairs = self.may_repair();
         if faults.is_empty() || !self.work().before.is_empty() {
             return self.end_key(faults, actions);
@@ -140,6 +140,29 @@ impl Pg {
                 let newest = read_seen.iter().map(|seen| seen.key.version()).max();
                 self.work().before = faults;
                 self.settle_key(contents, newest.unwrap_or_default(), actions);
+            }
+        }
+    }
+
+    /// Repairs members as an operator decided. `chosen`: what they get, or why nobody gets anything.
+    fn fix_parts(
+        &mut self,
+        chosen: Result<Chosen, String>,
+        faults: Vec<(usize, Fault)>,
+        actions: &mut Vec<Action>,
+    ) {
+        let fix = self.work().fix.as_mut().expect("an operator decided it");
+        let is_second = std::mem::replace(&mut fix.is_second, true);
+        match chosen {
+            Err(why) => self.refuse_fix(why, faults, actions),
+            Ok(Chosen { is_first: true, .. }) if is_second => {
+                self.refuse_fix("a member has no room for it".into(), faults, actions);
+            }
+            Ok(Chosen { contents, newest, is_first }) => {
+                if !is_first {
+                    self.work().before = faults;
+                }
+                self.settle_key(contents, newest, actions);
             }
         }
     }

@@ -12,6 +12,8 @@
 //!   3. A unit of data that matches its checksum is never replaced: all parity parts get the same differences, so
 //!      one wrong difference makes all of them say that the data is wrong.
 
+mod choice;
+
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
@@ -24,6 +26,8 @@ use super::agree::{Compared, add_counts};
 use super::part::{Part, UnitData};
 use crate::face::{Fault, FaultKind, Seen, SeenKey, UnitSeen};
 use crate::units::Units;
+
+pub use self::choice::Chosen;
 
 const ZEROS: [u8; UNIT_SIZE as usize] = [0; UNIT_SIZE as usize];
 
@@ -62,7 +66,17 @@ struct Made {
     differing: Vec<Units>,
     damaged: Vec<Units>,
     lost: Vec<Units>,
+    /// Lost units that the others make with another checksum than their member named.
+    unmatched: Vec<Units>,
+    /// Whether the units of a row contradict each other.
     is_open: bool,
+}
+
+impl Made {
+    /// Returns whether it is decided what every unit must hold.
+    fn is_decided(&self) -> bool {
+        !self.is_open && self.unmatched.iter().all(Units::is_empty)
+    }
 }
 
 impl CodeWord<'_> {
@@ -77,7 +91,7 @@ impl CodeWord<'_> {
         add_counts(&mut faults, FaultKind::Damaged, &made.damaged);
         add_counts(&mut faults, FaultKind::Differs, &made.differing);
         add_counts(&mut faults, FaultKind::Lost, &made.lost);
-        let remedy = (!made.is_open).then(|| self.remedy(&compared, made));
+        let remedy = made.is_decided().then(|| self.remedy(&compared, made));
         Judged { faults, remedy: remedy.filter(|contents| !contents.is_empty()) }
     }
 
@@ -189,7 +203,8 @@ impl CodeWord<'_> {
             units: vec![BTreeMap::new(); count],
             differing: compared.differing.clone(),
             damaged: compared.damaged.clone(),
-            lost: none,
+            lost: none.clone(),
+            unmatched: none,
             is_open: false,
         };
         let mut decoders = Decoders::default();
@@ -243,7 +258,7 @@ impl CodeWord<'_> {
                         .is_some_and(|it| it != data.checksum)
                     {
                         // A source is wrong, too: what was lost had another checksum.
-                        made.is_open = true;
+                        made.unmatched[index].add(unit);
                         sources.iter().for_each(|index| made.differing[*index].add(unit));
                     }
                     made.units[index].insert(unit, Some(data));

@@ -29,7 +29,7 @@ fn write(world: &mut World, stripe: u32, first: u32, units: u32) -> u32 {
 }
 
 /// Returns a world of three OSDs with eight blocks, and the key of a block in the middle.
-fn with_blocks(copies: usize) -> (World, BlockKey) {
+pub fn with_blocks(copies: usize) -> (World, BlockKey) {
     let mut world = whole(copies.max(3), copies);
     for stripe in 0..8 {
         write(&mut world, stripe, 0, UNITS);
@@ -46,6 +46,7 @@ pub fn told(world: &World) -> Vec<String> {
     };
     let event = |(_, event): &(usize, ScrubEvent)| match event {
         ScrubEvent::Repaired { faults, .. } => Some(format!("repaired: {}", brief(faults))),
+        ScrubEvent::Fixed(fixed) => Some(format!("{:?}", fixed.outcome)),
         ScrubEvent::Found { faults, .. } => Some(format!("found: {}", brief(faults))),
         _ => None,
     };
@@ -53,7 +54,7 @@ pub fn told(world: &World) -> Vec<String> {
 }
 
 /// Changes a value of a block, but not its version.
-fn corrupt(world: &mut World, at: usize, key: BlockKey, value: u32) {
+pub fn corrupt(world: &mut World, at: usize, key: BlockKey, value: u32) {
     world.osds[at].store.alter(key, |state, key| {
         state.blocks.get_mut(&key).unwrap().units.insert(1, value);
     });

@@ -26,7 +26,7 @@ fn positions(scheme: Scheme) -> usize {
     scheme.position_count() as usize
 }
 
-fn write(world: &mut World, stripe: u32, first: u32, units: u32) {
+pub fn write(world: &mut World, stripe: u32, first: u32, units: u32) {
     let at = world.server().expect("somebody serves");
     let number = world.write(at, stripe, first, units);
     world.settle();
@@ -35,7 +35,7 @@ fn write(world: &mut World, stripe: u32, first: u32, units: u32) {
 }
 
 /// Returns a whole pool of six full stripes, and the key of one of them. The member at position `i` is `i`.
-fn with_stripes(scheme: Scheme) -> (World, BlockKey) {
+pub fn with_stripes(scheme: Scheme) -> (World, BlockKey) {
     let mut world = World::of_scheme(1, positions(scheme), scheme);
     world.large_percent = 0;
     world.settle();
@@ -53,7 +53,7 @@ fn block(world: &World, at: usize, key: BlockKey) -> Block {
     world.osds[at].store.now.blocks[&key].clone()
 }
 
-fn blocks(world: &World) -> Vec<BTreeMap<BlockKey, Block>> {
+pub fn blocks(world: &World) -> Vec<BTreeMap<BlockKey, Block>> {
     world.osds.iter().map(|osd| osd.store.now.blocks.clone()).collect()
 }
 
@@ -64,14 +64,14 @@ fn replace(world: &mut World, at: usize, key: BlockKey, block: &Block) {
 }
 
 /// Changes a unit of a part, but neither its version nor that it matches its checksum.
-fn corrupt(world: &mut World, at: usize, key: BlockKey, unit: u32) {
+pub fn corrupt(world: &mut World, at: usize, key: BlockKey, unit: u32) {
     world.osds[at].store.alter(key, |state, key| {
         *state.blocks.get_mut(&key).unwrap().units.get_mut(&unit).unwrap() ^= 0x5a5a;
     });
 }
 
 /// Checks that all parts are undamaged and form code words.
-fn is_sound(world: &World) {
+pub fn is_sound(world: &World) {
     for osd in &world.osds {
         assert!(osd.store.now.blocks.values().all(|block| block.damaged == 0));
     }
@@ -283,7 +283,7 @@ fn a_stripe_with_a_member_away_is_compared_with_those_who_are_there() {
 }
 
 /// Replaces the table of a parity part by one that names another version of part 1.
-fn spoil_table(world: &mut World, at: usize, key: BlockKey, data_count: usize) {
+pub fn spoil_table(world: &mut World, at: usize, key: BlockKey, data_count: usize) {
     world.osds[at].store.alter(key, |state, key| {
         let block = state.blocks.get_mut(&key).unwrap();
         let mut table = Table::decode(&block.table, data_count, BLOCK_SIZE).unwrap();

@@ -95,6 +95,8 @@ pub struct FakeOsd {
     pub scrubs: Vec<(PgId, bool)>,
     /// Number of requests to check its metadata.
     pub metadata_checks: u32,
+    /// Decisions of operators about damaged blocks.
+    pub fixes: Vec<FromMonitor>,
     pub settings: Changed,
     pub slow_disks: Vec<OsdId>,
     pub cleared: Vec<PoolId>,
@@ -473,6 +475,7 @@ impl Rig {
                 osd.scrubs.extend(pgs.into_iter().map(|pg| (pg, deep)));
                 osd.metadata_checks += u32::from(metadata);
             }
+            fix @ FromMonitor::Fix { .. } => osd.fixes.push(fix),
             FromMonitor::Monitors { .. } => {}
             FromMonitor::StateCopy(part) => {
                 osd.copy.take(part);

@@ -1,10 +1,10 @@
 //! Scrubs: which primaries receive requests, and what is shown of their reports.
 
-use base::{ImageId, OsdId, PgId};
+use base::{Choice, Duration, ImageId, OsdId, PgId};
 use serde_json::json;
 
 use super::rig::Rig;
-use crate::message::{Command, ScrubRow};
+use crate::message::{Command, FixedRow, FromMonitor, ScrubRow};
 
 fn row(pg: PgId, damaged: u64) -> ScrubRow {
     let wrong = "osd.1: 2 units lost".to_owned();
@@ -21,6 +21,7 @@ fn row(pg: PgId, damaged: u64) -> ScrubRow {
         overdue: false,
         blocks,
         osds,
+        fixed: None,
     }
 }
 
@@ -80,4 +81,57 @@ fn damage_and_late_scrubs_are_told_as_long_as_their_primary_reports_them() {
     let checks = rig.checks();
     assert!(!checks.contains(&"pg_damaged".to_string()));
     assert!(checks.contains(&"scrub_overdue".to_string()));
+}
+
+#[test]
+fn a_decision_about_damage_goes_to_the_primary_that_listed_it_once_it_is_accepted() {
+    let mut rig = Rig::with_copies(3, 2, 2, 8);
+    let entry = rig.entry(3);
+    let (pg, primary) = (entry.pg, entry.primary_osd().unwrap());
+    let keep = |osd: OsdId, stripe: u32, accepted: bool| {
+        let (image, choice) = (ImageId::FIRST, Choice::Keep(osd));
+        Command::PgFix { pg, image, stripe, choice, number: 5, accepted }
+    };
+    assert_eq!(rig.command(keep(primary, 7, true)).unwrap_err().code, "not_found");
+    rig.report(primary.get(), |report| report.scrubs = vec![row(pg, 1)]);
+    assert_eq!(rig.command(keep(primary, 8, true)).unwrap_err().code, "not_found");
+    let outsider = (1..=3).map(|it| OsdId::new(it).unwrap());
+    let outsider = outsider.into_iter().find(|osd| entry.position_of(*osd).is_none()).unwrap();
+    assert_eq!(rig.command(keep(outsider, 7, true)).unwrap_err().code, "invalid");
+    for choice in [Choice::Rebuild(primary), Choice::RebuildParity] {
+        let (image, stripe) = (ImageId::FIRST, 7);
+        let command = Command::PgFix { pg, image, stripe, choice, number: 5, accepted: true };
+        assert_eq!(rig.command(command).unwrap_err().code, "invalid");
+    }
+    let told = rig.command(keep(primary, 7, false)).unwrap_err();
+    assert_eq!(told.code, "not_accepted");
+    assert!(told.message.contains("osd.1: 2 units lost"), "{}", told.message);
+    assert!(rig.osds[&primary].fixes.is_empty());
+    rig.command(keep(primary, 7, true)).unwrap();
+    let [FromMonitor::Fix { epoch, stripe: 7, wrong, .. }] = &rig.osds[&primary].fixes[..] else {
+        panic!("{:?}", rig.osds[&primary].fixes)
+    };
+    assert_eq!((*epoch, wrong.as_str()), (entry.epoch, "osd.1: 2 units lost"));
+    let (image, outcome) = (ImageId::FIRST, "done".to_owned());
+    let fixed = FixedRow { number: 5, image, stripe: 7, outcome, why: None };
+    rig.report(primary.get(), |report| {
+        report.scrubs = vec![ScrubRow { fixed: Some(fixed), ..row(pg, 0) }];
+    });
+    let described = rig.command(Command::PgDescribe { pg }).unwrap();
+    assert_eq!(described["scrub"]["fixed"]["outcome"], "done");
+}
+
+#[test]
+fn a_decision_waits_until_a_pg_has_all_its_members() {
+    let mut rig = Rig::with_copies(2, 2, 1, 8);
+    let entry = rig.entry(3);
+    let (pg, primary) = (entry.pg, entry.primary_osd().unwrap());
+    let other = (1..=2).find(|osd| *osd != primary.get()).unwrap();
+    rig.kill_osd(other);
+    rig.advance(Duration::from_secs(60));
+    assert_eq!(rig.entry(3).acting_count(), 1);
+    rig.report(primary.get(), |report| report.scrubs = vec![row(pg, 1)]);
+    let (image, stripe, choice) = (ImageId::FIRST, 7, Choice::AcceptLoss);
+    let command = Command::PgFix { pg, image, stripe, choice, number: 5, accepted: true };
+    assert_eq!(rig.command(command).unwrap_err().code, "busy");
 }
