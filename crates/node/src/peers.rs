@@ -274,6 +274,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Delta { .. }
         | PeerBody::DeltaWanted { .. }
         | PeerBody::PartBehind { .. }
+        | PeerBody::ParityLost { .. }
         | PeerBody::Synced { .. }
         | PeerBody::Noted { .. }
         | PeerBody::Scrubbed { .. }

@@ -674,6 +674,7 @@ impl Pg {
                 self.on_part_behind(index, part, actions);
                 Ok(())
             }
+            PeerBody::ParityLost { key } => self.on_parity_lost(index, key, actions),
             PeerBody::Stale(_) => Ok(()),
             _ => Err("only a primary may send this message".into()),
         }

@@ -810,7 +810,7 @@ impl Pg {
             let at = self.scrub_now.max(self.scrub_note.born_at);
             let finding = Finding { key, at, faults };
             is_news |= !planted::on(Bug::DamageForgotten) && self.scrub_note.list(finding);
-        } else if deep {
+        } else if deep && !self.is_kept_for_later(&key) {
             is_news |= self.scrub_note.strike_key(&key);
         }
         if is_repaired {
@@ -837,6 +837,16 @@ impl Pg {
             self.release(slot, actions);
         }
         self.scrub_next(actions);
+    }
+
+    /// Returns whether a key stays listed although a look found no fault. In pools with parity a look without
+    /// all members sees too little: any `k` units form a code word.
+    fn is_kept_for_later(&mut self, key: &BlockKey) -> bool {
+        let Some(stripes) = self.stripes() else { return false };
+        let is_complete = self.lead().acting.count() == stripes.part_count();
+        let differs = |(_, fault): &(OsdId, Fault)| fault.kind == FaultKind::Differs;
+        let listed = self.scrub_note.finding(key);
+        !is_complete && listed.is_some_and(|listed| listed.faults.iter().any(differs))
     }
 
     fn by_osd(&mut self, faults: Vec<(usize, Fault)>) -> Vec<(OsdId, Fault)> {

@@ -46,6 +46,7 @@ const BODY_DELTA: u8 = 24;
 const BODY_FORWARD: u8 = 25;
 const BODY_PARITY_DELTA: u8 = 26;
 const BODY_DELTA_WANTED: u8 = 27;
+const BODY_PARITY_LOST: u8 = 28;
 const BODY_SCRUB: u8 = 40;
 const BODY_SCRUBBED: u8 = 41;
 const BODY_MEND: u8 = 42;
@@ -185,6 +186,10 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             bytes.push(part.get());
         }
         PeerBody::PartBehind { part } => bytes.extend([BODY_PART_BEHIND, part.get()]),
+        PeerBody::ParityLost { key } => {
+            bytes.push(BODY_PARITY_LOST);
+            put_key(bytes, pool, *key);
+        }
         PeerBody::Forward { call, key, content, replaces } => {
             put_call(bytes, BODY_FORWARD, *call);
             put_key(bytes, pool, *key);
@@ -330,6 +335,7 @@ fn decode_body(
             PeerBody::DeltaWanted { version: reader.version()?, part: reader.position()? }
         }
         BODY_PART_BEHIND => PeerBody::PartBehind { part: reader.position()? },
+        BODY_PARITY_LOST => PeerBody::ParityLost { key: reader.key(pool)? },
         BODY_FORWARD => {
             let (call, key) = (reader.u32()?, reader.key(pool)?);
             let replaces = reader.version()?;

@@ -226,6 +226,12 @@ pub enum PeerBody {
         /// The data part.
         part: Position,
     },
+    /// Acting member with parity: units of its part were lost before a version changed them, so the version
+    /// left them lost. The primary looks at the stripe, and makes them of the other parts.
+    ParityLost {
+        /// The stripe.
+        key: BlockKey,
+    },
     /// Primary, in pools of stripes: prepare this content of the key, in place of all prepared versions of
     /// the key above `replaces`. Answered by [`PeerBody::Repaired`] when durable.
     Forward {

@@ -218,6 +218,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-parity-delta", peer(parity_delta)),
         ("peer-delta-wanted", peer(PeerBody::DeltaWanted { version, part: part_index })),
         ("peer-part-behind", peer(PeerBody::PartBehind { part: part_index })),
+        ("peer-parity-lost", peer(PeerBody::ParityLost { key })),
         ("peer-forward", peer(forward)),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
@@ -375,6 +376,7 @@ fn any_stripe_body() -> impl Strategy<Value = PeerBody> {
         (0u8..20).prop_map(|part| PeerBody::PartBehind { part: position(part) }),
         (any_version(), 0u8..20)
             .prop_map(|(version, part)| PeerBody::DeltaWanted { version, part: position(part) }),
+        any_key().prop_map(|key| PeerBody::ParityLost { key }),
         (header(), vec(change, 0..=PART_CHANGE_COUNT_MAX)).prop_map(
             |((version, mark, key, lazy, content), changes)| PeerBody::Parity {
                 version,

@@ -20,7 +20,7 @@ use format::wire::{Content, PeerBody};
 
 use super::early::{EarlyDelta, EarlyDeltas};
 use super::parity::{Contradiction, ParityWork, difference};
-use super::part::{Part, table_of};
+use super::part::{Part, has_lost_units, table_of};
 use super::pipeline::{Arrival, Arrived, Fill, Next, Pipeline};
 use crate::store_calls::Call;
 use crate::sync::FlushFor;
@@ -368,7 +368,12 @@ impl Pg {
         }
         match work.content(stripes, parity, block_size, &buffers) {
             Ok(content) => {
+                let key = work.key;
+                let is_damaged = has_lost_units(&content);
                 pipeline.ready(version, content);
+                if is_damaged {
+                    self.tell_lost_parity(key, actions);
+                }
                 self.give_ready(actions);
             }
             Err(contradiction) => self.on_contradiction(contradiction, actions),
@@ -412,6 +417,33 @@ impl Pg {
             }
             false => self.on_peer_failed(index, why, actions),
         }
+    }
+
+    /// Lets the primary look at a stripe whose parity stays lost here.
+    fn tell_lost_parity(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
+        if self.lead.is_some() {
+            return self.want_look(key, actions);
+        }
+        if self.follow.as_ref().is_some_and(|follow| follow.is_acting()) {
+            self.answer(PeerBody::ParityLost { key }, actions);
+        }
+    }
+
+    /// As primary: handles a parity member's report that units of its part are lost.
+    pub(crate) fn on_parity_lost(
+        &mut self,
+        index: usize,
+        key: BlockKey,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.shape.check_key(key)?;
+        let stripes = self.stripes().ok_or("the pool has no parity")?;
+        let lead = self.lead();
+        if !lead.acting.has(index) || stripes.is_data(lead.peers[index].position) {
+            return Err("parity is lost at a member that has none".into());
+        }
+        self.want_look(key, actions);
+        Ok(())
     }
 
     /// Sends the versions that are ready to the store, in order, and begins the syncs behind them.

@@ -153,6 +153,11 @@ fn join(written: &BTreeMap<u32, UnitData>, buffers: &BufferPool) -> Option<Buffe
     Some(bytes.freeze())
 }
 
+/// Returns whether data of some units is lost.
+pub fn has_lost_units(content: &Content) -> bool {
+    matches!(content, Content::Block { damaged, .. } if damaged.iter().any(|word| *word != 0))
+}
+
 /// Returns whether a parity part has lost its part table: what it holds cannot be used.
 pub fn has_lost_table(part: &Part) -> bool {
     part.version != Version::ZERO && part.table.is_empty()

@@ -274,6 +274,7 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::DeltaWanted { version, part } => {
             format!("DeltaWanted: {version}, part {}", part.get())
         }
+        PeerBody::ParityLost { key } => format!("ParityLost: stripe {}", key.stripe.get()),
         PeerBody::Forward { key, content, replaces, .. } => {
             let content = brief_content(content);
             format!("Forward: stripe {}, {content}, above {replaces}", key.stripe.get())

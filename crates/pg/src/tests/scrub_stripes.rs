@@ -595,3 +595,44 @@ fn a_part_table_that_a_read_misses_is_written_back() {
     assert_eq!(told(&world), ["repaired: osd.4 damaged"]);
     assert!(blocks(&world) == before);
 }
+
+/// A write of one data part meets old parity that its member cannot read.
+#[test]
+fn parity_that_a_write_left_lost_is_made_good_at_once() {
+    for scheme in SCHEMES {
+        let data_count = scheme.data_count() as usize;
+        for lost in data_count..positions(scheme) {
+            let (mut world, key) = with_stripes(scheme);
+            recall(&mut world);
+            world.osds[lost].store.damage(key, 1);
+            write(&mut world, STRIPE, 1, 1);
+            assert_eq!(told(&world), [format!("repaired: {} damaged", osd_id(lost))], "{scheme}");
+            is_sound(&world);
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_itself_stays_listed_while_members_are_missing() {
+    for scheme in [TWO_ONE, THREE_TWO] {
+        let (mut world, key) = with_stripes(scheme);
+        let last = positions(scheme) - 1;
+        corrupt(&mut world, 0, key, 2);
+        if scheme == THREE_TWO {
+            corrupt(&mut world, 3, key, 2);
+        }
+        world.scrub_all(true, true);
+        assert_eq!(world.scrub_note(0).damaged_count(), 1);
+        world.kill(last);
+        world.settle();
+        world.scrub_all(true, true);
+        assert_eq!(world.scrub_note(0).damaged_count(), 1, "{scheme}");
+        world.start(last);
+        world.settle();
+        let count = world.units();
+        write(&mut world, STRIPE, 0, count);
+        world.scrub_all(true, true);
+        assert_eq!(world.scrub_note(0).damaged_count(), 0);
+        is_sound(&world);
+    }
+}

@@ -358,6 +358,7 @@ impl Watch {
             | PeerBody::ParityDelta { .. }
             | PeerBody::DeltaWanted { .. }
             | PeerBody::PartBehind { .. }
+            | PeerBody::ParityLost { .. }
             | PeerBody::Forward { .. } => {}
         }
         Ok(())
