@@ -378,7 +378,7 @@ impl Run {
     fn body(&mut self) -> PeerBody {
         let call = self.random.below(6);
         let (version, mark) = (self.version(), self.version());
-        match self.random.below(16) {
+        match self.random.below(18) {
             0 | 1 => PeerBody::Query { revision: MapRevision::new(1) },
             2 => PeerBody::List { call, newer_than: version, after: None },
             3 => PeerBody::Fetch { call, key: self.key(), units: Vec::new(), as_of: None },
@@ -404,6 +404,7 @@ impl Run {
             13 => PeerBody::Sync { call },
             14 => PeerBody::Synced { call },
             15 => PeerBody::Mark { mark },
+            16 => PeerBody::Draining,
             _ => PeerBody::Stale(self.cluster.entry.clone()),
         }
     }

@@ -15,8 +15,9 @@ use crate::cluster_view::ClusterView;
 /// How long a query waits for the map of its epoch.
 const MAP_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long a connected member may take to answer a query before this is reported to the monitor. This is
-/// longer than the member's wait for the map, and leaves time for all operations of its store to finish: a
-/// slow disk is no reason to drop a member. The time for leases that the member must wait out is added.
+/// longer than the member's wait for the map. A member whose store has yet to finish something says so
+/// ([`PeerBody::Draining`]): a slow disk is no reason to drop a member. The time for leases that the member
+/// must wait out is added.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Maximum number of queries that wait: one for each PG of the largest pool.
 const HELD_COUNT_MAX: usize = 1 << 16;
@@ -188,13 +189,14 @@ impl Peers {
         }
     }
 
-    /// Records that a member has answered a query.
-    pub(crate) fn on_state(&mut self, pg: PgId, osd: OsdId) {
+    /// Records that a member has answered a query: with its state, or by saying that its store has yet to
+    /// finish something. How long a disk may take is judged by the disk watch of that member.
+    pub(crate) fn on_query_answered(&mut self, pg: PgId, osd: OsdId) {
         self.unanswered.remove(&(pg, osd));
     }
 
     /// Returns the next unanswered query whose deadline has passed. The caller continues with
-    /// [`Peers::wait_longer`] or [`Peers::on_state`].
+    /// [`Peers::wait_longer`] or [`Peers::on_query_answered`].
     pub(crate) fn pop_overdue(&mut self, now: Time) -> Option<Overdue> {
         while let Some((_, pg, osd, epoch)) =
             self.unanswered_until.pop_front_if(|(until, ..)| *until <= now)
@@ -265,7 +267,8 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::ParityDelta { .. }
         | PeerBody::Forward { .. }
         | PeerBody::Stale(_) => true,
-        PeerBody::State(_)
+        PeerBody::Draining
+        | PeerBody::State(_)
         | PeerBody::Listed { .. }
         | PeerBody::Fetched { .. }
         | PeerBody::Repaired { .. }

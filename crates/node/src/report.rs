@@ -86,6 +86,9 @@ impl Explainer<'_> {
         let is_connected =
             of_osd.next().is_some_and(|member| self.connections.to_follower(*member).is_some());
         match self.cluster.osd(osd) {
+            _ if is_connected && pg.is_draining(osd) => {
+                format!("{osd} is finishing operations of the previous epoch")
+            }
             _ if is_connected => format!("{osd} has not answered yet"),
             Some(known) if known.up => format!("{osd} cannot be reached"),
             _ => format!("{osd} is down"),

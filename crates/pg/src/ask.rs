@@ -16,6 +16,8 @@ pub enum Contact {
     Away,
     /// The primary has requested the member's state.
     Asked,
+    /// The member's store is finishing operations of an earlier epoch.
+    Draining,
     /// The member has reported its state.
     Known,
     /// The member cannot continue in this epoch.

@@ -208,6 +208,9 @@ impl Pg {
         }
         follow.stage = FollowStage::Asked;
         self.go_on_when_quiet(actions);
+        if self.follow().stage == FollowStage::Asked {
+            self.answer(PeerBody::Draining, actions);
+        }
         Ok(())
     }
 

@@ -114,6 +114,13 @@ impl Pg {
         }
     }
 
+    /// As primary: returns whether a member is finishing operations of an earlier epoch before it states
+    /// itself.
+    pub fn is_draining(&self, osd: OsdId) -> bool {
+        let peers = self.lead.iter().flat_map(|lead| &lead.peers);
+        peers.filter(|peer| peer.member.osd == osd).any(|peer| peer.contact == Contact::Draining)
+    }
+
     /// Begins to collect the members' states, this OSD's own first. Requires: no request of an earlier epoch
     /// is in flight here.
     pub(crate) fn ask_members(&mut self, actions: &mut Vec<Action>) {
@@ -144,7 +151,7 @@ impl Pg {
         let has_ended = matches!(self.serving, Serving::Ended { .. });
         let peer = &mut self.lead().peers[index];
         match peer.contact {
-            Contact::Asked => {}
+            Contact::Asked | Contact::Draining => {}
             // The answer to a query over an earlier connection arrived first, and is just as good.
             Contact::Known => return Ok(()),
             // The epoch ended while there was no connection. Nothing is requested over the next connection,
@@ -244,7 +251,7 @@ impl Pg {
         };
         let is_met = |peer: &Peer, is_lost: fn(Absence) -> bool| match peer.contact {
             Contact::Known => true,
-            Contact::Away | Contact::Asked => is_lost(absence(peer.member)),
+            Contact::Away | Contact::Asked | Contact::Draining => is_lost(absence(peer.member)),
             Contact::Out => false,
         };
         let acting = || lead.peers[..count].iter();
@@ -562,6 +569,14 @@ impl Pg {
             return Ok(());
         }
         match body {
+            PeerBody::Draining => {
+                let contact = &mut self.lead().peers[index].contact;
+                // An answer to a query over an earlier connection says no more than one over this connection.
+                if *contact == Contact::Asked {
+                    *contact = Contact::Draining;
+                }
+                Ok(())
+            }
             PeerBody::State(state) => self.on_state(index, state, actions),
             PeerBody::Written { version, durable } => {
                 self.on_member_wrote(index, version, durable, actions)

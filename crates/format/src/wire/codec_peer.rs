@@ -47,6 +47,7 @@ const BODY_FORWARD: u8 = 25;
 const BODY_PARITY_DELTA: u8 = 26;
 const BODY_DELTA_WANTED: u8 = 27;
 const BODY_PARITY_LOST: u8 = 28;
+const BODY_DRAINING: u8 = 29;
 const BODY_SCRUB: u8 = 40;
 const BODY_SCRUBBED: u8 = 41;
 const BODY_MEND: u8 = 42;
@@ -108,6 +109,7 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             bytes.push(BODY_QUERY);
             put_u64(bytes, revision.get());
         }
+        PeerBody::Draining => bytes.push(BODY_DRAINING),
         PeerBody::State(state) => {
             bytes.push(BODY_STATE);
             put_state(bytes, pool, state);
@@ -305,6 +307,7 @@ fn decode_body(
             history: reader.history()?,
             filling: reader.filling(pool)?,
         },
+        BODY_DRAINING => PeerBody::Draining,
         BODY_ACTIVATED => PeerBody::Activated,
         BODY_WRITE => decode_write(reader, pool, payload)?,
         BODY_PART => {

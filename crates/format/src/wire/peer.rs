@@ -56,6 +56,9 @@ pub enum PeerBody {
         /// Revision of the pool's map.
         revision: MapRevision,
     },
+    /// Member: operations of an earlier epoch are still under way at its store; its state follows when they
+    /// have ended, however long the disk takes.
+    Draining,
     /// Member: reports its state.
     State(MemberState),
     /// Primary: list the blocks that you hold with versions above this one.

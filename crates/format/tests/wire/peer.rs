@@ -199,6 +199,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-activate", peer(activate(None))),
         ("peer-activate-learner", peer(activate(Some(filling())))),
         ("peer-activated", peer(PeerBody::Activated)),
+        ("peer-draining", peer(PeerBody::Draining)),
         (
             "peer-write",
             write(Change::Write { offset: 8192, checksums: checksums(&full), data: full }),
@@ -463,6 +464,7 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             }
         ),
         Just(PeerBody::Activated),
+        Just(PeerBody::Draining),
         any_write(),
         (any_version(), any::<bool>())
             .prop_map(|(version, durable)| PeerBody::Written { version, durable }),

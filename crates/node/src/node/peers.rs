@@ -130,8 +130,8 @@ impl Node {
         if !self.cluster.leads(entry) || !entry.members().any(|member| *member == follower) {
             return Err(format!("the sender is not a member of {pg}"));
         }
-        if matches!(body, PeerBody::State(_)) {
-            self.peers.on_state(pg, follower.osd);
+        if matches!(body, PeerBody::State(_) | PeerBody::Draining) {
+            self.peers.on_query_answered(pg, follower.osd);
         }
         self.drive(now, slot, effects, |pg, actions| pg.peer_said(follower.osd, body, actions))
     }
@@ -179,14 +179,14 @@ impl Node {
             let entry = self.cluster.pg(pg).filter(|entry| entry.epoch == epoch);
             let member = entry.and_then(|entry| entry.members().find(|known| known.osd == osd));
             let Some(member) = member.copied() else {
-                self.peers.on_state(pg, osd);
+                self.peers.on_query_answered(pg, osd);
                 continue;
             };
             if self.peer_connections.to_follower(member).is_none() {
                 self.peers.wait_longer(now, query);
                 continue;
             }
-            self.peers.on_state(pg, osd);
+            self.peers.on_query_answered(pg, osd);
             let why = "the OSD is connected but does not answer";
             self.peers.need(pg, epoch, Need::Failed(member, why.into()));
         }

@@ -14,7 +14,7 @@ use base::{
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
 use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta};
 use cluster::message::{FromMonitor, Need, OsdReport, ToMonitor, Unreachable};
-use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::door::{CloseReason, DiskEvent, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Request};
 
 use super::rig::*;
@@ -33,6 +33,9 @@ pub struct Host {
     pub is_still: bool,
     /// Whether the monitor's changes to the map are withheld from the host.
     pub is_deaf: bool,
+    /// Whether the disk completes nothing until [`Cluster::release_disk`].
+    pub holds_disk: bool,
+    held: Vec<DiskEvent>,
     pub stopped: Option<StopReason>,
     link: Option<ConnectionId>,
     /// Events that arrived while the host could not receive them.
@@ -95,6 +98,8 @@ impl Host {
             incarnation: Incarnation::ZERO,
             is_still: false,
             is_deaf: false,
+            holds_disk: false,
+            held: Vec::new(),
             stopped: None,
             link: None,
             kept: VecDeque::new(),
@@ -197,6 +202,7 @@ impl Cluster {
         known.node = None;
         (known.incarnation, known.is_still) = (Incarnation::ZERO, false);
         known.kept.clear();
+        known.held.clear();
         self.moving.retain(|(_, to, _)| *to != host);
         let ends: Vec<_> = self.wires.keys().copied().filter(|(at, _)| *at == host).collect();
         for (_, connection) in ends {
@@ -248,12 +254,26 @@ impl Cluster {
         self.pump();
     }
 
+    /// Makes the disk of a host complete what it held, and everything later.
+    pub fn release_disk(&mut self, host: usize) {
+        self.hosts[host].holds_disk = false;
+        for event in std::mem::take(&mut self.hosts[host].held) {
+            self.give(host, Event::Disk(event));
+        }
+        self.pump();
+    }
+
     fn run(&mut self, host: usize, mut effects: Vec<Effect>) {
         loop {
             let mut events = Vec::new();
             for effect in effects.drain(..) {
                 match effect {
-                    Effect::Disk(effect) => events.push(self.hosts[host].disk.carry_out(effect)),
+                    Effect::Disk(effect) => {
+                        let known = &mut self.hosts[host];
+                        let event = known.disk.carry_out(effect);
+                        let ends = if known.holds_disk { &mut known.held } else { &mut events };
+                        ends.push(event);
+                    }
                     Effect::Net(effect) => self.net(host, effect),
                     Effect::Joined { incarnation } => self.hosts[host].incarnation = incarnation,
                     Effect::LogLevel(_) => {}

@@ -815,3 +815,33 @@ fn a_suspect_primary_reports_no_damage_while_another_member_may_answer() {
     cluster.advance(10_000);
     assert_eq!(cluster.read_bytes(1, read_of(3)), [1]);
 }
+
+#[test]
+fn a_member_whose_disk_hangs_is_waited_for_and_a_silent_one_is_not() {
+    let failed = |cluster: &Cluster| {
+        let needs = cluster.needs_of_epoch();
+        needs.iter().any(|need| matches!(need, Need::Failed(..)))
+    };
+    for hangs in [true, false] {
+        let mut cluster = Cluster::serving(2);
+        assert!(is_written(&cluster.ask(0, write(0, 1, 6))));
+        cluster.hosts[1].holds_disk = hangs;
+        cluster.hosts[1].is_still = !hangs;
+        // The member has the change, and does not complete it; then another epoch begins.
+        cluster.send(0, write(0, 1, 7));
+        cluster.pump();
+        cluster.set_entry(&[0, 1], &[]);
+        cluster.advance(10_000);
+        assert_eq!(failed(&cluster), !hangs);
+        assert!(!cluster.is_served(0));
+        if hangs {
+            let why = "osd.2 is finishing operations of the previous epoch";
+            assert_eq!(cluster.report(0).peering, [(PG, why.to_owned())]);
+            cluster.release_disk(1);
+            cluster.advance(500);
+            assert!(cluster.is_served(0));
+            assert_eq!(cluster.read_bytes(0, read(0, 1)), [7]);
+            assert!(!failed(&cluster));
+        }
+    }
+}

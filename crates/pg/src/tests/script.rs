@@ -234,6 +234,7 @@ fn brief(body: &PeerBody) -> String {
     };
     match body {
         PeerBody::Query { .. } => "Query".into(),
+        PeerBody::Draining => "Draining".into(),
         PeerBody::State(state) => format!("State: {}", brief_state(state)),
         PeerBody::List { newer_than, .. } => format!("List: {}", newer(newer_than)),
         PeerBody::Listed { blocks, .. } => format!("Listed:{}", brief_list(blocks)),

@@ -336,6 +336,7 @@ impl Watch {
                 }
             }
             PeerBody::Query { .. }
+            | PeerBody::Draining
             | PeerBody::State(_)
             | PeerBody::Listed { .. }
             | PeerBody::Fetched { .. }
