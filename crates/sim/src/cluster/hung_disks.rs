@@ -90,6 +90,11 @@ impl World {
         if self.osds[victim].is_gone {
             return self.detach_all().map(|()| None);
         }
+        if self.faults.rot_happened {
+            // A member may leave, a frozen one does. Data that rotted unnoticed at other members would have
+            // no good copy then, so scrubs repair it first.
+            self.scrub_everything()?;
+        }
         for _ in 0..20 {
             self.ask_for_drill(attached)?;
         }
