@@ -13,6 +13,8 @@
 //!   2. The table in `decide.rs` makes all decisions, and a decision is final once it is made.
 //!   3. If recovery is killed at any point, the next one makes the same decisions or finds them in the
 //!      journal.
+//!   4. A decision stays valid as long as what it is about: if recovery cuts off an entry with decisions that
+//!      it followed, its own entry repeats them.
 
 mod replay;
 mod survey;
@@ -447,6 +449,7 @@ impl Recovery {
             parts.blocks.area.hold_places();
         }
         if tail > end {
+            self.decisions.extend(self.survey.decisions_lost_by_cut(end));
             self.decisions.push(Decision::Cut { from: end, to: tail });
         }
         if self.decisions.len() > DECISIONS_MAX {

@@ -587,6 +587,85 @@ fn row_n_a_recovery_that_is_killed_decides_the_same_again() {
     goes_on(bench, &[1], false);
 }
 
+/// Fills the journal until `rest` bytes of the ring are left behind the tail, all of it recorded as durable.
+/// Changes only blocks 20 and 21.
+fn fill_ring(bench: &mut Bench, rest: u64) {
+    let left = |bench: &Bench| {
+        let size = bench.store.parts().superblock.journal.size;
+        size - bench.tail().get() % size
+    };
+    while left(bench) > rest + 4 * ENTRY {
+        bench.write(20, 0, 1, 1);
+        bench.run();
+    }
+    bench.checkpoint();
+    // An entry without data takes one sector, and so does the last, idle one.
+    while left(bench) > rest + 512 {
+        bench.delete(21);
+        bench.run();
+    }
+    bench.idle();
+    assert_eq!(left(bench), rest);
+}
+
+/// Ends the process right after a start whose entry with decisions lies at the start of the ring. The pad
+/// before it at `pad` is lost: it was a write of its own, and it was not flushed either.
+fn without_pad(bench: Bench, pad: Lsn) -> MemoryDisk {
+    let place = bench.place(pad);
+    assert_eq!(bench.place(bench.tail()), bench.place(Lsn::ZERO) + ENTRY);
+    let mut disk = bench.off();
+    disk.overwrite(place, &[0; 512]);
+    disk
+}
+
+#[test]
+fn a_cut_holds_after_the_entry_that_recorded_it_was_cut_off_too() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    fill_ring(&mut bench, 3 * ENTRY + 2048);
+    let [_, second, _] = [1, 2, 3].map(|number| {
+        let lsn = bench.tail();
+        bench.write(number, 0, 1, number as u64 * 100);
+        lsn
+    });
+    bench.run();
+    let (place, pad) = (bench.place(second) + 512, bench.tail());
+    let mut disk = bench.off();
+    disk.flip(place);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AB");
+    let mut disk = without_pad(bench, pad);
+    // Killed at once, the next recovery leaves only the entry with its decisions. Behind it is the last lap.
+    for rows in ["AFN", "ADN", "ADN"] {
+        let bench = open(disk);
+        assert_eq!(bench.rows(), rows);
+        disk = bench.off();
+    }
+    goes_on(open(disk), &[1], false);
+}
+
+#[test]
+fn a_drop_holds_after_the_entry_that_recorded_it_was_cut_off_too() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 1, 100);
+    fill_ring(&mut bench, 512 + ENTRY + 2048);
+    bench.write(2, 0, 32, 900);
+    let parts = bench.store.parts();
+    let place = parts.place(parts.blocks.get(&key(2)).expect("it is written").location);
+    bench.write(3, 0, 1, 300);
+    bench.run();
+    let pad = bench.tail();
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFH");
+    let mut disk = without_pad(bench, pad);
+    // The data is whole again, but the earlier decision stands.
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFO");
+    goes_on(bench, &[1, 3], false);
+}
+
 #[test]
 fn row_q_a_damaged_superblock_copy_is_rewritten() {
     for offset in [0, 64 << 10] {

@@ -2,6 +2,7 @@
 //! which entries are known to be durable, where the last entry ends, and what earlier recoveries decided.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use base::{Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
@@ -24,6 +25,8 @@ pub struct Survey {
     pub is_ahead: bool,
     /// Decisions of earlier recoveries, each with the lsn of its entry.
     found: Vec<(Lsn, Vec<Decision>)>,
+    /// Those of them that are valid, by the lsn of their entry.
+    valid: BTreeMap<Lsn, Vec<Decision>>,
     /// Valid cuts and holes, keyed by where they begin: where they end, and whether the chain continues
     /// there.
     pub skips: BTreeMap<Lsn, (Lsn, bool)>,
@@ -162,22 +165,23 @@ impl Survey {
         header.kind.is_prepared() && committed.is_some_and(|upto| header.version <= *upto)
     }
 
-    /// Keeps the valid decisions, which no later recovery cut off.
+    /// Keeps the valid decisions: those in entries that no later recovery cut off. An entry that was cut off
+    /// cuts nothing off itself: the recovery that cut it off repeated what it followed.
     pub fn settle(&mut self) {
-        let found = std::mem::take(&mut self.found);
-        let is_void = |lsn: Lsn| {
-            found.iter().any(|(by, decisions)| {
-                let cuts = decisions.iter().filter_map(|decision| match decision {
-                    Decision::Cut { from, to } => Some((*from, *to)),
-                    _ => None,
-                });
-                *by > lsn && cuts.into_iter().any(|(from, to)| from <= lsn && lsn < to)
-            })
-        };
-        for (by, decisions) in &found {
-            if is_void(*by) {
+        let mut found = std::mem::take(&mut self.found);
+        found.sort_by_key(|(by, _)| *by);
+        let mut cuts: Vec<Range<Lsn>> = Vec::new();
+        for (by, decisions) in found.into_iter().rev() {
+            if cuts.iter().any(|cut| cut.contains(&by)) {
                 continue;
             }
+            cuts.extend(decisions.iter().filter_map(|decision| match decision {
+                Decision::Cut { from, to } => Some(*from..*to),
+                _ => None,
+            }));
+            self.valid.insert(by, decisions);
+        }
+        for (by, decisions) in &self.valid {
             for decision in decisions {
                 match *decision {
                     Decision::Cut { from, to } => drop(self.skips.insert(from, (to, true))),
@@ -190,5 +194,69 @@ impl Survey {
                 }
             }
         }
+    }
+
+    /// Returns decisions that a cut from `from` on makes invalid, although they are about entries before it.
+    /// This recovery followed them, so it must repeat them.
+    pub fn decisions_lost_by_cut(&self, from: Lsn) -> Vec<Decision> {
+        let lost = self.valid.range(from..).flat_map(|(_, decisions)| decisions);
+        let concerns_rest = |decision: &&Decision| match **decision {
+            Decision::Cut { from: lsn, .. } | Decision::Hole { from: lsn, .. } => lsn < from,
+            Decision::Drop(lsn) | Decision::Damaged(lsn) => lsn < from,
+            // The entries of which the tail counts lie before the cut, so the same ones are dropped.
+            Decision::Tail { .. } => true,
+        };
+        lost.filter(concerns_rest).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PG: PgId = PgId { pool: base::PoolId::FIRST, number: 3 };
+
+    fn cut(from: u64, to: u64) -> Decision {
+        Decision::Cut { from: Lsn::new(from), to: Lsn::new(to) }
+    }
+
+    fn hole(from: u64, to: u64) -> Decision {
+        Decision::Hole { from: Lsn::new(from), to: Lsn::new(to) }
+    }
+
+    /// Returns a survey that found these entries with decisions, in this order of places.
+    fn survey<const N: usize>(found: [(u64, Vec<Decision>); N]) -> Survey {
+        let found = found.into_iter().map(|(lsn, decisions)| (Lsn::new(lsn), decisions)).collect();
+        let mut survey = Survey { found, ..Survey::default() };
+        survey.settle();
+        survey
+    }
+
+    #[test]
+    fn an_entry_that_was_cut_off_cuts_nothing_off() {
+        let first = (100, vec![cut(40, 100)]);
+        let second = (200, vec![cut(90, 190)]);
+        let third = (300, vec![cut(150, 300)]);
+        let begins = |survey: Survey| survey.skips.keys().map(|lsn| lsn.get()).collect::<Vec<_>>();
+        assert_eq!(begins(survey([second.clone(), first.clone()])), [90]);
+        assert_eq!(begins(survey([third, first, second])), [40, 150]);
+    }
+
+    #[test]
+    fn decisions_about_what_a_cut_keeps_are_repeated() {
+        let (below, above) = (Lsn::new(149), Lsn::new(150));
+        let version = Version { epoch: base::Epoch::new(2), counter: 7 };
+        let kept = [
+            cut(30, 60),
+            hole(70, 80),
+            Decision::Drop(below),
+            Decision::Damaged(below),
+            Decision::Tail { pg: PG, from: version },
+        ];
+        let gone = [cut(150, 160), hole(170, 180), Decision::Drop(above), Decision::Damaged(above)];
+        let earlier = (100, vec![Decision::Drop(Lsn::new(20))]);
+        let survey = survey([(200, [&kept[..], &gone[..]].concat()), earlier]);
+        assert_eq!(survey.decisions_lost_by_cut(Lsn::new(150)), kept);
+        assert_eq!(survey.decisions_lost_by_cut(Lsn::new(201)), []);
     }
 }
