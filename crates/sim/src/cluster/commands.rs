@@ -96,8 +96,8 @@ impl World {
             while self.volumes.iter().any(|other| other.life != Life::Gone && other.name == name) {
                 name.push('x');
             }
-            let block_units = u64::from(self.plan.block_size.unit_count());
-            let shape = Shape { pg_count: self.plan.pg_count, block_units };
+            let plan = &self.plan;
+            let shape = Shape::new(plan.scheme, plan.block_size, plan.pg_count);
             self.volumes.push(Volume::new(name, number, units.max(4), shape));
             self.operator.jobs.push_back(Job::Create(self.volumes.len() - 1));
         } else if let Some(volume) = self.stale_volume().filter(|volume| live.contains(volume)) {

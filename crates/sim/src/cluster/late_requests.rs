@@ -93,7 +93,7 @@ impl World {
 
     /// Returns the first blocks of the attached volume.
     pub(super) fn first_blocks(&self, of: Handle) -> BTreeSet<BlockKey> {
-        let blocks = self.volumes[of.volume].blocks(PoolId::FIRST);
+        let blocks = self.volumes[of.volume].stripes(PoolId::FIRST);
         blocks.map(|(_, _, key)| key).take(BLOCK_COUNT_MAX).collect()
     }
 }

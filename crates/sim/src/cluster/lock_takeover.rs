@@ -77,7 +77,7 @@ impl World {
         let ids: Vec<Option<OsdId>> = members.iter().map(|index| self.osds[*index].id).collect();
         let led = self.watch.entries().filter(|entry| ids.contains(&entry.primary_osd()));
         let led: BTreeSet<u32> = led.map(|entry| entry.pg.number).collect();
-        let blocks = self.volumes[holder.volume].blocks(PoolId::FIRST);
+        let blocks = self.volumes[holder.volume].stripes(PoolId::FIRST);
         let blocks = blocks.filter(|(_, pg, _)| led.contains(pg)).map(|(_, _, key)| key);
         blocks.take(BLOCK_COUNT_MAX).collect()
     }

@@ -172,7 +172,7 @@ impl World {
         to: Handle,
         blocks: &BTreeSet<BlockKey>,
     ) -> Result<(), String> {
-        let all = self.volumes[to.volume].blocks(PoolId::FIRST);
+        let all = self.volumes[to.volume].stripes(PoolId::FIRST);
         let chosen = all.filter(|(_, _, key)| blocks.contains(key));
         let firsts: Vec<u64> = chosen.map(|(units, ..)| units.start).collect();
         for first in firsts.into_iter().filter(|first| *first < to.units) {
@@ -284,7 +284,7 @@ impl World {
             for (handle, it) in client.attached.iter().filter(|(_, it)| !it.read_only) {
                 let (Stage::Open { units, .. }, volume) = (it.stage, it.volume) else { continue };
                 let to = Handle { client: index, handle: *handle, volume, units };
-                let all = self.volumes[volume].blocks(PoolId::FIRST);
+                let all = self.volumes[volume].stripes(PoolId::FIRST);
                 blocks.extend(all.map(|(range, ..)| (to, range.start..range.end.min(units))));
             }
         }
@@ -352,7 +352,7 @@ impl World {
         let mut ranges = Vec::new();
         for (handle, attachment) in &self.clients[index].attached {
             let Stage::Open { units, .. } = attachment.stage else { continue };
-            for (block, pg, key) in self.volumes[attachment.volume].blocks(PoolId::FIRST) {
+            for (block, pg, key) in self.volumes[attachment.volume].stripes(PoolId::FIRST) {
                 if block.end <= units && wanted(self, pg, &key) {
                     ranges.push((*handle, attachment.volume, block));
                 }

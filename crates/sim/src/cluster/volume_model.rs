@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
-use base::{ImageId, PoolId, SessionId, StripeIndex, UNIT_SIZE};
+use base::{BlockSize, ImageId, PoolId, Scheme, SessionId, StripeIndex, UNIT_SIZE};
 use format::disk::BlockKey;
 
 use crate::pattern;
@@ -67,8 +67,15 @@ pub struct Volume {
 pub struct Shape {
     /// The number of PGs in the pool.
     pub pg_count: u32,
-    /// The number of units in a block.
-    pub block_units: u64,
+    /// The number of units in a stripe. In a pool that keeps parity, this is the data of several blocks.
+    pub stripe_units: u64,
+}
+
+impl Shape {
+    /// Returns the shape of the volumes in a pool.
+    pub fn new(scheme: Scheme, block_size: BlockSize, pg_count: u32) -> Shape {
+        Shape { pg_count, stripe_units: scheme.stripe_bytes(block_size) / UNIT_SIZE }
+    }
 }
 
 /// The life cycle of a volume.
@@ -116,14 +123,15 @@ impl Volume {
 
     /// Returns the PG that contains a register.
     fn pg_of(&self, register: u64) -> Option<u32> {
-        let stripe = register / PIECE_COUNT / self.shape.block_units;
+        let stripe = register / PIECE_COUNT / self.shape.stripe_units;
         let stripe = StripeIndex::new(u32::try_from(stripe).ok()?);
         Some(pg_of_hash(stripe_hash(self.image?, stripe), self.shape.pg_count))
     }
 
-    /// Returns the volume's blocks: the units of each, the number of its PG, and its key in a pool.
-    pub fn blocks(&self, pool: PoolId) -> impl Iterator<Item = (Range<u64>, u32, BlockKey)> + '_ {
-        let size = self.shape.block_units;
+    /// Returns the volume's stripes: the units of each, the number of its PG, and the key of its blocks in a
+    /// pool. In a pool with copies, a stripe is a block.
+    pub fn stripes(&self, pool: PoolId) -> impl Iterator<Item = (Range<u64>, u32, BlockKey)> + '_ {
+        let size = self.shape.stripe_units;
         let firsts = (0..self.units).step_by(size as usize);
         firsts.filter_map(move |first| {
             let image = self.image?;
@@ -355,7 +363,7 @@ mod tests {
     use super::*;
 
     fn volume() -> Volume {
-        let shape = Shape { pg_count: 1, block_units: 4 };
+        let shape = Shape { pg_count: 1, stripe_units: 4 };
         let mut volume = Volume::new("v".into(), 1, 16, shape);
         volume.image = ImageId::new(1);
         volume
@@ -365,6 +373,22 @@ mod tests {
         let mut bytes = vec![0; (count * PIECE_SIZE) as usize];
         volume.fill(first_piece, value, &mut bytes);
         bytes
+    }
+
+    #[test]
+    fn a_stripe_of_a_pool_with_parity_is_in_one_pg() {
+        let scheme = Scheme::ReedSolomon { data: 4, parity: 2 };
+        let shape = Shape::new(scheme, BlockSize::DEFAULT, 8);
+        let mut volume = Volume::new("v".into(), 1, 16 * 128, shape);
+        volume.image = ImageId::new(1);
+        assert_eq!(volume.stripes(PoolId::FIRST).count(), 16);
+        for (units, pg, key) in volume.stripes(PoolId::FIRST) {
+            assert_eq!(units.start, u64::from(key.stripe.get()) * 128);
+            assert_eq!(units.end - units.start, 128);
+            for unit in units {
+                assert_eq!(volume.pg_of(unit * PIECE_COUNT), Some(pg));
+            }
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ mod tests {
     /// Returns a volume whose old session received an answer to write 5, but none to write 6. With
     /// `is_fenced`, the next session is opened after the old session was fenced.
     fn volume(is_fenced: bool) -> Volume {
-        let mut volume = Volume::new("v".into(), 1, 256, Shape { pg_count: 4, block_units: 4 });
+        let mut volume = Volume::new("v".into(), 1, 256, Shape { pg_count: 4, stripe_units: 4 });
         volume.image = ImageId::new(1);
         volume.opened(OLD, |_| false);
         volume.ask(5, OLD, 5, PIECES, 1);

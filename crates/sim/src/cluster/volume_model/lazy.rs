@@ -125,7 +125,7 @@ mod tests {
     const PIECES: Range<u64> = 64..72;
 
     fn volume() -> Volume {
-        let shape = Shape { pg_count: 1, block_units: 4 };
+        let shape = Shape { pg_count: 1, stripe_units: 4 };
         let mut volume = Volume::new("v".into(), 1, 16, shape);
         volume.image = ImageId::new(1);
         volume
