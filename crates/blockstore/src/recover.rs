@@ -484,7 +484,9 @@ impl Recovery {
         lost: &[Range<usize>],
         io: &mut Io<'_>,
     ) -> Progress {
-        let is_new = |lost: &Range<usize>| !self.replay.is_lost(at, lost);
+        let is_new = |lost: &Range<usize>| {
+            !self.replay.is_lost(at, lost) && !self.replay.is_skipped(at, lost)
+        };
         if lost.iter().any(is_new) {
             let reason = "the journal could be read a moment ago and cannot be read now: check the \
                           disk, then start this OSD again";

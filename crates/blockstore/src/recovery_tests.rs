@@ -667,6 +667,34 @@ fn a_drop_holds_after_the_entry_that_recorded_it_was_cut_off_too() {
 }
 
 #[test]
+fn a_sector_of_a_replaced_tail_that_cannot_be_read_costs_nothing() {
+    let (mut bench, _) = three_writes(true);
+    bench.write(4, 0, 32, 400);
+    bench.idle();
+    bench.write(1, 0, 1, 100);
+    let torn = bench.tail();
+    // Longer than the pieces in which the journal is read.
+    let last = (0..30).map(|_| {
+        let lsn = bench.tail();
+        bench.write(4, 0, 31, 500);
+        lsn
+    });
+    let last = last.last().expect("there are some");
+    bench.run();
+    let (torn, last) = (bench.place(torn), bench.place(last));
+    let mut disk = bench.off();
+    disk.flip(torn + 512);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AB");
+    let mut disk = bench.off();
+    disk.unreadable = Some((last, last + 512));
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AFN");
+    bench.assert_unit(4, 0, Some(400));
+    goes_on(bench, &[1, 2, 3], false);
+}
+
+#[test]
 fn row_q_a_damaged_superblock_copy_is_rewritten() {
     for offset in [0, 64 << 10] {
         let (bench, _) = three_writes(false);

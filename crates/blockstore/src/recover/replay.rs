@@ -38,6 +38,8 @@ pub struct Replay {
     pub idle_end: Option<Lsn>,
     /// Parts of the journal that cannot be read.
     lost: Vec<Range<Lsn>>,
+    /// Parts of the journal that were skipped because an earlier recovery decided on a cut or a hole there.
+    skipped: Vec<Range<Lsn>>,
     /// Whether the entries before the root's `until` have been passed.
     has_collected: bool,
     /// PGs with a dropped prepared version: the lowest version that is dropped, and the lsn from which
@@ -187,6 +189,7 @@ impl Recovery {
             && !planted::on(Bug::TailReplayedTwice)
         {
             self.end_hole();
+            self.replay.skipped.push(at..to);
             self.replay.at = to;
             self.replay.is_unchained = !is_chained;
             self.count_row('N');
@@ -534,6 +537,12 @@ impl Replay {
     pub fn is_lost(&self, from: Lsn, range: &Range<usize>) -> bool {
         let (start, end) = (from.advance(range.start as u64), from.advance(range.end as u64));
         self.lost.iter().any(|lost| lost.start < end && start < lost.end)
+    }
+
+    /// Whether the range, counted from `from`, was skipped, so that nothing in it matters.
+    pub fn is_skipped(&self, from: Lsn, range: &Range<usize>) -> bool {
+        let (start, end) = (from.advance(range.start as u64), from.advance(range.end as u64));
+        self.skipped.iter().any(|skipped| skipped.start <= start && end <= skipped.end)
     }
 
     /// Whether a header may begin here but cannot be read.
