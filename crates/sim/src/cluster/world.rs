@@ -48,8 +48,8 @@ const ROOM_AFTER: Duration = Duration::from_secs(60);
 /// After this time without faults, no OSD holds data of a PG that it has left.
 const REST: Duration = Duration::from_secs(20);
 
-/// Within this time, an OSD that left a PG has deleted the PG's data: it looks once per report interval, which is
-/// at most 3 s here, and deletes what has been superfluous for 5 s.
+/// Within this time, an OSD that left a PG has deleted the PG's data: it looks once per report interval,
+/// which is at most 3 s here, and deletes what has been superfluous for 5 s.
 const CLEARED_WITHIN: Duration = Duration::from_secs(12);
 
 /// One run: the cluster, its faults and its checkers.
