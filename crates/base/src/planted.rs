@@ -213,6 +213,10 @@ pub enum Bug {
     FillFromOwnIndex,
     /// PG: a member whose position changed counts as holding the data of the new position.
     RoleContentKept,
+    /// PG: a member answers direct reads of units that a version above the mark changes.
+    DirectReadAboveMark,
+    /// Node: a member answers direct reads without the leases of the other members.
+    DirectReadWithoutLease,
     /// PG: while acting members are lost, learners are filled with what the members hold now, instead of what
     /// they held as of a version that all acting members have.
     FilledAsOfView,

@@ -165,6 +165,16 @@ fn client_examples() -> Vec<(&'static str, Message)> {
         ("refusal-busy", reply(Err(Refusal::Busy))),
         ("refusal-invalid", reply(Err(Refusal::Invalid { why: why() }))),
         ("refusal-corrupted", reply(Err(Refusal::Corrupted))),
+        ("refusal-ask-primary", reply(Err(Refusal::AskPrimary))),
+        (
+            "request-read-part",
+            request(Op::ReadPart {
+                place: place(),
+                offset: 4096,
+                length: 12288,
+                parents: vec![image(6)],
+            }),
+        ),
         ("control", Message::Control("{\"type\":\"subscribe\",\"have\":{}}".into())),
     ]
 }
@@ -256,6 +266,9 @@ fn any_op() -> impl Strategy<Value = Op> {
         (any_place(), any_range(256), any_chain()).prop_map(
             |(place, (offset, length), parents)| Op::Read { place, offset, length, parents }
         ),
+        (any_place(), any_range(256), any_chain()).prop_map(
+            |(place, (offset, length), parents)| Op::ReadPart { place, offset, length, parents }
+        ),
         write,
         (any_place(), any_range(256), any::<bool>())
             .prop_map(|(place, (offset, length), lazy)| Op::Zero { place, offset, length, lazy }),
@@ -314,6 +327,7 @@ fn any_outcome() -> impl Strategy<Value = Result<Outcome, Refusal>> {
         Just(Err(Refusal::Busy)),
         ".{0,40}".prop_map(|why| Err(Refusal::Invalid { why })),
         Just(Err(Refusal::Corrupted)),
+        Just(Err(Refusal::AskPrimary)),
     ]
 }
 

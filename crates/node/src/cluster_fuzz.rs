@@ -312,6 +312,7 @@ impl Run {
             0 => LeaseMessage::Renew {
                 stamp,
                 revisions: vec![(POOL, MapRevision::new(stamp))],
+                leads: self.random.below(4) > 0,
                 begun_bytes: u64::from(self.random.below(4)) << 20,
                 owed_bytes: u64::from(self.random.below(2)) * u64::MAX,
             },

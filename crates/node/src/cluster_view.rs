@@ -92,6 +92,39 @@ impl ClusterView {
         members
     }
 
+    /// Returns the other members of all PGs in which this OSD, in its current run, may answer direct reads:
+    /// it needs their leases. If entries list several runs of a member, its newest run is returned.
+    pub(crate) fn read_lease_givers(&self) -> BTreeMap<OsdId, Incarnation> {
+        let mut givers = BTreeMap::new();
+        for entry in self.entries().filter(|entry| self.reads_directly(entry)) {
+            let others = entry.members().filter(|member| member.osd != self.osd);
+            others.for_each(|member| add_run(&mut givers, member));
+        }
+        givers
+    }
+
+    /// Returns whether this OSD, in its current run, may answer direct reads of the entry's PG: the pool
+    /// keeps parity, and this OSD is an acting member with a data part, but not the primary.
+    pub(crate) fn reads_directly(&self, entry: &PgEntry) -> bool {
+        let scheme = self.map.pools.get(&entry.pg.pool).map(|known| known.pool.scheme);
+        let Some(scheme) = scheme.filter(|scheme| !scheme.is_whole_everywhere()) else {
+            return false;
+        };
+        let me = self.me().and_then(|me| entry.filled().find(|(_, member)| **member == me));
+        me.is_some_and(|(position, _)| scheme.has_data(position)) && !self.is_primary(entry)
+    }
+
+    /// Returns the other members that may have served under a grant of this OSD while this entry was current:
+    /// the primary; in pools with parity every member, because members answer direct reads.
+    pub(crate) fn lease_holders(&self, entry: &PgEntry) -> Vec<Member> {
+        let scheme = self.map.pools.get(&entry.pg.pool).map(|known| known.pool.scheme);
+        let is_whole = scheme.is_none_or(|scheme| scheme.is_whole_everywhere());
+        let primary = entry.primary_member();
+        let holds =
+            |member: &&Member| member.osd != self.osd && (!is_whole || primary == Some(**member));
+        entry.members().filter(holds).copied().collect()
+    }
+
     /// Returns the acting members with parity to which this OSD, as an acting member with a data part, sends
     /// differences over connections of its own. Leaves out primaries: they open connections themselves. If
     /// entries list several runs of a member, its newest run is returned.

@@ -3,6 +3,8 @@
 //! A *holder* leads PGs, and a *giver* is a member of them. A primary serves only while all other members
 //! grant it a lease. A member enters a newer epoch only when its grants to the primary of an earlier
 //! epoch have expired. So two primaries of a PG never serve at the same time, whatever the network does.
+//! In pools with parity, members with data parts hold leases, too, and answer direct reads while all other
+//! members grant them; a member enters a newer epoch only when its grants to all of them have expired.
 //! See `docs/internals/pg.md`.
 //!
 //! ```text
@@ -70,6 +72,8 @@ struct Given {
     holder: Member,
     until: Time,
     revoked: BTreeMap<PgId, Revoked>,
+    /// The map revisions that the holder last said it acts on.
+    revisions: Vec<(PoolId, MapRevision)>,
 }
 
 /// A PG for which the holder may still act on an earlier epoch.
@@ -213,10 +217,10 @@ impl Leases {
         span: Duration,
     ) -> Option<Grant> {
         let given = self.given_to(holder)?;
-        given.revoked.retain(|pg, revoked| {
-            let acts_on = revisions.iter().find(|(pool, _)| *pool == pg.pool);
-            acts_on.is_none_or(|(_, revision)| *revision < revoked.revision)
-        });
+        given.revisions.clear();
+        given.revisions.extend_from_slice(revisions);
+        let Given { revoked, revisions, .. } = given;
+        revoked.retain(|pg, revoked| !acts_on(revisions, pg.pool, revoked.revision));
         if given.revoked.len() > LOST_COUNT_MAX {
             return None;
         }
@@ -239,16 +243,12 @@ impl Leases {
         }
     }
 
-    /// Revokes the lease of the primary of `before`: `newest` has a higher epoch and replaces it.
-    pub fn revoke(&mut self, before: &PgEntry, newest: &PgEntry) {
-        if let Some(holder) = before.primary_member() {
-            self.revoke_from(holder, newest);
-        }
-    }
-
-    /// Revokes the PG of `newest` from this holder, which may have led it before.
+    /// Revokes the PG of `newest` from this holder, which may have served it in an earlier epoch.
     pub fn revoke_from(&mut self, holder: Member, newest: &PgEntry) {
         let Some(given) = self.given_to(holder) else { return };
+        if acts_on(&given.revisions, newest.pg.pool, newest.revision) {
+            return;
+        }
         let until = given.until;
         let revoked = Revoked { epoch: newest.epoch, revision: newest.revision, until };
         given
@@ -268,7 +268,7 @@ impl Leases {
         }
     }
 
-    /// Returns until when an earlier primary of the PG may serve under a grant of this OSD; `None` if
+    /// Returns until when a holder may serve the PG in an earlier epoch under a grant of this OSD; `None` if
     /// none may. The primary of `entry` itself does not count: the run listed there leaves earlier epochs
     /// before it begins this one.
     pub fn is_revoked_until(&self, now: Time, entry: &PgEntry) -> Option<Time> {
@@ -288,13 +288,20 @@ impl Leases {
     /// Returns the grant to this run of a holder, creating it if needed. Returns `None` if a newer run of
     /// the holder is known.
     fn given_to(&mut self, holder: Member) -> Option<&mut Given> {
-        let new = Given { holder, until: self.earlier_until, revoked: BTreeMap::new() };
-        let given = self.given.entry(holder.osd).or_insert_with(|| new);
+        let until = self.earlier_until;
+        let new = || Given { holder, until, revoked: BTreeMap::new(), revisions: Vec::new() };
+        let given = self.given.entry(holder.osd).or_insert_with(new);
         if given.holder.incarnation < holder.incarnation {
-            *given = Given { holder, until: self.earlier_until, revoked: BTreeMap::new() };
+            *given = new();
         }
         (given.holder == holder).then_some(given)
     }
+}
+
+/// Returns whether a holder that named these revisions acts on this revision of a pool's map.
+fn acts_on(revisions: &[(PoolId, MapRevision)], pool: PoolId, revision: MapRevision) -> bool {
+    let known = revisions.iter().find(|(known, _)| *known == pool);
+    known.is_some_and(|(_, known)| revision <= *known)
 }
 
 #[cfg(test)]

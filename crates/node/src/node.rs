@@ -824,10 +824,13 @@ impl Node {
         now: Time,
         slot: PgSlot,
         to: OsdId,
-        body: PeerBody,
+        mut body: PeerBody,
         effects: &mut Vec<Effect>,
     ) {
         let Some(entry) = self.pgs[slot].entry().cloned() else { return };
+        if let PeerBody::Part { revision, .. } | PeerBody::Skip { revision, .. } = &mut body {
+            *revision = self.cluster.pool(entry.pg.pool).map_or(*revision, |known| known.revision);
+        }
         if is_query(&body) {
             let query = Overdue { pg: entry.pg, osd: to, epoch: entry.epoch };
             self.peers.on_query_sent(now, query, giver_span(self.lease_span()));

@@ -1,6 +1,7 @@
 //! Connections between OSDs. The primary of a PG opens two to each other member: one for data and one for
 //! leases, so that a large message does not delay a lease. In pools with parity, a member with a data part
-//! opens one to each member with parity, for differences.
+//! opens one to each member with parity, for differences, and one to each member for leases. Between two
+//! OSDs all leases of a holder share one connection.
 //!
 //! Invariants
 //!   1. A connection counts only if its peer is exactly the run that the map's entries list: the handshake
@@ -34,7 +35,7 @@ const INCOMING_PER_OSD_MAX: usize = 6;
 /// All connections with other OSDs.
 #[derive(Default)]
 pub struct PeerConnections {
-    /// Members of PGs that this OSD leads.
+    /// Members of PGs that this OSD leads, and of PGs in which it answers direct reads.
     followers: BTreeMap<OsdId, Follower>,
     /// Members with parity to which this OSD sends differences.
     delta_receivers: BTreeMap<OsdId, DeltaReceiver>,
@@ -68,9 +69,14 @@ struct DeltaReceiver {
     lane: Lane,
 }
 
-/// A member of a PG that this OSD leads.
+/// A member of a PG that this OSD leads, or in which it answers direct reads.
 struct Follower {
     member: Member,
+    /// Whether this OSD leads a PG with the follower, or did so until recently. If not, it has only the
+    /// connection for leases.
+    is_led: bool,
+    /// Whether this OSD needs the follower's leases for direct reads.
+    gives_reads: bool,
     /// Whether the map lists the follower's process as up.
     is_up: bool,
     address_count: usize,
@@ -78,10 +84,22 @@ struct Follower {
     lease: Lane,
     /// When the follower last granted a lease, or since when a grant is expected.
     heard_at: Time,
-    /// When the connections of a former member are closed; `None` for a current member.
+    /// When the connections of a former member are closed, except one that direct reads need; `None` for a
+    /// current member.
     ends_at: Option<Time>,
     /// What was last reported to the monitor about this follower, and when.
     told: Option<(Time, Unreachable)>,
+}
+
+/// Why this OSD needs a connection to another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// The other OSD's run.
+    pub incarnation: Incarnation,
+    /// Whether this OSD leads a PG of which the other one is a member.
+    pub is_led: bool,
+    /// Whether this OSD answers direct reads in a PG of which the other one is a member.
+    pub gives_reads: bool,
 }
 
 /// A primary of PGs of which this OSD is a member.
@@ -109,7 +127,9 @@ impl PeerConnections {
     /// Returns when the connections need attention if no event comes first.
     pub fn deadline(&self) -> Option<Time> {
         let up = self.followers.values().filter(|follower| follower.is_wanted());
-        let lanes = up.flat_map(|follower| [follower.data.deadline(), follower.lease.deadline()]);
+        let lanes = up.flat_map(|follower| {
+            [follower.data.deadline().filter(|_| follower.is_led), follower.lease.deadline()]
+        });
         let ends = self.followers.values().filter_map(|follower| follower.ends_at);
         let missed = self.primaries.values().map(|primary| primary.since + SILENT_AFTER);
         let receivers = self.delta_receivers.values().filter(|receiver| receiver.is_up);
@@ -159,7 +179,13 @@ impl PeerConnections {
         self.followers.get(&osd)?.lease.up()
     }
 
-    /// Returns the members of PGs that this OSD leads, and former members whose connections are still open.
+    /// Returns whether this OSD leads a PG with the follower, or did so until recently.
+    pub fn is_led(&self, osd: OsdId) -> bool {
+        self.followers.get(&osd).is_some_and(|follower| follower.is_led)
+    }
+
+    /// Returns the members of PGs that this OSD leads or in which it answers direct reads, and former members
+    /// whose connections are still open.
     pub fn followers(&self) -> Vec<OsdId> {
         self.followers.keys().copied().collect()
     }
@@ -255,8 +281,9 @@ impl PeerConnections {
         effects: &mut Vec<Effect>,
     ) {
         let followers = self.followers.iter_mut().filter(|(_, follower)| follower.is_wanted());
-        let followers = followers.flat_map(|(osd, Follower { data, lease, .. })| {
-            [(*osd, Purpose::Data, data), (*osd, Purpose::Lease, lease)]
+        let followers = followers.flat_map(|(osd, Follower { data, lease, is_led, .. })| {
+            let data = Some((*osd, Purpose::Data, data)).filter(|_| *is_led);
+            data.into_iter().chain([(*osd, Purpose::Lease, lease)])
         });
         let receivers = self.delta_receivers.iter_mut().filter(|(_, receiver)| receiver.is_up);
         let receivers = receivers.map(|(osd, receiver)| (*osd, Purpose::Delta, &mut receiver.lane));
@@ -281,15 +308,19 @@ impl PeerConnections {
 
     // ---- the map
 
-    /// Handles a change in the members of PGs that this OSD leads. Returns the members whose connections lead
-    /// to another run: the caller closes those connections before [`PeerConnections::follow`].
-    pub fn on_members(&mut self, now: Time, wanted: &BTreeMap<OsdId, Incarnation>) -> Vec<OsdId> {
+    /// Handles a change in the members whose leases this OSD needs. Returns the members whose connections
+    /// lead to another run: the caller closes those connections before [`PeerConnections::follow`].
+    pub fn on_members(&mut self, now: Time, wanted: &BTreeMap<OsdId, Wanted>) -> Vec<OsdId> {
         let mut other_runs = Vec::new();
         for (osd, follower) in &mut self.followers {
-            match wanted.get(osd) {
-                Some(incarnation) if *incarnation == follower.member.incarnation => {}
-                Some(_) => other_runs.push(*osd),
-                None => {
+            let wanted = wanted.get(osd);
+            follower.gives_reads = wanted.is_some_and(|wanted| wanted.gives_reads);
+            match wanted {
+                Some(wanted) if wanted.incarnation != follower.member.incarnation => {
+                    other_runs.push(*osd);
+                }
+                Some(wanted) if wanted.is_led || !follower.is_led => {}
+                Some(_) | None => {
                     follower.ends_at.get_or_insert(now + LINGER);
                 }
             }
@@ -297,21 +328,26 @@ impl PeerConnections {
         other_runs
     }
 
-    /// Keeps connections to these members from now on, with their addresses from the map.
+    /// Keeps connections to these members from now on, with their addresses from the map. Returns the members
+    /// to which there was a connection for direct reads, and with which this OSD leads PGs from now on.
     pub fn follow(
         &mut self,
         now: Time,
-        wanted: BTreeMap<OsdId, Incarnation>,
+        wanted: BTreeMap<OsdId, Wanted>,
         cluster: &ClusterView,
         me: OsdId,
-    ) {
-        for (osd, incarnation) in wanted {
+    ) -> Vec<Member> {
+        let mut newly_led = Vec::new();
+        for (osd, wanted) in wanted {
+            let Wanted { incarnation, is_led, gives_reads } = wanted;
             let info = cluster.osd(osd).filter(|info| info.incarnation == incarnation);
             let is_up = info.is_some_and(|info| info.up && !info.addresses.is_empty());
             let address_count = info.map_or(0, |info| info.addresses_for_peers().len());
             let first = info.map_or(0, |info| info.first_address_from(me));
             let new = || Follower {
                 member: Member { osd, incarnation },
+                is_led,
+                gives_reads,
                 is_up: false,
                 address_count,
                 data: Lane::new(now, first),
@@ -326,11 +362,19 @@ impl PeerConnections {
                 follower.heard_at = now;
             }
             (follower.is_up, follower.address_count) = (is_up, address_count);
-            follower.ends_at = None;
+            if is_led && !follower.is_led {
+                follower.is_led = true;
+                follower.data = Lane::new(now, first);
+                newly_led.extend(follower.lease.up().map(|_| follower.member));
+            }
+            if is_led || !follower.is_led {
+                follower.ends_at = None;
+            }
         }
         if !self.followers.is_empty() {
             self.renew_at.get_or_insert(now);
         }
+        newly_led
     }
 
     /// Leaves the members to which this OSD sends no more differences, or only to another run. Returns their
@@ -399,6 +443,18 @@ impl PeerConnections {
         let is_over = |follower: &Follower| follower.ends_at.is_some_and(|at| at <= now);
         let over = self.followers.iter().filter(|(_, follower)| is_over(follower));
         over.map(|(osd, _)| *osd).collect()
+    }
+
+    /// Ends the time for which this OSD counted as the primary of PGs with a follower. Returns the connection
+    /// for data, which must be closed; `None`: direct reads do not need the follower's leases either.
+    pub fn end_leading(&mut self, osd: OsdId) -> Option<Option<ConnectionId>> {
+        let follower = self.followers.get_mut(&osd).expect("the caller found it");
+        if !follower.gives_reads {
+            return None;
+        }
+        follower.is_led = false;
+        follower.ends_at = None;
+        Some(follower.data.connection())
     }
 
     /// Stops new connections to this follower. Close its connections before [`PeerConnections::remove`].
@@ -473,7 +529,7 @@ impl PeerConnections {
     pub fn unreachable(&mut self, now: Time, osd: OsdId, how: Unreachable) -> Option<ToMonitor> {
         let follower = self.followers.get_mut(&osd).expect("the caller found it");
         let is_told = |(at, told): (Time, Unreachable)| told == how && now.since(at) < SILENT_AFTER;
-        if !follower.is_wanted() || follower.told.is_some_and(is_told) {
+        if !follower.is_wanted() || !follower.is_led || follower.told.is_some_and(is_told) {
             return None;
         }
         follower.told = Some((now, how));
@@ -527,7 +583,7 @@ pub enum Gone {
 impl Follower {
     /// Returns whether this OSD keeps connections to the follower, and makes those that are missing.
     fn is_wanted(&self) -> bool {
-        self.is_up && self.ends_at.is_none()
+        self.is_up && (self.ends_at.is_none() || self.gives_reads)
     }
 
     fn lane(&self, purpose: Purpose) -> &Lane {
@@ -547,8 +603,9 @@ impl Follower {
     }
 
     fn is_refused(&self) -> bool {
-        let lanes = [&self.data, &self.lease];
-        lanes.iter().any(|lane| lane.is_refused(self.address_count))
+        let data = Some(&self.data).filter(|_| self.is_led);
+        let mut lanes = data.into_iter().chain([&self.lease]);
+        lanes.by_ref().any(|lane| lane.is_refused(self.address_count))
     }
 
     fn is_silent(&self, now: Time) -> bool {

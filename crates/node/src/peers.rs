@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{ConnectionId, Duration, Epoch, OsdId, PgId, Time};
+use base::{ConnectionId, Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PeerBody};
 
@@ -44,6 +44,8 @@ pub(crate) struct Peers {
     needs: BTreeMap<PgId, Vec<PgNeed>>,
     /// Needs that have not been sent to the monitor yet.
     needs_new: Vec<PgNeed>,
+    /// By pool, the highest revision of its map that a primary had when it sent a version here.
+    revisions_shown: BTreeMap<PoolId, MapRevision>,
 }
 
 /// A primary's query.
@@ -175,6 +177,17 @@ impl Peers {
     /// Drops the waiting queries of a primary's connection that is gone.
     pub(crate) fn on_primary_gone(&mut self, connection: ConnectionId) {
         self.held.retain(|_, query| query.connection != connection);
+    }
+
+    /// Records the map revision of a primary that sent a version of this pool.
+    pub(crate) fn show_revision(&mut self, pool: PoolId, revision: MapRevision) {
+        let shown = self.revisions_shown.entry(pool).or_default();
+        *shown = revision.max(*shown);
+    }
+
+    /// Returns the highest map revision with which a version of this pool came here.
+    pub(crate) fn revision_shown(&self, pool: PoolId) -> MapRevision {
+        self.revisions_shown.get(&pool).copied().unwrap_or(MapRevision::ZERO)
     }
 
     // ---- queries of this OSD

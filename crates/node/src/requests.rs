@@ -76,6 +76,8 @@ pub(crate) struct Scope {
     pub(crate) zeroes_bytes: u64,
     /// Whether the request uses space in the journal; then it waits while there is none.
     pub(crate) changes: bool,
+    /// Whether this OSD is asked as the member that holds a part, and not as the primary.
+    pub(crate) is_direct: bool,
 }
 
 impl Requests {
@@ -228,8 +230,9 @@ impl Scope {
             },
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } => true,
-                Op::Read { .. } | Op::Extents { .. } | Op::Sync => false,
+                Op::Read { .. } | Op::ReadPart { .. } | Op::Extents { .. } | Op::Sync => false,
             },
+            is_direct: matches!(request.op, Op::ReadPart { .. }),
         }
     }
 }
@@ -238,6 +241,7 @@ impl Scope {
 pub(crate) fn names_of(request: &Request) -> Names {
     let image = match &request.op {
         Op::Read { place, .. }
+        | Op::ReadPart { place, .. }
         | Op::Write { place, .. }
         | Op::Zero { place, .. }
         | Op::Extents { place, .. } => Some(place.image),
@@ -256,7 +260,9 @@ pub(crate) fn work_of(request: &Request, since: Time) -> Option<Work> {
 /// Returns the bytes that an operation holds in memory while it is open. (Its PG refuses a longer read.)
 pub(crate) fn size_of(op: &Op) -> u64 {
     match op {
-        Op::Read { length, .. } => u64::from((*length).min(PAYLOAD_SIZE_MAX)),
+        Op::Read { length, .. } | Op::ReadPart { length, .. } => {
+            u64::from((*length).min(PAYLOAD_SIZE_MAX))
+        }
         Op::Write { data, .. } => data.len() as u64,
         Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
     }

@@ -450,6 +450,20 @@ impl SpaceCredits {
         Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
     }
 
+    /// Returns whether space is promised to an OSD.
+    #[cfg(test)]
+    pub(crate) fn is_promised_to(&self, holder: OsdId) -> bool {
+        self.promises.contains_key(&holder)
+    }
+
+    /// Handles the claim of a holder that leads no PG with this OSD: nothing is promised to it, and what was
+    /// promised before ends.
+    pub fn offer_nothing(&mut self, holder: Member, claim: Claim) -> Offer {
+        self.on_newer_run(holder);
+        self.on_surrender(holder);
+        Offer { limit_bytes: claim.begun_bytes, share_bytes: 0, is_full: false }
+    }
+
     /// Ends the promise to earlier runs of a holder: they begin no more writes.
     pub fn on_newer_run(&mut self, newest: Member) {
         if self.promises.get(&newest.osd).is_some_and(|promise| promise.holder < newest) {

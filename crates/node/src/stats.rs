@@ -76,7 +76,9 @@ impl Work {
     /// counted.
     pub fn of(pool: PoolId, op: &Op, since: Time) -> Option<Work> {
         let (kind, image, bytes) = match op {
-            Op::Read { place, length, .. } => (Counter::Read, Some(place.image), *length),
+            Op::Read { place, length, .. } | Op::ReadPart { place, length, .. } => {
+                (Counter::Read, Some(place.image), *length)
+            }
             Op::Write { place, data, .. } => (Counter::Write, Some(place.image), data.len() as u32),
             Op::Zero { place, length, .. } => (Counter::Trim, Some(place.image), *length),
             Op::Sync => (Counter::Flush, None, 0),

@@ -1,6 +1,7 @@
 //! Tests of one node by scripts: events of a monitor, clients and the disk, and the node's replies.
 
 pub mod cluster_rig;
+mod direct;
 mod hung_disk;
 mod lazy;
 mod lines;

@@ -109,6 +109,7 @@ use operation::{Wants, WriteFor, WriteKind};
 use owed::Owed;
 use slots::{ReadSlot, Slots};
 use store_calls::{Call, NewerFor, StoreCalls};
+use stripes::direct::DirectReads;
 use stripes::member::StripeMember;
 use sync::{FlushFor, Syncs, Unflushed};
 use versions::Versions;
@@ -294,6 +295,8 @@ pub struct Pg {
     follow: Option<Follow>,
     /// In pools with parity: the versions of the epoch at this member, while it is active here.
     stripe_member: Option<StripeMember>,
+    /// In pools with parity: reads that this member answers without the primary.
+    directs: DirectReads,
     // State that outlives epochs.
     local_state: LocalState,
     calls: StoreCalls,
@@ -340,6 +343,7 @@ impl Pg {
             lead: None,
             follow: None,
             stripe_member: None,
+            directs: DirectReads::default(),
             local_state: LocalState::new(facts, record, shape.limits.change_count_max),
             calls: StoreCalls::default(),
             unflushed: Unflushed::default(),
@@ -532,6 +536,7 @@ impl Pg {
     /// notified.
     fn abandon(&mut self, actions: &mut Vec<Action>) {
         let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
+        open.extend(self.directs.tickets());
         open.extend(self.deletions.tickets());
         open.extend(self.syncs.tickets());
         open.extend(self.queue.tickets());
@@ -545,6 +550,7 @@ impl Pg {
             self.owed.add(osd, bytes);
         }
         self.reads.clear();
+        self.directs.clear();
         self.deletions.clear();
         self.queue.clear();
         self.local_state.abandon();
@@ -726,7 +732,8 @@ impl Pg {
     /// Returns the number of operations that have not been answered.
     pub fn open_count(&self) -> usize {
         let syncs = self.syncs.tickets().count();
-        self.queue.open_count() + self.reads.len() + self.deletions.len() + syncs
+        let reads = self.reads.len() + self.directs.len();
+        self.queue.open_count() + reads + self.deletions.len() + syncs
     }
 
     /// Returns whether no change is in progress, and all acting members have everything before durably, so
@@ -735,12 +742,13 @@ impl Pg {
         self.queue.open_count() == 0 && self.versions.ended().counter == self.versions.begun()
     }
 
-    /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active; the
+    /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active, or the
+    /// operation is a direct read, for which the leases of all other members are valid; the
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
     /// [`Pg::lease_givers`] have room for a whole block; with parity also if it writes zeros, unless these
     /// are a whole stripe and [`Pg::has_committed_all`].
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
-        assert!(self.serving == Serving::Active);
+        assert!(self.serving == Serving::Active || matches!(op, Op::ReadPart { .. }));
         if let Err(refusal) = self.shape.check_op(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });
             return;
@@ -749,6 +757,9 @@ impl Pg {
             Op::Read { place, offset, length, parents } => {
                 let wants = Wants::Data { offset, length };
                 self.begin_read(ticket, self.shape.key(place), parents, wants, actions);
+            }
+            Op::ReadPart { place, offset, length, parents } => {
+                self.read_direct(ticket, place, (offset, length), &parents, actions);
             }
             Op::Extents { place, parents } => {
                 let wants = Wants::Allocation;
@@ -821,6 +832,7 @@ impl Pg {
             Call::Taken { order, version } => self.on_taken(order, version, result, actions),
             Call::PeerRepair { order, call } => self.on_peer_repaired(order, call, result, actions),
             Call::PeerCopy { call } => self.on_peer_copied(call, result, actions),
+            Call::Direct(id) => self.on_direct_read(id, result, actions),
             Call::AbsolveFilled { call } => self.on_filled_absolved(call, actions),
             Call::Absolve => {
                 self.local_state.absolved();

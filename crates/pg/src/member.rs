@@ -30,6 +30,8 @@ pub struct Follow {
     /// The version of the next write. `None`: the first write to arrive may have any counter.
     next: Option<Version>,
     mark: Version,
+    /// Whether a version or a mark of the epoch has come, so that the epoch is active at its primary, too.
+    has_served: bool,
     /// Changes at the store, in the order of arrival. A lazy change ends when it is written: a note that is
     /// written to the store later cannot become durable before the change.
     taken: Window<()>,
@@ -68,6 +70,7 @@ impl Follow {
             stage: FollowStage::Silent,
             next: None,
             mark: Version::ZERO,
+            has_served: false,
             taken: Window::new(0),
             progress: None,
         }
@@ -95,6 +98,17 @@ impl Follow {
     /// Raises the version up to which all acting members have everything.
     pub fn raise_mark(&mut self, mark: Version) {
         self.mark = self.mark.max(mark);
+    }
+
+    /// Records that a version or a mark of the epoch has come.
+    pub fn serves(&mut self) {
+        self.has_served = true;
+    }
+
+    /// Returns whether this OSD is an acting member and the epoch is known to serve: all acting members have
+    /// activated it.
+    pub fn is_serving(&self) -> bool {
+        self.is_acting() && self.has_served
     }
 
     /// Returns whether this OSD takes part as an acting member.
@@ -176,7 +190,9 @@ impl Pg {
             }
             (PeerBody::Mark { mark }, FollowStage::Active) => {
                 self.check_version(mark)?;
-                self.follow().raise_mark(mark);
+                let follow = self.follow();
+                follow.serves();
+                follow.raise_mark(mark);
                 self.commit(mark, actions);
                 Ok(())
             }

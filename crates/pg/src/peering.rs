@@ -547,6 +547,12 @@ impl Pg {
         self.begin_stripes(adopted);
         self.owed.settle();
         actions.push(Action::Activated);
+        if self.stripes().is_some() {
+            // Members serve direct reads once they know that the epoch is active everywhere.
+            for index in self.lead().acting_others() {
+                self.send(index, PeerBody::Mark { mark: adopted }, actions);
+            }
+        }
         self.welcome_learners(actions);
     }
 

@@ -47,7 +47,8 @@ impl Shape {
     /// Checks an operation for every error that its sender could have avoided.
     pub(crate) fn check_op(&self, op: &Op) -> Result<(), Refusal> {
         match op {
-            Op::Read { place, offset, length, parents } => {
+            Op::Read { place, offset, length, parents }
+            | Op::ReadPart { place, offset, length, parents } => {
                 self.check_place(place)?;
                 check_chain(parents.len())?;
                 self.check_range(*offset, u64::from(*length))

@@ -43,6 +43,8 @@ pub enum Call {
     PeerRepair { order: u64, call: u32 },
     /// A block that the primary asked for.
     PeerCopy { call: u32 },
+    /// Units that a client reads here without the primary. The id is one of the PG's direct reads.
+    Direct(u64),
     /// A list of blocks to delete. The answer comes through [`super::Pg::listed`].
     ListDeletion(DeletionSlot),
     /// A flush of all changes so far. `covers`: number of changes that the store had answered before they
@@ -139,6 +141,7 @@ impl Call {
             | Call::Gather { .. }
             | Call::Commit
             | Call::PeerCopy { .. }
+            | Call::Direct(_)
             | Call::ListDeletion(_)
             | Call::ScrubDigest { .. }
             | Call::ScrubCopy { .. }

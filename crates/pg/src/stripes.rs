@@ -5,7 +5,7 @@
 //! |---|---|
 //! | what a position holds, and what a parity part records about the data parts | [`part`], [`table`] |
 //! | what a write changes in each part | [`patch`], [`parity`] |
-//! | how units are read, or reconstructed from `k` others | [`gather`], [`read`] |
+//! | how units are read, or reconstructed from `k` others | [`gather`], [`read`], without the primary [`direct`] |
 //! | which keys exist | [`list`] |
 //! | how a version reaches all members | [`replicate`], [`pipeline`], [`member`], [`early`] |
 //! | how an epoch begins | [`peering`] |
@@ -20,6 +20,7 @@
 pub mod agree;
 pub mod check;
 pub mod code_word;
+pub mod direct;
 pub mod early;
 pub mod fill;
 pub mod fill_short;

@@ -1,5 +1,6 @@
 //! A PG over a store in memory, which carries out requests at once and answers when the test tells it to.
 
+mod direct;
 mod elsewhere;
 mod fix;
 mod history;

@@ -526,6 +526,8 @@ impl ClientCore {
                 weight,
                 lazy,
                 is_replay: false,
+                is_direct: false,
+                asks_primary: false,
                 passes_gate: false,
             });
             self.enter_stripe(part);

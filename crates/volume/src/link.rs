@@ -21,6 +21,8 @@ pub(crate) struct Link {
     pub(crate) state: LinkState,
     /// The next delay before reconnecting; each reply resets it to the minimum.
     pub(crate) delay: Duration,
+    /// Before this time no direct read opens the connection: the last one was lost, or could not be made.
+    pub(crate) rests_until: Time,
     /// Index of the address to try next, modulo the number of addresses.
     pub(crate) address: usize,
     /// The revision of the OSD's entry in the map at the last attempt to connect.
@@ -57,6 +59,7 @@ impl Link {
         Link {
             state: LinkState::Idle,
             delay: CONNECT_DELAY_MIN,
+            rests_until: Time::ZERO,
             address,
             revision: 0,
             in_flight: VecDeque::new(),

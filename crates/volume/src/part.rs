@@ -46,6 +46,10 @@ pub(crate) struct Part {
     pub(crate) lazy: bool,
     /// Whether the part belongs to a replay; other parts of the PG wait for the replay.
     pub(crate) is_replay: bool,
+    /// Whether the part was last sent as a direct read, to the member that holds the data, without the primary.
+    pub(crate) is_direct: bool,
+    /// Whether a member refused the part as a direct read, so that it goes to the primary.
+    pub(crate) asks_primary: bool,
     /// Whether the part is a discard that may be sent although a replay of the PG waits for space.
     pub(crate) passes_gate: bool,
 }
@@ -147,6 +151,10 @@ impl Part {
         let place = Place { image: image.id, seed: image.seed, stripe: self.stripe };
         let parents = || image.parents.clone();
         match &self.work {
+            Work::Read { range } if self.is_direct => {
+                let Range { start, end } = units_around(range);
+                Op::ReadPart { place, offset: start, length: end - start, parents: parents() }
+            }
             Work::Read { range } => read_units(place, range, parents()),
             Work::Write { range, data, checksums } => Op::Write {
                 place,

@@ -7,9 +7,10 @@
 //!      no fences and no entries of other PGs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
-use base::{Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, StripeIndex};
+use base::{Epoch, MapRevision, OsdId, PgId, PoolId, Position, SessionId, StripeIndex};
 use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, Pool, PoolMap};
 use format::wire::PgEntry;
 
@@ -24,7 +25,7 @@ pub(crate) enum Target {
     Pg(u32),
 }
 
-/// The current primary of a PG, and what a request to it must carry.
+/// The current primary of a PG, or the member that holds a part, and what a request to it must carry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Route {
     pub(crate) pg: PgId,
@@ -48,6 +49,33 @@ impl Routes {
         let entry = self.entry(map, pg)?;
         let osd = entry.primary_osd().filter(|osd| self.map.osds.contains_key(osd))?;
         Some(Route { pg, osd, epoch: entry.epoch, revision: map.revision })
+    }
+
+    /// Returns the route of a direct read of a range, in bytes within the stripe: to the acting member that
+    /// holds the data part; `None` if the pool keeps no parity, the range covers several parts, or the member
+    /// is the primary or not up.
+    pub(crate) fn find_part(
+        &self,
+        pool: PoolId,
+        target: Target,
+        range: &Range<u32>,
+    ) -> Option<Route> {
+        let map = self.map.pools.get(&pool)?;
+        let (scheme, block_bytes) = (map.pool.scheme, map.pool.block_size.bytes());
+        let part = u64::from(range.start) / block_bytes;
+        let is_within = u64::from(range.end) <= (part + 1) * block_bytes;
+        if scheme.is_whole_everywhere() || !is_within {
+            return None;
+        }
+        let pg = pg_of(map, target);
+        let entry = self.entry(map, pg)?;
+        let position = Position::new(u8::try_from(part).ok()?).filter(|it| scheme.has_data(*it))?;
+        let member = entry.member_at(position)?;
+        let osd = self.map.osds.get(&member.osd)?;
+        let is_up = osd.up && osd.incarnation == member.incarnation;
+        let is_other = entry.primary_osd().is_some_and(|primary| primary != member.osd);
+        let route = Route { pg, osd: member.osd, epoch: entry.epoch, revision: map.revision };
+        (is_up && is_other).then_some(route)
     }
 
     /// Returns the PG of `target`; `None` without a map.

@@ -54,6 +54,18 @@ pub enum Op {
         /// Older layers to read where newer ones hold nothing, newest first.
         parents: Vec<ImageId>,
     },
+    /// Read a range of one data part, from the acting member that holds the part, without the primary. Only
+    /// in pools with parity. Refused with [`Refusal::AskPrimary`] unless the member is sure of the answer.
+    ReadPart {
+        /// The stripe.
+        place: Place,
+        /// Where the range begins in the stripe, in bytes. The range lies within the part.
+        offset: u32,
+        /// Length of the range, in bytes.
+        length: u32,
+        /// Older layers, newest first. A range with holes above older layers is refused.
+        parents: Vec<ImageId>,
+    },
     /// Write a range.
     Write {
         /// The stripe.
@@ -183,6 +195,8 @@ pub enum Refusal {
     },
     /// The data does not match its checksums: it was damaged in transit.
     Corrupted,
+    /// This member cannot answer a direct read now: the sender must send the read to the primary.
+    AskPrimary,
 }
 
 impl fmt::Display for Refusal {
@@ -196,6 +210,7 @@ impl fmt::Display for Refusal {
             Refusal::Incomplete { why } | Refusal::Invalid { why } => why,
             Refusal::Busy => "a queue is full",
             Refusal::Corrupted => "the data was damaged in transit",
+            Refusal::AskPrimary => "only the primary can answer the read now",
         })
     }
 }

@@ -176,6 +176,7 @@ const OP_ZERO: u8 = 3;
 const OP_EXTENTS: u8 = 4;
 const OP_SYNC: u8 = 5;
 const OP_DELETE_RANGE: u8 = 6;
+const OP_READ_PART: u8 = 7;
 /// Flag of a write: an expected version follows.
 const WRITE_COMPARES: u8 = 1;
 /// Flag of a write or zero: the request may be answered before it is durable.
@@ -195,8 +196,10 @@ fn encode_request(request: &Request, bytes: &mut Vec<u8>) {
     put_pg(bytes, request.pg);
     put_u32(bytes, request.epoch.get());
     match &request.op {
-        Op::Read { place, offset, length, parents } => {
-            bytes.push(OP_READ);
+        Op::Read { place, offset, length, parents }
+        | Op::ReadPart { place, offset, length, parents } => {
+            let is_direct = matches!(request.op, Op::ReadPart { .. });
+            bytes.push(if is_direct { OP_READ_PART } else { OP_READ });
             put_place(bytes, place);
             put_u32(bytes, *offset);
             put_u32(bytes, *length);
@@ -249,6 +252,10 @@ fn decode_request(
             let (place, (offset, length)) = (reader.place()?, reader.range()?);
             Op::Read { place, offset, length, parents: reader.chain()? }
         }
+        OP_READ_PART => {
+            let (place, (offset, length)) = (reader.place()?, reader.range()?);
+            Op::ReadPart { place, offset, length, parents: reader.chain()? }
+        }
         OP_WRITE => decode_write(reader, payload)?,
         OP_ZERO => {
             let (place, (offset, length)) = (reader.place()?, reader.range()?);
@@ -300,6 +307,7 @@ const REFUSAL_INCOMPLETE: u8 = 133;
 const REFUSAL_BUSY: u8 = 134;
 const REFUSAL_INVALID: u8 = 135;
 const REFUSAL_CORRUPTED: u8 = 136;
+const REFUSAL_ASK_PRIMARY: u8 = 137;
 
 fn reply_data(reply: &Reply) -> Option<Buffer> {
     match &reply.outcome {
@@ -372,6 +380,7 @@ fn encode_refusal(refusal: &Refusal, bytes: &mut Vec<u8>) {
             put_text(bytes, why);
         }
         Refusal::Corrupted => bytes.push(REFUSAL_CORRUPTED),
+        Refusal::AskPrimary => bytes.push(REFUSAL_ASK_PRIMARY),
     }
 }
 
@@ -412,6 +421,7 @@ fn decode_refusal(tag: u8, reader: &mut Reader<'_>) -> Result<Refusal, DecodeErr
         REFUSAL_BUSY => Refusal::Busy,
         REFUSAL_INVALID => Refusal::Invalid { why: reader.counted_text()? },
         REFUSAL_CORRUPTED => Refusal::Corrupted,
+        REFUSAL_ASK_PRIMARY => Refusal::AskPrimary,
         tag => {
             return wrong(format!("unknown reply outcome {tag}"));
         }

@@ -160,8 +160,9 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_bool(bytes, *lazy);
             put_change(bytes, *block_size, change);
         }
-        PeerBody::Part { version, mark, key, lazy, content, differences, is_direct } => {
+        PeerBody::Part { version, mark, revision, key, lazy, content, differences, is_direct } => {
             put_header(bytes, BODY_PART, *version, *mark, *lazy);
+            put_u64(bytes, revision.get());
             put_key(bytes, pool, *key);
             put_bitmap(bytes, differences);
             put_bool(bytes, *is_direct);
@@ -173,8 +174,9 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_changes(bytes, changes);
             put_content(bytes, content);
         }
-        PeerBody::Skip { version, mark, lazy } => {
+        PeerBody::Skip { version, mark, revision, lazy } => {
             put_header(bytes, BODY_SKIP, *version, *mark, *lazy);
+            put_u64(bytes, revision.get());
         }
         PeerBody::Delta { version, key, part, content } => {
             put_delta(bytes, BODY_DELTA, pool, (*version, *key, *part), content);
@@ -312,9 +314,10 @@ fn decode_body(
         BODY_WRITE => decode_write(reader, pool, payload)?,
         BODY_PART => {
             let (version, mark, lazy) = reader.header()?;
+            let revision = MapRevision::new(reader.u64()?);
             let (key, differences) = (reader.key(pool)?, reader.bitmap()?);
             let (is_direct, content) = (reader.bool()?, reader.content(payload)?);
-            PeerBody::Part { version, mark, key, lazy, content, differences, is_direct }
+            PeerBody::Part { version, mark, revision, key, lazy, content, differences, is_direct }
         }
         BODY_PARITY => {
             let (version, mark, lazy) = reader.header()?;
@@ -324,7 +327,8 @@ fn decode_body(
         }
         BODY_SKIP => {
             let (version, mark, lazy) = reader.header()?;
-            PeerBody::Skip { version, mark, lazy }
+            let revision = MapRevision::new(reader.u64()?);
+            PeerBody::Skip { version, mark, revision, lazy }
         }
         BODY_DELTA => {
             let (version, key, part) = reader.changed_part(pool)?;
@@ -753,11 +757,12 @@ impl Reader<'_> {
 
 pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
     match message {
-        LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes } => {
+        LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes } => {
             bytes.push(LEASE_RENEW);
             put_u64(bytes, *stamp);
             put_u64(bytes, *begun_bytes);
             put_u64(bytes, *owed_bytes);
+            put_bool(bytes, *leads);
             put_count(bytes, revisions.len(), REVISION_COUNT_MAX);
             for (pool, revision) in revisions {
                 put_u32(bytes, pool.get());
@@ -785,10 +790,11 @@ pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, Deco
     match reader.u8()? {
         LEASE_RENEW => {
             let (stamp, begun_bytes, owed_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            let leads = reader.bool()?;
             let count = reader.list(REVISION_COUNT_MAX, REVISION_SIZE, "revisions")?;
             let revision = |_| Ok((reader.pool()?, MapRevision::new(reader.u64()?)));
             let revisions = (0..count).map(revision).collect::<Result<_, DecodeError>>()?;
-            Ok(LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes })
+            Ok(LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes })
         }
         LEASE_GRANTED => {
             let (stamp, valid_ms) = (reader.u64()?, reader.u32()?);

@@ -153,6 +153,9 @@ pub enum PeerBody {
         version: Version,
         /// As in [`PeerBody::Write`].
         mark: Version,
+        /// Revision of the pool's map that the primary uses. While the member has an older one, it serves no
+        /// direct reads: the version may belong to a session before which others were fenced.
+        revision: MapRevision,
         /// The stripe.
         key: BlockKey,
         /// As in [`PeerBody::Write`].
@@ -187,6 +190,8 @@ pub enum PeerBody {
         version: Version,
         /// As in [`PeerBody::Write`].
         mark: Version,
+        /// As in [`PeerBody::Part`].
+        revision: MapRevision,
         /// As in [`PeerBody::Write`].
         lazy: bool,
     },
@@ -566,6 +571,9 @@ pub enum LeaseMessage {
         stamp: u64,
         /// Revisions of the pools' maps that the holder uses.
         revisions: Vec<(PoolId, MapRevision)>,
+        /// Whether the holder is, or was until recently, primary of PGs that it shares with the giver. If
+        /// not, it holds the lease only for direct reads, and is promised no space.
+        leads: bool,
         /// Bytes of new data that the holder began to write, or returns unused. Counted since its first
         /// request in the current run of both OSDs; never more than the giver's limit.
         begun_bytes: u64,

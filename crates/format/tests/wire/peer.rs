@@ -150,7 +150,9 @@ pub fn examples() -> Vec<(&'static str, Message)> {
     let fetch_as_of = PeerBody::Fetch { call: 4, key, units: vec![], as_of };
     let (content, differences) = (block(0b111, 0b101), vec![0b11]);
     let (lazy, is_direct) = (false, true);
-    let part = PeerBody::Part { version, mark, key, lazy, content, differences, is_direct };
+    let revision = MapRevision::new(77);
+    let part =
+        PeerBody::Part { version, mark, revision, key, lazy, content, differences, is_direct };
     let change = PartChange {
         part: position(1),
         units: vec![0b111],
@@ -214,7 +216,10 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-drop", peer(PeerBody::Drop { call: 9, version })),
         ("peer-part", peer(part)),
         ("peer-parity", peer(parity)),
-        ("peer-skip", peer(PeerBody::Skip { version, mark: version_of(299), lazy: true })),
+        (
+            "peer-skip",
+            peer(PeerBody::Skip { version, mark: version_of(299), revision, lazy: true }),
+        ),
         ("peer-delta", peer(delta)),
         ("peer-parity-delta", peer(parity_delta)),
         ("peer-delta-wanted", peer(PeerBody::DeltaWanted { version, part: part_index })),
@@ -241,6 +246,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
             lease(LeaseMessage::Renew {
                 stamp: 42,
                 revisions: vec![(pool(), MapRevision::new(77))],
+                leads: true,
                 begun_bytes: 7 << 20,
                 owed_bytes: 3 << 20,
             }),
@@ -363,15 +369,18 @@ fn any_stripe_body() -> impl Strategy<Value = PeerBody> {
     );
     let header = || (any_version(), any_version(), any_key(), any::<bool>(), any_content());
     prop_oneof![
-        (header(), any_bitmap(), any::<bool>()).prop_map(
-            |((version, mark, key, lazy, content), differences, is_direct)| PeerBody::Part {
-                version,
-                mark,
-                key,
-                lazy,
-                content,
-                differences,
-                is_direct
+        (header(), any::<u64>(), any_bitmap(), any::<bool>()).prop_map(
+            |((version, mark, key, lazy, content), revision, differences, is_direct)| {
+                PeerBody::Part {
+                    version,
+                    mark,
+                    revision: MapRevision::new(revision),
+                    key,
+                    lazy,
+                    content,
+                    differences,
+                    is_direct,
+                }
             }
         ),
         (0u8..20).prop_map(|part| PeerBody::PartBehind { part: position(part) }),
@@ -388,8 +397,12 @@ fn any_stripe_body() -> impl Strategy<Value = PeerBody> {
                 changes
             }
         ),
-        (any_version(), any_version(), any::<bool>())
-            .prop_map(|(version, mark, lazy)| PeerBody::Skip { version, mark, lazy }),
+        (any_version(), any_version(), any::<u64>(), any::<bool>()).prop_map(
+            |(version, mark, revision, lazy)| {
+                let revision = MapRevision::new(revision);
+                PeerBody::Skip { version, mark, revision, lazy }
+            }
+        ),
         (any_version(), any_key(), 0u8..20, any_content(), any::<bool>()).prop_map(
             |(version, key, part, content, is_passed)| match (position(part), is_passed) {
                 (part, true) => PeerBody::ParityDelta { version, key, part, content },
@@ -534,8 +547,8 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
     let revisions = vec((1..=u32::MAX, any::<u64>()), 0..=REVISION_COUNT_MAX);
     let lost = vec((any_pg(), any::<u32>()), 0..300);
     let message = prop_oneof![
-        (any::<u64>(), revisions, any::<u64>(), any::<u64>()).prop_map(
-            |(stamp, revisions, begun_bytes, owed_bytes)| LeaseMessage::Renew {
+        (any::<u64>(), revisions, any::<bool>(), any::<u64>(), any::<u64>()).prop_map(
+            |(stamp, revisions, leads, begun_bytes, owed_bytes)| LeaseMessage::Renew {
                 stamp,
                 revisions: revisions
                     .into_iter()
@@ -544,6 +557,7 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
                         MapRevision::new(revision)
                     ))
                     .collect(),
+                leads,
                 begun_bytes,
                 owed_bytes,
             }
@@ -628,7 +642,13 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         peer(PeerBody::Repair { call: 1, key: key(1), content }),
         peer(parity),
         lease(granted),
-        lease(LeaseMessage::Renew { stamp: 1, revisions, begun_bytes: 0, owed_bytes: 0 }),
+        lease(LeaseMessage::Renew {
+            stamp: 1,
+            revisions,
+            leads: false,
+            begun_bytes: 0,
+            owed_bytes: 0,
+        }),
     ] {
         assert_eq!(parse(&frame(&message)), Ok(message));
     }
@@ -657,7 +677,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     let changes = (PART_CHANGE_COUNT_MAX as u32 + 1).to_le_bytes();
     let too_many = forged(&named("peer-parity"), FIELDS + 12 + 12 + 1 + 12, &changes).unwrap_err();
     assert!(too_many.0.contains("at most 16 are allowed"), "{too_many}");
-    refused("lease-renew", FRAME_HEADER_SIZE + 25, REVISION_COUNT_MAX, "at most 256 are allowed");
+    refused("lease-renew", FRAME_HEADER_SIZE + 26, REVISION_COUNT_MAX, "at most 256 are allowed");
     refused("lease-granted", FRAME_HEADER_SIZE + 30, LOST_COUNT_MAX, "at most 65536 are allowed");
 }
 

@@ -35,6 +35,11 @@ fn pass(giver: &mut Leases, now: Time, holder: Member, revision: u64) -> Option<
     giver.give(now, holder, 1, &acts_on(revision), SPAN)
 }
 
+/// Revokes the lease of the primary of `before`, which `newest` replaces.
+fn revoke(giver: &mut Leases, before: &PgEntry, newest: &PgEntry) {
+    giver.revoke_from(before.primary_member().expect("it has a primary"), newest);
+}
+
 #[test]
 fn a_lease_is_valid_from_sending_for_its_span() {
     let (giver, mut holder) = (member(2, 1), running());
@@ -125,7 +130,7 @@ fn the_lease_of_an_earlier_primary_is_waited_out() {
     let mut giver = running();
     let (before, newest) = (entry(5, &[old, me]), entry(6, &[me]));
     assert!(pass(&mut giver, at(1_000), old, 50).is_some());
-    giver.revoke(&before, &newest);
+    revoke(&mut giver, &before, &newest);
     assert_eq!(giver.is_revoked_until(at(1_010), &newest), Some(at(1_375)));
     assert_eq!(giver.is_revoked_until(at(1_374), &newest), Some(at(1_375)));
     assert_eq!(giver.is_revoked_until(at(1_375), &newest), None);
@@ -137,7 +142,7 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
     let mut giver = running();
     let (before, newest) = (entry(5, &[old, me]), entry(6, &[me]));
     pass(&mut giver, at(1_000), old, 50).unwrap();
-    giver.revoke(&before, &newest);
+    revoke(&mut giver, &before, &newest);
     let grant = pass(&mut giver, at(1_100), old, 59).unwrap();
     assert_eq!(grant.lost, [(PG, newest.epoch)]);
     assert_eq!(
@@ -184,8 +189,8 @@ fn the_leases_of_all_earlier_primaries_are_waited_out() {
     let entries = [entry(5, &[first, me]), entry(6, &[second, me]), entry(7, &[me])];
     pass(&mut giver, at(1_100), first, 50).unwrap();
     pass(&mut giver, at(1_000), second, 50).unwrap();
-    giver.revoke(&entries[0], &entries[1]);
-    giver.revoke(&entries[1], &entries[2]);
+    revoke(&mut giver, &entries[0], &entries[1]);
+    revoke(&mut giver, &entries[1], &entries[2]);
     assert_eq!(giver.is_revoked_until(at(1_110), &entries[2]), Some(at(1_475)));
     // The second primary acts on the newest entry; the lease of the first must still be waited out.
     pass(&mut giver, at(1_120), second, 70).unwrap();
@@ -199,7 +204,7 @@ fn a_primary_does_not_wait_for_its_own_run_but_for_its_earlier_ones() {
     let before = entry(5, &[primary, me]);
     pass(&mut giver, at(1_000), primary, 50).unwrap();
     let newest = entry(6, &[primary]);
-    giver.revoke(&before, &newest);
+    revoke(&mut giver, &before, &newest);
     assert_eq!(giver.is_revoked_until(at(1_010), &newest), None);
     let restarted = entry(7, &[member(1, 2), me]);
     assert!(giver.is_revoked_until(at(1_010), &restarted).is_some());
@@ -213,14 +218,14 @@ fn a_process_that_just_started_waits_for_leases_of_its_earlier_run() {
     let (old, me) = (member(1, 1), member(2, 2));
     let mut giver = Leases::new(at(5_000), Duration::from_millis(400));
     let (before, newest) = (entry(5, &[old, me]), entry(6, &[me]));
-    giver.revoke(&before, &newest);
+    revoke(&mut giver, &before, &newest);
     assert_eq!(giver.is_revoked_until(at(5_001), &newest), Some(at(5_500)));
     assert_eq!(giver.is_revoked_until(at(5_500), &newest), None);
     // The same holds if the holder has already requested a lease, and if the holder has just restarted.
     let mut giver = Leases::new(at(5_000), Duration::from_millis(400));
     pass(&mut giver, at(5_050), old, 50).unwrap();
     pass(&mut giver, at(5_050), member(1, 2), 50).unwrap();
-    giver.revoke(&entry(5, &[member(1, 2), me]), &newest);
+    revoke(&mut giver, &entry(5, &[member(1, 2), me]), &newest);
     assert_eq!(giver.is_revoked_until(at(5_060), &newest), Some(at(5_500)));
 }
 
@@ -231,7 +236,7 @@ fn an_earlier_run_of_a_holder_gets_no_lease() {
     assert_eq!(pass(&mut giver, at(1_010), member(1, 1), 50), None);
     // The giver does not wait for a lease of the earlier run either.
     let (before, newest) = (entry(5, &[member(1, 1), member(2, 1)]), entry(6, &[member(2, 1)]));
-    giver.revoke(&before, &newest);
+    revoke(&mut giver, &before, &newest);
     assert_eq!(giver.is_revoked_until(at(1_020), &newest), None);
 }
 
@@ -244,9 +249,9 @@ fn leases_that_were_given_back_are_not_waited_out() {
         pass(&mut giver, at(1_000), old, 50).unwrap();
         if surrenders_first {
             giver.on_surrender(old);
-            giver.revoke(&before, &newest);
+            revoke(&mut giver, &before, &newest);
         } else {
-            giver.revoke(&before, &newest);
+            revoke(&mut giver, &before, &newest);
             giver.on_surrender(old);
         }
         assert_eq!(giver.is_revoked_until(at(1_010), &newest), None);
@@ -258,7 +263,7 @@ fn revocations_of_a_removed_pool_are_forgotten() {
     let (old, me) = (member(1, 1), member(2, 1));
     let mut giver = running();
     pass(&mut giver, at(1_000), old, 50).unwrap();
-    giver.revoke(&entry(5, &[old, me]), &entry(6, &[me]));
+    revoke(&mut giver, &entry(5, &[old, me]), &entry(6, &[me]));
     giver.forget_pool(PG.pool);
     assert_eq!(giver.give(at(1_010), old, 2, &[], SPAN).unwrap().lost, []);
 }
@@ -296,7 +301,7 @@ fn two_primaries_never_serve_at_the_same_time() {
             }
             if !knows && real >= learns_at {
                 knows = true;
-                giver.revoke(&before, &newest);
+                revoke(&mut giver, &before, &newest);
             }
             while renewals.front().is_some_and(|(at, _)| *at <= real) {
                 let (_, stamp) = renewals.pop_front().unwrap();

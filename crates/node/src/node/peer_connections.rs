@@ -1,5 +1,7 @@
 //! Handles the events of connections with other OSDs, and the messages between givers and holders of leases.
 
+use std::collections::BTreeMap;
+
 use base::Incarnation;
 use base::{ConnectionId, OsdId, Time, TraceEvent};
 use cluster::message::{ToMonitor, Unreachable};
@@ -12,7 +14,7 @@ use pg::Delta;
 
 use super::Node;
 use crate::leases::{Grant, giver_span, renew_every};
-use crate::peer_connections::{Gone, Purpose, send_peer};
+use crate::peer_connections::{Gone, Purpose, Wanted, send_peer};
 use crate::space_credits::{Claim, Offer};
 use crate::{Effect, lines};
 
@@ -148,11 +150,16 @@ impl Node {
 
     /// Updates the connections to match the map.
     pub(super) fn update_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let wanted = self.cluster.members_led();
+        let wanted = self.wanted_followers();
         for osd in self.peer_connections.on_members(now, &wanted) {
             self.leave_follower(now, osd, effects);
         }
-        self.peer_connections.follow(now, wanted, &self.cluster, self.identity.osd);
+        let me = self.identity.osd;
+        for member in self.peer_connections.follow(now, wanted, &self.cluster, me) {
+            // What was promised when this OSD last led a PG with the member is over.
+            self.space_credits.on_connected(member);
+            self.renew(now, member.osd, true, effects);
+        }
         for connection in self.peer_connections.of_earlier_runs(&self.cluster) {
             self.hang_up(now, connection, effects);
         }
@@ -161,9 +168,21 @@ impl Node {
         for connection in self.peer_connections.leave_delta_receivers(&wanted) {
             self.hang_up(now, connection, effects);
         }
-        let me = self.identity.osd;
         self.peer_connections.follow_delta_receivers(now, wanted, &self.cluster, me);
         self.connect_due(now, effects);
+    }
+
+    /// Returns the OSDs whose leases this OSD needs: as primary, or for direct reads.
+    fn wanted_followers(&self) -> BTreeMap<OsdId, Wanted> {
+        let (led, reads) = (self.cluster.members_led(), self.cluster.read_lease_givers());
+        let mut wanted = BTreeMap::new();
+        for (osd, incarnation) in led.iter().chain(&reads) {
+            let (is_led, gives_reads) = (led.contains_key(osd), reads.contains_key(osd));
+            let new = Wanted { incarnation: *incarnation, is_led, gives_reads };
+            let newest = wanted.entry(*osd).or_insert(new);
+            newest.incarnation = newest.incarnation.max(*incarnation);
+        }
+        wanted
     }
 
     /// Closes the connections to an OSD that is no longer a follower or that has a newer run.
@@ -184,7 +203,12 @@ impl Node {
             self.hang_up(now, connection, effects);
         }
         for osd in self.peer_connections.over(now) {
-            self.leave_follower(now, osd, effects);
+            match self.peer_connections.end_leading(osd) {
+                None => self.leave_follower(now, osd, effects),
+                Some(data) => {
+                    data.into_iter().for_each(|data| self.hang_up(now, data, effects));
+                }
+            }
         }
         let every = renew_every(self.lease_span());
         if self.peer_connections.is_renewal_due(now, every) {
@@ -259,7 +283,8 @@ impl Node {
         let revisions = revisions.take(REVISION_COUNT_MAX).collect();
         let owed = self.pgs.iter().map(|(_, pg)| pg.owed_by(osd)).sum();
         let Claim { begun_bytes, owed_bytes } = self.space_credits.claim(osd, owed, is_timely);
-        let renew = LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes };
+        let leads = self.peer_connections.is_led(osd);
+        let renew = LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes };
         send_lease(connection, renew, effects);
     }
 
@@ -312,7 +337,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
         match message {
-            LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes } => {
+            LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes } => {
                 self.peer_connections.on_lease_asked(now, holder);
                 let span = self.lease_span();
                 let grant = self.leases.give(now, holder, stamp, &revisions, span);
@@ -321,8 +346,10 @@ impl Node {
                 self.review_demand(now);
                 let claim = Claim { begun_bytes, owed_bytes };
                 let (space, until) = (self.space(), now + giver_span(span));
-                let offer = self.space_credits.offer(now, holder, claim, until, space);
-                let Offer { limit_bytes, share_bytes, is_full } = offer;
+                let Offer { limit_bytes, share_bytes, is_full } = match leads {
+                    true => self.space_credits.offer(now, holder, claim, until, space),
+                    false => self.space_credits.offer_nothing(holder, claim),
+                };
                 let grant = LeaseMessage::Granted {
                     stamp,
                     valid_ms,

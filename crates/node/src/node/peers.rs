@@ -79,6 +79,9 @@ impl Node {
         if is_query {
             self.peers.hear(pg, epoch, connection);
         }
+        if let PeerBody::Part { revision, .. } | PeerBody::Skip { revision, .. } = &body {
+            self.peers.show_revision(pg.pool, *revision);
+        }
         if !self.may_take_copy(now, slot, &body) {
             self.drive(now, slot, effects, |pg, actions| pg.refuse_copy(actions));
             return Ok(());

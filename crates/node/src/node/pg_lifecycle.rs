@@ -43,7 +43,9 @@ impl Node {
         }
         self.judge_queued(now, effects);
         self.update_connections(now, effects);
-        if before.iter().any(|entry| self.cluster.leads(entry)) {
+        let may_serve =
+            |entry: &PgEntry| self.cluster.leads(entry) || self.cluster.reads_directly(entry);
+        if before.iter().any(may_serve) {
             // Then OSDs that gave a lease for an earlier epoch need not wait until that lease expires.
             self.renew_all(now, effects);
         }
@@ -77,12 +79,13 @@ impl Node {
         }
     }
 
-    /// Revokes the leases of the primaries of these entries, which newer entries have replaced.
+    /// Revokes the leases of those who served under these entries, which newer entries have replaced.
     fn revoke_replaced(&mut self, before: &[PgEntry]) {
-        for entry in before.iter().filter(|entry| !self.cluster.is_primary(entry)) {
+        for entry in before {
             let newest = self.cluster.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
-            if let Some(newest) = newest {
-                self.leases.revoke(entry, newest);
+            let Some(newest) = newest else { continue };
+            for holder in self.cluster.lease_holders(entry) {
+                self.leases.revoke_from(holder, newest);
             }
         }
         for osd in self.cluster.osds() {
@@ -259,8 +262,8 @@ impl Node {
         // listed.
         let scrubs = scrubs.and_then(|note| ScrubNote::decode(id, note).ok()).unwrap_or_default();
         let mut facts = self.store.facts(id);
-        // A lease that an earlier run of this OSD gave to the primary of an earlier epoch may still be
-        // valid.
+        // A lease that an earlier run of this OSD gave to the primary of an earlier epoch, or to another
+        // member that answered direct reads, may still be valid.
         if self.notes.damage_of(id).is_some() {
             facts.is_suspect = true;
             self.revoke_from_everybody(entry);
@@ -272,13 +275,12 @@ impl Node {
     }
 
     fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {
-        if self.cluster.is_primary(before) {
-            return;
-        }
-        self.leases.revoke(before, newest);
-        let primary = before.primary_osd().and_then(|osd| self.cluster.osd(osd));
-        if let Some(primary) = primary {
-            self.leases.on_newer_run(Member { osd: primary.id, incarnation: primary.incarnation });
+        for holder in self.cluster.lease_holders(before) {
+            self.leases.revoke_from(holder, newest);
+            if let Some(known) = self.cluster.osd(holder.osd) {
+                let newest = Member { osd: known.id, incarnation: known.incarnation };
+                self.leases.on_newer_run(newest);
+            }
         }
     }
 

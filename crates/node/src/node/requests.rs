@@ -11,12 +11,13 @@
 //!   1. A request is answered at most once, and only over the connection it arrived on.
 //!   2. A change begins only while the leases of all givers are valid, and only if all members have space
 //!      for it.
+//!   3. A direct read never waits: it is served at once, or its sender asks the primary.
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, OsdId, SessionId, Time, UNIT_SIZE};
 use cluster::numbers::REVISION_MAX;
 use format::door::NetEffect;
-use format::wire::{Message, Outcome, Refusal, Reply, Request};
+use format::wire::{Message, Outcome, PgEntry, Refusal, Reply, Request};
 use pg::{Serving, Ticket};
 
 use super::{Node, Phase};
@@ -140,6 +141,9 @@ impl Node {
 
     /// Decides whether a request is served now, waits or is refused.
     fn judge(&mut self, now: Time, scope: &Scope) -> Verdict {
+        if scope.is_direct {
+            return self.judge_direct(now, scope);
+        }
         if let Some(verdict) = self.judge_by_map(scope) {
             return verdict;
         }
@@ -170,6 +174,52 @@ impl Node {
             member.is_some_and(|giver| self.leases.holds(now, *giver, entry.pg, entry.epoch))
         };
         pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
+    }
+
+    /// Decides whether this OSD, as a member that holds a part, passes a direct read to its PG, which then
+    /// judges the versions. Requires: the leases of all other members, learners too, and exactly the sender's
+    /// epoch.
+    fn judge_direct(&self, now: Time, scope: &Scope) -> Verdict {
+        let Some(known) = self.cluster.pool(scope.pg.pool) else {
+            return Verdict::Refuse(Refusal::AskPrimary);
+        };
+        if known.is_fenced(scope.session) {
+            return Verdict::Refuse(Refusal::Fenced);
+        }
+        let newest = known.pgs.get(scope.pg.number as usize);
+        if let Some(newest) = newest.filter(|newest| scope.epoch < newest.epoch) {
+            return Verdict::Refuse(Refusal::Stale(Some(newest.clone())));
+        }
+        let slot = self.pgs.slot(scope.pg).filter(|slot| {
+            let entered = self.pgs[*slot].entry();
+            entered.is_some_and(|entry| {
+                entry.epoch == scope.epoch
+                    && self.cluster.reads_directly(entry)
+                    && self.holds_read_leases(now, entry)
+            })
+        });
+        let may_serve = scope.revision <= known.revision
+            && self.knows_fences(scope)
+            && !self.is_held_back(scope)
+            && !self.sessions.must_wait(scope.session);
+        match slot.filter(|_| may_serve) {
+            Some(slot) => Verdict::Serve(slot),
+            None => Verdict::Refuse(Refusal::AskPrimary),
+        }
+    }
+
+    /// Returns whether this OSD holds leases from all other members of the entry, learners too.
+    fn holds_read_leases(&self, now: Time, entry: &PgEntry) -> bool {
+        let mut others = entry.members().filter(|member| member.osd != self.identity.osd);
+        others.all(|giver| self.leases.holds(now, *giver, entry.pg, entry.epoch))
+            || planted::on(Bug::DirectReadWithoutLease)
+    }
+
+    /// Returns whether this OSD has the map of each version that came to it in this pool. If not, a version
+    /// may be of a session that began after an older one was fenced, and the older one must not see it.
+    fn knows_fences(&self, scope: &Scope) -> bool {
+        let known = self.cluster.pool(scope.pg.pool).map(|known| known.revision);
+        known.is_some_and(|known| self.peers.revision_shown(scope.pg.pool) <= known)
     }
 
     /// Checks that all members have space for a request's data: a write that has a version must fit.
@@ -312,6 +362,9 @@ impl Node {
                 outcome = Err(Refusal::Busy);
             }
         }
+        if scope.is_direct && outcome.is_ok() && !self.knows_fences(&scope) {
+            outcome = Err(Refusal::AskPrimary);
+        }
         if let Err(Refusal::Stale(newest @ None)) = &mut outcome {
             *newest = self.cluster.pg(scope.pg).cloned();
         }
@@ -355,7 +408,8 @@ impl Node {
     /// seen.
     pub(super) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut refused = Vec::new();
-        for (ticket, started) in self.requests.started() {
+        // A direct read does not wait in its PG, and is judged again when it is answered.
+        for (ticket, started) in self.requests.started().filter(|(_, it)| !it.scope.is_direct) {
             let refusal = match self.judge_by_map(&started.scope) {
                 Some(Verdict::Refuse(refusal)) => refusal,
                 // The client sends the request again; the new request then waits for the map.

@@ -62,7 +62,7 @@ pub struct Cluster {
     accepted_next: u64,
     pub entry: PgEntry,
     pub revision: u64,
-    scheme: Scheme,
+    pub scheme: Scheme,
     /// Whether the test creates new epochs as a monitor would: for broken connections, and for complete
     /// learners.
     pub is_helpful: bool,
@@ -159,6 +159,17 @@ impl Cluster {
     pub fn serving_parity() -> Cluster {
         let mut cluster = Cluster::new(3, 1);
         cluster.scheme = Scheme::Xor { data: 2 };
+        cluster.set_entry(&[0, 1, 2], &[]);
+        cluster.advance(200);
+        assert!(cluster.is_served(0), "{:?}", cluster.report(0));
+        cluster
+    }
+
+    /// Creates a cluster with a pool of two data parts and parity: host `i` of the first three has part `i`,
+    /// and host 0 leads. There is a fourth host.
+    pub fn serving_stripes() -> Cluster {
+        let mut cluster = Cluster::new(4, 1);
+        cluster.scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
         cluster.set_entry(&[0, 1, 2], &[]);
         cluster.advance(200);
         assert!(cluster.is_served(0), "{:?}", cluster.report(0));

@@ -41,6 +41,7 @@ impl Pg {
     /// member whose disk does not answer are repeated at this OSD's store.
     pub fn set_slow_disks(&mut self, disks: &SlowDisks, actions: &mut Vec<Action>) {
         self.slow_disks.clone_from(disks);
+        self.give_up_direct_reads(actions);
         let Some(lead) = &self.lead else { return };
         let waits = |(slot, read): (ReadSlot, &super::read::Read)| match read.stage {
             ReadStage::FetchElsewhere { index, call } => {

@@ -18,6 +18,7 @@ use base::{OsdId, Position, Version};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
+use super::direct::UnsettledUnits;
 use super::early::{EarlyDelta, EarlyDeltas};
 use super::parity::{Contradiction, ParityWork, difference};
 use super::part::{Part, has_lost_units, table_of};
@@ -34,6 +35,8 @@ pub struct StripeMember {
     differences: BTreeMap<Version, Difference>,
     /// Differences of other members that arrived before their versions.
     early: EarlyDeltas,
+    /// What versions above the mark change here.
+    pub unsettled: UnsettledUnits,
 }
 
 struct Difference {
@@ -54,7 +57,12 @@ struct Header {
 
 impl StripeMember {
     fn new(pipeline: Pipeline) -> StripeMember {
-        StripeMember { pipeline, differences: BTreeMap::new(), early: EarlyDeltas::default() }
+        StripeMember {
+            pipeline,
+            differences: BTreeMap::new(),
+            early: EarlyDeltas::default(),
+            unsettled: UnsettledUnits::default(),
+        }
     }
 }
 
@@ -95,12 +103,14 @@ impl Pg {
         }
         let position = self.own_position();
         let (header, what) = match body {
-            PeerBody::Skip { version, mark, lazy } => {
+            PeerBody::Skip { version, mark, lazy, .. } => {
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
                 (header, Arrived::Skip)
             }
-            PeerBody::Part { version, mark, key, lazy, content, differences, is_direct } => {
+            PeerBody::Part {
+                version, mark, key, lazy, content, differences, is_direct, ..
+            } => {
                 if !stripes.is_data(position) {
                     return Err("a data part was sent to a member that holds parity".into());
                 }
@@ -137,11 +147,20 @@ impl Pg {
             _ => unreachable!("it is a version"),
         };
         let Header { version, mark, lazy } = header;
+        let changed = match &what {
+            Arrived::Ready(key, content) => Some((*key, self.changed_units(content)?)),
+            Arrived::Skip | Arrived::Parity(_) => None,
+        };
         let member = self.stripe_member();
         member.pipeline.arrive(Arrival { version, lazy, what })?;
+        member.unsettled.settle(mark);
+        if let Some((key, units)) = changed {
+            member.unsettled.add(version, key, units);
+        }
         let early = member.early.take(version);
         self.add_early_deltas(version, early);
         if let Some(follow) = &mut self.follow {
+            follow.serves();
             follow.raise_mark(mark);
         }
         self.commit(mark, actions);
@@ -173,6 +192,18 @@ impl Pg {
         match part.version.max(part.deleted) == version && is_sound {
             true => Ok(()),
             false => Err("the content of a part does not match the version of its message".into()),
+        }
+    }
+
+    /// Returns the units of its part that a version changes: a tombstone changes all of them.
+    fn changed_units(&self, content: &Content) -> Result<Units, String> {
+        let block_size = self.shape.block_size;
+        match content {
+            Content::Block { units, .. } => Units::from_words(units, block_size)
+                .ok_or_else(|| "units beyond the end of a block".into()),
+            Content::Gone | Content::Tombstone { .. } => {
+                Ok(Units::from_range(0..block_size.unit_count()))
+            }
         }
     }
 
@@ -243,7 +274,7 @@ impl Pg {
         parity.map(|(_, member)| member.osd).collect()
     }
 
-    fn part_of_copy(&self, result: Result<Answer, StoreError>) -> Part {
+    pub(crate) fn part_of_copy(&self, result: Result<Answer, StoreError>) -> Part {
         let Ok(Answer::Copy { content }) = result else {
             unreachable!("the store answers a copy with a copy");
         };

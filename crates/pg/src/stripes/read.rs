@@ -74,24 +74,34 @@ impl StripeRead {
         if let Some(bitmap) = allocation {
             return Ok(Outcome::Extents { bitmap });
         }
-        if written.is_empty() {
-            let data = buffers.take(0).freeze();
-            return Ok(Outcome::Read { version, checksums: Vec::new(), data });
-        }
-        let unit_size = UNIT_SIZE as usize;
-        let mut bytes = buffers.take_zeroed(units.len() * unit_size);
-        let mut checksums = Vec::with_capacity(units.len());
-        for (unit, place) in units.zip(bytes.chunks_exact_mut(unit_size)) {
-            match written.get(&unit) {
-                Some(data) => {
-                    place.copy_from_slice(&data.data);
-                    checksums.push(data.checksum);
-                }
-                None => checksums.push(Checksum::ZERO_UNIT),
-            }
-        }
-        Ok(Outcome::Read { version, checksums, data: bytes.freeze() })
+        Ok(outcome_of(version, units, &written, buffers))
     }
+}
+
+/// Returns the answer to a read of these units, of which those in `written` hold data.
+pub fn outcome_of(
+    version: Version,
+    units: Range<u32>,
+    written: &BTreeMap<u32, UnitData>,
+    buffers: &BufferPool,
+) -> Outcome {
+    if written.is_empty() {
+        let data = buffers.take(0).freeze();
+        return Outcome::Read { version, checksums: Vec::new(), data };
+    }
+    let unit_size = UNIT_SIZE as usize;
+    let mut bytes = buffers.take_zeroed(units.len() * unit_size);
+    let mut checksums = Vec::with_capacity(units.len());
+    for (unit, place) in units.zip(bytes.chunks_exact_mut(unit_size)) {
+        match written.get(&unit) {
+            Some(data) => {
+                place.copy_from_slice(&data.data);
+                checksums.push(data.checksum);
+            }
+            None => checksums.push(Checksum::ZERO_UNIT),
+        }
+    }
+    Outcome::Read { version, checksums, data: bytes.freeze() }
 }
 
 fn units_of_data(checksums: Vec<Checksum>, data: &Buffer) -> impl Iterator<Item = UnitData> {

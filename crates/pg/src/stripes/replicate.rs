@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{Position, UNIT_SIZE, Version};
+use base::{MapRevision, Position, UNIT_SIZE, Version};
 use blockstore::BlockKey;
 use format::wire::{Change, Content, Outcome, PartChange, PeerBody, Refusal};
 
@@ -353,7 +353,7 @@ impl Pg {
             let is_learner = !self.lead().acting.has(index);
             let body = match stripes.is_data(position) || parity.has(index) {
                 true => plan.message(position, is_learner, key, mark, lazy, self),
-                false => PeerBody::Skip { version, mark, lazy },
+                false => skip(version, mark, lazy),
             };
             self.count_for_learner(index, version, &body);
             self.send_to_any(index, body, actions);
@@ -716,7 +716,7 @@ impl<'a> Plan<'a> {
         }
         let units = patch.units(part);
         if !patch.is_delete() && units.is_empty() {
-            return PeerBody::Skip { version, mark, lazy };
+            return skip(version, mark, lazy);
         }
         let content = patch.content(part, version, block_size, &pg.buffers);
         let wanted = match self.has_parity && !is_learner {
@@ -725,7 +725,8 @@ impl<'a> Plan<'a> {
         };
         let is_direct = self.is_direct && !wanted.is_empty();
         let differences = wanted.words(block_size);
-        PeerBody::Part { version, mark, key, lazy, content, differences, is_direct }
+        let revision = MapRevision::ZERO;
+        PeerBody::Part { version, mark, revision, key, lazy, content, differences, is_direct }
     }
 
     /// Returns the changes of the data parts, as they are described to members with parity.
@@ -742,4 +743,9 @@ impl<'a> Plan<'a> {
         };
         self.patch.parts().map(change).collect()
     }
+}
+
+/// Returns the message that a version changes nothing at a member. The node adds the map's revision.
+fn skip(version: Version, mark: Version, lazy: bool) -> PeerBody {
+    PeerBody::Skip { version, mark, revision: MapRevision::ZERO, lazy }
 }

@@ -186,6 +186,14 @@ impl Run {
         let count = self.world.units();
         let first = self.random.below(count as usize) as u32;
         let units = 1 + self.random.below((count - first) as usize) as u32;
+        let readers = self.world.readers();
+        if !readers.is_empty() && self.random.below(3) == 0 {
+            let (at, position) = readers[self.random.below(readers.len())];
+            let first = self.random.below(UNITS as usize) as u32;
+            let units = 1 + self.random.below((UNITS - first) as usize) as u32;
+            self.world.read_part(at, stripe, position * UNITS + first, units);
+            return;
+        }
         if servers.is_empty() {
             return;
         }
@@ -908,6 +916,7 @@ fn planted_bugs_are_found() {
         Bug::MarkWithoutBoundLearner,
         Bug::FillFromOwnIndex,
         Bug::RoleContentKept,
+        Bug::DirectReadAboveMark,
     ];
     let mut missed = Vec::new();
     for bug in bugs.into_iter().chain(of_stripes) {

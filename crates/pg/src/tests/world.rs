@@ -520,9 +520,36 @@ impl World {
 
     /// Returns whether a grant of an OSD to an earlier primary may still be valid.
     fn has_granted(&self, giver: usize, primary: usize, epoch: Epoch) -> bool {
+        // A holder that acts on the new entry has said so, and one that lives learns of it at last.
+        let acts_on_it = |holder: usize| {
+            let entered =
+                self.osds[holder].pg.as_ref().and_then(|pg| pg.entry()).map(|it| it.epoch);
+            self.has_parity() && entered.max(Some(self.osds[holder].seen)) >= Some(epoch)
+        };
         self.leases.iter().any(|((from, holder), granted)| {
-            *from == giver && *holder != primary && *granted < epoch
+            let is_other = *from == giver && *holder != primary;
+            is_other && *granted < epoch && !acts_on_it(*holder)
         })
+    }
+
+    /// Returns the members that may answer direct reads: other members with data parts, which hold the grants
+    /// of all others, learners too. Each with its position.
+    pub fn readers(&self) -> Vec<(usize, u32)> {
+        let reader = |index: usize| {
+            let pg = self.osds[index].pg.as_ref()?;
+            let entry = pg.entry()?;
+            let position = entry.position_of(osd_id(index))?.index();
+            let is_granted = |member: &Member| {
+                let pair = (index_of(member.osd), index);
+                pair.0 == index || self.leases.get(&pair) == Some(&entry.epoch)
+            };
+            let may_read = !leads(pg, index)
+                && position < self.data_count()
+                && entry.members().all(is_granted);
+            may_read.then_some((index, position as u32))
+        };
+        let all = 0..self.osds.len();
+        if self.has_parity() { all.filter_map(reader).collect() } else { Vec::new() }
     }
 
     /// Expires a grant.
@@ -548,6 +575,26 @@ impl World {
                 self.leases.insert((member, primary), epoch);
             }
         }
+        if self.has_parity() {
+            self.renew_for_reads();
+        }
+    }
+
+    /// Lets members renew their grants to other members, which answer direct reads.
+    fn renew_for_reads(&mut self) {
+        let entered = |index: usize| self.osds[index].pg.as_ref().and_then(|pg| pg.entry());
+        let count = self.osds.len();
+        let pairs = (0..count).flat_map(|giver| (0..count).map(move |holder| (giver, holder)));
+        let granted: Vec<_> = pairs
+            .filter(|(giver, holder)| giver != holder && !self.cut.contains(&(*giver, *holder)))
+            .filter_map(|(giver, holder)| {
+                let (entry, held) = (entered(giver)?, entered(holder)?);
+                let grants =
+                    entry.epoch == held.epoch && !leads(self.osds[holder].pg.as_ref()?, holder);
+                grants.then_some(((giver, holder), entry.epoch))
+            })
+            .collect();
+        self.leases.extend(granted);
     }
 
     /// An OSD reads the map and acts on its newest entry.
@@ -769,6 +816,13 @@ impl World {
 
     pub fn sync(&mut self, at: usize) -> usize {
         self.begin(at, Op::Sync, Kind::Sync)
+    }
+
+    /// Begins a direct read of units of one part.
+    pub fn read_part(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
+        let (offset, length) = (first * UNIT, units * UNIT);
+        let op = Op::ReadPart { place: place_in(1, stripe), offset, length, parents: Vec::new() };
+        self.begin(at, op, Kind::Read { stripe, first, units })
     }
 
     pub fn read(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {

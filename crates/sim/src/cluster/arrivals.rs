@@ -120,6 +120,7 @@ impl Arrivals {
 fn image_of(op: &Op) -> Option<ImageId> {
     match op {
         Op::Read { place, .. }
+        | Op::ReadPart { place, .. }
         | Op::Write { place, .. }
         | Op::Zero { place, .. }
         | Op::Extents { place, .. } => Some(place.image),

@@ -1,5 +1,5 @@
 //! Checks leases by the messages on the network. No member may take part in an epoch while an earlier primary
-//! of the PG may still serve under its lease. A primary that renews a lease must report all credit that its
+//! of the PG may still serve under its lease, or in pools with parity another earlier member. A primary that renews a lease must report all credit that its
 //! writes have used.
 //!
 //! The checker knows more than any process: which maps each process has received, what its clock shows, and
@@ -16,6 +16,8 @@ const GRANT_COUNT_MAX: usize = 16;
 /// The lease messages seen so far, and the PG entries that they depend on.
 #[derive(Default)]
 pub struct Grants {
+    /// Whether members that do not lead may serve, too, under leases of their own: the pool keeps parity.
+    pub members_serve: bool,
     /// Entries of each PG, oldest first.
     entries: BTreeMap<PgId, Vec<PgEntry>>,
     /// Members that have begun to take part in an epoch.
@@ -142,7 +144,8 @@ impl Grants {
             let known = entries.iter().rfind(|known| known.revision <= holder.told);
             let Some(known) = known.filter(|known| known.epoch < epoch) else { continue };
             let osd = holder.member.osd;
-            let leads = known.primary_member() == Some(holder.member);
+            let leads = known.primary_member() == Some(holder.member)
+                || (self.members_serve && known.members().any(|it| *it == holder.member));
             let has_left = entry.primary_osd() == Some(osd)
                 || self.surrendered.contains(&(holder.index, holder.run))
                 || !self.activated.contains(&(pg, known.epoch, member));
@@ -158,7 +161,7 @@ impl Grants {
             let given = self.given.get(&(holder.index, member));
             if let Some(grant) = given.into_iter().flatten().find(serves) {
                 return Err(format!(
-                    "osd {member} takes part in epoch {epoch} of {pg}, but osd {} leads epoch {} by \
+                    "osd {member} takes part in epoch {epoch} of {pg}, but osd {} serves in epoch {} by \
                      its lease until {:?}, and it is {:?} there",
                     holder.index, known.epoch, grant.until, holder.now
                 ));
@@ -197,8 +200,13 @@ mod tests {
         let mut grants = Grants::default();
         grants.entry_told(&entry(1, 0));
         grants.activated(PG, Epoch::new(1), 1);
-        let renew =
-            LeaseMessage::Renew { stamp: 1, revisions: Vec::new(), begun_bytes: 0, owed_bytes: 0 };
+        let renew = LeaseMessage::Renew {
+            stamp: 1,
+            revisions: Vec::new(),
+            leads: true,
+            begun_bytes: 0,
+            owed_bytes: 0,
+        };
         grants.asked((0, 7), 1, &renew, at(100));
         let grant = LeaseMessage::Granted {
             stamp: 1,

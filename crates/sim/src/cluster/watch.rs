@@ -128,6 +128,13 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// Creates the watch of a cluster. `keeps_parity`: whether its pool keeps parity.
+    pub fn of(keeps_parity: bool) -> Watch {
+        let mut watch = Watch::default();
+        watch.grants.members_serve = keeps_parity;
+        watch
+    }
+
     /// Returns the newest entry of each PG.
     pub fn entries(&self) -> impl Iterator<Item = &PgEntry> {
         self.entries.values()
@@ -899,8 +906,13 @@ mod tests {
         let mut watch = Watch::default();
         let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
         for (asked, answered, stamp) in [(0, 10, 1), (100, 110, 2), (500, 520, 3)] {
-            let renew =
-                LeaseMessage::Renew { stamp, revisions: Vec::new(), begun_bytes: 0, owed_bytes: 0 };
+            let renew = LeaseMessage::Renew {
+                stamp,
+                revisions: Vec::new(),
+                leads: true,
+                begun_bytes: 0,
+                owed_bytes: 0,
+            };
             watch.lease_asked(0, 1, &renew, at(asked));
             let granted = LeaseMessage::Granted {
                 stamp,

@@ -173,6 +173,8 @@ impl ClientCore {
             weight: 0,
             lazy: true,
             is_replay: true,
+            is_direct: false,
+            asks_primary: false,
             passes_gate: false,
         });
         self.make_ready(part);

@@ -119,17 +119,34 @@ impl ClientCore {
         let Stage::Sent { pg, .. } = part.stage else {
             unreachable!("only what was sent is refused")
         };
+        let is_direct = part.is_direct;
+        part.asks_primary |= is_direct;
         match refusal {
             Refusal::Stale(told) => {
                 let told = told.filter(|entry| entry.pg == pg);
                 if told.is_some_and(|entry| self.routes.learn(entry)) {
                     self.send_again(key);
                     self.on_map_changed(now, effects);
+                } else if is_direct {
+                    self.send_again(key);
                 } else {
                     self.delay(now, key, effects);
                 }
             }
-            Refusal::Busy | Refusal::Incomplete { .. } | Refusal::Corrupted => {
+            // Only the primary can say what a direct read ends with.
+            Refusal::Busy
+            | Refusal::Incomplete { .. }
+            | Refusal::Corrupted
+            | Refusal::AskPrimary
+            | Refusal::Damaged { .. }
+                if is_direct =>
+            {
+                self.send_again(key);
+            }
+            Refusal::Busy
+            | Refusal::Incomplete { .. }
+            | Refusal::Corrupted
+            | Refusal::AskPrimary => {
                 self.delay(now, key, effects);
             }
             Refusal::CompareFailed { .. } => match &mut part.work {
@@ -162,6 +179,7 @@ impl ClientCore {
     fn on_mismatch(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
         part.mismatch_count += 1;
+        part.asks_primary = true;
         if part.mismatch_count < MISMATCH_COUNT_MAX {
             self.delay(now, key, effects);
         } else {

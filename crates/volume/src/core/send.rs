@@ -1,5 +1,6 @@
 //! Sends each part to the primary of its PG, over the connection to that OSD. Sends refused and lost parts
-//! again.
+//! again. In pools with parity, a read of one data part goes straight to the member that holds it (a direct
+//! read), and to the primary if that member refuses it or is not connected.
 //!
 //! Invariants
 //!   1. A part waits for an answer on one connection at a time, and each send uses a new sequence number.
@@ -40,7 +41,10 @@ impl ClientCore {
         if is_held_back || self.is_held_read(key) {
             return;
         }
+        let direct = self.direct_route(now, key, effects);
         let part = &mut self.parts[key];
+        part.is_direct = direct.is_some();
+        let route = direct.unwrap_or(route);
         let link = self.links.to(route.osd);
         if let LinkState::Open { connection, .. } = link.state {
             self.send(key, route, connection, effects);
@@ -51,6 +55,29 @@ impl ClientCore {
         if link.state == LinkState::Idle {
             self.connect_link(route.osd, effects);
         }
+    }
+
+    /// Returns the route of a part that is sent as a direct read, for which no connection is waited for. If
+    /// there is no connection with the member, connects to it, for later reads.
+    fn direct_route(
+        &mut self,
+        now: Time,
+        key: PartKey,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Route> {
+        let part = &self.parts[key];
+        let Work::Read { range } = &part.work else { return None };
+        if part.asks_primary {
+            return None;
+        }
+        let route = self.routes.find_part(part.pool, part.target, range)?;
+        let link = self.links.to(route.osd);
+        match link.state {
+            LinkState::Open { .. } => return Some(route),
+            LinkState::Idle if link.rests_until <= now => self.connect_link(route.osd, effects),
+            _ => {}
+        }
+        None
     }
 
     /// Sends a part. Requires: the link of the route is open on `connection`.
@@ -155,6 +182,7 @@ impl ClientCore {
         let link = &mut self.links[osd];
         let until = now + link.next_delay();
         link.state = LinkState::Waiting { until };
+        link.rests_until = until;
         self.timers.arm(until, Timer::Link(osd));
         let sent = std::mem::take(&mut link.in_flight);
         for in_flight in sent {

@@ -189,6 +189,7 @@ impl World {
         }
         let stripe_of = |(connection, request): &(ConnectionId, Request)| match &request.op {
             Op::Read { place, .. }
+            | Op::ReadPart { place, .. }
             | Op::Write { place, .. }
             | Op::Zero { place, .. }
             | Op::Extents { place, .. } => Some((*connection, place.image, place.stripe)),

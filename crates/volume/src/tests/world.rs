@@ -459,7 +459,7 @@ impl World {
 
     pub(super) fn execute(&mut self, op: &Op) -> Result<Outcome, Refusal> {
         match op {
-            Op::Read { place, offset, length, .. } => {
+            Op::Read { place, offset, length, .. } | Op::ReadPart { place, offset, length, .. } => {
                 Ok(self.execute_read(place.image, place.stripe, *offset, *length))
             }
             Op::Write { place, offset, checksums, data, expected, lazy } => {
