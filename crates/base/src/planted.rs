@@ -188,6 +188,8 @@ pub enum Bug {
     PartTableKept,
     /// PG: in pools with parity, units that a read found lost stay lost at their member.
     DamageNotWrittenBack,
+    /// Node: in pools with parity, a member answers direct reads without the leases of the other members.
+    DirectReadWithoutLease,
     // The bugs below affect pools with parity; the tests of a single PG find them.
     /// PG: a data member computes the change of parity as if its part had held only zeros.
     ParityFromStaleData,
@@ -215,8 +217,6 @@ pub enum Bug {
     RoleContentKept,
     /// PG: a member answers direct reads of units that a version above the mark changes.
     DirectReadAboveMark,
-    /// Node: a member answers direct reads without the leases of the other members.
-    DirectReadWithoutLease,
     /// PG: while acting members are lost, learners are filled with what the members hold now, instead of what
     /// they held as of a version that all acting members have.
     FilledAsOfView,
@@ -303,6 +303,7 @@ impl Bug {
         ("equal-version-believed", Bug::EqualVersionBelieved),
         ("complete-with-cursor", Bug::CompleteWithCursor),
         ("absent-holder-passed-over", Bug::AbsentHolderPassedOver),
+        ("direct-read-without-lease", Bug::DirectReadWithoutLease),
     ];
 }
 

@@ -110,10 +110,11 @@ fn main() -> ExitCode {
     let chosen = chosen.or(arguments.seeds.map(|seeds| seeds.0));
     let seeds = chosen.unwrap_or_else(|| base::seeds(1..=100));
     let parts = arguments.part.map_or(Part::ALL.to_vec(), |part| vec![part]);
+    let parts_planted = arguments.part.map_or(Part::value_variants().to_vec(), |part| vec![part]);
     quiet_panics();
     let mut good = true;
     if let Some(name) = arguments.planted {
-        match look_for_planted(&name, &parts, &seeds) {
+        match look_for_planted(&name, &parts_planted, &seeds) {
             Ok(all_found) => good = all_found,
             Err(usage) => {
                 eprintln!("error: {usage}");
@@ -323,6 +324,7 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::DroppedEntrySaysNothing
         | Bug::TableNotWrittenBack
         | Bug::RolledBackTableKept => Part::Store,
+        Bug::DirectReadWithoutLease => Part::Parity,
         _ => Part::Cluster,
     }
 }
