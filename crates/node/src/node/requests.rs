@@ -362,8 +362,12 @@ impl Node {
                 outcome = Err(Refusal::Busy);
             }
         }
-        if scope.is_direct && outcome.is_ok() && !self.knows_fences(&scope) {
-            outcome = Err(Refusal::AskPrimary);
+        if scope.is_direct && outcome.is_ok() {
+            let entry = self.pgs[slot].entry();
+            let is_leased = entry.is_some_and(|entry| self.holds_read_leases(now, entry));
+            if !is_leased || !self.knows_fences(&scope) {
+                outcome = Err(Refusal::AskPrimary);
+            }
         }
         if let Err(Refusal::Stale(newest @ None)) = &mut outcome {
             *newest = self.cluster.pg(scope.pg).cloned();
