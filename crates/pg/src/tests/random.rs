@@ -916,7 +916,6 @@ fn planted_bugs_are_found() {
         Bug::MarkWithoutBoundLearner,
         Bug::FillFromOwnIndex,
         Bug::RoleContentKept,
-        Bug::DirectReadAboveMark,
     ];
     let mut missed = Vec::new();
     for bug in bugs.into_iter().chain(of_stripes) {
