@@ -190,6 +190,9 @@ pub enum Bug {
     DamageNotWrittenBack,
     /// Node: in pools with parity, a member answers direct reads without the leases of the other members.
     DirectReadWithoutLease,
+    /// Node: a member answers direct reads although the primary may have begun writes of a session that is
+    /// fenced in the map that the reader acts on.
+    DirectReadBesideFenced,
     // The bugs below affect pools with parity; the tests of a single PG find them.
     /// PG: a data member computes the change of parity as if its part had held only zeros.
     ParityFromStaleData,
@@ -304,6 +307,7 @@ impl Bug {
         ("complete-with-cursor", Bug::CompleteWithCursor),
         ("absent-holder-passed-over", Bug::AbsentHolderPassedOver),
         ("direct-read-without-lease", Bug::DirectReadWithoutLease),
+        ("direct-read-beside-fenced", Bug::DirectReadBesideFenced),
     ];
 }
 

@@ -404,7 +404,9 @@ impl Run {
             12 => PeerBody::Activated,
             13 => PeerBody::Sync { call },
             14 => PeerBody::Synced { call },
-            15 => PeerBody::Mark { mark },
+            15 => {
+                PeerBody::Mark { mark, revision: MapRevision::new(u64::from(self.random.below(4))) }
+            }
             16 => PeerBody::Draining,
             _ => PeerBody::Stale(self.cluster.entry.clone()),
         }

@@ -828,7 +828,10 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let Some(entry) = self.pgs[slot].entry().cloned() else { return };
-        if let PeerBody::Part { revision, .. } | PeerBody::Skip { revision, .. } = &mut body {
+        if let PeerBody::Part { revision, .. }
+        | PeerBody::Skip { revision, .. }
+        | PeerBody::Mark { revision, .. } = &mut body
+        {
             *revision = self.cluster.pool(entry.pg.pool).map_or(*revision, |known| known.revision);
         }
         if is_query(&body) {

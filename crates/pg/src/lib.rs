@@ -77,7 +77,8 @@ mod tests;
 
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, Position, Scheme, StripeIndex, Version,
+    BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, Position, Scheme, StripeIndex,
+    Version,
 };
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
@@ -727,6 +728,12 @@ impl Pg {
         matches!(self.serving, Serving::Idle { .. })
             && self.open_count() == 0
             && self.calls.is_empty()
+    }
+
+    /// Returns the newest revision of the pool's map that the primary of this epoch had when it sent a version
+    /// or a mark that has come here; zero if none has.
+    pub fn revision_told(&self) -> MapRevision {
+        self.follow.as_ref().map_or(MapRevision::ZERO, Follow::revision_told)
     }
 
     /// Returns the number of operations that have not been answered.

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use base::{OsdId, UNIT_SIZE, Version, checksum};
+use base::{MapRevision, OsdId, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 
@@ -32,6 +32,8 @@ pub struct Follow {
     mark: Version,
     /// Whether a version or a mark of the epoch has come, so that the epoch is active at its primary, too.
     has_served: bool,
+    /// The revision of the pool's map that the primary had when it sent the newest of these.
+    revision_told: MapRevision,
     /// Changes at the store, in the order of arrival. A lazy change ends when it is written: a note that is
     /// written to the store later cannot become durable before the change.
     taken: Window<()>,
@@ -71,6 +73,7 @@ impl Follow {
             next: None,
             mark: Version::ZERO,
             has_served: false,
+            revision_told: MapRevision::ZERO,
             taken: Window::new(0),
             progress: None,
         }
@@ -100,9 +103,15 @@ impl Follow {
         self.mark = self.mark.max(mark);
     }
 
-    /// Records that a version or a mark of the epoch has come.
-    pub fn serves(&mut self) {
+    /// Records that a version or a mark of the epoch has come, from a primary that has this revision.
+    pub fn serves(&mut self, revision: MapRevision) {
         self.has_served = true;
+        self.revision_told = self.revision_told.max(revision);
+    }
+
+    /// Returns the newest revision of the pool's map with which a version or a mark of the epoch has come.
+    pub fn revision_told(&self) -> MapRevision {
+        self.revision_told
     }
 
     /// Returns whether this OSD is an acting member and the epoch is known to serve: all acting members have
@@ -188,10 +197,10 @@ impl Pg {
             (PeerBody::Forward { call, key, content, replaces }, FollowStage::Stated) => {
                 self.on_forward(call, key, content, replaces, actions)
             }
-            (PeerBody::Mark { mark }, FollowStage::Active) => {
+            (PeerBody::Mark { mark, revision }, FollowStage::Active) => {
                 self.check_version(mark)?;
                 let follow = self.follow();
-                follow.serves();
+                follow.serves(revision);
                 follow.raise_mark(mark);
                 self.commit(mark, actions);
                 Ok(())

@@ -19,7 +19,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{Epoch, OsdId, Version};
+use base::{Epoch, MapRevision, OsdId, Version};
 use blockstore::BlockKey;
 use format::wire::{Activation, ListedBlock, Member, MemberState, PeerBody};
 
@@ -325,13 +325,24 @@ impl Pg {
         if self.stripes().is_some() {
             self.on_mark_moved(actions);
         }
-        let lead = self.lead();
-        if lead.mark_told >= mark {
-            return;
+        if self.lead().mark_told < mark {
+            self.send_mark(mark, actions);
         }
-        lead.mark_told = mark;
+    }
+
+    /// Tells the other acting members of a PG with parity that this OSD has a newer map. What it begins from
+    /// now on is of no session that the map fences; what it began before was sent before.
+    pub fn tell_revision(&mut self, actions: &mut Vec<Action>) {
+        if self.serving == Serving::Active && self.stripes().is_some() {
+            let mark = self.mark();
+            self.send_mark(mark, actions);
+        }
+    }
+
+    fn send_mark(&mut self, mark: Version, actions: &mut Vec<Action>) {
+        self.lead().mark_told = mark;
         for index in self.lead().acting_others() {
-            self.send(index, PeerBody::Mark { mark }, actions);
+            self.send(index, mark_message(mark), actions);
         }
     }
 
@@ -550,7 +561,7 @@ impl Pg {
         if self.stripes().is_some() {
             // Members serve direct reads once they know that the epoch is active everywhere.
             for index in self.lead().acting_others() {
-                self.send(index, PeerBody::Mark { mark: adopted }, actions);
+                self.send(index, mark_message(adopted), actions);
             }
         }
         self.welcome_learners(actions);
@@ -742,4 +753,9 @@ fn history_of(
     let skipped = old.max(all.len().saturating_sub(count_max));
     let kept = all.into_iter().skip(skipped);
     kept.map(|(epoch, adopted)| Activation { epoch, adopted }).collect()
+}
+
+/// Returns the message that tells the mark. The node adds the map's revision.
+pub fn mark_message(mark: Version) -> PeerBody {
+    PeerBody::Mark { mark, revision: MapRevision::ZERO }
 }

@@ -324,7 +324,7 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::DroppedEntrySaysNothing
         | Bug::TableNotWrittenBack
         | Bug::RolledBackTableKept => Part::Store,
-        Bug::DirectReadWithoutLease => Part::Parity,
+        Bug::DirectReadWithoutLease | Bug::DirectReadBesideFenced => Part::Parity,
         _ => Part::Cluster,
     }
 }

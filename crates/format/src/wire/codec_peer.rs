@@ -207,9 +207,10 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
         }
         PeerBody::Sync { call } => put_call(bytes, BODY_SYNC, *call),
         PeerBody::Synced { call } => put_call(bytes, BODY_SYNCED, *call),
-        PeerBody::Mark { mark } => {
+        PeerBody::Mark { mark, revision } => {
             bytes.push(BODY_MARK);
             put_version(bytes, *mark);
+            put_u64(bytes, revision.get());
         }
         PeerBody::Drop { call, version } => {
             put_call(bytes, BODY_DROP, *call);
@@ -351,7 +352,10 @@ fn decode_body(
         BODY_WRITTEN => PeerBody::Written { version: reader.version()?, durable: reader.bool()? },
         BODY_SYNC => PeerBody::Sync { call: reader.u32()? },
         BODY_SYNCED => PeerBody::Synced { call: reader.u32()? },
-        BODY_MARK => PeerBody::Mark { mark: reader.version()? },
+        BODY_MARK => {
+            let mark = reader.version()?;
+            PeerBody::Mark { mark, revision: MapRevision::new(reader.u64()?) }
+        }
         BODY_DROP => PeerBody::Drop { call: reader.u32()?, version: reader.version()? },
         BODY_PROGRESS => {
             let call = reader.u32()?;

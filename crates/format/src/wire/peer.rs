@@ -252,11 +252,13 @@ pub enum PeerBody {
         /// Prepared versions of the key above this one are replaced.
         replaces: Version,
     },
-    /// Primary, to an acting member: the mark has risen, and no write follows that would contain the new
-    /// mark.
+    /// Primary, to an acting member: the mark or, in pools of stripes, the map's revision has risen, and no
+    /// write follows that would contain it.
     Mark {
         /// As in [`PeerBody::Write`].
         mark: Version,
+        /// The revision of the pool's map that the sender has.
+        revision: MapRevision,
     },
     /// Member: this member has the write with this version; in pools of stripes, all versions up to this one.
     Written {

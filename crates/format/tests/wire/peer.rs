@@ -212,7 +212,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-written-lazy", peer(PeerBody::Written { version, durable: false })),
         ("peer-sync", peer(PeerBody::Sync { call: 8 })),
         ("peer-synced", peer(PeerBody::Synced { call: 8 })),
-        ("peer-mark", peer(PeerBody::Mark { mark: version })),
+        ("peer-mark", peer(PeerBody::Mark { mark: version, revision: MapRevision::new(12) })),
         ("peer-drop", peer(PeerBody::Drop { call: 9, version })),
         ("peer-part", peer(part)),
         ("peer-parity", peer(parity)),
@@ -483,7 +483,10 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(version, durable)| PeerBody::Written { version, durable }),
         any::<u32>().prop_map(|call| PeerBody::Sync { call }),
         any::<u32>().prop_map(|call| PeerBody::Synced { call }),
-        any_version().prop_map(|mark| { PeerBody::Mark { mark } }),
+        (any_version(), any::<u64>()).prop_map(|(mark, revision)| PeerBody::Mark {
+            mark,
+            revision: MapRevision::new(revision),
+        }),
         (any::<u32>(), any_version()).prop_map(|(call, version)| PeerBody::Drop { call, version }),
         (any::<u32>(), any_filling(), any_version(), any_version()).prop_map(
             |(call, filling, complete, floor)| PeerBody::Progress {

@@ -35,13 +35,18 @@ impl Node {
         self.revoke_replaced(&before);
         self.expect_blocks();
         self.notes.map_changed();
-        for pool in pools {
-            if let Some(known) = self.cluster.pool(pool) {
-                self.sessions.takeovers.on_map(pool, known.revision);
+        for pool in &pools {
+            if let Some(known) = self.cluster.pool(*pool) {
+                self.sessions.takeovers.on_map(*pool, known.revision);
             }
-            self.review_pool(now, pool, effects);
+            self.review_pool(now, *pool, effects);
         }
         self.judge_queued(now, effects);
+        for slot in self.pgs.slots() {
+            if self.pgs[slot].keeps_parity() && pools.contains(&self.pgs[slot].id().pool) {
+                self.drive(now, slot, effects, pg::Pg::tell_revision);
+            }
+        }
         self.update_connections(now, effects);
         let may_serve =
             |entry: &PgEntry| self.cluster.leads(entry) || self.cluster.reads_directly(entry);

@@ -202,7 +202,12 @@ impl Node {
             && self.knows_fences(scope)
             && !self.is_held_back(scope)
             && !self.sessions.must_wait(scope.session);
-        match slot.filter(|_| may_serve) {
+        let tells = |slot: &PgSlot| {
+            // Otherwise what the primary began before it knew a fence may be on its way here.
+            scope.revision <= self.pgs[*slot].revision_told()
+                || planted::on(Bug::DirectReadBesideFenced)
+        };
+        match slot.filter(|_| may_serve).filter(tells) {
             Some(slot) => Verdict::Serve(slot),
             None => Verdict::Refuse(Refusal::AskPrimary),
         }

@@ -62,6 +62,8 @@ pub struct Cluster {
     accepted_next: u64,
     pub entry: PgEntry,
     pub revision: u64,
+    /// The revision of the map that the client names.
+    pub client_revision: u64,
     pub scheme: Scheme,
     /// Whether the test creates new epochs as a monitor would: for broken connections, and for complete
     /// learners.
@@ -129,6 +131,7 @@ impl Cluster {
             accepted_next: 1,
             entry,
             revision: 0,
+            client_revision: 1,
             scheme: Scheme::Copies { count: replicas as u8 },
             is_helpful: true,
             sequence: 0,
@@ -564,7 +567,7 @@ impl Cluster {
             sequence: self.sequence,
             pg: PG,
             epoch,
-            revision: MapRevision::new(1),
+            revision: MapRevision::new(self.client_revision),
             op,
         };
         let (connection, message) = (client_at(host), Message::Request(request));

@@ -169,6 +169,22 @@ fn a_member_without_the_map_of_a_version_refuses() {
 }
 
 #[test]
+fn a_reader_with_a_newer_map_than_the_primary_asks_the_primary() {
+    let mut cluster = serving(7);
+    cluster.hosts[0].is_deaf = true;
+    // As when a session is fenced: what the primary began for it may be on its way here.
+    cluster.revision += 1;
+    cluster.client_revision = cluster.revision;
+    cluster.publish();
+    cluster.advance(250);
+    assert_eq!(cluster.ask(MEMBER, read_part()), Err(Refusal::AskPrimary));
+    cluster.hosts[0].is_deaf = false;
+    cluster.publish();
+    cluster.pump();
+    assert_eq!(cluster.read_bytes(MEMBER, read_part()), [7], "the primary has told it");
+}
+
+#[test]
 fn leases_for_reads_alone_promise_no_space_and_cost_two_messages() {
     let mut cluster = serving(7);
     let before = cluster.lease_count;

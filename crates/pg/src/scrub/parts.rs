@@ -12,10 +12,11 @@
 use base::planted::{self, Bug};
 use base::{Position, UNIT_SIZE, Version};
 use blockstore::BlockKey;
-use format::wire::{Content, PeerBody};
+use format::wire::Content;
 
 use super::{Stage, Work, limit};
 use crate::face::{Fault, Seen, SeenKey, UnitSeen};
+use crate::peering::mark_message;
 use crate::stripes::agree::compare;
 use crate::stripes::code_word::{Chosen, CodeWord, Judged};
 use crate::stripes::part::Part;
@@ -205,7 +206,7 @@ impl Pg {
         let me = self.lead().me;
         for (index, content) in contents {
             if index != me {
-                self.send(index, PeerBody::Mark { mark }, actions);
+                self.send(index, mark_message(mark), actions);
             }
             self.mend_at(index, content, actions);
         }

@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 use base::Version;
 use base::planted::{self, Bug};
 use blockstore::BlockKey;
-use format::wire::{Content, PeerBody};
+use format::wire::Content;
 
 use super::gather::{Gather, Inconsistent};
 use super::part::Part;
 use super::replicate::{GatherFor, GatherJob};
+use crate::peering::mark_message;
 use crate::slots::JobSlot;
 use crate::units::Units;
 use crate::{Action, Pg, Serving};
@@ -124,7 +125,7 @@ impl Pg {
         self.lead().late_fills = late;
         for LateFill { job, learner, key, content, .. } in due {
             if self.filler(learner).is_some_and(|filler| filler.is_begun()) {
-                self.send(learner, PeerBody::Mark { mark }, actions);
+                self.send(learner, mark_message(mark), actions);
                 self.send_fill(learner, key, content, actions);
             }
             self.end_job(job, actions);

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{OsdId, Position, Version};
+use base::{MapRevision, OsdId, Position, Version};
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
@@ -102,14 +102,23 @@ impl Pg {
             return Err("a version was sent to a member that is not active".into());
         }
         let position = self.own_position();
+        let mut revision_told = MapRevision::ZERO;
         let (header, what) = match body {
-            PeerBody::Skip { version, mark, lazy, .. } => {
+            PeerBody::Skip { version, mark, lazy, revision } => {
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
+                revision_told = revision;
                 (header, Arrived::Skip)
             }
             PeerBody::Part {
-                version, mark, key, lazy, content, differences, is_direct, ..
+                version,
+                mark,
+                key,
+                lazy,
+                content,
+                differences,
+                is_direct,
+                revision,
             } => {
                 if !stripes.is_data(position) {
                     return Err("a data part was sent to a member that holds parity".into());
@@ -125,6 +134,7 @@ impl Pg {
                 }
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
+                revision_told = revision;
                 self.read_old_units(header, key, &content, (units, is_direct), actions)?;
                 (header, Arrived::Ready(key, content))
             }
@@ -160,7 +170,7 @@ impl Pg {
         let early = member.early.take(version);
         self.add_early_deltas(version, early);
         if let Some(follow) = &mut self.follow {
-            follow.serves();
+            follow.serves(revision_told);
             follow.raise_mark(mark);
         }
         self.commit(mark, actions);

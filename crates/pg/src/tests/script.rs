@@ -280,7 +280,7 @@ fn brief(body: &PeerBody) -> String {
             let content = brief_content(content);
             format!("Forward: stripe {}, {content}, above {replaces}", key.stripe.get())
         }
-        PeerBody::Mark { mark } => format!("Mark: {mark}"),
+        PeerBody::Mark { mark, .. } => format!("Mark: {mark}"),
         PeerBody::Written { version, durable } => {
             format!("Written: {version}{}", if *durable { "" } else { ", not durable" })
         }
