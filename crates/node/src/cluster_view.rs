@@ -115,14 +115,16 @@ impl ClusterView {
     }
 
     /// Returns the other members that may have served under a grant of this OSD while this entry was current:
-    /// the primary; in pools with parity every member, because members answer direct reads.
+    /// the primary; in pools with parity also acting members with a data part, which answer direct reads.
     pub(crate) fn lease_holders(&self, entry: &PgEntry) -> Vec<Member> {
         let scheme = self.map.pools.get(&entry.pg.pool).map(|known| known.pool.scheme);
-        let is_whole = scheme.is_none_or(|scheme| scheme.is_whole_everywhere());
+        let scheme = scheme.filter(|scheme| !scheme.is_whole_everywhere());
         let primary = entry.primary_member();
-        let holds =
-            |member: &&Member| member.osd != self.osd && (!is_whole || primary == Some(**member));
-        entry.members().filter(holds).copied().collect()
+        let holds = |position, member: &Member| {
+            primary == Some(*member) || scheme.is_some_and(|scheme| scheme.has_data(position))
+        };
+        let holders = entry.filled().filter(|(position, member)| holds(*position, member));
+        holders.map(|(_, member)| *member).filter(|member| member.osd != self.osd).collect()
     }
 
     /// Returns the acting members with parity to which this OSD, as an acting member with a data part, sends

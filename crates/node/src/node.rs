@@ -379,7 +379,12 @@ impl Node {
         self.requests.on_space();
         for slot in self.pgs.slots() {
             if self.pgs[slot].keeps_parity() {
+                let pg = self.pgs[slot].id();
+                let is_due = !self.fenced_session_changes(pg) && self.peers.take_untold(pg);
                 self.drive(now, slot, effects, |pg, actions| {
+                    if is_due {
+                        pg.tell_revision(actions);
+                    }
                     pg.tell_mark(actions);
                     pg.ask_for_deltas(actions);
                 });
@@ -828,7 +833,9 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let Some(entry) = self.pgs[slot].entry().cloned() else { return };
-        if let PeerBody::Part { revision, .. }
+        if matches!(body, PeerBody::Mark { .. }) && self.fenced_session_changes(entry.pg) {
+            self.peers.leave_untold(entry.pg);
+        } else if let PeerBody::Part { revision, .. }
         | PeerBody::Skip { revision, .. }
         | PeerBody::Mark { revision, .. } = &mut body
         {

@@ -46,6 +46,9 @@ pub(crate) struct Peers {
     needs_new: Vec<PgNeed>,
     /// By pool, the highest revision of its map that a primary had when it sent a version here.
     revisions_shown: BTreeMap<PoolId, MapRevision>,
+    /// PGs led here whose members were not told the map's revision, because a change of a session that it
+    /// fences was open.
+    untold: BTreeSet<PgId>,
 }
 
 /// A primary's query.
@@ -177,6 +180,16 @@ impl Peers {
     /// Drops the waiting queries of a primary's connection that is gone.
     pub(crate) fn on_primary_gone(&mut self, connection: ConnectionId) {
         self.held.retain(|_, query| query.connection != connection);
+    }
+
+    /// Records that the members of a PG that this OSD leads were not told the map's revision.
+    pub(crate) fn leave_untold(&mut self, pg: PgId) {
+        self.untold.insert(pg);
+    }
+
+    /// Returns whether the members of this PG must still be told the map's revision, and forgets it.
+    pub(crate) fn take_untold(&mut self, pg: PgId) -> bool {
+        self.untold.remove(&pg)
     }
 
     /// Records the map revision of a primary that sent a version of this pool.

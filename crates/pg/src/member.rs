@@ -32,7 +32,7 @@ pub struct Follow {
     mark: Version,
     /// Whether a version or a mark of the epoch has come, so that the epoch is active at its primary, too.
     has_served: bool,
-    /// The revision of the pool's map that the primary had when it sent the newest of these.
+    /// The revision of the pool's map whose fences the primary had carried out when it sent the newest mark.
     revision_told: MapRevision,
     /// Changes at the store, in the order of arrival. A lazy change ends when it is written: a note that is
     /// written to the store later cannot become durable before the change.
@@ -103,13 +103,14 @@ impl Follow {
         self.mark = self.mark.max(mark);
     }
 
-    /// Records that a version or a mark of the epoch has come, from a primary that has this revision.
+    /// Records that a version or a mark of the epoch has come, from a primary that has carried out the fences of
+    /// this revision.
     pub fn serves(&mut self, revision: MapRevision) {
         self.has_served = true;
         self.revision_told = self.revision_told.max(revision);
     }
 
-    /// Returns the newest revision of the pool's map with which a version or a mark of the epoch has come.
+    /// Returns the newest revision of the pool's map with which a mark of the epoch has come.
     pub fn revision_told(&self) -> MapRevision {
         self.revision_told
     }

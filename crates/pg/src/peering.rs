@@ -330,8 +330,9 @@ impl Pg {
         }
     }
 
-    /// Tells the other acting members of a PG with parity that this OSD has a newer map. What it begins from
-    /// now on is of no session that the map fences; what it began before was sent before.
+    /// Tells the other acting members of a PG with parity that this OSD has a newer map. The node names its
+    /// revision only if no change of a session that the map fences is open here: then each of them that has a
+    /// version was sent before.
     pub fn tell_revision(&mut self, actions: &mut Vec<Action>) {
         if self.serving == Serving::Active && self.stripes().is_some() {
             let mark = self.mark();

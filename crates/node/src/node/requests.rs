@@ -14,7 +14,7 @@
 //!   3. A direct read never waits: it is served at once, or its sender asks the primary.
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Epoch, MapRevision, OsdId, SessionId, Time, UNIT_SIZE};
+use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time, UNIT_SIZE};
 use cluster::numbers::REVISION_MAX;
 use format::door::NetEffect;
 use format::wire::{Message, Outcome, PgEntry, Refusal, Reply, Request};
@@ -370,7 +370,10 @@ impl Node {
         if scope.is_direct && outcome.is_ok() {
             let entry = self.pgs[slot].entry();
             let is_leased = entry.is_some_and(|entry| self.holds_read_leases(now, entry));
-            if !is_leased || !self.knows_fences(&scope) {
+            let known = self.cluster.pool(scope.pg.pool);
+            if known.is_some_and(|known| known.is_fenced(scope.session)) {
+                outcome = Err(Refusal::Fenced);
+            } else if !is_leased || !self.knows_fences(&scope) || self.is_held_back(&scope) {
                 outcome = Err(Refusal::AskPrimary);
             }
         }
@@ -445,6 +448,15 @@ impl Node {
         self.requests.started().any(|(_, started)| {
             let pool = self.cluster.pool(started.scope.pg.pool);
             pool.is_some_and(|known| known.is_fenced(started.session))
+        })
+    }
+
+    /// Returns whether a change of a fenced session has started in this PG and has not ended.
+    pub(super) fn fenced_session_changes(&self, pg: PgId) -> bool {
+        let Some(known) = self.cluster.pool(pg.pool) else { return false };
+        self.requests.started().any(|(_, started)| {
+            let scope = &started.scope;
+            scope.pg == pg && scope.changes && known.is_fenced(started.session)
         })
     }
 

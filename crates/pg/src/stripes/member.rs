@@ -102,23 +102,14 @@ impl Pg {
             return Err("a version was sent to a member that is not active".into());
         }
         let position = self.own_position();
-        let mut revision_told = MapRevision::ZERO;
         let (header, what) = match body {
-            PeerBody::Skip { version, mark, lazy, revision } => {
+            PeerBody::Skip { version, mark, lazy, .. } => {
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
-                revision_told = revision;
                 (header, Arrived::Skip)
             }
             PeerBody::Part {
-                version,
-                mark,
-                key,
-                lazy,
-                content,
-                differences,
-                is_direct,
-                revision,
+                version, mark, key, lazy, content, differences, is_direct, ..
             } => {
                 if !stripes.is_data(position) {
                     return Err("a data part was sent to a member that holds parity".into());
@@ -134,7 +125,6 @@ impl Pg {
                 }
                 let header = Header { version, mark, lazy };
                 self.check_next(header)?;
-                revision_told = revision;
                 self.read_old_units(header, key, &content, (units, is_direct), actions)?;
                 (header, Arrived::Ready(key, content))
             }
@@ -170,7 +160,7 @@ impl Pg {
         let early = member.early.take(version);
         self.add_early_deltas(version, early);
         if let Some(follow) = &mut self.follow {
-            follow.serves(revision_told);
+            follow.serves(MapRevision::ZERO);
             follow.raise_mark(mark);
         }
         self.commit(mark, actions);
