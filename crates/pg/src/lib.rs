@@ -730,8 +730,8 @@ impl Pg {
             && self.calls.is_empty()
     }
 
-    /// Returns the newest revision of the pool's map whose fences the primary of this epoch had carried out when
-    /// it sent a mark that has come here; zero if none has.
+    /// Returns the newest revision of the pool's map whose fences the primary of this epoch had carried out
+    /// when it sent a mark that has come here; zero if none has.
     pub fn revision_told(&self) -> MapRevision {
         self.follow.as_ref().map_or(MapRevision::ZERO, Follow::revision_told)
     }

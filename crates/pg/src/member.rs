@@ -103,8 +103,8 @@ impl Follow {
         self.mark = self.mark.max(mark);
     }
 
-    /// Records that a version or a mark of the epoch has come, from a primary that has carried out the fences of
-    /// this revision.
+    /// Records that a version or a mark of the epoch has come, from a primary that has carried out the fences
+    /// of this revision.
     pub fn serves(&mut self, revision: MapRevision) {
         self.has_served = true;
         self.revision_told = self.revision_told.max(revision);

@@ -46,7 +46,7 @@ pub(crate) struct Part {
     pub(crate) lazy: bool,
     /// Whether the part belongs to a replay; other parts of the PG wait for the replay.
     pub(crate) is_replay: bool,
-    /// Whether the part was last sent as a direct read, to the member that holds the data, without the primary.
+    /// Whether the part was last sent as a direct read, to the member that holds the data.
     pub(crate) is_direct: bool,
     /// Whether a member refused the part as a direct read, so that it goes to the primary.
     pub(crate) asks_primary: bool,

@@ -257,8 +257,8 @@ pub enum PeerBody {
     Mark {
         /// As in [`PeerBody::Write`].
         mark: Version,
-        /// The revision of the pool's map that the sender has, if no change of a session that it fences is open
-        /// in the PG; otherwise zero.
+        /// The revision of the pool's map that the sender has, if no change of a session that it fences is
+        /// open in the PG; otherwise zero.
         revision: MapRevision,
     },
     /// Member: this member has the write with this version; in pools of stripes, all versions up to this one.
