@@ -76,6 +76,8 @@ pub struct Cluster {
     pub lease_count: usize,
     /// The client's session.
     pub session: SessionId,
+    /// The sessions that the map fences.
+    pub fences: Vec<SessionId>,
     /// Hosts that the map lists as down although their processes run.
     pub down: BTreeSet<usize>,
 }
@@ -139,6 +141,7 @@ impl Cluster {
             replies: BTreeMap::new(),
             lease_count: 0,
             session: SESSION,
+            fences: Vec::new(),
             down: BTreeSet::new(),
         };
         for host in 0..count {
@@ -158,19 +161,9 @@ impl Cluster {
         cluster
     }
 
-    /// Creates a cluster in which three hosts serve a pool with two data parts and one parity part.
-    pub fn serving_parity() -> Cluster {
-        let mut cluster = Cluster::new(3, 1);
-        cluster.scheme = Scheme::Xor { data: 2 };
-        cluster.set_entry(&[0, 1, 2], &[]);
-        cluster.advance(200);
-        assert!(cluster.is_served(0), "{:?}", cluster.report(0));
-        cluster
-    }
-
     /// Creates a cluster with a pool of two data parts and parity: host `i` of the first three has part `i`,
     /// and host 0 leads. There is a fourth host.
-    pub fn serving_stripes() -> Cluster {
+    pub fn serving_parity() -> Cluster {
         let mut cluster = Cluster::new(4, 1);
         cluster.scheme = Scheme::ReedSolomon { data: 2, parity: 1 };
         cluster.set_entry(&[0, 1, 2], &[]);
@@ -546,7 +539,7 @@ impl Cluster {
             revision: MapRevision::new(self.revision),
             pool,
             pgs: vec![self.entry.clone()],
-            fences: Vec::new(),
+            fences: self.fences.clone(),
             fence_ranges: Vec::new(),
         };
         let osds = (0..self.hosts.len()).map(info).collect();

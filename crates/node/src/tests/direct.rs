@@ -1,6 +1,6 @@
 //! Tests of direct reads: leases of members, and maps. Hosts 0 and 1 have the data parts, host 2 has parity.
 
-use base::{Epoch, Incarnation, MapRevision, Position};
+use base::{Epoch, Incarnation, MapRevision, Position, SessionId};
 use format::wire::{Learner, Member, Op, Outcome, PgEntry, Refusal};
 
 use super::cluster_rig::*;
@@ -19,7 +19,7 @@ fn read_part() -> Op {
 
 /// A pool with parity; the unit that [`read_part`] reads has this byte.
 fn serving(byte: u8) -> Cluster {
-    let mut cluster = Cluster::serving_stripes();
+    let mut cluster = Cluster::serving_parity();
     assert!(is_written(&cluster.ask(0, write(BLOCK_UNITS, 1, byte))));
     cluster.advance(250);
     assert_eq!(cluster.read_bytes(MEMBER, read_part()), [byte]);
@@ -182,6 +182,52 @@ fn a_reader_with_a_newer_map_than_the_primary_asks_the_primary() {
     cluster.publish();
     cluster.pump();
     assert_eq!(cluster.read_bytes(MEMBER, read_part()), [7], "the primary has told it");
+}
+
+/// Fences the client's session everywhere, and goes on as the next session.
+fn fence(cluster: &mut Cluster) {
+    cluster.fences.push(cluster.session);
+    cluster.session = SessionId::new(cluster.session.get() + 1);
+    cluster.revision += 1;
+    cluster.client_revision = cluster.revision;
+    cluster.publish();
+    cluster.pump();
+}
+
+#[test]
+fn a_change_of_a_fenced_session_without_a_version_holds_direct_reads_back() {
+    let mut cluster = serving(7);
+    // It waits for the version of the part, which the member with parity knows.
+    cluster.part(0, 2);
+    let Op::Write { place, offset, checksums, data, lazy, .. } = write(BLOCK_UNITS, 1, 8) else {
+        unreachable!("it is a write")
+    };
+    let expected = Some(version(1, 1));
+    let swap = cluster.send(0, Op::Write { place, offset, checksums, data, expected, lazy });
+    assert!(!cluster.replies.contains_key(&swap));
+    fence(&mut cluster);
+    let direct = cluster.send(MEMBER, read_part());
+    assert_eq!(cluster.replies.remove(&direct), Some(Err(Refusal::AskPrimary)));
+    cluster.mend();
+    assert!(cluster.replies.contains_key(&swap), "it has ended");
+    let byte = cluster.read_bytes(0, read(BLOCK_UNITS, 1));
+    assert_eq!(byte, [8], "it was there before the fence");
+    cluster.advance(250);
+    assert_eq!(cluster.read_bytes(MEMBER, read_part()), byte, "the primary has told the fence");
+}
+
+#[test]
+fn a_session_fenced_while_its_direct_read_is_at_the_store_gets_no_answer() {
+    let mut cluster = serving(7);
+    // A whole block is not kept in memory.
+    assert!(is_written(&cluster.ask(0, write(BLOCK_UNITS, BLOCK_UNITS, 8))));
+    cluster.advance(250);
+    cluster.hosts[MEMBER].holds_disk = true;
+    let direct = cluster.send(MEMBER, read_part());
+    assert!(!cluster.replies.contains_key(&direct), "it is at the store");
+    fence(&mut cluster);
+    cluster.release_disk(MEMBER);
+    assert_eq!(cluster.replies.remove(&direct), Some(Err(Refusal::Fenced)));
 }
 
 #[test]
