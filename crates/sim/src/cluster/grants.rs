@@ -1,13 +1,13 @@
 //! Checks leases by the messages on the network. No member may take part in an epoch while an earlier primary
-//! of the PG may still serve under its lease, or in pools with parity another earlier member. A primary that renews a lease must report all credit that its
-//! writes have used.
+//! of the PG may still serve under its lease, or in pools with parity an earlier member with a data part. A primary
+//! that renews a lease must report all credit that its writes have used.
 //!
 //! The checker knows more than any process: which maps each process has received, what its clock shows, and
 //! each grant that was sent, even if it never arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BlockSize, Duration, Epoch, MapRevision, PgId, Time};
+use base::{BlockSize, Duration, Epoch, MapRevision, PgId, Position, Scheme, Time};
 use format::wire::{LeaseMessage, Member, PgEntry};
 
 /// How many grants are kept for each holder and giver: more than are ever in use at once.
@@ -16,8 +16,8 @@ const GRANT_COUNT_MAX: usize = 16;
 /// The lease messages seen so far, and the PG entries that they depend on.
 #[derive(Default)]
 pub struct Grants {
-    /// Whether members that do not lead may serve, too, under leases of their own: the pool keeps parity.
-    pub members_serve: bool,
+    /// The pool's scheme. In pools with parity, members with data parts serve, too, under leases of their own.
+    pub scheme: Option<Scheme>,
     /// Entries of each PG, oldest first.
     entries: BTreeMap<PgId, Vec<PgEntry>>,
     /// Members that have begun to take part in an epoch.
@@ -144,12 +144,16 @@ impl Grants {
             let known = entries.iter().rfind(|known| known.revision <= holder.told);
             let Some(known) = known.filter(|known| known.epoch < epoch) else { continue };
             let osd = holder.member.osd;
-            let leads = known.primary_member() == Some(holder.member)
-                || (self.members_serve && known.members().any(|it| *it == holder.member));
+            let scheme = self.scheme.filter(|scheme| !scheme.is_whole_everywhere());
+            let reads = |(position, member): (Position, &Member)| {
+                *member == holder.member && scheme.is_some_and(|it| it.has_data(position))
+            };
+            let may_serve =
+                known.primary_member() == Some(holder.member) || known.filled().any(reads);
             let has_left = entry.primary_osd() == Some(osd)
                 || self.surrendered.contains(&(holder.index, holder.run))
                 || !self.activated.contains(&(pg, known.epoch, member));
-            if !leads || has_left {
+            if !may_serve || has_left {
                 continue;
             }
             let serves = |grant: &&Grant| {

@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, Epoch, ImageId, OsdId, PgId, Time, Version};
+use base::{Duration, Epoch, ImageId, OsdId, PgId, Scheme, Time, Version};
 use cluster::message::{FromMonitor, ToMonitor};
 use format::disk::BlockKey;
 use format::wire::{
@@ -128,10 +128,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Creates the watch of a cluster. `keeps_parity`: whether its pool keeps parity.
-    pub fn of(keeps_parity: bool) -> Watch {
+    /// Creates the watch of a cluster with a pool of this scheme.
+    pub fn of(scheme: Scheme) -> Watch {
         let mut watch = Watch::default();
-        watch.grants.members_serve = keeps_parity;
+        watch.grants.scheme = Some(scheme);
         watch
     }
 

@@ -117,7 +117,7 @@ impl World {
             seed: run.seed,
             clocks,
             runs: Runs::default(),
-            watch: Watch::of(!plan.scheme.is_whole_everywhere()),
+            watch: Watch::of(plan.scheme),
             drill: None,
             hangs: Hangs::draw(run.seed),
             slow_disks: SlowDisks::draw(run.seed),
