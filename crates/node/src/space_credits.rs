@@ -124,6 +124,8 @@ struct Credit {
     is_awaited: bool,
     /// Whether a write was answered since the last claim.
     has_ended: bool,
+    /// The stamp of the last renewal that gave all credit back: offers before it are void.
+    given_back: u64,
 }
 
 /// Space that this OSD has promised to a holder.
@@ -255,7 +257,9 @@ impl SpaceCredits {
     /// Handles a new connection to this giver: credit from an earlier connection is returned.
     pub fn on_connected(&mut self, giver: Member) {
         match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
-            Some(credit) => credit.begun_bytes = credit.limit_bytes,
+            Some(credit) => {
+                (credit.begun_bytes, credit.given_back) = (credit.limit_bytes, 0);
+            }
             None => {
                 let credit = Credit {
                     giver,
@@ -268,6 +272,7 @@ impl SpaceCredits {
                     was_asked: false,
                     is_awaited: false,
                     has_ended: false,
+                    given_back: 0,
                 };
                 self.credits.insert(giver.osd, credit);
             }
@@ -288,9 +293,22 @@ impl SpaceCredits {
         Claim { begun_bytes: credit.begun_bytes, owed_bytes }
     }
 
-    /// Handles a giver's offer. Returns true if a write that had to wait may proceed now.
-    pub fn on_offer(&mut self, giver: OsdId, offer: Offer) -> bool {
+    /// Gives all credit back that is unused, because this OSD leads no PG in which the giver takes part, and
+    /// returns the claim for the renewal with this stamp. Requires: [`SpaceCredits::on_connected`].
+    pub fn give_back(&mut self, giver: OsdId, stamp: u64, owed_bytes: u64) -> Claim {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
+        credit.begun_bytes = credit.limit_bytes;
+        (credit.share_bytes, credit.given_back) = (0, stamp);
+        self.claim(giver, owed_bytes, true)
+    }
+
+    /// Handles a giver's offer for the renewal with this stamp. Returns true if a write that had to wait may
+    /// proceed now.
+    pub fn on_offer(&mut self, giver: OsdId, stamp: u64, offer: Offer) -> bool {
+        let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
+        if stamp < credit.given_back {
+            return false;
+        }
         let has_grown = offer.limit_bytes > credit.limit_bytes;
         credit.limit_bytes = credit.limit_bytes.max(offer.limit_bytes);
         credit.share_bytes = offer.share_bytes;

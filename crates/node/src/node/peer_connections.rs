@@ -282,8 +282,11 @@ impl Node {
         let revisions = self.cluster.pools().map(|(pool, known)| (pool, known.revision));
         let revisions = revisions.take(REVISION_COUNT_MAX).collect();
         let owed = self.pgs.iter().map(|(_, pg)| pg.owed_by(osd)).sum();
-        let Claim { begun_bytes, owed_bytes } = self.space_credits.claim(osd, owed, is_timely);
         let leads = self.peer_connections.is_led(osd);
+        let Claim { begun_bytes, owed_bytes } = match leads {
+            true => self.space_credits.claim(osd, owed, is_timely),
+            false => self.space_credits.give_back(osd, stamp, owed),
+        };
         let renew = LeaseMessage::Renew { stamp, revisions, leads, begun_bytes, owed_bytes };
         send_lease(connection, renew, effects);
     }
@@ -317,7 +320,7 @@ impl Node {
             self.requests.review();
         }
         let offer = Offer { limit_bytes, share_bytes, is_full };
-        if self.space_credits.on_offer(giver.osd, offer) {
+        if self.space_credits.on_offer(giver.osd, stamp, offer) {
             self.requests.on_space();
         }
         let cluster = &self.cluster;

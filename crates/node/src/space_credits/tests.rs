@@ -64,7 +64,7 @@ fn renew(
     }
     let claim = holder.claim(to.osd, owed, true);
     let offer = giver.offer(at(0), from, claim, at(SPAN_MS), space_of(free));
-    holder.on_offer(to.osd, offer);
+    holder.on_offer(to.osd, 1, offer);
     offer
 }
 
@@ -100,7 +100,7 @@ fn room_is_freed_at_once_and_then_after_a_pause_and_givers_are_asked_again() {
     begin_all(&mut holder);
     assert_eq!(holder.take_wanting(), [to]);
     holder.claim(to, 64 * MIB, false);
-    holder.on_offer(to, Offer { limit_bytes: 0, share_bytes: 0, is_full: false });
+    holder.on_offer(to, 1, Offer { limit_bytes: 0, share_bytes: 0, is_full: false });
     assert_eq!(holder.at(to, WRITE), Verdict::Unknown);
     assert_eq!(holder.take_wanting(), [], "it was asked");
     assert_eq!(holder.room_due(), None);
@@ -129,7 +129,7 @@ fn a_holder_that_used_all_at_once_asks_again_when_writes_were_answered() {
             holder.end_own(answered);
         }
         let offer = giver.offer(at(0), from, claim, at(SPAN_MS), space_of(512 * MIB));
-        holder.on_offer(to, offer)
+        holder.on_offer(to, 1, offer)
     };
     assert!(!ask(&mut holder, 64 * MIB, 0), "all of it is on its way");
     assert_eq!(holder.at(to, WRITE), Verdict::Unknown);
@@ -340,6 +340,29 @@ fn a_holder_that_leads_nothing_here_holds_nothing_once_it_cannot_begin_a_write()
 }
 
 #[test]
+fn a_holder_that_leads_nothing_here_gives_its_credit_back() {
+    let (mut giver, mut holder) = (giver_with(1), SpaceCredits::new());
+    let (to, from) = (member(9, 1), member(1, 1));
+    renew(&mut holder, &mut giver, from, WRITE, 256 * MIB);
+    // Its renewals 2 and 3, as primary and as a member that only reads.
+    let claim = holder.claim(to.osd, WRITE, true);
+    let late = giver.offer(at(0), from, claim, at(SPAN_MS), space_of(512 * MIB));
+    let claim = holder.give_back(to.osd, 3, WRITE);
+    assert_eq!(holder.at(to.osd, WRITE), Verdict::Unknown);
+    let nothing = giver.offer_nothing(from, claim);
+    assert!(!holder.on_offer(to.osd, 2, late), "it came before");
+    assert!(!holder.on_offer(to.osd, 3, nothing));
+    assert_eq!(begin_all(&mut holder), 0);
+    // It leads again.
+    renew(&mut holder, &mut giver, from, 0, 16 * MIB);
+    assert_eq!(begin_all(&mut holder), 0, "an offer of renewal 1 is void");
+    let claim = holder.claim(to.osd, 0, true);
+    let offer = giver.offer(at(0), from, claim, at(SPAN_MS), space_of(16 * MIB));
+    assert!(holder.on_offer(to.osd, 4, offer));
+    assert_eq!(begin_all(&mut holder), 16 * MIB / WRITE);
+}
+
+#[test]
 fn claims_that_no_holder_makes_are_harmless() {
     let mut giver = giver_with(1);
     let claim = |begun_bytes, owed_bytes| Claim { begun_bytes, owed_bytes };
@@ -377,8 +400,12 @@ struct Holder {
     is_connected: bool,
     /// The runs of the giver and of the holder in the last activation.
     record: (Incarnation, Member),
-    renewals: VecDeque<Claim>,
-    offers: VecDeque<Offer>,
+    /// Whether it leads the PG. While it does not, it gives its credit back.
+    leads: bool,
+    stamp: u64,
+    /// Renewals in transit: stamp, whether the holder leads, and claim.
+    renewals: VecDeque<(u64, bool, Claim)>,
+    offers: VecDeque<(u64, Offer)>,
 }
 
 impl Run {
@@ -392,6 +419,8 @@ impl Run {
             is_active: true,
             is_connected: false,
             record: (Incarnation::new(1), member(osd, 1)),
+            leads: true,
+            stamp: 0,
             renewals: VecDeque::new(),
             offers: VecDeque::new(),
         });
@@ -415,7 +444,7 @@ impl Run {
         let giver_run = Incarnation::new(self.giver_run);
         let holder = &mut self.holders[index];
         let bytes = (std::mem::take(&mut holder.lost) + std::mem::take(&mut holder.left)) * WRITE;
-        holder.is_active = true;
+        (holder.is_active, holder.leads) = (true, true);
         holder.record = (giver_run, holder.member);
         self.store(bytes);
         self.review();
@@ -431,10 +460,15 @@ impl Run {
         self.giver.on_demand(self.now, Some(demand), |_| true);
     }
 
-    fn break_epoch(&mut self, index: usize) {
+    fn end_epoch(&mut self, index: usize) {
         let holder = &mut self.holders[index];
         holder.lost += std::mem::take(&mut holder.writes);
         holder.is_active = false;
+    }
+
+    fn break_epoch(&mut self, index: usize) {
+        self.end_epoch(index);
+        let holder = &mut self.holders[index];
         holder.renewals.clear();
         holder.offers.clear();
         holder.is_connected = false;
@@ -448,7 +482,12 @@ impl Run {
         }
         let owed = (holder.writes + holder.lost) * WRITE;
         let is_timely = self.random.below(2) == 0;
-        holder.renewals.push_back(holder.credits.claim(giver.osd, owed, is_timely));
+        holder.stamp += 1;
+        let claim = match holder.leads {
+            true => holder.credits.claim(giver.osd, owed, is_timely),
+            false => holder.credits.give_back(giver.osd, holder.stamp, owed),
+        };
+        holder.renewals.push_back((holder.stamp, holder.leads, claim));
     }
 
     fn step(&mut self) {
@@ -462,18 +501,21 @@ impl Run {
                 let space = self.space();
                 let until = self.now + Duration::from_millis(SPAN_MS);
                 let holder = &mut self.holders[index];
-                let Some(claim) = holder.renewals.pop_front() else { return };
+                let Some((stamp, leads, claim)) = holder.renewals.pop_front() else { return };
                 let from = holder.member;
-                let offer = self.giver.offer(self.now, from, claim, until, space);
+                let offer = match leads {
+                    true => self.giver.offer(self.now, from, claim, until, space),
+                    false => self.giver.offer_nothing(from, claim),
+                };
                 // Some answers are lost when the connection breaks.
                 if self.random.below(5) > 0 {
-                    self.holders[index].offers.push_back(offer);
+                    self.holders[index].offers.push_back((stamp, offer));
                 }
             }
             30..45 => {
                 let holder = &mut self.holders[index];
-                if let Some(offer) = holder.offers.pop_front() {
-                    holder.credits.on_offer(giver.osd, offer);
+                if let Some((stamp, offer)) = holder.offers.pop_front() {
+                    holder.credits.on_offer(giver.osd, stamp, offer);
                 }
             }
             45..70 => {
@@ -510,6 +552,11 @@ impl Run {
                 holder.member.incarnation = Incarnation::new(run);
                 holder.credits = SpaceCredits::new();
                 self.giver.on_newer_run(holder.member);
+            }
+            99 => {
+                // Another OSD leads the PG; the connection stays.
+                self.end_epoch(index);
+                self.holders[index].leads = false;
             }
             98 if self.random.below(6) == 0 => {
                 // The giver's process dies and loses its state; its own writes are in its journal.
@@ -556,7 +603,7 @@ fn every_begun_write_fits_whatever_messages_are_lost() {
                 holder.credits.on_connected(to);
                 let claim = holder.credits.claim(to.osd, 0, true);
                 let offer = run.giver.offer(run.now, holder.member, claim, run.now, space);
-                holder.credits.on_offer(to.osd, offer);
+                holder.credits.on_offer(to.osd, u64::MAX, offer);
                 is_served |= holder.credits.at(to.osd, WRITE) == Verdict::Enough;
             }
         }

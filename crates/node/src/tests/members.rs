@@ -519,6 +519,7 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     node.space_credits.on_connected(known);
     node.space_credits.on_offer(
         giver,
+        1,
         crate::space_credits::Offer { limit_bytes: 0, share_bytes: 0, is_full: true },
     );
     assert_eq!(cluster.ask(0, write(0, 1, 8)), Err(Refusal::Full));
