@@ -16,7 +16,8 @@ const GRANT_COUNT_MAX: usize = 16;
 /// The lease messages seen so far, and the PG entries that they depend on.
 #[derive(Default)]
 pub struct Grants {
-    /// The pool's scheme. In pools with parity, members with data parts serve, too, under leases of their own.
+    /// The pool's scheme. In pools with parity, members with data parts serve, too, under leases of their
+    /// own.
     pub scheme: Option<Scheme>,
     /// Entries of each PG, oldest first.
     entries: BTreeMap<PgId, Vec<PgEntry>>,
