@@ -71,6 +71,7 @@ impl MemoryOsd {
                 self.counter += 1;
                 Ok(Outcome::Synced)
             }
+            Op::ReadPart { .. } => panic!("not of pools with copies"),
             Op::DeleteRange { .. } => panic!("not of clients"),
         }
     }
