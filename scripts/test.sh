@@ -42,5 +42,6 @@ part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-
 part 'simulator, pools with parity' cargo_ci run -p sim -- parity --seeds 1..60
 part 'planted bugs' cargo_ci run -p sim --features planted -- --planted all --seeds 1..500 \
     --cpu-minutes-max 25
-part 'planted bugs of one PG' cargo_ci test -p pg --features planted --lib -- planted_bugs_are_found
+part 'planted bugs of PGs and nodes' cargo_ci test -p pg -p node --features planted --lib \
+    -- planted_bugs_are_found
 part 'real processes' cargo_ci test -p ashlar --test it -- --test-threads=2
