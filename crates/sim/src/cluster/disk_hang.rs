@@ -45,6 +45,9 @@ pub(super) struct Hang {
     said_since: Option<Time>,
     /// The current run of the OSD began after a hang: the disk must first prove that it answers.
     is_tried: bool,
+    /// An earlier hang was long enough for a report, and the OSD has not reported since that its disk works:
+    /// it may have had no monitor until now.
+    is_untold: bool,
 }
 
 impl Hangs {
@@ -94,6 +97,7 @@ impl Hang {
     /// waiting operations may not have completed in between.
     pub(super) fn begin(&mut self, now: Time, span: Duration) {
         if self.until < now {
+            self.is_untold |= self.until.since(self.since) >= STALL_MIN;
             if self.until.since(self.since) > SEEN_MIN {
                 self.answers_since = self.until;
             }
@@ -124,7 +128,7 @@ impl Hang {
     pub(super) fn judge(&mut self, now: Time, is_stalled: bool) -> Result<(), String> {
         let span = self.until.since(self.since).min(now.since(self.since));
         match (self.said_since, is_stalled) {
-            (None, true) if !self.is_tried && span < STALL_MIN => {
+            (None, true) if !self.is_tried && !self.is_untold && span < STALL_MIN => {
                 return Err(format!("says that its disk hangs: {span:?}"));
             }
             (None, true) => self.said_since = Some(now),
@@ -141,6 +145,7 @@ impl Hang {
             }
             (None, false) | (Some(_), true) => {}
         }
+        self.is_untold &= is_stalled;
         Ok(())
     }
 }
@@ -159,6 +164,21 @@ mod tests {
             hang.begin(at(3_100 + gap), span);
             // An operation may have waited through both hangs.
             assert_eq!(hang.judge(at(5_000), true).is_ok(), is_one);
+        }
+    }
+
+    #[test]
+    fn a_long_hang_may_be_reported_late_unless_the_osd_said_that_the_disk_works() {
+        let at = |millis| Time::ZERO + Duration::from_millis(millis);
+        for says in [false, true] {
+            let mut hang = Hang::default();
+            hang.begin(at(100), Duration::from_millis(6_000));
+            if says {
+                hang.begin(at(7_000), Duration::from_millis(500));
+                assert_eq!(hang.judge(at(8_000), false), Ok(()));
+            }
+            hang.begin(at(9_000), Duration::from_millis(500));
+            assert_eq!(hang.judge(at(9_200), true).is_err(), says);
         }
     }
 }
