@@ -913,7 +913,6 @@ fn planted_bugs_are_found() {
         Bug::LostDeltaNotAskedFor,
         Bug::DeltaToUnfilledLearner,
         Bug::SkippedNotFilled,
-        Bug::MarkWithoutBoundLearner,
         Bug::FillFromOwnIndex,
         Bug::RoleContentKept,
     ];

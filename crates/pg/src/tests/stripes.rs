@@ -325,6 +325,50 @@ fn differences_for_a_learner_go_through_the_primary() {
     world.history.check();
 }
 
+#[test]
+fn the_mark_waits_for_a_learner_that_was_reported_complete() {
+    let mut world = world(TWO_ONE);
+    written(&mut world, 1, 0, 2);
+    world.kill(2);
+    world.settle();
+    world.start(2);
+    let is_bound = |world: &World| {
+        let is_last = |body: &PeerBody| matches!(body, PeerBody::Progress { filling: None, .. });
+        world.sent.iter().any(|(_, to, body)| *to == 2 && is_last(body))
+    };
+    while !is_bound(&world) {
+        world.round();
+    }
+    let at = world.server().expect("it fills the learner");
+    let mark = world.osds[at].pg.as_ref().expect("it is up").mark();
+    let number = world.write(at, 1, 0, 1);
+    for _ in 0..20 {
+        (0..2).for_each(|index| world.store_goes_on(index));
+        let mail = world.mail().into_iter().filter(|(from, to, _)| *from != 2 && *to != 2);
+        mail.for_each(|(primary, member, forth)| world.deliver(primary, member, forth));
+    }
+    assert_eq!(world.history.outcome(number), None, "the learner does not have it");
+    assert_eq!(world.osds[at].pg.as_ref().expect("it is up").mark(), mark);
+    // The learner joins, and the write is done or ended with the epoch.
+    world.settle();
+    assert!(world.history.outcome(number).is_some());
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn planted_bugs_are_found_where_a_learner_is_bound() {
+    use base::planted::{Bug, plant};
+    let run = std::panic::catch_unwind(|| {
+        plant(Some(Bug::MarkWithoutBoundLearner));
+        the_mark_waits_for_a_learner_that_was_reported_complete();
+    });
+    plant(None);
+    assert!(run.is_err());
+}
+
 /// Writes units of a stripe of an image.
 fn write_in(world: &mut World, image: u32, stripe: u32, first: u32, values: &[u32]) {
     let at = world.server().expect("somebody serves");
