@@ -18,6 +18,9 @@ need cc gcc libc6-dev
 # The messages of etcd are compiled from their definitions.
 need protoc protobuf-compiler
 [ -e /usr/include/google/protobuf/descriptor.proto ] || packages="$packages libprotobuf-dev"
+# The sorted store of object pools; its bindings are made from its header.
+[ -e /usr/include/rocksdb/c.h ] || packages="$packages librocksdb-dev"
+ls /usr/lib/llvm-*/lib/libclang.so >/dev/null 2>&1 || packages="$packages libclang-dev"
 # Libraries come over TLS.
 [ -e /etc/ssl/certs/ca-certificates.crt ] || packages="$packages ca-certificates"
 # Debian keeps a current compiler for its browsers; the plain one is too old.

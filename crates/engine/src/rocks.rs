@@ -1,0 +1,404 @@
+//! RocksDB behind the engine's door, on threads of its own.
+//!
+//! ```text
+//!   submit ─▶ writes  ──▶ one thread: batches in groups, families ─┐
+//!          ─▶ flushes ──▶ one thread                               ├─▶ events ─▶ wake, take_events
+//!          ─▶ reads   ──▶ `read_threads` threads                   ┘
+//!          ─▶ reads from memory: at once
+//! ```
+//!
+//! Invariants
+//!   1. Only the writing thread changes families and their records. It publishes the lsn of a family (`applied`) after
+//!      RocksDB has the batch, and before the batch's event.
+//!   2. `flushed` of a family is a value that `applied` had before a flush began that succeeded.
+//!   3. After a failure that may have changed something, the engine is poisoned, and every request ends with that.
+
+// This file and those below it are the edge: they use threads and files.
+#![allow(clippy::disallowed_methods)]
+
+mod directory;
+mod options;
+mod queue;
+mod read;
+mod statistics;
+mod write;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use base::{Lsn, PoolId};
+use rocksdb::{BoundColumnFamily, Cache, DBWithThreadMode, ErrorKind, MultiThreaded, Options};
+
+use crate::door::{
+    Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, Identity, OpenError,
+};
+use crate::inflight::{Finished, Inflight, Lane};
+use directory::Opened;
+pub use options::Settings;
+use queue::{Popped, Queue};
+
+type Database = DBWithThreadMode<MultiThreaded>;
+
+/// The key of the record that holds a family's lsn. Keys of callers are not empty.
+const LSN_KEY: &[u8] = b"";
+/// How often the flushing thread looks for failures of RocksDB's own work.
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// How often a flush that RocksDB did not wait for is looked at.
+const MEMTABLE_CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// An open engine.
+pub struct Rocks {
+    shared: Arc<Shared>,
+    inflight: Inflight,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What all threads see.
+struct Shared {
+    database: Database,
+    /// Has the counters of the statistics.
+    options: Options,
+    cache: Cache,
+    settings: Settings,
+    families: RwLock<BTreeMap<PoolId, Arc<Family>>>,
+    /// What failed first.
+    poison: OnceLock<String>,
+    writes: Queue<EngineEffect>,
+    reads: Queue<EngineEffect>,
+    flushes: Queue<FlushRequest>,
+    /// Whether a flush of our own is in the queue.
+    is_flush_queued: AtomicBool,
+    background_error_count: AtomicU64,
+    events: Mutex<Vec<Finished>>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+struct Family {
+    id: PoolId,
+    compression: Compression,
+    /// The name of its column family.
+    name: String,
+    applied: AtomicU64,
+    flushed: AtomicU64,
+    /// About how many bytes were written since the last flush began.
+    unflushed_size: AtomicU64,
+}
+
+struct FlushRequest {
+    /// `None`: begun by the engine itself.
+    op: Option<EngineOp>,
+    family: PoolId,
+}
+
+impl Family {
+    fn new(id: PoolId, compression: Compression, lsn: Lsn) -> Arc<Family> {
+        Arc::new(Family {
+            id,
+            compression,
+            name: directory::column_family_name(id, compression),
+            applied: AtomicU64::new(lsn.get()),
+            flushed: AtomicU64::new(lsn.get()),
+            unflushed_size: AtomicU64::new(0),
+        })
+    }
+
+    fn applied(&self) -> Lsn {
+        Lsn::new(self.applied.load(Ordering::Acquire))
+    }
+}
+
+impl Rocks {
+    /// Creates an engine without families in a directory that is empty, is not there, or has the rest of an
+    /// unfinished creation or removal. It is durable when this returns.
+    pub fn create(directory: &Path, identity: Identity) -> Result<(), OpenError> {
+        directory::create(directory, identity)
+    }
+
+    /// Removes the engine with this identity from the directory.
+    pub fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenError> {
+        directory::destroy(directory, identity)
+    }
+
+    /// Opens the engine with this identity, and says which families it has. `wake` is called on other threads
+    /// when there are events to take.
+    pub fn open(
+        directory: &Path,
+        identity: Identity,
+        settings: Settings,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Result<(Rocks, Vec<FamilyFound>), OpenError> {
+        let Opened { database, options, cache, found } =
+            directory::open(directory, identity, &settings)?;
+        let families = found
+            .iter()
+            .map(|found| (found.family, Family::new(found.family, found.compression, found.lsn)));
+        let read_threads = settings.read_threads.max(1);
+        let shared = Arc::new(Shared {
+            database,
+            options,
+            cache,
+            settings,
+            families: RwLock::new(families.collect()),
+            poison: OnceLock::new(),
+            writes: Queue::new(),
+            reads: Queue::new(),
+            flushes: Queue::new(),
+            is_flush_queued: AtomicBool::new(false),
+            background_error_count: AtomicU64::new(0),
+            events: Mutex::new(Vec::new()),
+            wake: Box::new(wake),
+        });
+        let mut engine = Rocks { shared, inflight: Inflight::default(), threads: Vec::new() };
+        engine.start("engine-write", write::run)?;
+        engine.start("engine-flush", |shared| shared.run_flushes())?;
+        for _ in 0..read_threads {
+            engine.start("engine-read", |shared| shared.run_reads())?;
+        }
+        Ok((engine, found))
+    }
+
+    fn start(&mut self, name: &str, run: fn(&Shared)) -> Result<(), OpenError> {
+        let shared = Arc::clone(&self.shared);
+        let body = move || {
+            let _guard = AbortOnPanic;
+            run(&shared);
+        };
+        let started = thread::Builder::new().name(name.to_owned()).spawn(body);
+        let thread = started.map_err(|error| OpenError::Io(format!("thread {name}: {error}")))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Accepts a request. Panics if it breaks the limits of the door.
+    pub fn submit(&mut self, effect: EngineEffect) {
+        effect.verify();
+        let lane = Lane::of(&effect);
+        self.inflight.begin(lane);
+        match effect {
+            EngineEffect::Read { op, family, queries, from_memory: true } => {
+                let event = self.shared.read(op, family, &queries, true);
+                self.shared.tell(Some(lane), event);
+            }
+            EngineEffect::Flush { op, family } => {
+                self.shared.flushes.push(FlushRequest { op: Some(op), family });
+            }
+            effect if lane == Lane::Write => self.shared.writes.push(effect),
+            effect => self.shared.reads.push(effect),
+        }
+    }
+
+    /// Adds the events that came since the last call.
+    pub fn take_events(&mut self, events: &mut Vec<EngineEvent>) {
+        let taken = std::mem::take(&mut *lock(&self.shared.events));
+        for (lane, event) in taken {
+            if let Some(lane) = lane {
+                self.inflight.end(lane);
+            }
+            events.push(event);
+        }
+    }
+}
+
+/// Waits for the requests that are being carried out, and forgets those that wait. RocksDB flushes what it
+/// has.
+impl Drop for Rocks {
+    fn drop(&mut self) {
+        self.shared.writes.close();
+        self.shared.reads.close();
+        self.shared.flushes.close();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has ended the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Rocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rocks").field("path", &self.shared.database.path()).finish()
+    }
+}
+
+/// A failed assertion ends the process, on these threads as on the one of the logic: nobody waits for an
+/// answer that never comes.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// Locks a mutex whose holders never panic while the process goes on.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Hands an event out.
+    fn tell(&self, lane: Option<Lane>, event: EngineEvent) {
+        self.tell_all([(lane, event)]);
+    }
+
+    fn tell_all(&self, told: impl IntoIterator<Item = Finished>) {
+        let mut events = lock(&self.events);
+        let was_empty = events.is_empty();
+        events.extend(told);
+        let is_news = was_empty && !events.is_empty();
+        drop(events);
+        if is_news {
+            (self.wake)();
+        }
+    }
+
+    fn family(&self, id: PoolId) -> Result<Arc<Family>, EngineError> {
+        let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
+        families.get(&id).cloned().ok_or(EngineError::NoFamily)
+    }
+
+    fn families(&self) -> Vec<Arc<Family>> {
+        let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
+        families.values().cloned().collect()
+    }
+
+    fn column_family(&self, family: &Family) -> Result<Arc<BoundColumnFamily<'_>>, EngineError> {
+        self.database.cf_handle(&family.name).ok_or(EngineError::NoFamily)
+    }
+
+    fn usable(&self) -> Result<(), EngineError> {
+        match self.poison.get() {
+            Some(text) => Err(EngineError::Poisoned { text: text.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Poisons the engine, and returns the error.
+    fn poison(&self, text: String) -> EngineError {
+        if self.poison.set(text.clone()).is_ok() {
+            self.tell(None, EngineEvent::Poisoned { text });
+        }
+        let text = self.poison.get().expect("it was set").clone();
+        EngineError::Poisoned { text }
+    }
+
+    /// What a failed write, flush, creation or removal means.
+    fn judge(&self, what: &str, error: &rocksdb::Error) -> EngineError {
+        if is_full(error) {
+            EngineError::Full
+        } else if error.kind() == ErrorKind::ColumnFamilyDropped {
+            EngineError::NoFamily
+        } else {
+            self.poison(format!("{what}: {error}"))
+        }
+    }
+
+    fn run_reads(&self) {
+        while let Some(effect) = self.reads.pop() {
+            let event = match effect {
+                EngineEffect::Read { op, family, queries, .. } => {
+                    self.read(op, family, &queries, false)
+                }
+                EngineEffect::Statistics { op } => {
+                    self.check_health();
+                    EngineEvent::Statistics { op, statistics: self.statistics() }
+                }
+                effect => unreachable!("{effect:?} is not a read"),
+            };
+            self.tell(Some(Lane::Read), event);
+        }
+    }
+
+    fn run_flushes(&self) {
+        loop {
+            match self.flushes.pop_within(HEALTH_CHECK_INTERVAL) {
+                Popped::Item(request) => {
+                    let result = self.flush(&request);
+                    if let Some(op) = request.op {
+                        self.tell(Some(Lane::Flush), EngineEvent::Done { op, result });
+                    }
+                }
+                Popped::Nothing => self.check_health(),
+                Popped::Closed => return,
+            }
+        }
+    }
+
+    fn flush(&self, request: &FlushRequest) -> Result<(), EngineError> {
+        if request.op.is_none() {
+            self.is_flush_queued.store(false, Ordering::Release);
+        }
+        self.usable()?;
+        let family = self.family(request.family)?;
+        let column_family = self.column_family(&family)?;
+        let lsn = family.applied();
+        let size = family.unflushed_size.swap(0, Ordering::AcqRel);
+        let flushed = self.database.flush_cf(&column_family);
+        if let Err(error) = flushed.and_then(|()| self.await_memtables(&column_family)) {
+            family.unflushed_size.fetch_add(size, Ordering::AcqRel);
+            return Err(self.judge(&format!("flush of pool {}", family.id), &error));
+        }
+        if lsn.get() > family.flushed.load(Ordering::Acquire) {
+            family.flushed.store(lsn.get(), Ordering::Release);
+            self.tell(None, EngineEvent::Flushed { family: family.id, lsn });
+        }
+        Ok(())
+    }
+
+    /// Waits until the family has no memtable that is full and not flushed: then all that was there when its
+    /// memtable was last exchanged is durable. A flush of RocksDB 7.8 should have waited for that. It does
+    /// not, and succeeds, if it ever failed while RocksDB tried to go on after "no space" (found by
+    /// `full.rs`).
+    fn await_memtables(&self, family: &Arc<BoundColumnFamily<'_>>) -> Result<(), rocksdb::Error> {
+        let name = rocksdb::properties::NUM_IMMUTABLE_MEM_TABLE;
+        while self.database.property_int_value_cf(family, name)?.is_some_and(|count| count > 0) {
+            self.probe()?;
+            thread::sleep(MEMTABLE_CHECK_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Fails if RocksDB refuses writes, because its own work failed. Changes nothing.
+    fn probe(&self) -> Result<(), rocksdb::Error> {
+        self.database.write_opt(Default::default(), &options::write_options())
+    }
+
+    /// Begins a flush of the family with most unflushed bytes, if all together have too many.
+    fn flush_if_large(&self) {
+        let families = self.families();
+        let sizes = families.iter().map(|family| family.unflushed_size.load(Ordering::Acquire));
+        if sizes.sum::<u64>() < self.settings.write_buffer_size
+            || self.is_flush_queued.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let largest =
+            families.iter().max_by_key(|family| family.unflushed_size.load(Ordering::Acquire));
+        let largest = largest.expect("some family has unflushed bytes").id;
+        self.flushes.push(FlushRequest { op: None, family: largest });
+    }
+
+    /// Asks RocksDB whether its own work failed.
+    fn check_health(&self) {
+        let count = self.number(rocksdb::properties::BACKGROUND_ERRORS);
+        if count <= self.background_error_count.swap(count, Ordering::AcqRel) {
+            return;
+        }
+        if let Err(error) = self.probe() {
+            // Fullness is told to those who write.
+            let _ = self.judge("background work", &error);
+        }
+    }
+}
+
+/// Whether an error says that the file system is full. RocksDB has no code for it in its C interface.
+fn is_full(error: &rocksdb::Error) -> bool {
+    let text: &str = error.as_ref();
+    ["No space left on device", "Disk quota exceeded"].iter().any(|words| text.contains(words))
+}

@@ -1,0 +1,252 @@
+//! The directory of an engine: who it is, its creation, its removal, its opening.
+//!
+//! ```text
+//!   engine             the identity; there only while the database beside it is complete
+//!   engine.unfinished  the identity while a creation or removal is under way
+//!   rocksdb/           the database
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use base::{Lsn, PoolId, crc32c};
+use rocksdb::{Cache, ColumnFamilyDescriptor, ErrorKind, Options};
+
+use super::{Database, LSN_KEY, Settings, is_full, options};
+use crate::door::{Compression, FamilyFound, Identity, OpenError};
+
+const FIRST_LINE: &str = "ashlar engine 1";
+const IDENTITY_FILE: &str = "engine";
+const UNFINISHED_FILE: &str = "engine.unfinished";
+const DATABASE: &str = "rocksdb";
+
+pub(super) fn column_family_name(id: PoolId, compression: Compression) -> String {
+    format!("{id}.{compression}")
+}
+
+fn parse_column_family_name(name: &str) -> Option<(PoolId, Compression)> {
+    let (id, compression) = name.split_once('.')?;
+    let id = id.parse().ok().and_then(PoolId::new)?;
+    Some((id, Compression::from_name(compression)?))
+}
+
+fn io_error(path: &Path, error: &io::Error) -> OpenError {
+    let text = format!("{}: {error}", path.display());
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => OpenError::Full(text),
+        _ => OpenError::Io(text),
+    }
+}
+
+fn database_error(path: &Path, error: &rocksdb::Error) -> OpenError {
+    let text = format!("{}: {error}", path.display());
+    if is_full(error) {
+        OpenError::Full(text)
+    } else if text.contains("lock") && error.kind() == ErrorKind::IOError {
+        OpenError::InUse(text)
+    } else {
+        OpenError::Corrupt(text)
+    }
+}
+
+fn sync_directory(directory: &Path) -> Result<(), OpenError> {
+    let synced = File::open(directory).and_then(|file| file.sync_all());
+    synced.map_err(|error| io_error(directory, &error))
+}
+
+fn text_of(identity: Identity) -> String {
+    let Identity { engine, store } = identity;
+    let text = format!("{FIRST_LINE}\nengine {engine:032x}\nstore {store:032x}\n");
+    let checksum = crc32c(text.as_bytes()).get();
+    format!("{text}checksum {checksum:08x}\n")
+}
+
+fn parse_identity(path: &Path, text: &str) -> Result<Identity, OpenError> {
+    let first_line = text.lines().next().unwrap_or_default();
+    if first_line != FIRST_LINE && first_line.starts_with("ashlar engine ") {
+        let why = "a newer version of ashlar made this engine";
+        return Err(OpenError::TooNew(format!("{}: {why} ({first_line})", path.display())));
+    }
+    let number = |prefix: &str| {
+        let digits = text.lines().find_map(|line| line.strip_prefix(prefix))?;
+        u128::from_str_radix(digits, 16).ok()
+    };
+    let identity = number("engine ").zip(number("store "));
+    let identity = identity.map(|(engine, store)| Identity { engine, store });
+    identity
+        .filter(|identity| text_of(*identity) == text)
+        .ok_or_else(|| OpenError::Corrupt(format!("{}: damaged", path.display())))
+}
+
+/// Checks that the directory has the engine with this identity.
+fn check_identity(directory: &Path, expected: Identity) -> Result<(), OpenError> {
+    let path = directory.join(IDENTITY_FILE);
+    let text = match fs::read(&path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let unfinished = directory.join(UNFINISHED_FILE).exists();
+            let why = if unfinished { ": its creation or removal was interrupted" } else { "" };
+            let directory = directory.display();
+            return Err(OpenError::Missing(format!("{directory} has no engine{why}")));
+        }
+        Err(error) => return Err(io_error(&path, &error)),
+    };
+    let found = parse_identity(&path, &text)?;
+    if found == expected {
+        return Ok(());
+    }
+    let directory = directory.display();
+    Err(OpenError::Foreign(format!("{directory} has {found}; this store has {expected}")))
+}
+
+pub(super) fn create(directory: &Path, identity: Identity) -> Result<(), OpenError> {
+    let wrong = |error: io::Error| io_error(directory, &error);
+    fs::create_dir_all(directory).map_err(wrong)?;
+    let unfinished = directory.join(UNFINISHED_FILE);
+    let is_unfinished = unfinished.exists();
+    for entry in fs::read_dir(directory).map_err(wrong)? {
+        let name = entry.map_err(wrong)?.file_name();
+        if !(is_unfinished && (name == UNFINISHED_FILE || name == DATABASE)) {
+            let (directory, name) = (directory.display(), name.display());
+            return Err(OpenError::Occupied(format!("{directory} is not empty: it has {name}")));
+        }
+    }
+    let mut file = File::create(&unfinished).map_err(wrong)?;
+    file.write_all(text_of(identity).as_bytes()).map_err(wrong)?;
+    file.sync_all().map_err(wrong)?;
+    sync_directory(directory)?;
+    if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        sync_directory(parent)?;
+    }
+    remove_database(directory)?;
+
+    let path = directory.join(DATABASE);
+    let wrong_database = |error| database_error(&path, &error);
+    let settings = Settings { cache_size: 1 << 20, ..Settings::default() };
+    let cache = options::cache(&settings).map_err(wrong_database)?;
+    let options = options::database_options(&settings, &cache, true);
+    drop(Database::open(&options, &path).map_err(wrong_database)?);
+    sync_directory(&path)?;
+    fs::rename(&unfinished, directory.join(IDENTITY_FILE)).map_err(wrong)?;
+    sync_directory(directory)
+}
+
+pub(super) fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenError> {
+    let wrong = |error: io::Error| io_error(directory, &error);
+    check_identity(directory, identity)?;
+    // Nobody removes the files of an engine that is open.
+    drop(open(directory, identity, &Settings::default())?);
+    let unfinished = directory.join(UNFINISHED_FILE);
+    fs::rename(directory.join(IDENTITY_FILE), &unfinished).map_err(wrong)?;
+    sync_directory(directory)?;
+    remove_database(directory)?;
+    fs::remove_file(&unfinished).map_err(wrong)?;
+    sync_directory(directory)
+}
+
+fn remove_database(directory: &Path) -> Result<(), OpenError> {
+    let path = directory.join(DATABASE);
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&path, &error)),
+        _ => sync_directory(directory),
+    }
+}
+
+/// An open database, and what belongs to it.
+pub(super) struct Opened {
+    pub(super) database: Database,
+    pub(super) options: Options,
+    pub(super) cache: Cache,
+    pub(super) found: Vec<FamilyFound>,
+}
+
+/// Opens the database, and lists its families.
+pub(super) fn open(
+    directory: &Path,
+    identity: Identity,
+    settings: &Settings,
+) -> Result<Opened, OpenError> {
+    check_identity(directory, identity)?;
+    let path: PathBuf = directory.join(DATABASE);
+    let wrong = |error| database_error(&path, &error);
+    let cache = options::cache(settings).map_err(wrong)?;
+    let options = options::database_options(settings, &cache, false);
+    let mut families = Vec::new();
+    let mut descriptors = vec![ColumnFamilyDescriptor::new("default", options.clone())];
+    for name in Database::list_cf(&options, &path).map_err(wrong)? {
+        if name == "default" {
+            continue;
+        }
+        let Some((family, compression)) = parse_column_family_name(&name) else {
+            let text = format!("{}: unknown column family {name:?}", path.display());
+            return Err(OpenError::TooNew(text));
+        };
+        let family_options = options::family_options(settings, &cache, compression);
+        descriptors.push(ColumnFamilyDescriptor::new(&name, family_options));
+        families.push((name, family, compression));
+    }
+    let database = Database::open_cf_descriptors(&options, &path, descriptors).map_err(wrong)?;
+    let mut found = Vec::new();
+    for (name, family, compression) in families {
+        let lsn = read_lsn(&database, &name).map_err(|text| {
+            OpenError::Corrupt(format!("{}: lsn of pool {family}: {text}", path.display()))
+        })?;
+        found.push(FamilyFound { family, compression, lsn });
+    }
+    found.sort_by_key(|found| found.family);
+    Ok(Opened { database, options, cache, found })
+}
+
+fn read_lsn(database: &Database, name: &str) -> Result<Lsn, String> {
+    let column_family = database.cf_handle(name).ok_or("the column family is not open")?;
+    let Some(bytes) = database.get_cf(&column_family, LSN_KEY).map_err(String::from)? else {
+        return Ok(Lsn::ZERO);
+    };
+    let bytes = <[u8; 8]>::try_from(bytes).map_err(|_| "damaged")?;
+    Ok(Lsn::new(u64::from_le_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const IDENTITY: Identity = Identity { engine: 0xabc, store: 7 };
+
+    #[test]
+    fn identity_file_has_these_bytes() {
+        let text = "ashlar engine 1\nengine 00000000000000000000000000000abc\n\
+                    store 00000000000000000000000000000007\nchecksum ";
+        assert!(text_of(IDENTITY).starts_with(text), "{}", text_of(IDENTITY));
+        assert_eq!(parse_identity(Path::new("x"), &text_of(IDENTITY)), Ok(IDENTITY));
+    }
+
+    #[test]
+    fn every_change_of_a_byte_of_the_identity_is_noticed() {
+        let good = text_of(IDENTITY).into_bytes();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            let parsed = parse_identity(Path::new("x"), &String::from_utf8_lossy(&bad));
+            assert!(parsed.is_err(), "byte {at}");
+        }
+        let newer = String::from_utf8_lossy(&good).replace("engine 1\n", "engine 2\n");
+        let parsed = parse_identity(Path::new("x"), &newer);
+        assert!(matches!(parsed, Err(OpenError::TooNew(_))), "{parsed:?}");
+    }
+
+    #[test]
+    fn names_of_column_families_are_read_back() {
+        let id = PoolId::new(7).expect("not 0");
+        assert_eq!(column_family_name(id, Compression::ZlibBest), "7.zlib-best");
+        for compression in Compression::ALL {
+            let name = column_family_name(id, compression);
+            assert_eq!(parse_column_family_name(&name), Some((id, compression)));
+        }
+        for bad in ["0.lz4", "7", "7.", "7.lz5", "x.lz4"] {
+            assert_eq!(parse_column_family_name(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Settings of an engine, and the options of RocksDB that follow from them.
+
+use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Options, WriteOptions};
+
+use crate::door::Compression;
+
+/// What an engine may use. Nothing of it is frozen in the files.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Capacity of the cache of uncompressed blocks, in bytes. Indexes and filters of the files are in it,
+    /// too.
+    pub cache_size: u64,
+    /// When all families together have so many unflushed bytes, one is flushed. All memtables together take
+    /// at most about four times as much, if flushes do not keep up.
+    pub write_buffer_size: u64,
+    /// Flushes and compactions at the same time, each on a thread of RocksDB.
+    pub background_jobs: u32,
+    /// The limit of what they write, in bytes per second. `None`: no limit.
+    pub background_rate_max: Option<u64>,
+    /// Threads that answer reads.
+    pub read_threads: u32,
+    /// Files that are open at the same time.
+    pub open_files_max: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            cache_size: 256 << 20,
+            write_buffer_size: 64 << 20,
+            background_jobs: 2,
+            background_rate_max: None,
+            read_threads: 2,
+            open_files_max: 1024,
+        }
+    }
+}
+
+/// Options of the database. `create`: there is none yet.
+pub(super) fn database_options(settings: &Settings, cache: &Cache, create: bool) -> Options {
+    let mut options = family_options(settings, cache, Compression::None);
+    options.create_if_missing(create);
+    options.set_error_if_exists(create);
+    options.set_paranoid_checks(true);
+    options.set_max_background_jobs(settings.background_jobs.clamp(1, 64) as i32);
+    if let Some(rate) = settings.background_rate_max {
+        options.set_ratelimiter(i64::try_from(rate.max(1)).unwrap_or(i64::MAX), 100_000, 10);
+    }
+    options.set_max_open_files(settings.open_files_max.clamp(64, 1 << 20) as i32);
+    // A net below our own flushes, see `docs/internals/engine.md`.
+    options.set_db_write_buffer_size(bytes(settings.write_buffer_size.saturating_mul(3)));
+    options.set_bytes_per_sync(1 << 20);
+    // RocksDB's own text log.
+    options.set_max_log_file_size(4 << 20);
+    options.set_keep_log_file_num(3);
+    options.set_stats_dump_period_sec(0);
+    options.set_stats_persist_period_sec(0);
+    options.enable_statistics();
+    options
+}
+
+/// Options of a column family.
+pub(super) fn family_options(
+    settings: &Settings,
+    cache: &Cache,
+    compression: Compression,
+) -> Options {
+    let mut table = BlockBasedOptions::default();
+    table.set_format_version(5);
+    table.set_block_size(16 << 10);
+    table.set_block_cache(cache);
+    table.set_bloom_filter(10.0, false);
+    // Memory is bounded by the cache, however many records there are.
+    table.set_cache_index_and_filter_blocks(true);
+    table.set_pin_l0_filter_and_index_blocks_in_cache(true);
+
+    let mut options = Options::default();
+    options.set_block_based_table_factory(&table);
+    options.set_write_buffer_size(bytes(settings.write_buffer_size.saturating_mul(5) / 4));
+    options.set_max_write_buffer_number(3);
+    options.set_level_compaction_dynamic_level_bytes(true);
+    options.set_compression_type(match compression {
+        Compression::None => DBCompressionType::None,
+        Compression::Snappy => DBCompressionType::Snappy,
+        Compression::Lz4 => DBCompressionType::Lz4,
+        Compression::Lz4High => DBCompressionType::Lz4hc,
+        Compression::Zstd => DBCompressionType::Zstd,
+        Compression::Zlib | Compression::ZlibBest => DBCompressionType::Zlib,
+        Compression::Bzip2 => DBCompressionType::Bz2,
+    });
+    if compression == Compression::ZlibBest {
+        // Window bits as by default; level; strategy; no dictionary.
+        options.set_compression_options(-14, 9, 0, 0);
+    }
+    options
+}
+
+/// Every write: the journal of the store is the log, so RocksDB's is off.
+pub(super) fn write_options() -> WriteOptions {
+    let mut options = WriteOptions::default();
+    options.disable_wal(true);
+    options
+}
+
+pub(super) fn cache(settings: &Settings) -> Result<Cache, rocksdb::Error> {
+    Cache::new_lru_cache(bytes(settings.cache_size))
+}
+
+fn bytes(size: u64) -> usize {
+    usize::try_from(size).unwrap_or(usize::MAX)
+}

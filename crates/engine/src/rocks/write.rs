@@ -1,0 +1,204 @@
+//! The writing thread: batches in groups, creations, removals.
+//!
+//! A group is one write of RocksDB: all of it takes effect or nothing, and it is in one memtable of each family.
+
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use base::{Lsn, PoolId};
+use rocksdb::{BoundColumnFamily, WriteBatch};
+
+use super::{Family, LSN_KEY, Shared, options};
+use crate::door::{Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp};
+use crate::inflight::Lane;
+
+/// No further batch joins a group of so many bytes.
+const GROUP_SIZE: usize = 1 << 20;
+/// What a record takes in a memtable, besides its key and its value.
+const RECORD_OVERHEAD: usize = 64;
+
+pub(super) fn run(shared: &Shared) {
+    let mut writer = Writer { shared, failed: BTreeMap::new() };
+    while let Some(mut requests) = shared.writes.pop_all() {
+        while !requests.is_empty() {
+            writer.turn(&mut requests);
+        }
+    }
+}
+
+struct Writer<'a> {
+    shared: &'a Shared,
+    /// Of each family whose write failed, the lsn of that write, until it is repeated.
+    failed: BTreeMap<PoolId, Lsn>,
+}
+
+/// What becomes of a write.
+enum Fate {
+    /// It is in the group.
+    Joined,
+    /// It ended.
+    Ended(Result<(), EngineError>),
+}
+
+/// The batches that become one write of RocksDB.
+#[derive(Default)]
+struct Group<'a> {
+    batch: WriteBatch,
+    size: usize,
+    /// Of each family, the handle, the bytes written, and the last lsn.
+    families: BTreeMap<PoolId, Part<'a>>,
+    writes: Vec<(EngineOp, PoolId, Lsn, Fate)>,
+}
+
+struct Part<'a> {
+    family: Arc<Family>,
+    column_family: Arc<BoundColumnFamily<'a>>,
+    size: usize,
+    last: Lsn,
+}
+
+impl<'a> Writer<'a> {
+    /// Carries out the first request, or the group of writes at the front.
+    fn turn(&mut self, requests: &mut VecDeque<EngineEffect>) {
+        let mut group = Group::default();
+        while group.size < GROUP_SIZE {
+            match requests.pop_front() {
+                Some(EngineEffect::Write { op, family, lsn, changes }) => {
+                    let fate = match self.join(&mut group, family, lsn, &changes) {
+                        Ok(fate) => fate,
+                        Err(error) => Fate::Ended(Err(error)),
+                    };
+                    group.writes.push((op, family, lsn, fate));
+                }
+                Some(other) if group.writes.is_empty() => return self.change_families(other),
+                Some(other) => {
+                    requests.push_front(other);
+                    break;
+                }
+                None => break,
+            }
+        }
+        self.write(group);
+    }
+
+    /// Adds a batch to the group, or says why it ends without being written.
+    fn join(
+        &mut self,
+        group: &mut Group<'a>,
+        id: PoolId,
+        lsn: Lsn,
+        changes: &[Change],
+    ) -> Result<Fate, EngineError> {
+        self.shared.usable()?;
+        let part = match group.families.entry(id) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let family = self.shared.family(id)?;
+                let column_family = self.shared.column_family(&family)?;
+                let last = family.applied();
+                entry.insert(Part { family, column_family, size: 0, last })
+            }
+        };
+        if lsn <= part.last {
+            return Ok(Fate::Ended(Ok(())));
+        }
+        if self.failed.get(&id).is_some_and(|failed| *failed < lsn) {
+            return Err(EngineError::Full);
+        }
+        for change in changes {
+            match change {
+                Change::Put { key, value } => group.batch.put_cf(&part.column_family, key, value),
+                Change::Delete { key } => group.batch.delete_cf(&part.column_family, key),
+                Change::DeleteRange { start, end } => {
+                    group.batch.delete_range_cf(&part.column_family, start, end);
+                }
+            }
+        }
+        let size: usize = changes.iter().map(|change| change.size() + RECORD_OVERHEAD).sum();
+        part.size += size + RECORD_OVERHEAD;
+        part.last = lsn;
+        group.size += size;
+        Ok(Fate::Joined)
+    }
+
+    fn write(&mut self, mut group: Group<'a>) {
+        let is_joined = |fate: &Fate| matches!(fate, Fate::Joined);
+        let mut result = Ok(());
+        if group.writes.iter().any(|(.., fate)| is_joined(fate)) {
+            for part in group.families.values().filter(|part| part.size > 0) {
+                let lsn = part.last.get().to_le_bytes();
+                group.batch.put_cf(&part.column_family, LSN_KEY, lsn);
+            }
+            let written = self.shared.database.write_opt(group.batch, &options::write_options());
+            result = written.map_err(|error| self.shared.judge("write", &error));
+        }
+        if result.is_ok() {
+            for part in group.families.values().filter(|part| part.size > 0) {
+                part.family.unflushed_size.fetch_add(part.size as u64, Ordering::AcqRel);
+                part.family.applied.store(part.last.get(), Ordering::Release);
+            }
+        }
+        let mut told = Vec::with_capacity(group.writes.len());
+        for (op, family, lsn, fate) in group.writes {
+            let result = match fate {
+                Fate::Ended(result) => result,
+                Fate::Joined => result.clone(),
+            };
+            match &result {
+                Ok(()) => {
+                    if self.failed.get(&family).is_some_and(|failed| *failed <= lsn) {
+                        self.failed.remove(&family);
+                    }
+                }
+                Err(EngineError::NoFamily) => {}
+                Err(_) => {
+                    self.failed.entry(family).or_insert(lsn);
+                }
+            }
+            told.push((Some(Lane::Write), EngineEvent::Done { op, result }));
+        }
+        self.shared.tell_all(told);
+        self.shared.flush_if_large();
+    }
+
+    fn change_families(&mut self, effect: EngineEffect) {
+        let (op, result) = match effect {
+            EngineEffect::Create { op, family, compression } => {
+                (op, self.create_family(family, compression))
+            }
+            EngineEffect::Remove { op, family } => (op, self.remove_family(family)),
+            effect => unreachable!("{effect:?} changes no family"),
+        };
+        self.shared.tell(Some(Lane::Write), EngineEvent::Done { op, result });
+    }
+
+    fn create_family(&mut self, id: PoolId, compression: Compression) -> Result<(), EngineError> {
+        self.shared.usable()?;
+        if let Ok(family) = self.shared.family(id) {
+            let found = family.compression;
+            let is_same = found == compression;
+            return if is_same { Ok(()) } else { Err(EngineError::OtherCompression { found }) };
+        }
+        let family = Family::new(id, compression, Lsn::ZERO);
+        let options =
+            options::family_options(&self.shared.settings, &self.shared.cache, compression);
+        let created = self.shared.database.create_cf(&family.name, &options);
+        created.map_err(|error| self.shared.judge(&format!("creation of pool {id}"), &error))?;
+        let mut families = self.shared.families.write().unwrap_or_else(PoisonError::into_inner);
+        families.insert(id, family);
+        Ok(())
+    }
+
+    fn remove_family(&mut self, id: PoolId) -> Result<(), EngineError> {
+        self.shared.usable()?;
+        self.failed.remove(&id);
+        let Ok(family) = self.shared.family(id) else { return Ok(()) };
+        let removed = self.shared.database.drop_cf(&family.name);
+        removed.map_err(|error| self.shared.judge(&format!("removal of pool {id}"), &error))?;
+        let mut families = self.shared.families.write().unwrap_or_else(PoisonError::into_inner);
+        families.remove(&id);
+        Ok(())
+    }
+}

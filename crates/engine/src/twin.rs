@@ -1,0 +1,429 @@
+//! The twin of an engine: the same door, in memory, without threads. Whatever a real engine may do in either of two
+//! orders, or lose in a crash, is chosen by the caller's random numbers.
+//!
+//! ```text
+//!   submit ─▶ waiting ──step: take effect──▶ ended ──step: tell──▶ events
+//! ```
+//!
+//! Invariants
+//!   1. `current` of a family is `durable` with the batches of `unflushed` applied, in order.
+//!   2. Lsns in `unflushed` ascend, and all are above `durable_lsn`. A crash keeps a prefix.
+//!   3. Writes, creations and removals take effect, and are told, in the order of their requests. Everything else comes
+//!      in any order.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+use base::{Lsn, PoolId};
+
+use crate::door::{
+    Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound,
+    FamilyStatistics, Identity, OpenError, Query, Statistics,
+};
+use crate::inflight::{Finished, Inflight, Lane};
+use crate::records::Records;
+
+/// Returns a number below its argument, which is not 0: the simulator's random numbers.
+pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;
+
+/// The records of a family. `None`: the record was damaged, and not written since.
+type Content = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// An engine in memory. It stands for the directory, too: it outlives the crashes of its process.
+pub struct Twin {
+    identity: Identity,
+    families: BTreeMap<PoolId, Family>,
+    inflight: Inflight,
+    /// Writes, creations and removals that have not taken effect.
+    writes: VecDeque<EngineEffect>,
+    /// Other requests that have not taken effect. Of a flush, the lsn of its family when it was requested.
+    others: Vec<(EngineEffect, Lsn)>,
+    ended_writes: VecDeque<EngineEvent>,
+    ended_others: Vec<Finished>,
+    events: Vec<Finished>,
+    is_full: bool,
+    poison: Option<String>,
+}
+
+struct Family {
+    compression: Compression,
+    durable: Content,
+    durable_lsn: Lsn,
+    unflushed: VecDeque<(Lsn, Vec<Change>)>,
+    current: Content,
+    /// The lsn of the write that failed, until it is repeated.
+    failed: Option<Lsn>,
+}
+
+impl Family {
+    fn new(compression: Compression) -> Family {
+        Family {
+            compression,
+            durable: Content::new(),
+            durable_lsn: Lsn::ZERO,
+            unflushed: VecDeque::new(),
+            current: Content::new(),
+            failed: None,
+        }
+    }
+
+    fn lsn(&self) -> Lsn {
+        self.unflushed.back().map_or(self.durable_lsn, |(lsn, _)| *lsn)
+    }
+
+    /// Makes the first `count` unflushed batches durable.
+    fn flush(&mut self, count: usize) {
+        for (lsn, changes) in self.unflushed.drain(..count) {
+            changes.iter().for_each(|change| apply(&mut self.durable, change));
+            self.durable_lsn = lsn;
+        }
+    }
+
+    /// Restores the first invariant after `durable` or `unflushed` lost something.
+    fn rebuild(&mut self) {
+        self.current = self.durable.clone();
+        for (_, changes) in &self.unflushed {
+            changes.iter().for_each(|change| apply(&mut self.current, change));
+        }
+    }
+
+    fn answer(&self, family: PoolId, query: &Query) -> Result<Answer, EngineError> {
+        let text = "the twin was told to damage it".to_owned();
+        match query {
+            Query::Get { key } => match self.current.get(key) {
+                Some(None) => {
+                    let end = Some(key_after(key));
+                    Err(EngineError::Corrupt { family, start: key.clone(), end, text })
+                }
+                found => Ok(Answer::Value(found.cloned().flatten())),
+            },
+            Query::Scan { start, end, count_max, size_max } => {
+                let mut records = Records::default();
+                if end.as_ref().is_some_and(|end| end <= start) {
+                    return Ok(Answer::Records { records, more: false });
+                }
+                let behind = end.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                for (key, value) in
+                    self.current.range::<Vec<u8>, _>((Bound::Included(start), behind))
+                {
+                    let Some(value) = value else {
+                        let (start, end) = (key.clone(), end.clone());
+                        return Err(EngineError::Corrupt { family, start, end, text });
+                    };
+                    let is_last = records.count() == *count_max || records.size() >= *size_max;
+                    if is_last && !records.is_empty() {
+                        return Ok(Answer::Records { records, more: true });
+                    }
+                    records.push(key, value);
+                }
+                Ok(Answer::Records { records, more: false })
+            }
+        }
+    }
+}
+
+fn key_after(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
+fn apply(content: &mut Content, change: &Change) {
+    match change {
+        Change::Put { key, value } => {
+            content.insert(key.clone(), Some(value.clone()));
+        }
+        Change::Delete { key } => {
+            content.remove(key);
+        }
+        Change::DeleteRange { start, end } => {
+            let mut behind = content.split_off(start);
+            content.append(&mut behind.split_off(end));
+        }
+    }
+}
+
+impl Twin {
+    /// Creates an engine without families.
+    pub fn create(identity: Identity) -> Twin {
+        Twin {
+            identity,
+            families: BTreeMap::new(),
+            inflight: Inflight::default(),
+            writes: VecDeque::new(),
+            others: Vec::new(),
+            ended_writes: VecDeque::new(),
+            ended_others: Vec::new(),
+            events: Vec::new(),
+            is_full: false,
+            poison: None,
+        }
+    }
+
+    /// Opens the engine after its creation, or after a crash.
+    pub fn open(&mut self, identity: Identity) -> Result<Vec<FamilyFound>, OpenError> {
+        if identity != self.identity {
+            let found = self.identity;
+            return Err(OpenError::Foreign(format!("expected {identity}, found {found}")));
+        }
+        let families = self.families.iter();
+        let found = families.map(|(family, state)| FamilyFound {
+            family: *family,
+            compression: state.compression,
+            lsn: state.lsn(),
+        });
+        Ok(found.collect())
+    }
+
+    /// Accepts a request. Panics if it breaks the limits of the door.
+    pub fn submit(&mut self, effect: EngineEffect, choose: Choose<'_>) {
+        effect.verify();
+        let lane = Lane::of(&effect);
+        self.inflight.begin(lane);
+        match &effect {
+            EngineEffect::Read { op, from_memory: true, .. } => {
+                let event = if choose(3) == 0 && self.poison.is_none() {
+                    let result = Err(EngineError::WouldBlock);
+                    EngineEvent::Read { op: *op, contains: Lsn::ZERO, result }
+                } else {
+                    self.take_effect(effect, Lsn::ZERO, choose)
+                };
+                self.events.push((Some(lane), event));
+            }
+            EngineEffect::Flush { family, .. } => {
+                let lsn = self.families.get(family).map_or(Lsn::ZERO, Family::lsn);
+                self.others.push((effect, lsn));
+            }
+            _ if lane == Lane::Write => self.writes.push_back(effect),
+            _ => self.others.push((effect, Lsn::ZERO)),
+        }
+    }
+
+    /// Lets one thing happen, chosen at random: a request takes effect, or its event is told. Returns false
+    /// if there is nothing left to happen.
+    pub fn step(&mut self, choose: Choose<'_>) -> bool {
+        let waiting = [
+            usize::from(!self.writes.is_empty()),
+            self.others.len(),
+            usize::from(!self.ended_writes.is_empty()),
+            self.ended_others.len(),
+        ];
+        let count: usize = waiting.iter().sum();
+        if count == 0 {
+            return false;
+        }
+        let mut index = choose(count as u64) as usize;
+        let mut kind = 0;
+        while index >= waiting[kind] {
+            index -= waiting[kind];
+            kind += 1;
+        }
+        match kind {
+            0 => {
+                let effect = self.writes.pop_front().expect("it was counted");
+                let event = self.take_effect(effect, Lsn::ZERO, choose);
+                self.ended_writes.push_back(event);
+            }
+            1 => {
+                let (effect, lsn) = self.others.swap_remove(index);
+                let lane = Lane::of(&effect);
+                let event = self.take_effect(effect, lsn, choose);
+                self.ended_others.push((Some(lane), event));
+            }
+            2 => {
+                let event = self.ended_writes.pop_front().expect("it was counted");
+                self.events.push((Some(Lane::Write), event));
+            }
+            _ => {
+                let ended = self.ended_others.swap_remove(index);
+                self.events.push(ended);
+            }
+        }
+        true
+    }
+
+    /// Adds the events that were told since the last call.
+    pub fn take_events(&mut self, events: &mut Vec<EngineEvent>) {
+        for (lane, event) in self.events.drain(..) {
+            if let Some(lane) = lane {
+                self.inflight.end(lane);
+            }
+            events.push(event);
+        }
+    }
+
+    /// The engine flushes some batches of some family by itself. Returns whether there were any.
+    pub fn flush_some(&mut self, choose: Choose<'_>) -> bool {
+        if self.is_full || self.poison.is_some() {
+            return false;
+        }
+        let mut unflushed: Vec<_> =
+            self.families.iter_mut().filter(|(_, state)| !state.unflushed.is_empty()).collect();
+        if unflushed.is_empty() {
+            return false;
+        }
+        let index = choose(unflushed.len() as u64) as usize;
+        let (family, state) = &mut unflushed[index];
+        let count = 1 + choose(state.unflushed.len() as u64) as usize;
+        state.flush(count);
+        let event = EngineEvent::Flushed { family: **family, lsn: state.durable_lsn };
+        self.events.push((None, event));
+        true
+    }
+
+    /// The process dies: requests and events are gone, and each family keeps a random number of its unflushed
+    /// batches.
+    pub fn crash(&mut self, choose: Choose<'_>) {
+        self.inflight = Inflight::default();
+        self.writes.clear();
+        self.others.clear();
+        self.ended_writes.clear();
+        self.ended_others.clear();
+        self.events.clear();
+        self.poison = None;
+        for state in self.families.values_mut() {
+            let kept = choose(state.unflushed.len() as u64 + 1) as usize;
+            state.flush(kept);
+            state.unflushed.clear();
+            state.failed = None;
+            state.rebuild();
+        }
+    }
+
+    /// The file system under the engine has no space from now on, or has some again.
+    pub fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
+    }
+
+    /// Work in the background fails: the engine is poisoned.
+    pub fn fail(&mut self, text: &str) {
+        if self.poison.is_none() {
+            self.poison = Some(text.to_owned());
+            self.events.push((None, EngineEvent::Poisoned { text: text.to_owned() }));
+        }
+    }
+
+    /// Damages the durable records of a range. Reads of them fail until they are written again. Returns how
+    /// many.
+    pub fn corrupt(&mut self, family: PoolId, start: &[u8], end: &[u8]) -> usize {
+        let Some(state) = self.families.get_mut(&family) else { return 0 };
+        let range = (Bound::Included(start), Bound::Excluded(end));
+        let mut count = 0;
+        for (_, value) in state.durable.range_mut::<[u8], _>(range) {
+            *value = None;
+            count += 1;
+        }
+        state.rebuild();
+        count
+    }
+
+    /// Carries out a request, and returns its event.
+    fn take_effect(&mut self, effect: EngineEffect, lsn: Lsn, choose: Choose<'_>) -> EngineEvent {
+        match effect {
+            EngineEffect::Create { op, family, compression } => {
+                EngineEvent::Done { op, result: self.create_family(family, compression) }
+            }
+            EngineEffect::Remove { op, family } => {
+                let result = self.writable().map(|()| {
+                    self.families.remove(&family);
+                });
+                EngineEvent::Done { op, result }
+            }
+            EngineEffect::Write { op, family, lsn, changes } => {
+                EngineEvent::Done { op, result: self.write(family, lsn, changes) }
+            }
+            EngineEffect::Flush { op, family } => {
+                EngineEvent::Done { op, result: self.flush(family, lsn, choose) }
+            }
+            EngineEffect::Read { op, family, queries, .. } => self.read(op, family, &queries),
+            EngineEffect::Statistics { op } => {
+                EngineEvent::Statistics { op, statistics: self.statistics() }
+            }
+        }
+    }
+
+    fn usable(&self) -> Result<(), EngineError> {
+        match &self.poison {
+            Some(text) => Err(EngineError::Poisoned { text: text.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn writable(&self) -> Result<(), EngineError> {
+        self.usable()?;
+        if self.is_full { Err(EngineError::Full) } else { Ok(()) }
+    }
+
+    fn create_family(&mut self, family: PoolId, wanted: Compression) -> Result<(), EngineError> {
+        self.writable()?;
+        let found = self.families.entry(family).or_insert_with(|| Family::new(wanted)).compression;
+        if found == wanted { Ok(()) } else { Err(EngineError::OtherCompression { found }) }
+    }
+
+    fn write(&mut self, family: PoolId, lsn: Lsn, changes: Vec<Change>) -> Result<(), EngineError> {
+        self.usable()?;
+        let state = self.families.get_mut(&family).ok_or(EngineError::NoFamily)?;
+        if lsn <= state.lsn() {
+            return Ok(());
+        }
+        if self.is_full || state.failed.is_some_and(|failed| failed < lsn) {
+            state.failed.get_or_insert(lsn);
+            return Err(EngineError::Full);
+        }
+        state.failed = state.failed.filter(|failed| *failed > lsn);
+        changes.iter().for_each(|change| apply(&mut state.current, change));
+        state.unflushed.push_back((lsn, changes));
+        Ok(())
+    }
+
+    /// Makes the batches up to `requested` durable, and perhaps more.
+    fn flush(
+        &mut self,
+        family: PoolId,
+        requested: Lsn,
+        choose: Choose<'_>,
+    ) -> Result<(), EngineError> {
+        self.writable()?;
+        let state = self.families.get_mut(&family).ok_or(EngineError::NoFamily)?;
+        let least = state.unflushed.iter().take_while(|(lsn, _)| *lsn <= requested).count();
+        let count = least + choose((state.unflushed.len() - least) as u64 + 1) as usize;
+        if count > 0 {
+            state.flush(count);
+            let event = EngineEvent::Flushed { family, lsn: state.durable_lsn };
+            self.events.push((None, event));
+        }
+        Ok(())
+    }
+
+    fn read(&self, op: EngineOp, family: PoolId, queries: &[Query]) -> EngineEvent {
+        let state = self.families.get(&family);
+        let contains = state.map_or(Lsn::ZERO, Family::lsn);
+        let answers = || {
+            self.usable()?;
+            let state = state.ok_or(EngineError::NoFamily)?;
+            queries.iter().map(|query| state.answer(family, query)).collect()
+        };
+        EngineEvent::Read { op, contains, result: answers() }
+    }
+
+    fn statistics(&self) -> Statistics {
+        let size = |content: &Content| -> u64 {
+            let value_size = |value: &Option<Vec<u8>>| value.as_ref().map_or(0, Vec::len);
+            content.iter().map(|(key, value)| (key.len() + value_size(value)) as u64).sum()
+        };
+        let families = self.families.iter().map(|(family, state)| FamilyStatistics {
+            family: *family,
+            compression: state.compression,
+            lsn: state.lsn(),
+            flushed_lsn: state.durable_lsn,
+            disk_size: size(&state.durable),
+            memtable_size: state
+                .unflushed
+                .iter()
+                .flat_map(|(_, changes)| changes)
+                .map(|change| change.size() as u64)
+                .sum(),
+            record_count_estimate: state.current.len() as u64,
+            compaction_size_pending: 0,
+        });
+        Statistics { families: families.collect(), ..Statistics::default() }
+    }
+}

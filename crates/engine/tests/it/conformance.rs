@@ -1,0 +1,434 @@
+//! The rules of `docs/internals/engine.md`, one test for each, run against both engines.
+
+use engine::{Answer, Compression, EngineError, EngineEvent, EngineOp, Query};
+
+use crate::subject::{
+    Client, Engine, RealEngine, TwinEngine, delete, delete_range, get, large_value, pool, put, scan,
+};
+
+/// Makes each function a test of both engines.
+macro_rules! conformance {
+    ($($name:ident)*) => {
+        mod rocksdb {
+            $(#[test] fn $name() { super::$name::<super::RealEngine>(); })*
+        }
+        mod twin {
+            $(#[test] fn $name() { super::$name::<super::TwinEngine>(); })*
+        }
+    };
+}
+
+conformance! {
+    families_are_created_and_removed
+    a_removed_family_comes_back_empty
+    changes_of_a_batch_take_effect_in_order
+    a_batch_at_or_below_the_lsn_is_skipped
+    writes_end_in_the_order_of_their_requests
+    a_scan_stops_at_its_limits_and_says_whether_there_is_more
+    any_bytes_are_a_key
+    all_queries_of_a_read_see_one_state
+    a_read_contains_what_had_ended_before_it
+    a_crash_loses_only_what_was_not_flushed
+    a_flush_tells_its_lsn_before_it_ends
+    families_are_flushed_on_their_own
+    every_compression_is_read_back
+    a_read_from_memory_never_waits
+    a_damaged_record_fails_its_own_reads_only
+    a_damaged_record_that_was_replaced_is_read
+    statistics_describe_each_family
+    large_values_are_read_back
+}
+
+fn with_family<E: Engine>() -> Client<E> {
+    let mut client = Client::<E>::create();
+    client.create_family(1, Compression::Lz4).expect("new");
+    client
+}
+
+fn keys(found: &[(Vec<u8>, Vec<u8>)]) -> Vec<&[u8]> {
+    found.iter().map(|(key, _)| key.as_slice()).collect()
+}
+
+fn families_are_created_and_removed<E: Engine>() {
+    let mut client = Client::<E>::create();
+    assert_eq!(client.write(1, 10, vec![put("a", "1")]), Err(EngineError::NoFamily));
+    assert_eq!(client.get(1, "a"), Err(EngineError::NoFamily));
+    assert_eq!(client.flush(1), Err(EngineError::NoFamily));
+    assert_eq!(client.create_family(1, Compression::Zstd), Ok(()));
+    assert_eq!(client.create_family(1, Compression::Zstd), Ok(()));
+    let other = EngineError::OtherCompression { found: Compression::Zstd };
+    assert_eq!(client.create_family(1, Compression::Lz4), Err(other));
+    assert_eq!(client.create_family(2, Compression::None), Ok(()));
+    assert_eq!(client.write(1, 10, vec![put("a", "1")]), Ok(()));
+    assert_eq!(client.get(2, "a"), Ok(None));
+
+    // Both are durable without a flush.
+    let (mut client, found) = client.crash();
+    let families: Vec<_> = found.iter().map(|found| (found.family, found.compression)).collect();
+    assert_eq!(families, [(pool(1), Compression::Zstd), (pool(2), Compression::None)]);
+    assert_eq!(client.remove_family(2), Ok(()));
+    assert_eq!(client.remove_family(2), Ok(()));
+    let (mut client, found) = client.crash();
+    assert_eq!(found.len(), 1);
+    assert_eq!(client.get(2, "a"), Err(EngineError::NoFamily));
+}
+
+fn a_removed_family_comes_back_empty<E: Engine>() {
+    let mut client = with_family::<E>();
+    client.write(1, 10, vec![put("a", "1")]).expect("written");
+    client.flush(1).expect("flushed");
+    client.write(1, 20, vec![put("b", "1")]).expect("written");
+    client.remove_family(1).expect("removed");
+    client.create_family(1, Compression::Bzip2).expect("new");
+    assert_eq!(client.all(1), []);
+    client.write(1, 5, vec![put("c", "1")]).expect("its lsns begin anew");
+    assert_eq!(keys(&client.all(1)), [b"c"]);
+    client.flush(1).expect("flushed");
+    let (mut client, found) = client.crash();
+    assert_eq!((found[0].lsn.get(), found[0].compression), (5, Compression::Bzip2));
+    assert_eq!(keys(&client.all(1)), [b"c"]);
+}
+
+fn changes_of_a_batch_take_effect_in_order<E: Engine>() {
+    let mut client = with_family::<E>();
+    let first = vec![put("a", "1"), put("b", "1"), put("c", "1"), put("d", "1"), put("e", "")];
+    client.write(1, 10, first).expect("written");
+    let second = vec![
+        delete("a"),
+        put("a", "2"),
+        put("b", "2"),
+        delete("b"),
+        put("cc", "2"),
+        delete_range("c", "d"),
+        put("c", "3"),
+    ];
+    client.write(1, 20, second).expect("written");
+    let expected: [(&[u8], &[u8]); 4] = [(b"a", b"2"), (b"c", b"3"), (b"d", b"1"), (b"e", b"")];
+    let found = client.all(1);
+    let found: Vec<(&[u8], &[u8])> =
+        found.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
+    assert_eq!(found, expected);
+    assert_eq!(client.get(1, "e"), Ok(Some(Vec::new())));
+    assert_eq!(client.get(1, "cc"), Ok(None));
+}
+
+fn a_batch_at_or_below_the_lsn_is_skipped<E: Engine>() {
+    let mut client = with_family::<E>();
+    client.write(1, 10, vec![put("a", "1")]).expect("written");
+    client.write(1, 20, vec![put("a", "2")]).expect("written");
+    client.write(1, 20, vec![put("a", "again")]).expect("skipped");
+    client.write(1, 10, vec![put("a", "older")]).expect("skipped");
+    assert_eq!(client.get(1, "a"), Ok(Some(b"2".to_vec())));
+    // An empty batch records its lsn.
+    client.write(1, 30, Vec::new()).expect("written");
+    client.write(1, 25, vec![put("a", "older")]).expect("skipped");
+    assert_eq!(client.get(1, "a"), Ok(Some(b"2".to_vec())));
+    client.flush(1).expect("flushed");
+    let (mut client, found) = client.crash();
+    assert_eq!(found[0].lsn.get(), 30);
+    client.write(1, 30, vec![put("a", "again")]).expect("skipped");
+    client.write(1, 31, vec![put("b", "3")]).expect("written");
+    assert_eq!(client.get(1, "a"), Ok(Some(b"2".to_vec())));
+    assert_eq!(client.get(1, "b"), Ok(Some(b"3".to_vec())));
+}
+
+fn writes_end_in_the_order_of_their_requests<E: Engine>() {
+    let mut client = with_family::<E>();
+    client.create_family(2, Compression::None).expect("new");
+    let mut ops = Vec::new();
+    for lsn in 1..=100 {
+        ops.push(client.begin_write(1 + (lsn % 2) as u32, lsn, vec![put("a", lsn.to_string())]));
+        client.begin_read(1, vec![get("a")], false);
+    }
+    let last = *ops.last().expect("some");
+    let mut ended: Vec<EngineOp> = Vec::new();
+    while ended.last() != Some(&last) {
+        match client.wait_for(|event| matches!(event, EngineEvent::Done { .. })) {
+            EngineEvent::Done { op, result } => {
+                assert_eq!(result, Ok(()));
+                ended.push(op);
+            }
+            event => unreachable!("{event:?}"),
+        }
+    }
+    assert_eq!(ended, ops);
+    assert_eq!(client.get(1, "a"), Ok(Some(b"100".to_vec())));
+    assert_eq!(client.get(2, "a"), Ok(Some(b"99".to_vec())));
+}
+
+fn a_scan_stops_at_its_limits_and_says_whether_there_is_more<E: Engine>() {
+    let mut client = with_family::<E>();
+    client.write(1, 9, Vec::new()).expect("written");
+    assert_eq!(client.all(1), []);
+    let records = ["a", "b", "c", "d", "e"].map(|key| put(key, "12345"));
+    client.write(1, 10, records.to_vec()).expect("written");
+    client.flush(1).expect("flushed");
+    // From, to before, records, bytes; what is found, and whether there is more.
+    type Case = (&'static str, Option<&'static str>, usize, usize, &'static str, bool);
+    let cases: [Case; 12] = [
+        ("", None, 99, 999, "abcde", false),
+        ("", None, 5, 999, "abcde", false),
+        ("", None, 4, 999, "abcd", true),
+        ("b", Some("d"), 99, 999, "bc", false),
+        ("b", Some("d"), 2, 999, "bc", false),
+        ("b", Some("d"), 1, 999, "b", true),
+        ("b\0", Some("dd"), 99, 999, "cd", false),
+        ("", None, 99, 0, "a", true),
+        ("", None, 99, 6, "a", true),
+        ("", None, 99, 7, "ab", true),
+        ("f", None, 99, 999, "", false),
+        ("d", Some("b"), 99, 999, "", false),
+    ];
+    for (start, end, count_max, size_max, expected, expected_more) in cases {
+        let query = scan(start.as_bytes(), end.map(str::as_bytes), count_max, size_max);
+        let (records, more) = client.scan(1, query.clone()).expect("readable");
+        let found: String =
+            records.iter().map(|(key, _)| String::from_utf8_lossy(key).into_owned()).collect();
+        assert_eq!((found.as_str(), more), (expected, expected_more), "{query:?}");
+        assert!(records.iter().all(|(_, value)| value == b"12345"));
+    }
+}
+
+fn any_bytes_are_a_key<E: Engine>() {
+    let mut client = with_family::<E>();
+    let mut wanted: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    wanted.extend([vec![0; 4096], vec![255; 4096], vec![0, 0], vec![255, 0]]);
+    let changes = wanted.iter().map(|key| put(key, [key.len() as u8])).collect();
+    client.write(1, 10, changes).expect("written");
+    client.flush(1).expect("flushed");
+    wanted.sort();
+    let found = client.all(1);
+    assert!(found.iter().map(|(key, _)| key).eq(&wanted));
+    for key in wanted {
+        assert_eq!(client.get(1, &key), Ok(Some(vec![key.len() as u8])));
+    }
+}
+
+/// A batch changes ten records at once; a read of all of them, one by one and by a scan, sees them equal.
+fn all_queries_of_a_read_see_one_state<E: Engine>() {
+    let mut client = with_family::<E>();
+    let names: Vec<String> = (0..10).map(|number| format!("key{number}")).collect();
+    let mut reads = Vec::new();
+    for lsn in 1..=200 {
+        let changes = names.iter().map(|name| put(name, format!("{lsn:04}"))).collect();
+        client.begin_write(1, lsn, changes);
+        let mut queries: Vec<Query> = names.iter().take(5).map(get).collect();
+        queries.push(scan(b"", None, 99, 9999));
+        queries.extend(names.iter().skip(5).map(get));
+        reads.push(client.begin_read(1, queries, false));
+    }
+    for op in reads {
+        let (contains, result) = client.wait_read(op);
+        let mut values = Vec::new();
+        for answer in result.expect("readable") {
+            match answer {
+                Answer::Value(value) => values.push(value),
+                Answer::Records { records, .. } if records.is_empty() => values.push(None),
+                Answer::Records { records, .. } => {
+                    assert_eq!(records.count(), 10);
+                    values.extend(records.iter().map(|(_, value)| Some(value.to_vec())));
+                }
+            }
+        }
+        assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "{values:?}");
+        let seen = values[0]
+            .as_ref()
+            .map_or(0, |value| String::from_utf8_lossy(value).parse::<u64>().expect("a number"));
+        assert!(contains <= seen, "{contains} {seen}");
+    }
+}
+
+fn a_read_contains_what_had_ended_before_it<E: Engine>() {
+    let mut client = with_family::<E>();
+    for lsn in 1..=50 {
+        client.write(1, lsn, vec![put("a", lsn.to_string())]).expect("written");
+        let op = client.begin_read(1, vec![get("a")], false);
+        let (contains, result) = client.wait_read(op);
+        assert_eq!(contains, lsn);
+        assert_eq!(result, Ok(vec![Answer::Value(Some(lsn.to_string().into_bytes()))]));
+    }
+}
+
+fn a_crash_loses_only_what_was_not_flushed<E: Engine>() {
+    let mut client = with_family::<E>();
+    let name = |lsn: u64| format!("{lsn:03}");
+    for lsn in 1..=10 {
+        client.write(1, lsn, vec![put(name(lsn), "x")]).expect("written");
+    }
+    client.flush(1).expect("flushed");
+    for lsn in 11..=20 {
+        client.write(1, lsn, vec![put(name(lsn), "x")]).expect("written");
+    }
+    let (mut client, found) = client.crash();
+    let lsn = found[0].lsn.get();
+    assert!((10..=20).contains(&lsn), "{lsn}");
+    let expected: Vec<String> = (1..=lsn).map(name).collect();
+    let expected: Vec<&[u8]> = expected.iter().map(String::as_bytes).collect();
+    assert_eq!(keys(&client.all(1)), expected);
+    // Replay brings the rest.
+    for lsn in 5..=20 {
+        client.write(1, lsn, vec![put(name(lsn), "x")]).expect("written");
+    }
+    assert_eq!(client.all(1).len(), 20);
+}
+
+fn a_flush_tells_its_lsn_before_it_ends<E: Engine>() {
+    let mut client = with_family::<E>();
+    client.write(1, 10, vec![put("a", "1")]).expect("written");
+    let op = client.begin_flush(1);
+    let first = client.wait_for(|event| match event {
+        EngineEvent::Flushed { .. } => true,
+        EngineEvent::Done { op: o, .. } => *o == op,
+        _ => false,
+    });
+    assert!(matches!(first, EngineEvent::Flushed { lsn, .. } if lsn.get() == 10), "{first:?}");
+    assert_eq!(client.wait_done(op), Ok(()));
+    // What is flushed already is told once.
+    client.flush(1).expect("nothing to do");
+    assert_eq!(client.take_flushed(1), None);
+    client.write(1, 20, vec![put("b", "1")]).expect("written");
+    client.flush(1).expect("flushed");
+    assert_eq!(client.take_flushed(1), Some(20));
+}
+
+fn families_are_flushed_on_their_own<E: Engine>() {
+    let mut client = with_family::<E>();
+    client.create_family(2, Compression::Zlib).expect("new");
+    client.write(1, 10, vec![put("a", "1")]).expect("written");
+    client.write(2, 20, vec![put("a", "1")]).expect("written");
+    client.flush(2).expect("flushed");
+    assert_eq!(client.take_flushed(2), Some(20));
+    let (_, found) = client.crash();
+    assert!(found[0].lsn.get() <= 10);
+    assert_eq!(found[1].lsn.get(), 20);
+}
+
+fn every_compression_is_read_back<E: Engine>() {
+    let mut client = Client::<E>::create();
+    let value = |family: u32, number: u64| {
+        format!("{family} {number} {}", "compressible ".repeat(number as usize % 40))
+    };
+    let families: Vec<(u32, Compression)> = (1..).zip(Compression::ALL).collect();
+    for (family, compression) in &families {
+        client.create_family(*family, *compression).expect("new");
+        for lsn in 1..=20 {
+            let numbers = lsn * 50..(lsn + 1) * 50;
+            let changes = numbers.map(|n| put(format!("{n:06}"), value(*family, n))).collect();
+            client.write(*family, lsn, changes).expect("written");
+        }
+        client.flush(*family).expect("flushed");
+    }
+    let (mut client, found) = client.crash();
+    assert!(found.iter().map(|found| found.compression).eq(Compression::ALL));
+    for (family, compression) in families {
+        let records = client.all(family);
+        assert_eq!(records.len(), 1000, "{compression}");
+        for (number, (key, found)) in (50..).zip(records) {
+            assert_eq!(key, format!("{number:06}").into_bytes());
+            assert_eq!(found, value(family, number).into_bytes(), "{compression}");
+        }
+    }
+}
+
+fn a_read_from_memory_never_waits<E: Engine>() {
+    // Opened anew: the blocks of these records were not read yet.
+    let (mut client, _) = with_large_records::<E>().crash();
+    let expected = vec![
+        Answer::Value(Some(large_value("family1-050"))),
+        Answer::Value(None),
+        Answer::Value(Some(large_value("family1-090"))),
+    ];
+    let queries = vec![get("family1-050"), get("family1-055x"), get("family1-090")];
+    let (mut hits, mut misses) = (0, 0);
+    for round in 0..30 {
+        let op = client.begin_read(1, queries.clone(), true);
+        match client.wait_read(op).1 {
+            Ok(answers) => {
+                assert_eq!(answers, expected);
+                hits += 1;
+            }
+            Err(error) => {
+                assert_eq!(error, EngineError::WouldBlock);
+                misses += 1;
+            }
+        }
+        if round == 10 {
+            assert_eq!(client.read(1, queries.clone()), Ok(expected.clone()));
+        }
+    }
+    assert!(hits > 0);
+    assert!(misses > 0);
+}
+
+/// Two families, uncompressed: records of 1,000 bytes each.
+fn with_large_records<E: Engine>() -> Client<E> {
+    let mut client = Client::<E>::create();
+    for family in [1, 2] {
+        client.create_family(family, Compression::None).expect("new");
+        let records = (0..100).map(|n| format!("family{family}-{n:03}"));
+        let records = records.map(|key| put(&key, large_value(&key)));
+        client.write(family, 10, records.collect()).expect("written");
+        client.flush(family).expect("flushed");
+    }
+    client
+}
+
+fn a_damaged_record_fails_its_own_reads_only<E: Engine>() {
+    let mut client = with_large_records::<E>().corrupt(1, "family1-050");
+    match client.get(1, "family1-050") {
+        Err(EngineError::Corrupt { family, start, end, text }) => {
+            assert_eq!((family, start), (pool(1), b"family1-050".to_vec()));
+            assert_eq!(end, Some(b"family1-050\0".to_vec()));
+            assert!(!text.is_empty());
+        }
+        other => panic!("{other:?}"),
+    }
+    match client.scan(1, scan(b"", Some(b"family1-060"), 999, 1 << 30)) {
+        Err(EngineError::Corrupt { start, end, .. }) => {
+            assert!(start.as_slice() <= b"family1-050", "{start:?}");
+            assert!(start.as_slice() > b"family1-020", "{start:?}");
+            assert_eq!(end, Some(b"family1-060".to_vec()));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(client.get(1, "family1-000"), Ok(Some(large_value("family1-000"))));
+    assert_eq!(client.get(1, "family1-099"), Ok(Some(large_value("family1-099"))));
+    assert_eq!(client.all(2).len(), 100);
+    assert_eq!(client.write(1, 20, vec![put("x", "1")]), Ok(()));
+    assert_eq!(client.flush(1), Ok(()));
+    let poisoned = |event: &EngineEvent| matches!(event, EngineEvent::Poisoned { .. });
+    assert!(!client.events.iter().any(poisoned));
+}
+
+fn a_damaged_record_that_was_replaced_is_read<E: Engine>() {
+    let mut client = with_large_records::<E>().corrupt(1, "family1-050");
+    assert!(client.get(1, "family1-050").is_err());
+    client.write(1, 20, vec![put("family1-050", "new")]).expect("written");
+    assert_eq!(client.get(1, "family1-050"), Ok(Some(b"new".to_vec())));
+}
+
+fn statistics_describe_each_family<E: Engine>() {
+    let mut client = with_large_records::<E>();
+    client.write(1, 20, vec![put("x", [1; 100_000])]).expect("written");
+    let statistics = client.statistics();
+    let [first, second] = statistics.families.as_slice() else { panic!("{statistics:?}") };
+    assert_eq!((first.family, first.compression), (pool(1), Compression::None));
+    assert_eq!((first.lsn.get(), second.lsn.get()), (20, 10));
+    assert!([10, 20].contains(&first.flushed_lsn.get()), "{first:?}");
+    assert_eq!(second.flushed_lsn.get(), 10);
+    assert!(second.disk_size >= 100_000, "{second:?}");
+    assert!((50..=200).contains(&second.record_count_estimate), "{second:?}");
+    assert_eq!(statistics.background_error_count, 0);
+}
+
+fn large_values_are_read_back<E: Engine>() {
+    let mut client = with_family::<E>();
+    let value: Vec<u8> = (0..4 << 20).map(|n: u32| (n ^ (n >> 8)) as u8).collect();
+    client.write(1, 10, vec![put("a", &value)]).expect("written");
+    client.write(1, 20, vec![put("b", &value)]).expect("written");
+    client.write(1, 30, vec![put("c", &value)]).expect("written");
+    assert_eq!(client.get(1, "a"), Ok(Some(value.clone())));
+    client.flush(1).expect("flushed");
+    let (records, more) = client.scan(1, scan(b"", None, 99, 1)).expect("readable");
+    assert_eq!((records.count(), records.size(), more), (1, 1 + value.len(), true));
+}
