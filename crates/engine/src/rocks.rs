@@ -353,8 +353,8 @@ impl Shared {
 
     /// Waits until the family has no memtable that is full and not flushed: then all that was there when its
     /// memtable was last exchanged is durable. A flush of RocksDB 7.8 should have waited for that. It does
-    /// not, and succeeds, if it ever failed while RocksDB tried to go on after "no space" (found by
-    /// `full.rs`).
+    /// not, and succeeds at once, if ever a write or flush failed just while RocksDB got going again after
+    /// "no space" (facebook/rocksdb#8046; `full.rs` meets it).
     fn await_memtables(&self, family: &Arc<BoundColumnFamily<'_>>) -> Result<(), rocksdb::Error> {
         let name = rocksdb::properties::NUM_IMMUTABLE_MEM_TABLE;
         while self.database.property_int_value_cf(family, name)?.is_some_and(|count| count > 0) {

@@ -212,9 +212,13 @@ fn all_queries_of_a_read_see_one_state<E: Engine>() {
     for lsn in 1..=200 {
         let changes = names.iter().map(|name| put(name, format!("{lsn:04}"))).collect();
         client.begin_write(1, lsn, changes);
-        let mut queries: Vec<Query> = names.iter().take(5).map(get).collect();
-        queries.push(scan(b"", None, 99, 9999));
-        queries.extend(names.iter().skip(5).map(get));
+        // So many that writes come between them.
+        let mut queries: Vec<Query> = Vec::new();
+        for _ in 0..30 {
+            queries.extend(names.iter().take(5).map(get));
+            queries.push(scan(b"", None, 99, 9999));
+            queries.extend(names.iter().skip(5).map(get));
+        }
         reads.push(client.begin_read(1, queries, false));
     }
     for op in reads {

@@ -52,33 +52,43 @@ fn child_fills_its_file_system() {
     // Space comes back; RocksDB notices it by itself.
     std::fs::remove_file(&ballast).expect("removed");
     let begun = Instant::now();
+    // It is repeated so fast that some write fails just while RocksDB gets going again: then 7.8 remembers an
+    // error for ever, and says that flushes are done when they have only begun.
+    let again = vec![put(format!("{failed:03}"), noise(failed))];
     loop {
         // A later write must not pass the failed one.
         assert_eq!(client.write(1, failed + 1, vec![put("x", "1")]), Err(EngineError::Full));
-        match client.write(1, failed, vec![put(format!("{failed:03}"), noise(failed))]) {
+        match client.write(1, failed, again.clone()) {
             Ok(()) => break,
             Err(error) => assert_eq!(error, EngineError::Full),
         }
         assert!(begun.elapsed() < Duration::from_secs(60), "it stays full");
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(1));
     }
     client.write(1, failed + 1, vec![put("x", "1")]).expect("written");
     client.flush(1).expect("flushed");
-    let (mut engine, found) = {
-        let RealEngine { engine, directory, .. } = client.engine;
-        drop(engine);
-        let (engine, found) = RealEngine::open(directory, settings);
-        (Client::new(engine), found)
-    };
+    // A closing RocksDB gives up flushes that it has only begun.
+    let RealEngine { engine, directory, .. } = client.engine;
+    drop(engine);
+    let (engine, found) = RealEngine::open(directory, settings);
+    let mut client = Client::new(engine);
     assert_eq!(found[0].lsn.get(), failed + 1);
     for lsn in 1..=failed {
-        assert_eq!(engine.get(1, format!("{lsn:03}")), Ok(Some(noise(lsn))));
+        assert_eq!(client.get(1, format!("{lsn:03}")), Ok(Some(noise(lsn))));
     }
     println!("the full file system was survived");
 }
 
+/// Five runs, because what RocksDB does wrong depends on the moment.
 #[test]
 fn a_full_file_system_is_survived() {
+    let runs: Vec<_> = (0..5).map(|_| std::thread::spawn(run_child)).collect();
+    for run in runs {
+        run.join().expect("the child survives");
+    }
+}
+
+fn run_child() {
     let directory = TempDirectory::new();
     let program = std::env::current_exe().expect("this program");
     let script = "mount -t tmpfs -o size=40m none \"$1\" && exec \"$2\" --ignored --exact --nocapture \
