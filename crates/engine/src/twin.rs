@@ -322,10 +322,7 @@ impl Twin {
                 EngineEvent::Done { op, result: self.create_family(family, compression) }
             }
             EngineEffect::Remove { op, family } => {
-                let result = self.writable().map(|()| {
-                    self.families.remove(&family);
-                });
-                EngineEvent::Done { op, result }
+                EngineEvent::Done { op, result: self.remove_family(family) }
             }
             EngineEffect::Write { op, family, lsn, changes } => {
                 EngineEvent::Done { op, result: self.write(family, lsn, changes) }
@@ -353,9 +350,24 @@ impl Twin {
     }
 
     fn create_family(&mut self, family: PoolId, wanted: Compression) -> Result<(), EngineError> {
+        self.usable()?;
+        if let Some(state) = self.families.get(&family) {
+            let found = state.compression;
+            let is_same = found == wanted;
+            return if is_same { Ok(()) } else { Err(EngineError::OtherCompression { found }) };
+        }
         self.writable()?;
-        let found = self.families.entry(family).or_insert_with(|| Family::new(wanted)).compression;
-        if found == wanted { Ok(()) } else { Err(EngineError::OtherCompression { found }) }
+        self.families.insert(family, Family::new(wanted));
+        Ok(())
+    }
+
+    fn remove_family(&mut self, family: PoolId) -> Result<(), EngineError> {
+        self.usable()?;
+        if self.families.contains_key(&family) {
+            self.writable()?;
+            self.families.remove(&family);
+        }
+        Ok(())
     }
 
     fn write(&mut self, family: PoolId, lsn: Lsn, changes: Vec<Change>) -> Result<(), EngineError> {

@@ -8,7 +8,9 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{Lsn, PoolId, crc32c};
 use rocksdb::{Cache, ColumnFamilyDescriptor, ErrorKind, Options};
@@ -125,8 +127,10 @@ pub(super) fn create(directory: &Path, identity: Identity) -> Result<(), OpenErr
     let wrong_database = |error| database_error(&path, &error);
     let settings = Settings { cache_size: 1 << 20, ..Settings::default() };
     let cache = options::cache(&settings).map_err(wrong_database)?;
-    let options = options::database_options(&settings, &cache, true);
+    let mut options = options::database_options(&settings, &cache, true);
+    let log = TextLog::create(&mut options)?;
     drop(Database::open(&options, &path).map_err(wrong_database)?);
+    drop(log);
     sync_directory(&path)?;
     fs::rename(&unfinished, directory.join(IDENTITY_FILE)).map_err(wrong)?;
     sync_directory(directory)
@@ -153,6 +157,44 @@ fn remove_database(directory: &Path) -> Result<(), OpenError> {
     }
 }
 
+/// The directory of RocksDB's text log, in memory. It goes once the database is open; the file stays, without
+/// a name, as long as the database.
+///
+/// RocksDB wants to have such a file. Beside the database it would be the end of the process: a RocksDB with
+/// assertions, as Debian's is, aborts when it writes to its log again after "no space".
+struct TextLog(PathBuf);
+
+impl TextLog {
+    fn create(options: &mut Options) -> Result<TextLog, OpenError> {
+        // Those that a killed process left behind are in the way.
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        for parent in [PathBuf::from("/dev/shm"), std::env::temp_dir()] {
+            loop {
+                let number = COUNT.fetch_add(1, Ordering::Relaxed);
+                let name = format!("ashlar-engine-{}-{number}", std::process::id());
+                let path = parent.join(name);
+                match fs::DirBuilder::new().mode(0o700).create(&path) {
+                    Ok(()) => {
+                        options.set_db_log_dir(&path);
+                        return Ok(TextLog(path));
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(_) => break,
+                }
+            }
+        }
+        let text = "neither /dev/shm nor the directory for temporary files can be written";
+        Err(OpenError::Io(text.to_owned()))
+    }
+}
+
+impl Drop for TextLog {
+    fn drop(&mut self) {
+        // What is left there does no harm.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// An open database, and what belongs to it.
 pub(super) struct Opened {
     pub(super) database: Database,
@@ -171,7 +213,8 @@ pub(super) fn open(
     let path: PathBuf = directory.join(DATABASE);
     let wrong = |error| database_error(&path, &error);
     let cache = options::cache(settings).map_err(wrong)?;
-    let options = options::database_options(settings, &cache, false);
+    let mut options = options::database_options(settings, &cache, false);
+    let _log = TextLog::create(&mut options)?;
     let mut families = Vec::new();
     let mut descriptors = vec![ColumnFamilyDescriptor::new("default", options.clone())];
     for name in Database::list_cf(&options, &path).map_err(wrong)? {

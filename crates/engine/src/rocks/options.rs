@@ -1,6 +1,6 @@
 //! Settings of an engine, and the options of RocksDB that follow from them.
 
-use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, Options, WriteOptions};
+use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, LogLevel, Options, WriteOptions};
 
 use crate::door::Compression;
 
@@ -50,9 +50,9 @@ pub(super) fn database_options(settings: &Settings, cache: &Cache, create: bool)
     // A net below our own flushes, see `docs/internals/engine.md`.
     options.set_db_write_buffer_size(bytes(settings.write_buffer_size.saturating_mul(3)));
     options.set_bytes_per_sync(1 << 20);
-    // RocksDB's own text log.
-    options.set_max_log_file_size(4 << 20);
-    options.set_keep_log_file_num(3);
+    // Its text log cannot be switched off, see `directory.rs`.
+    options.set_log_level(LogLevel::Fatal);
+    options.set_max_log_file_size(0);
     options.set_stats_dump_period_sec(0);
     options.set_stats_persist_period_sec(0);
     options.enable_statistics();

@@ -181,6 +181,7 @@ impl<'a> Writer<'a> {
             let is_same = found == compression;
             return if is_same { Ok(()) } else { Err(EngineError::OtherCompression { found }) };
         }
+        self.refuse_if_full(id)?;
         let family = Family::new(id, compression, Lsn::ZERO);
         let options =
             options::family_options(&self.shared.settings, &self.shared.cache, compression);
@@ -191,12 +192,20 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// RocksDB does not refuse to change its families when there is no space. A manifest that it cannot write
+    /// then, after a flush failed, is a state that it does not expect to get going from.
+    fn refuse_if_full(&self, id: PoolId) -> Result<(), EngineError> {
+        let probed = self.shared.probe();
+        probed.map_err(|error| self.shared.judge(&format!("families, pool {id}"), &error))
+    }
+
     fn remove_family(&mut self, id: PoolId) -> Result<(), EngineError> {
         self.shared.usable()?;
-        self.failed.remove(&id);
         let Ok(family) = self.shared.family(id) else { return Ok(()) };
+        self.refuse_if_full(id)?;
         let removed = self.shared.database.drop_cf(&family.name);
         removed.map_err(|error| self.shared.judge(&format!("removal of pool {id}"), &error))?;
+        self.failed.remove(&id);
         let mut families = self.shared.families.write().unwrap_or_else(PoisonError::into_inner);
         families.remove(&id);
         Ok(())
