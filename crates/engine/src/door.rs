@@ -378,6 +378,8 @@ pub struct FamilyFound {
     pub compression: Compression,
     /// All batches up to this lsn are there, and none above. Zero: none was ever flushed.
     pub lsn: Lsn,
+    /// A compaction met damage in it, so it is not compacted any more (rule 17).
+    pub is_damaged: bool,
 }
 
 /// Why an engine cannot be opened, created or destroyed. Each is a sentence for the operator.
@@ -448,6 +450,10 @@ pub struct FamilyStatistics {
     pub lsn: Lsn,
     /// The lsn that was last told as flushed.
     pub flushed_lsn: Lsn,
+    /// The lsn of the oldest batch that may not be flushed. `None`: all are.
+    pub unflushed_lsn: Option<Lsn>,
+    /// A compaction met damage in it, so it is not compacted any more (rule 17).
+    pub is_damaged: bool,
     /// Bytes on disk.
     pub disk_size: u64,
     /// Bytes in memtables.

@@ -10,7 +10,8 @@
 //! Invariants
 //!   1. Only the writing thread changes families and their records. It publishes the lsn of a family (`applied`) after
 //!      RocksDB has the batch, and before the batch's event.
-//!   2. `flushed` of a family is a value that `applied` had before a flush began that succeeded.
+//!   2. `flushed` of a family is a value that `applied` had before a flush began that succeeded. Every batch above it
+//!      is at or above `unflushed`.
 //!   3. After a failure that may have changed something, the engine is poisoned, and every request ends with that.
 
 // This file and those below it are the edge: they use threads and files.
@@ -25,9 +26,9 @@ mod write;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -62,6 +63,7 @@ pub struct Rocks {
 
 /// What all threads see.
 struct Shared {
+    directory: PathBuf,
     database: Database,
     /// Has the counters of the statistics.
     options: Options,
@@ -85,10 +87,45 @@ struct Family {
     compression: Compression,
     /// The name of its column family.
     name: String,
-    applied: AtomicU64,
-    flushed: AtomicU64,
+    is_damaged: bool,
+    progress: Mutex<Progress>,
     /// About how many bytes were written since the last flush began.
     unflushed_size: AtomicU64,
+}
+
+/// How far a family is.
+struct Progress {
+    /// The lsn of its last batch.
+    applied: Lsn,
+    /// All batches up to here are durable, and that was told.
+    flushed: Lsn,
+    /// The first batch that may not be durable.
+    unflushed: Option<Lsn>,
+    /// The first batch since the last flush began.
+    since_flush: Option<Lsn>,
+}
+
+impl Progress {
+    /// RocksDB has batches from the first to the last of these lsns.
+    fn on_written(&mut self, first: Lsn, last: Lsn) {
+        self.applied = last;
+        self.unflushed.get_or_insert(first);
+        self.since_flush.get_or_insert(first);
+    }
+
+    /// Returns the lsn that is durable when the flush succeeds.
+    fn on_flush_begins(&mut self) -> Lsn {
+        self.since_flush = None;
+        self.applied
+    }
+
+    /// The flush that began last succeeded. Returns whether that is news.
+    fn on_flushed(&mut self, lsn: Lsn) -> bool {
+        self.unflushed = self.since_flush;
+        let is_news = self.flushed < lsn;
+        self.flushed = self.flushed.max(lsn);
+        is_news
+    }
 }
 
 struct FlushRequest {
@@ -98,19 +135,25 @@ struct FlushRequest {
 }
 
 impl Family {
-    fn new(id: PoolId, compression: Compression, lsn: Lsn) -> Arc<Family> {
+    fn new(found: FamilyFound) -> Arc<Family> {
+        let FamilyFound { family, compression, lsn, is_damaged } = found;
+        let progress = Progress { applied: lsn, flushed: lsn, unflushed: None, since_flush: None };
         Arc::new(Family {
-            id,
+            id: family,
             compression,
-            name: directory::column_family_name(id, compression),
-            applied: AtomicU64::new(lsn.get()),
-            flushed: AtomicU64::new(lsn.get()),
+            name: directory::column_family_name(family, compression),
+            is_damaged,
+            progress: Mutex::new(progress),
             unflushed_size: AtomicU64::new(0),
         })
     }
 
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        lock(&self.progress)
+    }
+
     fn applied(&self) -> Lsn {
-        Lsn::new(self.applied.load(Ordering::Acquire))
+        self.progress().applied
     }
 }
 
@@ -136,11 +179,10 @@ impl Rocks {
     ) -> Result<(Rocks, Vec<FamilyFound>), OpenError> {
         let Opened { database, options, cache, found } =
             directory::open(directory, identity, &settings)?;
-        let families = found
-            .iter()
-            .map(|found| (found.family, Family::new(found.family, found.compression, found.lsn)));
+        let families = found.iter().map(|found| (found.family, Family::new(*found)));
         let read_threads = settings.read_threads.max(1);
         let shared = Arc::new(Shared {
+            directory: directory.to_owned(),
             database,
             options,
             cache,
@@ -239,7 +281,7 @@ impl Drop for AbortOnPanic {
 }
 
 /// Locks a mutex whose holders never panic while the process goes on.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -284,10 +326,20 @@ impl Shared {
     /// Poisons the engine, and returns the error.
     fn poison(&self, text: String) -> EngineError {
         if self.poison.set(text.clone()).is_ok() {
+            self.note_damage(&text);
             self.tell(None, EngineEvent::Poisoned { text });
         }
         let text = self.poison.get().expect("it was set").clone();
         EngineError::Poisoned { text }
+    }
+
+    /// If the error names files of families, the next opening does not compact these families (rule 17).
+    fn note_damage(&self, text: &str) {
+        let files = self.database.live_files().unwrap_or_default();
+        let named = files.into_iter().filter(|file| text.contains(&file.name));
+        let families = named.map(|file| file.column_family_name);
+        // Without the note the next opening ends in the same way, and so it says.
+        let _ = directory::add_damaged(&self.directory, families.collect());
     }
 
     /// What a failed write, flush, creation or removal means.
@@ -339,14 +391,13 @@ impl Shared {
         self.usable()?;
         let family = self.family(request.family)?;
         let column_family = self.column_family(&family)?;
-        let lsn = family.applied();
+        let lsn = family.progress().on_flush_begins();
         let size = family.unflushed_size.swap(0, Ordering::AcqRel);
         if let Err(error) = self.flush_memtables(&family, &column_family) {
             family.unflushed_size.fetch_add(size, Ordering::AcqRel);
             return Err(error);
         }
-        if lsn.get() > family.flushed.load(Ordering::Acquire) {
-            family.flushed.store(lsn.get(), Ordering::Release);
+        if family.progress().on_flushed(lsn) {
             self.tell(None, EngineEvent::Flushed { family: family.id, lsn });
         }
         Ok(())
@@ -356,9 +407,9 @@ impl Shared {
     ///
     /// What RocksDB 7.8 says of a flush is not enough: after a flush failed for want of space, and went on by
     /// itself later, RocksDB calls all further flushes done when they have only begun (see "No space" in
-    /// `docs/internals/engine.md`). Its list of memtables is right: a full memtable leaves it when its file and
-    /// the manifest that names the file are written and flushed. A flush exchanges the memtable before it
-    /// returns, so once that list is empty, all that the family had before is durable.
+    /// `docs/internals/engine.md`). Its list of memtables is right: a full memtable leaves it when its file,
+    /// and the manifest that names the file, are written and flushed. A flush exchanges the memtable before
+    /// it returns, so once that list is empty, all that the family had before is durable.
     fn flush_memtables(
         &self,
         family: &Arc<Family>,

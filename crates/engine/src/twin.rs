@@ -53,6 +53,10 @@ struct Family {
     current: Content,
     /// The lsn of the write that failed, until it is repeated.
     failed: Option<Lsn>,
+    /// A compaction would meet damage.
+    has_damage: bool,
+    /// A compaction met it.
+    is_damaged: bool,
 }
 
 impl Family {
@@ -64,6 +68,8 @@ impl Family {
             unflushed: VecDeque::new(),
             current: Content::new(),
             failed: None,
+            has_damage: false,
+            is_damaged: false,
         }
     }
 
@@ -169,6 +175,7 @@ impl Twin {
             family: *family,
             compression: state.compression,
             lsn: state.lsn(),
+            is_damaged: state.is_damaged,
         });
         Ok(found.collect())
     }
@@ -301,8 +308,8 @@ impl Twin {
         }
     }
 
-    /// Damages the durable records of a range. Reads of them fail until they are written again. Returns how
-    /// many.
+    /// Damages the durable records of a range. Reads of them fail until they are written again. Compactions
+    /// meet the damage as long as the family is there. Returns how many records there are.
     pub fn corrupt(&mut self, family: PoolId, start: &[u8], end: &[u8]) -> usize {
         let Some(state) = self.families.get_mut(&family) else { return 0 };
         let range = (Bound::Included(start), Bound::Excluded(end));
@@ -311,8 +318,31 @@ impl Twin {
             *value = None;
             count += 1;
         }
+        state.has_damage |= count > 0;
         state.rebuild();
         count
+    }
+
+    /// The engine compacts a family with damage, if there is one that it still compacts: the engine is
+    /// poisoned. Returns whether there was one.
+    pub fn compact_damage(&mut self, choose: Choose<'_>) -> bool {
+        if self.poison.is_some() {
+            return false;
+        }
+        let mut met: Vec<_> = self
+            .families
+            .iter_mut()
+            .filter(|(_, state)| state.has_damage && !state.is_damaged)
+            .collect();
+        if met.is_empty() {
+            return false;
+        }
+        let index = choose(met.len() as u64) as usize;
+        let (family, state) = &mut met[index];
+        state.is_damaged = true;
+        let text = format!("a compaction of pool {family} met damage");
+        self.fail(&text);
+        true
     }
 
     /// Carries out a request, and returns its event.
@@ -426,6 +456,8 @@ impl Twin {
             compression: state.compression,
             lsn: state.lsn(),
             flushed_lsn: state.durable_lsn,
+            unflushed_lsn: state.unflushed.front().map(|(lsn, _)| *lsn),
+            is_damaged: state.is_damaged,
             disk_size: size(&state.durable),
             memtable_size: state
                 .unflushed

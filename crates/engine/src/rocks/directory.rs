@@ -3,9 +3,11 @@
 //! ```text
 //!   engine             the identity; there only while the database beside it is complete
 //!   engine.unfinished  the identity while a creation or removal is under way
+//!   damaged            the column families in which a compaction met damage, one a line; none if it is not there
 //!   rocksdb/           the database
 //! ```
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -22,6 +24,8 @@ const FIRST_LINE: &str = "ashlar engine 1";
 const IDENTITY_FILE: &str = "engine";
 const UNFINISHED_FILE: &str = "engine.unfinished";
 const DATABASE: &str = "rocksdb";
+const DAMAGED_FILE: &str = "damaged";
+const DAMAGED_FILE_NEW: &str = "damaged.new";
 
 pub(super) fn column_family_name(id: PoolId, compression: Compression) -> String {
     format!("{id}.{compression}")
@@ -109,7 +113,8 @@ pub(super) fn create(directory: &Path, identity: Identity) -> Result<(), OpenErr
     let is_unfinished = unfinished.exists();
     for entry in fs::read_dir(directory).map_err(wrong)? {
         let name = entry.map_err(wrong)?.file_name();
-        if !(is_unfinished && (name == UNFINISHED_FILE || name == DATABASE)) {
+        let is_ours = [UNFINISHED_FILE, DATABASE, DAMAGED_FILE, DAMAGED_FILE_NEW];
+        if !(is_unfinished && is_ours.iter().any(|ours| name == *ours)) {
             let (directory, name) = (directory.display(), name.display());
             return Err(OpenError::Occupied(format!("{directory} is not empty: it has {name}")));
         }
@@ -150,11 +155,57 @@ pub(super) fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenEr
 }
 
 fn remove_database(directory: &Path) -> Result<(), OpenError> {
+    for name in [DAMAGED_FILE, DAMAGED_FILE_NEW] {
+        let path = directory.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error(&path, &error));
+            }
+            _ => {}
+        }
+    }
     let path = directory.join(DATABASE);
     match fs::remove_dir_all(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&path, &error)),
         _ => sync_directory(directory),
     }
+}
+
+/// Returns the names of the column families that are noted as damaged.
+fn damaged(directory: &Path) -> Result<BTreeSet<String>, OpenError> {
+    let path = directory.join(DAMAGED_FILE);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) => Err(io_error(&path, &error)),
+    }
+}
+
+/// Notes column families as damaged; durable when this returns.
+pub(super) fn add_damaged(directory: &Path, names: BTreeSet<String>) -> Result<(), OpenError> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    write_damaged(directory, &damaged(directory)?.union(&names).cloned().collect())
+}
+
+/// Notes that a column family is not damaged; durable when this returns.
+pub(super) fn remove_damaged(directory: &Path, name: &str) -> Result<(), OpenError> {
+    let mut names = damaged(directory)?;
+    names.remove(name);
+    write_damaged(directory, &names)
+}
+
+fn write_damaged(directory: &Path, names: &BTreeSet<String>) -> Result<(), OpenError> {
+    let path = directory.join(DAMAGED_FILE_NEW);
+    let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+    let written = File::create(&path).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&path, directory.join(DAMAGED_FILE))
+    });
+    written.map_err(|error| io_error(&path, &error))?;
+    sync_directory(directory)
 }
 
 /// The directory of RocksDB's text log, in memory. It goes once the database is open; the file stays, without
@@ -215,6 +266,7 @@ pub(super) fn open(
     let cache = options::cache(settings).map_err(wrong)?;
     let mut options = options::database_options(settings, &cache, false);
     let _log = TextLog::create(&mut options)?;
+    let damaged = damaged(directory)?;
     let mut families = Vec::new();
     let mut descriptors = vec![ColumnFamilyDescriptor::new("default", options.clone())];
     for name in Database::list_cf(&options, &path).map_err(wrong)? {
@@ -225,7 +277,8 @@ pub(super) fn open(
             let text = format!("{}: unknown column family {name:?}", path.display());
             return Err(OpenError::TooNew(text));
         };
-        let family_options = options::family_options(settings, &cache, compression);
+        let mut family_options = options::family_options(settings, &cache, compression);
+        family_options.set_disable_auto_compactions(damaged.contains(&name));
         descriptors.push(ColumnFamilyDescriptor::new(&name, family_options));
         families.push((name, family, compression));
     }
@@ -235,7 +288,8 @@ pub(super) fn open(
         let lsn = read_lsn(&database, &name).map_err(|text| {
             OpenError::Corrupt(format!("{}: lsn of pool {family}: {text}", path.display()))
         })?;
-        found.push(FamilyFound { family, compression, lsn });
+        let is_damaged = damaged.contains(&name);
+        found.push(FamilyFound { family, compression, lsn, is_damaged });
     }
     found.sort_by_key(|found| found.family);
     Ok(Opened { database, options, cache, found })

@@ -1,12 +1,9 @@
 //! The figures of an engine.
 
-use std::ffi::CStr;
-use std::sync::atomic::Ordering;
-
-use base::Lsn;
 use rocksdb::properties;
+use std::ffi::CStr;
 
-use super::{Family, Shared};
+use super::{Family, Progress, Shared};
 use crate::door::{FamilyStatistics, Stall, Statistics};
 
 impl Shared {
@@ -41,11 +38,15 @@ impl Shared {
             let column_family = column_family.as_ref()?;
             self.database.property_int_value_cf(column_family, name).ok().flatten()
         };
+        let Progress { applied: lsn, flushed: flushed_lsn, unflushed: unflushed_lsn, .. } =
+            *family.progress();
         FamilyStatistics {
             family: family.id,
             compression: family.compression,
-            lsn: family.applied(),
-            flushed_lsn: Lsn::new(family.flushed.load(Ordering::Acquire)),
+            lsn,
+            flushed_lsn,
+            unflushed_lsn,
+            is_damaged: family.is_damaged,
             disk_size: number(properties::TOTAL_SST_FILES_SIZE).unwrap_or(0),
             memtable_size: number(properties::SIZE_ALL_MEM_TABLES).unwrap_or(0),
             record_count_estimate: number(properties::ESTIMATE_NUM_KEYS).unwrap_or(0),

@@ -10,8 +10,10 @@ use std::sync::{Arc, PoisonError};
 use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, WriteBatch};
 
-use super::{Family, LSN_KEY, Shared, options};
-use crate::door::{Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp};
+use super::{Family, LSN_KEY, Shared, directory, options};
+use crate::door::{
+    Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, OpenError,
+};
 use crate::inflight::Lane;
 
 /// No further batch joins a group of so many bytes.
@@ -56,6 +58,7 @@ struct Part<'a> {
     family: Arc<Family>,
     column_family: Arc<BoundColumnFamily<'a>>,
     size: usize,
+    first: Option<Lsn>,
     last: Lsn,
 }
 
@@ -98,7 +101,7 @@ impl<'a> Writer<'a> {
                 let family = self.shared.family(id)?;
                 let column_family = self.shared.column_family(&family)?;
                 let last = family.applied();
-                entry.insert(Part { family, column_family, size: 0, last })
+                entry.insert(Part { family, column_family, size: 0, first: None, last })
             }
         };
         if lsn <= part.last {
@@ -118,6 +121,7 @@ impl<'a> Writer<'a> {
         }
         let size: usize = changes.iter().map(|change| change.size() + RECORD_OVERHEAD).sum();
         part.size += size + RECORD_OVERHEAD;
+        part.first.get_or_insert(lsn);
         part.last = lsn;
         group.size += size;
         Ok(Fate::Joined)
@@ -127,7 +131,7 @@ impl<'a> Writer<'a> {
         let is_joined = |fate: &Fate| matches!(fate, Fate::Joined);
         let mut result = Ok(());
         if group.writes.iter().any(|(.., fate)| is_joined(fate)) {
-            for part in group.families.values().filter(|part| part.size > 0) {
+            for part in group.families.values().filter(|part| part.first.is_some()) {
                 let lsn = part.last.get().to_le_bytes();
                 group.batch.put_cf(&part.column_family, LSN_KEY, lsn);
             }
@@ -135,9 +139,10 @@ impl<'a> Writer<'a> {
             result = written.map_err(|error| self.shared.judge("write", &error));
         }
         if result.is_ok() {
-            for part in group.families.values().filter(|part| part.size > 0) {
+            for part in group.families.values() {
+                let Some(first) = part.first else { continue };
                 part.family.unflushed_size.fetch_add(part.size as u64, Ordering::AcqRel);
-                part.family.applied.store(part.last.get(), Ordering::Release);
+                part.family.progress().on_written(first, part.last);
             }
         }
         let mut told = Vec::with_capacity(group.writes.len());
@@ -182,7 +187,8 @@ impl<'a> Writer<'a> {
             return if is_same { Ok(()) } else { Err(EngineError::OtherCompression { found }) };
         }
         self.refuse_if_full(id)?;
-        let family = Family::new(id, compression, Lsn::ZERO);
+        let found = FamilyFound { family: id, compression, lsn: Lsn::ZERO, is_damaged: false };
+        let family = Family::new(found);
         let options =
             options::family_options(&self.shared.settings, &self.shared.cache, compression);
         let created = self.shared.database.create_cf(&family.name, &options);
@@ -203,6 +209,14 @@ impl<'a> Writer<'a> {
         self.shared.usable()?;
         let Ok(family) = self.shared.family(id) else { return Ok(()) };
         self.refuse_if_full(id)?;
+        if family.is_damaged {
+            // Before: the next family of this name is not damaged.
+            let forgotten = directory::remove_damaged(&self.shared.directory, &family.name);
+            forgotten.map_err(|error| match error {
+                OpenError::Full(_) => EngineError::Full,
+                error => self.shared.poison(error.to_string()),
+            })?;
+        }
         let removed = self.shared.database.drop_cf(&family.name);
         removed.map_err(|error| self.shared.judge(&format!("removal of pool {id}"), &error))?;
         self.failed.remove(&id);

@@ -35,7 +35,10 @@ conformance! {
     a_read_from_memory_never_waits
     a_damaged_record_fails_its_own_reads_only
     a_damaged_record_that_was_replaced_is_read
+    damage_that_a_compaction_meets_poisons_and_is_noted
+    a_family_that_is_noted_as_damaged_goes_on_until_it_is_removed
     statistics_describe_each_family
+    statistics_tell_the_oldest_batch_that_is_not_flushed
     large_values_are_read_back
 }
 
@@ -409,6 +412,97 @@ fn a_damaged_record_that_was_replaced_is_read<E: Engine>() {
     assert!(client.get(1, "family1-050").is_err());
     client.write(1, 20, vec![put("family1-050", "new")]).expect("written");
     assert_eq!(client.get(1, "family1-050"), Ok(Some(b"new".to_vec())));
+}
+
+/// Writes over the whole range of family 1, and flushes, so often that compactions read all of it. Stops when
+/// the engine is poisoned, and returns whether it is already.
+fn make_compactions<E: Engine>(client: &mut Client<E>, first_lsn: u64) -> bool {
+    for lsn in first_lsn..first_lsn + 12 {
+        let value = lsn.to_string();
+        let written = client.write(1, lsn, vec![put("a", &value), put("z", &value)]);
+        let flushed = client.flush(1);
+        for result in [written, flushed] {
+            match result {
+                Ok(()) => {}
+                Err(EngineError::Poisoned { .. }) => return true,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        client.engine.compact();
+    }
+    false
+}
+
+fn wait_for_poison<E: Engine>(client: &mut Client<E>) -> String {
+    match client.wait_for(|event| matches!(event, EngineEvent::Poisoned { .. })) {
+        EngineEvent::Poisoned { text } => text,
+        event => unreachable!("{event:?}"),
+    }
+}
+
+fn damage_that_a_compaction_meets_poisons_and_is_noted<E: Engine>() {
+    let mut client = with_large_records::<E>().corrupt(1, "family1-050");
+    make_compactions(&mut client, 20);
+    let poisoned = Err(EngineError::Poisoned { text: wait_for_poison(&mut client) });
+    assert_eq!(client.write(2, 20, vec![put("a", "1")]), poisoned);
+    assert_eq!(client.flush(2), poisoned);
+    assert_eq!(client.create_family(3, Compression::None), poisoned);
+    assert_eq!(client.get(2, "a").map(|_| ()), poisoned);
+    let told = |event: &EngineEvent| matches!(event, EngineEvent::Poisoned { .. });
+    assert!(!client.events.iter().any(told), "it is told once");
+    let (_, found) = client.crash();
+    let damaged: Vec<_> = found.iter().map(|found| (found.family, found.is_damaged)).collect();
+    assert_eq!(damaged, [(pool(1), true), (pool(2), false)]);
+}
+
+fn a_family_that_is_noted_as_damaged_goes_on_until_it_is_removed<E: Engine>() {
+    let mut client = with_large_records::<E>().corrupt(1, "family1-050");
+    make_compactions(&mut client, 20);
+    wait_for_poison(&mut client);
+    let (mut client, found) = client.crash();
+    assert!(found[0].is_damaged);
+    assert!(client.statistics().families[0].is_damaged);
+    let lsn = found[0].lsn.get();
+    assert!(!make_compactions(&mut client, lsn + 1), "it is not compacted");
+    assert!(matches!(client.get(1, "family1-050"), Err(EngineError::Corrupt { .. })));
+    assert_eq!(client.get(1, "family1-099"), Ok(Some(large_value("family1-099"))));
+    assert_eq!(client.get(1, "a"), Ok(Some((lsn + 12).to_string().into_bytes())));
+    assert_eq!(client.all(2).len(), 100);
+    // The next opening finds it so, too.
+    let (mut client, found) = client.crash();
+    assert!(found[0].is_damaged);
+
+    client.remove_family(1).expect("removed");
+    client.create_family(1, Compression::None).expect("new");
+    assert!(!client.statistics().families[0].is_damaged);
+    let (mut client, found) = client.crash();
+    assert!(!found[0].is_damaged);
+    assert!(!make_compactions(&mut client, 1), "nothing is damaged");
+    assert_eq!(client.all(1).len(), 2);
+}
+
+fn statistics_tell_the_oldest_batch_that_is_not_flushed<E: Engine>() {
+    let mut client = with_family::<E>();
+    let unflushed = |client: &mut Client<E>| {
+        let statistics = client.statistics();
+        assert_eq!(statistics.families.len(), 1);
+        statistics.families[0].unflushed_lsn.map(|lsn| lsn.get())
+    };
+    assert_eq!(unflushed(&mut client), None);
+    client.write(1, 10, vec![put("a", "1")]).expect("written");
+    client.write(1, 20, vec![put("a", "2")]).expect("written");
+    // An engine may flush by itself.
+    assert!([None, Some(10), Some(20)].contains(&unflushed(&mut client)));
+    client.flush(1).expect("flushed");
+    assert_eq!(unflushed(&mut client), None);
+    client.write(1, 30, vec![put("a", "3")]).expect("written");
+    client.write(1, 40, vec![put("a", "4")]).expect("written");
+    let found = unflushed(&mut client);
+    assert!([None, Some(30), Some(40)].contains(&found), "{found:?}");
+    // RocksDB has no reason to flush so little.
+    assert!(!E::IS_THREADED || found == Some(30), "{found:?}");
+    let (mut client, _) = client.crash();
+    assert_eq!(unflushed(&mut client), None);
 }
 
 fn statistics_describe_each_family<E: Engine>() {

@@ -84,6 +84,8 @@ fn a_destroyed_engine_is_gone() {
     client.write(1, 1, vec![put("a", "1")]).expect("written");
     let RealEngine { engine, directory, .. } = client.engine;
     drop(engine);
+    // A note of damage goes with it.
+    fs::write(directory.0.join("damaged"), "1.lz4\n").expect("a file");
     Rocks::destroy(&directory.0, IDENTITY).expect("it is there");
     assert_eq!(fs::read_dir(&directory.0).expect("a directory").count(), 0);
     Rocks::create(&directory.0, IDENTITY).expect("an empty directory");
@@ -99,6 +101,19 @@ fn a_closed_engine_has_everything() {
     drop(engine);
     let (_, found) = RealEngine::open(directory, settings());
     assert_eq!(found[0].lsn.get(), 7);
+}
+
+#[test]
+fn a_note_of_damage_about_families_that_are_not_there_is_ignored() {
+    let mut client = Client::new(RealEngine::open(created(), settings()).0);
+    client.create_family(1, Compression::Lz4).expect("new");
+    client.create_family(2, Compression::Lz4).expect("new");
+    let RealEngine { engine, directory, .. } = client.engine;
+    drop(engine);
+    fs::write(directory.0.join("damaged"), "2.lz4\n3.none\n1.zstd\n").expect("a file");
+    let (_, found) = RealEngine::open(directory, settings());
+    let damaged: Vec<bool> = found.iter().map(|found| found.is_damaged).collect();
+    assert_eq!(damaged, [false, true]);
 }
 
 #[test]

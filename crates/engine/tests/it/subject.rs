@@ -74,6 +74,8 @@ pub fn settings() -> Settings {
 
 /// An engine behind its door.
 pub trait Engine: Sized {
+    /// Whether it does things by itself while time passes.
+    const IS_THREADED: bool;
     fn create() -> Self;
     fn submit(&mut self, effect: EngineEffect);
     /// Waits until something may have happened, and adds what did.
@@ -83,6 +85,8 @@ pub trait Engine: Sized {
     /// Damages the record with this key, whose value is a large one, uncompressed. All batches may become
     /// durable.
     fn corrupt(self, family: PoolId, key: &str) -> Self;
+    /// Compacts now, if it does not do so by itself.
+    fn compact(&mut self);
 }
 
 pub struct RealEngine {
@@ -143,6 +147,8 @@ pub fn damage(directory: &Path, key: &str) {
 }
 
 impl Engine for RealEngine {
+    const IS_THREADED: bool = true;
+
     fn create() -> RealEngine {
         let directory = TempDirectory::new();
         Rocks::create(&directory.0, IDENTITY).expect("an empty directory");
@@ -169,6 +175,11 @@ impl Engine for RealEngine {
         damage(&directory.0, key);
         RealEngine::open(directory, settings()).0
     }
+
+    /// RocksDB does when a family has four files. This is time enough to notice it.
+    fn compact(&mut self) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A small generator of random numbers: the suite's choices repeat.
@@ -193,6 +204,8 @@ pub struct TwinEngine {
 }
 
 impl Engine for TwinEngine {
+    const IS_THREADED: bool = false;
+
     fn create() -> TwinEngine {
         TwinEngine { twin: Twin::create(IDENTITY), random: Random::new(1) }
     }
@@ -224,6 +237,10 @@ impl Engine for TwinEngine {
         let end = format!("{key}\0");
         assert_eq!(self.twin.corrupt(family, key.as_bytes(), end.as_bytes()), 1);
         self
+    }
+
+    fn compact(&mut self) {
+        self.twin.compact_damage(&mut |end| self.random.below(end));
     }
 }
 
