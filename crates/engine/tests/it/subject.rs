@@ -9,7 +9,7 @@ use std::time::Duration;
 use base::{Lsn, PoolId};
 use engine::{
     Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound,
-    Identity, Query, Records, Rocks, Settings, Statistics, Twin,
+    Identity, OpenError, Query, Records, Rocks, Settings, Statistics, Twin,
 };
 
 pub const IDENTITY: Identity = Identity { engine: 0xe, store: 0x5 };
@@ -62,6 +62,14 @@ impl TempDirectory {
     }
 }
 
+impl TempDirectory {
+    pub fn copy(&self) -> TempDirectory {
+        let directory = TempDirectory::new();
+        copy(&self.0, &directory.0);
+        directory
+    }
+}
+
 impl Drop for TempDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
@@ -97,20 +105,24 @@ pub struct RealEngine {
 
 impl RealEngine {
     pub fn open(directory: TempDirectory, settings: Settings) -> (RealEngine, Vec<FamilyFound>) {
+        RealEngine::try_open(directory, settings).expect("it was created")
+    }
+
+    pub fn try_open(
+        directory: TempDirectory,
+        settings: Settings,
+    ) -> Result<(RealEngine, Vec<FamilyFound>), OpenError> {
         let (wake, woken) = mpsc::channel();
         let wake = move || {
             let _ = wake.send(());
         };
-        let (engine, found) =
-            Rocks::open(&directory.0, IDENTITY, settings, wake).expect("it was created");
-        (RealEngine { engine, directory, woken }, found)
+        let (engine, found) = Rocks::open(&directory.0, IDENTITY, settings, wake)?;
+        Ok((RealEngine { engine, directory, woken }, found))
     }
 
     /// Opens a copy of what is in files now: what a kill would leave.
     pub fn open_copy(&self) -> (RealEngine, Vec<FamilyFound>) {
-        let directory = TempDirectory::new();
-        copy(&self.directory.0, &directory.0);
-        RealEngine::open(directory, settings())
+        RealEngine::open(self.directory.copy(), settings())
     }
 }
 
