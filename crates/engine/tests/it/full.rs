@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use engine::{Compression, EngineError, EngineEvent, Rocks, Settings};
+use engine::{Compression, EngineError, EngineEvent, OpenError, Rocks, Settings};
 
 use crate::subject::{Client, IDENTITY, Random, RealEngine, TempDirectory, pool, put, settings};
 
@@ -179,6 +179,41 @@ fn child_fills_its_file_system() {
     assert_eq!(client.take_flushed(1), Some(failed + 1));
     assert_durable(&client, 1, failed + 1, SIZE);
     println!("the full file system was survived");
+}
+
+/// Creation and opening, when there is no space at all.
+#[test]
+#[ignore = "the child of a test below"]
+fn child_has_no_space_for_an_opening() {
+    let Some(client) = open(&settings()) else { return };
+    let RealEngine { engine, directory, .. } = client.engine;
+    drop(engine);
+    let ballast = fill(&directory.0);
+    let other = directory.0.with_file_name("other");
+    let created = Rocks::create(&other, IDENTITY);
+    assert!(matches!(created, Err(OpenError::Full(_))), "{created:?}");
+    let opened = Rocks::open(&directory.0, IDENTITY, settings(), || {});
+    assert!(matches!(opened, Err(OpenError::Full(_))), "{opened:?}");
+    fs::remove_file(ballast).expect("removed");
+    Rocks::create(&other, IDENTITY).expect("what is left of a creation");
+    let (engine, found) = RealEngine::open(directory, settings());
+    assert_eq!(found[1].lsn.get(), 1);
+
+    // What a closing RocksDB would like to flush is lost; the journal has it.
+    let mut client = Client::new(engine);
+    client.write(1, 1, vec![put(name(1), noise(1, SIZE))]).expect("written");
+    let ballast = fill_client(&client);
+    let RealEngine { engine, directory, .. } = client.engine;
+    drop(engine);
+    fs::remove_file(ballast).expect("removed");
+    let (_, found) = RealEngine::open(directory, settings());
+    assert_eq!((found[0].lsn.get(), found[1].lsn.get()), (0, 1));
+    println!("the full file system was survived");
+}
+
+#[test]
+fn an_opening_without_space_is_refused() {
+    run_child("24m", "full::child_has_no_space_for_an_opening");
 }
 
 #[test]
