@@ -73,7 +73,7 @@ fn kill_leaves_a_prefix_with_all_that_was_flushed() {
     let mut next_lsn = 1;
     let mut flushes = 0;
     let mut lost = 0;
-    for _ in 0..8 {
+    for _ in 0..6 {
         let RealEngine { engine, directory, .. } = client.engine;
         drop(engine);
         let mut child = Command::new(std::env::current_exe().expect("this program"))
@@ -97,7 +97,7 @@ fn kill_leaves_a_prefix_with_all_that_was_flushed() {
             told.extend(lines.map_while(Result::ok));
             told
         });
-        std::thread::sleep(Duration::from_millis(300 + random.below(700)));
+        std::thread::sleep(Duration::from_millis(100 + random.below(400)));
         child.kill().expect("a child");
         child.wait().expect("a child");
         let told = reader.join().expect("the reader");

@@ -54,8 +54,11 @@ impl TempDirectory {
     pub fn new() -> TempDirectory {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("ashlar-engine-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let name = format!("ashlar-engine-test-{}-{number}", std::process::id());
+        // No test cuts the power, so nobody needs to wait for a disk.
+        let memory = PathBuf::from("/dev/shm");
+        let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        let path = parent.join(name);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).expect("a new directory");
         TempDirectory(path)
