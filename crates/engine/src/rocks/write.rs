@@ -198,8 +198,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// RocksDB does not refuse to change its families when there is no space. A manifest that it cannot write
-    /// then, after a flush failed, is a state that it does not expect to get going from.
+    /// RocksDB would change its families although it refuses writes. If it could not write its manifest then,
+    /// it would not get going again: an assertion of it fails.
     fn refuse_if_full(&self, id: PoolId) -> Result<(), EngineError> {
         let probed = self.shared.probe();
         probed.map_err(|error| self.shared.judge(&format!("families, pool {id}"), &error))
