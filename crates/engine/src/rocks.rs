@@ -397,6 +397,11 @@ impl Shared {
             family.unflushed_size.fetch_add(size, Ordering::AcqRel);
             return Err(error);
         }
+        // The lock holds up the removal of the family: nobody takes this event for one of its successor.
+        let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
+        if !families.get(&family.id).is_some_and(|found| Arc::ptr_eq(found, &family)) {
+            return Err(EngineError::NoFamily);
+        }
         if family.progress().on_flushed(lsn) {
             self.tell(None, EngineEvent::Flushed { family: family.id, lsn });
         }

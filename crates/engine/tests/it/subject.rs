@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Lsn, PoolId};
 use engine::{
@@ -123,9 +123,20 @@ impl RealEngine {
         Ok((RealEngine { engine, directory, woken }, found))
     }
 
-    /// Opens a copy of what is in files now: what a kill would leave.
+    /// Opens a copy of what is in files now: what a kill would leave. A compaction that ends while files are
+    /// copied makes a copy that does not open, which no kill would leave: then it is copied again.
     pub fn open_copy(&self) -> (RealEngine, Vec<FamilyFound>) {
-        RealEngine::open(self.directory.copy(), settings())
+        let begun = Instant::now();
+        loop {
+            match RealEngine::try_open(self.directory.copy(), settings()) {
+                Ok(opened) => return opened,
+                Err(error) if matches!(error, OpenError::Corrupt(_)) => {
+                    assert!(begun.elapsed() < PATIENCE, "{error}");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 }
 
