@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use base::{
     BlockSize, Choice, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
-    Scheme, SessionId,
+    Position, Scheme, SessionId,
 };
 use format::door::Role;
 use format::wire::{Member, PgEntry};
@@ -564,6 +564,9 @@ pub enum Need {
     Complete(Member),
     /// This member cannot continue (it is full, or does not keep up); the text is for people.
     Failed(Member, String),
+    /// In pools with parity: this learner had this position when the PG was last active, and gets it back.
+    /// Who has the position now was filled since, and may lack what was acknowledged.
+    Return(Member, Position),
 }
 
 /// The kind of peer whose connection a monitor relays to the leader.

@@ -288,6 +288,10 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
                 let event = TraceEvent::warn("member cannot continue");
                 event.with("member", member.osd).with("why", why)
             }
+            Need::Return(member, position) => {
+                let event = TraceEvent::info("learner gets its former position back");
+                event.with("member", member.osd).with("position", position.get())
+            }
         };
         effects.push(Effect::Trace(of_pg(event, *pg, *epoch)));
     }

@@ -854,6 +854,7 @@ impl Node {
             pg::Need::NewEpoch => Need::NewEpoch,
             pg::Need::Complete(member) => Need::Complete(member),
             pg::Need::Failed(member, why) => Need::Failed(member, why),
+            pg::Need::Return(member, position) => Need::Return(member, position),
         };
         self.peers.need(entry.pg, entry.epoch, what);
     }

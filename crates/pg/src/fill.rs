@@ -53,6 +53,11 @@ impl Pg {
                 format!("{osd} has stable versions that the members do not know to be stable");
             return self.lead().hindrance = Some(why);
         }
+        if is_short && self.is_kept_as_it_is(index) {
+            return;
+        }
+        let lead = self.lead();
+        let state = lead.peers[index].state.as_ref().expect("the member has reported its state");
         let (mut filling, end) = judge(&lead.history, state, floor);
         if filling.listing && filling.cursor.is_none() {
             list_all(&mut filling);

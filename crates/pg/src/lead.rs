@@ -67,6 +67,9 @@ pub struct Lead {
     pub lacks_holders: bool,
     /// In pools with parity: these members were removed from the cluster, so what only they have is given up.
     pub gave_up_holders: bool,
+    /// In pools with parity, while learners are filled below minimum size: those that were members in the
+    /// newest activation are not filled.
+    pub keeps_holders: bool,
     /// Requests to members that have not been answered.
     pub asks: Asks,
     /// Maximum number of fills in flight.
@@ -165,6 +168,7 @@ impl Lead {
             hindrance: None,
             lacks_holders: false,
             gave_up_holders: false,
+            keeps_holders: false,
             asks: Asks::default(),
             fills_max: 0,
             unreported: MemberSet::default(),

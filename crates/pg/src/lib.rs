@@ -82,8 +82,8 @@ use base::{
 };
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
-    Change, Content, Filling, ListedBlock, Member, MemberState, Op, Outcome, PeerBody, PgEntry,
-    Refusal,
+    Change, Content, Elsewhere, Filling, ListedBlock, Member, MemberState, Op, Outcome, PeerBody,
+    PgEntry, Refusal,
 };
 
 pub use copies::Copies;
@@ -233,6 +233,9 @@ pub enum Need {
     Complete(Member),
     /// This member cannot continue. The text says why, for people.
     Failed(Member, String),
+    /// In pools with parity: this learner had this position in the newest activation, and gets it back. Who
+    /// has the position now was filled since, and may lack what was acknowledged.
+    Return(Member, Position),
 }
 
 /// Which blocks of an image to list.
@@ -520,7 +523,7 @@ impl Pg {
 
     /// Returns the state that this OSD reports in its newest entry. In a pool where positions hold different
     /// data, this OSD holds the data of the position in its record. If it now has another position, it
-    /// reports that it has nothing.
+    /// reports that it has nothing there, and of which position it has everything.
     fn own_state(&self) -> MemberState {
         let position = |entry: &PgEntry| {
             let learner = entry.learner(self.me).map(|learner| learner.position);
@@ -530,7 +533,11 @@ impl Pg {
         let recorded = self.local_state.record().and_then(|record| position(&record.entry));
         let is_whole = self.shape.face.is_whole_everywhere() || planted::on(Bug::RoleContentKept);
         let is_in_role = is_whole || now == recorded;
-        self.local_state.state(is_in_role)
+        let state = self.local_state.state(is_in_role);
+        let epoch = self.local_state.activated().filter(|_| !is_in_role);
+        let elsewhere = epoch.zip(recorded);
+        let elsewhere = elsewhere.map(|(epoch, position)| Elsewhere { epoch, position });
+        MemberState { elsewhere, ..state }
     }
 
     /// Answers all open operations and forgets the epoch. Requests at the store still complete, but nobody is

@@ -307,7 +307,16 @@ impl LocalState {
             is_suspect: self.is_suspect,
             history: record.map(|record| record.history.clone()).unwrap_or_default(),
             filling: record.and_then(|record| record.filling.clone()),
+            elsewhere: None,
         }
+    }
+
+    /// Returns the newest activation at which this member had everything. `None`: it has no record of it, or
+    /// was filled since while other members were lost.
+    pub fn activated(&self) -> Option<Epoch> {
+        let record = self.record.as_ref().filter(|_| self.is_believed)?;
+        let newest = record.history.last()?.epoch;
+        (record.filling.is_none() && newest == record.entry.epoch).then_some(newest)
     }
 }
 

@@ -233,7 +233,7 @@ impl Pg {
         is_immediate: bool,
         actions: &mut Vec<Action>,
     ) {
-        if self.serving != Serving::Asking {
+        if !matches!(self.serving, Serving::Asking | Serving::Filling) {
             return;
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
@@ -244,19 +244,25 @@ impl Pg {
         if lead.peers.len() == count {
             return;
         }
-        let basis = match self.stripes() {
-            Some(stripes) => self.basis_of_stripes(stripes, is_immediate),
-            None if self.shape.face.is_whole_everywhere() => self.own_basis(is_immediate),
-            None => return,
-        };
         let is_met = |peer: &Peer, is_lost: fn(Absence) -> bool| match peer.contact {
             Contact::Known => true,
             Contact::Away | Contact::Asked | Contact::Draining => is_lost(absence(peer.member)),
             Contact::Out => false,
         };
         let acting = || lead.peers[..count].iter();
-        let are_lost = acting().all(|peer| is_met(peer, |absence| absence != Absence::Awaited));
         let are_gone = acting().all(|peer| is_met(peer, |absence| absence == Absence::Gone));
+        if self.serving == Serving::Filling {
+            if lead.keeps_holders && are_gone {
+                self.fill_holders(actions);
+            }
+            return;
+        }
+        let basis = match self.stripes() {
+            Some(stripes) => self.basis_of_stripes(stripes, is_immediate),
+            None if self.shape.face.is_whole_everywhere() => self.own_basis(is_immediate),
+            None => return,
+        };
+        let are_lost = acting().all(|peer| is_met(peer, |absence| absence != Absence::Awaited));
         let is_gone = |member: &Member| absence(*member) == Absence::Gone;
         let basis = basis.and_then(|basis| {
             match basis.has_all || are_gone && basis.others.iter().all(is_gone) {
@@ -275,6 +281,7 @@ impl Pg {
             Err(why) => return self.lead().hindrance = Some(why),
         };
         self.lead().hindrance = None;
+        let has_parity = self.stripes().is_some();
         let history_count_max = self.shape.limits.history_count_max;
         let state = self.lead().peers[history_from].state.as_ref().expect("it has reported");
         let history = history_of(state, adopted, floor, epoch, history_count_max);
@@ -282,7 +289,7 @@ impl Pg {
         self.local_state.promise(epoch);
         let lead = self.lead();
         (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
-        lead.fill_sources = sources;
+        (lead.fill_sources, lead.keeps_holders) = (sources, has_parity && !are_gone);
         self.versions.go_on_from(adopted);
         self.syncs = Syncs::new(adopted.counter);
         self.serving = Serving::Filling;

@@ -5,6 +5,7 @@
 //! | a learner was reported complete in this epoch, in these runs | it takes its position if that is empty or its member is removed by this change; otherwise it waits, bound |
 //! | an acting member is lost: down, barred, or back with a damaged store | it is removed if at least minimum size sound members remain, all heard from since; otherwise the set stays |
 //! | an acting member is up in a new run | the entry gets the new run; the set stays as it is |
+//! | a learner had a position when the PG with parity was last active, and its primary needs it there | it takes that position; its present member, which was filled since, leaves |
 //! | a learner is complete as above, and all members are sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan is up and not acting | it becomes a learner for the position that needs it most |
 //! | everything is as planned | the plan's first OSD whose disk is not slow (if all are slow, the first) becomes primary as soon as it may, if it reaches all members |
@@ -15,7 +16,7 @@
 //!
 //! Invariants
 //!   1. An OSD joins the acting set only after it was reported complete in exactly this epoch and these runs
-//!      of the entry.
+//!      of the entry, or to have everything that its member has and more.
 //!   2. A member leaves the acting set only if at least `min_size` members that hold everything remain, are
 //!      up, and have been heard from since.
 //!   3. Members stay at their positions. Where positions are roles (parity), a learner gets only the position
@@ -78,6 +79,9 @@ pub(super) struct Given<'a> {
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
     /// Learners that the primary has reported complete in the entry's epoch.
     pub(super) complete: BTreeSet<Member>,
+    /// Learners that the primary wants back at positions that they had when the PG was last active. They have
+    /// more than the present members there.
+    pub(super) returning: BTreeMap<Position, Member>,
     /// OSDs that cannot take part at present because they failed, with the event of the failure.
     pub(super) barred: BTreeMap<OsdId, u64>,
     /// The broken and the suspected links between OSDs.
@@ -233,6 +237,7 @@ pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntr
     if given.positions_are_roles() && positions.len() < count {
         positions.resize(count, None);
     }
+    give_back(&mut positions, given);
     let waiting = replace_lost(&mut positions, ready, stalled_go, given);
     let waiting = replace_surplus(&mut positions, waiting, leader, given);
     take_new_runs(&mut positions, !waiting.is_empty(), given);
@@ -296,6 +301,16 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
         None => {
             bar(given, links.from(primary));
             Some(primary)
+        }
+    }
+}
+
+/// Gives learners back the positions that they had when the PG was last active.
+fn give_back(positions: &mut [Option<Member>], given: &Given<'_>) {
+    for (position, member) in &given.returning {
+        let is_fit = given.positions_are_roles() && given.fit(member.osd) == Some(*member);
+        if let Some(slot) = positions.get_mut(position.index()).filter(|_| is_fit) {
+            *slot = Some(*member);
         }
     }
 }

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Time};
+use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Position, Time};
 use format::wire::{Member, PgEntry};
 
 use super::acting::{DiskStanding, Given, Links, Standing, next_entry};
@@ -63,6 +63,8 @@ pub(super) struct Entries {
 struct Asked {
     epoch: Epoch,
     complete: BTreeSet<Member>,
+    /// Learners that get the positions back that they had when the PG was last active.
+    returning: BTreeMap<Position, Member>,
     /// The next epoch, if the primary requested one.
     renew: Option<Renewal>,
 }
@@ -185,8 +187,12 @@ impl Monitor {
         let is_member = |member: &Member| entry.members().any(|known| known == member);
         match need.what {
             Need::NewEpoch => {}
-            Need::Complete(member) if !entry.learning().any(|learner| *learner == member) => return,
-            Need::Complete(_) => {}
+            Need::Complete(member) | Need::Return(member, _)
+                if !entry.learning().any(|learner| *learner == member) =>
+            {
+                return;
+            }
+            Need::Complete(_) | Need::Return(..) => {}
             Need::Failed(member, _) if !is_member(&member) => return,
             Need::Failed(..) => {}
         }
@@ -195,10 +201,12 @@ impl Monitor {
         let asked = self.entries.asked.entry(pg).or_insert(Asked {
             epoch,
             complete: BTreeSet::new(),
+            returning: BTreeMap::new(),
             renew: None,
         });
         if asked.epoch != epoch {
-            *asked = Asked { epoch, complete: BTreeSet::new(), renew: None };
+            let (complete, returning) = (BTreeSet::new(), BTreeMap::new());
+            *asked = Asked { epoch, complete, returning, renew: None };
         }
         let before = self.entries.renewals.get(&pg);
         match need.what {
@@ -210,6 +218,9 @@ impl Monitor {
                     // probe.
                     self.ask_soon(others.into_iter().chain([member.osd]));
                 }
+            }
+            Need::Return(member, position) => {
+                asked.returning.insert(position, member);
             }
             Need::NewEpoch => {
                 let next = || Renewal::after(before, now, RENEW_SPAN_MIN, RENEW_SPAN_MAX);
@@ -451,6 +462,7 @@ impl Monitor {
             targets,
             standings,
             complete: asked.map(|asked| asked.complete.clone()).unwrap_or_default(),
+            returning: asked.map(|asked| asked.returning.clone()).unwrap_or_default(),
             barred: self.failed_in(self.now, entry.pg).map(|(osd, b)| (osd, b.since)).collect(),
             links,
             renew: is_time && !self.is_in_doubt(entry),

@@ -12,7 +12,7 @@ use base::{
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
 use super::peer::{
-    Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
+    Activation, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
     LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
     PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
     WHOLE_COUNT_MAX,
@@ -499,6 +499,11 @@ fn put_state(bytes: &mut Vec<u8>, pool: PoolId, state: &MemberState) {
     put_bool(bytes, state.is_suspect);
     put_history(bytes, &state.history);
     put_filling(bytes, pool, state.filling.as_ref());
+    put_bool(bytes, state.elsewhere.is_some());
+    if let Some(Elsewhere { epoch, position }) = state.elsewhere {
+        put_u32(bytes, epoch.get());
+        bytes.push(position.get());
+    }
 }
 
 fn put_history(bytes: &mut Vec<u8>, history: &[Activation]) {
@@ -666,7 +671,16 @@ impl Reader<'_> {
             is_suspect: self.bool()?,
             history: self.history()?,
             filling: self.filling(pool)?,
+            elsewhere: self.elsewhere()?,
         })
+    }
+
+    fn elsewhere(&mut self) -> Result<Option<Elsewhere>, DecodeError> {
+        if !self.bool()? {
+            return Ok(None);
+        }
+        let epoch = Epoch::new(self.u32()?);
+        Ok(Some(Elsewhere { epoch, position: self.position()? }))
     }
 
     fn history(&mut self) -> Result<Vec<Activation>, DecodeError> {

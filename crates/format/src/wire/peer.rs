@@ -428,6 +428,18 @@ pub struct MemberState {
     pub history: Vec<Activation>,
     /// The progress of a backfill that has not finished.
     pub filling: Option<Filling>,
+    /// In pools with parity: what the member has, if that belongs to another position than the one that the
+    /// entry gives it. All the rest then says that it has nothing.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// A position whose parts a member has, although the entry gives it another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Elsewhere {
+    /// The newest activation at which the member had everything.
+    pub epoch: Epoch,
+    /// The position of its parts.
+    pub position: Position,
 }
 
 /// One activation.

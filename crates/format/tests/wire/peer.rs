@@ -3,7 +3,7 @@
 use base::{BlockSize, Checksum, MapRevision, Position};
 use format::disk::{BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
-    Activation, Change, Content, Digest, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
+    Activation, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
     LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
     PeerBody, PeerMessage, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
@@ -118,6 +118,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         is_suspect: true,
         history: history(),
         filling: Some(filling()),
+        elsewhere: None,
     };
     let fresh = MemberState {
         record_epoch: Epoch::ZERO,
@@ -129,7 +130,10 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         is_suspect: false,
         history: vec![],
         filling: None,
+        elsewhere: None,
     };
+    let elsewhere = Elsewhere { epoch: Epoch::new(7), position: position(4) };
+    let moved = MemberState { elsewhere: Some(elsewhere), ..fresh.clone() };
     let listed = ListedBlock { key: key(4), version: version_of(300), is_tombstone: false };
     let deleted = ListedBlock { key: key(5), version: version_of(301), is_tombstone: true };
     let activate = |filling| PeerBody::Activate {
@@ -181,6 +185,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-query", peer(PeerBody::Query { revision: MapRevision::new(77) })),
         ("peer-state", peer(PeerBody::State(state))),
         ("peer-state-fresh", peer(PeerBody::State(fresh))),
+        ("peer-state-elsewhere", peer(PeerBody::State(moved))),
         (
             "peer-list",
             peer(PeerBody::List { call: 3, newer_than: version_of(299), after: Some(key) }),
@@ -292,8 +297,13 @@ fn any_filling() -> impl Strategy<Value = Option<Filling>> {
 fn any_state() -> impl Strategy<Value = MemberState> {
     let version = any_version;
     let versions = (version(), version(), version(), version(), version());
-    (any::<u32>(), versions, any::<bool>(), any_history(), any_filling()).prop_map(
-        |(epoch, (complete, had, committed, held, floor), is_suspect, history, filling)| {
+    let elsewhere = proptest::option::of((any::<u32>(), 0u8..20).prop_map(|(epoch, number)| {
+        Elsewhere { epoch: Epoch::new(epoch), position: position(number) }
+    }));
+    let rest = (any_history(), any_filling(), elsewhere);
+    (any::<u32>(), versions, any::<bool>(), rest).prop_map(
+        |(epoch, (complete, had, committed, held, floor), is_suspect, rest)| {
+            let (history, filling, elsewhere) = rest;
             MemberState {
                 record_epoch: Epoch::new(epoch),
                 complete,
@@ -304,6 +314,7 @@ fn any_state() -> impl Strategy<Value = MemberState> {
                 is_suspect,
                 history,
                 filling,
+                elsewhere,
             }
         },
     )
@@ -599,6 +610,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         is_suspect: false,
         history,
         filling: Some(filling),
+        elsewhere: None,
     };
     let listed = |stripe| ListedBlock { key: key(stripe), version: version(), is_tombstone: true };
     let blocks = (0..LIST_COUNT_MAX as u32).map(listed).collect();

@@ -474,7 +474,7 @@ impl Cluster {
                 learners.retain(|index| *index != index_of(member.osd));
                 acting.push(index_of(member.osd));
             }
-            Need::Failed(..) => return,
+            Need::Failed(..) | Need::Return(..) => return,
         }
         self.set_entry(&acting, &learners);
     }

@@ -13,14 +13,16 @@
 //!      acknowledged above that version. So it is activated only if `k` others are acting members, too.
 //!   3. Nothing is prepared, committed or settled at acting members. Versions above that one stay prepared
 //!      there, and the next activation decides about them.
+//!   4. A learner that was a member in the newest activation keeps what it has until the PG is active, for it
+//!      may be needed: it is not filled, and gets its position back if too few others have everything.
 
-use base::{Epoch, Version};
-use format::wire::{Member, MemberState};
+use base::{Epoch, Position, Version};
+use format::wire::{Elsewhere, Member, MemberState};
 
 use super::Stripes;
 use super::peering::{Settled, committed};
 use crate::ask::Contact;
-use crate::lead::{Absence, Basis, Lead};
+use crate::lead::{Absence, Basis, Lead, Peer};
 use crate::{Action, MemberSet, Need, Pg};
 
 impl Lead {
@@ -64,6 +66,24 @@ impl Lead {
         Ok(Basis { adopted, floor, sources, history_from, others, has_all: false })
     }
 
+    /// Returns the newest activation that acting members have reported.
+    fn newest_activation(&self) -> Epoch {
+        let recorded = self.reported().filter(|(_, state)| state.record_epoch > Epoch::ZERO);
+        let newest = recorded.filter_map(|(_, state)| state.history.last());
+        newest.map(|newest| newest.epoch).max().unwrap_or_default()
+    }
+
+    /// Returns the position of which a learner has everything that was acknowledged: it was a member in the
+    /// newest activation, or has all versions that acting members have. Requires: all acting members have
+    /// reported their state.
+    fn position_held_by(&self, learner: &Peer) -> Option<Position> {
+        let held = holds_at(learner)?;
+        let state = learner.state.as_ref().filter(|state| state.elsewhere.is_none());
+        let has_all = state
+            .is_some_and(|state| self.acting_states().all(|acting| acting.had <= state.complete));
+        (has_all || held.epoch >= self.newest_activation()).then_some(held.position)
+    }
+
     /// Returns the members among these that have everything that was acknowledged, as far as they did not
     /// lose lazy versions: all but those that were filled while others were lost. If `settled` covers such a
     /// member, it got the rest since.
@@ -77,6 +97,15 @@ impl Lead {
 fn was_filled_short(state: &MemberState) -> bool {
     let newest = state.history.last().map_or(Epoch::ZERO, |newest| newest.epoch);
     newest < state.record_epoch
+}
+
+/// Returns the newest activation at which a member had everything, and the position of what it has.
+fn holds_at(peer: &Peer) -> Option<Elsewhere> {
+    let state = peer.state.as_ref().filter(|_| peer.contact == Contact::Known)?;
+    let is_in_role = state.record_epoch > Epoch::ZERO && !was_filled_short(state);
+    let in_role = Elsewhere { epoch: state.record_epoch, position: peer.position };
+    let held = state.elsewhere.or(is_in_role.then_some(in_role));
+    held.filter(|_| !state.is_suspect && state.filling.is_none())
 }
 
 impl Pg {
@@ -128,37 +157,81 @@ impl Pg {
         if count >= stripes.data_count() || lead.gave_up_holders {
             return false;
         }
-        lead.lacks_holders = true;
-        let others: Vec<String> =
-            self.holders_left_out().iter().map(|member| member.osd.to_string()).collect();
-        let others = others.join(", ");
-        self.lead().hindrance = Some(format!(
-            "only {count} members have everything that was acknowledged: {others} must come back or be \
-             marked out"
-        ));
-        self.call_back_holder(actions);
+        self.await_holders(
+            &format!("only {count} members have everything that was acknowledged"),
+            actions,
+        );
         true
     }
 
+    /// Waits for members of the newest activation that are not acting members. `why`: why they are needed.
+    fn await_holders(&mut self, why: &str, actions: &mut Vec<Action>) {
+        let others: Vec<String> =
+            self.holders_left_out().iter().map(|member| member.osd.to_string()).collect();
+        let others = others.join(", ");
+        let lead = self.lead();
+        lead.lacks_holders = true;
+        lead.hindrance = Some(format!("{why}: {others} must come back or be marked out"));
+        self.call_back_holder(actions);
+    }
+
+    /// Returns whether members that were left out are waited for, although enough acting members have
+    /// everything: too few of these can be read as of what another one had. Requires: all acting members have
+    /// reported their state.
+    pub(crate) fn awaits_sources(&mut self, actions: &mut Vec<Action>) -> bool {
+        let is_awaited = !self.lead().gave_up_holders && !self.holders_left_out().is_empty();
+        if is_awaited {
+            self.await_holders("too few members can be read as of an earlier version", actions);
+        }
+        is_awaited
+    }
+
     /// Makes a learner an acting member again that was one in the newest activation: nobody has settled any
-    /// version without it.
+    /// version without it. Requires: all acting members have reported their state.
     pub(crate) fn call_back_holder(&mut self, actions: &mut Vec<Action>) {
         let lead = self.lead();
-        let is_holder = |state: &&MemberState| {
-            state.record_epoch > Epoch::ZERO && !was_filled_short(state) && !state.is_suspect
+        let count = lead.acting.count();
+        let has_holder = |position: Position| {
+            let acting = lead.peers[..count].iter().find(|peer| peer.position == position);
+            acting.is_some_and(|peer| holds_at(peer).is_some())
         };
-        let learners = lead.peers[lead.acting.count()..].iter().filter_map(|peer| {
-            let state = peer.state.as_ref().filter(|_| peer.contact == Contact::Known);
-            let state = state.filter(is_holder).filter(|state| state.filling.is_none());
-            Some((peer, state?.record_epoch))
+        let found = lead.peers[count..].iter().find_map(|peer| {
+            let position = lead.position_held_by(peer)?;
+            (!has_holder(position)).then_some((peer.member, position))
         });
-        let acting = lead.acting_states().filter(is_holder).map(|state| state.record_epoch).max();
-        let newest = learners.max_by_key(|(_, epoch)| *epoch);
-        let found = newest.filter(|(_, epoch)| Some(*epoch) >= acting).map(|(peer, _)| peer);
-        if let Some(peer) = found {
-            let member = peer.member;
+        if let Some((member, position)) = found {
             let why = format!("{} is an acting member again", member.osd);
-            self.end_epoch(Need::Complete(member), why, actions);
+            self.end_epoch(Need::Return(member, position), why, actions);
+        }
+    }
+
+    /// Returns whether a learner must not be filled: it was a member in the newest activation, so it may have
+    /// what too few others have, and the epoch will never be active.
+    pub(crate) fn is_kept_as_it_is(&mut self, index: usize) -> bool {
+        let lead = self.lead();
+        let newest = lead.newest_activation();
+        let held = holds_at(&lead.peers[index]);
+        let is_kept = lead.keeps_holders && held.is_some_and(|held| held.epoch >= newest);
+        if is_kept {
+            let osd = lead.peers[index].member.osd;
+            lead.hindrance = Some(format!(
+                "{osd} keeps what it has: the acting members that are lost must come back or be marked out"
+            ));
+        }
+        is_kept
+    }
+
+    /// Fills also learners that were members in the newest activation: the acting members that are lost were
+    /// removed from the cluster.
+    pub(crate) fn fill_holders(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        (lead.keeps_holders, lead.hindrance) = (false, None);
+        let newest = lead.newest_activation();
+        let is_holder =
+            |index: &usize| holds_at(&lead.peers[*index]).is_some_and(|held| held.epoch >= newest);
+        let learners = lead.acting.count()..lead.peers.len();
+        for index in learners.filter(is_holder).collect::<Vec<_>>() {
+            self.welcome(index, actions);
         }
     }
 
@@ -172,9 +245,10 @@ impl Pg {
         let others = self.holders_left_out();
         let lead = self.lead();
         let is_gone = |member: &Member| {
-            // Who has stated itself as a learner and was not called back has lost what it had.
+            // Who has stated itself as a learner and has nothing has lost what it had.
             let learner = lead.peers.iter().find(|peer| peer.member.osd == member.osd);
-            let is_empty = learner.is_some_and(|peer| peer.contact == Contact::Known);
+            let is_empty = learner
+                .is_some_and(|peer| peer.contact == Contact::Known && holds_at(peer).is_none());
             is_empty || absence(*member) == Absence::Gone
         };
         if others.iter().all(is_gone) {

@@ -171,6 +171,9 @@ impl Pg {
             had < stable && lead.sources_above(had).count() < stripes.data_count()
         };
         if let Some(index) = adopted.behind.iter().find(is_stuck) {
+            if self.awaits_sources(actions) {
+                return;
+            }
             // Members cannot be read as of what this member had, and tombstones of deletions that it missed
             // may be gone.
             let why = "the member lacks versions that are stable at too many others";

@@ -374,3 +374,19 @@ fn an_acknowledged_version_waits_for_a_member_that_was_left_out_beside_filled_on
     find(&mut world);
     check(&mut world, &values);
 }
+
+#[test]
+fn a_member_that_returns_at_another_position_keeps_what_only_it_has() {
+    let (mut world, values) = without_three_of_five();
+    // A learner that was filled has the position of the one that returns. The others never return.
+    world.start(0);
+    world.plan = vec![0, 2, 3, 5, 6];
+    for _ in 0..20 {
+        world.round();
+    }
+    world.gives_up_lost = true;
+    world.settle();
+    check(&mut world, &values);
+    find(&mut world);
+    check(&mut world, &values);
+}

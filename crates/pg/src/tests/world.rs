@@ -671,6 +671,12 @@ impl World {
                 .iter()
                 .any(|need| matches!(need, Need::Failed(found, _) if found.osd == member.osd))
         };
+        let returning = needs.iter().filter_map(|need| match need {
+            Need::Return(member, position) => Some((*member, *position)),
+            _ => None,
+        });
+        let returning: Vec<(Member, Position)> =
+            returning.filter(|(member, _)| self.member(index_of(member.osd)) == *member).collect();
         let is_good = |member: &Member| {
             let osd = &self.osds[index_of(member.osd)];
             osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
@@ -708,6 +714,10 @@ impl World {
         // A ready learner may also take the position of a member that is not in the plan, if all members are
         // good.
         let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
+        for (member, position) in returning {
+            entry.positions[position.index()] = Some(member);
+            is_new = true;
+        }
         for learner in ready {
             let slot = &mut entry.positions[learner.position.index()];
             if good == self.copies && slot.is_some_and(|member| !is_planned(&member)) {
@@ -723,12 +733,6 @@ impl World {
         let mut learners: Vec<Learner> = Vec::new();
         for member in wanted {
             let known = entry.learner(member.osd).map(|learner| learner.position);
-            // A returning member is useful at the position that it had.
-            let record = self.osds[index_of(member.osd)].store.now.note.as_ref();
-            let record = record.and_then(|bytes| Record::decode(bytes).ok());
-            let had = record.and_then(|record| record.entry.position_of(member.osd));
-            let known =
-                known.or(had.filter(|at| self.has_parity() && entry.member_at(*at).is_none()));
             let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
             let urgency = |position: &Position| match entry.member_at(*position) {
                 None => 0,

@@ -48,6 +48,7 @@ fn state() -> MemberState {
         is_suspect: false,
         history: Vec::new(),
         filling: None,
+        elsewhere: None,
     }
 }
 

@@ -635,6 +635,7 @@ mod tests {
                 is_suspect,
                 history: Vec::new(),
                 filling: None,
+                elsewhere: None,
             };
             let osd = OsdId::new(from as u32 + 1).expect("not 0");
             watch.judge_state(from, osd, pg(), &state)
@@ -808,6 +809,7 @@ mod tests {
                     is_suspect: false,
                     history: Vec::new(),
                     filling: None,
+                    elsewhere: None,
                 };
                 assert_eq!(watch.judge_floor(osd(1), pg(), &state(5)), Ok(()));
                 assert!(watch.judge_floor(osd(1), pg(), &state(6)).is_err());

@@ -48,6 +48,7 @@ struct Scene {
     targets: Vec<OsdId>,
     standings: BTreeMap<OsdId, Standing>,
     complete: BTreeSet<Member>,
+    returning: BTreeMap<Position, Member>,
     barred: BTreeMap<OsdId, u64>,
     links: Links,
     renew: bool,
@@ -71,6 +72,7 @@ impl Scene {
             targets: targets.iter().map(|number| osd(*number)).collect(),
             standings: (1..=osd_count).map(|number| (osd(number), standing)).collect(),
             complete: BTreeSet::new(),
+            returning: BTreeMap::new(),
             barred: BTreeMap::new(),
             links: Links::default(),
             renew: false,
@@ -130,6 +132,7 @@ impl Scene {
                 targets: &self.targets,
                 standings: &self.standings,
                 complete: self.complete.clone(),
+                returning: self.returning.clone(),
                 barred: self.barred.clone(),
                 links: &self.links,
                 renew: self.renew,
@@ -728,4 +731,23 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
         assert!(scheme.has_data(leads), "seed {seed}");
         assert!(leader == Some(first) || !first_has_data, "seed {seed}");
     }
+}
+
+#[test]
+fn a_learner_gets_back_the_position_that_it_had() {
+    // OSD 5 was filled in the place of OSD 2 while others were lost, and the PG was not active since.
+    let mut scene = Scene::new(5, &[1, 2, 3, 4], 3).of_parity(2);
+    let mut entry = entry(4, 1, &[1, 5, 3, 4].map(|it| member(it, 1)), &[]);
+    let member = member(2, 1);
+    let position = Position::new(3).unwrap();
+    entry.learners = vec![Learner { member, position }];
+    let position = Position::new(1).unwrap();
+    scene.returning.insert(position, member);
+    let next = scene.next(&entry).expect("an entry");
+    assert_eq!(next.member_at(position), Some(member));
+    assert_eq!(next.position_of(osd(5)), None);
+    // Not in another run.
+    let scene = scene.with(2, |standing| standing.incarnation = Incarnation::new(2));
+    let next = scene.next(&entry).expect("an entry");
+    assert_eq!(next.position_of(osd(5)), Some(position));
 }
