@@ -70,6 +70,9 @@ pub struct Lead {
     /// In pools with parity, while learners are filled below minimum size: those that were members in the
     /// newest activation are not filled.
     pub keeps_holders: bool,
+    /// In pools with parity: a member records that it lacks a version that was made of a part with a lost
+    /// write. Then the next epoch begins.
+    pub drops_lost_write: bool,
     /// Requests to members that have not been answered.
     pub asks: Asks,
     /// Maximum number of fills in flight.
@@ -169,6 +172,7 @@ impl Lead {
             lacks_holders: false,
             gave_up_holders: false,
             keeps_holders: false,
+            drops_lost_write: false,
             asks: Asks::default(),
             fills_max: 0,
             unreported: MemberSet::default(),

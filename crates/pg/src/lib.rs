@@ -75,6 +75,8 @@ mod pg_fuzz;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use base::planted::{self, Bug};
 use base::{
     BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, Position, Scheme, StripeIndex,
@@ -308,6 +310,9 @@ pub struct Pg {
     owed: Owed,
     /// Units that this OSD's store lost and that were restored from another copy.
     mended_units: u64,
+    /// In pools with parity: stripes of which peering took a version back because a member had lost a write
+    /// before. They are looked at when the PG is active.
+    lost_writes: BTreeSet<BlockKey>,
     /// The note on scrubs that the acting members keep, as far as this OSD knows it.
     scrub_note: ScrubNote,
     /// The time of day, in seconds since 1970, when the node last called [`Pg::scrub`].
@@ -353,6 +358,7 @@ impl Pg {
             unflushed: Unflushed::default(),
             owed: Owed::default(),
             mended_units: 0,
+            lost_writes: BTreeSet::new(),
             scrub_note: ScrubNote::default(),
             scrub_now: 0,
             slow_disks: SlowDisks::default(),

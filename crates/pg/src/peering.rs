@@ -356,7 +356,10 @@ impl Pg {
 
     /// Continues the comparison until it must wait for pages or repairs.
     pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
-        while self.serving == Serving::Comparing && self.lead().adoption_count() < ADOPTIONS_MAX {
+        while self.serving == Serving::Comparing
+            && !self.lead().drops_lost_write
+            && self.lead().adoption_count() < ADOPTIONS_MAX
+        {
             self.ask_pages(actions);
             match self.lead().compare.next() {
                 Next::Pages => return,
@@ -388,7 +391,7 @@ impl Pg {
     }
 
     /// Makes an acting member record that it reports nothing from a version on.
-    fn drop_at(&mut self, index: usize, version: Version, actions: &mut Vec<Action>) {
+    pub(crate) fn drop_at(&mut self, index: usize, version: Version, actions: &mut Vec<Action>) {
         if index == self.lead().me {
             return self.drop_from(version, RecordFor::OwnDrop, actions);
         }
@@ -422,6 +425,11 @@ impl Pg {
     /// Notes that a member has recorded that it lacks the dropped versions. Begins the returns when all
     /// members have.
     pub(crate) fn on_dropped(&mut self, index: usize, actions: &mut Vec<Action>) {
+        if self.lead().drops_lost_write {
+            let why =
+                "a version that was made of a part with a lost write is taken back".to_owned();
+            return self.end_epoch(Need::NewEpoch, why, actions);
+        }
         let is_last = self.lead().compare.on_dropped(index);
         if !is_last || self.serving != Serving::Comparing {
             return;
@@ -571,6 +579,9 @@ impl Pg {
             for index in self.lead().acting_others() {
                 self.send(index, mark_message(adopted), actions);
             }
+        }
+        for key in std::mem::take(&mut self.lost_writes) {
+            self.want_look(key, actions);
         }
         self.welcome_learners(actions);
     }

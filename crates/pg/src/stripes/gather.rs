@@ -251,6 +251,13 @@ impl Gather {
         if is_same && agrees { Ok(Some(table)) } else { Err(Inconsistent) }
     }
 
+    /// Returns what the first parity part that was read says about the data parts.
+    pub fn table_of_parity(&self) -> Option<Table> {
+        let data_count = self.stripes.data_count();
+        let (_, part) = self.held.range(data_count..).next()?;
+        Some(table_of(part, data_count, self.block_size).expect("it was checked"))
+    }
+
     /// Returns a unit of a position, read there or reconstructed from others. Requires: no answer is missing;
     /// the unit was wanted.
     pub fn unit(

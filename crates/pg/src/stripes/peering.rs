@@ -232,6 +232,9 @@ impl Pg {
             return self.gather_before(key, Forward { targets, had, after: Some(gather) }, actions);
         };
         let before = gather;
+        if let Some((position, version)) = lost_write(&before, &after) {
+            return self.drop_where_lost(key, (position, version), actions);
+        }
         let changed = changed_units(&before, &after);
         after.make_good(&before, &self.buffers);
         let slot = self.lead().forwards.insert(targets);
@@ -251,6 +254,30 @@ impl Pg {
         self.end_forward(slot, actions);
     }
 
+    /// Takes a version back whose data part was made of an older one than parity knows, because its member lost
+    /// a write: going forward, parity would lose that write, too. The member reports nothing from this version
+    /// on, durably, and the next epoch adopts less: without that member, fewer than `k` have the version.
+    fn drop_where_lost(
+        &mut self,
+        key: BlockKey,
+        (position, version): (usize, Version),
+        actions: &mut Vec<Action>,
+    ) {
+        let lead = self.lead();
+        if lead.drops_lost_write {
+            return;
+        }
+        let is_there = |index: &usize| lead.peers[*index].position.index() == position;
+        let index = lead.acting.iter().find(is_there).expect("the part came from an acting member");
+        let osd = lead.peers[index].member.osd;
+        lead.drops_lost_write = true;
+        self.lost_writes.insert(key);
+        let lead = self.lead();
+        lead.hindrance =
+            Some(format!("{osd} lost a write of {key:?}: a later version is taken back"));
+        self.drop_at(index, version, actions);
+    }
+
     /// Gathers a key that is brought forward, as of *had*, from the positions that were asked for the
     /// adopted version. Lost units are reconstructed from all members that have everything up to *had*.
     fn gather_before(&mut self, key: BlockKey, forward: Forward, actions: &mut Vec<Action>) {
@@ -266,7 +293,8 @@ impl Pg {
         };
         let sources = lead.acting.iter().filter(can_tell);
         let sources: Vec<_> = sources.map(|index| lead.source(index)).collect();
-        let gather = Gather::new(stripes, block_size, sources, wants, false);
+        // Parity that knows a later version of a data part shows that its member lost a write.
+        let gather = Gather::new(stripes, block_size, sources, wants, true);
         let purpose = GatherFor::Forward(Box::new(forward));
         self.begin_gather(GatherJob { key, gather, as_of: Some(had), purpose }, actions);
     }
@@ -430,6 +458,18 @@ impl Pg {
             self.compare_on(actions);
         }
     }
+}
+
+/// Returns a position with data whose part was older than parity knows before the adopted version changed it,
+/// and the version of its part now.
+fn lost_write(before: &Gather, after: &Gather) -> Option<(usize, Version)> {
+    let known = before.table_of_parity()?;
+    let mut parts = before.all_held().range(..known.parts.len());
+    parts.find_map(|(position, old)| {
+        let new = after.held(*position)?;
+        let is_lost = old.version < known.parts[*position].version && new.version > old.version;
+        is_lost.then_some((*position, new.version))
+    })
 }
 
 /// Returns the units that differ between the two versions at any position that was read as of both.

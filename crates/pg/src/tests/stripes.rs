@@ -659,3 +659,32 @@ fn a_write_that_meets_a_part_that_its_member_lost_loses_nothing() {
         }
     }
 }
+
+#[test]
+fn a_part_that_its_member_lost_is_not_lost_to_parity_where_no_member_may_leave() {
+    for scheme in [TWO_ONE, THREE_TWO] {
+        for lost in 0..scheme.data_count() as usize {
+            let mut world = world(scheme);
+            // No member may leave.
+            world.minimum = world.copies;
+            let count = world.units();
+            written(&mut world, 1, 0, count);
+            let (key, before) = world.osds[lost].store.now.view().pop_first().unwrap();
+            let mut values = written(&mut world, 1, 0, count);
+            world.osds[lost].store.alter(key, |state, key| {
+                state.blocks.insert(key, before.clone());
+            });
+            world.may_contradict = true;
+            let (at, first) = (world.server().unwrap(), lost as u32 * UNITS);
+            world.write(at, 1, first, 1);
+            world.settle();
+            world.scrub_all(true, true);
+            // The client sends it again.
+            values[first as usize] = written(&mut world, 1, first, 1)[0];
+            assert!(world.is_whole());
+            assert_eq!(read_all(&mut world, 1), values, "{scheme}, {lost} lost its part");
+            world.check_equal();
+            world.history.check();
+        }
+    }
+}
