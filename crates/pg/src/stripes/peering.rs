@@ -254,9 +254,10 @@ impl Pg {
         self.end_forward(slot, actions);
     }
 
-    /// Takes a version back whose data part was made of an older one than parity knows, because its member lost
-    /// a write: going forward, parity would lose that write, too. The member reports nothing from this version
-    /// on, durably, and the next epoch adopts less: without that member, fewer than `k` have the version.
+    /// Takes a version back whose data part was made of an older one than parity knows, because its member
+    /// lost a write: going forward, parity would lose that write, too. The member reports nothing from this
+    /// version on, durably, and the next epoch adopts less: without that member, fewer than `k` have the
+    /// version.
     fn drop_where_lost(
         &mut self,
         key: BlockKey,
@@ -267,14 +268,10 @@ impl Pg {
         if lead.drops_lost_write {
             return;
         }
+        lead.drops_lost_write = true;
         let is_there = |index: &usize| lead.peers[*index].position.index() == position;
         let index = lead.acting.iter().find(is_there).expect("the part came from an acting member");
-        let osd = lead.peers[index].member.osd;
-        lead.drops_lost_write = true;
         self.lost_writes.insert(key);
-        let lead = self.lead();
-        lead.hindrance =
-            Some(format!("{osd} lost a write of {key:?}: a later version is taken back"));
         self.drop_at(index, version, actions);
     }
 
