@@ -19,7 +19,7 @@ use format::door::{NetEffect, NetEvent};
 use crate::cut::volume_size_max;
 use crate::link::Links;
 use crate::monitor_contact::{Farewell, MonitorContact};
-use crate::part::{Part, RETRY_DELAY_MIN, Stage};
+use crate::part::{Part, RETRY_DELAY_MIN, Stage, Work};
 use crate::request::{Flush, Found, InOrder, NextPart, Progress, Request};
 use crate::routes::Routes;
 use crate::table::{PartKey, RequestKey, Table};
@@ -502,10 +502,14 @@ impl ClientCore {
             let volume = self.volumes.get_mut(&handle).expect("looked at above");
             let image = &volume.attached().expect("looked at above").image;
             let (pool, seed) = (image.pool, image.seed);
+            let index = request.part_count;
+            let part_bytes = |target| self.routes.part_bytes(pool, target);
+            let NextPart { target, stripe, work } = request.cut(stripe_size, seed, part_bytes);
+            // A data part takes less memory than its stripe.
+            let part_weight = part_bytes(target).map_or(weight, |bytes| weight.min(bytes));
+            let weight = if matches!(work, Work::Read { .. }) { part_weight } else { weight };
             volume.part_count += 1;
             volume.byte_count += weight;
-            let index = request.part_count;
-            let NextPart { target, stripe, work } = request.cut(stripe_size, seed);
             if request.is_cut() {
                 // The request may no longer be the first, because `has_room_to_keep` may have put a sync
                 // before it.

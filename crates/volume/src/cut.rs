@@ -35,6 +35,8 @@ impl StripeSize {
 pub(crate) enum Cut {
     /// At the edges of stripes.
     Stripes,
+    /// At the edges of the data parts of a stripe, each of this many bytes.
+    Parts(u64),
     /// At the edges of stripes; in addition, a unit that is only partly covered becomes a separate piece.
     Units,
 }
@@ -58,10 +60,17 @@ pub(crate) fn first_piece(cut: Cut, range: Range<u64>, stripe_size: StripeSize) 
     let stripe = start / stripe_size.bytes();
     let stripe_start = stripe * stripe_size.bytes();
     let mut piece_end = end.min(stripe_start + stripe_size.bytes());
-    if cut == Cut::Units {
-        let unit_end = unit_floor(start) + UNIT_SIZE;
-        let partial = !start.is_multiple_of(UNIT_SIZE) || piece_end < unit_end;
-        piece_end = if partial { piece_end.min(unit_end) } else { unit_floor(piece_end) };
+    match cut {
+        Cut::Stripes => {}
+        Cut::Parts(bytes) => {
+            let part = (start - stripe_start) / bytes;
+            piece_end = piece_end.min(stripe_start + (part + 1) * bytes);
+        }
+        Cut::Units => {
+            let unit_end = unit_floor(start) + UNIT_SIZE;
+            let partial = !start.is_multiple_of(UNIT_SIZE) || piece_end < unit_end;
+            piece_end = if partial { piece_end.min(unit_end) } else { unit_floor(piece_end) };
+        }
     }
     let within = (start - stripe_start) as u32..(piece_end - stripe_start) as u32;
     assert!(!within.is_empty());
@@ -112,6 +121,20 @@ mod tests {
         assert_eq!(
             cut_all(Cut::Stripes, 100..40_000),
             [(0, 100..16_384, false), (1, 0..16_384, true), (2, 0..7_232, false)]
+        );
+    }
+
+    #[test]
+    fn reads_of_parts_are_cut_at_the_edges_of_parts_too() {
+        assert_eq!(
+            cut_by(48 * KIB, Cut::Parts(16 * KIB), 16_000..70_000),
+            [
+                (0, 16_000..16_384, false),
+                (0, 16_384..32_768, true),
+                (0, 32_768..49_152, true),
+                (1, 0..16_384, true),
+                (1, 16_384..20_848, false),
+            ]
         );
     }
 

@@ -142,15 +142,24 @@ impl Request {
         }
     }
 
-    /// Cuts the next part, for the image with this seed. Requires: something is left to cut, and the PGs of a
-    /// flush are determined.
-    pub(crate) fn cut(&mut self, stripe_size: StripeSize, seed: ImageId) -> NextPart {
+    /// Cuts the next part, for the image with this seed. `part_bytes`: the size of the data parts of a
+    /// stripe, if each is read where it lies. Requires: something is left to cut, and the PGs of a flush are
+    /// determined.
+    pub(crate) fn cut(
+        &mut self,
+        stripe_size: StripeSize,
+        seed: ImageId,
+        part_bytes: impl Fn(Target) -> Option<u64>,
+    ) -> NextPart {
         assert!(!self.is_cut());
         self.part_count += 1;
         self.parts_open += 1;
         let (piece, work) = match &mut self.progress {
             Progress::Read { rest, .. } => {
-                let piece = take_piece(Cut::Stripes, rest, stripe_size);
+                let stripe = cut::first_piece(Cut::Stripes, rest.clone(), stripe_size).stripe;
+                let part_bytes = part_bytes(Target::Stripe(stripe_hash(seed, stripe)));
+                let cut = part_bytes.map_or(Cut::Stripes, Cut::Parts);
+                let piece = take_piece(cut, rest, stripe_size);
                 let work = Work::Read { range: piece.range.clone() };
                 (piece, work)
             }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use base::hash::{pg_of_hash, stripe_hash};
 use base::{Epoch, MapRevision, OsdId, PgId, PoolId, Position, SessionId, StripeIndex};
 use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, Pool, PoolMap};
-use format::wire::PgEntry;
+use format::wire::{Member, PgEntry};
 
 use crate::cut::StripeSize;
 
@@ -70,12 +70,32 @@ impl Routes {
         let pg = pg_of(map, target);
         let entry = self.entry(map, pg)?;
         let position = Position::new(u8::try_from(part).ok()?).filter(|it| scheme.has_data(*it))?;
-        let member = entry.member_at(position)?;
-        let osd = self.map.osds.get(&member.osd)?;
-        let is_up = osd.up && osd.incarnation == member.incarnation;
+        let member = entry.member_at(position).filter(|member| self.is_up(member))?;
         let is_other = entry.primary_osd().is_some_and(|primary| primary != member.osd);
         let route = Route { pg, osd: member.osd, epoch: entry.epoch, revision: map.revision };
-        (is_up && is_other).then_some(route)
+        is_other.then_some(route)
+    }
+
+    /// Returns the size in bytes of the data parts of a stripe, if a read of several parts is faster in
+    /// pieces, each read where it lies: the pool keeps parity, and all members with data are up. (Where one
+    /// is away, the primary reads everything once, for all pieces.)
+    pub(crate) fn part_bytes(&self, pool: PoolId, target: Target) -> Option<u64> {
+        let map = self.map.pools.get(&pool)?;
+        let scheme = map.pool.scheme;
+        if scheme.is_whole_everywhere() {
+            return None;
+        }
+        let entry = self.entry(map, pg_of(map, target))?;
+        let is_up = |position: Position| {
+            entry.member_at(position).is_some_and(|member| self.is_up(&member))
+        };
+        let mut positions = Position::all().take_while(|position| scheme.has_data(*position));
+        positions.all(is_up).then_some(map.pool.block_size.bytes())
+    }
+
+    fn is_up(&self, member: &Member) -> bool {
+        let osd = self.map.osds.get(&member.osd);
+        osd.is_some_and(|osd| osd.up && osd.incarnation == member.incarnation)
     }
 
     /// Returns the PG of `target`; `None` without a map.

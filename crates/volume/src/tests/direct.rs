@@ -1,10 +1,10 @@
 //! Direct reads: in pools with parity, reads of one part go to the member that holds it.
 
 use base::{BlockSize, Duration, Epoch, Incarnation, MapRevision, Scheme};
-use cluster::map::MapDelta;
+use cluster::map::{MapDelta, OsdInfo};
 use cluster::message::FromMonitor;
 use format::door::CloseReason;
-use format::wire::{Member, Op, PgEntry, Refusal};
+use format::wire::{Member, Op, PgEntry, Refusal, Request};
 
 use super::world::{World, osd, osd_info, pg, pool_delta};
 
@@ -49,15 +49,49 @@ fn a_read_of_one_part_goes_to_its_member_once_that_is_connected() {
     let second = world.read(BLOCK + 100, 200);
     assert_eq!(asked(&mut world), (2, true));
     world.finish(second).expect("it is read");
-    for (offset, length, what) in
-        [(0, 4096, "the primary's part"), (BLOCK - 4096, 8192, "two parts")]
-    {
-        let id = world.read(offset, length);
-        assert_eq!(asked(&mut world), (1, false), "{what}");
-        world.finish(id).expect("it is read");
-    }
+    let id = world.read(0, 4096);
+    assert_eq!(asked(&mut world), (1, false), "the primary's part");
+    world.finish(id).expect("it is read");
     world.write(BLOCK, &[7; 4096]);
     assert_eq!(asked(&mut world), (1, false), "a write");
+}
+
+/// Returns where all requests went, and whether as direct reads, with the length of each.
+fn all_asked(world: &mut World) -> Vec<(u32, bool, u32)> {
+    world.connect();
+    let of = |(connection, request): &(_, Request)| {
+        let (Op::Read { length, .. } | Op::ReadPart { length, .. }) = &request.op else {
+            panic!("{:?}", request.op)
+        };
+        let is_direct = matches!(request.op, Op::ReadPart { .. });
+        (world.osds[connection].get(), is_direct, *length)
+    };
+    world.asked.iter().map(of).collect()
+}
+
+#[test]
+fn a_read_of_several_parts_is_cut_while_all_data_members_are_up() {
+    let mut world = attached();
+    let bytes: Vec<u8> = (0..8192_u32).map(|byte| byte as u8 ^ (byte >> 8) as u8).collect();
+    let id = world.write(BLOCK - 4096, &bytes);
+    world.finish(id).expect("it is written");
+    let first = world.read(BLOCK, 4096);
+    world.finish(first).expect("it is read");
+    let say_down = |world: &mut World, down: u32, revision: u64| {
+        let info = OsdInfo { up: false, ..osd_info(down, revision) };
+        world.say(FromMonitor::Map(MapDelta { osds: vec![info], ..MapDelta::default() }));
+    };
+    let read = |world: &mut World, routes: &[(u32, bool, u32)]| {
+        let id = world.read(BLOCK - 4096, 8192);
+        assert_eq!(all_asked(world), routes);
+        world.finish(id).expect("it is read");
+        assert!(world.bytes(BLOCK - 4096, 8192) == bytes, "the pieces are in order");
+    };
+    read(&mut world, &[(1, false, 4096), (2, true, 4096)]);
+    say_down(&mut world, 3, 2);
+    read(&mut world, &[(1, false, 4096), (2, true, 4096)]);
+    say_down(&mut world, 2, 3);
+    read(&mut world, &[(1, false, 8192)]);
 }
 
 #[test]
