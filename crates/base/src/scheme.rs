@@ -185,6 +185,12 @@ impl Scheme {
         }
     }
 
+    /// Whether the pool keeps parity and the member at a position holds a data part: such members answer
+    /// direct reads.
+    pub const fn has_data_part(self, position: Position) -> bool {
+        !self.is_whole_everywhere() && self.has_data(position)
+    }
+
     /// Returns the default of the minimum number of members that may acknowledge a write: one more than
     /// needed to read the data, so that the loss of one more member loses no write. Pools with at most two
     /// copies or one parity part have no such reserve, so that they stay available while one member is lost.

@@ -106,22 +106,19 @@ impl ClusterView {
     /// Returns whether this OSD, in its current run, may answer direct reads of the entry's PG: the pool
     /// keeps parity, and this OSD is an acting member with a data part, but not the primary.
     pub(crate) fn reads_directly(&self, entry: &PgEntry) -> bool {
-        let scheme = self.map.pools.get(&entry.pg.pool).map(|known| known.pool.scheme);
-        let Some(scheme) = scheme.filter(|scheme| !scheme.is_whole_everywhere()) else {
-            return false;
-        };
+        let Some(known) = self.map.pools.get(&entry.pg.pool) else { return false };
         let me = self.me().and_then(|me| entry.filled().find(|(_, member)| **member == me));
-        me.is_some_and(|(position, _)| scheme.has_data(position)) && !self.is_primary(entry)
+        let has_part = me.is_some_and(|(position, _)| known.pool.scheme.has_data_part(position));
+        has_part && !self.is_primary(entry)
     }
 
     /// Returns the other members that may have served under a grant of this OSD while this entry was current:
     /// the primary; in pools with parity also acting members with a data part, which answer direct reads.
     pub(crate) fn lease_holders(&self, entry: &PgEntry) -> Vec<Member> {
         let scheme = self.map.pools.get(&entry.pg.pool).map(|known| known.pool.scheme);
-        let scheme = scheme.filter(|scheme| !scheme.is_whole_everywhere());
         let primary = entry.primary_member();
         let holds = |position, member: &Member| {
-            primary == Some(*member) || scheme.is_some_and(|scheme| scheme.has_data(position))
+            primary == Some(*member) || scheme.is_some_and(|scheme| scheme.has_data_part(position))
         };
         let holders = entry.filled().filter(|(position, member)| holds(*position, member));
         holders.map(|(_, member)| *member).filter(|member| member.osd != self.osd).collect()

@@ -64,12 +64,13 @@ impl Routes {
         let (scheme, block_bytes) = (map.pool.scheme, map.pool.block_size.bytes());
         let part = u64::from(range.start) / block_bytes;
         let is_within = u64::from(range.end) <= (part + 1) * block_bytes;
-        if scheme.is_whole_everywhere() || !is_within {
+        if !is_within {
             return None;
         }
+        let position = Position::new(u8::try_from(part).ok()?);
+        let position = position.filter(|position| scheme.has_data_part(*position))?;
         let pg = pg_of(map, target);
         let entry = self.entry(map, pg)?;
-        let position = Position::new(u8::try_from(part).ok()?).filter(|it| scheme.has_data(*it))?;
         let member = entry.member_at(position).filter(|member| self.is_up(member))?;
         let is_other = entry.primary_osd().is_some_and(|primary| primary != member.osd);
         let route = Route { pg, osd: member.osd, epoch: entry.epoch, revision: map.revision };

@@ -145,9 +145,8 @@ impl Grants {
             let known = entries.iter().rfind(|known| known.revision <= holder.told);
             let Some(known) = known.filter(|known| known.epoch < epoch) else { continue };
             let osd = holder.member.osd;
-            let scheme = self.scheme.filter(|scheme| !scheme.is_whole_everywhere());
             let reads = |(position, member): (Position, &Member)| {
-                *member == holder.member && scheme.is_some_and(|it| it.has_data(position))
+                *member == holder.member && self.scheme.is_some_and(|it| it.has_data_part(position))
             };
             let may_serve =
                 known.primary_member() == Some(holder.member) || known.filled().any(reads);
