@@ -380,7 +380,10 @@ impl Node {
         for slot in self.pgs.slots() {
             if self.pgs[slot].keeps_parity() {
                 let pg = self.pgs[slot].id();
-                let is_due = !self.fenced_session_changes(pg) && self.peers.take_untold(pg);
+                let is_due = self.peers.is_untold(pg) && !self.fenced_session_changes(pg);
+                if is_due {
+                    self.peers.tell(pg);
+                }
                 self.drive(now, slot, effects, |pg, actions| {
                     if is_due {
                         pg.tell_revision(actions);

@@ -187,9 +187,14 @@ impl Peers {
         self.untold.insert(pg);
     }
 
-    /// Returns whether the members of this PG must still be told the map's revision, and forgets it.
-    pub(crate) fn take_untold(&mut self, pg: PgId) -> bool {
-        self.untold.remove(&pg)
+    /// Returns whether the members of this PG must still be told the map's revision.
+    pub(crate) fn is_untold(&self, pg: PgId) -> bool {
+        self.untold.contains(&pg)
+    }
+
+    /// Records that the members of this PG are being told it.
+    pub(crate) fn tell(&mut self, pg: PgId) {
+        self.untold.remove(&pg);
     }
 
     /// Records the map revision of a primary that sent a version of this pool.

@@ -505,9 +505,11 @@ impl ClientCore {
             let index = request.part_count;
             let part_bytes = |target| self.routes.part_bytes(pool, target);
             let NextPart { target, stripe, work } = request.cut(stripe_size, seed, part_bytes);
-            // A data part takes less memory than its stripe.
-            let part_weight = part_bytes(target).map_or(weight, |bytes| weight.min(bytes));
-            let weight = if matches!(work, Work::Read { .. }) { part_weight } else { weight };
+            let weight = match &work {
+                // A data part takes less memory than its stripe.
+                Work::Read { .. } => part_bytes(target).map_or(weight, |bytes| weight.min(bytes)),
+                _ => weight,
+            };
             volume.part_count += 1;
             volume.byte_count += weight;
             if request.is_cut() {
