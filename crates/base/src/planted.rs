@@ -322,6 +322,15 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.with(|planted| planted.set(bug));
 }
 
+/// Returns whether a test fails with the bug switched on.
+#[cfg(feature = "planted")]
+pub fn fails(bug: Bug, test: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+    plant(Some(bug));
+    let run = std::panic::catch_unwind(test);
+    plant(None);
+    run.is_err()
+}
+
 /// Whether the bug is switched on.
 #[cfg(feature = "planted")]
 pub fn on(bug: Bug) -> bool {

@@ -247,16 +247,11 @@ fn leases_for_reads_alone_promise_no_space_and_cost_two_messages() {
 #[cfg(feature = "planted")]
 #[test]
 fn planted_bugs_are_found_in_direct_reads_beside_fences() {
-    use base::planted::{Bug, plant};
+    use base::planted::{Bug, fails};
     for scenario in [
         a_reader_with_a_newer_map_than_the_primary_asks_the_primary,
         a_change_of_a_fenced_session_without_a_version_holds_direct_reads_back,
     ] {
-        let run = std::panic::catch_unwind(|| {
-            plant(Some(Bug::DirectReadBesideFenced));
-            scenario();
-        });
-        plant(None);
-        assert!(run.is_err());
+        assert!(fails(Bug::DirectReadBesideFenced, scenario));
     }
 }

@@ -360,13 +360,9 @@ fn the_mark_waits_for_a_learner_that_was_reported_complete() {
 #[cfg(feature = "planted")]
 #[test]
 fn planted_bugs_are_found_where_a_learner_is_bound() {
-    use base::planted::{Bug, plant};
-    let run = std::panic::catch_unwind(|| {
-        plant(Some(Bug::MarkWithoutBoundLearner));
-        the_mark_waits_for_a_learner_that_was_reported_complete();
-    });
-    plant(None);
-    assert!(run.is_err());
+    use base::planted::{Bug, fails};
+    let test = the_mark_waits_for_a_learner_that_was_reported_complete;
+    assert!(fails(Bug::MarkWithoutBoundLearner, test));
 }
 
 /// Writes units of a stripe of an image.
