@@ -1,13 +1,6 @@
 //! Counts requests under way, so that no queue of an engine grows beyond its bound.
 
-use crate::door::{EngineEffect, EngineEvent};
-
-/// The largest number of writes, creations and removals under way.
-pub const WRITE_COUNT_MAX: usize = 256;
-/// The largest number of reads and requests for statistics under way.
-pub const READ_COUNT_MAX: usize = 256;
-/// The largest number of flushes under way.
-pub const FLUSH_COUNT_MAX: usize = 64;
+use format::engine::{EngineEffect, EngineEvent, FLUSH_COUNT_MAX, READ_COUNT_MAX, WRITE_COUNT_MAX};
 
 /// Which queue a request goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

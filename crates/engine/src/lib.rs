@@ -1,5 +1,5 @@
-//! The engine: a sorted, compressed store for the records of object pools. Its door as plain requests and events,
-//! RocksDB behind it (feature `rocksdb`), and a twin in memory.
+//! The engine: a sorted, compressed store for the records of object pools. RocksDB (feature `rocksdb`), and a twin in
+//! memory, behind one door: the plain requests and events of `format::engine`.
 //!
 //! ```text
 //!   logic ──EngineEffect──▶ Rocks: threads of its own ──EngineEvent──▶ logic
@@ -9,19 +9,16 @@
 //! The rules that both keep are in `docs/internals/engine.md`. Logic crates and the simulator use this crate
 //! without its default feature: then it has no threads, files or clocks.
 
-pub mod door;
 mod inflight;
-mod records;
 #[cfg(feature = "rocksdb")]
 mod rocks;
 mod twin;
 
-pub use door::{
-    Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound,
-    FamilyStatistics, Identity, OpenError, Query, Stall, Statistics,
+pub use format::engine::{
+    Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FLUSH_COUNT_MAX,
+    FamilyFound, FamilyStatistics, Identity, OpenError, Query, READ_COUNT_MAX, Records, Stall,
+    Statistics, WRITE_COUNT_MAX,
 };
-pub use inflight::{FLUSH_COUNT_MAX, READ_COUNT_MAX, WRITE_COUNT_MAX};
-pub use records::Records;
 #[cfg(feature = "rocksdb")]
 pub use rocks::{Rocks, Settings};
 pub use twin::Twin;

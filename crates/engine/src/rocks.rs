@@ -35,11 +35,11 @@ use std::time::{Duration, Instant};
 use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, Cache, DBWithThreadMode, ErrorKind, MultiThreaded, Options};
 
-use crate::door::{
-    Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, Identity, OpenError,
-};
 use crate::inflight::{Finished, Inflight, Lane};
 use directory::Opened;
+use format::engine::{
+    Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, Identity, OpenError,
+};
 pub use options::Settings;
 use queue::{Popped, Queue};
 

@@ -16,12 +16,12 @@ use std::ops::Bound;
 
 use base::{Lsn, PoolId};
 
-use crate::door::{
+use crate::inflight::{Finished, Inflight, Lane};
+use format::engine::Records;
+use format::engine::{
     Answer, Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound,
     FamilyStatistics, Identity, OpenError, Query, Statistics,
 };
-use crate::inflight::{Finished, Inflight, Lane};
-use crate::records::Records;
 
 /// Returns a number below its argument, which is not 0: the simulator's random numbers.
 pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;

@@ -18,7 +18,7 @@ use base::{Lsn, PoolId, crc32c};
 use rocksdb::{Cache, ColumnFamilyDescriptor, ErrorKind, Options};
 
 use super::{Database, LSN_KEY, Settings, is_full, options};
-use crate::door::{Compression, FamilyFound, Identity, OpenError};
+use format::engine::{Compression, FamilyFound, Identity, OpenError};
 
 const FIRST_LINE: &str = "ashlar engine 1";
 const IDENTITY_FILE: &str = "engine";

@@ -2,7 +2,7 @@
 
 use rocksdb::{BlockBasedOptions, Cache, DBCompressionType, LogLevel, Options, WriteOptions};
 
-use crate::door::Compression;
+use format::engine::Compression;
 
 /// What an engine may use. Nothing of it is frozen in the files.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,8 +6,8 @@ use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, DBPinnableSlice, ErrorKind, ReadOptions, SnapshotWithThreadMode};
 
 use super::{Database, Shared};
-use crate::door::{Answer, EngineError, EngineEvent, EngineOp, Query};
-use crate::records::Records;
+use format::engine::Records;
+use format::engine::{Answer, EngineError, EngineEvent, EngineOp, Query};
 
 /// The smallest key of a caller; only the record with the lsn is before it.
 const KEY_MIN: &[u8] = &[0];

@@ -4,7 +4,7 @@ use rocksdb::properties;
 use std::ffi::CStr;
 
 use super::{Family, Progress, Shared};
-use crate::door::{FamilyStatistics, Stall, Statistics};
+use format::engine::{FamilyStatistics, Stall, Statistics};
 
 impl Shared {
     /// Returns a number that RocksDB knows of itself; 0 if it does not.

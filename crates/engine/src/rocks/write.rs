@@ -11,10 +11,10 @@ use base::{Lsn, PoolId};
 use rocksdb::{BoundColumnFamily, WriteBatch};
 
 use super::{Family, LSN_KEY, Shared, directory, options};
-use crate::door::{
+use crate::inflight::Lane;
+use format::engine::{
     Change, Compression, EngineEffect, EngineError, EngineEvent, EngineOp, FamilyFound, OpenError,
 };
-use crate::inflight::Lane;
 
 /// No further batch joins a group of so many bytes.
 const GROUP_SIZE: usize = 1 << 20;

@@ -195,7 +195,7 @@ fn a_scan_stops_at_its_limits_and_says_whether_there_is_more<E: Engine>() {
 fn any_bytes_are_a_key<E: Engine>() {
     let mut client = with_family::<E>();
     let mut wanted: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
-    wanted.extend([vec![0; 4096], vec![255; 4096], vec![0, 0], vec![255, 0]]);
+    wanted.extend([vec![0; 4352], vec![255; 4352], vec![0, 0], vec![255, 0]]);
     let changes = wanted.iter().map(|key| put(key, [key.len() as u8])).collect();
     client.write(1, 10, changes).expect("written");
     client.flush(1).expect("flushed");

@@ -1,22 +1,30 @@
 //! The engine's door: the requests by which the logic uses an engine, and the events that it receives from it.
 //!
-//! `Rocks` implements the door on threads; `Twin` implements it in memory, for the simulator. Both give the
-//! guarantees of `docs/internals/engine.md`, whose rules are quoted here by number.
+//! `engine::Rocks` implements the door on threads; `engine::Twin` implements it in memory, for the simulator. Both
+//! give the guarantees of `docs/internals/engine.md`, whose rules are quoted here by number.
 
 use std::fmt;
 
 use base::{Lsn, PoolId};
 
-use crate::records::Records;
+mod records;
+
+pub use records::Records;
 
 /// The longest key, in bytes.
-pub const KEY_SIZE_MAX: usize = 4096;
+pub const KEY_SIZE_MAX: usize = 4352;
 /// The largest value, in bytes.
 pub const VALUE_SIZE_MAX: usize = 4 << 20;
 /// The largest batch: the sum of its keys and values, in bytes.
 pub const BATCH_SIZE_MAX: usize = 8 << 20;
 /// The largest number of queries in a read.
 pub const QUERY_COUNT_MAX: usize = 1024;
+/// The largest number of writes, creations and removals under way.
+pub const WRITE_COUNT_MAX: usize = 256;
+/// The largest number of reads and requests for statistics under way.
+pub const READ_COUNT_MAX: usize = 256;
+/// The largest number of flushes under way.
+pub const FLUSH_COUNT_MAX: usize = 64;
 
 /// Identifies a request. The issuer chooses the id, and never reuses it while the process lives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -85,6 +93,25 @@ impl Compression {
         }
     }
 
+    /// Returns the number that is written to disk, from 1; it never changes.
+    pub const fn number(self) -> u8 {
+        match self {
+            Compression::None => 1,
+            Compression::Snappy => 2,
+            Compression::Lz4 => 3,
+            Compression::Lz4High => 4,
+            Compression::Zstd => 5,
+            Compression::Zlib => 6,
+            Compression::ZlibBest => 7,
+            Compression::Bzip2 => 8,
+        }
+    }
+
+    /// Returns the compression with this number.
+    pub fn from_number(number: u8) -> Option<Compression> {
+        Compression::ALL.into_iter().find(|compression| compression.number() == number)
+    }
+
     /// Returns the compression with this name.
     pub fn from_name(name: &str) -> Option<Compression> {
         Compression::ALL.into_iter().find(|compression| compression.name() == name)
@@ -131,20 +158,13 @@ impl Change {
         }
     }
 
-    /// Panics unless the change is within the limits.
-    pub(crate) fn verify(&self) {
+    /// Whether the change is within the limits.
+    pub fn is_sound(&self) -> bool {
         let key_fits = |key: &[u8]| (1..=KEY_SIZE_MAX).contains(&key.len());
         match self {
-            Change::Put { key, value } => {
-                assert!(key_fits(key));
-                assert!(value.len() <= VALUE_SIZE_MAX);
-            }
-            Change::Delete { key } => assert!(key_fits(key)),
-            Change::DeleteRange { start, end } => {
-                assert!(key_fits(start));
-                assert!(key_fits(end));
-                assert!(start < end);
-            }
+            Change::Put { key, value } => key_fits(key) && value.len() <= VALUE_SIZE_MAX,
+            Change::Delete { key } => key_fits(key),
+            Change::DeleteRange { start, end } => key_fits(start) && key_fits(end) && start < end,
         }
     }
 }
@@ -172,7 +192,7 @@ pub enum Query {
 
 impl Query {
     /// Panics unless the query is within the limits.
-    pub(crate) fn verify(&self) {
+    pub fn verify(&self) {
         match self {
             Query::Get { key } => assert!((1..=KEY_SIZE_MAX).contains(&key.len())),
             Query::Scan { start, end, count_max, .. } => {
@@ -255,10 +275,10 @@ pub enum EngineEffect {
 
 impl EngineEffect {
     /// Panics unless the request is within the limits: breaking them is a mistake of the caller.
-    pub(crate) fn verify(&self) {
+    pub fn verify(&self) {
         match self {
             EngineEffect::Write { changes, .. } => {
-                changes.iter().for_each(Change::verify);
+                assert!(changes.iter().all(Change::is_sound));
                 assert!(changes.iter().map(Change::size).sum::<usize>() <= BATCH_SIZE_MAX);
             }
             EngineEffect::Read { queries, .. } => {
