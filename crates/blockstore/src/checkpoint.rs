@@ -288,6 +288,7 @@ impl Checkpoint {
             pgs,
             notes,
             discards,
+            families: StreamRef::EMPTY,
         };
         let rest = parts.pages.directory_size();
         self.stage = Stage::Streams(Streams { root, rest, until: Bound::Unbounded });

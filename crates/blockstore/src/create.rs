@@ -122,6 +122,7 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
         checkpoints,
         data,
         suspect: None,
+        engine: None,
     };
     let root = Root {
         sequence: 0,
@@ -132,6 +133,7 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
         pgs: StreamRef::EMPTY,
         notes: StreamRef::EMPTY,
         discards: StreamRef::EMPTY,
+        families: StreamRef::EMPTY,
     };
     let root_offset = checkpoints.offset + ROOT_PAGES[0] as u64 * PAGE_SIZE as u64;
     let second = Superblock { sequence: 0, ..superblock.clone() };

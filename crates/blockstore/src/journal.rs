@@ -656,5 +656,7 @@ pub fn plain_header(kind: EntryKind) -> EntryHeader {
         flags: EntryFlags::default(),
         checksums: Vec::new(),
         table: Vec::new(),
+        after: base::Version::ZERO,
+        body_checksum: Checksum::new(0),
     }
 }

@@ -53,6 +53,7 @@ impl Parts {
             pgs: StreamRef::EMPTY,
             notes: StreamRef::EMPTY,
             discards: StreamRef::EMPTY,
+            families: StreamRef::EMPTY,
         };
         let journal =
             Journal::new(&superblock, (Lsn::ZERO, Lsn::ZERO, Lsn::ZERO), root.previous, 0);

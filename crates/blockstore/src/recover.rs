@@ -709,6 +709,10 @@ fn choose_superblock(
             superblock.size
         ));
     }
+    if superblock.engine.is_some() {
+        // Its journal may hold entries of object pools, which would be lost.
+        return Err("this version cannot open this store: it has object pools".to_owned());
+    }
     Ok(superblock)
 }
 

@@ -3,6 +3,7 @@
 //! All integers are little-endian. Everything that is written carries a checksum. Journal entries and
 //! checkpoint pages also carry the store's tag, so that bytes of another store are never accepted.
 
+mod batch;
 mod bytes;
 mod decision;
 mod entry;
@@ -14,6 +15,9 @@ mod part_table;
 mod superblock;
 mod unit_set;
 
+pub use batch::{
+    BODY_SIZE_MAX, BlockAction, BlockChange, Body, OBJECT_BLOCK_SIZE_MAX, UNITS_SIZE_MAX,
+};
 pub use decision::{DECISION_SIZE, Decision, decode_decisions, encode_decisions};
 pub use entry::{ENTRY_HEADER_SIZE_MAX, EntryDecodeError, EntryFlags, EntryHeader, EntryKind};
 pub use key::{BlockKey, LOCATION_NONE, LOCATION_STEP, NoteKey};
@@ -23,14 +27,15 @@ pub use leaf::{
 };
 pub use marks::{MARK_SIZE, decode_marks, encode_marks};
 pub use page::{
-    DIRECTORY_ENTRY_SIZE, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord, Root,
-    STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,
-    decode_ranges, encode_directory, encode_notes, encode_pgs, encode_ranges,
+    DIRECTORY_ENTRY_SIZE, FamilyRecord, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord,
+    Root, STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_families,
+    decode_notes, decode_pgs, decode_ranges, encode_directory, encode_families, encode_notes,
+    encode_pgs, encode_ranges,
 };
 pub use part_table::{TABLE_ROWS_MAX, table_rows, table_size};
 pub use superblock::{
-    Area, CommitMode, FORMAT_VERSION, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StoreId, Superblock,
-    SuperblockError,
+    Area, CommitMode, EngineId, FORMAT_VERSION, FORMAT_VERSION_WITHOUT_ENGINE, SUPERBLOCK_OFFSETS,
+    SUPERBLOCK_SIZE, StoreId, Superblock, SuperblockError,
 };
 pub use unit_set::UnitSet;
 

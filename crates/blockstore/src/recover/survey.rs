@@ -191,6 +191,8 @@ impl Survey {
                         self.tails.entry(pg).or_default().push((from, *by));
                     }
                     Decision::Damaged(lsn) => drop(self.damaged.insert(lsn)),
+                    // Only of object pools, which no recovery applies yet.
+                    Decision::PgTail { .. } => {}
                 }
             }
         }
@@ -205,6 +207,7 @@ impl Survey {
             Decision::Drop(lsn) | Decision::Damaged(lsn) => lsn < from,
             // The entries of which the tail counts lie before the cut, so the same ones are dropped.
             Decision::Tail { .. } => true,
+            Decision::PgTail { from: lsn, .. } => lsn < from,
         };
         lost.filter(concerns_rest).copied().collect()
     }

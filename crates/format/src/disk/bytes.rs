@@ -112,6 +112,12 @@ impl<'a> Reader<'a> {
         Some(Some(BlockKey { pool, hash, image, stripe: StripeIndex::new(stripe) }))
     }
 
+    /// Reads a key without its pool.
+    pub fn key_in(&mut self, pool: PoolId) -> Option<BlockKey> {
+        let (hash, image, stripe) = (self.u32()?, ImageId::new(self.u32()?)?, self.u32()?);
+        Some(BlockKey { pool, hash, image, stripe: StripeIndex::new(stripe) })
+    }
+
     pub fn pg(&mut self) -> Option<Option<PgId>> {
         let (pool, number) = (self.u32()?, self.u32()?);
         Some(PoolId::new(pool).map(|pool| PgId { pool, number }))

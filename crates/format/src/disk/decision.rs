@@ -31,6 +31,14 @@ pub enum Decision {
         /// The lowest version that is dropped.
         from: Version,
     },
+    /// Batches and pages of the PG, and moves of its blocks, from `from` on are dropped if they lie before
+    /// the entry with this decision, because an earlier one is missing.
+    PgTail {
+        /// The PG, of an object pool.
+        pg: PgId,
+        /// The lsn of the first entry that is dropped.
+        from: Lsn,
+    },
     /// Data of the acknowledged entry is lost. Later recoveries do not report it again.
     Damaged(Lsn),
 }
@@ -38,6 +46,9 @@ pub enum Decision {
 /// The kind of a [`Decision::Tail`]. The upper half of the kind's word holds the epoch; the other two words
 /// hold the PG and the counter.
 const KIND_TAIL: u64 = 5;
+
+/// The kind of a [`Decision::PgTail`]. The other two words hold the PG and the lsn.
+const KIND_PG_TAIL: u64 = 6;
 
 /// Size of an encoded decision, in bytes.
 pub const DECISION_SIZE: usize = 24;
@@ -52,10 +63,10 @@ pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
             Decision::Drop(lsn) => (3, lsn, Lsn::ZERO),
             Decision::Damaged(lsn) => (4, lsn, Lsn::ZERO),
             Decision::Tail { pg, from } => {
-                let of_pg = u64::from(pg.pool.get()) << 32 | u64::from(pg.number);
                 let kind = KIND_TAIL | u64::from(from.epoch.get()) << 32;
-                (kind, Lsn::new(of_pg), Lsn::new(from.counter))
+                (kind, word_of(pg), Lsn::new(from.counter))
             }
+            Decision::PgTail { pg, from } => (KIND_PG_TAIL, word_of(pg), from),
         };
         to.u64(kind);
         to.u64(first.get());
@@ -76,15 +87,25 @@ pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
             3 => Decision::Drop(first),
             4 => Decision::Damaged(first),
             kind if kind as u32 == KIND_TAIL as u32 => {
-                let pool = PoolId::new((first.get() >> 32) as u32)?;
-                let pg = PgId { pool, number: first.get() as u32 };
+                let pg = pg_of(first)?;
                 let epoch = Epoch::new((kind >> 32) as u32);
                 Decision::Tail { pg, from: Version { epoch, counter: second.get() } }
             }
+            KIND_PG_TAIL => Decision::PgTail { pg: pg_of(first)?, from: second },
             _ => return None,
         });
     }
     Some(decisions)
+}
+
+/// Returns the word that stands for a PG.
+fn word_of(pg: PgId) -> Lsn {
+    Lsn::new(u64::from(pg.pool.get()) << 32 | u64::from(pg.number))
+}
+
+fn pg_of(word: Lsn) -> Option<PgId> {
+    let pool = PoolId::new((word.get() >> 32) as u32)?;
+    Some(PgId { pool, number: word.get() as u32 })
 }
 
 #[cfg(test)]
@@ -109,5 +130,17 @@ mod tests {
         assert_eq!(decode_decisions(&bytes), Some(decisions));
         assert_eq!(decode_decisions(&bytes[1..]), None);
         assert_eq!(decode_decisions(&[9; 24]), None);
+    }
+
+    #[test]
+    fn bytes_of_a_pgs_tail_are_frozen() {
+        let pg = PgId { pool: PoolId::FIRST, number: 7 };
+        let decisions = vec![Decision::PgTail { pg, from: Lsn::new(4096) }];
+        let bytes = encode_decisions(&decisions);
+        super::super::golden("decisions.5", &bytes);
+        assert_eq!(decode_decisions(&bytes), Some(decisions));
+        // A kind that no program has written, and no pool.
+        assert_eq!(decode_decisions(&[&bytes[..4], &[1], &bytes[5..]].concat()), None);
+        assert_eq!(decode_decisions(&[&bytes[..8], &[0; 8], &bytes[16..]].concat()), None);
     }
 }

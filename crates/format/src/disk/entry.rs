@@ -7,18 +7,22 @@
 //!   in pools that keep parity:  96 committed version   108 versions above this one are replaced   120 ...
 //!   bitmaps follow, then checksums:  covered units, 32 bytes   written, 32 bytes   damaged, 32 bytes
 //!   for a parity part, its part table follows the checksums
-//! ```
+//!   in object pools:  96 version before the batch   108 checksum of the body   112 body (`batch.rs`), then units of
+//! data ```
 //!
 //! Invariants
 //!   1. `size` is whole sectors, and data starts at a sector.
-//!   2. The header is verified by its own checksum; data is verified by the checksums of its units.
+//!   2. The header is verified by its own checksum, which does not cover a body; data is verified by the checksums of
+//!      its units, a body by its own checksum.
 
 use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version, crc32c};
 
+use super::batch::{BODY_SIZE_MAX, OBJECT_BLOCK_SIZE_MAX, UNITS_SIZE_MAX};
 use super::bytes::{Reader, Writer};
 use super::key::{BlockKey, LOCATION_NONE};
 use super::part_table::{TABLE_ROWS_MAX, table_rows, table_size};
 use super::unit_set::UnitSet;
+use crate::engine::Compression;
 
 const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
@@ -27,6 +31,8 @@ const FIXED_SIZE: usize = 96;
 const COMMITTED_SIZE: usize = 2 * 12;
 /// Size of the three bitmaps of a repair or of a prepared version.
 const BITMAPS_SIZE: usize = 3 * 32;
+/// Size of the version before a batch and of the checksum of the body, in entries with a body.
+const BODY_FIELDS_SIZE: usize = 12 + 4;
 /// Maximum number of checksums in an entry: one for each unit of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
 /// Maximum size of a header with its checksums and a part table, before padding, in bytes.
@@ -84,6 +90,14 @@ pub enum EntryKind {
     Settle = 20,
     /// Records up to which version each of several PGs is committed; inline, like a note.
     Marks = 21,
+    /// Changes records and blocks of an object pool, with a run of versions of the PG; the changes are in the
+    /// body. May contain the PG's note: then peering brings a member to the adopted version.
+    Batch = 22,
+    /// Replaces ranges of records, and blocks, of an object pool, whatever their versions were; they are in
+    /// the body.
+    Page = 23,
+    /// Creates or removes the engine's family of a pool.
+    Family = 24,
 }
 
 impl EntryKind {
@@ -92,7 +106,8 @@ impl EntryKind {
         let plain = [Write, WriteLarge, Zero, Delete, Note, Floor, Absolve, Idle, Pad, Recovery];
         let repairs = [Repair, RepairLarge, RepairTombstone, RepairGone];
         let prepared = [Prepare, PrepareLarge, PrepareDelete, Skip, Settle, Marks];
-        let others = repairs.into_iter().chain([Suspect]).chain(prepared);
+        let of_objects = [Batch, Page, Family];
+        let others = repairs.into_iter().chain([Suspect]).chain(prepared).chain(of_objects);
         plain.into_iter().chain(others).find(|kind| *kind as u8 == number)
     }
 
@@ -123,6 +138,11 @@ impl EntryKind {
         matches!(self, EntryKind::Write | EntryKind::Repair | EntryKind::Prepare)
     }
 
+    /// Whether a body follows the fields of the header.
+    pub const fn has_body(self) -> bool {
+        matches!(self, EntryKind::Batch | EntryKind::Page)
+    }
+
     /// Whether the entry changes a block and has its own version in the order of the PG.
     pub const fn is_versioned(self) -> bool {
         use EntryKind::*;
@@ -139,11 +159,12 @@ impl EntryKind {
     const fn fixed_size(self) -> usize {
         let committed = if self.carries_committed() { COMMITTED_SIZE } else { 0 };
         let bitmaps = if self.has_bitmaps() { BITMAPS_SIZE } else { 0 };
-        FIXED_SIZE + committed + bitmaps
+        let body = if self.has_body() { BODY_FIELDS_SIZE } else { 0 };
+        FIXED_SIZE + committed + bitmaps + body
     }
 }
 
-/// Flags of an entry of a pool that keeps parity, one bit each. Zero in all other entries.
+/// Flags of an entry of a pool that keeps parity, or of a batch, one bit each. Zero in all other entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct EntryFlags {
     /// The entry is a copy: a checkpoint journaled this prepared version again, so that the journal before
@@ -151,7 +172,7 @@ pub struct EntryFlags {
     pub is_copy: bool,
     /// After this version, the block holds only the units of this version.
     pub is_whole: bool,
-    /// The settle contains the PG's note.
+    /// The settle or batch contains the PG's note.
     pub has_note: bool,
     /// The entry is a copy, and some of the units that it lists as damaged had data when the version arrived.
     pub has_lost: bool,
@@ -184,9 +205,11 @@ pub struct EntryHeader {
     pub pg: Option<PgId>,
     /// The version of the change.
     pub version: Version,
-    /// Where the range begins in the block, in bytes; for a note, the number of its key.
+    /// Where the range begins in the block, in bytes; for a note, the number of its key; for an entry with a
+    /// body, the size of the data behind the body; for a family, the number of its compression, 0: it is
+    /// gone.
     pub offset: u32,
-    /// Length of the range, in bytes; for a note, its size.
+    /// Length of the range, in bytes; for a note, its size; for an entry with a body, the size of the body.
     pub length: u32,
     /// Where the block is in the data area.
     pub location: u32,
@@ -210,6 +233,10 @@ pub struct EntryHeader {
     /// In a repair or a prepared version of a parity part: its part table, which replaces an older table.
     /// Empty: an older table stays.
     pub table: Vec<u8>,
+    /// In a batch: the version before the first of its run.
+    pub after: Version,
+    /// In an entry with a body: the checksum of the body.
+    pub body_checksum: Checksum,
 }
 
 /// Why bytes are not a valid entry.
@@ -242,8 +269,13 @@ impl EntryHeader {
         (size as u32).next_multiple_of(sector_size)
     }
 
-    /// Returns the size of this header, padded to sectors, in bytes.
+    /// Returns the size of this header, with its body and padded to sectors, in bytes. Requires: a body has
+    /// at most [`BODY_SIZE_MAX`] bytes.
     pub fn header_size(&self, sector_size: u32) -> u32 {
+        if self.kind.has_body() {
+            let size = self.kind.fixed_size() as u32 + self.length;
+            return size.next_multiple_of(sector_size);
+        }
         let counts = (self.checksums.len(), self.table.len());
         EntryHeader::padded_size(self.kind, counts, sector_size)
     }
@@ -274,8 +306,25 @@ impl EntryHeader {
         (0..).zip(self.data_units()).map(position)
     }
 
-    /// Returns the bytes of inline data.
+    /// Returns the body of the entry with this header, which begins at `bytes`. Requires: the entry has a
+    /// body, and `bytes` contain it.
+    pub fn body<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        assert!(self.kind.has_body());
+        &bytes[self.kind.fixed_size()..][..self.length as usize]
+    }
+
+    /// Returns the compression of the family that the entry creates; `None`: it removes the family. Requires:
+    /// the entry is of that kind.
+    pub fn compression(&self) -> Option<Compression> {
+        assert!(self.kind == EntryKind::Family);
+        Compression::from_number(u8::try_from(self.offset).ok()?)
+    }
+
+    /// Returns the bytes of inline data, without a body.
     pub fn data_size(&self) -> u32 {
+        if self.kind.has_body() {
+            return self.offset;
+        }
         if self.kind.is_inline() { (self.checksums.len() as u64 * UNIT_SIZE) as u32 } else { 0 }
     }
 
@@ -296,6 +345,9 @@ impl EntryHeader {
 
     /// Returns the bytes of the journal that this entry takes.
     pub fn entry_size(&self, sector_size: u32) -> u32 {
+        if self.kind.has_body() {
+            return self.header_size(sector_size) + self.data_size();
+        }
         let counts = (self.checksums.len(), self.table.len());
         EntryHeader::size_with_table(self.kind, counts, sector_size)
     }
@@ -316,6 +368,21 @@ impl EntryHeader {
             | bit(is_whole, FLAG_WHOLE)
             | bit(has_note, FLAG_NOTE)
             | bit(has_lost, FLAG_LOST)
+    }
+
+    /// Appends the header and its body to `bytes`, followed by zeros up to `padded_size`, and returns the
+    /// header's checksum. Requires: the header describes the body, and both fit.
+    pub fn encode_with_body(
+        &self,
+        body: &[u8],
+        (store_tag, padded_size): (u64, usize),
+        bytes: &mut Vec<u8>,
+    ) -> Checksum {
+        assert!(self.kind.has_body() && body.len() == self.length as usize);
+        let start = bytes.len() + self.kind.fixed_size();
+        let checksum = self.encode(store_tag, padded_size, bytes);
+        bytes[start..start + body.len()].copy_from_slice(body);
+        checksum
     }
 
     /// Appends the header to `bytes`, followed by zeros up to `padded_size`, and returns its checksum.
@@ -354,6 +421,10 @@ impl EntryHeader {
             for set in [&self.units, &self.written, &self.damaged] {
                 set.all_words().iter().for_each(|word| to.u64(*word));
             }
+        }
+        if self.kind.has_body() {
+            to.version(self.after);
+            to.u32(self.body_checksum.get());
         }
         assert!(to.bytes.len() == start + self.kind.fixed_size());
         for checksum in &self.checksums {
@@ -402,6 +473,9 @@ impl EntryHeader {
 
     /// Whether the fields are consistent. Callers need not check them again.
     fn is_sound(&self, sector_size: u32) -> bool {
+        if self.kind.has_body() && !self.body_fits() {
+            return false;
+        }
         let count = self.checksums.len();
         let size_fits = match self.kind {
             EntryKind::Pad => {
@@ -448,7 +522,25 @@ impl EntryHeader {
                 let fits = self.length as u64 <= units;
                 self.pg.is_some() && fits && (self.flags.has_note || units == 0)
             }
+            EntryKind::Batch => units == 0 && self.after < self.version,
+            EntryKind::Page => units == 0 && self.after == Version::ZERO,
+            EntryKind::Family => {
+                let is_number = self.offset == 0 || self.compression().is_some();
+                let is_bare = self.key.is_none() && self.block_size.is_none() && units == 0;
+                is_bare && is_number && self.length == 0 && self.pg.is_some_and(|pg| pg.number == 0)
+            }
         }
+    }
+
+    /// Whether the fields of an entry with a body are consistent, and within the limits of such an entry.
+    fn body_fits(&self) -> bool {
+        self.length as usize <= BODY_SIZE_MAX
+            && self.offset as usize <= UNITS_SIZE_MAX
+            && u64::from(self.offset).is_multiple_of(UNIT_SIZE)
+            && self.block_size.is_some_and(|block_size| block_size <= OBJECT_BLOCK_SIZE_MAX)
+            && self.pg.is_some()
+            && self.key.is_none()
+            && self.location == LOCATION_NONE
     }
 
     fn bitmaps_fit(&self) -> bool {
@@ -523,6 +615,11 @@ fn decode_fields(from: &mut Reader, count: usize, table_size: usize) -> Option<E
             || Some(UnitSet::from_words([from.u64()?, from.u64()?, from.u64()?, from.u64()?]));
         (units, written, damaged) = (set()?, set()?, set()?);
     }
+    let (mut after, mut body_checksum) = (Version::ZERO, Checksum::new(0));
+    if kind.has_body() {
+        after = from.version()?;
+        body_checksum = Checksum::new(from.u32()?);
+    }
     let mut checksums = Vec::with_capacity(count);
     for _ in 0..count {
         checksums.push(Checksum::new(from.u32()?));
@@ -549,6 +646,8 @@ fn decode_fields(from: &mut Reader, count: usize, table_size: usize) -> Option<E
         flags,
         checksums,
         table,
+        after,
+        body_checksum,
     })
 }
 
@@ -559,7 +658,7 @@ const fn flags_of(kind: EntryKind) -> u8 {
             FLAG_COPY | FLAG_REPLACES | FLAG_WHOLE | FLAG_LOST
         }
         EntryKind::PrepareDelete => FLAG_COPY | FLAG_REPLACES | FLAG_WHOLE,
-        EntryKind::Settle => FLAG_NOTE,
+        EntryKind::Settle | EntryKind::Batch => FLAG_NOTE,
         _ => 0,
     }
 }
@@ -598,6 +697,8 @@ mod tests {
             flags: EntryFlags::default(),
             checksums: vec![Checksum::new(1), Checksum::new(2)],
             table: Vec::new(),
+            after: Version::ZERO,
+            body_checksum: Checksum::new(0),
         }
     }
 
@@ -684,6 +785,37 @@ mod tests {
         super::super::golden("entry-repair.2", &encoded(&large_repair()));
         super::super::golden("entry-prepare.4", &encoded(&prepared()));
         super::super::golden("entry-prepare-table.4", &encoded(&prepared_parity()));
+    }
+
+    fn family() -> EntryHeader {
+        let pg = Some(PgId { pool: PoolId::FIRST, number: 0 });
+        let offset = u32::from(Compression::Zstd.number());
+        let bare = bare(EntryKind::Family);
+        EntryHeader { pg, key: None, block_size: None, offset, length: 0, ..bare }
+    }
+
+    #[test]
+    fn entries_of_families_name_a_compression_or_none() {
+        super::super::golden("entry-family.5", &encoded(&family()));
+        let gone = EntryHeader { offset: 0, ..family() };
+        for (entry, compression) in [(family(), Some(Compression::Zstd)), (gone, None)] {
+            let (decoded, _) = EntryHeader::decode(&encoded(&entry), 42, 512).expect("it is whole");
+            assert_eq!(decoded, entry);
+            assert_eq!(decoded.compression(), compression);
+        }
+        let wrong: [fn(&mut EntryHeader); 5] = [
+            |entry| entry.offset = 9,
+            |entry| entry.offset = 256 + 1,
+            |entry| entry.pg = None,
+            |entry| entry.pg = sample().pg,
+            |entry| entry.length = 1,
+        ];
+        for (index, change) in wrong.into_iter().enumerate() {
+            let mut entry = family();
+            change(&mut entry);
+            let decoded = EntryHeader::decode(&encoded(&entry), 42, 512);
+            assert_eq!(decoded, Err(EntryDecodeError::Damaged), "change {index}");
+        }
     }
 
     #[test]

@@ -13,10 +13,11 @@
 
 use std::ops::Range;
 
-use base::{Checksum, Lsn, PgId, Version, crc32c};
+use base::{Checksum, Lsn, PgId, PoolId, Version, crc32c};
 
 use super::bytes::{Reader, Writer};
 use super::key::{BlockKey, NoteKey};
+use crate::engine::Compression;
 
 /// Size of a page in bytes.
 pub const PAGE_SIZE: usize = 4096;
@@ -186,6 +187,8 @@ pub struct Root {
     pub notes: StreamRef,
     /// Segments with pending discards.
     pub discards: StreamRef,
+    /// Families of the engine. A root without them has zeros here, as in stores that know no engine.
+    pub families: StreamRef,
 }
 
 impl Root {
@@ -195,7 +198,9 @@ impl Root {
         to.u32(self.previous.get());
         to.u64(self.replay.get());
         to.u64(self.until.get());
-        for stream in [&self.directory, &self.pgs, &self.notes, &self.discards] {
+        let families = Some(&self.families).filter(|families| **families != StreamRef::EMPTY);
+        let streams = [&self.directory, &self.pgs, &self.notes, &self.discards];
+        for stream in streams.into_iter().chain(families) {
             to.u32(stream.page);
             to.u32(stream.checksum.get());
             to.u64(stream.size);
@@ -222,8 +227,22 @@ impl Root {
             };
             let (directory, pgs) = (stream()?, stream()?);
             let (notes, discards) = (stream()?, stream()?);
+            // Page 0 is a slot of the root, and begins no stream.
+            let families = Some(stream()?).filter(|families| families.page != 0);
+            let families = families.unwrap_or(StreamRef::EMPTY);
             (replay <= until).then_some(())?;
-            Some(Root { sequence, until, replay, previous, directory, pgs, notes, discards })
+            let root = Root {
+                sequence,
+                until,
+                replay,
+                previous,
+                directory,
+                pgs,
+                notes,
+                discards,
+                families,
+            };
+            Some(root)
         };
         fields().ok_or(PageDecodeError)
     }
@@ -350,6 +369,47 @@ pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecode
     Ok(notes)
 }
 
+/// What a checkpoint knows of a family of the engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FamilyRecord {
+    /// The pool whose records the family holds.
+    pub family: PoolId,
+    /// How it is compressed.
+    pub compression: Compression,
+    /// All batches up to this lsn were durable in the engine. Zero: none was.
+    pub flushed: Lsn,
+}
+
+/// Encodes the families as a stream.
+pub fn encode_families(families: impl Iterator<Item = FamilyRecord>) -> Vec<u8> {
+    let mut to = Writer::default();
+    for record in families {
+        to.u32(record.family.get());
+        to.u32(u32::from(record.compression.number()));
+        to.u64(record.flushed.get());
+    }
+    to.bytes
+}
+
+/// Decodes families from a stream. They must be in the order of their pools.
+pub fn decode_families(stream: &[u8]) -> Result<Vec<FamilyRecord>, PageDecodeError> {
+    let mut from = Reader::new(stream);
+    let mut families: Vec<FamilyRecord> = Vec::new();
+    while !from.is_at_end() {
+        let mut record = || {
+            let family = PoolId::new(from.u32()?)?;
+            let compression = Compression::from_number(u8::try_from(from.u32()?).ok()?)?;
+            Some(FamilyRecord { family, compression, flushed: Lsn::new(from.u64()?) })
+        };
+        let record = record().ok_or(PageDecodeError)?;
+        if families.last().is_some_and(|last| last.family >= record.family) {
+            return Err(PageDecodeError);
+        }
+        families.push(record);
+    }
+    Ok(families)
+}
+
 /// Encodes ranges of segments as a stream.
 pub fn encode_ranges(ranges: &[Range<u32>]) -> Vec<u8> {
     let mut to = Writer::default();
@@ -399,14 +459,37 @@ mod tests {
             pgs: StreamRef::EMPTY,
             notes: stream,
             discards: StreamRef::EMPTY,
+            families: StreamRef::EMPTY,
         };
         let bytes = root.encode(42);
         super::super::golden("root.4", &bytes);
         assert_eq!(Root::decode(&bytes, 42), Ok(root.clone()));
+        let with_families = Root { families: stream, ..root.clone() };
+        let bytes = with_families.encode(42);
+        super::super::golden("root.5", &bytes);
+        assert_eq!(Root::decode(&bytes, 42), Ok(with_families));
         assert_eq!(Root::decode(&bytes, 43), Err(PageDecodeError));
         let behind = Root { until: Lsn::new(4096), ..root.clone() };
         assert_eq!(Root::decode(&behind.encode(42), 42), Err(PageDecodeError));
         assert_eq!(Root::decode(&vec![0; PAGE_SIZE], 42), Err(PageDecodeError));
+    }
+
+    #[test]
+    fn families_come_back() {
+        let family = |number, compression, flushed| FamilyRecord {
+            family: PoolId::new(number).expect("it is in range"),
+            compression,
+            flushed: Lsn::new(flushed),
+        };
+        let families = vec![family(1, Compression::None, 0), family(7, Compression::Bzip2, 4096)];
+        let bytes = encode_families(families.iter().copied());
+        super::super::golden("families.5", &bytes);
+        assert_eq!(decode_families(&bytes), Ok(families.clone()));
+        assert!(decode_families(&bytes[..20]).is_err());
+        assert!(decode_families(&encode_families(families.into_iter().rev())).is_err());
+        let mut unknown = bytes;
+        unknown[4] = 9;
+        assert!(decode_families(&unknown).is_err());
     }
 
     #[test]

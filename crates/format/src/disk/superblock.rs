@@ -2,6 +2,7 @@
 //! copy is used, and the two are never written at the same time.
 
 use std::fmt;
+use std::num::NonZeroU128;
 
 use base::{ClusterId, Lsn, OsdId, crc32c};
 
@@ -11,8 +12,11 @@ use super::bytes::{Reader, Writer};
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Size of a copy in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
-/// Version of the store format.
-pub const FORMAT_VERSION: u32 = 4;
+/// The newest version of the store format that this program knows. Only stores with an engine have it:
+/// programs that know no engine must not open them.
+pub const FORMAT_VERSION: u32 = 5;
+/// Version of the format of a store without an engine.
+pub const FORMAT_VERSION_WITHOUT_ENGINE: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
 /// Where the checksum ends. It covers everything after it.
@@ -38,6 +42,25 @@ impl StoreId {
     /// Returns the tag that journal entries and checkpoint pages carry to identify the store.
     pub const fn tag(self) -> u64 {
         (self.0 ^ (self.0 >> 64)) as u64
+    }
+}
+
+/// The id of an engine, chosen at random when the engine is created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineId(NonZeroU128);
+
+impl EngineId {
+    /// Creates an id. `None`: 0 stands for no engine.
+    pub const fn new(number: u128) -> Option<EngineId> {
+        match NonZeroU128::new(number) {
+            Some(number) => Some(EngineId(number)),
+            None => None,
+        }
+    }
+
+    /// Returns the number.
+    pub const fn get(self) -> u128 {
+        self.0.get()
     }
 }
 
@@ -112,6 +135,8 @@ pub struct Superblock {
     pub data: Area,
     /// Where the journal ended when damage was found. PGs absolved after this lsn are not suspect.
     pub suspect: Option<Lsn>,
+    /// The id of the store's engine; `None`: it has none.
+    pub engine: Option<EngineId>,
 }
 
 /// Why bytes are not a usable superblock.
@@ -133,7 +158,10 @@ impl Superblock {
     /// Encodes a copy.
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
-        to.u32(FORMAT_VERSION);
+        to.u32(match self.engine {
+            Some(_) => FORMAT_VERSION,
+            None => FORMAT_VERSION_WITHOUT_ENGINE,
+        });
         to.u64(self.sequence);
         to.u128(self.store.get());
         to.u128(self.cluster.get());
@@ -154,6 +182,7 @@ impl Superblock {
         to.u64(0);
         to.u64(self.suspect.is_some() as u64);
         to.u64(self.suspect.map_or(0, Lsn::get));
+        to.u128(self.engine.map_or(0, EngineId::get));
 
         let mut bytes = MAGIC.to_vec();
         bytes.resize(CHECKSUM_END, 0);
@@ -175,8 +204,9 @@ impl Superblock {
             return Err(SuperblockError::Damaged);
         }
         let mut from = Reader::new(body);
-        match from.u32() {
-            Some(FORMAT_VERSION) => {}
+        let version = from.u32();
+        match version {
+            Some(FORMAT_VERSION | FORMAT_VERSION_WITHOUT_ENGINE) => {}
             Some(version) if version > FORMAT_VERSION => {
                 return Err(SuperblockError::Newer(version));
             }
@@ -198,8 +228,9 @@ impl Superblock {
             (_, Some(lsn)) => Some(Lsn::new(lsn)),
             _ => return Err(SuperblockError::Damaged),
         };
-        let superblock = Superblock { suspect, ..superblock };
-        if !superblock.is_sound() {
+        let engine = EngineId::new(from.u128().ok_or(SuperblockError::Damaged)?);
+        let superblock = Superblock { suspect, engine, ..superblock };
+        if !superblock.is_sound() || engine.is_some() != (version == Some(FORMAT_VERSION)) {
             return Err(SuperblockError::Damaged);
         }
         Ok(superblock)
@@ -241,6 +272,7 @@ fn decode_fields(from: &mut Reader) -> Option<Superblock> {
         checkpoints: Area { offset: from.u64()?, size: from.u64()? },
         data: Area { offset: from.u64()?, size: from.u64()? },
         suspect: None,
+        engine: None,
     })
 }
 
@@ -261,17 +293,24 @@ pub(super) mod tests {
             checkpoints: Area { offset: 17 << 20, size: 4 << 20 },
             data: Area { offset: 21 << 20, size: 107 << 20 },
             suspect: Some(Lsn::new(4096)),
+            engine: None,
         }
+    }
+
+    fn with_engine() -> Superblock {
+        Superblock { engine: EngineId::new(0x55aa), ..sample() }
     }
 
     #[test]
     fn bytes_are_frozen() {
         super::super::golden("superblock.4", &sample().encode());
+        super::super::golden("superblock.5", &with_engine().encode());
     }
 
     #[test]
     fn encoding_and_decoding_are_inverse() {
         assert_eq!(Superblock::decode(&sample().encode()), Ok(sample()));
+        assert_eq!(Superblock::decode(&with_engine().encode()), Ok(with_engine()));
     }
 
     #[test]
@@ -284,15 +323,18 @@ pub(super) mod tests {
         let mut damaged = good.clone();
         damaged[100] ^= 1;
         assert_eq!(Superblock::decode(&damaged), Err(SuperblockError::Damaged));
-        let of_version = |version: u8| {
-            let mut other = good.clone();
+        let of_version = |of: &Superblock, version: u8| {
+            let mut other = of.encode();
             other[12] = version;
             let checksum = crc32c(&other[12..]).get().to_le_bytes();
             other[8..12].copy_from_slice(&checksum);
             Superblock::decode(&other)
         };
-        assert_eq!(of_version(5), Err(SuperblockError::Newer(5)));
-        assert_eq!(of_version(1), Err(SuperblockError::Older(1)));
+        assert_eq!(of_version(&sample(), 6), Err(SuperblockError::Newer(6)));
+        assert_eq!(of_version(&sample(), 1), Err(SuperblockError::Older(1)));
+        // The version says whether there is an engine.
+        assert_eq!(of_version(&sample(), 5), Err(SuperblockError::Damaged));
+        assert_eq!(of_version(&with_engine(), 4), Err(SuperblockError::Damaged));
         let mut slice = good;
         slice[12 + 132] = 1;
         let checksum = crc32c(&slice[12..]).get().to_le_bytes();
