@@ -1,8 +1,8 @@
-//! The frozen hash that maps a stripe to its PG.
+//! The frozen hashes that map a stripe or an object to its PG.
 //!
-//! The hash is part of the disk format and of the protocol: index order, PG ranges and routing all
-//! depend on it. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014),
-//! applied twice.
+//! They are part of the disk format and of the protocol: index order, PG ranges and routing all depend on
+//! them. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), applied twice to a
+//! stripe, and once for each 8 bytes of an object's name.
 
 use crate::ids::{ImageId, StripeIndex};
 
@@ -14,6 +14,25 @@ pub const PG_COUNT_MAX: u32 = 1 << 16;
 pub const fn stripe_hash(seed: ImageId, stripe: StripeIndex) -> u32 {
     let key = ((seed.get() as u64) << 32) | stripe.get() as u64;
     (mix(mix(key)) >> 32) as u32
+}
+
+/// Returns the hash of an object. Its top 32 bits are what PGs, shards and keys of blocks are made of.
+/// Frozen: see the golden values in the test.
+pub const fn object_hash(name: &[u8]) -> u64 {
+    let mut hash = mix(name.len() as u64);
+    let mut at = 0;
+    while at < name.len() {
+        // The last word is filled up with zeros; the length tells such names apart.
+        let mut word = 0;
+        let mut byte = 0;
+        while byte < 8 && at + byte < name.len() {
+            word |= (name[at + byte] as u64) << (8 * byte);
+            byte += 1;
+        }
+        hash = mix(hash ^ word);
+        at += 8;
+    }
+    hash
 }
 
 /// Returns the PG number of a hash. Requires: `pg_count` is a power of two up to [`PG_COUNT_MAX`].
@@ -53,6 +72,35 @@ mod tests {
         assert_eq!(golden, GOLDEN);
     }
     const GOLDEN: [u32; 4] = [3_220_505_974, 2_072_392_704, 1_440_198_900, 3_786_498_298];
+
+    #[test]
+    fn object_hash_is_frozen() {
+        let names: [&[u8]; 7] =
+            [b"a", b"b", b"\0", b"\0\0", b"photos/2026/07/31.jpeg", &[255; 8], &[0; 1024]];
+        assert_eq!(names.map(object_hash), GOLDEN_OF_OBJECTS);
+    }
+    const GOLDEN_OF_OBJECTS: [u64; 7] = [
+        0x5e02_5f9a_de9e_af3e,
+        0x3660_084f_17fd_793a,
+        0x5e41_ab08_7439_611e,
+        0x6468_4c4f_0fd7_84b4,
+        0xf7c3_cdba_670f_0684,
+        0xed0f_9663_aaf3_af91,
+        0x59d1_0d33_008d_f1a3,
+    ];
+
+    #[test]
+    fn objects_spread_evenly() {
+        let mut counts = [0u32; 16];
+        let mut shards = [0u32; 64];
+        for number in 0..16_000 {
+            let hash = (object_hash(format!("bucket/object-{number}").as_bytes()) >> 32) as u32;
+            counts[pg_of_hash(hash, 16) as usize] += 1;
+            shards[pg_of_hash(hash, 64) as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
+        assert!(shards.iter().all(|count| (175..325).contains(count)), "{shards:?}");
+    }
 
     #[test]
     fn ranges_and_pgs_agree() {
