@@ -57,6 +57,11 @@ pub enum Bug {
     TableNotWrittenBack,
     /// Store: the part table of a version is kept although the version was taken back.
     RolledBackTableKept,
+    /// Store: the engine gets a batch before its journal entry is durable.
+    BatchEnteredBeforeFlush,
+    /// Store: pending records are forgotten when the engine has them, although a read that began before lacks
+    /// them.
+    PendingForgottenEarly,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.
@@ -308,6 +313,8 @@ impl Bug {
         ("complete-with-cursor", Bug::CompleteWithCursor),
         ("absent-holder-passed-over", Bug::AbsentHolderPassedOver),
         ("direct-read-without-lease", Bug::DirectReadWithoutLease),
+        ("batch-entered-before-flush", Bug::BatchEnteredBeforeFlush),
+        ("pending-forgotten-early", Bug::PendingForgottenEarly),
     ];
 }
 

@@ -2,7 +2,7 @@
 //! the writes.
 
 use base::{Checksum, ClusterId, GIB, Lsn, MIB, OsdId, TIB};
-use format::disk::{Area, PAGE_SIZE, Root, SUPERBLOCK_OFFSETS, StreamRef, Superblock};
+use format::disk::{Area, EngineId, PAGE_SIZE, Root, SUPERBLOCK_OFFSETS, StreamRef, Superblock};
 
 use crate::pages::ROOT_PAGES;
 use crate::{CommitMode, StoreId};
@@ -25,6 +25,8 @@ pub struct CreateOptions {
     pub sector_size: u32,
     /// When a write is durable.
     pub commit: CommitMode,
+    /// The id of the store's engine, if it is to have one.
+    pub engine: Option<EngineId>,
 }
 
 /// What the caller does, in this order: zero the ranges, flush, write the images, flush.
@@ -122,7 +124,7 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
         checkpoints,
         data,
         suspect: None,
-        engine: None,
+        engine: options.engine,
     };
     let root = Root {
         sequence: 0,
@@ -162,6 +164,7 @@ mod tests {
             size,
             sector_size: 512,
             commit: CommitMode::Fsync,
+            engine: None,
         }
     }
 

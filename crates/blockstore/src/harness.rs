@@ -11,6 +11,9 @@ use format::disk::UnitSet;
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
 use format::wire::Content;
 
+use format::engine::EngineEffect;
+
+use crate::EngineFound;
 use crate::{
     Answer, AsOf, BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings,
     Store, StoreError, StoreId, create,
@@ -295,6 +298,8 @@ pub struct Bench {
     pub counter: u64,
     /// The epoch of the versions that the bench assigns.
     pub epoch: Epoch,
+    /// Requests to the engine that the test has not taken.
+    pub engine_effects: Vec<EngineEffect>,
     effects: Vec<Effect>,
 }
 
@@ -306,6 +311,7 @@ pub fn options(commit: CommitMode, sector_size: u32) -> CreateOptions {
         size: SIZE,
         sector_size,
         commit,
+        engine: None,
     }
 }
 
@@ -351,9 +357,26 @@ impl Bench {
 
     /// Begins to open a store, and completes `steps` operations.
     pub fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
+        Bench::begin_with(disk, settings, seed, (steps, None))
+    }
+
+    /// Opens a store with this engine, whose part the test plays.
+    pub fn with_engine(disk: MemoryDisk, engine: EngineFound) -> Bench {
+        let mut bench = Bench::begin_with(disk, settings(), 1, (u64::MAX, Some(engine)));
+        bench.run();
+        bench
+    }
+
+    fn begin_with(
+        disk: MemoryDisk,
+        settings: Settings,
+        seed: u64,
+        (steps, engine): (u64, Option<EngineFound>),
+    ) -> Bench {
         let pool = BufferPool::default();
         let mut effects = Vec::new();
-        let store = Store::open(settings.clone(), pool.clone(), disk.size, &mut effects);
+        let device = (disk.size, engine);
+        let store = Store::open_with(settings.clone(), pool.clone(), device, &mut effects);
         let mut bench = Bench {
             disk,
             store,
@@ -367,6 +390,7 @@ impl Bench {
             request_last: 0,
             counter: 0,
             epoch: Epoch::new(1),
+            engine_effects: Vec::new(),
             effects,
         };
         bench.take_effects();
@@ -383,6 +407,7 @@ impl Bench {
             assert!(self.stopped.is_none(), "no effect follows Stopped");
             match effect {
                 Effect::Disk(effect) => self.disk.ask(effect),
+                Effect::Engine(effect) => self.engine_effects.push(effect),
                 Effect::Opened => self.opened = true,
                 Effect::Done { id, result } => {
                     assert!(self.answers.insert(id, result).is_none(), "answered twice");

@@ -259,17 +259,27 @@ impl Journal {
     /// Appends an entry, and returns its lsn and the lsn where its data begins. Fills in the header's lsn,
     /// size and chain. Requires: there is room.
     pub fn append(&mut self, header: &mut EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
-        let count = header.checksums.len();
         assert!(header.kind.is_inline() == data.is_some());
-        assert!(data.as_ref().is_none_or(|data| data.len() as u64 == count as u64 * UNIT_SIZE));
+        self.append_with(header, &[], data)
+    }
+
+    /// Appends an entry with a body, which the header describes; empty for kinds that have none.
+    pub fn append_with(
+        &mut self,
+        header: &mut EntryHeader,
+        body: &[u8],
+        data: Option<Buffer>,
+    ) -> (Lsn, Lsn) {
+        let data_size = data.as_ref().map_or(0, |data| data.len());
+        assert!(data_size == header.data_size() as usize);
         header.size = header.entry_size(self.sector_size);
         if header.size as u64 > self.rest_of_ring() {
             let size = self.rest_of_ring() as u32;
             let mut pad = EntryHeader { size, ..plain_header(EntryKind::Pad) };
-            self.push(&mut pad, None);
+            self.push(&mut pad, &[], None);
             self.close_group();
         }
-        let placed = self.push(header, data);
+        let placed = self.push(header, body, data);
         let ends_ring = self.tail.get().is_multiple_of(self.area.size);
         if ends_ring || self.tail.since(self.open_start) >= GROUP_SIZE_MAX {
             self.close_group();
@@ -277,7 +287,7 @@ impl Journal {
         placed
     }
 
-    fn push(&mut self, header: &mut EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
+    fn push(&mut self, header: &mut EntryHeader, body: &[u8], data: Option<Buffer>) -> (Lsn, Lsn) {
         let lsn = self.tail;
         header.lsn = lsn;
         header.previous = self.previous;
@@ -285,7 +295,11 @@ impl Journal {
         assert!(header.size as u64 <= self.rest_of_ring());
         assert!(self.used() + header.size as u64 <= self.area.size);
         let header_size = header.header_size(self.sector_size) as usize;
-        self.previous = header.encode(self.store_tag, header_size, &mut self.open_headers);
+        let (tag, headers) = (self.store_tag, &mut self.open_headers);
+        self.previous = match header.kind.has_body() {
+            true => header.encode_with_body(body, (tag, header_size), headers),
+            false => header.encode(tag, header_size, headers),
+        };
         self.tail = lsn.advance(header.size as u64);
         let data_lsn = lsn.advance(header_size as u64);
         self.open.push_back(OpenEntry { data_lsn, header_size, data });

@@ -31,6 +31,7 @@ mod notes;
 mod overlay;
 mod pages;
 mod parts;
+mod pending;
 mod pg_records;
 mod prepared;
 mod read;
@@ -39,6 +40,8 @@ mod recover;
 mod stopped;
 mod store;
 
+#[cfg(test)]
+mod batch_tests;
 #[cfg(test)]
 mod facts_tests;
 #[cfg(test)]
@@ -66,6 +69,7 @@ mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
 use format::door::{DiskEffect, DiskEvent};
+use format::engine::{Change, EngineEffect, EngineEvent, FamilyFound, Query};
 use format::wire::{Content, Digest};
 
 pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
@@ -115,6 +119,15 @@ pub struct Identity {
     pub cluster: ClusterId,
     /// The OSD it belongs to.
     pub osd: OsdId,
+}
+
+/// The engine of a store, as it was found when it was opened. See `docs/internals/engine.md`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineFound {
+    /// Who it is, and whose.
+    pub identity: format::engine::Identity,
+    /// Its families.
+    pub families: Vec<FamilyFound>,
 }
 
 /// What a store records about a PG in addition to its blocks. See `docs/internals/pg.md`.
@@ -185,6 +198,8 @@ pub enum Event {
     },
     /// A disk operation finished.
     Disk(DiskEvent),
+    /// An event of the engine.
+    Engine(EngineEvent),
     /// The deadline of [`Store::deadline`] has passed.
     Tick,
 }
@@ -384,6 +399,32 @@ pub enum Request {
         /// Maximum number of pages of 4 KiB to read: at least one, at most 256 (1 MiB).
         page_count: u32,
     },
+    /// Change records of an object pool: all of them or none, whatever crashes. The batches of a PG come in
+    /// order: within an epoch, `after` is the PG's last version ([`StoreError::Unordered`]). Reads see the
+    /// batch at once. Done when it and all earlier entries are durable; the engine is not waited for.
+    Batch {
+        /// The PG that the versions belong to.
+        pg: PgId,
+        /// The pool's block size.
+        block_size: BlockSize,
+        /// The version before the first of the batch.
+        after: Version,
+        /// The last version of the batch.
+        version: Version,
+        /// The changes, in order.
+        records: Vec<Change>,
+    },
+    /// Read records of an object pool: the state after all batches that are journaled when the answer leaves,
+    /// of one moment for all queries. A scan may stop before its limits; it has at least one record if there
+    /// is one.
+    Records {
+        /// The PG whose last version the answer names. The queries may go beyond it, in its pool.
+        pg: PgId,
+        /// The queries, within the limits of the engine.
+        queries: Vec<Query>,
+        /// Whether only memory is looked at ([`StoreError::WouldBlock`]).
+        from_memory: bool,
+    },
     /// Make all earlier requests durable.
     Sync,
     /// Record in the journal that everything so far is durable, so that the next start does not mistake any
@@ -406,6 +447,8 @@ pub const NOTE_SIZE_MAX: usize = 512 << 10;
 pub enum Effect {
     /// An operation for the disk.
     Disk(DiskEffect),
+    /// A request for the engine.
+    Engine(EngineEffect),
     /// Recovery is finished: requests are accepted from now on.
     Opened,
     /// A request finished.
@@ -452,6 +495,13 @@ pub enum Answer {
     Digest(Digest),
     /// What a portion of a check of the metadata found.
     Metadata(MetadataReport),
+    /// Records of an object pool.
+    Records {
+        /// The PG's last version: the state is that after this version.
+        version: Version,
+        /// One answer for each query.
+        answers: Vec<format::engine::Answer>,
+    },
     /// Written and damaged units: bit `i` of word `i / 64` stands for unit `i`.
     Extents {
         /// The block's version.
@@ -478,6 +528,17 @@ pub enum StoreError {
     Unordered,
     /// A version above the `upto` of a settle is already stable; nothing changed.
     AboveSettled,
+    /// The engine has no records of this pool.
+    NoFamily,
+    /// The records are not in memory.
+    WouldBlock,
+    /// Records of this range cannot be read. Fetch them from another member.
+    RecordsDamaged {
+        /// The first key that may be concerned.
+        start: Vec<u8>,
+        /// The first key behind; `None`: to the end of the pool.
+        end: Option<Vec<u8>>,
+    },
     /// These units of the block are damaged. Rewrite or discard them, or fetch another copy.
     Damaged {
         /// Bit `i` of word `i / 64` stands for unit `i`.

@@ -249,7 +249,8 @@ impl Parts {
         if header.kind.carries_committed() {
             return self.apply_prepared(change, note);
         }
-        if let Some(pg) = header.pg {
+        // The entry of a family belongs to a pool, not to a PG.
+        if let Some(pg) = header.pg.filter(|_| header.kind != EntryKind::Family) {
             self.pgs.apply(header, pg, change.lsn);
         }
         match (header.kind, header.key, header.pg) {

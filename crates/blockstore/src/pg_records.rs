@@ -64,7 +64,8 @@ impl PgRecords {
                 record.held = record.held.max(header.version);
                 let is_next = kind.is_prepared() && header.replaces.is_none();
                 let is_next = is_next && !header.flags.is_copy;
-                if kind.is_versioned() || kind == EntryKind::Skip || is_next {
+                let has_own = matches!(kind, EntryKind::Skip | EntryKind::Batch);
+                if kind.is_versioned() || has_own || is_next {
                     record.last = record.last.max(header.version);
                     // The PG made all earlier writes safe before it began a new epoch.
                     record.hole = record.hole.filter(|hole| hole.epoch >= record.last.epoch);

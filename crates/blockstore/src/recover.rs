@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
-    Decision, EntryHeader, EntryKind, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
+    Decision, EngineId, EntryHeader, EntryKind, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
     STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock,
     SuperblockError, decode_directory, decode_notes, decode_pgs, decode_ranges, encode_decisions,
 };
@@ -73,6 +73,8 @@ pub struct Recovered {
 pub struct Recovery {
     settings: Settings,
     device_size: u64,
+    /// The engine that is there.
+    engine: Option<format::engine::Identity>,
     /// Set once the superblock is known, and replaced for each root that is tried.
     parts: Option<Box<Parts>>,
     stage: Stage,
@@ -138,8 +140,13 @@ enum Step {
 
 impl Recovery {
     /// Begins to open the store on a device of `device_size` bytes: starts the first read.
-    pub fn begin(settings: Settings, device_size: u64, io: &mut Io<'_>) -> Recovery {
-        let mut recovery = Recovery { settings, device_size, ..Recovery::default() };
+    /// `engine`: the one that is there.
+    pub fn begin(
+        settings: Settings,
+        (device_size, engine): (u64, Option<format::engine::Identity>),
+        io: &mut Io<'_>,
+    ) -> Recovery {
+        let mut recovery = Recovery { settings, device_size, engine, ..Recovery::default() };
         recovery.fetch(SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE, io);
         recovery
     }
@@ -199,7 +206,7 @@ impl Recovery {
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
         let none_can_be_had = self.has_lost && copies.iter().all(says_nothing);
-        match choose_superblock(copies, self.device_size) {
+        match choose_superblock(copies, (self.device_size, self.engine)) {
             Ok(superblock) => {
                 if !self.superblocks_damaged.is_empty() {
                     self.count_row('Q');
@@ -661,7 +668,7 @@ impl Recovery {
 
 fn choose_superblock(
     copies: Vec<Result<Superblock, SuperblockError>>,
-    device_size: u64,
+    (device_size, engine): (u64, Option<format::engine::Identity>),
 ) -> Result<Superblock, String> {
     let mut errors = BTreeSet::new();
     let mut newest: Option<Superblock> = None;
@@ -709,11 +716,17 @@ fn choose_superblock(
             superblock.size
         ));
     }
-    if superblock.engine.is_some() {
-        // Its journal may hold entries of object pools, which would be lost.
-        return Err("this version cannot open this store: it has object pools".to_owned());
+    let (named, found) = (superblock.engine.map(EngineId::get), engine.map(|engine| engine.engine));
+    let is_its_own = engine.is_none_or(|engine| engine.store == superblock.store.get());
+    match (named, found) {
+        _ if named == found && is_its_own => Ok(superblock),
+        (Some(_), None) => {
+            // Its journal may hold entries that the engine lacks.
+            Err("this store has object pools, and needs the engine with their records".to_owned())
+        }
+        (None, Some(_)) => Err("this store has no engine".to_owned()),
+        _ => Err("the engine is of another store".to_owned()),
     }
-    Ok(superblock)
 }
 
 /// Returns the known PGs that may have blocks from `first` on and before `next`. Keys are in the order of

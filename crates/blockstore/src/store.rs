@@ -12,8 +12,10 @@
 //!   2. A place stays allocated as long as the index or the newest durable checkpoint refers to it.
 //!   3. After a failed write or flush the store starts no more disk operations.
 
+mod batch;
 mod moves;
 mod prepare;
+mod records;
 mod repair;
 mod write;
 
@@ -35,11 +37,13 @@ use crate::metadata::MetadataCheck;
 use crate::moves::Moves;
 use crate::pages::LeafWaiter;
 use crate::parts::Parts;
+use crate::pending::Pending;
 use crate::read::Reads;
 use crate::recover::{Recovered, Recovery};
+use crate::store::records::RecordReads;
 use crate::{
-    Answer, AsOf, Effect, Event, Identity, PgFacts, PreparedRoom, RecoveryReport, Request,
-    RequestId, Settings, Space,
+    Answer, AsOf, Effect, EngineFound, Event, Identity, PgFacts, PreparedRoom, RecoveryReport,
+    Request, RequestId, Settings, Space,
 };
 
 /// A checkpoint gives back the space of deleted and zeroed blocks after this many times
@@ -74,6 +78,9 @@ pub struct Store {
     reads: Reads,
     metadata: MetadataCheck,
     moves: Moves,
+    /// Records that the engine may not have yet.
+    pending: Pending,
+    record_reads: RecordReads,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
     /// PGs with a refused version, and the epoch of that version. Later versions of that epoch are refused
@@ -93,9 +100,22 @@ impl Store {
         device_size: u64,
         effects: &mut Vec<Effect>,
     ) -> Store {
+        Store::open_with(settings, pool, (device_size, None), effects)
+    }
+
+    /// Begins to open a store that has an engine, which is open, or one that has none. A store does not open
+    /// without its engine, or with another one.
+    pub fn open_with(
+        settings: Settings,
+        pool: BufferPool,
+        (device_size, engine): (u64, Option<EngineFound>),
+        effects: &mut Vec<Effect>,
+    ) -> Store {
         let mut disk = Disk::new();
         let io = &mut Io { disk: &mut disk, pool: &pool, effects };
-        let recovery = Recovery::begin(settings.clone(), device_size, io);
+        let identity = engine.as_ref().map(|engine| engine.identity);
+        let pending = engine.map_or_else(Pending::default, |found| Pending::open(&found.families));
+        let recovery = Recovery::begin(settings.clone(), (device_size, identity), io);
         Store {
             settings,
             pool,
@@ -108,6 +128,8 @@ impl Store {
             reads: Reads::default(),
             metadata: MetadataCheck::default(),
             moves: Moves::default(),
+            pending,
+            record_reads: RecordReads::default(),
             queue: VecDeque::new(),
             refused: BTreeMap::new(),
             report: RecoveryReport::default(),
@@ -129,6 +151,7 @@ impl Store {
                 self.on_request(id, request, effects);
             }
             Event::Disk(event) => self.on_disk(event, effects),
+            Event::Engine(event) => self.on_engine(event, effects),
             Event::Tick => {}
         }
         while !matches!(self.phase, Phase::Stopped) {
@@ -197,7 +220,8 @@ impl Store {
         let idle = (!is_recorded).then(|| self.written_at + self.settings.idle_after);
         let reserve = parts.blocks.area.deadline();
         let moves = self.moves.can_advance().then_some(self.now);
-        let times = [idle, self.gives_back_at(), reserve, moves, self.disk.deadline()];
+        let engine = self.pending.deadline();
+        let times = [idle, self.gives_back_at(), reserve, moves, self.disk.deadline(), engine];
         times.into_iter().flatten().min()
     }
 
@@ -233,6 +257,7 @@ impl Store {
             parts.journal.flush(io);
             parts.journal.write_groups(io);
         }
+        self.enter_engine(effects);
     }
 
     /// Takes over the state that recovery found, and opens the store once recovery's decisions are durable.

@@ -271,6 +271,11 @@ fn compare_block(
                     | StoreError::AboveSettled => {
                         unreachable!("reads bring no data")
                     }
+                    StoreError::NoFamily
+                    | StoreError::WouldBlock
+                    | StoreError::RecordsDamaged { .. } => {
+                        unreachable!("blocks are no records")
+                    }
                 };
                 found.find(Severity::Error, text);
                 is_different = true;

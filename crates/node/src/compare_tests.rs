@@ -82,6 +82,7 @@ impl Osd {
             size: STORE_SIZE_MIN,
             sector_size: 4096,
             commit: CommitMode::Immediate,
+            engine: None,
         };
         let mut sectors = BTreeMap::new();
         for (offset, bytes) in blockstore::create(&options).unwrap().images {

@@ -611,6 +611,7 @@ impl Node {
     ) {
         match effect {
             blockstore::Effect::Disk(effect) => effects.push(Effect::Disk(effect)),
+            blockstore::Effect::Engine(_) => unreachable!("no node opens a store with an engine"),
             blockstore::Effect::Opened => self.on_store_opened(now, effects),
             blockstore::Effect::Stopped { reason } => {
                 self.stop(StopReason::Store(reason), effects);

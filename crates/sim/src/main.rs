@@ -323,7 +323,9 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::TombstoneDroppedUnderPrepared
         | Bug::DroppedEntrySaysNothing
         | Bug::TableNotWrittenBack
-        | Bug::RolledBackTableKept => Part::Store,
+        | Bug::RolledBackTableKept
+        | Bug::BatchEnteredBeforeFlush
+        | Bug::PendingForgottenEarly => Part::Store,
         Bug::DirectReadWithoutLease | Bug::DirectReadBesideFenced => Part::Parity,
         _ => Part::Cluster,
     }

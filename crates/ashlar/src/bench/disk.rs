@@ -57,6 +57,7 @@ pub fn run(
         size,
         sector_size,
         commit,
+        engine: None,
     };
     let created = blockstore::create(&options)
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
@@ -178,6 +179,7 @@ impl Bench {
                     }
                     self.reactor.disk(effect);
                 }
+                Effect::Engine(_) => unreachable!("the store of a bench has no engine"),
                 Effect::Opened => {
                     self.opened = true;
                     ended = true;

@@ -188,6 +188,7 @@ fn options_of(config: &Config, request: &CreateRequest, probe: &io::Probe) -> Cr
         store: StoreId::new(u128::from_le_bytes(io::random_bytes())),
         size: request.size.or(probe.size).unwrap_or_default() / MIB * MIB,
         sector_size: probe.sector_size,
+        engine: None,
         commit: match request.commit {
             Some(commit) => commit.mode(),
             None if fast => CommitMode::Immediate,

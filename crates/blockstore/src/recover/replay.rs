@@ -7,7 +7,7 @@ use std::ops::Range;
 use base::planted::{self, Bug};
 use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
-    Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
+    Body, Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
 };
 
 use super::survey::{bad_units, inline_data, is_in_order};
@@ -252,7 +252,12 @@ impl Recovery {
             false => bad_units(&header, &data),
         };
         let data_lsn = at.advance(u64::from(header.size - header.data_size()));
-        let body = content(bad, |unit| replay.is_lost(data_lsn, &unit_range(unit)));
+        let body = match header.kind.has_body() {
+            true if Body::decode(&header, header.body(bytes)).is_some() => Content::Whole,
+            true if replay.is_lost(at, &(0..header.size as usize)) => Content::Unreadable,
+            true => Content::Bad,
+            false => content(bad, |unit| replay.is_lost(data_lsn, &unit_range(unit))),
+        };
         self.judge(header, checksum, bad, (body, Content::Whole), &data)
     }
 

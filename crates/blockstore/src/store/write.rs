@@ -8,7 +8,7 @@
 //!
 //! Live requests and recovery change the store through the same [`Parts::apply`].
 
-use base::{BlockSize, Buffer, Lsn, PgId, UNIT_SIZE, Version};
+use base::{BlockSize, Buffer, Lsn, PgId, PoolId, UNIT_SIZE, Version};
 use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, NoteKey, UnitSet, table_size};
 
 use crate::blocks::Change;
@@ -109,6 +109,9 @@ impl Store {
             | Request::Digest { key, .. } => {
                 self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
             }
+            Request::Records { pg, .. } => {
+                self.queue.iter().any(|(_, queued)| is_batch_of(queued, pg.pool))
+            }
             _ => !self.queue.is_empty(),
         };
         if waits {
@@ -166,6 +169,14 @@ impl Store {
             }
             Request::Settle { pg, note, upto } => {
                 return self.try_settle(id, (pg, upto), note, effects);
+            }
+            Request::Batch { pg, block_size, after, version, records } => {
+                let versions = (after, version);
+                return self.try_batch(id, (pg, block_size), versions, records, effects);
+            }
+            Request::Records { pg, queries, from_memory } => {
+                self.begin_records(id, pg, queries, from_memory, effects);
+                return None;
             }
             Request::Sync => {
                 self.wait_all(id, effects);
@@ -399,6 +410,8 @@ impl Store {
             | Request::Commit { .. }
             | Request::Settle { .. }
             | Request::CheckMetadata { .. }
+            | Request::Batch { .. }
+            | Request::Records { .. }
             | Request::Sync
             | Request::Record => {
                 unreachable!("taken before")
@@ -485,6 +498,17 @@ impl Store {
         data: Option<Buffer>,
         old: Option<BlockInfo>,
     ) -> Lsn {
+        self.journal_entry_with(header, &[], data, old)
+    }
+
+    /// Journals a change with a body, which is empty for kinds that have none, and applies it.
+    pub(super) fn journal_entry_with(
+        &mut self,
+        header: &mut EntryHeader,
+        body: &[u8],
+        data: Option<Buffer>,
+        old: Option<BlockInfo>,
+    ) -> Lsn {
         if header.kind.is_versioned() {
             let version = old.map_or(Version::ZERO, |old| old.version);
             assert!(version < header.version, "versions of a block only grow");
@@ -499,7 +523,7 @@ impl Store {
         let parts = self.parts_mut();
         let has_note = matches!(header.kind, EntryKind::Note | EntryKind::Settle);
         let note = data.clone().filter(|_| has_note);
-        let (lsn, data_lsn) = parts.journal.append(header, data);
+        let (lsn, data_lsn) = parts.journal.append_with(header, body, data);
         let change = Change { header, old, lsn, data_lsn, bad: UnitSet::EMPTY };
         parts.apply(&change, note.as_deref().unwrap_or(&[]));
         lsn
@@ -540,6 +564,11 @@ pub(super) fn key_of(request: &Request) -> Option<BlockKey> {
         | Request::Repair { key, .. } => Some(*key),
         _ => None,
     }
+}
+
+/// Whether a request changes records of the pool.
+fn is_batch_of(request: &Request, pool: PoolId) -> bool {
+    matches!(request, Request::Batch { pg, .. } if pg.pool == pool)
 }
 
 /// Returns the version that a request gives its block, and the PG of that version.

@@ -62,6 +62,7 @@ impl MemoryDisk {
             size,
             sector_size: 4096,
             commit: CommitMode::Fsync,
+            engine: None,
         };
         let created = blockstore::create(&options).unwrap();
         let mut disk = MemoryDisk { size, ..MemoryDisk::default() };
@@ -139,6 +140,7 @@ impl MemoryDisk {
                         is_done = result.is_ok();
                         continue;
                     }
+                    blockstore::Effect::Engine(effect) => panic!("{effect:?}"),
                     blockstore::Effect::Stopped { reason } => panic!("it stopped: {reason:?}"),
                 };
                 store.apply(Time::ZERO, event, &mut effects);

@@ -151,6 +151,7 @@ impl Osd {
             size: plan.osd_size,
             sector_size: plan.sector_size,
             commit: plan.commit,
+            engine: None,
         };
         let mut disk = SimDisk::new(plan.osd_size, plan.sector_size);
         let layout = install_store(&mut disk, &options, plan.journal_size);

@@ -50,6 +50,14 @@ impl World {
             }
             (Asked::Commit, Ok(Answer::Committed)) => {}
             (Asked::Metadata, Ok(Answer::Metadata(report))) => self.metadata_checked(report)?,
+            (Asked::Batch { pg, version }, Ok(Answer::Durable)) => {
+                self.batch_answered(pg, version);
+                self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
+            }
+            (Asked::Unordered, Err(StoreError::Unordered)) => {
+                self.tally.consequences.add("gap refused", 1);
+            }
+            (Asked::Records(asked), result) => self.records_answered(&asked, result)?,
             (Asked::Parity(asked), result) => self.parity_answered(asked, result)?,
             (Asked::Floor | Asked::Mend, Ok(Answer::Durable)) => {}
             (Asked::Mend, Err(StoreError::Full)) => self.tally.faults.add("store full", 1),
@@ -328,6 +336,7 @@ impl World {
             self.model.resolve_notes(|key| store.note(*key).map_or(0, note_content))?;
         }
         self.parity_opened()?;
+        self.objects_opened()?;
         self.check_facts(&lost)?;
         self.check_versions()?;
         self.check_listing()?;

@@ -7,6 +7,7 @@ use blockstore::{AsOf, BlockKey, NoteKey};
 use format::disk::UnitSet;
 
 use super::asks::Target;
+use super::objects::RecordsAsked;
 use super::parity::ParityAsked;
 
 /// An unanswered request, with the information needed to check its answer.
@@ -46,6 +47,13 @@ pub(super) enum Asked {
     Metadata,
     Commit,
     Parity(ParityAsked),
+    Batch {
+        pg: PgId,
+        version: Version,
+    },
+    /// A batch that does not follow the PG's last version.
+    Unordered,
+    Records(RecordsAsked),
     Absolve {
         pg: PgId,
     },

@@ -3,12 +3,24 @@
 
 use crate::tally::Tally;
 
-/// The operations.
-pub const OPERATIONS: [&str; 10] =
-    ["write", "zero", "delete", "read", "extents", "note", "sync", "floor", "copy", "repair"];
+/// The operations; the last two are of object pools.
+pub const OPERATIONS: [&str; 12] = [
+    "write",
+    "zero",
+    "delete",
+    "read",
+    "extents",
+    "note",
+    "sync",
+    "floor",
+    "copy",
+    "repair",
+    "batch of records",
+    "records read",
+];
 
 /// The faults.
-pub const FAULTS: [&str; 27] = [
+pub const FAULTS: [&str; 30] = [
     "lazily answered",
     "power cut",
     "process killed",
@@ -36,10 +48,13 @@ pub const FAULTS: [&str; 27] = [
     "rot in the checkpoint area",
     "rot in a superblock",
     "suspect PG",
+    "engine full",
+    "engine failed",
+    "batches lost by the engine",
 ];
 
 /// Consequences of operations and faults, and operations on pools that keep parity.
-pub const CONSEQUENCES: [&str; 11] = [
+pub const CONSEQUENCES: [&str; 12] = [
     "KiB of blocks moved",
     "version prepared",
     "version skipped",
@@ -51,6 +66,7 @@ pub const CONSEQUENCES: [&str; 11] = [
     "damage read where parity is kept",
     "metadata portion checked",
     "damaged metadata found",
+    "records not in memory",
 ];
 
 /// Returns a tally with all counts at zero.

@@ -14,6 +14,7 @@ mod catalog;
 mod damage;
 mod faults;
 mod model;
+mod objects;
 mod parity;
 mod part_tables;
 mod plan;

@@ -29,7 +29,7 @@ pub struct Plan {
     pub depth_max: usize,
     /// Whether reads wait for pending changes of their block, as in a PG.
     pub polite: bool,
-    /// The weights of the operations, in the order of [`super::OPERATIONS`].
+    /// The weights of the operations on blocks, in the order of [`super::OPERATIONS`].
     pub weights: [u32; 10],
     /// Probability that a write or zero is lazy.
     pub lazy: Chance,
@@ -239,6 +239,13 @@ impl Plan {
         if random.chance(Chance::percent(50)) {
             self.checks_metadata = Chance::percent(*random.pick(&[2, 10, 30]));
         }
+    }
+
+    /// Leaves out damage of the journal and of the metadata: what it does to object pools is not decided yet.
+    pub fn spare_objects(&mut self) {
+        let faults = &mut self.faults;
+        (faults.unreadable, faults.unreadable_at_crash) = (Chance::NEVER, Chance::NEVER);
+        (faults.rot_journal, faults.rot_checkpoint) = (Chance::NEVER, Chance::NEVER);
     }
 
     /// Makes this a plan with two block sizes, where blocks of the first size occupy nearly all

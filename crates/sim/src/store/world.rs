@@ -7,13 +7,15 @@ use blockstore::{
     AsOf, CheckOptions, CreateOptions, Effect, Event, MetadataPosition, Request, RequestId,
     Settings, Severity, Store, StoreId,
 };
-use format::disk::Superblock;
+use engine::Identity;
+use format::disk::{EngineId, Superblock};
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
 
 use super::asked::{Asked, Todo};
 use super::catalog::tally;
 use super::damage::Damage;
 use super::model::Model;
+use super::objects::{ObjectPlan, Objects};
 use super::part_tables::set_of;
 use super::plan::Plan;
 use super::versions::Versions;
@@ -44,6 +46,10 @@ pub struct World {
     pub(super) stage: Stage,
     pub(super) model: Model,
     pub(super) versions: Versions,
+    /// The object pool, in some seeds.
+    pub(super) objects: Option<Objects>,
+    /// How often the store was started.
+    pub(super) start_count: u64,
     pub(super) pool: BufferPool,
     agenda: BTreeMap<(Time, u64), Item>,
     agenda_last: u64,
@@ -79,13 +85,15 @@ pub(super) enum Stage {
 }
 
 /// An event that is scheduled for a time.
-enum Item {
+pub(super) enum Item {
     /// A disk operation completes.
     Disk(DiskOp, Operation),
     /// The user may make a request.
     Ask,
     /// The store's owner ends a turn of its loop.
     Submit,
+    /// The engine does something.
+    Engine,
 }
 
 /// The kind and range of a disk operation.
@@ -121,15 +129,23 @@ impl World {
         let mut plan = Plan::draw(&mut Random::new(run.seed, "plan"));
         plan.add_parity(&mut Random::new(run.seed, "parity"));
         plan.add_checks(&mut Random::new(run.seed, "checks"));
+        let objects = ObjectPlan::draw(&mut Random::new(run.seed, "objects"));
+        if objects.is_some() {
+            plan.spare_objects();
+        }
+        let store = u128::from(run.seed) + 1;
+        let identity = Identity { engine: store << 64, store };
+        let objects = objects.map(|plan| Objects::new(plan, run.seed, identity));
         let mut trace = Trace::new(run.verbose);
         let mut disk = SimDisk::new(plan.size, plan.sector_size);
         let options = CreateOptions {
             cluster: ClusterId::new(1),
             osd: OsdId::FIRST,
-            store: StoreId::new(u128::from(run.seed) + 1),
+            store: StoreId::new(store),
             size: plan.size,
             sector_size: plan.sector_size,
             commit: plan.commit,
+            engine: objects.as_ref().and_then(|_| EngineId::new(identity.engine)),
         };
         let layout = install_store(&mut disk, &options, plan.journal_size);
         if let Some(free_bytes) = plan.host_bytes {
@@ -150,6 +166,8 @@ impl World {
             stage: Stage::Opening,
             model: Model::new(moves_blocks),
             versions: Versions::default(),
+            objects,
+            start_count: 0,
             pool: BufferPool::default(),
             agenda: BTreeMap::new(),
             agenda_last: 0,
@@ -194,6 +212,8 @@ impl World {
         self.drain()?;
         self.settle_down()?;
         self.check_metadata_twice()?;
+        self.audit_objects()?;
+        self.drain()?;
         self.check_space()?;
         // An idle store has made all answered changes durable.
         let order = self.model.next_order();
@@ -210,6 +230,7 @@ impl World {
             self.ask_parity_range(key, AsOf::View, 0..units)?;
             self.ask_parity_copy(key, AsOf::View, set_of(0..units))?;
         }
+        self.audit_objects()?;
         self.drain()?;
         self.settle_down()?;
         self.count_moves();
@@ -262,7 +283,7 @@ impl World {
         }
     }
 
-    fn schedule(&mut self, after: u64, item: Item) {
+    pub(super) fn schedule(&mut self, after: u64, item: Item) {
         self.agenda_last += 1;
         let time = self.now + Duration::from_nanos(after);
         self.agenda.insert((time, self.agenda_last), item);
@@ -287,6 +308,7 @@ impl World {
         match item {
             Item::Disk(op, operation) => self.disk_done(op, operation)?,
             Item::Ask => self.turn()?,
+            Item::Engine => self.engine_step()?,
             Item::Submit => {
                 self.submit_due = false;
                 let mut effects = Vec::new();
@@ -311,10 +333,15 @@ impl World {
         if self.stage == Stage::Open && self.asked.len() < self.plan.depth_max {
             match self.todo.pop_front() {
                 Some(todo) => self.ask_todo(todo)?,
+                None if self.draws_objects() => self.ask_objects()?,
                 None => self.ask_something()?,
             }
         }
         Ok(())
+    }
+
+    fn draws_objects(&mut self) -> bool {
+        self.objects.as_mut().is_some_and(Objects::draws)
     }
 
     /// Sends a request to the store.
@@ -326,7 +353,7 @@ impl World {
         self.apply(Event::Request { id, request })
     }
 
-    fn apply(&mut self, event: Event) -> Result<(), String> {
+    pub(super) fn apply(&mut self, event: Event) -> Result<(), String> {
         let mut effects = Vec::new();
         let store = self.store.as_mut().expect("a store always runs");
         store.apply(self.now, event, &mut effects);
@@ -351,6 +378,7 @@ impl World {
         for effect in effects.by_ref().take(until) {
             match effect {
                 Effect::Disk(effect) => self.submit(effect),
+                Effect::Engine(effect) => self.submit_to_engine(effect),
                 Effect::Opened => self.opened()?,
                 Effect::Done { id, result } => {
                     let asked = self
@@ -473,6 +501,7 @@ impl World {
         }
         self.model.crash();
         self.versions.crash(crash == Crash::Process && !self.damage.must_stop);
+        self.objects.iter_mut().for_each(Objects::crash);
         self.damage.must_stop = false;
         if self.stage != Stage::Quiet {
             self.break_sectors(self.plan.faults.unreadable_at_crash);
@@ -494,14 +523,17 @@ impl World {
         };
         let mut effects = Vec::new();
         let (pool, size) = (self.pool.clone(), self.disk.size());
-        self.store = Some(Store::open(settings, pool, size, &mut effects));
+        self.start_count += 1;
+        let engine = self.objects.as_mut().map(Objects::start);
+        self.store = Some(Store::open_with(settings, pool, (size, engine), &mut effects));
         self.schedule(1, Item::Ask);
         self.carry_out(effects)
     }
 
     /// Runs the checks of `osd check` on the stopped store, unless this run has damaged it.
     fn check_image(&mut self) -> Result<(), String> {
-        if self.damage.happened {
+        // A check knows no engine yet.
+        if self.damage.happened || self.objects.is_some() {
             return Ok(());
         }
         let disk = &self.disk;

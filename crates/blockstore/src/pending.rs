@@ -1,0 +1,541 @@
+//! Pending records: changes of records that are in the journal, and that the engine may not have yet. See rules 5 to 7
+//! of `docs/internals/objects.md`.
+//!
+//! ```text
+//!   journaled ──durable──▶ Waiting ──▶ Entering(op) ──write ended──▶ Ended ──reads before have ended──▶ forgotten
+//!                             ▲             │
+//!                             └────Full─────┘
+//! ```
+//!
+//! Invariants
+//!   1. Entries of a family lie in the order of their lsns, and enter the engine in that order.
+//!   2. No entry enters before everything up to its end is durable.
+//!   3. What an open read may lack is here: an entry is forgotten only when all reads have ended that were requested
+//!      before its write ended.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::planted::{self, Bug};
+use base::{Duration, Lsn, PoolId, Time};
+use format::engine::{
+    Answer, Change, EngineEffect, EngineError, EngineOp, FamilyFound, Query, Records,
+};
+
+/// Maximum number of writes of the engine under way: half of what it takes.
+const WRITES_IN_FLIGHT_MAX: usize = format::engine::WRITE_COUNT_MAX / 2;
+/// How long to wait before a write is repeated that the engine had no space for.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// The number of a read: one more with each.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct ReadNumber(pub u64);
+
+/// The pending records of all families.
+#[derive(Default)]
+pub struct Pending {
+    families: BTreeMap<PoolId, Family>,
+    /// Writes under way: their families and lsns.
+    writes: BTreeMap<EngineOp, (PoolId, Lsn)>,
+    op_last: u64,
+    size: usize,
+}
+
+#[derive(Default)]
+struct Family {
+    entries: VecDeque<Entry>,
+    /// The engine had no space: when to repeat.
+    retry_at: Option<Time>,
+    entering_count: usize,
+}
+
+struct Entry {
+    lsn: Lsn,
+    end: Lsn,
+    changes: Vec<Change>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Waits until it is durable, or until the engine has room.
+    Waiting,
+    /// Waits for the engine.
+    Entering,
+    /// The engine has it. Reads up to this one may still lack it.
+    Ended(ReadNumber),
+}
+
+impl Family {
+    /// Returns index and lsn of the next entry that the engine may have.
+    fn next(&mut self, durable: Lsn, now: Time) -> Option<(usize, Lsn)> {
+        match self.retry_at {
+            Some(at) if self.entering_count > 0 || now < at => return None,
+            _ => self.retry_at = None,
+        }
+        let begun = self.entries.partition_point(|entry| entry.stage != Stage::Waiting);
+        let entry = self.entries.get(begun).filter(|entry| entry.end <= durable)?;
+        Some((begun, entry.lsn))
+    }
+}
+
+impl Pending {
+    /// Takes over the families that the engine has.
+    pub fn open(families: &[FamilyFound]) -> Pending {
+        let families = families.iter().map(|found| (found.family, Family::default()));
+        Pending { families: families.collect(), ..Pending::default() }
+    }
+
+    /// Whether the engine has this family.
+    pub fn has_family(&self, family: PoolId) -> bool {
+        self.families.contains_key(&family)
+    }
+
+    /// Returns the bytes of keys and values of all entries.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns an id for a request to the engine.
+    pub fn next_op(&mut self) -> EngineOp {
+        self.op_last += 1;
+        EngineOp(self.op_last)
+    }
+
+    /// Adds the changes of an entry that was just journaled. Requires: there are some, and its family is
+    /// known.
+    pub fn push(&mut self, family: PoolId, (lsn, end): (Lsn, Lsn), changes: Vec<Change>) {
+        assert!(!changes.is_empty());
+        assert!(lsn > Lsn::ZERO, "the engine would skip it");
+        let entries = &mut self.families.get_mut(&family).expect("it was admitted").entries;
+        assert!(entries.back().is_none_or(|last| last.end <= lsn));
+        self.size += size_of(&changes);
+        entries.push_back(Entry { lsn, end, changes, stage: Stage::Waiting });
+    }
+
+    /// Gives the engine what it may have, oldest entries first. Everything before `durable` is durable.
+    pub fn enter(&mut self, durable: Lsn, now: Time, effects: &mut Vec<EngineEffect>) {
+        let durable = match planted::on(Bug::BatchEnteredBeforeFlush) {
+            true => Lsn::new(u64::MAX),
+            false => durable,
+        };
+        while self.writes.len() < WRITES_IN_FLIGHT_MAX {
+            let first = self.families.iter_mut().filter_map(|(pool, family)| {
+                family.next(durable, now).map(|(at, lsn)| (lsn, at, *pool, family))
+            });
+            let Some((lsn, at, pool, family)) = first.min_by_key(|(lsn, ..)| *lsn) else { return };
+            self.op_last += 1;
+            let op = EngineOp(self.op_last);
+            let entry = &mut family.entries[at];
+            entry.stage = Stage::Entering;
+            let changes = entry.changes.clone();
+            family.entering_count += 1;
+            self.writes.insert(op, (pool, lsn));
+            effects.push(EngineEffect::Write { op, family: pool, lsn, changes });
+        }
+    }
+
+    /// Returns when a write is to be repeated.
+    pub fn deadline(&self) -> Option<Time> {
+        let waiting = self.families.values().filter(|family| family.entering_count == 0);
+        waiting.filter_map(|family| family.retry_at).min()
+    }
+
+    /// Handles the end of a write. `newest`: the newest read; `oldest`: the oldest one that is open. The
+    /// error says why the store cannot go on.
+    pub fn on_done(
+        &mut self,
+        op: EngineOp,
+        result: Result<(), EngineError>,
+        now: Time,
+        (newest, oldest): (ReadNumber, Option<ReadNumber>),
+    ) -> Result<(), String> {
+        let (pool, lsn) = self.writes.remove(&op).expect("a write ends once");
+        let family = self.families.get_mut(&pool).expect("it has a write under way");
+        family.entering_count -= 1;
+        let at = family.entries.partition_point(|entry| entry.lsn < lsn);
+        let entry = &mut family.entries[at];
+        assert!(entry.lsn == lsn && entry.stage == Stage::Entering);
+        match result {
+            Ok(()) => entry.stage = Stage::Ended(newest),
+            // All later writes of the family fail, too, until this one is repeated.
+            Err(EngineError::Full) => {
+                entry.stage = Stage::Waiting;
+                family.retry_at = Some(now + RETRY_AFTER);
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+        self.forget(oldest);
+        Ok(())
+    }
+
+    /// Forgets what no read may lack. `oldest`: the oldest read that is open.
+    pub fn forget(&mut self, oldest: Option<ReadNumber>) {
+        let is_early = planted::on(Bug::PendingForgottenEarly);
+        for family in self.families.values_mut() {
+            while let Some(Entry { stage: Stage::Ended(before), .. }) = family.entries.front() {
+                if oldest.is_some_and(|oldest| oldest <= *before) && !is_early {
+                    break;
+                }
+                let entry = family.entries.pop_front().expect("it was just seen");
+                self.size -= size_of(&entry.changes);
+            }
+        }
+    }
+
+    /// Returns the value of a key: what the engine answered, and what is pending above `contains`.
+    pub fn value(
+        &self,
+        family: PoolId,
+        contains: Lsn,
+        key: &[u8],
+        answered: Option<Vec<u8>>,
+    ) -> Option<Vec<u8>> {
+        let changes = self.changes_above(family, contains).rev();
+        for change in changes.flat_map(|changes| changes.iter().rev()) {
+            match change {
+                Change::Put { key: of, value } if of == key => return Some(value.clone()),
+                Change::Delete { key: of } if of == key => return None,
+                Change::DeleteRange { start, end } if &start[..] <= key && key < &end[..] => {
+                    return None;
+                }
+                _ => {}
+            }
+        }
+        answered
+    }
+
+    /// Returns the records from `start` on: what the engine answered, and what is pending above `contains`.
+    /// If the engine has more behind its answer, only up to the last key of the answer; else up to `end`.
+    pub fn records(
+        &self,
+        family: PoolId,
+        contains: Lsn,
+        (start, end): (&[u8], Option<&[u8]>),
+        (answered, more): (&Records, bool),
+    ) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let last = answered.last_key().filter(|_| more);
+        let is_within = |key: &[u8]| {
+            start <= key
+                && match last {
+                    Some(last) => key <= last,
+                    None => end.is_none_or(|end| key < end),
+                }
+        };
+        let owned = |(key, value): (&[u8], &[u8])| (key.to_vec(), value.to_vec());
+        let mut changes =
+            self.changes_above(family, contains).flat_map(|changes| changes.iter()).peekable();
+        if changes.peek().is_none() {
+            return answered.iter().map(owned).collect();
+        }
+        let mut found: BTreeMap<Vec<u8>, Vec<u8>> = answered.iter().map(owned).collect();
+        for change in changes {
+            match change {
+                Change::Put { key, value } if is_within(key) => {
+                    found.insert(key.clone(), value.clone());
+                }
+                Change::Put { .. } => {}
+                Change::Delete { key } => drop(found.remove(key)),
+                Change::DeleteRange { start, end } => {
+                    let mut behind = found.split_off(start);
+                    found.append(&mut behind.split_off(end));
+                }
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    fn changes_above(
+        &self,
+        family: PoolId,
+        contains: Lsn,
+    ) -> impl DoubleEndedIterator<Item = &Vec<Change>> {
+        let entries = self.families.get(&family).map(|family| &family.entries);
+        let above = entries
+            .map(|entries| entries.range(entries.partition_point(|entry| entry.lsn <= contains)..));
+        above.into_iter().flatten().map(|entry| &entry.changes)
+    }
+}
+
+fn size_of(changes: &[Change]) -> usize {
+    changes.iter().map(Change::size).sum()
+}
+
+/// One scan of a read: the parts of its range that the engine has answered so far.
+pub struct ScanProgress {
+    start: Vec<u8>,
+    end: Option<Vec<u8>>,
+    count_max: usize,
+    size_max: usize,
+    parts: Vec<ScanPart>,
+}
+
+struct ScanPart {
+    start: Vec<u8>,
+    contains: Lsn,
+    records: Records,
+    more: bool,
+}
+
+impl ScanProgress {
+    /// Begins a scan. Requires: the query is one.
+    pub fn new(query: Query) -> ScanProgress {
+        let Query::Scan { start, end, count_max, size_max } = query else { unreachable!("a scan") };
+        ScanProgress { start, end, count_max, size_max, parts: Vec::new() }
+    }
+
+    /// Takes an answer of the engine.
+    pub fn answered(&mut self, contains: Lsn, answer: Answer) {
+        let Answer::Records { records, more } = answer else {
+            unreachable!("scans have records as answers")
+        };
+        let start = self.next_start();
+        self.parts.push(ScanPart { start, contains, records, more });
+    }
+
+    fn next_start(&self) -> Vec<u8> {
+        let last = self.parts.last().and_then(|part| part.records.last_key());
+        last.map_or_else(|| self.start.clone(), |last| [last, &[0]].concat())
+    }
+
+    /// Returns the records so far with what is pending, cut to the limits, or the query for the rest of the
+    /// range if there is none yet: a caller that gets no record could not tell where to go on.
+    pub fn finish(&self, family: PoolId, pending: &Pending) -> Result<Answer, Query> {
+        let mut found = Records::default();
+        let mut more = self.parts.last().is_some_and(|part| part.more);
+        for part in &self.parts {
+            let range = (&part.start[..], self.end.as_deref());
+            let answered = (&part.records, part.more);
+            for (key, value) in pending.records(family, part.contains, range, answered) {
+                let is_last = found.count() == self.count_max || found.size() >= self.size_max;
+                if is_last && !found.is_empty() {
+                    return Ok(Answer::Records { records: found, more: true });
+                }
+                found.push(&key, &value);
+            }
+        }
+        if found.is_empty() && more {
+            let (start, end) = (self.next_start(), self.end.clone());
+            let (count_max, size_max) = (self.count_max, self.size_max);
+            if end.as_ref().is_none_or(|end| start < *end) {
+                return Err(Query::Scan { start, end, count_max, size_max });
+            }
+            more = false;
+        }
+        Ok(Answer::Records { records: found, more })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::PoolId;
+
+    use super::*;
+
+    const POOL: PoolId = PoolId::FIRST;
+    const KEY_COUNT: u64 = 12;
+
+    type Content = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    /// Numbers from a seed (an LCG is enough here).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (self.0 >> 33) % end
+        }
+
+        fn key(&mut self) -> Vec<u8> {
+            vec![b'a' + self.below(KEY_COUNT) as u8]
+        }
+    }
+
+    fn family() -> Pending {
+        let compression = format::engine::Compression::None;
+        let found = FamilyFound { family: POOL, compression, lsn: Lsn::ZERO, is_damaged: false };
+        Pending::open(&[found])
+    }
+
+    fn change(numbers: &mut Numbers, value: u64) -> Change {
+        let key = numbers.key();
+        match numbers.below(5) {
+            0 => Change::Delete { key },
+            1 => {
+                let end = vec![key[0] + 1 + numbers.below(4) as u8];
+                Change::DeleteRange { start: key, end }
+            }
+            _ => Change::Put { key, value: value.to_le_bytes().to_vec() },
+        }
+    }
+
+    fn apply(content: &mut Content, change: &Change) {
+        match change {
+            Change::Put { key, value } => drop(content.insert(key.clone(), value.clone())),
+            Change::Delete { key } => drop(content.remove(key)),
+            Change::DeleteRange { start, end } => {
+                content.retain(|key, _| key < start || key >= end);
+            }
+        }
+    }
+
+    /// Answers like an engine that has this content.
+    fn scan(content: &Content, query: &Query) -> (Records, bool) {
+        let Query::Scan { start, end, count_max, size_max } = query else { unreachable!() };
+        let mut records = Records::default();
+        let within =
+            |key: &[u8]| key >= &start[..] && end.as_ref().is_none_or(|end| key < &end[..]);
+        for (key, value) in content.iter().filter(|(key, _)| within(key)) {
+            let is_last = records.count() == *count_max || records.size() >= *size_max;
+            if is_last && !records.is_empty() {
+                return (records, true);
+            }
+            records.push(key, value);
+        }
+        (records, false)
+    }
+
+    #[test]
+    fn what_is_pending_is_seen_over_any_answer() {
+        for seed in 1..2_000 {
+            let mut numbers = Numbers(seed);
+            let mut pending = family();
+            // The state after each entry.
+            let mut states = vec![Content::new()];
+            let count = 1 + numbers.below(6);
+            for entry in 1..=count {
+                let changes: Vec<Change> = (0..1 + numbers.below(3))
+                    .map(|index| change(&mut numbers, 10 * entry + index))
+                    .collect();
+                let mut state = states.last().expect("not empty").clone();
+                changes.iter().for_each(|change| apply(&mut state, change));
+                states.push(state);
+                let at = |entry: u64| Lsn::new(512 * entry);
+                pending.push(POOL, (at(entry), at(entry + 1)), changes);
+            }
+            let newest = states.last().expect("not empty");
+            let query = Query::Scan {
+                start: if numbers.below(2) == 0 { Vec::new() } else { numbers.key() },
+                end: (numbers.below(2) == 0).then(|| numbers.key()),
+                count_max: 1 + numbers.below(5) as usize,
+                size_max: numbers.below(40) as usize,
+            };
+            let mut progress = ScanProgress::new(query.clone());
+            let mut asked = query.clone();
+            let answer = loop {
+                // The engine surely has the entries up to `contains`, and shows a state at or behind it.
+                let contains = numbers.below(count + 1);
+                let shown = contains + numbers.below(count + 1 - contains);
+                let (records, more) = scan(&states[shown as usize], &asked);
+                let answer = Answer::Records { records, more };
+                progress.answered(Lsn::new(512 * contains), answer);
+                match progress.finish(POOL, &pending) {
+                    Ok(answer) => break answer,
+                    Err(rest) => asked = rest,
+                }
+            };
+            let Answer::Records { records, more } = answer else { unreachable!() };
+            let (expected, expected_more) = scan(newest, &query);
+            let pairs = |records: &Records| -> Vec<(Vec<u8>, Vec<u8>)> {
+                records.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+            };
+            let (found, expected) = (pairs(&records), pairs(&expected));
+            // It may stop early, where the engine did, but with a record, and saying so.
+            assert!(expected.starts_with(&found), "seed {seed}: {found:?}, not {expected:?}");
+            assert!(found == expected && more >= expected_more || more, "seed {seed}");
+            assert!(!found.is_empty() || expected.is_empty(), "seed {seed}");
+            let key = numbers.key();
+            let contains = numbers.below(count + 1);
+            let base = states[contains as usize].get(&key).cloned();
+            let value = pending.value(POOL, Lsn::new(512 * contains), &key, base);
+            assert_eq!(value.as_ref(), newest.get(&key), "seed {seed}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "skip it")]
+    fn no_batch_has_lsn_zero() {
+        put(&mut family(), 0);
+    }
+
+    fn put(pending: &mut Pending, at: u64) {
+        let change = Change::Delete { key: vec![1] };
+        pending.push(POOL, (Lsn::new(at), Lsn::new(at + 512)), vec![change]);
+    }
+
+    fn entered(pending: &mut Pending, durable: u64, now: Time) -> Vec<(EngineOp, u64)> {
+        let mut effects = Vec::new();
+        pending.enter(Lsn::new(durable), now, &mut effects);
+        let writes = effects.into_iter().map(|effect| match effect {
+            EngineEffect::Write { op, lsn, .. } => (op, lsn.get()),
+            other => panic!("{other:?}"),
+        });
+        writes.collect()
+    }
+
+    #[test]
+    fn entries_enter_in_order_when_they_are_durable() {
+        let mut pending = family();
+        put(&mut pending, 512);
+        put(&mut pending, 1024);
+        assert_eq!(entered(&mut pending, 1023, Time::ZERO), []);
+        let [(_, 512)] = entered(&mut pending, 1024, Time::ZERO)[..] else { panic!("one") };
+        let [(_, 1024)] = entered(&mut pending, 4096, Time::ZERO)[..] else { panic!("one") };
+        assert_eq!(entered(&mut pending, 4096, Time::ZERO), []);
+    }
+
+    #[test]
+    fn families_take_turns_by_age() {
+        let other = PoolId::new(2).expect("2 is in range");
+        let mut pending = family();
+        pending.families.insert(other, Family::default());
+        for at in 1..=WRITES_IN_FLIGHT_MAX as u64 {
+            put(&mut pending, 1024 * at);
+        }
+        let change = Change::Delete { key: vec![1] };
+        pending.push(other, (Lsn::new(1536), Lsn::new(2048)), vec![change]);
+        let entered = entered(&mut pending, u64::MAX, Time::ZERO);
+        assert_eq!(entered.len(), WRITES_IN_FLIGHT_MAX);
+        assert_eq!(entered[1].1, 1536);
+    }
+
+    #[test]
+    fn a_full_engine_gets_them_again_from_the_failed_one_on() {
+        let mut pending = family();
+        put(&mut pending, 512);
+        put(&mut pending, 1024);
+        let writes = entered(&mut pending, 4096, Time::ZERO);
+        let none = (ReadNumber(0), None);
+        let end = |pending: &mut Pending, op, result| {
+            pending.on_done(op, result, Time::ZERO, none).expect("it goes on");
+        };
+        end(&mut pending, writes[0].0, Err(EngineError::Full));
+        let later = Time::ZERO + RETRY_AFTER;
+        // The second one is still under way.
+        assert_eq!((pending.deadline(), entered(&mut pending, 4096, later)), (None, vec![]));
+        end(&mut pending, writes[1].0, Err(EngineError::Full));
+        assert_eq!(pending.deadline(), Some(later));
+        assert_eq!(entered(&mut pending, 4096, Time::ZERO), []);
+        let again = entered(&mut pending, 4096, later);
+        assert_eq!(again.iter().map(|(_, lsn)| *lsn).collect::<Vec<_>>(), [512, 1024]);
+        again.iter().for_each(|(op, _)| end(&mut pending, *op, Ok(())));
+        assert_eq!((pending.size(), pending.deadline()), (0, None));
+        let poisoned = Err(EngineError::Poisoned { text: "why".into() });
+        put(&mut pending, 2048);
+        let [(op, _)] = entered(&mut pending, 4096, later)[..] else { panic!("one") };
+        assert!(pending.on_done(op, poisoned, later, none).is_err());
+    }
+
+    #[test]
+    fn an_entry_stays_while_a_read_may_lack_it() {
+        let mut pending = family();
+        put(&mut pending, 512);
+        let [(op, _)] = entered(&mut pending, 4096, Time::ZERO)[..] else { panic!("one") };
+        let reads = (ReadNumber(7), Some(ReadNumber(5)));
+        pending.on_done(op, Ok(()), Time::ZERO, reads).expect("it goes on");
+        assert_eq!(pending.size(), 1);
+        pending.forget(Some(ReadNumber(7)));
+        assert_eq!(pending.size(), 1);
+        pending.forget(Some(ReadNumber(8)));
+        assert_eq!(pending.size(), 0);
+    }
+}

@@ -1,0 +1,497 @@
+//! A pool of objects beside the pools of blocks: batches and reads of records, with the twin of the engine.
+//!
+//! ```text
+//!   batches ─▶ Store ─▶ Twin: loses, at a crash, any suffix that it did not flush
+//!     │          │
+//!     ▼          ▼
+//!   PgModel ◀─ reads, and what the twin has at each start
+//! ```
+//!
+//! Checked: each read shows the state after exactly one batch, which is not older than any that was journaled when the
+//! read was requested. At each start the store has a prefix of the batches of each PG, with all that were answered; and
+//! so has the engine, with none that the store lacks. What the engine lost is lost: no start brings it back yet.
+
+use std::collections::BTreeMap;
+
+use base::{BlockSize, PgId, PoolId, Version};
+use blockstore::{Answer, EngineFound, Event, Request, StoreError};
+use engine::{
+    Answer as Found, Change, Compression, EngineEffect, EngineEvent, EngineOp, Identity, Query,
+    Twin,
+};
+
+use super::asked::Asked;
+use super::world::{Item, Stage, World};
+use crate::random::{Chance, Random};
+
+/// The object pool; pools of blocks have lower numbers.
+const POOL: PoolId = match PoolId::new(9) {
+    Some(pool) => pool,
+    None => unreachable!(),
+};
+const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
+
+/// The plan of the object pool.
+#[derive(Debug)]
+pub(super) struct ObjectPlan {
+    pg_count: u32,
+    /// The number of keys in a PG.
+    key_count: u64,
+    /// The size of the largest values, in bytes.
+    value_size_max: u64,
+    /// Probability that a request is for this pool.
+    asks: Chance,
+    /// Probability that such a request is a batch.
+    batches: Chance,
+    /// The usual time until the engine carries out a request, in nanoseconds.
+    latency: u64,
+    /// Probability that the engine flushes something by itself, for each of its steps.
+    flushes: Chance,
+    /// Probability that its file system becomes full, for each of its steps.
+    fills: Chance,
+    /// Probability that it fails, for each of its steps.
+    fails: Chance,
+    /// Probability that a read looks only into memory.
+    from_memory: Chance,
+}
+
+impl ObjectPlan {
+    /// Draws the plan: in a quarter of the seeds there is an object pool.
+    pub fn draw(random: &mut Random) -> Option<ObjectPlan> {
+        let some = |random: &mut Random, chance| {
+            if random.chance(Chance::percent(25)) { chance } else { Chance::NEVER }
+        };
+        if !random.chance(Chance::percent(25)) {
+            return None;
+        }
+        let value_size_max = *random.pick(&[300, 5_000, 60_000]);
+        Some(ObjectPlan {
+            pg_count: 1 << random.below(3),
+            key_count: random.scale(2..if value_size_max > 5_000 { 8 } else { 60 }),
+            value_size_max,
+            asks: Chance::percent(*random.pick(&[20, 50, 80])),
+            batches: Chance::percent(*random.pick(&[20, 50, 80])),
+            latency: random.scale(1_000..2_000_000),
+            flushes: Chance::percent(*random.pick(&[1, 10, 30])),
+            fills: some(random, Chance(2_000)),
+            fails: some(random, Chance(500)),
+            from_memory: Chance::percent(random.range(0..50) as u32),
+        })
+    }
+}
+
+type Content = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A batch that a store may have.
+struct Batch {
+    version: Version,
+    /// The content of the PG after it.
+    after: Content,
+    is_answered: bool,
+}
+
+/// What a PG may contain.
+#[derive(Default)]
+struct PgModel {
+    /// The version and content at the last start.
+    version: Version,
+    base: Content,
+    /// Batches since then, in order.
+    batches: Vec<Batch>,
+}
+
+impl PgModel {
+    fn newest(&self) -> Version {
+        self.batches.last().map_or(self.version, |batch| batch.version)
+    }
+
+    fn current(&self) -> &Content {
+        self.batches.last().map_or(&self.base, |batch| &batch.after)
+    }
+
+    /// Returns all states with their versions.
+    fn states(&self) -> impl Iterator<Item = (Version, &Content)> {
+        let batches = self.batches.iter().map(|batch| (batch.version, &batch.after));
+        std::iter::once((self.version, &self.base)).chain(batches)
+    }
+}
+
+/// The object pool of a run.
+pub(super) struct Objects {
+    plan: ObjectPlan,
+    random: Random,
+    twin: Twin,
+    identity: Identity,
+    is_full: bool,
+    pgs: BTreeMap<PgId, PgModel>,
+    /// What the engine has at this start.
+    found: Content,
+}
+
+/// A read of records, with what is needed to check its answer.
+#[derive(Debug)]
+pub(super) struct RecordsAsked {
+    pg: PgId,
+    queries: Vec<Query>,
+    from_memory: bool,
+    /// The newest version of the PG that was journaled when the read was requested.
+    least: Version,
+}
+
+fn apply(content: &mut Content, change: &Change) {
+    match change {
+        Change::Put { key, value } => drop(content.insert(key.clone(), value.clone())),
+        Change::Delete { key } => drop(content.remove(key)),
+        Change::DeleteRange { start, end } => {
+            let mut behind = content.split_off(start);
+            content.append(&mut behind.split_off(end));
+        }
+    }
+}
+
+/// Returns a key of the PG: all of them begin with its number.
+fn key(pg: PgId, number: u64) -> Vec<u8> {
+    vec![pg.number as u8, number as u8]
+}
+
+fn range_of(pg: PgId) -> (Vec<u8>, Vec<u8>) {
+    (vec![pg.number as u8], vec![pg.number as u8 + 1])
+}
+
+impl Objects {
+    /// Creates the engine with an empty family.
+    pub fn new(plan: ObjectPlan, seed: u64, identity: Identity) -> Objects {
+        let mut random = Random::new(seed, "engine");
+        let mut twin = Twin::create(identity);
+        let create =
+            EngineEffect::Create { op: EngineOp(0), family: POOL, compression: Compression::Lz4 };
+        let choose = &mut |end| random.below(end);
+        twin.submit(create, choose);
+        while twin.step(choose) {}
+        twin.take_events(&mut Vec::new());
+        let pgs =
+            (0..plan.pg_count).map(|number| (PgId { pool: POOL, number }, PgModel::default()));
+        let pgs = pgs.collect();
+        Objects { plan, random, twin, identity, is_full: false, pgs, found: Content::new() }
+    }
+
+    /// Draws whether the next request is for this pool.
+    pub fn draws(&mut self) -> bool {
+        self.random.chance(self.plan.asks)
+    }
+
+    /// Opens the engine, and looks at what it has.
+    pub fn start(&mut self) -> EngineFound {
+        let families = self.twin.open(self.identity).expect("it is the store's engine");
+        let all = Query::Scan {
+            start: Vec::new(),
+            end: None,
+            count_max: usize::MAX,
+            size_max: usize::MAX,
+        };
+        let read = EngineEffect::Read {
+            op: EngineOp(0),
+            family: POOL,
+            queries: vec![all],
+            from_memory: false,
+        };
+        let choose = &mut |end| self.random.below(end);
+        self.twin.submit(read, choose);
+        while self.twin.step(choose) {}
+        let mut events = Vec::new();
+        self.twin.take_events(&mut events);
+        let [EngineEvent::Read { result: Ok(answers), .. }] = &events[..] else {
+            unreachable!("nothing else is under way: {events:?}")
+        };
+        let [Found::Records { records, .. }] = &answers[..] else { unreachable!("one scan") };
+        let owned = |(key, value): (&[u8], &[u8])| (key.to_vec(), value.to_vec());
+        self.found = records.iter().map(owned).collect();
+        EngineFound { identity: self.identity, families }
+    }
+
+    /// The process dies.
+    pub fn crash(&mut self) {
+        self.twin.crash(&mut |end| self.random.below(end));
+        self.set_full(false);
+    }
+
+    fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
+        self.twin.set_full(is_full);
+    }
+
+    /// Compares what the store and the engine have at a start. Returns how many batches the engine lost.
+    fn opened(&mut self, last_of: impl Fn(PgId) -> Version) -> Result<u64, String> {
+        let mut lost_count = 0;
+        for (pg, model) in &mut self.pgs {
+            let last = last_of(*pg);
+            let answered = model.batches.iter().rfind(|batch| batch.is_answered);
+            let answered = answered.map_or(model.version, |batch| batch.version);
+            if last < answered {
+                return Err(format!("PG {pg} was answered {answered}, and has {last}"));
+            }
+            if !model.states().any(|(version, _)| version == last) {
+                return Err(format!("PG {pg} has {last}, which ends no batch"));
+            }
+            let (start, end) = range_of(*pg);
+            let found: Content =
+                self.found.range(start..end).map(|(k, v)| (k.clone(), v.clone())).collect();
+            let had = model.states().filter(|(version, _)| *version <= last);
+            let had: Vec<&Content> = had.map(|(_, content)| content).collect();
+            let Some(at) = had.iter().rposition(|content| **content == found) else {
+                let found = text_of(found.iter().map(|(k, v)| (&k[..], &v[..])));
+                return Err(format!("PG {pg} has {last}, its engine no prefix of it, but {found}"));
+            };
+            lost_count += (had.len() - 1 - at) as u64;
+            *model = PgModel { version: last, base: found, batches: Vec::new() };
+        }
+        Ok(lost_count)
+    }
+}
+
+impl World {
+    fn objects(&mut self) -> &mut Objects {
+        self.objects.as_mut().expect("there is an object pool")
+    }
+
+    /// Hands a request to the engine.
+    pub(super) fn submit_to_engine(&mut self, effect: EngineEffect) {
+        self.trace.line(format_args!("{:?} {effect:?}", self.now));
+        let objects = self.objects.as_mut().expect("only then there are such effects");
+        objects.twin.submit(effect, &mut |end| objects.random.below(end));
+        // It takes effect, and then its event is told.
+        for _ in 0..2 {
+            let objects = self.objects();
+            let after = 1 + objects.random.below(objects.plan.latency * 2);
+            self.schedule(after, Item::Engine);
+        }
+    }
+
+    /// Lets the engine do something.
+    pub(super) fn engine_step(&mut self) -> Result<(), String> {
+        let is_quiet = self.stage == Stage::Quiet;
+        let objects = self.objects.as_mut().expect("only then there are such items");
+        let choose = &mut |end| objects.random.below(end);
+        objects.twin.step(choose);
+        let (flushes, fills, fails) =
+            (objects.plan.flushes, objects.plan.fills, objects.plan.fails);
+        if objects.random.chance(flushes) {
+            objects.twin.flush_some(&mut |end| objects.random.below(end));
+        }
+        if is_quiet || objects.is_full && objects.random.chance(Chance::percent(5)) {
+            objects.set_full(false);
+        } else if !objects.is_full && objects.random.chance(fills) {
+            objects.set_full(true);
+            self.tally.faults.add("engine full", 1);
+        }
+        let objects = self.objects.as_mut().expect("just seen");
+        let fails = self.stage == Stage::Open && objects.random.chance(fails);
+        if fails {
+            objects.twin.fail("simulated failure of the engine");
+        }
+        let mut events = Vec::new();
+        objects.twin.take_events(&mut events);
+        let start = self.start_count;
+        for event in events {
+            if matches!(event, EngineEvent::Poisoned { .. }) {
+                self.tally.faults.add("engine failed", 1);
+                self.damage.must_stop = true;
+            }
+            self.trace.line(format_args!("{:?} {event:?}", self.now));
+            self.apply(Event::Engine(event))?;
+            if self.start_count != start {
+                return Ok(());
+            }
+            if self.damage.must_stop {
+                return Err("the store goes on after its engine failed".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws a request for the object pool, and sends it.
+    pub(super) fn ask_objects(&mut self) -> Result<(), String> {
+        self.asked_count += 1;
+        let objects = self.objects();
+        let number = objects.random.below(u64::from(objects.plan.pg_count)) as u32;
+        let pg = PgId { pool: POOL, number };
+        let batches = objects.plan.batches;
+        match objects.random.chance(batches) {
+            true => self.ask_batch(pg),
+            false => self.ask_records(pg),
+        }
+    }
+
+    fn ask_batch(&mut self, pg: PgId) -> Result<(), String> {
+        self.tally.operations.add("batch of records", 1);
+        let epoch = self.epoch;
+        let objects = self.objects();
+        let random = &mut objects.random;
+        let model = objects.pgs.get_mut(&pg).expect("it was drawn");
+        let after = model.newest();
+        let counter = if after.epoch == epoch { after.counter } else { 0 };
+        if after.epoch == epoch && random.chance(Chance::percent(2)) {
+            let wrong = Version { epoch, counter: counter + 1 };
+            return self.ask_unordered(pg, wrong);
+        }
+        let version = Version { epoch, counter: counter + random.range(1..5) };
+        let mut records = Vec::new();
+        let mut content = model.current().clone();
+        for index in 0..random.below(7) {
+            let at = key(pg, random.below(objects.plan.key_count));
+            let change = match random.weighted(&[6, 2, 1]) {
+                0 => {
+                    let size = *random.pick(&[16, 16, 100, 300, objects.plan.value_size_max]);
+                    let size = random.range(16..size + 1) as usize;
+                    let mut value = vec![index as u8; size];
+                    value[..4].copy_from_slice(&version.epoch.get().to_le_bytes());
+                    value[4..12].copy_from_slice(&version.counter.to_le_bytes());
+                    Change::Put { key: at, value }
+                }
+                1 => Change::Delete { key: at },
+                _ => {
+                    let end = vec![at[0], at[1] + 1 + random.below(4) as u8];
+                    Change::DeleteRange { start: at, end }
+                }
+            };
+            apply(&mut content, &change);
+            records.push(change);
+        }
+        model.batches.push(Batch { version, after: content, is_answered: false });
+        let request = Request::Batch { pg, block_size: BLOCK_SIZE, after, version, records };
+        self.request(Asked::Batch { pg, version }, request)
+    }
+
+    fn ask_unordered(&mut self, pg: PgId, after: Version) -> Result<(), String> {
+        let version = Version { counter: after.counter + 1, ..after };
+        let records = vec![Change::Delete { key: key(pg, 0) }];
+        let request = Request::Batch { pg, block_size: BLOCK_SIZE, after, version, records };
+        self.request(Asked::Unordered, request)
+    }
+
+    fn ask_records(&mut self, pg: PgId) -> Result<(), String> {
+        let objects = self.objects();
+        let (key_count, from_memory) = (objects.plan.key_count, objects.plan.from_memory);
+        let random = &mut objects.random;
+        let from_memory = random.chance(from_memory);
+        let queries = (0..random.range(1..4)).map(|_| {
+            let (start, end) = range_of(pg);
+            match random.below(3) {
+                0 => Query::Get { key: key(pg, random.below(key_count)) },
+                1 => Query::Scan { start, end: Some(end), count_max: 1000, size_max: 1 << 20 },
+                _ => {
+                    let start = key(pg, random.below(key_count));
+                    let end = Some(key(pg, random.below(key_count) + 1)).filter(|end| start < *end);
+                    let end = end.or(Some(range_of(pg).1));
+                    let count_max = random.range(1..6) as usize;
+                    let size_max = random.below(400) as usize;
+                    Query::Scan { start, end, count_max, size_max }
+                }
+            }
+        });
+        let queries = queries.collect();
+        self.request_records(pg, queries, from_memory)
+    }
+
+    fn request_records(
+        &mut self,
+        pg: PgId,
+        queries: Vec<Query>,
+        from_memory: bool,
+    ) -> Result<(), String> {
+        let least = self.store().last_version(pg);
+        let asked = RecordsAsked { pg, queries: queries.clone(), from_memory, least };
+        self.tally.operations.add("records read", 1);
+        self.request(Asked::Records(asked), Request::Records { pg, queries, from_memory })
+    }
+
+    /// Reads all records of all PGs.
+    pub(super) fn audit_objects(&mut self) -> Result<(), String> {
+        let Some(objects) = &self.objects else { return Ok(()) };
+        let pgs: Vec<PgId> = objects.pgs.keys().copied().collect();
+        for pg in pgs {
+            let (start, end) = range_of(pg);
+            let all =
+                Query::Scan { start, end: Some(end), count_max: usize::MAX, size_max: usize::MAX };
+            self.request_records(pg, vec![all], false)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn batch_answered(&mut self, pg: PgId, version: Version) {
+        let model = self.objects().pgs.get_mut(&pg).expect("it was asked for");
+        let batch = model.batches.iter_mut().find(|batch| batch.version == version);
+        batch.expect("a batch of this run of the store").is_answered = true;
+    }
+
+    pub(super) fn records_answered(
+        &mut self,
+        asked: &RecordsAsked,
+        result: Result<Answer, StoreError>,
+    ) -> Result<(), String> {
+        let (version, answers) = match result {
+            Ok(Answer::Records { version, answers }) => (version, answers),
+            Err(StoreError::WouldBlock) if asked.from_memory => {
+                self.tally.consequences.add("records not in memory", 1);
+                return Ok(());
+            }
+            result => return Err(format!("{asked:?} is answered with {result:?}")),
+        };
+        let RecordsAsked { pg, queries, least, .. } = asked;
+        if version < *least {
+            return Err(format!("a read of PG {pg} shows {version}, but had to show {least}"));
+        }
+        let model = &self.objects.as_ref().expect("it was asked for").pgs[pg];
+        let Some((_, content)) = model.states().find(|(of, _)| *of == version) else {
+            return Err(format!("a read of PG {pg} shows {version}, which ends no batch"));
+        };
+        for (query, answer) in queries.iter().zip(&answers) {
+            check_answer(content, query, answer)
+                .map_err(|text| format!("a read of PG {pg} at {version}: {text}"))?;
+        }
+        Ok(())
+    }
+
+    /// Compares the object pool with the restarted store.
+    pub(super) fn objects_opened(&mut self) -> Result<(), String> {
+        let (Some(objects), Some(store)) = (&mut self.objects, &self.store) else { return Ok(()) };
+        let lost = objects.opened(|pg| store.last_version(pg))?;
+        self.tally.faults.add("batches lost by the engine", lost);
+        Ok(())
+    }
+}
+
+/// Returns keys and the beginnings of values, which tell their version.
+fn text_of<'a>(records: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> String {
+    let text = records.map(|(key, value)| {
+        let version = value.get(..13).unwrap_or_default();
+        format!("{key:?}: {version:?} ({} bytes)", value.len())
+    });
+    text.collect::<Vec<String>>().join(", ")
+}
+
+/// Compares an answer with the content of the PG.
+fn check_answer(content: &Content, query: &Query, answer: &Found) -> Result<(), String> {
+    match (query, answer) {
+        (Query::Get { key }, Found::Value(value)) if value.as_ref() == content.get(key) => Ok(()),
+        (Query::Scan { start, end: Some(end), .. }, Found::Records { records, more }) => {
+            let mut expected = content.range(start.clone()..end.clone());
+            for (key, value) in records.iter() {
+                let found = (key, value);
+                let next = expected.next().map(|(key, value)| (&key[..], &value[..]));
+                if next != Some(found) {
+                    let (found, next) = (text_of([found].into_iter()), text_of(next.into_iter()));
+                    return Err(format!("{query:?} shows {found} in place of {next}"));
+                }
+            }
+            match expected.next() {
+                Some(_) if records.is_empty() || !more => {
+                    let records = text_of(records.iter());
+                    Err(format!("{query:?} shows {records}, more: {more}: not all"))
+                }
+                _ => Ok(()),
+            }
+        }
+        _ => Err(format!("{query:?} is answered with {answer:?}")),
+    }
+}
