@@ -277,6 +277,12 @@ pub enum FromMonitor {
         /// The damage, as the OSD's report described it.
         wrong: String,
     },
+    /// These PGs are active in these epochs, as their primaries report. Sent to an OSD that has asked
+    /// ([`OsdReport::leftovers`]).
+    Active {
+        /// The PGs, each with the epoch of its entry.
+        pgs: Vec<(PgId, Epoch)>,
+    },
     /// Requests an immediate answer: the monitor checks whether an OSD is absent, or whether a boot
     /// is still wanted.
     Probe {
@@ -430,6 +436,10 @@ pub struct OsdReport {
     /// Progress of backfill in PGs whose primary is this OSD.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,
+    /// PGs with parity of which this OSD has data that it needs no longer if the PG is active in this epoch:
+    /// the monitor answers with [`FromMonitor::Active`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leftovers: Vec<(PgId, Epoch)>,
     /// Scrubs of PGs whose primary is this OSD: only the rows that changed since they were last sent over
     /// this connection.
     #[serde(default)]
@@ -567,6 +577,10 @@ pub enum Need {
     /// In pools with parity: this learner had this position when the PG was last active, and gets it back.
     /// Who has the position now was filled since, and may lack what was acknowledged.
     Return(Member, Position),
+    /// In pools with parity: this OSD as a learner, whether or not the plan has it. It was left out of the
+    /// entry, and may have acknowledged versions that too few acting members have. Holds beyond this epoch,
+    /// until the PG is active.
+    CallBack(OsdId),
 }
 
 /// The kind of peer whose connection a monitor relays to the leader.

@@ -292,6 +292,10 @@ pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Eff
                 let event = TraceEvent::info("learner gets its former position back");
                 event.with("member", member.osd).with("position", position.get())
             }
+            Need::CallBack(osd) => {
+                let event = TraceEvent::info("an OSD that was left out may have what members lack");
+                event.with("osd", osd)
+            }
         };
         effects.push(Effect::Trace(of_pg(event, *pg, *epoch)));
     }

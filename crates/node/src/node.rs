@@ -413,6 +413,7 @@ impl Node {
         let explainer = Explainer { cluster, connections: peer_connections };
         let mut report = report(store, pgs, explainer, &self.disk_watch, self.settings.buffered);
         report.scrubs = self.scrubbing.rows_to_tell(now, pgs, cluster);
+        report.leftovers = self.reclaim.leftovers();
         self.tell_monitor(&ToMonitor::OsdReport(report), effects);
         self.tell_needs_again(effects);
         if has_gaps {
@@ -859,6 +860,7 @@ impl Node {
             pg::Need::Complete(member) => Need::Complete(member),
             pg::Need::Failed(member, why) => Need::Failed(member, why),
             pg::Need::Return(member, position) => Need::Return(member, position),
+            pg::Need::CallBack(osd) => Need::CallBack(osd),
         };
         self.peers.need(entry.pg, entry.epoch, what);
     }

@@ -1,8 +1,10 @@
 //! Removes data that is no longer needed: data of removed pools, and of PGs that other OSDs hold completely.
 //!
 //! A pool's data is removed when the monitor requests it, after the pool has left the map. For PGs the OSD
-//! decides alone: it checks whether the PG's entry has all copies in its acting set, has no learner, and does
-//! not list this OSD. Then the acting set holds every acknowledged write, and the data here is superfluous. A
+//! decides: it checks whether the PG's entry has all copies in its acting set, has no learner, and does not
+//! list this OSD. Then the acting set of a replicated pool holds every acknowledged write, and the data here
+//! is superfluous. That of a pool with parity does so once the entry is active, which this OSD asks the
+//! monitor: members that were filled while too few others were left may lack writes that this OSD has. A
 //! repeated removal does no harm, so after a restart or a failed store request the removal simply starts
 //! over.
 //!
@@ -20,7 +22,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
-use base::{Duration, Epoch, MapRevision, PgId, PoolId, Time};
+use base::{Duration, Epoch, MapRevision, PgId, PoolId, Scheme, Time};
 use blockstore::{BlockKey, NoteKey, Request as StoreRequest, Store};
 use format::wire::{Content, PgEntry};
 use pg::Record;
@@ -45,12 +47,22 @@ const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct Reclaim {
     /// Pools that the monitor requested this OSD to clear.
     asked: BTreeSet<PoolId>,
-    /// PGs whose data seems to be superfluous: the epoch of the entry that shows this, and since when it has.
-    /// At most [`CANDIDATE_COUNT_MAX`].
-    candidates: BTreeMap<PgId, (Epoch, Time)>,
+    /// PGs whose data seems to be superfluous. At most [`CANDIDATE_COUNT_MAX`].
+    candidates: BTreeMap<PgId, Candidate>,
     /// The last PG that was checked.
     looked_at: Option<PgId>,
     current: Option<Current>,
+}
+
+/// A PG whose data seems to be superfluous.
+struct Candidate {
+    /// The epoch of the entry that shows this.
+    epoch: Epoch,
+    /// Since when it has shown this.
+    since: Time,
+    /// Whether the acting set is known to hold every acknowledged write: the PG is replicated, or the monitor
+    /// has told that it is active in this epoch.
+    has_all: bool,
 }
 
 /// The removal under way. Between events at least one result of the store is awaited.
@@ -205,6 +217,22 @@ impl Reclaim {
         self.current.take().expect("a removal is under way").target
     }
 
+    /// Returns the PGs of which this OSD must know whether they are active, and in which epochs.
+    pub(crate) fn leftovers(&self) -> Vec<(PgId, Epoch)> {
+        let asked = self.candidates.iter().filter(|(_, candidate)| !candidate.has_all);
+        asked.map(|(pg, candidate)| (*pg, candidate.epoch)).collect()
+    }
+
+    /// Handles the monitor's answer that these PGs are active in these epochs.
+    pub(crate) fn on_active(&mut self, pgs: &[(PgId, Epoch)]) {
+        for (pg, epoch) in pgs {
+            let candidate = self.candidates.get_mut(pg).filter(|it| it.epoch == *epoch);
+            if let Some(candidate) = candidate {
+                candidate.has_all = true;
+            }
+        }
+    }
+
     /// Checks some PGs, and returns one whose data here has been superfluous for long enough.
     fn superfluous_pg(
         &mut self,
@@ -219,7 +247,7 @@ impl Reclaim {
         }
         self.look_for_superfluous(now, holdings);
         let due =
-            |(_, (_, since)): &(&PgId, &(Epoch, Time))| now.since(*since) >= SUPERFLUOUS_AFTER;
+            |(_, it): &(&PgId, &Candidate)| it.has_all && now.since(it.since) >= SUPERFLUOUS_AFTER;
         let due = self.candidates.iter().filter(due).map(|(pg, _)| *pg);
         let found = due.into_iter().find(|pg| holdings.is_quiet(Target::Pg(*pg)))?;
         self.candidates.remove(&found);
@@ -231,8 +259,8 @@ impl Reclaim {
     fn look_for_superfluous(&mut self, now: Time, holdings: Holdings<'_>) {
         let Reclaim { candidates, looked_at, .. } = self;
         let cluster = holdings.cluster;
-        candidates.retain(|pg, (epoch, _)| {
-            let is_of = |entry: &PgEntry| entry.epoch == *epoch;
+        candidates.retain(|pg, candidate| {
+            let is_of = |entry: &PgEntry| entry.epoch == candidate.epoch;
             holdings.is_superfluous(*pg) && cluster.pg(*pg).is_some_and(is_of)
         });
         let pools = cluster.map().pools.range(looked_at.map_or(PoolId::FIRST, |pg| pg.pool)..);
@@ -246,7 +274,12 @@ impl Reclaim {
         for entry in next {
             let has_room = candidates.len() < CANDIDATE_COUNT_MAX;
             if has_room && holdings.has_data(entry.pg) && holdings.is_superfluous(entry.pg) {
-                candidates.entry(entry.pg).or_insert((entry.epoch, now));
+                let scheme = cluster.pool(entry.pg.pool).map(|known| known.pool.scheme);
+                candidates.entry(entry.pg).or_insert(Candidate {
+                    epoch: entry.epoch,
+                    since: now,
+                    has_all: scheme.is_some_and(Scheme::is_whole_everywhere),
+                });
             }
         }
     }

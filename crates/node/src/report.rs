@@ -142,7 +142,10 @@ pub(crate) fn report(
             continue;
         }
         match explainer.waits_for(pg) {
-            None => report.active.push(id),
+            None if pg.entry().is_some_and(|entered| entered.epoch == entry.epoch) => {
+                report.active.push(id);
+            }
+            None => report.peering.push((id, why_idle(pg))),
             Some(why) if is_stuck(pg.serving()) => report.incomplete.push((id, why)),
             Some(why) => report.peering.push((id, why)),
         }

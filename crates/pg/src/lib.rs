@@ -238,6 +238,9 @@ pub enum Need {
     /// In pools with parity: this learner had this position in the newest activation, and gets it back. Who
     /// has the position now was filled since, and may lack what was acknowledged.
     Return(Member, Position),
+    /// In pools with parity: this OSD as a learner, whether or not the plan has it. It was left out of the
+    /// entry, and may have acknowledged versions that too few acting members have.
+    CallBack(OsdId),
 }
 
 /// Which blocks of an image to list.

@@ -267,6 +267,12 @@ impl Pg {
         let basis = basis.and_then(|basis| {
             match basis.has_all || are_gone && basis.others.iter().all(is_gone) {
                 true => Ok(basis),
+                false if are_lost && !basis.others.is_empty() => {
+                    self.call_back(&basis.others, actions);
+                    Err("members that were left out may have what lost members have: these must \
+                         come back or be marked out"
+                        .to_owned())
+                }
                 false => Err("members that restarted may lack writes that lost members have: \
                           these must come back or be marked out"
                     .to_owned()),

@@ -8,6 +8,7 @@
 //! | a learner had a position when the PG with parity was last active, and its primary needs it there | it takes that position; its present member, which was filled since, leaves |
 //! | a learner is complete as above, and all members are sound | the learner takes the position of a member that is not in the plan |
 //! | an OSD of the plan is up and not acting | it becomes a learner for the position that needs it most |
+//! | an OSD was left out, and the primary of the PG with parity calls it back | it becomes a learner, too, until the PG is active |
 //! | everything is as planned | the plan's first OSD whose disk is not slow (if all are slow, the first) becomes primary as soon as it may, if it reaches all members |
 //! | an OSD rests after many starts | it does not become a learner; if it is a member, it is removed in its next run, provided that at least `min_size` others remain |
 //! | the disk of an acting member or learner hangs | it is removed if at least `min_size` others have disks that respond and have been heard from since; otherwise the entry stays as it is |
@@ -82,6 +83,9 @@ pub(super) struct Given<'a> {
     /// Learners that the primary wants back at positions that they had when the PG was last active. They have
     /// more than the present members there.
     pub(super) returning: BTreeMap<Position, Member>,
+    /// OSDs that the primary wants as learners whatever the plan says: they may have acknowledged versions that
+    /// too few members have.
+    pub(super) called_back: BTreeSet<OsdId>,
     /// OSDs that cannot take part at present because they failed, with the event of the failure.
     pub(super) barred: BTreeMap<OsdId, u64>,
     /// The broken and the suspected links between OSDs.
@@ -485,6 +489,13 @@ fn learners_beside(
     fit.sort_by_key(|member| !is_learner(&member.osd));
     if given.positions_are_roles() {
         let mut learners = learners_for_roles(positions, fit, entry, leader, given);
+        let may_return = |osd: &&OsdId| {
+            let is_in = is_acting(osd) || learners.iter().any(|it| it.member.osd == **osd);
+            !is_in && !hangs(osd) && (is_learner(osd) || reaches(osd))
+        };
+        let called: Vec<OsdId> = given.called_back.iter().filter(may_return).copied().collect();
+        let called = called.into_iter().filter_map(|osd| given.fit(osd));
+        add_called_back(&mut learners, called, positions.len(), entry);
         learners.truncate(MEMBERS_MAX - acting().count());
         return learners;
     }
@@ -579,6 +590,23 @@ fn learners_for_roles(
         }
     }
     learners
+}
+
+/// Makes OSDs that are called back learners. Their positions do not matter, as they are not filled: a present
+/// learner keeps its position, others get the first one that has no learner.
+fn add_called_back(
+    learners: &mut Vec<Learner>,
+    called: impl Iterator<Item = Member>,
+    count: usize,
+    entry: &PgEntry,
+) {
+    for member in called {
+        let known = entry.learner(member.osd).map(|learner| learner.position);
+        let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
+        let all = known.into_iter().chain(Position::all().take(count));
+        let position = all.into_iter().find(is_free);
+        learners.extend(position.map(|position| Learner { member, position }));
+    }
 }
 
 /// Chooses the primary: the plan's first OSD if everything is as planned, otherwise the present primary if it

@@ -51,6 +51,8 @@ pub(super) struct Entries {
     pub(super) is_job_queued: bool,
     /// The requests of primaries.
     asked: BTreeMap<PgId, Asked>,
+    /// OSDs that become learners whatever the plan says, until the PG is active.
+    called_back: BTreeMap<PgId, BTreeSet<OsdId>>,
     /// Epochs that primaries requested recently.
     renewals: BTreeMap<PgId, Renewal>,
     /// Members that their primaries could not work with.
@@ -192,6 +194,13 @@ impl Monitor {
             {
                 return;
             }
+            Need::CallBack(osd) if entry.acting_member(osd).is_some() => return,
+            Need::CallBack(osd) => {
+                if self.entries.called_back.entry(pg).or_default().insert(osd) {
+                    self.entries.mark_pg(pg);
+                }
+                return;
+            }
             Need::Complete(_) | Need::Return(..) => {}
             Need::Failed(member, _) if !is_member(&member) => return,
             Need::Failed(..) => {}
@@ -222,6 +231,7 @@ impl Monitor {
             Need::Return(member, position) => {
                 asked.returning.insert(position, member);
             }
+            Need::CallBack(_) => unreachable!("handled above"),
             Need::NewEpoch => {
                 let next = || Renewal::after(before, now, RENEW_SPAN_MIN, RENEW_SPAN_MAX);
                 let at = asked.renew.get_or_insert_with(next).at;
@@ -236,6 +246,22 @@ impl Monitor {
             }
         }
         self.entries.mark_pg(pg);
+    }
+
+    /// Handles a report of `osd`: PGs that are active do not need members that were left out.
+    pub(super) fn end_call_backs(&mut self, osd: OsdId) {
+        if self.entries.called_back.is_empty() {
+            return;
+        }
+        let is_over = |pg: &&PgId| match self.committed.pg(**pg) {
+            Some(entry) => entry.primary_osd() == Some(osd) && self.pg_state(entry).serves(),
+            None => true,
+        };
+        let over: Vec<PgId> = self.entries.called_back.keys().filter(is_over).copied().collect();
+        for pg in over {
+            self.entries.called_back.remove(&pg);
+            self.entries.mark_pg(pg);
+        }
     }
 
     /// Whether the entry contains the current run of `osd`, its primary.
@@ -463,6 +489,7 @@ impl Monitor {
             standings,
             complete: asked.map(|asked| asked.complete.clone()).unwrap_or_default(),
             returning: asked.map(|asked| asked.returning.clone()).unwrap_or_default(),
+            called_back: self.entries.called_back.get(&entry.pg).cloned().unwrap_or_default(),
             barred: self.failed_in(self.now, entry.pg).map(|(osd, b)| (osd, b.since)).collect(),
             links,
             renew: is_time && !self.is_in_doubt(entry),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, Duration, MapRevision, OsdId, PgId, PoolId, Time};
+use base::{ConnectionId, Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
 use format::door::NetEffect;
 
 use super::committed_state::Batch;
@@ -12,7 +12,7 @@ use super::job::{Boot, Done, Job, Plan};
 use super::lines::trace_stall;
 use super::restarts::Starts;
 use super::{Effect, Monitor};
-use crate::message::{FillingProgress, OsdReport, ScrubRow};
+use crate::message::{FillingProgress, FromMonitor, OsdReport, ScrubRow};
 use crate::records::Record;
 
 /// Reports of disks that hang or have recovered are evaluated together if they arrive within this span.
@@ -185,6 +185,27 @@ impl Monitor {
             self.push_sync_osd(osd);
         }
         self.confirm_give_ups(osd, effects);
+        self.end_call_backs(osd);
+        self.confirm_leftovers(osd, connection, effects);
+    }
+
+    /// Tells an OSD which of the PGs that it has left are active: it may remove its data of these.
+    fn confirm_leftovers(
+        &mut self,
+        osd: OsdId,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        let report = self.osds.get_mut(&osd).and_then(|live| live.report.as_mut());
+        let leftovers = report.map(|(_, report)| std::mem::take(&mut report.leftovers));
+        let is_active = |(pg, epoch): &(PgId, Epoch)| {
+            let entry = self.committed.pg(*pg).filter(|entry| entry.epoch == *epoch);
+            entry.is_some_and(|entry| self.pg_state(entry).serves())
+        };
+        let pgs: Vec<_> = leftovers.into_iter().flatten().filter(is_active).collect();
+        if !pgs.is_empty() {
+            self.connections.send(connection, &FromMonitor::Active { pgs }, effects);
+        }
     }
 
     /// Records what an earlier leader told a joining OSD about its disk.

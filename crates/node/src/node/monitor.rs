@@ -95,6 +95,7 @@ impl Node {
                 self.on_fix(now, (pg, epoch), request, &wrong, effects);
             }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
+            FromMonitor::Active { pgs } => self.reclaim.on_active(&pgs),
             FromMonitor::ClearPool { pool, .. } => self.on_clear_pool(now, pool, effects),
             FromMonitor::StateCopy(part) => {
                 let notes = self.state.take(part);

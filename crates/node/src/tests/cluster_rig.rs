@@ -474,7 +474,7 @@ impl Cluster {
                 learners.retain(|index| *index != index_of(member.osd));
                 acting.push(index_of(member.osd));
             }
-            Need::Failed(..) | Need::Return(..) => return,
+            Need::Failed(..) | Need::Return(..) | Need::CallBack(_) => return,
         }
         self.set_entry(&acting, &learners);
     }

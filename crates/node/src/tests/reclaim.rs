@@ -129,3 +129,40 @@ fn a_suspect_pg_whose_data_was_removed_leaves_the_store_unsuspected() {
     assert!(rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_none());
     assert!(!rig.node.store.has_unsettled_damage());
 }
+
+#[test]
+fn data_of_a_pg_with_parity_is_removed_only_when_the_pg_is_active() {
+    let rig = {
+        let mut rig = Rig::serving();
+        assert!(rig.ask(1, write_in(place(1, 0), 0, 1, 7)).is_ok());
+        rig.advance(Duration::from_secs(2));
+        rig
+    };
+    // For its removal, it makes no difference how the data came here.
+    let mut rig = Rig::over(rig.disk.clone());
+    rig.join(2);
+    let FromMonitor::Map(mut delta) = served_by_another(0, 2) else { unreachable!() };
+    let pool = &mut delta.pools[0];
+    pool.revision = base::MapRevision::new(11);
+    pool.pool.scheme = base::Scheme::Xor { data: 2 };
+    let osds: Vec<OsdInfo> = (2..5)
+        .map(|number| OsdInfo { id: OsdId::new(number).unwrap(), ..delta.osds[0].clone() })
+        .collect();
+    let members = osds.iter().map(|osd| Member { osd: osd.id, incarnation: osd.incarnation });
+    pool.pgs[0].positions = members.map(Some).collect();
+    delta.osds = osds;
+    rig.monitor_says(FromMonitor::Map(delta));
+    rig.advance(Duration::from_secs(20));
+    let has_record = |rig: &Rig| rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_some();
+    assert!(has_record(&rig), "members may lack what this OSD has");
+    let epoch = base::Epoch::new(2);
+    assert_eq!(last_report(&rig).leftovers, [(PG, epoch)]);
+    rig.monitor_says(FromMonitor::Active { pgs: vec![(PG, base::Epoch::new(1))] });
+    rig.advance(Duration::from_secs(20));
+    assert!(has_record(&rig), "that was an earlier epoch");
+    rig.monitor_says(FromMonitor::Active { pgs: vec![(PG, epoch)] });
+    rig.advance(Duration::from_secs(20));
+    assert!(!has_record(&rig));
+    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
+    assert_eq!(last_report(&rig).leftovers, []);
+}

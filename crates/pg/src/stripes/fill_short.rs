@@ -166,13 +166,21 @@ impl Pg {
 
     /// Waits for members of the newest activation that are not acting members. `why`: why they are needed.
     fn await_holders(&mut self, why: &str, actions: &mut Vec<Action>) {
-        let others: Vec<String> =
-            self.holders_left_out().iter().map(|member| member.osd.to_string()).collect();
+        let others = self.holders_left_out();
+        self.call_back(&others, actions);
+        let others: Vec<String> = others.iter().map(|member| member.osd.to_string()).collect();
         let others = others.join(", ");
         let lead = self.lead();
         lead.lacks_holders = true;
         lead.hindrance = Some(format!("{why}: {others} must come back or be marked out"));
         self.call_back_holder(actions);
+    }
+
+    /// Requests that members that were left out become learners: the plan may not have them any more.
+    pub(crate) fn call_back(&self, others: &[Member], actions: &mut Vec<Action>) {
+        let entry = self.entry.as_ref().expect("an epoch is entered");
+        let absent = others.iter().filter(|member| entry.learner(member.osd).is_none());
+        actions.extend(absent.map(|member| Action::Need(Need::CallBack(member.osd))));
     }
 
     /// Returns whether members that were left out are waited for, although enough acting members have

@@ -678,12 +678,6 @@ impl Run {
         }
     }
 
-    fn waits_for_members_left_out(&self) -> bool {
-        let pgs = self.world.osds.iter().filter_map(|osd| osd.pg.as_ref());
-        let mut whys = pgs.filter_map(|pg| pg.fill_hindrance());
-        whys.any(|why| why.contains("have everything that was acknowledged"))
-    }
-
     fn go_on_in_order(&mut self) {
         for _ in 0..self.random.below(30) {
             self.make_entry();
@@ -715,10 +709,6 @@ impl Run {
             }
         }
         self.world.settle();
-        if self.replaces && self.waits_for_members_left_out() {
-            // They are up, but not in the plan: only an operator can decide.
-            return;
-        }
         assert!(self.world.is_whole(), "{:?}", self.world.entry);
         self.world.check_equal();
         // A unit of parity that is lost stays lost.

@@ -385,3 +385,14 @@ fn a_member_that_returns_at_another_position_keeps_what_only_it_has() {
     find(&mut world);
     check(&mut world, &values);
 }
+
+#[test]
+fn a_member_that_was_left_out_is_called_back_also_when_the_plan_has_others() {
+    let (mut world, values) = without_three_of_five();
+    world.plan = vec![0, 2, 3, 5, 6];
+    world.start(1);
+    world.settle();
+    check(&mut world, &values);
+    find(&mut world);
+    check(&mut world, &values);
+}

@@ -5,7 +5,7 @@
 
 mod equal;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Scheme, Time};
 use blockstore::StoreError;
@@ -78,6 +78,8 @@ pub struct World {
     pub gives_up_lost: bool,
     /// The OSDs that must have the copies.
     pub plan: Vec<usize>,
+    /// OSDs that are learners whatever the plan says, until the PG is active.
+    called_back: BTreeSet<usize>,
     needs: Vec<(Epoch, Need)>,
     pub history: History,
     /// Operations by (OSD, ticket).
@@ -161,6 +163,7 @@ impl World {
 
     fn of(seed: u64, osds: usize, copies: usize, shape: Shape) -> World {
         let plan: Vec<usize> = (0..copies).collect();
+        let called_back = BTreeSet::new();
         let mut world = World {
             osds: Vec::new(),
             links: BTreeMap::new(),
@@ -173,6 +176,7 @@ impl World {
             minimum: if copies <= 2 { 1 } else { 2 },
             gives_up_lost: true,
             plan,
+            called_back,
             needs: Vec::new(),
             history: History::default(),
             open: BTreeMap::new(),
@@ -725,7 +729,16 @@ impl World {
                 is_new = true;
             }
         }
-        let wanted: Vec<Member> = (self.plan.iter().copied())
+        for need in &needs {
+            if let Need::CallBack(osd) = need {
+                self.called_back.insert(index_of(*osd));
+            }
+        }
+        if self.serves() {
+            self.called_back.clear();
+        }
+        let called = self.called_back.iter().filter(|index| !self.plan.contains(index));
+        let wanted: Vec<Member> = (self.plan.iter().chain(called).copied())
             .filter(|index| self.is_up(*index))
             .map(|index| self.member(index))
             .filter(|member| entry.position_of(member.osd).is_none() && !failed(member))
@@ -759,6 +772,15 @@ impl World {
             self.trace(|_| format!("{needs:?}: {}", brief(&entry)));
             self.entry = entry;
         }
+    }
+
+    /// Returns whether the PG is active in the newest epoch.
+    fn serves(&self) -> bool {
+        let is_it = |pg: &Pg| {
+            *pg.serving() == Serving::Active
+                && pg.entry().is_some_and(|entry| entry.epoch == self.entry.epoch)
+        };
+        self.osds.iter().filter_map(|osd| osd.pg.as_ref()).any(is_it)
     }
 
     /// Returns the OSD that serves: the primary, if it has all the grants that it needs.

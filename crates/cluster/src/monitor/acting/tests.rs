@@ -127,6 +127,7 @@ impl Scene {
         next_entry(
             entry,
             Given {
+                called_back: BTreeSet::new(),
                 scheme: self.scheme,
                 min_size: self.min_size,
                 targets: &self.targets,

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use base::{Duration, GIB, KIB, MIB, Position, Scheme, StripeIndex};
+use base::{Duration, Epoch, GIB, KIB, MIB, OsdId, Position, Scheme, StripeIndex};
+use format::wire::{Learner, PgEntry};
 use serde_json::{Value, json};
 
 use super::rig::{Rig, osd_id};
 use crate::map::FailureDomain;
-use crate::message::Command;
+use crate::message::{Command, Need};
 use crate::records::Record;
 use crate::stats::Table;
 
@@ -281,4 +282,61 @@ fn the_map_of_a_pool_fits_in_one_message() {
     rig.command(create(widest, 2048)).unwrap();
     let map = serde_json::to_string(&rig.entries()).unwrap();
     assert!(map.len() < 4 << 20, "{}", map.len());
+}
+
+/// Returns an OSD that is not in the entry.
+fn outside(entry: &PgEntry) -> OsdId {
+    (1..).map(osd_id).find(|osd| entry.members().all(|member| member.osd != *osd)).unwrap()
+}
+
+#[test]
+fn an_osd_that_a_primary_calls_back_learns_until_the_pg_is_active() {
+    let mut rig = with_parity(8, 1);
+    let entry = rig.entry(0);
+    let osd = outside(&entry);
+    rig.need(&entry, Need::CallBack(osd));
+    let called = rig.entry(0);
+    assert_eq!(called.learning().map(|member| member.osd).collect::<Vec<_>>(), [osd]);
+    assert_eq!(called.positions, entry.positions);
+    // The next epochs have it, too, although their primary has not asked yet.
+    rig.need(&called, Need::NewEpoch);
+    rig.advance(Duration::from_millis(10));
+    let next = rig.entry(0);
+    assert_eq!((next.epoch, &next.learners), (called.epoch.next(), &called.learners));
+    // It has more than the present member at this position.
+    let Learner { member, .. } = next.learners[0];
+    let position = Position::new(3).unwrap();
+    rig.need(&next, Need::Return(member, position));
+    let back = rig.entry(0);
+    assert_eq!((back.member_at(position), back.learner(osd)), (Some(member), None));
+    let other = outside(&back);
+    rig.need(&back, Need::CallBack(other));
+    let waits = rig.entry(0);
+    assert!(waits.learner(other).is_some());
+    let primary = waits.primary_osd().unwrap().get();
+    rig.report(primary, |report| report.active.clear());
+    assert_eq!(rig.entry(0), waits);
+    rig.report(primary, |_| {});
+    assert_eq!(rig.entry(0).learner(other), None, "it is active without it");
+}
+
+#[test]
+fn an_osd_with_data_left_over_is_told_which_pgs_are_active() {
+    let mut rig = with_parity(8, 1);
+    let entry = rig.entry(0);
+    let (osd, primary) = (outside(&entry), entry.primary_osd().unwrap());
+    let asks = |rig: &mut Rig, epoch: Epoch| {
+        let told = (entry.pg, epoch);
+        rig.report(osd.get(), |report| report.leftovers.push(told));
+        std::mem::take(&mut rig.osds.get_mut(&osd).unwrap().active)
+    };
+    rig.report(primary.get(), |report| report.active.clear());
+    assert_eq!(asks(&mut rig, entry.epoch), [], "its primary does not serve it");
+    rig.report(primary.get(), |_| {});
+    assert_eq!(asks(&mut rig, entry.epoch), [(entry.pg, entry.epoch)]);
+    rig.need(&entry, Need::NewEpoch);
+    rig.advance(Duration::from_millis(10));
+    let next = rig.entry(0);
+    assert_eq!(asks(&mut rig, entry.epoch), [], "that epoch is over");
+    assert_eq!(asks(&mut rig, next.epoch), [], "nothing is known of the new one");
 }

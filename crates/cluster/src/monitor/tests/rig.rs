@@ -91,6 +91,8 @@ pub struct FakeOsd {
     /// The OSD's reply to task requests; `None`: it executes them.
     pub refusal: Option<Refusal>,
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
+    /// PGs with data left over here that are active.
+    pub active: Vec<(PgId, base::Epoch)>,
     /// PGs that the OSD was asked to scrub, and whether a deep scrub was requested.
     pub scrubs: Vec<(PgId, bool)>,
     /// Number of requests to check its metadata.
@@ -486,6 +488,7 @@ impl Rig {
                     self.queue(connection, &part);
                 }
             }
+            FromMonitor::Active { pgs } => osd.active.extend(pgs),
             FromMonitor::Settings { changed } => osd.settings = changed,
             FromMonitor::SlowDisks { osds, .. } => osd.slow_disks = osds,
             FromMonitor::StatsSaved { sequence } => osd.saved.push(sequence),
