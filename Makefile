@@ -4,7 +4,7 @@ CARGO ?= cargo
 DIR ?= .ashlar
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help up down build test check bench soak planted clean
+.PHONY: help up down build test check bench soak crashes planted clean
 
 help:
 	@echo "make up       build, and run a cluster in $(DIR)"
@@ -15,6 +15,8 @@ help:
 	@echo "make bench    speed beside the machine's limits (docs/performance.md)"
 	@echo "make soak     fresh seeds for fuzzers, properties and simulators until stopped;"
 	@echo "              make soak SEEDS=A..B runs these once"
+	@echo "make crashes  every crash of one member and every two in pools with parity (hours);"
+	@echo "              make crashes SEEDS=A..B runs other schedules"
 	@echo "make planted  shows that the simulator finds planted bugs"
 
 up: build
@@ -39,6 +41,9 @@ bench: build
 
 soak:
 	bash scripts/soak.sh
+
+crashes:
+	$(CARGO) test --profile ci --locked -p pg --lib -- --ignored tests::stripe_crashes
 
 planted:
 	$(CARGO) run --profile ci --locked -p sim --features planted -- --planted all --seeds $(or $(SEEDS),1..500)
