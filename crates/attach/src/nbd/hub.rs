@@ -651,8 +651,9 @@ impl Hub {
             Action::Write { offset, data, durable } => {
                 (data.len(), Wanted::Done, Operation::Write { offset, data, durable })
             }
-            Action::Zero { offset, length, durable } => {
-                (0, Wanted::Done, Operation::Zero { offset, length: length.into(), durable })
+            Action::Zero { offset, length, durable, is_hint } => {
+                let wanted = if is_hint { Wanted::Trimmed } else { Wanted::Done };
+                (0, wanted, Operation::Zero { offset, length: length.into(), durable })
             }
             Action::Flush => (0, Wanted::Done, Operation::Flush),
             Action::Extents { offset, length, first_only } => {
@@ -752,11 +753,14 @@ fn reply(
         (Wanted::Extents { first_only }, Ok(Answer::Extents(extents))) => {
             replies.extents(cookie, &extents, first_only)
         }
-        (Wanted::Done, Ok(Answer::Done)) => replies.done(cookie),
+        (Wanted::Done | Wanted::Trimmed, Ok(Answer::Done)) => replies.done(cookie),
+        // In a full pool with parity, trimming a part of a stripe may need space. An error would end the
+        // client's `fstrim`, which is to make space.
+        (Wanted::Trimmed, Err(VolumeError::Full)) => replies.done(cookie),
         (Wanted::Data { .. } | Wanted::Extents { .. }, Err(error)) => {
             replies.error(structured, cookie, &error)
         }
-        (Wanted::Done, Err(error)) => replies.error(false, cookie, &error),
+        (Wanted::Done | Wanted::Trimmed, Err(error)) => replies.error(false, cookie, &error),
         (_, Ok(_)) => unreachable!("the answer has the form of the request"),
     }
 }

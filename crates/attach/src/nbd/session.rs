@@ -76,6 +76,8 @@ pub enum Action {
         length: u32,
         /// Whether the zeros must be durable before the request is answered.
         durable: bool,
+        /// Whether the request is a hint: the data may also stay as it is.
+        is_hint: bool,
     },
     /// Make all changes durable that were acknowledged before.
     Flush,
@@ -548,7 +550,8 @@ impl Session {
         let action = match request.command {
             CMD_READ => Action::Read { offset, length, whole: flags & CMD_FLAG_DF != 0 },
             CMD_FLUSH => Action::Flush,
-            CMD_TRIM | CMD_WRITE_ZEROES => Action::Zero { offset, length, durable },
+            CMD_TRIM => Action::Zero { offset, length, durable, is_hint: true },
+            CMD_WRITE_ZEROES => Action::Zero { offset, length, durable, is_hint: false },
             CMD_BLOCK_STATUS => {
                 Action::Extents { offset, length, first_only: flags & CMD_FLAG_REQ_ONE != 0 }
             }

@@ -28,6 +28,7 @@ pub(super) enum Wanted {
     Data { offset: u64, length: u32, whole: bool },
     Extents { first_only: bool },
     Done,
+    Trimmed,
 }
 
 /// All requests in flight.

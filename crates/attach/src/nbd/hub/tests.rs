@@ -467,6 +467,19 @@ fn errors_have_their_nbd_numbers() {
 }
 
 #[test]
+fn a_trim_that_finds_no_space_is_answered_as_done_and_zeros_are_not() {
+    let mut world = World::new();
+    let client = world.user();
+    for (refusal, command, number) in
+        [(Refusal::Full, 4, 0), (Refusal::Full, 6, 28), (Refusal::Damaged { units: vec![1] }, 4, 5)]
+    {
+        world.refusal = Some(refusal);
+        world.request(client, command, 0, (0, UNIT as u32));
+        assert_eq!(world.take(client), simple(number), "command {command}");
+    }
+}
+
+#[test]
 fn clients_of_a_session_that_is_over_get_errors_and_the_next_client_a_new_session() {
     let mut world = World::new();
     let (first, second) = (world.user(), world.user());

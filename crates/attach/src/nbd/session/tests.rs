@@ -258,11 +258,11 @@ fn requests_become_actions() {
     let (offset, length) = (4096, 512);
     for (command, flags, action) in [
         (CMD_READ, CMD_FLAG_DF, Action::Read { offset, length, whole: true }),
-        (CMD_TRIM, 0, Action::Zero { offset, length, durable: false }),
+        (CMD_TRIM, 0, Action::Zero { offset, length, durable: false, is_hint: true }),
         (
             CMD_WRITE_ZEROES,
             CMD_FLAG_FUA | CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
-            Action::Zero { offset, length, durable: true },
+            Action::Zero { offset, length, durable: true, is_hint: false },
         ),
         (CMD_BLOCK_STATUS, CMD_FLAG_REQ_ONE, Action::Extents { offset, length, first_only: true }),
     ] {
