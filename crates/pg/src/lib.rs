@@ -546,7 +546,11 @@ impl Pg {
         let epoch = self.local_state.activated().filter(|_| !is_in_role);
         let elsewhere = epoch.zip(recorded);
         let elsewhere = elsewhere.map(|(epoch, position)| Elsewhere { epoch, position });
-        MemberState { elsewhere, ..state }
+        let record = self.local_state.record().filter(|record| {
+            !self.shape.face.is_whole_everywhere() && record.entry.epoch == state.record_epoch
+        });
+        let acting = record.map(|record| record.entry.acting().copied().collect());
+        MemberState { elsewhere, acting: acting.unwrap_or_default(), ..state }
     }
 
     /// Answers all open operations and forgets the epoch. Requests at the store still complete, but nobody is

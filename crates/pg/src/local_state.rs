@@ -308,6 +308,7 @@ impl LocalState {
             history: record.map(|record| record.history.clone()).unwrap_or_default(),
             filling: record.and_then(|record| record.filling.clone()),
             elsewhere: None,
+            acting: Vec::new(),
         }
     }
 

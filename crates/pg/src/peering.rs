@@ -173,7 +173,8 @@ impl Pg {
         if !lead.acting.has(index) {
             lead.peers[index].state = Some(state);
             if lead.lacks_holders {
-                return self.call_back_holder(actions);
+                self.call_back_holder(actions);
+                return;
             }
             return self.welcome(index, actions);
         }
@@ -251,8 +252,15 @@ impl Pg {
         };
         let acting = || lead.peers[..count].iter();
         let are_gone = acting().all(|peer| is_met(peer, |absence| absence == Absence::Gone));
+        let are_lost = acting().all(|peer| is_met(peer, |absence| absence != Absence::Awaited));
+        // Who was an acting member in the newest activation needs no fill. While lost members may come back,
+        // they may know of a newer one.
+        let (is_short, keeps_holders) = (are_gone && !lead.is_known(), lead.keeps_holders);
+        if is_short && self.stripes().is_some() && self.call_back_holder(actions) {
+            return;
+        }
         if self.serving == Serving::Filling {
-            if lead.keeps_holders && are_gone {
+            if keeps_holders && are_gone {
                 self.fill_holders(actions);
             }
             return;
@@ -262,14 +270,13 @@ impl Pg {
             None if self.shape.face.is_whole_everywhere() => self.own_basis(is_immediate),
             None => return,
         };
-        let are_lost = acting().all(|peer| is_met(peer, |absence| absence != Absence::Awaited));
         let is_gone = |member: &Member| absence(*member) == Absence::Gone;
         let basis = basis.and_then(|basis| {
             match basis.has_all || are_gone && basis.others.iter().all(is_gone) {
                 true => Ok(basis),
                 false if are_lost && !basis.others.is_empty() => {
                     self.call_back(&basis.others, actions);
-                    Err("members that were left out may have what lost members have: these must \
+                    Err("members that were left out may have what lost members have: either must \
                          come back or be marked out"
                         .to_owned())
                 }

@@ -493,9 +493,9 @@ fn learners_beside(
             let is_in = is_acting(osd) || learners.iter().any(|it| it.member.osd == **osd);
             !is_in && !hangs(osd) && (is_learner(osd) || reaches(osd))
         };
-        let called: Vec<OsdId> = given.called_back.iter().filter(may_return).copied().collect();
-        let called = called.into_iter().filter_map(|osd| given.fit(osd));
-        add_called_back(&mut learners, called, positions.len(), entry);
+        let called = given.called_back.iter().filter(may_return);
+        let called: Vec<Member> = called.filter_map(|osd| given.fit(*osd)).collect();
+        add_called_back(&mut learners, &called, positions.len(), entry);
         learners.truncate(MEMBERS_MAX - acting().count());
         return learners;
     }
@@ -593,19 +593,18 @@ fn learners_for_roles(
 }
 
 /// Makes OSDs that are called back learners. Their positions do not matter, as they are not filled: a present
-/// learner keeps its position, others get the first one that has no learner.
-fn add_called_back(
-    learners: &mut Vec<Learner>,
-    called: impl Iterator<Item = Member>,
-    count: usize,
-    entry: &PgEntry,
-) {
+/// learner keeps its position, others get the first one that has no learner. If all have one, they replace
+/// learners of the plan, which are not filled before those that are called back are there.
+fn add_called_back(learners: &mut Vec<Learner>, called: &[Member], count: usize, entry: &PgEntry) {
     for member in called {
         let known = entry.learner(member.osd).map(|learner| learner.position);
         let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
-        let all = known.into_iter().chain(Position::all().take(count));
-        let position = all.into_iter().find(is_free);
-        learners.extend(position.map(|position| Learner { member, position }));
+        let mut all = known.into_iter().chain(Position::all().take(count));
+        let position = all.find(is_free).or_else(|| {
+            let index = learners.iter().rposition(|it| !called.contains(&it.member))?;
+            Some(learners.remove(index).position)
+        });
+        learners.extend(position.map(|position| Learner { member: *member, position }));
     }
 }
 

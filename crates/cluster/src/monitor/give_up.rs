@@ -224,7 +224,8 @@ impl Monitor {
             ));
         }
         if !asked.accepted {
-            // Every acting member holds every acknowledged write.
+            // Every acting member holds every acknowledged write. In pools with parity, one that was filled
+            // while too few others were left does so only once the PG was active with it.
             let sound = left.iter().filter(|member| self.is_sound(member)).take(needed);
             let sound: Vec<Member> = sound.copied().collect();
             let lost = match &sound[..] {
@@ -233,7 +234,8 @@ impl Monitor {
                 }
                 some if some.len() == needed => {
                     format!(
-                        "No acknowledged write is lost: {} have all of them, undamaged",
+                        "No acknowledged write is lost if the PG was active with {}; if not, \
+                         `ashlar pg describe {pg}` names the OSDs that have more",
                         list_of(some)
                     )
                 }

@@ -17,6 +17,7 @@ use super::peer::{
     PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
     WHOLE_COUNT_MAX,
 };
+use super::pg_entry::Member;
 use crate::disk::BlockKey;
 
 const BODY_QUERY: u8 = 1;
@@ -504,6 +505,16 @@ fn put_state(bytes: &mut Vec<u8>, pool: PoolId, state: &MemberState) {
         put_u32(bytes, epoch.get());
         bytes.push(position.get());
     }
+    put_acting(bytes, &state.acting);
+}
+
+fn put_acting(bytes: &mut Vec<u8>, acting: &[Member]) {
+    assert!(acting.len() <= usize::from(Position::COUNT_MAX));
+    bytes.push(acting.len() as u8);
+    for member in acting {
+        put_u32(bytes, member.osd.get());
+        put_u64(bytes, member.incarnation.get());
+    }
 }
 
 fn put_history(bytes: &mut Vec<u8>, history: &[Activation]) {
@@ -672,7 +683,17 @@ impl Reader<'_> {
             history: self.history()?,
             filling: self.filling(pool)?,
             elsewhere: self.elsewhere()?,
+            acting: self.acting()?,
         })
+    }
+
+    fn acting(&mut self) -> Result<Vec<Member>, DecodeError> {
+        let count = self.count(usize::from(Position::COUNT_MAX), "acting members")?;
+        let member = |_| match self.member_or_none()? {
+            Some(member) => Ok(member),
+            None => wrong("an acting member without an OSD".to_owned()),
+        };
+        (0..count).map(member).collect()
     }
 
     fn elsewhere(&mut self) -> Result<Option<Elsewhere>, DecodeError> {

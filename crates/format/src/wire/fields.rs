@@ -260,7 +260,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn member_or_none(&mut self) -> Result<Option<Member>, DecodeError> {
+    pub fn member_or_none(&mut self) -> Result<Option<Member>, DecodeError> {
         let osd = OsdId::new(self.u32()?);
         let incarnation = Incarnation::new(self.u64()?);
         if osd.is_none() && incarnation != Incarnation::new(0) {

@@ -11,6 +11,7 @@ use base::{
     BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, Position, UNIT_SIZE, Version,
 };
 
+use super::pg_entry::Member;
 use super::pg_entry::PgEntry;
 use crate::disk::{BlockKey, TABLE_ROWS_MAX, UnitSet, table_rows, table_size};
 
@@ -431,6 +432,9 @@ pub struct MemberState {
     /// In pools with parity: what the member has, if that belongs to another position than the one that the
     /// entry gives it. All the rest then says that it has nothing.
     pub elsewhere: Option<Elsewhere>,
+    /// In pools with parity: the acting members of the epoch of the member's record. At most
+    /// [`Position::COUNT_MAX`].
+    pub acting: Vec<Member>,
 }
 
 /// A position whose parts a member has, although the entry gives it another one.

@@ -71,6 +71,10 @@ fn with_table(mut content: Content) -> Content {
     content
 }
 
+fn member(osd: u32, run: u64) -> Member {
+    Member { osd: OsdId::new(osd).unwrap(), incarnation: Incarnation::new(run) }
+}
+
 fn position(number: u8) -> Position {
     Position::new(number).unwrap()
 }
@@ -119,6 +123,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         history: history(),
         filling: Some(filling()),
         elsewhere: None,
+        acting: vec![member(3, 4), member(5, 6)],
     };
     let fresh = MemberState {
         record_epoch: Epoch::ZERO,
@@ -131,6 +136,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         history: vec![],
         filling: None,
         elsewhere: None,
+        acting: Vec::new(),
     };
     let elsewhere = Elsewhere { epoch: Epoch::new(7), position: position(4) };
     let moved = MemberState { elsewhere: Some(elsewhere), ..fresh.clone() };
@@ -300,10 +306,11 @@ fn any_state() -> impl Strategy<Value = MemberState> {
     let elsewhere = proptest::option::of((any::<u32>(), 0u8..20).prop_map(|(epoch, number)| {
         Elsewhere { epoch: Epoch::new(epoch), position: position(number) }
     }));
-    let rest = (any_history(), any_filling(), elsewhere);
+    let acting = vec((1u32.., any::<u64>()).prop_map(|(osd, run)| member(osd, run)), 0..20);
+    let rest = (any_history(), any_filling(), elsewhere, acting);
     (any::<u32>(), versions, any::<bool>(), rest).prop_map(
         |(epoch, (complete, had, committed, held, floor), is_suspect, rest)| {
-            let (history, filling, elsewhere) = rest;
+            let (history, filling, elsewhere, acting) = rest;
             MemberState {
                 record_epoch: Epoch::new(epoch),
                 complete,
@@ -315,6 +322,7 @@ fn any_state() -> impl Strategy<Value = MemberState> {
                 history,
                 filling,
                 elsewhere,
+                acting,
             }
         },
     )
@@ -611,6 +619,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         history,
         filling: Some(filling),
         elsewhere: None,
+        acting: Vec::new(),
     };
     let listed = |stripe| ListedBlock { key: key(stripe), version: version(), is_tombstone: true };
     let blocks = (0..LIST_COUNT_MAX as u32).map(listed).collect();

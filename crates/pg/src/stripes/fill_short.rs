@@ -25,6 +25,10 @@ use crate::ask::Contact;
 use crate::lead::{Absence, Basis, Lead, Peer};
 use crate::{Action, MemberSet, Need, Pg};
 
+/// Why nobody is given up, and nobody called back, for people.
+const HOLDERS_UNKNOWN: &str = "none of these members knows which ones the PG had when it was last active: \
+                               start more of its OSDs, or run `ashlar pg give-up`";
+
 impl Lead {
     /// Returns the acting members that have reported their state.
     fn reported(&self) -> impl Iterator<Item = (usize, &MemberState)> {
@@ -73,15 +77,31 @@ impl Lead {
         newest.map(|newest| newest.epoch).max().unwrap_or_default()
     }
 
+    /// Returns the acting members of the newest activation that acting members have reported. `None`: nobody
+    /// that has stated itself has a record of it.
+    fn acting_at_newest(&self) -> Option<&[Member]> {
+        let newest = self.newest_activation();
+        let known = self.peers.iter().filter(|peer| peer.contact == Contact::Known);
+        let mut states = known.filter_map(|peer| peer.state.as_ref());
+        let found = states.find(|state| state.record_epoch == newest && !was_filled_short(state));
+        found.map(|state| &state.acting[..])
+    }
+
     /// Returns the position of which a learner has everything that was acknowledged: it was a member in the
-    /// newest activation, or has all versions that acting members have. Requires: all acting members have
-    /// reported their state.
+    /// newest activation, or has all versions that acting members have. Who took part in that activation and
+    /// has not recorded it has everything, too. Requires: all acting members have reported their state, or
+    /// were removed from the cluster.
     fn position_held_by(&self, learner: &Peer) -> Option<Position> {
-        let held = holds_at(learner)?;
+        // Who is filled meanwhile has lost what it had.
+        let is_as_stated = learner.intake.is_none() && learner.filler.is_none();
+        let held = holds_at(learner).filter(|_| is_as_stated)?;
         let state = learner.state.as_ref().filter(|state| state.elsewhere.is_none());
         let has_all = state
-            .is_some_and(|state| self.acting_states().all(|acting| acting.had <= state.complete));
-        (has_all || held.epoch >= self.newest_activation()).then_some(held.position)
+            .is_some_and(|state| self.reported().all(|(_, acting)| acting.had <= state.complete));
+        let newest = self.acting_at_newest().into_iter().flatten();
+        let took_part = newest.map(|member| member.osd).any(|osd| osd == learner.member.osd);
+        let is_it = has_all || took_part || held.epoch >= self.newest_activation();
+        is_it.then_some(held.position)
     }
 
     /// Returns the members among these that have everything that was acknowledged, as far as they did not
@@ -94,7 +114,7 @@ impl Lead {
 }
 
 /// Returns whether a member's record is of an epoch that was never activated, in which the member was filled.
-fn was_filled_short(state: &MemberState) -> bool {
+pub(super) fn was_filled_short(state: &MemberState) -> bool {
     let newest = state.history.last().map_or(Epoch::ZERO, |newest| newest.epoch);
     newest < state.record_epoch
 }
@@ -132,19 +152,20 @@ impl Pg {
         let has_all = basis.sources.iter().filter(is_same_run).count() >= stripes.data_count();
         let settled = Settled::of(lead.reported().map(|(_, state)| state));
         let others = match lead.holder_count(basis.sources.iter(), settled) < stripes.data_count() {
-            true => self.holders_left_out(),
+            true => self.holders_left_out().ok_or(HOLDERS_UNKNOWN)?,
             false => Vec::new(),
         };
         Ok(Basis { has_all, others, ..basis })
     }
 
-    /// Returns the acting members of the newest epoch in this OSD's record that are not acting members of the
-    /// entry.
-    fn holders_left_out(&self) -> Vec<Member> {
+    /// Returns the acting members of the newest activation that are not acting members of the entry. `None`:
+    /// they are not known, since this OSD's record, and that of all others, is of an epoch that was never
+    /// active.
+    fn holders_left_out(&self) -> Option<Vec<Member>> {
         let entry = self.entry.as_ref().expect("an epoch is entered");
         let is_out = |member: &&Member| entry.position_of(member.osd).is_none();
-        let record = self.local_state.record();
-        record.iter().flat_map(|it| it.entry.acting()).filter(is_out).copied().collect()
+        let acting = self.lead.as_ref().expect("this OSD leads the epoch").acting_at_newest()?;
+        Some(acting.iter().filter(is_out).copied().collect())
     }
 
     /// Returns whether the epoch must not be activated: some acting members were filled while others were
@@ -166,14 +187,29 @@ impl Pg {
 
     /// Waits for members of the newest activation that are not acting members. `why`: why they are needed.
     fn await_holders(&mut self, why: &str, actions: &mut Vec<Action>) {
-        let others = self.holders_left_out();
-        self.call_back(&others, actions);
-        let others: Vec<String> = others.iter().map(|member| member.osd.to_string()).collect();
-        let others = others.join(", ");
+        let hindrance = match self.holders_left_out() {
+            Some(others) => {
+                self.call_back(&others, actions);
+                format!("{why}: {} must come back or be marked out", self.names_of_absent(&others))
+            }
+            None => format!("{why}, and {HOLDERS_UNKNOWN}"),
+        };
         let lead = self.lead();
-        lead.lacks_holders = true;
-        lead.hindrance = Some(format!("{why}: {others} must come back or be marked out"));
+        (lead.lacks_holders, lead.hindrance) = (true, Some(hindrance));
         self.call_back_holder(actions);
+    }
+
+    /// Returns the names of those of these members that have not stated themselves, for people.
+    fn names_of_absent(&self, members: &[Member]) -> String {
+        let lead = self.lead.as_ref().expect("this OSD leads the epoch");
+        let is_known = |member: &&Member| {
+            let mut peers = lead.peers.iter();
+            peers.any(|peer| peer.member.osd == member.osd && peer.contact == Contact::Known)
+        };
+        let absent: Vec<&Member> = members.iter().filter(|member| !is_known(member)).collect();
+        let named = if absent.is_empty() { members.iter().collect() } else { absent };
+        let names: Vec<String> = named.iter().map(|member| member.osd.to_string()).collect();
+        names.join(", ")
     }
 
     /// Requests that members that were left out become learners: the plan may not have them any more.
@@ -187,7 +223,8 @@ impl Pg {
     /// everything: too few of these can be read as of what another one had. Requires: all acting members have
     /// reported their state.
     pub(crate) fn awaits_sources(&mut self, actions: &mut Vec<Action>) -> bool {
-        let is_awaited = !self.lead().gave_up_holders && !self.holders_left_out().is_empty();
+        let are_none = self.holders_left_out().is_some_and(|others| others.is_empty());
+        let is_awaited = !self.lead().gave_up_holders && !are_none;
         if is_awaited {
             self.await_holders("too few members can be read as of an earlier version", actions);
         }
@@ -195,8 +232,9 @@ impl Pg {
     }
 
     /// Makes a learner an acting member again that was one in the newest activation: nobody has settled any
-    /// version without it. Requires: all acting members have reported their state.
-    pub(crate) fn call_back_holder(&mut self, actions: &mut Vec<Action>) {
+    /// version without it. Returns whether there was such a learner. Requires: all acting members have
+    /// reported their state, or were removed from the cluster.
+    pub(crate) fn call_back_holder(&mut self, actions: &mut Vec<Action>) -> bool {
         let lead = self.lead();
         let count = lead.acting.count();
         let has_holder = |position: Position| {
@@ -211,6 +249,7 @@ impl Pg {
             let why = format!("{} is an acting member again", member.osd);
             self.end_epoch(Need::Return(member, position), why, actions);
         }
+        found.is_some()
     }
 
     /// Returns whether a learner must not be filled: it was a member in the newest activation, so it may have
@@ -250,13 +289,17 @@ impl Pg {
         absence: impl Fn(Member) -> Absence,
         actions: &mut Vec<Action>,
     ) {
-        let others = self.holders_left_out();
+        // Where they are not known, only the operator may give up.
+        let Some(others) = self.holders_left_out() else { return };
         let lead = self.lead();
         let is_gone = |member: &Member| {
-            // Who has stated itself as a learner and has nothing has lost what it had.
+            // Who has stated itself as a learner and has nothing has lost what it had. A store that found
+            // damage may still have it.
             let learner = lead.peers.iter().find(|peer| peer.member.osd == member.osd);
-            let is_empty = learner
-                .is_some_and(|peer| peer.contact == Contact::Known && holds_at(peer).is_none());
+            let is_suspect = |peer: &Peer| peer.state.as_ref().is_some_and(|it| it.is_suspect);
+            let is_empty = learner.is_some_and(|peer| {
+                peer.contact == Contact::Known && holds_at(peer).is_none() && !is_suspect(peer)
+            });
             is_empty || absence(*member) == Absence::Gone
         };
         if others.iter().all(is_gone) {

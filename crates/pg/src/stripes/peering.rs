@@ -28,6 +28,7 @@ use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, MemberState, PeerBody};
 
 use super::Stripes;
+use super::fill_short::was_filled_short;
 use super::gather::{Gather, Inconsistent};
 use super::part::{Part, table_of};
 use super::replicate::{GatherFor, GatherJob};
@@ -233,7 +234,11 @@ impl Pg {
         };
         let before = gather;
         if let Some((position, version)) = lost_write(&before, &after) {
-            return self.drop_where_lost(key, (position, version), actions);
+            self.lost_writes.insert(key);
+            let lead = self.lead();
+            if targets.iter().any(|index| !was_filled_short(lead.state_of(index))) {
+                return self.drop_where_lost((position, version), actions);
+            }
         }
         let changed = changed_units(&before, &after);
         after.make_good(&before, &self.buffers);
@@ -257,10 +262,10 @@ impl Pg {
     /// Takes a version back whose data part was made of an older one than parity knows, because its member
     /// lost a write: going forward, parity would lose that write, too. The member reports nothing from this
     /// version on, durably, and the next epoch adopts less: without that member, fewer than `k` have the
-    /// version.
+    /// version. That is so only if a member with parity refused it. Members that were filled while others were
+    /// lost refused nothing: the version may have been acknowledged.
     fn drop_where_lost(
         &mut self,
-        key: BlockKey,
         (position, version): (usize, Version),
         actions: &mut Vec<Action>,
     ) {
@@ -271,7 +276,6 @@ impl Pg {
         lead.drops_lost_write = true;
         let is_there = |index: &usize| lead.peers[*index].position.index() == position;
         let index = lead.acting.iter().find(is_there).expect("the part came from an acting member");
-        self.lost_writes.insert(key);
         self.drop_at(index, version, actions);
     }
 

@@ -48,6 +48,10 @@ struct Run {
     stripes: u32,
     /// Whether OSDs that are up take the positions of those that are not.
     replaces: bool,
+    /// With `replaces`: whether the plan has those that are up, or any.
+    plans_up: bool,
+    /// Whether one OSD is lost for good at the end.
+    one_stays_lost: bool,
     /// When the pool gets more parity, as a number of events, and the scheme that it then has.
     grows: Option<(usize, Scheme)>,
 }
@@ -67,6 +71,8 @@ impl Run {
             rotten: 0,
             stripes: STRIPES,
             replaces: false,
+            plans_up: false,
+            one_stays_lost: false,
             grows: None,
         }
     }
@@ -156,7 +162,16 @@ impl Run {
             world.lazy_percent = [60, 90][random.below(2)];
         }
         let stripes = [STRIPES, 3][random.below(2)];
-        Run { stripes, replaces: true, ..Run::of(world, lazy, random, 0) }
+        let plans_up = random.below(3) > 0;
+        // What is lazy may go with the one that is lost: then only the operator may give it up.
+        let one_stays_lost = lazy == Lazy::Never && random.below(2) == 0;
+        if one_stays_lost {
+            // With a higher minimum, the PG may need a learner for that one, and the only one that there is may
+            // have committed more than all others, so that it cannot be filled (rule 29 of stripes.md).
+            world.minimum = data as usize + 1;
+        }
+        let run = Run::of(world, lazy, random, 0);
+        Run { stripes, replaces: true, plans_up, one_stays_lost, ..run }
     }
 
     fn new(seed: u64) -> Run {
@@ -282,9 +297,12 @@ impl Run {
     /// member, often another member is lost, and the new member restarts and loses data that it did not
     /// have to keep.
     fn make_entry(&mut self) {
-        if self.replaces {
+        if self.replaces && (self.plans_up || self.random.below(20) == 0) {
             let mut plan: Vec<usize> = (0..self.world.osds.len()).collect();
-            plan.sort_by_key(|index| !self.world.is_up(*index));
+            match self.plans_up {
+                true => plan.sort_by_key(|index| !self.world.is_up(*index)),
+                false => plan.sort_by_cached_key(|_| self.random.below(1000)),
+            }
             plan.truncate(self.world.copies);
             self.world.plan = plan;
         }
@@ -699,17 +717,26 @@ impl Run {
     }
 
     fn end(&mut self) {
+        let count = self.world.osds.len();
+        // Minimum size is more than is needed to read, so without any one OSD everything is there.
+        let lost = self.one_stays_lost.then(|| self.random.below(count));
         if self.replaces {
-            self.world.plan = (0..self.world.copies).collect();
+            let left = (0..count).filter(|index| lost != Some(*index));
+            self.world.plan = left.take(self.world.copies).collect();
         }
-        for index in 0..self.world.osds.len() {
+        for index in 0..count {
             self.world.osds[index].store.is_full = false;
-            if !self.world.is_up(index) {
-                self.world.start(index);
+            match lost == Some(index) {
+                true if self.world.is_up(index) => self.world.kill(index),
+                false if !self.world.is_up(index) => self.world.start(index),
+                _ => {}
             }
         }
+        self.world.gives_up_lost |= lost.is_some();
         self.world.settle();
-        assert!(self.world.is_whole(), "{:?}", self.world.entry);
+        let pgs = self.world.osds.iter().filter_map(|osd| osd.pg.as_ref());
+        let whys: Vec<&str> = pgs.filter_map(|pg| pg.fill_hindrance()).collect();
+        assert!(self.world.is_whole(), "{whys:?} {:?}", self.world.entry);
         self.world.check_equal();
         // A unit of parity that is lost stays lost.
         if self.world.has_parity() && self.rotten == 0 {

@@ -396,3 +396,61 @@ fn a_member_that_was_left_out_is_called_back_also_when_the_plan_has_others() {
     find(&mut world);
     check(&mut world, &values);
 }
+
+#[test]
+fn a_primary_that_was_filled_calls_back_members_that_its_own_record_never_had() {
+    let (mut world, mut values) = world(TWO_TWO);
+    let whole = world.units();
+    values.extend(write_unmarked(&mut world, 4, 0, whole));
+    world.gives_up_lost = false;
+    // Two members end, one after the other; the entry without the first one is never active.
+    world.kill(0);
+    world.monitor();
+    assert_eq!(world.acting().len(), 3);
+    lose(&mut world, &[1]);
+    world.plan = vec![2, 3, 4, 5];
+    world.round();
+    for _ in 0..60 {
+        world.exchange();
+        (0..world.osds.len()).for_each(|index| world.keep_house(index));
+    }
+    assert_eq!(world.needs_complete(), 2);
+    world.monitor();
+    // Now one that was filled leads, and its record is of the entry without the first member.
+    world.kill(2);
+    for _ in 0..20 {
+        world.round();
+    }
+    assert_eq!((world.acting().len(), world.server()), (3, None));
+    world.start(0);
+    world.settle();
+    check(&mut world, &values);
+    find(&mut world);
+    check(&mut world, &values);
+}
+
+#[test]
+fn a_member_that_is_back_returns_and_is_not_filled_once_the_lost_ones_were_marked_out() {
+    let (mut world, mut values) = world(TWO_TWO);
+    let whole = world.units();
+    values.extend(write_unmarked(&mut world, 4, 0, whole));
+    world.gives_up_lost = false;
+    world.kill(3);
+    world.monitor();
+    lose(&mut world, &[2]);
+    world.plan = vec![0, 1, 3];
+    world.start(3);
+    for _ in 0..20 {
+        world.round();
+    }
+    assert_eq!(world.server(), None);
+    world.sent.clear();
+    world.gives_up_lost = true;
+    world.settle();
+    assert!(world.server().is_some());
+    assert!(!was_filled_short(&world), "it would drop what only it and one other member have");
+    world.kill(1);
+    world.plan = vec![0, 3, 4, 5];
+    world.settle();
+    check(&mut world, &values);
+}

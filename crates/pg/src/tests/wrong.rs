@@ -49,6 +49,7 @@ fn state() -> MemberState {
         history: Vec::new(),
         filling: None,
         elsewhere: None,
+        acting: Vec::new(),
     }
 }
 

@@ -636,6 +636,7 @@ mod tests {
                 history: Vec::new(),
                 filling: None,
                 elsewhere: None,
+                acting: Vec::new(),
             };
             let osd = OsdId::new(from as u32 + 1).expect("not 0");
             watch.judge_state(from, osd, pg(), &state)
@@ -810,6 +811,7 @@ mod tests {
                     history: Vec::new(),
                     filling: None,
                     elsewhere: None,
+                    acting: Vec::new(),
                 };
                 assert_eq!(watch.judge_floor(osd(1), pg(), &state(5)), Ok(()));
                 assert!(watch.judge_floor(osd(1), pg(), &state(6)).is_err());

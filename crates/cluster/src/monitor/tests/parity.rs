@@ -321,6 +321,36 @@ fn an_osd_that_a_primary_calls_back_learns_until_the_pg_is_active() {
 }
 
 #[test]
+fn osds_that_are_called_back_replace_learners_of_the_plan() {
+    let mut rig = with_parity(14, 1);
+    let entry = rig.entry(0);
+    // Three members are lost, and learners of the plan are to replace them.
+    let members: Vec<u32> = entry.acting().map(|member| member.osd.get()).collect();
+    for number in &members[3..] {
+        rig.crash_osd(*number);
+        rig.command(Command::OsdOut { osd: osd_id(*number) }).unwrap();
+    }
+    rig.advance(Duration::from_secs(30));
+    let entry = rig.entry(0);
+    assert_eq!((entry.acting_count(), entry.learners.len()), (6, 3), "{entry:?}");
+    let planned = entry.learners.clone();
+    let others: Vec<OsdId> = (1..=14)
+        .map(osd_id)
+        .filter(|osd| entry.members().all(|member| member.osd != *osd))
+        .take(5)
+        .collect();
+    for osd in &others {
+        let now = rig.entry(0);
+        rig.need(&now, Need::CallBack(*osd));
+    }
+    let now = rig.entry(0);
+    assert_eq!(now.learners.len(), 6, "{now:?}");
+    assert!(others.iter().all(|osd| now.learner(*osd).is_some()), "{now:?}");
+    let left = planned.iter().filter(|it| now.learner(it.member.osd).is_some()).count();
+    assert_eq!(left, 1);
+}
+
+#[test]
 fn an_osd_with_data_left_over_is_told_which_pgs_are_active() {
     let mut rig = with_parity(8, 1);
     let entry = rig.entry(0);
