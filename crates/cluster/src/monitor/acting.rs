@@ -83,8 +83,8 @@ pub(super) struct Given<'a> {
     /// Learners that the primary wants back at positions that they had when the PG was last active. They have
     /// more than the present members there.
     pub(super) returning: BTreeMap<Position, Member>,
-    /// OSDs that the primary wants as learners whatever the plan says: they may have acknowledged versions that
-    /// too few members have.
+    /// OSDs that the primary wants as learners whatever the plan says: they may have acknowledged versions
+    /// that too few members have.
     pub(super) called_back: BTreeSet<OsdId>,
     /// OSDs that cannot take part at present because they failed, with the event of the failure.
     pub(super) barred: BTreeMap<OsdId, u64>,

@@ -262,8 +262,8 @@ impl Pg {
     /// Takes a version back whose data part was made of an older one than parity knows, because its member
     /// lost a write: going forward, parity would lose that write, too. The member reports nothing from this
     /// version on, durably, and the next epoch adopts less: without that member, fewer than `k` have the
-    /// version. That is so only if a member with parity refused it. Members that were filled while others were
-    /// lost refused nothing: the version may have been acknowledged.
+    /// version. That is so only if a member with parity refused it. Members that were filled while others
+    /// were lost refused nothing: the version may have been acknowledged.
     fn drop_where_lost(
         &mut self,
         (position, version): (usize, Version),

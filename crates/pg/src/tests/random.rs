@@ -166,8 +166,8 @@ impl Run {
         // What is lazy may go with the one that is lost: then only the operator may give it up.
         let one_stays_lost = lazy == Lazy::Never && random.below(2) == 0;
         if one_stays_lost {
-            // With a higher minimum, the PG may need a learner for that one, and the only one that there is may
-            // have committed more than all others, so that it cannot be filled (rule 29 of stripes.md).
+            // With a higher minimum, the PG may need a learner for that one, and the only one that there is
+            // may have committed more than all others, so that it cannot be filled (rule 29 of stripes.md).
             world.minimum = data as usize + 1;
         }
         let run = Run::of(world, lazy, random, 0);
