@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 fuzzed="blockstore pg node cluster"
 fuzzers="fuzz:: random:: no_schedule whatever_comes"
-properties="format volume attach"
+properties="format volume attach objects"
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 cargo build --profile ci --locked -p sim
 

@@ -261,6 +261,42 @@ impl Key {
     }
 }
 
+/// Returns the range of the keys of an object's attributes: the first key, and the first one behind them.
+pub fn attributes_range(shard: Shard, name: &Name) -> (Vec<u8>, Vec<u8>) {
+    let prefix = prefix(shard, ATTRIBUTE, name);
+    let end = behind(&prefix);
+    (prefix, end)
+}
+
+/// Returns the range of the keys of an object's records from `from` on, up to `before`, which is not in it.
+/// An empty `from` and `None` stand for all. Requires: they are keys of records, and the range is not empty.
+pub fn records_range(
+    shard: Shard,
+    name: &Name,
+    from: &[u8],
+    before: Option<&[u8]>,
+) -> (Vec<u8>, Vec<u8>) {
+    let prefix = prefix(shard, RECORD, name);
+    let end = before.map_or_else(|| behind(&prefix), |before| [&prefix, before].concat());
+    ([&prefix, from].concat(), end)
+}
+
+/// Returns what all keys of an object's parts begin with.
+fn prefix(shard: Shard, kind: u8, name: &Name) -> Vec<u8> {
+    let mut bytes = number_bytes::<2>(u64::from(shard.0)).to_vec();
+    bytes.push(kind);
+    push_name(&mut bytes, name);
+    bytes
+}
+
+/// Returns the first key behind all that begin with this prefix, which ends with [`END`]: no key continues
+/// with 00 02.
+fn behind(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    *end.last_mut().expect("it has an end") += 1;
+    end
+}
+
 /// Returns the last `N` bytes of the number, big-endian, so that keys sort as numbers do.
 fn number_bytes<const N: usize>(number: u64) -> [u8; N] {
     std::array::from_fn(|at| (number >> (8 * (N - 1 - at))) as u8)

@@ -1,7 +1,25 @@
-//! Objects: data, attributes and records under a name. This crate knows no PG and no store.
+//! Objects: data, attributes and records under a name, and what operations change of them. This crate knows no
+//! PG and no store: it computes, and asks for what it must know.
 //!
-//! `docs/internals/objects.md` has the rules; rule 24 is the one of [`keys`].
+//! | file | what |
+//! |---|---|
+//! | `keys.rs` | keys of the engine |
+//! | `head.rs` | the head of an object, and the names of its blocks |
+//! | `operation.rs` | what a client may ask for, and the limits |
+//! | `data.rs` | the data of an object while operations are prepared |
+//! | `prepare.rs` | operations become changes of records and blocks |
+//!
+//! `docs/internals/objects.md` has the rules; 24 to 35 are those of this crate.
 
+mod data;
+pub mod head;
 pub mod keys;
+pub mod operation;
+pub mod prepare;
+#[cfg(test)]
+mod tests;
 
+pub use head::{DataId, Head, HeadContent};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
+pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
+pub use prepare::{Applied, OperationRefusal, PoolShape, Prepared, Run, Stamp, Stop, Wants};

@@ -1,0 +1,183 @@
+//! The head of an object: the record of the engine that says which version the object has, how long its data
+//! is, and where that lies. `docs/internals/objects.md`, rules 24 and 26.
+//!
+//! ```text
+//!   version (12) | flags (1: 1 tombstone, 2 in blocks) | size (8) | modified (8) | data, or the data id (8)
+//! ```
+//!
+//! Invariants
+//!   1. A head has one encoding: whatever decodes, encodes to the same bytes.
+//!   2. Data up to [`INLINE_SIZE_MAX`] lies in the head, longer data in blocks.
+
+use base::{Epoch, ImageId, StripeIndex, Version};
+use format::disk::BlockKey;
+
+use crate::keys::Name;
+use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX};
+
+const FLAG_TOMBSTONE: u8 = 1;
+const FLAG_IN_BLOCKS: u8 = 2;
+const FIXED_SIZE: usize = 12 + 1 + 8 + 8;
+
+/// Names the blocks that hold the data of one object, and of no other: 52 bits, of which the upper 32 are not
+/// all zero. An object that is put anew gets another one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DataId(u64);
+
+impl DataId {
+    /// Creates an id. `None`: it is out of range.
+    pub fn new(number: u64) -> Option<DataId> {
+        (number < 1 << 52 && number >> 20 != 0).then_some(DataId(number))
+    }
+
+    /// Returns the number.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the key of a block. Requires: `block` is below 4,096.
+    pub fn block_key(self, pool: base::PoolId, name: &Name, block: u32) -> BlockKey {
+        assert!(block < 1 << 12);
+        let image = ImageId::new((self.0 >> 20) as u32).expect("the upper bits are not all zero");
+        let stripe = StripeIndex::new(((self.0 & 0xf_ffff) as u32) << 12 | block);
+        BlockKey { pool, hash: name.hash(), image, stripe }
+    }
+}
+
+/// The head of an object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// The version of the object's last change.
+    pub version: Version,
+    /// The time of that change at the primary, in milliseconds since 1970.
+    pub modified: u64,
+    /// The data, or that the object is gone.
+    pub content: HeadContent,
+}
+
+/// What the head of an object says of its data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HeadContent {
+    /// The object is gone.
+    Tombstone,
+    /// The data.
+    Inline(Vec<u8>),
+    /// The data lies in blocks.
+    Blocks {
+        /// Which ones.
+        id: DataId,
+        /// The size of the data in bytes.
+        size: u64,
+    },
+}
+
+impl Head {
+    /// Encodes the head.
+    pub fn encode(&self) -> Vec<u8> {
+        let (flags, size) = match &self.content {
+            HeadContent::Tombstone => (FLAG_TOMBSTONE, 0),
+            HeadContent::Inline(data) => (0, data.len() as u64),
+            HeadContent::Blocks { size, .. } => (FLAG_IN_BLOCKS, *size),
+        };
+        let mut bytes = Vec::with_capacity(FIXED_SIZE + 8);
+        bytes.extend_from_slice(&self.version.epoch.get().to_le_bytes());
+        bytes.extend_from_slice(&self.version.counter.to_le_bytes());
+        bytes.push(flags);
+        bytes.extend_from_slice(&size.to_le_bytes());
+        bytes.extend_from_slice(&self.modified.to_le_bytes());
+        match &self.content {
+            HeadContent::Tombstone => {}
+            HeadContent::Inline(data) => bytes.extend_from_slice(data),
+            HeadContent::Blocks { id, .. } => bytes.extend_from_slice(&id.0.to_le_bytes()),
+        }
+        bytes
+    }
+
+    /// Decodes a head. `None`: the bytes are none.
+    pub fn decode(bytes: &[u8]) -> Option<Head> {
+        let (fixed, rest) = bytes.split_at_checked(FIXED_SIZE)?;
+        let number = |at: usize| u64::from_le_bytes(fixed[at..at + 8].try_into().expect("8 bytes"));
+        let epoch = u32::from_le_bytes(fixed[..4].try_into().expect("4 bytes"));
+        let version = Version { epoch: Epoch::new(epoch), counter: number(4) };
+        let (size, modified) = (number(13), number(21));
+        let content = match fixed[12] {
+            FLAG_TOMBSTONE if size == 0 && rest.is_empty() => HeadContent::Tombstone,
+            0 if size <= INLINE_SIZE_MAX && rest.len() as u64 == size => {
+                HeadContent::Inline(rest.to_vec())
+            }
+            FLAG_IN_BLOCKS if size > INLINE_SIZE_MAX && size <= OBJECT_SIZE_MAX => {
+                let id = DataId::new(u64::from_le_bytes(rest.try_into().ok()?))?;
+                HeadContent::Blocks { id, size }
+            }
+            _ => return None,
+        };
+        Some(Head { version, modified, content })
+    }
+
+    /// Returns the size of the object's data in bytes. `None`: the object is gone.
+    pub fn size(&self) -> Option<u64> {
+        match &self.content {
+            HeadContent::Tombstone => None,
+            HeadContent::Inline(data) => Some(data.len() as u64),
+            HeadContent::Blocks { size, .. } => Some(*size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn heads_are_frozen() {
+        let version = Version { epoch: Epoch::new(3), counter: 0x100 };
+        let of = |content| Head { version, modified: 5, content };
+        let id = DataId::new(0x12_3456_789a).unwrap();
+        let fixed = "030000000001000000000000";
+        for (content, rest) in [
+            (HeadContent::Tombstone, "0100000000000000000500000000000000"),
+            (HeadContent::Inline(b"ab".to_vec()), "00020000000000000005000000000000006162"),
+            (
+                HeadContent::Blocks { id, size: 0x8001 },
+                "02018000000000000005000000000000009a78563412000000",
+            ),
+        ] {
+            let head = of(content);
+            assert_eq!(hex(&head.encode()), format!("{fixed}{rest}"));
+            assert_eq!(Head::decode(&head.encode()), Some(head));
+        }
+    }
+
+    #[test]
+    fn ids_and_keys_of_blocks_have_their_ranges() {
+        assert_eq!((DataId::new(1 << 52), DataId::new(0xf_ffff)), (None, None));
+        let id = DataId::new((7 << 20) | 0xf_fffe).unwrap();
+        let name = Name::new(b"a").unwrap();
+        let key = id.block_key(base::PoolId::FIRST, &name, 4095);
+        assert_eq!((key.image.get(), key.stripe.get()), (7, 0xffff_efff));
+        assert_eq!(key.hash, name.hash());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        #[test]
+        fn any_bytes_decode_or_are_refused(
+            fixed in prop::collection::vec(any::<u8>(), 12),
+            flags in 0..4u8,
+            size in prop_oneof![0..4u64, 0x7fff..0x8003u64, any::<u64>()],
+            rest in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..12),
+        ) {
+            let bytes = [&fixed[..], &[flags], &size.to_le_bytes(), &[0; 8], &rest].concat();
+            if let Some(head) = Head::decode(&bytes) {
+                prop_assert_eq!(head.encode(), bytes);
+            }
+        }
+    }
+}

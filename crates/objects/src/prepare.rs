@@ -1,0 +1,648 @@
+//! Prepares operations: computes what they change, and what they answer, from what the store has.
+//!
+//! Operations on the same objects are prepared in order, each on the effects of those before it, and leave as
+//! one batch: a [`Run`]. `docs/internals/objects.md`, rules 27 to 35.
+//!
+//! ```text
+//!   operation ──apply──▶ wants: heads, fields, units ──read──▶ supply ─┐
+//!       ▲──────────────────────────────────────────────────────────────┘
+//!       └─▶ results; or refused, and nothing changed ── ... ──finish(version)──▶ records, blocks
+//! ```
+//!
+//! Invariants
+//!   1. An operation that is refused, or waits for reads, or does not fit the run, changes nothing.
+//!   2. What leaves is absolute ("this key has this value"), never a computation.
+//!   3. Each operation that changes something has one version of the run, in order. One that changes nothing
+//!      has none.
+//!   4. A run with one operation at least is within the limits of an entry.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{BlockSize, PoolId, UNIT_SIZE, Version};
+use format::disk::{BODY_SIZE_MAX, BlockChange, UNITS_SIZE_MAX};
+use format::engine::Change;
+
+use crate::data::{Data, KnownUnits, Source, WantedUnits};
+use crate::head::{DataId, Head, HeadContent};
+use crate::keys::{Key, Kind, Name, Shard, attributes_range, records_range};
+use crate::operation::{
+    Assertion, FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX,
+    OPERATION_RECORDS_MAX, ObjectChange, ObjectSteps, Operation, StepResult,
+};
+
+/// The most operations of one run.
+pub const RUN_OPERATIONS_MAX: u32 = 1024;
+
+/// The version of an object while operations on it are prepared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stamp {
+    /// A version that the store has.
+    Stored(Version),
+    /// The version of this operation of the run, which has none yet.
+    Run(u32),
+}
+
+/// What has to be read before an operation can be prepared.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Wants {
+    /// Heads of objects.
+    pub heads: BTreeSet<Name>,
+    /// Attributes and records.
+    pub fields: BTreeSet<(Name, Field)>,
+    /// Units of data in blocks, of the only object of the operation.
+    pub units: WantedUnits,
+}
+
+/// Why an operation was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OperationRefusal {
+    /// An assertion is not true, or a number cannot be added to.
+    Asserted {
+        /// Which of the operation's objects.
+        object: usize,
+        /// Which of its steps: first its assertions are counted, then its changes.
+        step: usize,
+        /// The version of the object. `None`: it does not exist.
+        version: Option<Stamp>,
+    },
+    /// What it changes fits no entry, or an object would become too large.
+    TooLarge {
+        /// What is too large, for people.
+        why: String,
+    },
+}
+
+/// Why an operation was not prepared.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// This must be read first.
+    Wants(Wants),
+    /// It is refused.
+    Refused(OperationRefusal),
+    /// It fits an entry, but not beside the operations that the run has already.
+    RunIsFull,
+}
+
+/// An operation that was prepared.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Applied {
+    /// The results of its changes that have one, in order.
+    pub results: Vec<StepResult>,
+    /// Its place among the versions of the run. `None`: it changes nothing.
+    pub index: Option<u32>,
+}
+
+/// What a run changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Prepared {
+    /// The version of the last operation.
+    pub version: Version,
+    /// Changes of records, in order: heads, attributes and records.
+    pub records: Vec<Change>,
+    /// Changes of blocks, each with the data of its units.
+    pub blocks: Vec<(BlockChange, Vec<u8>)>,
+}
+
+/// What is fixed for a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolShape {
+    /// The pool.
+    pub pool: PoolId,
+    /// The number of its shards.
+    pub shard_count: u32,
+    /// The size of its blocks.
+    pub block_size: BlockSize,
+}
+
+/// Operations that are prepared on each other's effects, and leave as one batch.
+#[derive(Clone, Debug)]
+pub struct Run {
+    shape: PoolShape,
+    objects: BTreeMap<Name, Object>,
+    heads: BTreeMap<Name, Option<Head>>,
+    fields: BTreeMap<(Name, Field), Option<Vec<u8>>>,
+    units: KnownUnits,
+    /// The number of operations with a version.
+    count: u32,
+    size: Size,
+}
+
+/// What changes take in an entry, in bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Size {
+    /// Keys, twice, and values.
+    records: usize,
+    /// Units of data.
+    data: u64,
+    /// Those of them that may have to lie in the journal.
+    here: u64,
+    /// What the changes of blocks say beside data.
+    lines: usize,
+}
+
+/// The most that changes of blocks say beside data, in bytes: what an entry has beside records.
+const LINES_SIZE_MAX: usize = BODY_SIZE_MAX - OPERATION_RECORDS_MAX - 64;
+
+/// An object, with what operations of the run have changed.
+#[derive(Clone, Debug)]
+struct Object {
+    /// The version of its last change. `None`: it does not exist.
+    stamp: Option<Stamp>,
+    modified: u64,
+    data: Data,
+    /// What is removed, before `fields`.
+    removed: Vec<Removed>,
+    /// Fields that are set, or gone.
+    fields: BTreeMap<Field, Option<Vec<u8>>>,
+    /// The operation that changed it last; `None`: none of this run.
+    changed_by: Option<u32>,
+}
+
+/// Fields that are removed together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Removed {
+    Attributes,
+    Records { from: Vec<u8>, before: Option<Vec<u8>> },
+}
+
+impl Removed {
+    fn has(&self, field: &Field) -> bool {
+        match (self, field) {
+            (Removed::Attributes, Field::Attribute(_)) => true,
+            (Removed::Records { from, before }, Field::Record(key)) => {
+                from <= key && before.as_ref().is_none_or(|before| key < before)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Wants {
+    /// Whether nothing has to be read.
+    pub fn is_empty(&self) -> bool {
+        *self == Wants::default()
+    }
+}
+
+impl std::ops::AddAssign for Size {
+    fn add_assign(&mut self, other: Size) {
+        self.records += other.records;
+        self.data += other.data;
+        self.here += other.here;
+        self.lines += other.lines;
+    }
+}
+
+impl std::ops::SubAssign for Size {
+    fn sub_assign(&mut self, other: Size) {
+        self.records -= other.records;
+        self.data -= other.data;
+        self.here -= other.here;
+        self.lines -= other.lines;
+    }
+}
+
+impl Size {
+    /// The error says what is too large, for people.
+    fn check(self) -> Result<(), String> {
+        let Size { records, data, here, lines } = self;
+        if records > OPERATION_RECORDS_MAX {
+            return Err(format!(
+                "{records} bytes of keys (twice), values and short data are more than \
+                 {OPERATION_RECORDS_MAX} for one operation"
+            ));
+        }
+        if data > OPERATION_DATA_MAX {
+            return Err(format!(
+                "{data} bytes of data, in whole units of {UNIT_SIZE}, are more than {OPERATION_DATA_MAX}"
+            ));
+        }
+        if here > UNITS_SIZE_MAX as u64 {
+            return Err(format!("{here} bytes in parts of blocks are more than {UNITS_SIZE_MAX}"));
+        }
+        match lines <= LINES_SIZE_MAX {
+            true => Ok(()),
+            false => Err("it changes too many blocks for one operation".into()),
+        }
+    }
+}
+
+impl Object {
+    fn of(head: Option<&Head>) -> Object {
+        let there = head.filter(|head| head.content != HeadContent::Tombstone);
+        Object {
+            stamp: there.map(|head| Stamp::Stored(head.version)),
+            modified: there.map_or(0, |head| head.modified),
+            data: there.map_or_else(Data::empty, |head| Data::of(&head.content)),
+            removed: Vec::new(),
+            fields: BTreeMap::new(),
+            changed_by: None,
+        }
+    }
+
+    /// Returns the value of a field as operations of the run left it. The outer `None`: they did not change
+    /// it.
+    fn field(&self, field: &Field) -> Option<Option<&Vec<u8>>> {
+        if let Some(value) = self.fields.get(field) {
+            return Some(value.as_ref());
+        }
+        self.removed.iter().any(|removed| removed.has(field)).then_some(None)
+    }
+
+    fn remove(&mut self, removed: Removed) {
+        self.fields.retain(|field, _| !removed.has(field));
+        self.removed.push(removed);
+    }
+
+    /// Returns the object's changes of records, heads first. Requires: it was changed.
+    fn record_changes(&self, shape: PoolShape, name: &Name, version: Version) -> Vec<Change> {
+        let shard = Shard::of_hash(name.hash(), shape.shard_count);
+        let content = match self.stamp {
+            Some(_) => self.data.content(),
+            None => HeadContent::Tombstone,
+        };
+        let head = Head { version, modified: self.modified, content };
+        let key = Key { shard, kind: Kind::Head { name: name.clone() } }.encode();
+        let mut changes = vec![Change::Put { key, value: head.encode() }];
+        changes.extend(self.removed.iter().map(|removed| {
+            let (start, end) = match removed {
+                Removed::Attributes => attributes_range(shard, name),
+                Removed::Records { from, before } => {
+                    records_range(shard, name, from, before.as_deref())
+                }
+            };
+            Change::DeleteRange { start, end }
+        }));
+        changes.extend(self.fields.iter().map(|(field, value)| {
+            let name = name.clone();
+            let kind = match field {
+                Field::Attribute(attribute) => {
+                    Kind::Attribute { name, attribute: attribute.clone() }
+                }
+                Field::Record(key) => Kind::Record { name, key: key.clone() },
+            };
+            let key = Key { shard, kind }.encode();
+            match value {
+                Some(value) => Change::Put { key, value: value.clone() },
+                None => Change::Delete { key },
+            }
+        }));
+        changes
+    }
+
+    fn size(&self, shape: PoolShape, name: &Name) -> Size {
+        if self.changed_by.is_none() {
+            return Size::default();
+        }
+        let changes = self.record_changes(shape, name, Version::ZERO);
+        let size = |change: &Change| match change {
+            // The log names keys, too.
+            Change::Put { key, value } => 2 * key.len() + value.len(),
+            Change::Delete { key } => 2 * key.len(),
+            Change::DeleteRange { start, end } => 2 * (start.len() + end.len()),
+        };
+        let (data, here) = self.data.written_bytes(shape.block_size);
+        let lines = self.data.lines_bytes(shape.block_size);
+        Size { records: changes.iter().map(size).sum(), data, here, lines }
+    }
+}
+
+impl Run {
+    /// Creates a run without operations.
+    pub fn new(shape: PoolShape) -> Run {
+        Run {
+            shape,
+            objects: BTreeMap::new(),
+            heads: BTreeMap::new(),
+            fields: BTreeMap::new(),
+            units: BTreeMap::new(),
+            count: 0,
+            size: Size::default(),
+        }
+    }
+
+    /// Returns the number of operations that have a version.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Hands over a head that was wanted. `None`: there is none.
+    pub fn supply_head(&mut self, name: Name, head: Option<Head>) {
+        self.heads.insert(name, head);
+    }
+
+    /// Hands over the value of an attribute or record that was wanted. `None`: there is none.
+    pub fn supply_field(&mut self, name: Name, field: Field, value: Option<Vec<u8>>) {
+        self.fields.insert((name, field), value);
+    }
+
+    /// Hands over a unit that was wanted. `None`: zeros.
+    pub fn supply_unit(&mut self, id: DataId, unit: u32, content: Option<Vec<u8>>) {
+        assert!(content.as_ref().is_none_or(|content| content.len() as u64 == UNIT_SIZE));
+        self.units.insert((id, unit), content);
+    }
+
+    /// Prepares an operation on the effects of those before it. `now`: the time in milliseconds since 1970;
+    /// `draw` returns an id under which the PG has no block. Requires: [`Operation::check`] accepts it; what
+    /// the store has of these objects does not change until the run leaves. A blind put asks for nothing: if
+    /// the PG has blocks under the object's hash, the head must have been handed over before.
+    pub fn apply(
+        &mut self,
+        operation: &Operation,
+        now: u64,
+        draw: &mut dyn FnMut() -> DataId,
+    ) -> Result<Applied, Stop> {
+        debug_assert_eq!(operation.check(), Ok(()));
+        let mut wants = Wants::default();
+        let mut objects = self.begin(operation, &mut wants)?;
+        for (at, (steps, object)) in operation.objects.iter().zip(&objects).enumerate() {
+            self.judge(at, steps, object, &mut wants).map_err(Stop::Refused)?;
+        }
+        self.want_sums(operation, &objects, &mut wants);
+        if !wants.is_empty() {
+            return Err(Stop::Wants(wants));
+        }
+        let index = self.count;
+        let mut results = Vec::new();
+        for (at, (steps, object)) in operation.objects.iter().zip(&mut objects).enumerate() {
+            let mut source = Source { known: &self.units, wanted: &mut wants.units, draw };
+            let mut change = Changing { fields: &self.fields, source: &mut source, now, index };
+            change.all(at, steps, object, &mut results).map_err(Stop::Refused)?;
+        }
+        if !wants.is_empty() {
+            return Err(Stop::Wants(wants));
+        }
+        self.admit(operation, objects, results)
+    }
+
+    /// Returns the objects of an operation as the run has left them.
+    fn begin(&self, operation: &Operation, wants: &mut Wants) -> Result<Vec<Object>, Stop> {
+        let mut objects = Vec::with_capacity(operation.objects.len());
+        for ObjectSteps { name, .. } in &operation.objects {
+            match (self.objects.get(name), self.heads.get(name)) {
+                (Some(object), _) => objects.push(object.clone()),
+                (None, Some(head)) => objects.push(Object::of(head.as_ref())),
+                // Whatever it replaces, a blind put leaves nothing of it in the head.
+                (None, None) if operation.is_blind_put() => objects.push(Object::of(None)),
+                (None, None) => {
+                    wants.heads.insert(name.clone());
+                }
+            }
+        }
+        if !wants.is_empty() {
+            return Err(Stop::Wants(std::mem::take(wants)));
+        }
+        let names = operation.objects.iter().map(|steps| &steps.name);
+        let named: Vec<(&Name, Object)> = names.zip(objects).collect();
+        check_together(&named).map_err(Stop::Refused)?;
+        Ok(named.into_iter().map(|(_, object)| object).collect())
+    }
+
+    /// Judges the assertions on one object.
+    fn judge(
+        &self,
+        at: usize,
+        steps: &ObjectSteps,
+        object: &Object,
+        wants: &mut Wants,
+    ) -> Result<(), OperationRefusal> {
+        for (step, assertion) in steps.assertions.iter().enumerate() {
+            let mut value = |field: &Field| self.value(&steps.name, object, field, wants);
+            let is_true = match assertion {
+                Assertion::Exists => object.stamp.is_some(),
+                Assertion::Absent => object.stamp.is_none(),
+                Assertion::Version(version) => object.stamp == Some(Stamp::Stored(*version)),
+                Assertion::Equals(field, wanted) => {
+                    value(field).is_none_or(|it| it == Some(wanted))
+                }
+                Assertion::Differs(field, other) => value(field).is_none_or(|it| it != Some(other)),
+                Assertion::Has(field) => value(field).is_none_or(|it| it.is_some()),
+                Assertion::Lacks(field) => value(field).is_none_or(|it| it.is_none()),
+            };
+            // The first one that is not true is named, so all before it must be known.
+            if !is_true && wants.is_empty() {
+                let version = object.stamp;
+                return Err(OperationRefusal::Asserted { object: at, step, version });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the value of a field before the operation; the inner `None`: it does not exist. The outer
+    /// `None`: it has to be read.
+    fn value<'a>(
+        &'a self,
+        name: &Name,
+        object: &'a Object,
+        field: &Field,
+        wants: &mut Wants,
+    ) -> Option<Option<&'a Vec<u8>>> {
+        if object.stamp.is_none() {
+            return Some(None);
+        }
+        if let Some(value) = object.field(field) {
+            return Some(value);
+        }
+        let key = (name.clone(), field.clone());
+        match self.fields.get(&key) {
+            Some(known) => Some(known.as_ref()),
+            None => {
+                wants.fields.insert(key);
+                None
+            }
+        }
+    }
+
+    /// Asks for the fields that numbers are added to.
+    fn want_sums(&self, operation: &Operation, objects: &[Object], wants: &mut Wants) {
+        for (steps, object) in operation.objects.iter().zip(objects) {
+            for change in &steps.changes {
+                if let ObjectChange::Add(field, _) = change {
+                    self.value(&steps.name, object, field, wants);
+                }
+            }
+        }
+    }
+
+    /// Takes the changed objects into the run, if they fit.
+    fn admit(
+        &mut self,
+        operation: &Operation,
+        objects: Vec<Object>,
+        results: Vec<StepResult>,
+    ) -> Result<Applied, Stop> {
+        let index = self.count;
+        let is_changed = |object: &Object| object.changed_by == Some(index);
+        let changed: Vec<(&Name, Object)> = (operation.objects.iter().zip(objects))
+            .map(|(steps, object)| (&steps.name, object))
+            .filter(|(_, object)| is_changed(object))
+            .collect();
+        if changed.is_empty() {
+            return Ok(Applied { results, index: None });
+        }
+        let mut size = self.size;
+        for (name, object) in &changed {
+            if let Some(before) = self.objects.get(*name) {
+                size -= before.size(self.shape, name);
+            }
+            size += object.size(self.shape, name);
+        }
+        check_together(&changed).map_err(Stop::Refused)?;
+        match size.check() {
+            Err(why) if self.count == 0 => {
+                return Err(Stop::Refused(OperationRefusal::TooLarge { why }));
+            }
+            Err(_) => return Err(Stop::RunIsFull),
+            Ok(()) if self.count == RUN_OPERATIONS_MAX => return Err(Stop::RunIsFull),
+            Ok(()) => {}
+        }
+        self.size = size;
+        self.count += 1;
+        let changed = changed.into_iter().map(|(name, object)| (name.clone(), object));
+        self.objects.extend(changed.collect::<Vec<_>>());
+        Ok(Applied { results, index: Some(index) })
+    }
+
+    /// Returns what the run changes. `first`: the version of its first operation; the others follow without
+    /// a gap. Requires: it has operations with versions.
+    pub fn finish(self, first: Version) -> Prepared {
+        assert!(self.count > 0, "nothing changes");
+        let version_of =
+            |index: u32| Version { counter: first.counter + u64::from(index), ..first };
+        let (mut records, mut blocks) = (Vec::new(), Vec::new());
+        for (name, object) in &self.objects {
+            let index = object.changed_by.expect("the run has only objects that it changes");
+            let version = version_of(index);
+            records.extend(object.record_changes(self.shape, name, version));
+            let of = (self.shape.pool, name, version);
+            blocks.extend(object.data.block_changes(of, self.shape.block_size));
+        }
+        Prepared { version: version_of(self.count - 1), records, blocks }
+    }
+}
+
+/// Checks that objects which change together have their data in their heads.
+fn check_together(objects: &[(&Name, Object)]) -> Result<(), OperationRefusal> {
+    let mut large = objects.iter().filter(|(_, object)| object.data.size() > INLINE_SIZE_MAX);
+    match large.next() {
+        Some((name, _)) if objects.len() > 1 => Err(OperationRefusal::TooLarge {
+            why: format!(
+                "{name:?} has more than {INLINE_SIZE_MAX} bytes of data: it can only be changed alone"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the changes of one operation.
+struct Changing<'a, 'b> {
+    fields: &'a BTreeMap<(Name, Field), Option<Vec<u8>>>,
+    source: &'a mut Source<'b>,
+    now: u64,
+    /// The operation's place in the run.
+    index: u32,
+}
+
+impl Changing<'_, '_> {
+    /// Makes all changes of one object.
+    fn all(
+        &mut self,
+        at: usize,
+        steps: &ObjectSteps,
+        object: &mut Object,
+        results: &mut Vec<StepResult>,
+    ) -> Result<(), OperationRefusal> {
+        for (step, change) in steps.changes.iter().enumerate() {
+            let step = steps.assertions.len() + step;
+            let version = object.stamp;
+            let refused = || OperationRefusal::Asserted { object: at, step, version };
+            if let ObjectChange::Add(field, amount) = change {
+                let sum = self.sum(&steps.name, object, field, *amount).ok_or_else(refused)?;
+                object.fields.insert(field.clone(), Some(sum.to_le_bytes().to_vec()));
+                self.touch(object);
+                results.push(StepResult::Sum(sum));
+                continue;
+            }
+            if let ObjectChange::Append(bytes) = change
+                && object.data.size() + bytes.len() as u64 > OBJECT_SIZE_MAX
+            {
+                let why = format!("the object would have more than {OBJECT_SIZE_MAX} bytes");
+                return Err(OperationRefusal::TooLarge { why });
+            }
+            results.extend(self.one(change, object));
+        }
+        Ok(())
+    }
+
+    /// Makes a change that cannot be refused.
+    fn one(&mut self, change: &ObjectChange, object: &mut Object) -> Option<StepResult> {
+        let is_there = object.stamp.is_some();
+        let data = &mut object.data;
+        let mut result = None;
+        match change {
+            ObjectChange::Put(bytes) => data.put(bytes, self.source),
+            ObjectChange::Write { offset, bytes } => data.write(*offset, bytes, self.source),
+            ObjectChange::Append(bytes) => {
+                let from = data.size();
+                data.write(from, bytes, self.source);
+                result = Some(StepResult::Appended(from));
+            }
+            ObjectChange::Truncate(0) if !is_there => return None,
+            ObjectChange::Truncate(size) => data.truncate(*size, self.source),
+            ObjectChange::Zero { offset, length } => {
+                if !data.zero(*offset, *length, self.source) {
+                    return None;
+                }
+            }
+            ObjectChange::Remove => {
+                if is_there {
+                    data.clear();
+                    object.remove(Removed::Attributes);
+                    object.remove(Removed::Records { from: Vec::new(), before: None });
+                    self.touch(object);
+                    object.stamp = None;
+                }
+                return Some(StepResult::Removed(is_there));
+            }
+            ObjectChange::Set(field, value) => {
+                debug_assert!(value.len() <= FIELD_VALUE_MAX);
+                object.fields.insert(field.clone(), Some(value.clone()));
+            }
+            ObjectChange::Unset(_) | ObjectChange::RemoveRecords { .. } if !is_there => {
+                return None;
+            }
+            ObjectChange::Unset(field) => {
+                object.fields.insert(field.clone(), None);
+            }
+            ObjectChange::RemoveRecords { from, before } => {
+                object.remove(Removed::Records { from: from.clone(), before: before.clone() });
+            }
+            ObjectChange::Add(..) => unreachable!("it is made by the caller"),
+        }
+        self.touch(object);
+        result
+    }
+
+    /// Notes that the operation has changed the object, and that it exists.
+    fn touch(&self, object: &mut Object) {
+        object.stamp = Some(Stamp::Run(self.index));
+        object.changed_by = Some(self.index);
+        object.modified = self.now;
+    }
+
+    /// Returns the sum of a field's value and an amount. `None`: the value is no number, or the sum is none.
+    fn sum(&self, name: &Name, object: &Object, field: &Field, amount: i64) -> Option<i64> {
+        let stored = || self.fields.get(&(name.clone(), field.clone())).and_then(Option::as_ref);
+        let was_absent = object.changed_by.is_none() && object.stamp.is_none();
+        let value = match object.field(field) {
+            Some(value) => value,
+            None if was_absent => None,
+            None => stored(),
+        };
+        let number = match value {
+            Some(value) => i64::from_le_bytes(value.as_slice().try_into().ok()?),
+            None => 0,
+        };
+        number.checked_add(amount)
+    }
+}
