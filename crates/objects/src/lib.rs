@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `keys.rs` | keys of the engine |
 //! | `head.rs` | the head of an object, and the names of its blocks |
+//! | `listing.rs` | pages of sorted keys with prefix and delimiter |
 //! | `operation.rs` | what a client may ask for, and the limits |
 //! | `data.rs` | the data of an object while operations are prepared |
 //! | `prepare.rs` | operations become changes of records and blocks |
@@ -14,6 +15,7 @@
 mod data;
 pub mod head;
 pub mod keys;
+pub mod listing;
 pub mod operation;
 pub mod prepare;
 #[cfg(test)]
@@ -21,5 +23,6 @@ mod tests;
 
 pub use head::{DataId, Head, HeadContent};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
+pub use listing::{Lister, Listing, Page, PageEntry};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
 pub use prepare::{Applied, OperationRefusal, PoolShape, Prepared, Run, Stamp, Stop, Wants};

@@ -1,0 +1,315 @@
+//! Pages of sorted keys: records of an object, or names of objects, with prefix and delimiter.
+//!
+//! A [`Lister`] asks for ranges of keys, and makes a page of what is there. Keys that go on behind the
+//! delimiter are told as one common prefix, and what else begins with that is not read.
+//!
+//! ```text
+//!   prefix "a/", delimiter "/":   a/1   a/b/1   a/b/2 ... a/b/9   a/c
+//!                                 key   ──── common prefix a/b/ ──   key
+//! ```
+//!
+//! Invariants
+//!   1. Pages that follow one another, each from where the one before ended, have each key and each common
+//!      prefix that was there throughout exactly once, in order.
+//!   2. A page has one entry at least, unless there is none left.
+
+/// The most entries of a page.
+pub const PAGE_COUNT_MAX: usize = 1000;
+/// The most bytes of keys and values of a page, unless one entry alone has more.
+pub const PAGE_SIZE_MAX: usize = 1 << 20;
+
+/// Which keys are listed, and how many.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Listing {
+    /// Only keys that begin with these bytes.
+    pub prefix: Vec<u8>,
+    /// Only keys from this one on. The next page begins at [`Page::next`] of the one before.
+    pub from: Vec<u8>,
+    /// Only keys below this one. `None`: to the last key.
+    pub before: Option<Vec<u8>>,
+    /// Keys that have these bytes behind the prefix are told as one common prefix, which ends with them.
+    /// Empty: none are.
+    pub delimiter: Vec<u8>,
+    /// The most entries, at most [`PAGE_COUNT_MAX`].
+    pub count_max: usize,
+    /// The most bytes of keys and values, at most [`PAGE_SIZE_MAX`]; one entry may have more.
+    pub size_max: usize,
+}
+
+/// A key with its value, or what several keys have in common.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PageEntry<V> {
+    /// A key.
+    Key(Vec<u8>, V),
+    /// What several keys begin with, up to a delimiter.
+    CommonPrefix(Vec<u8>),
+}
+
+/// A page of a listing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page<V> {
+    /// The entries, in order.
+    pub entries: Vec<PageEntry<V>>,
+    /// Where the next page begins. `None`: there is no more.
+    pub next: Option<Vec<u8>>,
+}
+
+/// Makes a page of a listing.
+#[derive(Clone, Debug)]
+pub struct Lister<V> {
+    listing: Listing,
+    /// The first key behind the listing. `None`: there is none.
+    end: Option<Vec<u8>>,
+    /// Where to read on.
+    start: Vec<u8>,
+    /// Whether nothing more has to be read.
+    is_done: bool,
+    size: usize,
+    page: Page<V>,
+}
+
+/// Returns the first sequence of bytes behind all that begin with these. `None`: there is none.
+pub fn behind(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end)
+}
+
+impl Listing {
+    /// Checks the limits; the error says what is wrong, for people.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=PAGE_COUNT_MAX).contains(&self.count_max) {
+            return Err(format!(
+                "a page has 1 to {PAGE_COUNT_MAX} entries, not {}",
+                self.count_max
+            ));
+        }
+        match self.size_max <= PAGE_SIZE_MAX {
+            true => Ok(()),
+            false => {
+                Err(format!("a page has at most {PAGE_SIZE_MAX} bytes, not {}", self.size_max))
+            }
+        }
+    }
+}
+
+impl<V> Lister<V> {
+    /// Begins a page. Requires: [`Listing::check`] accepts it.
+    pub fn new(listing: Listing) -> Lister<V> {
+        debug_assert_eq!(listing.check(), Ok(()));
+        let ends = [behind(&listing.prefix), listing.before.clone()];
+        let end = ends.into_iter().flatten().min();
+        let start = listing.from.clone().max(listing.prefix.clone());
+        let is_done = end.as_ref().is_some_and(|end| start >= *end);
+        let page = Page { entries: Vec::new(), next: None };
+        Lister { listing, end, start, is_done, size: 0, page }
+    }
+
+    /// Returns the range of keys to read next: the first key, and the first one behind. `None`: the page is
+    /// complete.
+    pub fn range(&self) -> Option<(&[u8], Option<&[u8]>)> {
+        (!self.is_done).then_some((&self.start[..], self.end.as_deref()))
+    }
+
+    /// Takes the next keys of the range, in order; a key without a value is passed over. `is_last`: the range
+    /// has no more. Requires: the page is not complete.
+    pub fn add(&mut self, keys: impl IntoIterator<Item = (Vec<u8>, Option<V>)>, is_last: bool)
+    where
+        V: AsRef<[u8]>,
+    {
+        assert!(!self.is_done);
+        for (key, value) in keys {
+            // A common prefix may have passed it.
+            if key < self.start {
+                continue;
+            }
+            let Some(value) = value else {
+                self.pass(&key);
+                continue;
+            };
+            let common = self.common_prefix(&key);
+            let size = common.as_ref().map_or(key.len() + value.as_ref().len(), Vec::len);
+            let is_full = self.page.entries.len() == self.listing.count_max
+                || self.size + size > self.listing.size_max && !self.page.entries.is_empty();
+            if is_full {
+                self.page.next = Some(self.start.clone());
+                self.is_done = true;
+                return;
+            }
+            self.size += size;
+            match common {
+                Some(common) => {
+                    let next = behind(&common);
+                    self.page.entries.push(PageEntry::CommonPrefix(common));
+                    match next {
+                        Some(next) => self.go_to(next),
+                        None => self.is_done = true,
+                    }
+                    if self.is_done {
+                        return;
+                    }
+                }
+                None => {
+                    self.pass(&key);
+                    self.page.entries.push(PageEntry::Key(key, value));
+                }
+            }
+        }
+        self.is_done |= is_last;
+    }
+
+    /// Returns the page. Requires: it is complete.
+    pub fn finish(self) -> Page<V> {
+        assert!(self.is_done);
+        self.page
+    }
+
+    /// Returns the common prefix that a key is told as; `None`: it is told itself.
+    fn common_prefix(&self, key: &[u8]) -> Option<Vec<u8>> {
+        let Listing { prefix, delimiter, .. } = &self.listing;
+        if delimiter.is_empty() {
+            return None;
+        }
+        let rest = &key[prefix.len()..];
+        let at = rest.windows(delimiter.len()).position(|bytes| bytes == &delimiter[..])?;
+        Some(key[..prefix.len() + at + delimiter.len()].to_vec())
+    }
+
+    /// Goes on behind a key.
+    fn pass(&mut self, key: &[u8]) {
+        self.go_to([key, &[0]].concat());
+    }
+
+    fn go_to(&mut self, start: Vec<u8>) {
+        self.is_done = self.end.as_ref().is_some_and(|end| start >= *end);
+        self.start = start;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Keys = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+    /// Reads a page, so many keys at a time; returns it with the number of reads.
+    fn page(keys: &Keys, listing: Listing, portion: usize) -> (Page<Vec<u8>>, usize) {
+        let (mut lister, mut reads) = (Lister::new(listing), 0);
+        while let Some((start, end)) = lister.range() {
+            reads += 1;
+            let in_range = keys.iter().filter(|(key, _)| &key[..] >= start);
+            let in_range = in_range.filter(|(key, _)| end.is_none_or(|end| &key[..] < end));
+            let mut found: Vec<_> =
+                in_range.map(|(key, value)| (key.clone(), value.clone())).collect();
+            let is_last = found.len() <= portion;
+            found.truncate(portion);
+            lister.add(found, is_last);
+        }
+        (lister.finish(), reads)
+    }
+
+    /// What all pages together must have.
+    fn expected(keys: &Keys, listing: &Listing) -> Vec<PageEntry<Vec<u8>>> {
+        let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
+        for (key, value) in keys {
+            let is_in = key.starts_with(&listing.prefix)
+                && *key >= listing.from
+                && listing.before.as_ref().is_none_or(|before| key < before);
+            let Some(value) = value.as_ref().filter(|_| is_in) else { continue };
+            let (delimiter, rest) = (&listing.delimiter, &key[listing.prefix.len()..]);
+            let at = (0..rest.len())
+                .find(|at| !delimiter.is_empty() && rest[*at..].starts_with(delimiter));
+            match at {
+                Some(at) => {
+                    let common = key[..listing.prefix.len() + at + delimiter.len()].to_vec();
+                    if seen.insert(common.clone()) {
+                        entries.push(PageEntry::CommonPrefix(common));
+                    }
+                }
+                None => entries.push(PageEntry::Key(key.clone(), value.clone())),
+            }
+        }
+        entries
+    }
+
+    fn any_bytes(size: std::ops::Range<usize>) -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(prop_oneof![Just(b'/'), Just(0), Just(1), Just(0xff)], size)
+    }
+
+    fn any_listing() -> impl Strategy<Value = Listing> {
+        let before = prop::option::of(any_bytes(0..4));
+        (any_bytes(0..3), any_bytes(0..4), before, any_bytes(0..3), 1..4usize, 0..20usize).prop_map(
+            |(prefix, from, before, delimiter, count_max, size_max)| Listing {
+                prefix,
+                from,
+                before,
+                delimiter,
+                count_max,
+                size_max,
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn pages_have_each_key_and_common_prefix_once(
+            keys in prop::collection::btree_map(
+                any_bytes(1..5),
+                prop::option::weighted(0.9, prop::collection::vec(any::<u8>(), 0..9)),
+                0..30,
+            ),
+            listing in any_listing(),
+            portion in 1..9usize,
+        ) {
+            let mut listing = listing;
+            let expected = expected(&keys, &listing);
+            let mut entries = Vec::new();
+            loop {
+                let (page, _) = page(&keys, listing.clone(), portion);
+                prop_assert!(page.entries.len() <= listing.count_max);
+                prop_assert!(page.next.is_none() || !page.entries.is_empty());
+                entries.extend(page.entries);
+                let Some(next) = page.next else { break };
+                prop_assert!(next > listing.from);
+                listing.from = next;
+            }
+            prop_assert_eq!(entries, expected);
+        }
+    }
+
+    #[test]
+    fn what_a_common_prefix_stands_for_is_not_read() {
+        let keys = (0..1000u16).map(|number| {
+            let name = format!("a/{:02}/{number:04}", number / 500);
+            (name.into_bytes(), Some(Vec::new()))
+        });
+        let keys: Keys = keys.collect();
+        let (prefix, delimiter) = (b"a/".to_vec(), b"/".to_vec());
+        let listing =
+            Listing { prefix, delimiter, count_max: 10, size_max: 100, ..Listing::default() };
+        let (page, reads) = page(&keys, listing, 10);
+        let common = |text: &str| PageEntry::CommonPrefix(text.as_bytes().to_vec());
+        assert_eq!(page.entries, [common("a/00/"), common("a/01/")]);
+        assert_eq!((page.next, reads), (None, 3));
+    }
+
+    #[test]
+    fn limits_are_checked() {
+        let listing = |count_max, size_max| Listing { count_max, size_max, ..Listing::default() };
+        assert!(listing(0, 1).check().is_err());
+        assert!(listing(1001, 1).check().is_err());
+        assert!(listing(1000, PAGE_SIZE_MAX + 1).check().is_err());
+        assert_eq!(listing(1000, PAGE_SIZE_MAX).check(), Ok(()));
+        assert_eq!(
+            (behind(b"a\xff"), behind(b"\xff"), behind(b"")),
+            (Some(b"b".to_vec()), None, None)
+        );
+    }
+}
