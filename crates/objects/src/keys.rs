@@ -92,6 +92,12 @@ impl Shard {
         Shard(base::hash::pg_of_hash(hash, shard_count) as u16)
     }
 
+    /// Returns the shard of a key of the engine. Requires: it is one.
+    pub fn of_key(key: &[u8]) -> Shard {
+        let mut rest = key;
+        Shard(take_number::<2>(&mut rest).expect("a key begins with its shard") as u16)
+    }
+
     /// Returns the number.
     pub const fn get(self) -> u16 {
         self.0

@@ -9,8 +9,10 @@
 //! | `operation.rs` | what a client may ask for, and the limits |
 //! | `data.rs` | the data of an object while operations are prepared |
 //! | `prepare.rs` | operations become changes of records and blocks |
+//! | `repeat.rs` | results that are kept for operations that are sent again |
+//! | `touched.rs` | what changes touch: the content of log records |
 //!
-//! `docs/internals/objects.md` has the rules; 24 to 35 are those of this crate.
+//! `docs/internals/objects.md` has the rules; 24 to 35, 40 and 44 are those of this crate.
 
 mod data;
 pub mod head;
@@ -18,11 +20,15 @@ pub mod keys;
 pub mod listing;
 pub mod operation;
 pub mod prepare;
+pub mod repeat;
 #[cfg(test)]
 mod tests;
+pub mod touched;
 
 pub use head::{DataId, Head, HeadContent};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
 pub use prepare::{Applied, OperationRefusal, PoolShape, Prepared, Run, Stamp, Stop, Wants};
+pub use repeat::Repeat;
+pub use touched::Touched;
