@@ -62,6 +62,14 @@ pub enum Bug {
     /// Store: pending records are forgotten when the engine has them, although a read that began before lacks
     /// them.
     PendingForgottenEarly,
+    /// Store: the journal is trimmed although the engine may still lose entries there.
+    TrimBeforeEngineFlush,
+    /// Store: recovery does not count as durable what the engine has.
+    EngineNotCountedAsDurable,
+    /// Store: a family that has less than the root says is believed.
+    EngineBehindBelieved,
+    /// Store: recovery gives entries to the engine before PGs that lost records are durably suspect.
+    SuspectAfterReplay,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.
@@ -315,6 +323,10 @@ impl Bug {
         ("direct-read-without-lease", Bug::DirectReadWithoutLease),
         ("batch-entered-before-flush", Bug::BatchEnteredBeforeFlush),
         ("pending-forgotten-early", Bug::PendingForgottenEarly),
+        ("trim-before-engine-flush", Bug::TrimBeforeEngineFlush),
+        ("engine-not-counted-as-durable", Bug::EngineNotCountedAsDurable),
+        ("engine-behind-believed", Bug::EngineBehindBelieved),
+        ("suspect-after-replay", Bug::SuspectAfterReplay),
     ];
 }
 

@@ -19,16 +19,52 @@ fn disk(commit: CommitMode, engine: u128) -> MemoryDisk {
     created(&CreateOptions { engine: EngineId::new(engine), ..options(commit, 512) })
 }
 
-fn found(identity: Identity) -> EngineFound {
+fn family(lsn: Lsn) -> FamilyFound {
     let compression = Compression::None;
-    let family = FamilyFound { family: PG.pool, compression, lsn: Lsn::ZERO, is_damaged: false };
-    EngineFound { identity, families: vec![family] }
+    FamilyFound { family: PG.pool, compression, lsn, is_damaged: false }
 }
 
+fn found(families: &[FamilyFound]) -> EngineFound {
+    EngineFound { identity: IDENTITY, families: families.to_vec() }
+}
+
+/// Opens a new store, and creates the family of the pool.
 fn open() -> Bench {
-    let bench = Bench::with_engine(disk(CommitMode::Fsync, 5), found(IDENTITY));
+    let mut bench = Bench::with_engine(disk(CommitMode::Fsync, 5), found(&[]));
     assert!(bench.opened, "{:?}", bench.stopped);
+    create(&mut bench);
     bench
+}
+
+fn create(bench: &mut Bench) -> Lsn {
+    let compression = Some(Compression::None);
+    let id = bench.ask(Request::Family { pool: PG.pool, compression });
+    bench.run();
+    let Some(EngineEffect::Create { op, .. }) = bench.engine_effects.pop() else {
+        panic!("{:?}", bench.engine_effects)
+    };
+    end(bench, op);
+    let (op, lsn) = written(bench);
+    assert!(!bench.answers.contains_key(&id));
+    end(bench, op);
+    assert_eq!(bench.answers.remove(&id), Some(Ok(Answer::Durable)));
+    lsn
+}
+
+fn end(bench: &mut Bench, op: EngineOp) {
+    bench.apply(Event::Engine(EngineEvent::Done { op, result: Ok(()) }));
+}
+
+/// Takes the oldest request to the engine, which must be a write.
+fn written(bench: &mut Bench) -> (EngineOp, Lsn) {
+    match bench.engine_effects.remove(0) {
+        EngineEffect::Write { op, lsn, .. } => (op, lsn),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn flushed(bench: &mut Bench, lsn: Lsn) {
+    bench.apply(Event::Engine(EngineEvent::Flushed { family: PG.pool, lsn }));
 }
 
 fn version(counter: u64) -> Version {
@@ -90,12 +126,213 @@ fn a_store_opens_with_its_own_engine_only() {
     };
     let of_other_store = Identity { store: 78, ..IDENTITY };
     let other = Identity { engine: 6, ..IDENTITY };
+    let with = |identity| Some(EngineFound { identity, families: vec![family(Lsn::ZERO)] });
     assert_eq!(reason(0, None), "");
-    assert_eq!(reason(5, Some(found(IDENTITY))), "");
+    assert_eq!(reason(5, with(IDENTITY)), "");
     assert!(reason(5, None).contains("needs the engine"));
-    assert!(reason(0, Some(found(IDENTITY))).contains("has no engine"));
-    assert!(reason(5, Some(found(other))).contains("another store"));
-    assert!(reason(5, Some(found(of_other_store))).contains("another store"));
+    assert!(reason(0, with(IDENTITY)).contains("has no engine"));
+    assert!(reason(5, with(other)).contains("another store"));
+    assert!(reason(5, with(of_other_store)).contains("another store"));
+    // Adding it was interrupted.
+    assert_eq!(reason(0, Some(found(&[]))), "");
+    let of_other_store = EngineFound { identity: of_other_store, families: Vec::new() };
+    assert!(reason(0, Some(of_other_store)).contains("has no engine"));
+}
+
+#[test]
+fn a_store_keeps_an_engine_that_it_took() {
+    let bench = Bench::with_engine(disk(CommitMode::Fsync, 0), found(&[]));
+    assert!(bench.opened);
+    let bench = Bench::on(bench.off(), crate::harness::settings(), 1);
+    assert!(bench.stopped.expect("it stopped").contains("needs the engine"));
+}
+
+/// Returns the versions of a start: last version, whether the PG is suspect, rows.
+fn seen(bench: &Bench) -> (u64, bool, String) {
+    assert_eq!(bench.stopped, None);
+    (bench.store.last_version(PG).counter, bench.store.is_suspect(PG), bench.rows())
+}
+
+#[test]
+fn a_start_gives_the_engine_what_it_lost() {
+    let mut bench = open();
+    for counter in 1..=3 {
+        let put = put(b"a", &[counter as u8]);
+        assert_eq!(bench.done(batch(counter - 1, counter, vec![put])), Ok(Answer::Durable));
+    }
+    let lsns: Vec<Lsn> = (0..3).map(|_| written(&mut bench).1).collect();
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(lsns[0])]));
+    assert!(!bench.opened);
+    assert!(bench.disk.ops.is_empty());
+    for lsn in &lsns[1..] {
+        let (op, of) = written(&mut bench);
+        assert_eq!(of, *lsn);
+        assert!(!bench.opened);
+        end(&mut bench, op);
+    }
+    assert!(bench.opened && bench.engine_effects.is_empty());
+    assert_eq!(seen(&bench), (3, false, "AF".to_owned()));
+}
+
+#[test]
+fn the_journal_is_kept_for_what_the_engine_may_lose() {
+    let mut bench = open();
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let (op, first) = written(&mut bench);
+    end(&mut bench, op);
+    bench.write(1, 0, 32, 5);
+    bench.run();
+    bench.checkpoint();
+    let replay = |bench: &Bench| bench.store.parts().root.replay;
+    assert!(replay(&bench) < first);
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(Lsn::ZERO)]));
+    // The creation's own write, and the batch.
+    for _ in 0..2 {
+        let (op, _) = written(&mut bench);
+        end(&mut bench, op);
+    }
+    assert_eq!(seen(&bench), (1, false, "AF".to_owned()));
+    bench.assert_unit(1, 3, Some(5));
+    flushed(&mut bench, first);
+    bench.checkpoint();
+    assert!(replay(&bench) > first);
+    // The root names what was flushed, and so an older engine is seen.
+    let old = found(&[family(Lsn::ZERO)]);
+    let bench = Bench::with_engine(bench.off(), old.clone());
+    assert_eq!(seen(&bench), (1, true, "AFh".to_owned()));
+    let mut bench = Bench::with_engine(bench.off(), old);
+    // The checkpoint that followed names what there is.
+    assert_eq!(bench.done(Request::Absolve { pg: PG }), Ok(Answer::Durable));
+    bench.run();
+    let bench = Bench::with_engine(bench.off(), found(&[family(Lsn::ZERO)]));
+    assert_eq!(seen(&bench), (1, false, "AF".to_owned()));
+}
+
+#[test]
+fn a_lost_family_is_created_again_and_its_pgs_are_suspect() {
+    let mut bench = open();
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let (op, lsn) = written(&mut bench);
+    end(&mut bench, op);
+    flushed(&mut bench, lsn);
+    bench.checkpoint();
+    let mut bench = Bench::with_engine(bench.off(), found(&[]));
+    let Some(EngineEffect::Create { op, compression, .. }) = bench.engine_effects.pop() else {
+        panic!("{:?}", bench.engine_effects)
+    };
+    assert_eq!((compression, bench.opened), (Compression::None, false));
+    end(&mut bench, op);
+    assert_eq!(seen(&bench), (1, true, "AFh".to_owned()));
+}
+
+#[test]
+fn an_interrupted_creation_goes_on_and_loses_nothing() {
+    let mut bench = Bench::with_engine(disk(CommitMode::Fsync, 5), found(&[]));
+    let compression = Some(Compression::None);
+    bench.ask(Request::Family { pool: PG.pool, compression });
+    bench.run();
+    let mut bench = Bench::with_engine(bench.off(), found(&[]));
+    let Some(EngineEffect::Create { op, .. }) = bench.engine_effects.pop() else { panic!("none") };
+    end(&mut bench, op);
+    let (op, _) = written(&mut bench);
+    end(&mut bench, op);
+    assert!(bench.opened && bench.store.has_family(PG.pool));
+    assert!(!bench.rows().contains('h'));
+}
+
+#[test]
+fn a_removed_family_is_not_there_again() {
+    let mut bench = open();
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let (op, lsn) = written(&mut bench);
+    end(&mut bench, op);
+    let removal = bench.ask(Request::Family { pool: PG.pool, compression: None });
+    assert_eq!(bench.done(batch(1, 2, Vec::new())), Err(StoreError::NoFamily));
+    let Some(EngineEffect::Remove { .. }) = bench.engine_effects.pop() else { panic!("none") };
+    assert!(!bench.answers.contains_key(&removal));
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(lsn)]));
+    let Some(EngineEffect::Remove { op, .. }) = bench.engine_effects.pop() else { panic!("none") };
+    end(&mut bench, op);
+    assert!(bench.opened && !bench.store.has_family(PG.pool));
+    // An older copy of the engine has it once more.
+    bench.checkpoint();
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(lsn)]));
+    assert_eq!(seen(&bench), (1, false, "AFi".to_owned()));
+    let odd: Vec<(PoolId, bool)> = bench.store.odd_families().collect();
+    assert_eq!(odd, [(PG.pool, true)]);
+    // Before the pool gets a new one, the old one goes.
+    let id = bench.ask(Request::Family { pool: PG.pool, compression: Some(Compression::Zstd) });
+    bench.run();
+    let Some(EngineEffect::Remove { op, .. }) = bench.engine_effects.pop() else { panic!("none") };
+    end(&mut bench, op);
+    let Some(EngineEffect::Create { op, .. }) = bench.engine_effects.pop() else { panic!("none") };
+    end(&mut bench, op);
+    let (op, _) = written(&mut bench);
+    end(&mut bench, op);
+    assert_eq!(bench.answers.remove(&id), Some(Ok(Answer::Durable)));
+    assert_eq!(bench.store.odd_families().count(), 0);
+}
+
+#[test]
+fn what_the_engine_has_was_durable() {
+    let mut bench = open();
+    let before = bench.tail();
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let (_, lsn) = written(&mut bench);
+    let place = bench.place(lsn);
+    let mut disk = bench.off();
+    disk.flip(place + 40);
+    // No entry records it, but the engine does: the disk lost it.
+    let bench = Bench::with_engine(disk, found(&[family(lsn)]));
+    assert!(bench.rows().contains('G') && bench.store.is_suspect(PG));
+    assert!(before <= lsn && bench.tail() > lsn);
+    // An engine of another time.
+    let far = family(Lsn::new(1 << 40));
+    let bench = Bench::with_engine(bench.off(), found(&[far]));
+    assert!(bench.stopped.expect("it stopped").contains("another time"));
+}
+
+#[test]
+fn an_engine_that_lags_is_flushed_and_then_the_journal_is_trimmed() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    let mut counter = 0;
+    let mut flush = None;
+    while bench.tail() < Lsn::new(size * 3 / 4) {
+        let put = put(b"a", &[1; 60_000]);
+        let records = (0..16).map(|_| put.clone()).collect();
+        assert_eq!(bench.done(batch(counter, counter + 1, records)), Ok(Answer::Durable));
+        counter += 1;
+        for effect in std::mem::take(&mut bench.engine_effects) {
+            match effect {
+                EngineEffect::Write { op, lsn, .. } => {
+                    end(&mut bench, op);
+                    if flush.is_none() || bench.tail() < Lsn::new(size / 4) {
+                        flush = Some((lsn, None));
+                    }
+                }
+                EngineEffect::Flush { op, .. } => {
+                    flush = Some((flush.expect("a write").0, Some(op)))
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    // Checkpoints were made, but none freed anything.
+    let (lsn, op) = flush.expect("it was requested");
+    assert_eq!(bench.store.parts().root.replay, Lsn::new(512));
+    let waits = bench.ask(batch(counter, counter + 1, vec![put(b"b", &[1; 60_000]); 16]));
+    let more = bench.ask(batch(counter + 1, counter + 2, vec![put(b"b", &[1; 60_000]); 16]));
+    let sequence = bench.store.parts().root.sequence;
+    bench.run();
+    bench.run();
+    assert!(!bench.answers.contains_key(&more) && bench.store.is_congested());
+    assert!(bench.store.parts().root.sequence <= sequence + 1, "checkpoints that free nothing");
+    flushed(&mut bench, lsn);
+    end(&mut bench, op.expect("it was requested"));
+    bench.run();
+    assert!(bench.answers.contains_key(&waits));
+    assert!(bench.store.parts().root.replay >= Lsn::new(size / 8));
 }
 
 #[test]
@@ -127,12 +364,12 @@ fn a_batch_enters_the_engine_after_its_flush_and_is_read_at_once() {
 #[test]
 fn a_small_batch_takes_one_sector() {
     let mut bench = open();
-    let before = bench.tail();
+    // The first entry of a store is an idle one, so that no family's has lsn 0.
+    assert_eq!(bench.tail(), Lsn::new(1024));
     bench.ask(batch(0, 1, vec![put(&[7; 20], &[8; 300])]));
-    // The first entry of a store is an idle one, so that no batch has lsn 0.
-    assert_eq!((before, bench.tail()), (Lsn::ZERO, Lsn::new(1024)));
-    bench.ask(batch(1, 2, vec![put(&[7; 20], &[8; 300])]));
     assert_eq!(bench.tail(), Lsn::new(1536));
+    bench.ask(batch(1, 2, vec![put(&[7; 20], &[8; 300])]));
+    assert_eq!(bench.tail(), Lsn::new(2048));
 }
 
 #[test]
@@ -183,7 +420,12 @@ fn a_torn_batch_is_cut_and_an_answered_one_is_there() {
     let mut disk = bench.off();
     // In the second sector of the body.
     disk.flip(place + 600);
-    let bench = Bench::with_engine(disk, found(IDENTITY));
+    let mut bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+    for _ in 0..2 {
+        let (op, _) = written(&mut bench);
+        end(&mut bench, op);
+    }
+    assert!(bench.opened && bench.engine_effects.is_empty());
     assert_eq!((bench.store.last_version(PG), bench.rows()), (version(1), "AB".to_owned()));
     assert!(!bench.store.is_suspect(PG));
 }

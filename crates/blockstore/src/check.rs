@@ -137,6 +137,9 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
         ),
         'R' => (Severity::Error, "the newest checkpoint's directory is damaged"),
         'S' => (Severity::Error, "a page of the index is damaged: its blocks are lost"),
+        'h' => (Severity::Error, "the engine lost records that it had made durable"),
+        'i' => (Severity::Warning, "the engine has records of a pool that is not there"),
+        'j' => (Severity::Error, "files of the engine are damaged"),
         _ => return None,
     };
     Some(found)

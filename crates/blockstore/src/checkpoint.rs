@@ -28,8 +28,8 @@ use std::rc::Rc;
 use base::planted::{self, Bug};
 use base::{Buffer, BufferPool, Checksum, Lsn};
 use format::disk::{
-    BlockKey, LeafPage, Root, STREAM_PAGE_CAPACITY, StreamPage, StreamRef, encode_notes,
-    encode_pgs, encode_ranges,
+    BlockKey, LeafPage, Root, STREAM_PAGE_CAPACITY, StreamPage, StreamRef, encode_families,
+    encode_notes, encode_pgs, encode_ranges,
 };
 
 pub use crate::checkpoint::copies::Gather;
@@ -39,6 +39,7 @@ use crate::disk::{Io, Purpose};
 use crate::notes::NoteMap;
 use crate::pages::LeafGroupId;
 use crate::parts::Parts;
+use crate::pending::Pending;
 use crate::pg_records::PgRecordMap;
 
 /// Maximum number of page writes in flight.
@@ -51,7 +52,8 @@ pub type Progress = Result<(), String>;
 pub struct Checkpoint {
     /// The checkpoint contains every change before this lsn, except versions that are still prepared.
     until: Lsn,
-    /// The journal is kept from this lsn on: `until`, or the oldest prepared version if that is lower.
+    /// The journal is kept from this lsn on, unless the engine still needs older entries when the root is
+    /// written: `until`, or the oldest prepared version if that is lower.
     replay: Lsn,
     /// Checksum of the last entry before `replay`.
     previous: Checksum,
@@ -138,9 +140,9 @@ impl Checkpoint {
     }
 
     /// Advances the checkpoint as far as possible without waiting for an event.
-    pub fn advance(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Progress {
+    pub fn advance(&mut self, parts: &mut Parts, pending: &Pending, io: &mut Io<'_>) -> Progress {
         loop {
-            let has_moved = self.step(parts, io)?;
+            let has_moved = self.step(parts, pending, io)?;
             self.write_pages(parts, io);
             if !has_moved {
                 return Ok(());
@@ -150,7 +152,12 @@ impl Checkpoint {
 
     /// Advances to the next stage if this one is complete. Returns whether another step may be possible at
     /// once.
-    fn step(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
+    fn step(
+        &mut self,
+        parts: &mut Parts,
+        pending: &Pending,
+        io: &mut Io<'_>,
+    ) -> Result<bool, String> {
         match &mut self.stage {
             Stage::Durable => {
                 if parts.journal.durable() < self.until {
@@ -178,7 +185,7 @@ impl Checkpoint {
                 }
                 Ok(false)
             }
-            Stage::Leaves(_) => self.step_leaves(parts, io),
+            Stage::Leaves(_) => self.step_leaves(parts, pending, io),
             Stage::Streams(_) => self.step_streams(parts, io),
             // These stages end in `on_done`, when their only operation finishes.
             Stage::FlushData | Stage::FlushPages(_) | Stage::Root(_) | Stage::FlushRoot(_) => {
@@ -244,7 +251,12 @@ impl Checkpoint {
     }
 
     /// Loads, builds and writes groups of leaves. When all are done, begins the streams.
-    fn step_leaves(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
+    fn step_leaves(
+        &mut self,
+        parts: &mut Parts,
+        pending: &Pending,
+        io: &mut Io<'_>,
+    ) -> Result<bool, String> {
         let Stage::Leaves(groups) = &mut self.stage else { unreachable!("asked for leaves") };
         let pages = groups.advance(self.sequence, &mut self.unnamed, parts, io);
         for page in pages.map_err(area_full)? {
@@ -253,17 +265,24 @@ impl Checkpoint {
             self.page_queue.push_back(PageWrite { purpose, page: page.number, bytes });
         }
         if groups.is_done() {
-            self.begin_streams(parts, io)?;
+            self.begin_streams(parts, pending, io)?;
             return Ok(true);
         }
         Ok(groups.can_advance())
     }
 
-    fn begin_streams(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Progress {
+    /// Begins the streams. What the root says of the families, and the low up to which it lets the journal be
+    /// trimmed, are of this moment: a flush of the engine that ends later counts for the next checkpoint.
+    fn begin_streams(&mut self, parts: &mut Parts, pending: &Pending, io: &mut Io<'_>) -> Progress {
         let notes = self.notes.iter().map(|(key, note)| (key, &note[..]));
         let discards = parts.blocks.area.segments_to_discard(&self.unnamed.blocks);
-        let streams = [encode_pgs(self.pgs.iter()), encode_notes(notes), encode_ranges(&discards)];
-        let mut refs = [StreamRef::EMPTY; 3];
+        let streams = [
+            encode_pgs(self.pgs.iter()),
+            encode_notes(notes),
+            encode_ranges(&discards),
+            encode_families(pending.family_records()),
+        ];
+        let mut refs = [StreamRef::EMPTY; 4];
         for (stream, named) in streams.iter().zip(&mut refs) {
             let count = stream.len().div_ceil(STREAM_PAGE_CAPACITY);
             let numbers: Option<Vec<u32>> = (0..count).map(|_| parts.pages.allocate()).collect();
@@ -278,7 +297,10 @@ impl Checkpoint {
                 self.stream_pages.push(at);
             }
         }
-        let [pgs, notes, discards] = refs;
+        let [pgs, notes, discards, families] = refs;
+        if let Some((low, previous)) = pending.low().filter(|(low, _)| *low < self.replay) {
+            (self.replay, self.previous) = (low, previous);
+        }
         let root = Root {
             sequence: self.sequence,
             until: self.until,
@@ -288,7 +310,7 @@ impl Checkpoint {
             pgs,
             notes,
             discards,
-            families: StreamRef::EMPTY,
+            families,
         };
         let rest = parts.pages.directory_size();
         self.stage = Stage::Streams(Streams { root, rest, until: Bound::Unbounded });

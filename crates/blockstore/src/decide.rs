@@ -37,6 +37,8 @@
 //! @S   a leaf is damaged: its blocks are lost, and the PGs of its keys are suspect
 //! @Y   a slot of the root cannot be read: the other one is used, if the journal holds everything after it
 //! ```
+//!
+//! Rows `h` to `j`, for families of the engine, are in `recover/engine.rs`.
 
 /// The header at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -67,9 +67,9 @@ mod space_tests;
 #[cfg(test)]
 mod tests;
 
-use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
+use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, PoolId, Version};
 use format::door::{DiskEffect, DiskEvent};
-use format::engine::{Change, EngineEffect, EngineEvent, FamilyFound, Query};
+use format::engine::{Change, Compression, EngineEffect, EngineEvent, FamilyFound, Query};
 use format::wire::{Content, Digest};
 
 pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
@@ -414,6 +414,15 @@ pub enum Request {
         /// The changes, in order.
         records: Vec<Change>,
     },
+    /// Create the engine's family of an object pool, or remove it with all its records (`None`). Harmless
+    /// when repeated. Done when the engine has done it, durably; fails with [`StoreError::Unordered`] while
+    /// another request for the pool's family is open.
+    Family {
+        /// The pool.
+        pool: PoolId,
+        /// How the family is to be compressed; `None`: it is removed.
+        compression: Option<Compression>,
+    },
     /// Read records of an object pool: the state after all batches that are journaled when the answer leaves,
     /// of one moment for all queries. A scan may stop before its limits; it has at least one record if there
     /// is one.
@@ -530,6 +539,8 @@ pub enum StoreError {
     AboveSettled,
     /// The engine has no records of this pool.
     NoFamily,
+    /// The pool's family is there, with another compression.
+    OtherCompression,
     /// The records are not in memory.
     WouldBlock,
     /// Records of this range cannot be read. Fetch them from another member.

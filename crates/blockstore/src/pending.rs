@@ -1,5 +1,5 @@
-//! Pending records: changes of records that are in the journal, and that the engine may not have yet. See rules 5 to 7
-//! of `docs/internals/objects.md`.
+//! The families of the engine, as the journal knows them: which there are, which entries the engine does not have yet
+//! (*pending*), and which it may still lose (*unflushed*). See rules 5 to 11 of `docs/internals/objects.md`.
 //!
 //! ```text
 //!   journaled ──durable──▶ Waiting ──▶ Entering(op) ──write ended──▶ Ended ──reads before have ended──▶ forgotten
@@ -12,47 +12,138 @@
 //!   2. No entry enters before everything up to its end is durable.
 //!   3. What an open read may lack is here: an entry is forgotten only when all reads have ended that were requested
 //!      before its write ended.
+//!   4. The journal is kept from the lowest *low* on: the oldest entry of a family that no `Flushed` has covered.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
-use base::{Duration, Lsn, PoolId, Time};
+use base::{Checksum, Duration, Lsn, PoolId, Time};
+use format::disk::FamilyRecord;
 use format::engine::{
-    Answer, Change, EngineEffect, EngineError, EngineOp, FamilyFound, Query, Records,
+    Answer, Change, Compression, EngineEffect, EngineError, EngineOp, Query, Records,
 };
+
+use crate::RequestId;
 
 /// Maximum number of writes of the engine under way: half of what it takes.
 const WRITES_IN_FLIGHT_MAX: usize = format::engine::WRITE_COUNT_MAX / 2;
-/// How long to wait before a write is repeated that the engine had no space for.
+/// Maximum number of flushes of the engine under way.
+const FLUSHES_IN_FLIGHT_MAX: usize = format::engine::FLUSH_COUNT_MAX / 4;
+/// How long to wait before something is repeated that the engine had no space for.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Of the unflushed entries in a part of the journal of this size, in bytes, only the first one is known.
+const LOW_SPAN: u64 = 64 << 10;
 
 /// The number of a read: one more with each.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct ReadNumber(pub u64);
 
-/// The pending records of all families.
+/// An entry of the journal, and how replay can begin at it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EntryPlace {
+    pub lsn: Lsn,
+    pub end: Lsn,
+    /// Checksum of the entry before it.
+    pub previous: Checksum,
+}
+
+/// The families of the engine.
 #[derive(Default)]
 pub struct Pending {
     families: BTreeMap<PoolId, Family>,
-    /// Writes under way: their families and lsns.
+    /// Writes, creations and removals under way: their families and lsns.
     writes: BTreeMap<EngineOp, (PoolId, Lsn)>,
+    /// Flushes under way.
+    flushes: BTreeMap<EngineOp, PoolId>,
     op_last: u64,
     size: usize,
 }
 
-#[derive(Default)]
+/// A family, as recovery found it or will make it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FamilyStart {
+    pub pool: PoolId,
+    pub compression: Compression,
+    /// What the engine has of it: all up to this lsn, durably.
+    pub lsn: Lsn,
+    /// Whether the journal knows of it. If not, it is left from a pool that was removed.
+    pub is_named: bool,
+    /// Whether a compaction met damage in it.
+    pub is_damaged: bool,
+}
+
 struct Family {
+    compression: Compression,
+    /// Tells a family from an earlier one of the same pool.
+    number: u64,
+    stage: FamilyStage,
     entries: VecDeque<Entry>,
     /// The engine had no space: when to repeat.
     retry_at: Option<Time>,
     entering_count: usize,
+    /// The engine has everything up to this lsn, perhaps not durably.
+    ended: Lsn,
+    /// The engine told, or was found with, this lsn.
+    flushed: Lsn,
+    /// What the engine may lose, or does not have.
+    unflushed: VecDeque<Unflushed>,
+    flush: Flush,
+    is_damaged: bool,
+}
+
+/// Whether a family can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FamilyStage {
+    /// Batches and reads are accepted.
+    There,
+    /// The journal does not know of it: a removed pool left it.
+    Stray,
+    /// Waits until the engine has created it; then the request is answered, if there is one.
+    Creating(Option<RequestId>),
+    /// Waits until the engine has removed it.
+    Removing(Option<RequestId>),
+}
+
+/// Entries of a family that lie close together in the journal.
+struct Unflushed {
+    first: Lsn,
+    previous: Checksum,
+    last: Lsn,
+}
+
+enum Flush {
+    Idle,
+    UnderWay,
+    /// The engine had no space.
+    RetryAt(Time),
 }
 
 struct Entry {
     lsn: Lsn,
     end: Lsn,
-    changes: Vec<Change>,
+    work: Work,
     stage: Stage,
+}
+
+enum Work {
+    Write(Vec<Change>),
+    /// When the family is there, this becomes an empty write, so that its lsn tells this family from earlier
+    /// ones; unless the journal has no entry for it.
+    Create {
+        compression: Compression,
+        is_recorded: bool,
+    },
+    Remove,
+}
+
+impl Work {
+    fn changes(&self) -> &[Change] {
+        if let Work::Write(changes) = self { changes } else { &[] }
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(self, Work::Write(_))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,6 +157,22 @@ enum Stage {
 }
 
 impl Family {
+    fn new(compression: Compression, number: u64, stage: FamilyStage) -> Family {
+        Family {
+            compression,
+            number,
+            stage,
+            entries: VecDeque::new(),
+            retry_at: None,
+            entering_count: 0,
+            ended: Lsn::ZERO,
+            flushed: Lsn::ZERO,
+            unflushed: VecDeque::new(),
+            flush: Flush::Idle,
+            is_damaged: false,
+        }
+    }
+
     /// Returns index and lsn of the next entry that the engine may have.
     fn next(&mut self, durable: Lsn, now: Time) -> Option<(usize, Lsn)> {
         match self.retry_at {
@@ -74,25 +181,89 @@ impl Family {
         }
         let begun = self.entries.partition_point(|entry| entry.stage != Stage::Waiting);
         let entry = self.entries.get(begun).filter(|entry| entry.end <= durable)?;
-        Some((begun, entry.lsn))
+        // A creation or removal has the family to itself.
+        let before = begun.checked_sub(1).map(|before| &self.entries[before]);
+        let is_alone = entry.work.is_write() && before.is_none_or(|before| before.work.is_write());
+        (is_alone || self.entering_count == 0).then_some((begun, entry.lsn))
+    }
+
+    fn push(&mut self, EntryPlace { lsn, end, previous }: EntryPlace, work: Work) {
+        assert!(lsn > Lsn::ZERO, "a family without batches has this lsn");
+        self.push_entry(Entry { lsn, end, work, stage: Stage::Waiting });
+        match self.unflushed.back_mut() {
+            Some(last) if lsn.since(last.first) < LOW_SPAN => last.last = lsn,
+            _ => self.unflushed.push_back(Unflushed { first: lsn, previous, last: lsn }),
+        }
+    }
+
+    fn push_entry(&mut self, entry: Entry) {
+        assert!(self.entries.back().is_none_or(|last| last.lsn <= entry.lsn));
+        self.entries.push_back(entry);
+    }
+
+    fn on_flushed(&mut self, lsn: Lsn) {
+        self.flushed = self.flushed.max(lsn);
+        while self.unflushed.front().is_some_and(|unflushed| unflushed.last <= self.flushed) {
+            self.unflushed.pop_front();
+        }
     }
 }
 
 impl Pending {
-    /// Takes over the families that the engine has.
-    pub fn open(families: &[FamilyFound]) -> Pending {
-        let families = families.iter().map(|found| (found.family, Family::default()));
-        Pending { families: families.collect(), ..Pending::default() }
+    /// Takes over the families that recovery found.
+    pub fn open(families: impl Iterator<Item = FamilyStart>) -> Pending {
+        let mut pending = Pending::default();
+        for start in families {
+            let stage = if start.is_named { FamilyStage::There } else { FamilyStage::Stray };
+            let mut family = Family::new(start.compression, pending.next_op().0, stage);
+            (family.ended, family.flushed) = (start.lsn, start.lsn);
+            family.is_damaged = start.is_damaged;
+            pending.families.insert(start.pool, family);
+        }
+        pending
     }
 
-    /// Whether the engine has this family.
+    /// Whether batches and reads of this family are accepted.
     pub fn has_family(&self, family: PoolId) -> bool {
-        self.families.contains_key(&family)
+        self.stage(family) == Some(FamilyStage::There)
+    }
+
+    /// Returns the stage of a family; `None`: there is none.
+    pub fn stage(&self, family: PoolId) -> Option<FamilyStage> {
+        self.families.get(&family).map(|family| family.stage)
+    }
+
+    /// Returns how a family is compressed.
+    pub fn compression(&self, family: PoolId) -> Option<Compression> {
+        self.families.get(&family).map(|family| family.compression)
+    }
+
+    /// Returns the number of a family that is there. A later one of the same pool has another number.
+    pub fn number(&self, family: PoolId) -> Option<u64> {
+        self.families.get(&family).map(|family| family.number)
+    }
+
+    /// Returns the families that the journal does not know of, and those in which a compaction met damage.
+    pub fn odd_families(&self) -> impl Iterator<Item = (PoolId, FamilyStage)> {
+        let is_odd = |family: &Family| family.is_damaged || family.stage == FamilyStage::Stray;
+        let odd = self.families.iter().filter(move |(_, family)| is_odd(family));
+        odd.map(|(pool, family)| (*pool, family.stage))
     }
 
     /// Returns the bytes of keys and values of all entries.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Whether the engine has all entries.
+    pub fn has_ended(&self) -> bool {
+        let is_ended = |entry: &Entry| matches!(entry.stage, Stage::Ended(_));
+        self.families.values().all(|family| family.entries.iter().all(is_ended))
+    }
+
+    /// Whether something waits for space in the engine's file system.
+    pub fn waits_for_space(&self) -> bool {
+        self.families.values().any(|family| family.retry_at.is_some())
     }
 
     /// Returns an id for a request to the engine.
@@ -101,15 +272,52 @@ impl Pending {
         EngineOp(self.op_last)
     }
 
-    /// Adds the changes of an entry that was just journaled. Requires: there are some, and its family is
-    /// known.
-    pub fn push(&mut self, family: PoolId, (lsn, end): (Lsn, Lsn), changes: Vec<Change>) {
-        assert!(!changes.is_empty());
-        assert!(lsn > Lsn::ZERO, "the engine would skip it");
-        let entries = &mut self.families.get_mut(&family).expect("it was admitted").entries;
-        assert!(entries.back().is_none_or(|last| last.end <= lsn));
+    /// Adds the changes of an entry that was just journaled. Requires: its family is known.
+    pub fn push(&mut self, family: PoolId, place: EntryPlace, changes: Vec<Change>) {
         self.size += size_of(&changes);
-        entries.push_back(Entry { lsn, end, changes, stage: Stage::Waiting });
+        let family = self.families.get_mut(&family).expect("it was admitted");
+        family.push(place, Work::Write(changes));
+    }
+
+    /// Adds the creation of a family. `place`: its entry; `None`: recovery found that the family is lost, and
+    /// the journal has no entry for it. Requires: there is none, or it is being removed.
+    pub fn push_creation(
+        &mut self,
+        pool: PoolId,
+        place: Option<EntryPlace>,
+        compression: Compression,
+        asker: Option<RequestId>,
+    ) {
+        let number = self.next_op().0;
+        let stage = FamilyStage::Creating(asker);
+        let new = || Family::new(compression, number, stage);
+        let family = self.families.entry(pool).or_insert_with(new);
+        assert!(!matches!(family.stage, FamilyStage::There | FamilyStage::Stray));
+        (family.stage, family.compression, family.number) = (stage, compression, number);
+        let work = Work::Create { compression, is_recorded: place.is_some() };
+        match place {
+            Some(place) => family.push(place, work),
+            None => {
+                let (lsn, stage) = (Lsn::ZERO, Stage::Waiting);
+                family.push_entry(Entry { lsn, end: lsn, work, stage });
+            }
+        }
+    }
+
+    /// Adds the removal of a family, whose entry was just journaled. Requires: the family is known.
+    pub fn push_removal(&mut self, pool: PoolId, place: EntryPlace, asker: Option<RequestId>) {
+        let family = self.families.get_mut(&pool).expect("it was admitted");
+        family.stage = FamilyStage::Removing(asker);
+        family.push(place, Work::Remove);
+    }
+
+    /// Adds the removal of a family that recovery found, whose entry is durable or not needed. Requires: the
+    /// family is known.
+    pub fn push_removal_found(&mut self, pool: PoolId) {
+        let family = self.families.get_mut(&pool).expect("it was found");
+        family.stage = FamilyStage::Removing(None);
+        let (lsn, stage) = (Lsn::ZERO, Stage::Waiting);
+        family.push_entry(Entry { lsn, end: lsn, work: Work::Remove, stage });
     }
 
     /// Gives the engine what it may have, oldest entries first. Everything before `durable` is durable.
@@ -127,45 +335,172 @@ impl Pending {
             let op = EngineOp(self.op_last);
             let entry = &mut family.entries[at];
             entry.stage = Stage::Entering;
-            let changes = entry.changes.clone();
             family.entering_count += 1;
             self.writes.insert(op, (pool, lsn));
-            effects.push(EngineEffect::Write { op, family: pool, lsn, changes });
+            effects.push(match &entry.work {
+                Work::Write(changes) => {
+                    EngineEffect::Write { op, family: pool, lsn, changes: changes.clone() }
+                }
+                Work::Create { compression, .. } => {
+                    EngineEffect::Create { op, family: pool, compression: *compression }
+                }
+                Work::Remove => EngineEffect::Remove { op, family: pool },
+            });
         }
     }
 
-    /// Returns when a write is to be repeated.
-    pub fn deadline(&self) -> Option<Time> {
-        let waiting = self.families.values().filter(|family| family.entering_count == 0);
-        waiting.filter_map(|family| family.retry_at).min()
+    /// Flushes families whose low lies more than `span` bytes behind the tail.
+    pub fn flush(&mut self, (tail, span): (Lsn, u64), now: Time, effects: &mut Vec<EngineEffect>) {
+        for (pool, family) in &mut self.families {
+            if matches!(family.flush, Flush::RetryAt(at) if at <= now) {
+                family.flush = Flush::Idle;
+            }
+            let is_far = family.unflushed.front().is_some_and(|low| tail.since(low.first) > span);
+            // A flush of what has not ended achieves nothing.
+            let achieves = is_far && family.ended > family.flushed;
+            let may_flush = self.flushes.len() < FLUSHES_IN_FLIGHT_MAX;
+            if !achieves || !may_flush || !matches!(family.flush, Flush::Idle) {
+                continue;
+            }
+            self.op_last += 1;
+            let op = EngineOp(self.op_last);
+            family.flush = Flush::UnderWay;
+            self.flushes.insert(op, *pool);
+            effects.push(EngineEffect::Flush { op, family: *pool });
+        }
     }
 
-    /// Handles the end of a write. `newest`: the newest read; `oldest`: the oldest one that is open. The
-    /// error says why the store cannot go on.
+    /// Handles what the engine says it has durably.
+    pub fn on_flushed(&mut self, pool: PoolId, lsn: Lsn) {
+        if let Some(family) = self.families.get_mut(&pool) {
+            family.on_flushed(lsn);
+        }
+    }
+
+    /// Returns the oldest entry that a family may lack after a crash, rounded down, and the checksum of the
+    /// entry before it.
+    pub fn low(&self) -> Option<(Lsn, Checksum)> {
+        if planted::on(Bug::TrimBeforeEngineFlush) {
+            return None;
+        }
+        let lows = self.families.values().filter_map(|family| family.unflushed.front());
+        lows.map(|low| (low.first, low.previous)).min_by_key(|(lsn, _)| *lsn)
+    }
+
+    /// Returns what a root says of the families.
+    pub fn family_records(&self) -> impl Iterator<Item = FamilyRecord> {
+        let is_named =
+            |family: &Family| matches!(family.stage, FamilyStage::There | FamilyStage::Creating(_));
+        let named = self.families.iter().filter(move |(_, family)| is_named(family));
+        named.map(|(pool, family)| FamilyRecord {
+            family: *pool,
+            compression: family.compression,
+            flushed: family.flushed,
+        })
+    }
+
+    /// Whether there are families.
+    pub fn has_families(&self) -> bool {
+        !self.families.is_empty()
+    }
+
+    /// Returns when something is to be repeated.
+    pub fn deadline(&self) -> Option<Time> {
+        let may_enter = self.writes.len() < WRITES_IN_FLIGHT_MAX;
+        let waiting = self.families.values();
+        let waiting = waiting.filter(|family| family.entering_count == 0 && may_enter);
+        let writes = waiting.filter_map(|family| family.retry_at);
+        let flushes = self.families.values().filter_map(|family| match family.flush {
+            Flush::RetryAt(at) => Some(at),
+            _ => None,
+        });
+        writes.chain(flushes).min()
+    }
+
+    /// Handles the end of a flush, write, creation or removal. `newest`: the newest read; `oldest`: the
+    /// oldest one that is open. Returns the request that has ended with it. The error says why the store
+    /// cannot go on.
     pub fn on_done(
         &mut self,
         op: EngineOp,
         result: Result<(), EngineError>,
         now: Time,
         (newest, oldest): (ReadNumber, Option<ReadNumber>),
-    ) -> Result<(), String> {
+    ) -> Result<Option<RequestId>, String> {
+        if let Some(pool) = self.flushes.remove(&op) {
+            return self.on_flush_done(pool, result, now).map(|()| None);
+        }
         let (pool, lsn) = self.writes.remove(&op).expect("a write ends once");
         let family = self.families.get_mut(&pool).expect("it has a write under way");
         family.entering_count -= 1;
-        let at = family.entries.partition_point(|entry| entry.lsn < lsn);
-        let entry = &mut family.entries[at];
-        assert!(entry.lsn == lsn && entry.stage == Stage::Entering);
-        match result {
-            Ok(()) => entry.stage = Stage::Ended(newest),
+        let is_it = |entry: &&mut Entry| entry.lsn == lsn && entry.stage == Stage::Entering;
+        let entry = family.entries.iter_mut().find(is_it).expect("it is entering");
+        match (result, &entry.work) {
+            (Ok(()), Work::Write(_)) => {
+                entry.stage = Stage::Ended(newest);
+                family.ended = family.ended.max(lsn);
+            }
+            (Ok(()), Work::Create { is_recorded: false, .. }) => {
+                entry.work = Work::Write(Vec::new());
+                entry.stage = Stage::Ended(newest);
+            }
+            (Ok(()), Work::Create { .. }) => {
+                entry.work = Work::Write(Vec::new());
+                entry.stage = Stage::Waiting;
+            }
+            (Ok(()), Work::Remove) => return Ok(self.on_removed(pool)),
             // All later writes of the family fail, too, until this one is repeated.
-            Err(EngineError::Full) => {
+            (Err(EngineError::Full), _) => {
                 entry.stage = Stage::Waiting;
                 family.retry_at = Some(now + RETRY_AFTER);
             }
-            Err(error) => return Err(error.to_string()),
+            (Err(error), _) => return Err(error.to_string()),
+        }
+        let mut ended = None;
+        if let FamilyStage::Creating(asker) = family.stage
+            && family.entries.iter().all(|entry| matches!(entry.stage, Stage::Ended(_)))
+        {
+            family.stage = FamilyStage::There;
+            ended = asker;
         }
         self.forget(oldest);
-        Ok(())
+        Ok(ended)
+    }
+
+    /// Forgets a family that the engine has removed, unless it is to be created again.
+    fn on_removed(&mut self, pool: PoolId) -> Option<RequestId> {
+        let family = self.families.get_mut(&pool).expect("it was being removed");
+        let is_first_left = |entry: &Entry| entry.stage == Stage::Waiting;
+        let left = family.entries.iter().position(is_first_left);
+        let gone: Vec<Entry> =
+            family.entries.drain(..left.unwrap_or(family.entries.len())).collect();
+        self.size -= gone.iter().map(|entry| size_of(entry.work.changes())).sum::<usize>();
+        (family.ended, family.flushed, family.is_damaged) = (Lsn::ZERO, Lsn::ZERO, false);
+        let low = family.entries.front().map_or(Lsn::ZERO, |entry| entry.lsn);
+        family.unflushed.retain(|unflushed| unflushed.last >= low);
+        if let FamilyStage::Removing(asker) = family.stage {
+            self.families.remove(&pool);
+            return asker;
+        }
+        None
+    }
+
+    fn on_flush_done(
+        &mut self,
+        pool: PoolId,
+        result: Result<(), EngineError>,
+        now: Time,
+    ) -> Result<(), String> {
+        let Some(family) = self.families.get_mut(&pool) else { return Ok(()) };
+        family.flush = Flush::Idle;
+        match result {
+            Ok(()) | Err(EngineError::NoFamily) => Ok(()),
+            Err(EngineError::Full) => {
+                family.flush = Flush::RetryAt(now + RETRY_AFTER);
+                Ok(())
+            }
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Forgets what no read may lack. `oldest`: the oldest read that is open.
@@ -177,7 +512,7 @@ impl Pending {
                     break;
                 }
                 let entry = family.entries.pop_front().expect("it was just seen");
-                self.size -= size_of(&entry.changes);
+                self.size -= size_of(entry.work.changes());
             }
         }
     }
@@ -248,11 +583,11 @@ impl Pending {
         &self,
         family: PoolId,
         contains: Lsn,
-    ) -> impl DoubleEndedIterator<Item = &Vec<Change>> {
+    ) -> impl DoubleEndedIterator<Item = &[Change]> {
         let entries = self.families.get(&family).map(|family| &family.entries);
         let above = entries
             .map(|entries| entries.range(entries.partition_point(|entry| entry.lsn <= contains)..));
-        above.into_iter().flatten().map(|entry| &entry.changes)
+        above.into_iter().flatten().map(|entry| entry.work.changes())
     }
 }
 
@@ -351,9 +686,16 @@ mod tests {
     }
 
     fn family() -> Pending {
-        let compression = format::engine::Compression::None;
-        let found = FamilyFound { family: POOL, compression, lsn: Lsn::ZERO, is_damaged: false };
-        Pending::open(&[found])
+        let compression = Compression::None;
+        let (is_named, is_damaged) = (true, false);
+        let lsn = Lsn::ZERO;
+        Pending::open(
+            [FamilyStart { pool: POOL, compression, lsn, is_named, is_damaged }].into_iter(),
+        )
+    }
+
+    fn place(lsn: u64, end: u64) -> EntryPlace {
+        EntryPlace { lsn: Lsn::new(lsn), end: Lsn::new(end), previous: Checksum::new(lsn as u32) }
     }
 
     fn change(numbers: &mut Numbers, value: u64) -> Change {
@@ -409,8 +751,7 @@ mod tests {
                 let mut state = states.last().expect("not empty").clone();
                 changes.iter().for_each(|change| apply(&mut state, change));
                 states.push(state);
-                let at = |entry: u64| Lsn::new(512 * entry);
-                pending.push(POOL, (at(entry), at(entry + 1)), changes);
+                pending.push(POOL, place(512 * entry, 512 * entry + 512), changes);
             }
             let newest = states.last().expect("not empty");
             let query = Query::Scan {
@@ -452,14 +793,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "skip it")]
+    #[should_panic(expected = "a family without batches")]
     fn no_batch_has_lsn_zero() {
         put(&mut family(), 0);
     }
 
     fn put(pending: &mut Pending, at: u64) {
         let change = Change::Delete { key: vec![1] };
-        pending.push(POOL, (Lsn::new(at), Lsn::new(at + 512)), vec![change]);
+        pending.push(POOL, place(at, at + 512), vec![change]);
     }
 
     fn entered(pending: &mut Pending, durable: u64, now: Time) -> Vec<(EngineOp, u64)> {
@@ -487,12 +828,12 @@ mod tests {
     fn families_take_turns_by_age() {
         let other = PoolId::new(2).expect("2 is in range");
         let mut pending = family();
-        pending.families.insert(other, Family::default());
+        pending.families.insert(other, Family::new(Compression::None, 0, FamilyStage::There));
         for at in 1..=WRITES_IN_FLIGHT_MAX as u64 {
             put(&mut pending, 1024 * at);
         }
         let change = Change::Delete { key: vec![1] };
-        pending.push(other, (Lsn::new(1536), Lsn::new(2048)), vec![change]);
+        pending.push(other, place(1536, 2048), vec![change]);
         let entered = entered(&mut pending, u64::MAX, Time::ZERO);
         assert_eq!(entered.len(), WRITES_IN_FLIGHT_MAX);
         assert_eq!(entered[1].1, 1536);

@@ -13,20 +13,24 @@
 //!   2. The table in `decide.rs` makes all decisions, and a decision is final once it is made.
 //!   3. If recovery is killed at any point, the next one makes the same decisions or finds them in the
 //!      journal.
-//!   4. A decision stays valid as long as what it is about: if recovery cuts off an entry with decisions that
+//!   4. The engine gets nothing before all decisions are durable, and PGs whose records it lost are suspect.
+//!   5. A decision stays valid as long as what it is about: if recovery cuts off an entry with decisions that
 //!      it followed, its own entry repeats them.
 
+mod engine;
 mod replay;
 mod survey;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use base::planted::{self, Bug};
 use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
-    Decision, EngineId, EntryHeader, EntryKind, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
-    STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock,
-    SuperblockError, decode_directory, decode_notes, decode_pgs, decode_ranges, encode_decisions,
+    Decision, EngineId, EntryHeader, EntryKind, FamilyRecord, LeafPage, PAGE_NONE, PAGE_SIZE,
+    PageRef, Root, STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage,
+    StreamRef, Superblock, SuperblockError, decode_directory, decode_families, decode_notes,
+    decode_pgs, decode_ranges, encode_decisions,
 };
 
 use crate::allocator::SEGMENT_SIZE;
@@ -37,10 +41,13 @@ use crate::notes::Notes;
 use crate::overlay::{Overlay, UnitState};
 use crate::pages::{Pages, ROOT_PAGES};
 use crate::parts::Parts;
+use crate::pending::Pending;
 use crate::pg_records::PgRecords;
+pub use crate::recover::engine::EngineReplay;
+use crate::recover::engine::FamilyPlan;
 use crate::recover::replay::Replay;
 use crate::recover::survey::Survey;
-use crate::{BlockKey, RecoveryReport, Settings};
+use crate::{BlockKey, EngineFound, RecoveryReport, Settings};
 
 /// Maximum number of leaf reads in flight.
 const LEAF_READS_MAX: usize = 64;
@@ -66,6 +73,8 @@ pub type Progress = Result<(), String>;
 pub struct Recovered {
     pub parts: Box<Parts>,
     pub report: RecoveryReport,
+    pub pending: Pending,
+    pub replay: Box<EngineReplay>,
 }
 
 /// A store being recovered.
@@ -74,7 +83,13 @@ pub struct Recovery {
     settings: Settings,
     device_size: u64,
     /// The engine that is there.
-    engine: Option<format::engine::Identity>,
+    engine: Option<EngineFound>,
+    /// Whether the superblock does not name the engine yet.
+    takes_engine: bool,
+    /// The families that the root names.
+    families_named: Vec<FamilyRecord>,
+    /// What becomes of each family.
+    families: Vec<FamilyPlan>,
     /// Set once the superblock is known, and replaced for each root that is tried.
     parts: Option<Box<Parts>>,
     stage: Stage,
@@ -143,7 +158,7 @@ impl Recovery {
     /// `engine`: the one that is there.
     pub fn begin(
         settings: Settings,
-        (device_size, engine): (u64, Option<format::engine::Identity>),
+        (device_size, engine): (u64, Option<EngineFound>),
         io: &mut Io<'_>,
     ) -> Recovery {
         let mut recovery = Recovery { settings, device_size, engine, ..Recovery::default() };
@@ -206,8 +221,9 @@ impl Recovery {
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
         let none_can_be_had = self.has_lost && copies.iter().all(says_nothing);
-        match choose_superblock(copies, (self.device_size, self.engine)) {
-            Ok(superblock) => {
+        match choose_superblock(copies, (self.device_size, self.engine.as_ref())) {
+            Ok((superblock, takes_engine)) => {
+                self.takes_engine = takes_engine;
                 if !self.superblocks_damaged.is_empty() {
                     self.count_row('Q');
                 }
@@ -296,6 +312,7 @@ impl Recovery {
             2 => self.next_stream_page(root.pgs, io),
             3 => self.next_stream_page(root.notes, io),
             4 => self.next_stream_page(root.discards, io),
+            5 => self.next_stream_page(root.families, io),
             _ => self.decode_streams(io),
         }
     }
@@ -327,10 +344,12 @@ impl Recovery {
             decode_pgs(&streams[1]),
             decode_notes(&streams[2]),
             decode_ranges(&streams[3]),
+            decode_families(&streams[4]),
         );
-        let (Ok(directory), Ok(pgs), Ok(notes), Ok(discards)) = decoded else {
+        let (Ok(directory), Ok(pgs), Ok(notes), Ok(discards), Ok(families)) = decoded else {
             return self.root_failed(io);
         };
+        self.families_named = families;
         let segments = self.parts().superblock.data.size / SEGMENT_SIZE;
         if discards.last().is_some_and(|range| u64::from(range.end) > segments) {
             return self.root_failed(io);
@@ -421,6 +440,7 @@ impl Recovery {
         if self.survey.is_ahead {
             return Err(ROOT_LOST.to_owned());
         }
+        self.count_engine_as_durable()?;
         self.begin_replay(io)
     }
 
@@ -541,8 +561,10 @@ impl Recovery {
             steps.push_back(Step::Write(SUPERBLOCK_OFFSETS[copy], superblock.encode()));
             steps.push_back(Step::Flush);
         };
-        if is_suspicious {
-            parts.superblock.suspect = Some(parts.journal.tail());
+        if is_suspicious || self.takes_engine {
+            if is_suspicious {
+                parts.superblock.suspect = Some(parts.journal.tail());
+            }
             write(&mut parts.superblock, 1);
             write(&mut parts.superblock, 0);
         } else {
@@ -599,7 +621,9 @@ impl Recovery {
         }
         let journal = &mut self.parts_mut().journal;
         journal.want_all();
-        journal.submit(io);
+        if !planted::on(Bug::SuspectAfterReplay) {
+            journal.submit(io);
+        }
         Ok(())
     }
 
@@ -617,14 +641,19 @@ impl Recovery {
             journal_bytes: self.survey.bytes,
             blocks: parts.blocks.index().count(),
         };
-        Some(Recovered { parts, report })
+        let (pending, replay) = self.engine_replay(&parts);
+        Some(Recovered { parts, report, pending, replay })
     }
 
-    /// Returns the PGs that may have had blocks in a lost leaf.
+    /// Returns the PGs that may have had blocks in a lost leaf, or records that the engine lost.
     fn suspects(&mut self) -> BTreeSet<PgId> {
         let lost = std::mem::take(&mut self.leaves_lost);
         let parts = self.parts();
         let pgs = lost.into_iter().flat_map(|(first, next)| pgs_between(parts, first, next));
+        let of_families = self.families.iter().filter(|family| family.is_behind);
+        let of_families =
+            of_families.flat_map(|family| parts.pgs_known().filter(|pg| pg.pool == family.pool));
+        let pgs = pgs.chain(of_families);
         // An earlier start may have recorded some of these PGs, and been killed before its checkpoint.
         pgs.filter(|pg| !parts.is_suspect(*pg)).collect()
     }
@@ -668,8 +697,8 @@ impl Recovery {
 
 fn choose_superblock(
     copies: Vec<Result<Superblock, SuperblockError>>,
-    (device_size, engine): (u64, Option<format::engine::Identity>),
-) -> Result<Superblock, String> {
+    (device_size, engine): (u64, Option<&EngineFound>),
+) -> Result<(Superblock, bool), String> {
     let mut errors = BTreeSet::new();
     let mut newest: Option<Superblock> = None;
     for copy in copies {
@@ -708,7 +737,7 @@ fn choose_superblock(
             }
         }
     }
-    let superblock =
+    let mut superblock =
         newest.ok_or_else(|| errors.first().map_or(String::new(), |error| error.to_string()))?;
     if device_size < superblock.size {
         return Err(format!(
@@ -716,10 +745,18 @@ fn choose_superblock(
             superblock.size
         ));
     }
-    let (named, found) = (superblock.engine.map(EngineId::get), engine.map(|engine| engine.engine));
-    let is_its_own = engine.is_none_or(|engine| engine.store == superblock.store.get());
+    let named = superblock.engine.map(EngineId::get);
+    let found = engine.map(|engine| engine.identity.engine);
+    let is_its_own = engine.is_none_or(|engine| engine.identity.store == superblock.store.get());
     match (named, found) {
-        _ if named == found && is_its_own => Ok(superblock),
+        _ if named == found && is_its_own => Ok((superblock, false)),
+        // Adding the engine was interrupted.
+        (None, Some(id))
+            if is_its_own && engine.is_some_and(|engine| engine.families.is_empty()) =>
+        {
+            superblock.engine = EngineId::new(id);
+            Ok((superblock, true))
+        }
         (Some(_), None) => {
             // Its journal may hold entries that the engine lacks.
             Err("this store has object pools, and needs the engine with their records".to_owned())

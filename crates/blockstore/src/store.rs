@@ -21,9 +21,10 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use base::planted::{self, Bug};
 use base::{
-    BlockSize, Buffer, BufferPool, Checksum, Duration, Epoch, ImageId, PgId, PoolId, StripeIndex,
-    Time, UNIT_SIZE, Version,
+    BlockSize, Buffer, BufferPool, Checksum, Duration, Epoch, ImageId, Lsn, PgId, PoolId,
+    StripeIndex, Time, UNIT_SIZE, Version,
 };
 use format::disk::{BlockKey, CommitMode, EntryKind, LOCATION_NONE, NoteKey, PgRecord};
 use format::door::{DiskError, DiskEvent};
@@ -37,9 +38,9 @@ use crate::metadata::MetadataCheck;
 use crate::moves::Moves;
 use crate::pages::LeafWaiter;
 use crate::parts::Parts;
-use crate::pending::Pending;
+use crate::pending::{FamilyStage, Pending};
 use crate::read::Reads;
-use crate::recover::{Recovered, Recovery};
+use crate::recover::{EngineReplay, Recovered, Recovery};
 use crate::store::records::RecordReads;
 use crate::{
     Answer, AsOf, Effect, EngineFound, Event, Identity, PgFacts, PreparedRoom, RecoveryReport,
@@ -55,7 +56,9 @@ enum Phase {
     /// Waits for recovery.
     Recovering(Box<Recovery>),
     /// Waits until recovery's decisions are durable in the journal.
-    Confirming,
+    Confirming(Box<EngineReplay>),
+    /// Waits until the engine has what it lost.
+    Replaying(Box<EngineReplay>),
     /// Accepts requests.
     Open,
     /// The state of the disk is unknown; no more operations are started.
@@ -80,6 +83,8 @@ pub struct Store {
     moves: Moves,
     /// Records that the engine may not have yet.
     pending: Pending,
+    /// Whether a request waits for room that only flushes of the engine can make.
+    wants_engine_flush: bool,
     record_reads: RecordReads,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
@@ -113,9 +118,7 @@ impl Store {
     ) -> Store {
         let mut disk = Disk::new();
         let io = &mut Io { disk: &mut disk, pool: &pool, effects };
-        let identity = engine.as_ref().map(|engine| engine.identity);
-        let pending = engine.map_or_else(Pending::default, |found| Pending::open(&found.families));
-        let recovery = Recovery::begin(settings.clone(), (device_size, identity), io);
+        let recovery = Recovery::begin(settings.clone(), (device_size, engine), io);
         Store {
             settings,
             pool,
@@ -128,7 +131,8 @@ impl Store {
             reads: Reads::default(),
             metadata: MetadataCheck::default(),
             moves: Moves::default(),
-            pending,
+            pending: Pending::default(),
+            wants_engine_flush: false,
             record_reads: RecordReads::default(),
             queue: VecDeque::new(),
             refused: BTreeMap::new(),
@@ -214,7 +218,7 @@ impl Store {
             return None;
         }
         let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else {
-            return self.disk.deadline();
+            return [self.disk.deadline(), self.pending.deadline()].into_iter().flatten().min();
         };
         let is_recorded = !parts.journal.is_idle_unrecorded() && !parts.journal.has_unwanted();
         let idle = (!is_recorded).then(|| self.written_at + self.settings.idle_after);
@@ -263,18 +267,66 @@ impl Store {
     /// Takes over the state that recovery found, and opens the store once recovery's decisions are durable.
     fn settle_opening(&mut self, effects: &mut Vec<Effect>) {
         if let Phase::Recovering(recovery) = &mut self.phase {
-            let Some(Recovered { parts, report }) = recovery.finish() else { return };
+            let Some(Recovered { parts, report, pending, replay }) = recovery.finish() else {
+                return;
+            };
             self.parts = Some(parts);
             self.report = report;
-            self.phase = Phase::Confirming;
+            self.pending = pending;
+            self.phase = Phase::Confirming(replay);
         }
         self.settle_journal(effects);
         let journal = &self.parts().journal;
-        if journal.durable() == journal.tail() {
+        let is_confirmed = journal.durable() == journal.tail();
+        let is_confirmed = is_confirmed || planted::on(Bug::SuspectAfterReplay);
+        if let (Phase::Confirming(replay), true) = (&mut self.phase, is_confirmed) {
+            self.phase = Phase::Replaying(std::mem::take(replay));
+        }
+        if !matches!(self.phase, Phase::Replaying(_)) {
+            return;
+        }
+        if let Err(reason) = self.replay_to_engine(effects) {
+            return self.stop(reason, effects);
+        }
+        let is_replayed = matches!(&self.phase, Phase::Replaying(replay) if replay.is_done());
+        if is_replayed && self.pending.has_ended() {
             self.phase = Phase::Open;
             self.written_at = self.now;
             effects.push(Effect::Opened);
         }
+    }
+
+    /// Reads what the engine lost, and gives it to the engine.
+    fn replay_to_engine(&mut self, effects: &mut Vec<Effect>) -> Result<(), String> {
+        let Store { phase, parts, pending, disk, pool, .. } = self;
+        if let (Phase::Replaying(replay), Some(parts)) = (phase, parts) {
+            replay.advance(parts, pending, &mut Io { disk, pool, effects })?;
+        }
+        self.enter_engine(effects);
+        Ok(())
+    }
+
+    /// Whether the store waits for space in the engine's file system. While it opens, nothing else helps.
+    pub fn waits_for_engine_space(&self) -> bool {
+        self.pending.waits_for_space()
+    }
+
+    /// Returns from where to where the journal is kept. `None`: it is not known yet.
+    pub fn journal_kept(&self) -> Option<(Lsn, Lsn)> {
+        let parts = self.parts.as_ref()?;
+        Some((parts.root.replay, parts.journal.tail()))
+    }
+
+    /// Whether the engine has a family for the records of this pool, which can be used.
+    pub fn has_family(&self, pool: PoolId) -> bool {
+        self.pending.has_family(pool)
+    }
+
+    /// Returns the families that a removed pool left, and the damaged ones that are not compacted any more.
+    /// The flag tells which are left from a removed pool.
+    pub fn odd_families(&self) -> impl Iterator<Item = (PoolId, bool)> {
+        let odd = self.pending.odd_families();
+        odd.map(|(pool, stage)| (pool, stage == FamilyStage::Stray))
     }
 
     /// Answers requests whose entries are durable, and starts the next flush.
@@ -306,7 +358,7 @@ impl Store {
             self.checkpoint = Some(Box::new(Checkpoint::begin(*gather, parts, io.pool)));
         }
         if let Some(checkpoint) = &mut self.checkpoint
-            && let Err(reason) = checkpoint.advance(parts, io)
+            && let Err(reason) = checkpoint.advance(parts, &self.pending, io)
         {
             return self.stop(reason, effects);
         }
@@ -318,12 +370,37 @@ impl Store {
             return false;
         }
         let parts = self.parts();
-        let journal_max = self.settings.checkpoint_after_bytes.min(parts.journal.size() / 2);
-        parts.wants_checkpoint
+        if self.pending.low().is_some() && !parts.has_room(EntryKind::Idle, 0, 0) {
+            // The engine holds the head, and the checkpoint needs an idle entry.
+            return false;
+        }
+        let journal_max = self.journal_size_max();
+        // A flush of the engine has ended since the last root was written.
+        let oldest = parts.blocks.prepared.oldest().map(|version| version.header.lsn);
+        let is_held = oldest.is_none_or(|oldest| parts.root.replay < oldest);
+        let frees_much = self.pending.has_families()
+            && is_held
+            && parts.root.replay < parts.root.until
+            && parts.journal.used() > journal_max
+            && self.engine_would_free() >= parts.journal.size() / 8;
+        frees_much
+            || parts.wants_checkpoint
             || parts.blocks.area.lacks_places(parts.record_room())
             || self.gives_back_at().is_some_and(|at| at <= self.now)
             || parts.journal.tail().since(parts.root.until) > journal_max
             || parts.blocks.overlays().live_bytes() > self.settings.memory_bytes / 4
+    }
+
+    /// Returns how much of the journal may be in use before a checkpoint begins, in bytes.
+    fn journal_size_max(&self) -> u64 {
+        self.settings.checkpoint_after_bytes.min(self.parts().journal.size() / 2)
+    }
+
+    /// Returns how many bytes of the journal a checkpoint could free now if only the engine held the head.
+    fn engine_would_free(&self) -> u64 {
+        let parts = self.parts();
+        let low = self.pending.low().map_or(parts.journal.tail(), |(lsn, _)| lsn);
+        low.since(parts.root.replay)
     }
 
     /// When the journal becomes idle, flushes lazy entries, and writes one entry that records that
@@ -353,6 +430,7 @@ impl Store {
                 // Damage is tracked in units, but recovery looks at single sectors.
                 let piece_size = match &self.phase {
                     Phase::Recovering(recovery) => recovery.piece_size(),
+                    Phase::Replaying(_) => self.parts().superblock.sector_size as usize,
                     _ => UNIT_SIZE as usize,
                 };
                 let ended = (op, buffer, result.is_ok());
@@ -389,6 +467,9 @@ impl Store {
             }
             (Phase::Recovering(recovery), _, Purpose::RecoveryLeaf { index }) => {
                 recovery.on_leaf_read(index, &bytes, io)
+            }
+            (Phase::Replaying(replay), Some(parts), Purpose::RecoveryRead) => {
+                replay.on_read(bytes, parts, &mut self.pending)
             }
             (_, Some(parts), Purpose::Read(id, part)) => {
                 reads.on_part_read(id, part, bytes, parts, io);

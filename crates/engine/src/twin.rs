@@ -73,6 +73,17 @@ impl Family {
         }
     }
 
+    fn copy(&self) -> Family {
+        Family {
+            durable: self.durable.clone(),
+            durable_lsn: self.durable_lsn,
+            current: self.current.clone(),
+            has_damage: self.has_damage,
+            is_damaged: self.is_damaged,
+            ..Family::new(self.compression)
+        }
+    }
+
     fn lsn(&self) -> Lsn {
         self.unflushed.back().map_or(self.durable_lsn, |(lsn, _)| *lsn)
     }
@@ -178,6 +189,23 @@ impl Twin {
             is_damaged: state.is_damaged,
         });
         Ok(found.collect())
+    }
+
+    /// Returns what its directory holds. Requires: its process has died.
+    pub fn copy(&self) -> Twin {
+        let mut copy = Twin::create(self.identity);
+        for (pool, family) in &self.families {
+            assert!(family.unflushed.is_empty(), "a crash forgets it");
+            copy.families.insert(*pool, family.copy());
+        }
+        copy
+    }
+
+    /// Returns the records of a family as reads see them, without the damaged ones; none if there is no such
+    /// family.
+    pub fn records(&self, family: PoolId) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let records = self.families.get(&family).into_iter().flat_map(|state| &state.current);
+        records.filter_map(|(key, value)| Some((&key[..], value.as_deref()?)))
     }
 
     /// Accepts a request. Panics if it breaks the limits of the door.

@@ -272,6 +272,7 @@ fn compare_block(
                         unreachable!("reads bring no data")
                     }
                     StoreError::NoFamily
+                    | StoreError::OtherCompression
                     | StoreError::WouldBlock
                     | StoreError::RecordsDamaged { .. } => {
                         unreachable!("blocks are no records")

@@ -978,8 +978,9 @@ fn refusal_of(error: StoreError) -> Refusal {
             why: "the version of the write does not directly follow the PG's last version"
                 .to_owned(),
         },
-        StoreError::NoFamily | StoreError::WouldBlock | StoreError::RecordsDamaged { .. } => {
-            unreachable!("no PG asks for records yet")
-        }
+        StoreError::NoFamily
+        | StoreError::OtherCompression
+        | StoreError::WouldBlock
+        | StoreError::RecordsDamaged { .. } => unreachable!("no PG asks for records yet"),
     }
 }

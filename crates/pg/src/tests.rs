@@ -275,9 +275,9 @@ impl Bench {
             | StoreRequest::Commit { .. }
             | StoreRequest::Settle { .. } => panic!("no parity"),
             StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
-            StoreRequest::Batch { .. } | StoreRequest::Records { .. } => {
-                unreachable!("no PG asks for records yet")
-            }
+            StoreRequest::Batch { .. }
+            | StoreRequest::Family { .. }
+            | StoreRequest::Records { .. } => unreachable!("no PG asks for records yet"),
         }
         Ok(if is_lazy { Answer::Written } else { Answer::Durable })
     }

@@ -325,7 +325,11 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::TableNotWrittenBack
         | Bug::RolledBackTableKept
         | Bug::BatchEnteredBeforeFlush
-        | Bug::PendingForgottenEarly => Part::Store,
+        | Bug::PendingForgottenEarly
+        | Bug::TrimBeforeEngineFlush
+        | Bug::EngineNotCountedAsDurable
+        | Bug::EngineBehindBelieved
+        | Bug::SuspectAfterReplay => Part::Store,
         Bug::DirectReadWithoutLease | Bug::DirectReadBesideFenced => Part::Parity,
         _ => Part::Cluster,
     }

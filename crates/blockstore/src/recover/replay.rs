@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
+use base::{Buffer, Checksum, Lsn, PgId, PoolId, UNIT_SIZE, Version};
 use format::disk::{
     Body, Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
 };
+use format::engine::Compression;
 
+use super::engine;
 use super::survey::{bad_units, inline_data, is_in_order};
 use super::{CHUNK_SIZE, Progress, Recovery, Stage, is_emptied};
 use crate::BlockKey;
@@ -18,6 +20,7 @@ use crate::blocks::Change;
 use crate::decide::{Content, Header, Seen, Verdict, decide};
 use crate::disk::{Io, Purpose};
 use crate::index::location_of;
+use crate::pending::EntryPlace;
 
 /// The state of the replay.
 #[derive(Default)]
@@ -55,6 +58,12 @@ pub struct Replay {
     waiting: Option<(EntryHeader, Checksum)>,
     /// Where the journal ends.
     pub end: Lsn,
+    /// The last creation or removal of each family.
+    pub families: BTreeMap<PoolId, (EntryPlace, Option<Compression>)>,
+    /// Parts of the journal with entries that the engine may lack: only whole entries, one behind the other.
+    pub walked: Vec<Range<Lsn>>,
+    /// Entries of which only the header is left.
+    pub bodies_lost: BTreeSet<Lsn>,
 }
 
 /// How the replay continues after a step.
@@ -231,7 +240,11 @@ impl Recovery {
         }
         let (header, checksum) = whole.expect("a header was seen");
         let parts = self.parts.as_ref().expect("the superblock is known");
-        if at < parts.root.until && !parts.is_collected(&header) {
+        let is_kept = at >= parts.root.until || parts.is_collected(&header);
+        // Records that the engine lacks are needed, although the checkpoint has the rest.
+        let has_lost = || Body::decode(&header, header.body(bytes)).is_none();
+        let is_missed = || engine::lacks(&self.engine, &header) && has_lost();
+        if !is_kept && !is_missed() {
             self.pass(&header, checksum);
             return Ok(Next::Again);
         }
@@ -338,6 +351,7 @@ impl Recovery {
                 settle.flags.has_note = false;
                 self.replay_entry(&settle, UnitSet::EMPTY, &[])?;
             }
+            Verdict::Lost => drop(self.replay.bodies_lost.insert(lsn)),
             _ => {}
         }
         self.pass(&header, checksum);
@@ -359,6 +373,7 @@ impl Recovery {
 
     /// Moves on to the end of an entry.
     fn pass(&mut self, header: &EntryHeader, checksum: Checksum) {
+        self.note_for_engine(header);
         let replay = &mut self.replay;
         replay.at = header.lsn.advance(header.size as u64);
         replay.previous = checksum;
@@ -452,6 +467,7 @@ impl Recovery {
         let tail = end.max(survey.end).max(survey.acked);
         let tail = replay.unreadable_end.map_or(tail, |behind| tail.max(behind));
         let previous = replay.previous;
+        self.plan_families();
         self.settle_holes();
         self.reserve_places(io);
         self.on_replayed(end, tail, previous, io)

@@ -96,7 +96,7 @@ impl Store {
     fn wait_for_gap(&mut self, size: BlockSize) -> Begun {
         let area = &mut self.parts_mut().blocks.area;
         if area.has_freed_of(size) {
-            self.wait_for_room(true);
+            self.want_checkpoint();
             return Begun::Later;
         }
         match area.wait_for_gap(size) {
@@ -111,7 +111,7 @@ impl Store {
         let next = self.parts().root.sequence + 1;
         let sequence = next + u64::from(self.checkpoint.is_some());
         self.moves.return_places(sequence);
-        self.wait_for_room(true);
+        self.want_checkpoint();
     }
 
     /// Removes the answers to the store's own requests from the effects, and handles them. Returns whether

@@ -27,6 +27,8 @@ pub struct RecordReads {
 struct OpenRead {
     id: RequestId,
     pg: PgId,
+    /// The number of the family that is read.
+    family: u64,
     from_memory: bool,
     queries: Vec<Progress>,
 }
@@ -84,14 +86,15 @@ impl Store {
         from_memory: bool,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.pending.has_family(pg.pool) {
+        let family = self.pending.number(pg.pool).filter(|_| self.pending.has_family(pg.pool));
+        let Some(family) = family else {
             return effects.push(Effect::Done { id, result: Err(StoreError::NoFamily) });
-        }
+        };
         let reads = &mut self.record_reads;
         reads.newest = ReadNumber(reads.newest.0 + 1);
         let number = reads.newest;
         let progress = queries.iter().cloned().map(Progress::new).collect();
-        reads.open.insert(number, OpenRead { id, pg, from_memory, queries: progress });
+        reads.open.insert(number, OpenRead { id, pg, family, from_memory, queries: progress });
         let queries = queries.into_iter().enumerate().collect();
         self.ask_engine(number, queries, effects);
     }
@@ -155,6 +158,9 @@ impl Store {
     /// Answers the read, or asks the engine for the rest of scans of which nothing is left.
     fn go_on_reading(&mut self, number: ReadNumber, effects: &mut Vec<Effect>) {
         let read = &self.record_reads.open[&number];
+        if self.pending.number(read.pg.pool) != Some(read.family) {
+            return self.end_read(number, Err(StoreError::NoFamily), effects);
+        }
         let mut answers = Vec::with_capacity(read.queries.len());
         let mut rest = Vec::new();
         for (index, query) in read.queries.iter().enumerate() {

@@ -14,7 +14,7 @@ use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, NoteKey, Uni
 use crate::blocks::Change;
 use crate::disk::{Io, Purpose};
 use crate::index::{BlockInfo, location_of};
-use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX, padded, plain_header};
+use crate::journal::{Asker, IDLE_RESERVE, LARGE_IN_FLIGHT_MAX, padded, plain_header};
 use crate::moves::is_own;
 use crate::parts::Parts;
 use crate::read::{BlockRange, Reads};
@@ -174,6 +174,9 @@ impl Store {
                 let versions = (after, version);
                 return self.try_batch(id, (pg, block_size), versions, records, effects);
             }
+            Request::Family { pool, compression } => {
+                return self.try_family(id, pool, compression, effects);
+            }
             Request::Records { pg, queries, from_memory } => {
                 self.begin_records(id, pg, queries, from_memory, effects);
                 return None;
@@ -243,8 +246,24 @@ impl Store {
     /// Makes a request wait for a checkpoint or for operations in flight. Requests a flush of lazy entries,
     /// which both may need.
     pub(super) fn wait_for_room(&mut self, checkpoint: bool) {
+        // While the engine holds the head, checkpoints that free nothing would follow each other until the
+        // ring has no room for their idle entries.
+        let frees = self.pending.low().is_none()
+            || !self.has_memory()
+            || self.parts().blocks.area.freed_bytes() > 0
+            || self.parts().blocks.area.holds_places()
+            || self.engine_would_free() >= IDLE_RESERVE;
+        self.wants_engine_flush |= checkpoint && !frees;
+        match checkpoint && frees {
+            true => self.want_checkpoint(),
+            false => self.parts_mut().journal.want_all(),
+        }
+    }
+
+    /// Requests a checkpoint, and the flush of lazy entries that it needs.
+    pub(super) fn want_checkpoint(&mut self) {
         let parts = self.parts_mut();
-        parts.wants_checkpoint |= checkpoint;
+        parts.wants_checkpoint = true;
         parts.journal.want_all();
     }
 
@@ -411,6 +430,7 @@ impl Store {
             | Request::Settle { .. }
             | Request::CheckMetadata { .. }
             | Request::Batch { .. }
+            | Request::Family { .. }
             | Request::Records { .. }
             | Request::Sync
             | Request::Record => {
@@ -568,7 +588,11 @@ pub(super) fn key_of(request: &Request) -> Option<BlockKey> {
 
 /// Whether a request changes records of the pool.
 fn is_batch_of(request: &Request, pool: PoolId) -> bool {
-    matches!(request, Request::Batch { pg, .. } if pg.pool == pool)
+    match request {
+        Request::Batch { pg, .. } => pg.pool == pool,
+        Request::Family { pool: of, .. } => *of == pool,
+        _ => false,
+    }
 }
 
 /// Returns the version that a request gives its block, and the PG of that version.

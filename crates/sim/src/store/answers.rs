@@ -54,6 +54,7 @@ impl World {
                 self.batch_answered(pg, version);
                 self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
             }
+            (Asked::Family { creates }, Ok(Answer::Durable)) => self.family_answered(creates),
             (Asked::Unordered, Err(StoreError::Unordered)) => {
                 self.tally.consequences.add("gap refused", 1);
             }
@@ -315,6 +316,9 @@ impl World {
         self.trace.line(format_args!("{:?} opened: {report:?}", self.now));
         if self.stage != Stage::Opening {
             return Err("the store opened twice".into());
+        }
+        if self.is_foreign {
+            return Err("the store opened with an engine that is not its own".into());
         }
         self.stage = Stage::Open;
         self.opening_crashes = 0;

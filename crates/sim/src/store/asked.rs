@@ -54,6 +54,10 @@ pub(super) enum Asked {
     /// A batch that does not follow the PG's last version.
     Unordered,
     Records(RecordsAsked),
+    /// The creation or removal of the family of the object pool.
+    Family {
+        creates: bool,
+    },
     Absolve {
         pg: PgId,
     },

@@ -20,7 +20,7 @@ pub const OPERATIONS: [&str; 12] = [
 ];
 
 /// The faults.
-pub const FAULTS: [&str; 30] = [
+pub const FAULTS: [&str; 34] = [
     "lazily answered",
     "power cut",
     "process killed",
@@ -51,10 +51,14 @@ pub const FAULTS: [&str; 30] = [
     "engine full",
     "engine failed",
     "batches lost by the engine",
+    "old engine",
+    "foreign engine",
+    "entry lost that the engine has",
+    "engine behind",
 ];
 
 /// Consequences of operations and faults, and operations on pools that keep parity.
-pub const CONSEQUENCES: [&str; 12] = [
+pub const CONSEQUENCES: [&str; 13] = [
     "KiB of blocks moved",
     "version prepared",
     "version skipped",
@@ -67,6 +71,7 @@ pub const CONSEQUENCES: [&str; 12] = [
     "metadata portion checked",
     "damaged metadata found",
     "records not in memory",
+    "family removed",
 ];
 
 /// Returns a tally with all counts at zero.

@@ -8,19 +8,20 @@
 //! ```
 //!
 //! Checked: each read shows the state after exactly one batch, which is not older than any that was journaled when the
-//! read was requested. At each start the store has a prefix of the batches of each PG, with all that were answered; and
-//! so has the engine, with none that the store lacks. What the engine lost is lost: no start brings it back yet.
+//! read was requested. When the store has opened, it has a prefix of the batches of each PG, with all that were answered,
+//! and the engine has exactly the state after it, whatever it had lost. Where that cannot be, because an old copy of the
+//! engine was put back, or the journal lost what the engine had, the PG is suspect. With another store's engine, or
+//! without its own, the store does not open.
 
 use std::collections::BTreeMap;
 
-use base::{BlockSize, PgId, PoolId, Version};
-use blockstore::{Answer, EngineFound, Event, Request, StoreError};
+use base::{BlockSize, Lsn, PgId, PoolId, Version};
+use blockstore::{Answer, EngineFound, Event, Request, Store, StoreError};
 use engine::{
-    Answer as Found, Change, Compression, EngineEffect, EngineEvent, EngineOp, Identity, Query,
-    Twin,
+    Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
 };
 
-use super::asked::Asked;
+use super::asked::{Asked, Todo};
 use super::world::{Item, Stage, World};
 use crate::random::{Chance, Random};
 
@@ -53,6 +54,14 @@ pub(super) struct ObjectPlan {
     fails: Chance,
     /// Probability that a read looks only into memory.
     from_memory: Chance,
+    /// Probability that the family is removed, for each request.
+    removes: Chance,
+    /// Probability that an old copy of the engine is put back, for each crash.
+    ages: Chance,
+    /// Probability that the journal loses an entry that the engine has, for each crash.
+    loses: Chance,
+    /// Probability that a start finds another engine or none.
+    foreign: Chance,
 }
 
 impl ObjectPlan {
@@ -76,6 +85,10 @@ impl ObjectPlan {
             fills: some(random, Chance(2_000)),
             fails: some(random, Chance(500)),
             from_memory: Chance::percent(random.range(0..50) as u32),
+            removes: some(random, Chance::percent(1)),
+            ages: some(random, Chance::percent(20)),
+            loses: some(random, Chance::percent(10)),
+            foreign: some(random, Chance::percent(10)),
         })
     }
 }
@@ -116,6 +129,15 @@ impl PgModel {
     }
 }
 
+/// What is known of the family of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Family {
+    Absent,
+    There,
+    /// Its creation or removal was requested.
+    Changing,
+}
+
 /// The object pool of a run.
 pub(super) struct Objects {
     plan: ObjectPlan,
@@ -123,9 +145,14 @@ pub(super) struct Objects {
     twin: Twin,
     identity: Identity,
     is_full: bool,
+    family: Family,
     pgs: BTreeMap<PgId, PgModel>,
     /// What the engine has at this start.
     found: Content,
+    /// A copy of the engine from an earlier crash.
+    old: Option<Twin>,
+    /// Whether an old copy was put back: PGs may be suspect.
+    was_old: bool,
 }
 
 /// A read of records, with what is needed to check its answer.
@@ -159,53 +186,45 @@ fn range_of(pg: PgId) -> (Vec<u8>, Vec<u8>) {
 }
 
 impl Objects {
-    /// Creates the engine with an empty family.
+    /// Creates the engine.
     pub fn new(plan: ObjectPlan, seed: u64, identity: Identity) -> Objects {
-        let mut random = Random::new(seed, "engine");
-        let mut twin = Twin::create(identity);
-        let create =
-            EngineEffect::Create { op: EngineOp(0), family: POOL, compression: Compression::Lz4 };
-        let choose = &mut |end| random.below(end);
-        twin.submit(create, choose);
-        while twin.step(choose) {}
-        twin.take_events(&mut Vec::new());
+        let random = Random::new(seed, "engine");
+        let twin = Twin::create(identity);
         let pgs =
             (0..plan.pg_count).map(|number| (PgId { pool: POOL, number }, PgModel::default()));
         let pgs = pgs.collect();
-        Objects { plan, random, twin, identity, is_full: false, pgs, found: Content::new() }
+        Objects {
+            plan,
+            random,
+            twin,
+            identity,
+            is_full: false,
+            family: Family::Absent,
+            pgs,
+            found: Content::new(),
+            old: None,
+            was_old: false,
+        }
+    }
+
+    /// Draws whether the superblock names the engine from the beginning.
+    pub fn is_named(&mut self) -> bool {
+        !self.random.chance(Chance::percent(10))
     }
 
     /// Draws whether the next request is for this pool.
     pub fn draws(&mut self) -> bool {
-        self.random.chance(self.plan.asks)
+        self.family != Family::Changing && self.random.chance(self.plan.asks)
+    }
+
+    fn content(&self) -> Content {
+        self.twin.records(POOL).map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
     }
 
     /// Opens the engine, and looks at what it has.
     pub fn start(&mut self) -> EngineFound {
         let families = self.twin.open(self.identity).expect("it is the store's engine");
-        let all = Query::Scan {
-            start: Vec::new(),
-            end: None,
-            count_max: usize::MAX,
-            size_max: usize::MAX,
-        };
-        let read = EngineEffect::Read {
-            op: EngineOp(0),
-            family: POOL,
-            queries: vec![all],
-            from_memory: false,
-        };
-        let choose = &mut |end| self.random.below(end);
-        self.twin.submit(read, choose);
-        while self.twin.step(choose) {}
-        let mut events = Vec::new();
-        self.twin.take_events(&mut events);
-        let [EngineEvent::Read { result: Ok(answers), .. }] = &events[..] else {
-            unreachable!("nothing else is under way: {events:?}")
-        };
-        let [Found::Records { records, .. }] = &answers[..] else { unreachable!("one scan") };
-        let owned = |(key, value): (&[u8], &[u8])| (key.to_vec(), value.to_vec());
-        self.found = records.iter().map(owned).collect();
+        self.found = self.content();
         EngineFound { identity: self.identity, families }
     }
 
@@ -220,32 +239,57 @@ impl Objects {
         self.twin.set_full(is_full);
     }
 
-    /// Compares what the store and the engine have at a start. Returns how many batches the engine lost.
-    fn opened(&mut self, last_of: impl Fn(PgId) -> Version) -> Result<u64, String> {
-        let mut lost_count = 0;
+    /// Compares what the store and the engine have when the store has opened. `may_lose`: the journal or the
+    /// metadata was damaged. Returns how many batches the engine had lost, and which PGs are suspect.
+    fn opened(&mut self, store: &Store, may_lose: bool) -> Result<(u64, Vec<PgId>), String> {
+        let is_there = store.has_family(POOL);
+        let is_wrong = match self.family {
+            Family::There => !is_there,
+            Family::Absent => is_there,
+            Family::Changing => false,
+        };
+        if is_wrong && !may_lose {
+            return Err(format!("the family was {:?}, and is there: {is_there}", self.family));
+        }
+        let is_gone = self.family != Family::Absent && !is_there;
+        self.family = if is_there { Family::There } else { Family::Absent };
+        let now = if is_there { self.content() } else { Content::new() };
+        let (mut lost_count, mut suspects) = (0, Vec::new());
         for (pg, model) in &mut self.pgs {
-            let last = last_of(*pg);
+            let last = store.last_version(*pg);
+            let of_pg = |content: &Content| -> Content {
+                let (start, end) = range_of(*pg);
+                content.range(start..end).map(|(k, v)| (k.clone(), v.clone())).collect()
+            };
+            let base = of_pg(&now);
+            if store.is_suspect(*pg) {
+                if !may_lose && !self.was_old {
+                    return Err(format!("PG {pg} is suspect, but nothing was damaged"));
+                }
+                suspects.push(*pg);
+                *model = PgModel { version: last, base, batches: Vec::new() };
+                continue;
+            }
             let answered = model.batches.iter().rfind(|batch| batch.is_answered);
             let answered = answered.map_or(model.version, |batch| batch.version);
             if last < answered {
                 return Err(format!("PG {pg} was answered {answered}, and has {last}"));
             }
-            if !model.states().any(|(version, _)| version == last) {
+            let Some((_, content)) = model.states().find(|(version, _)| *version == last) else {
                 return Err(format!("PG {pg} has {last}, which ends no batch"));
+            };
+            if *content != base && !is_gone {
+                let found = text_of(base.iter().map(|(k, v)| (&k[..], &v[..])));
+                return Err(format!("PG {pg} has {last}, but its engine {found}"));
             }
-            let (start, end) = range_of(*pg);
-            let found: Content =
-                self.found.range(start..end).map(|(k, v)| (k.clone(), v.clone())).collect();
+            let found = of_pg(&self.found);
             let had = model.states().filter(|(version, _)| *version <= last);
             let had: Vec<&Content> = had.map(|(_, content)| content).collect();
-            let Some(at) = had.iter().rposition(|content| **content == found) else {
-                let found = text_of(found.iter().map(|(k, v)| (&k[..], &v[..])));
-                return Err(format!("PG {pg} has {last}, its engine no prefix of it, but {found}"));
-            };
-            lost_count += (had.len() - 1 - at) as u64;
-            *model = PgModel { version: last, base: found, batches: Vec::new() };
+            let at = had.iter().rposition(|content| **content == found);
+            lost_count += at.map_or(0, |at| (had.len() - 1 - at) as u64);
+            *model = PgModel { version: last, base, batches: Vec::new() };
         }
-        Ok(lost_count)
+        Ok((lost_count, suspects))
     }
 }
 
@@ -312,13 +356,42 @@ impl World {
     /// Draws a request for the object pool, and sends it.
     pub(super) fn ask_objects(&mut self) -> Result<(), String> {
         self.asked_count += 1;
+        let is_open = |asked: &Asked| {
+            matches!(asked, Asked::Batch { .. } | Asked::Records(_) | Asked::Unordered)
+        };
+        let has_open = self.asked.values().any(is_open);
         let objects = self.objects();
+        if objects.family == Family::Absent {
+            return self.ask_family(true);
+        }
+        let removes = objects.plan.removes;
+        if objects.random.chance(removes) && !has_open {
+            return self.ask_family(false);
+        }
         let number = objects.random.below(u64::from(objects.plan.pg_count)) as u32;
         let pg = PgId { pool: POOL, number };
         let batches = objects.plan.batches;
         match objects.random.chance(batches) {
             true => self.ask_batch(pg),
             false => self.ask_records(pg),
+        }
+    }
+
+    fn ask_family(&mut self, creates: bool) -> Result<(), String> {
+        let objects = self.objects();
+        objects.family = Family::Changing;
+        let compression = *objects.random.pick(&[Compression::Lz4, Compression::Zstd]);
+        let compression = Some(compression).filter(|_| creates);
+        self.request(Asked::Family { creates }, Request::Family { pool: POOL, compression })
+    }
+
+    pub(super) fn family_answered(&mut self, creates: bool) {
+        self.tally.consequences.add("family removed", u64::from(!creates));
+        let objects = self.objects();
+        objects.family = if creates { Family::There } else { Family::Absent };
+        for model in objects.pgs.values_mut().filter(|_| !creates) {
+            let (version, base) = (model.newest(), Content::new());
+            *model = PgModel { version, base, batches: Vec::new() };
         }
     }
 
@@ -408,6 +481,9 @@ impl World {
     /// Reads all records of all PGs.
     pub(super) fn audit_objects(&mut self) -> Result<(), String> {
         let Some(objects) = &self.objects else { return Ok(()) };
+        if objects.family == Family::Absent {
+            return Ok(());
+        }
         let pgs: Vec<PgId> = objects.pgs.keys().copied().collect();
         for pg in pgs {
             let (start, end) = range_of(pg);
@@ -455,9 +531,64 @@ impl World {
     /// Compares the object pool with the restarted store.
     pub(super) fn objects_opened(&mut self) -> Result<(), String> {
         let (Some(objects), Some(store)) = (&mut self.objects, &self.store) else { return Ok(()) };
-        let lost = objects.opened(|pg| store.last_version(pg))?;
+        let (lost, suspects) = objects.opened(store, self.damage.deep)?;
+        let is_behind = store.recovery_report().rows.iter().any(|(row, _)| *row == 'h');
         self.tally.faults.add("batches lost by the engine", lost);
+        self.tally.faults.add("engine behind", u64::from(is_behind));
+        self.todo.extend(suspects.into_iter().map(Todo::Absolve));
         Ok(())
+    }
+
+    /// After a crash: puts back an old copy of the engine, or damages an entry of the journal that the engine
+    /// has.
+    pub(super) fn break_objects(&mut self) {
+        let Some(objects) = &mut self.objects else { return };
+        if self.stage == Stage::Quiet {
+            return;
+        }
+        let random = &mut objects.random;
+        let (ages, loses) = (random.chance(objects.plan.ages), random.chance(objects.plan.loses));
+        let is_kept = random.chance(Chance::percent(30));
+        if ages && let Some(old) = objects.old.take() {
+            objects.twin = old;
+            objects.was_old = true;
+            self.trace.line(format_args!("{:?} old engine", self.now));
+            self.tally.faults.add("old engine", 1);
+            return;
+        }
+        if is_kept && objects.plan.ages > Chance::NEVER {
+            objects.old = Some(objects.twin.copy());
+        }
+        let families = objects.twin.open(objects.identity).expect("it is its own identity");
+        let lsn = families.iter().map(|found| found.lsn).max().unwrap_or(Lsn::ZERO);
+        let kept = self.store.as_ref().and_then(Store::journal_kept);
+        let is_there = kept.is_some_and(|(from, to)| from <= lsn && lsn < to);
+        if !loses || !is_there || lsn == Lsn::ZERO {
+            return;
+        }
+        let journal = &self.damage.journal;
+        let place = journal.start + lsn.get() % (journal.end - journal.start);
+        self.trace.line(format_args!("{:?} lost entry {lsn}", self.now));
+        self.tally.faults.add("entry lost that the engine has", 1);
+        // In the field with the lsn.
+        self.disk.rot(place + 17, 1);
+        (self.damage.happened, self.damage.deep) = (true, true);
+    }
+
+    /// At a start: the engine may be missing, or another one.
+    pub(super) fn change_engine(&mut self, engine: &mut Option<EngineFound>) {
+        let Some(objects) = &mut self.objects else { return };
+        let is_foreign = objects.random.chance(objects.plan.foreign);
+        // Without a family the store may never have had an engine.
+        let found = engine.as_mut().filter(|found| is_foreign && !found.families.is_empty());
+        let Some(found) = found else { return };
+        match objects.random.below(3) {
+            0 => *engine = None,
+            1 => found.identity.engine += 1,
+            _ => found.identity.store += 1,
+        }
+        self.is_foreign = true;
+        self.tally.faults.add("foreign engine", 1);
     }
 }
 

@@ -48,6 +48,8 @@ pub struct World {
     pub(super) versions: Versions,
     /// The object pool, in some seeds.
     pub(super) objects: Option<Objects>,
+    /// Whether the store is being opened with an engine that is not its own.
+    pub(super) is_foreign: bool,
     /// How often the store was started.
     pub(super) start_count: u64,
     pub(super) pool: BufferPool,
@@ -135,7 +137,9 @@ impl World {
         }
         let store = u128::from(run.seed) + 1;
         let identity = Identity { engine: store << 64, store };
-        let objects = objects.map(|plan| Objects::new(plan, run.seed, identity));
+        let mut objects = objects.map(|plan| Objects::new(plan, run.seed, identity));
+        // Sometimes adding the engine was interrupted: the store does not know of it yet.
+        let names_engine = objects.as_mut().is_some_and(Objects::is_named);
         let mut trace = Trace::new(run.verbose);
         let mut disk = SimDisk::new(plan.size, plan.sector_size);
         let options = CreateOptions {
@@ -145,7 +149,7 @@ impl World {
             size: plan.size,
             sector_size: plan.sector_size,
             commit: plan.commit,
-            engine: objects.as_ref().and_then(|_| EngineId::new(identity.engine)),
+            engine: EngineId::new(identity.engine).filter(|_| names_engine),
         };
         let layout = install_store(&mut disk, &options, plan.journal_size);
         if let Some(free_bytes) = plan.host_bytes {
@@ -167,6 +171,7 @@ impl World {
             model: Model::new(moves_blocks),
             versions: Versions::default(),
             objects,
+            is_foreign: false,
             start_count: 0,
             pool: BufferPool::default(),
             agenda: BTreeMap::new(),
@@ -467,7 +472,7 @@ impl World {
     /// the store unrecognizable.
     fn stopped(&mut self, reason: &str) -> Result<(), String> {
         self.trace.line(format_args!("{:?} stopped: {reason}", self.now));
-        if self.damage.must_stop {
+        if self.damage.must_stop || self.is_foreign {
             return self.crash(Crash::Process);
         }
         if self.stage == Stage::Opening && self.heal() {
@@ -502,6 +507,8 @@ impl World {
         self.model.crash();
         self.versions.crash(crash == Crash::Process && !self.damage.must_stop);
         self.objects.iter_mut().for_each(Objects::crash);
+        self.break_objects();
+        self.is_foreign = false;
         self.damage.must_stop = false;
         if self.stage != Stage::Quiet {
             self.break_sectors(self.plan.faults.unreadable_at_crash);
@@ -524,7 +531,8 @@ impl World {
         let mut effects = Vec::new();
         let (pool, size) = (self.pool.clone(), self.disk.size());
         self.start_count += 1;
-        let engine = self.objects.as_mut().map(Objects::start);
+        let mut engine = self.objects.as_mut().map(Objects::start);
+        self.change_engine(&mut engine);
         self.store = Some(Store::open_with(settings, pool, (size, engine), &mut effects));
         self.schedule(1, Item::Ask);
         self.carry_out(effects)
