@@ -9,6 +9,7 @@
 //! | `operation.rs` | what a client may ask for, and the limits |
 //! | `data.rs` | the data of an object while operations are prepared |
 //! | `prepare.rs` | operations become changes of records and blocks |
+//! | `queue.rs` | which operations are prepared together, and which wait |
 //! | `repeat.rs` | results that are kept for operations that are sent again |
 //! | `touched.rs` | what changes touch: the content of log records |
 //!
@@ -20,6 +21,7 @@ pub mod keys;
 pub mod listing;
 pub mod operation;
 pub mod prepare;
+pub mod queue;
 pub mod repeat;
 #[cfg(test)]
 mod tests;
@@ -30,5 +32,6 @@ pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
 pub use prepare::{Applied, OperationRefusal, PoolShape, Prepared, Run, Stamp, Stop, Wants};
+pub use queue::{Footprint, Queue, Turn};
 pub use repeat::Repeat;
 pub use touched::Touched;
