@@ -4,7 +4,7 @@
 //! checkpoint pages also carry the store's tag, so that bytes of another store are never accepted.
 
 mod batch;
-mod bytes;
+pub mod bytes;
 mod decision;
 mod entry;
 mod key;

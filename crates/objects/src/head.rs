@@ -9,15 +9,15 @@
 //!   1. A head has one encoding: whatever decodes, encodes to the same bytes.
 //!   2. Data up to [`INLINE_SIZE_MAX`] lies in the head, longer data in blocks.
 
-use base::{Epoch, ImageId, StripeIndex, Version};
+use base::{ImageId, StripeIndex, Version};
 use format::disk::BlockKey;
+use format::disk::bytes::{Reader, Writer};
 
 use crate::keys::Name;
 use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX};
 
 const FLAG_TOMBSTONE: u8 = 1;
 const FLAG_IN_BLOCKS: u8 = 2;
-const FIXED_SIZE: usize = 12 + 1 + 8 + 8;
 
 /// Names the blocks that hold the data of one object, and of no other: 52 bits, of which the upper 32 are not
 /// all zero. An object that is put anew gets another one.
@@ -79,39 +79,33 @@ impl Head {
             HeadContent::Inline(data) => (0, data.len() as u64),
             HeadContent::Blocks { size, .. } => (FLAG_IN_BLOCKS, *size),
         };
-        let mut bytes = Vec::with_capacity(FIXED_SIZE + 8);
-        bytes.extend_from_slice(&self.version.epoch.get().to_le_bytes());
-        bytes.extend_from_slice(&self.version.counter.to_le_bytes());
-        bytes.push(flags);
-        bytes.extend_from_slice(&size.to_le_bytes());
-        bytes.extend_from_slice(&self.modified.to_le_bytes());
+        let mut to = Writer::default();
+        to.version(self.version);
+        to.u8(flags);
+        to.u64(size);
+        to.u64(self.modified);
         match &self.content {
             HeadContent::Tombstone => {}
-            HeadContent::Inline(data) => bytes.extend_from_slice(data),
-            HeadContent::Blocks { id, .. } => bytes.extend_from_slice(&id.0.to_le_bytes()),
+            HeadContent::Inline(data) => to.bytes.extend_from_slice(data),
+            HeadContent::Blocks { id, .. } => to.u64(id.0),
         }
-        bytes
+        to.bytes
     }
 
     /// Decodes a head. `None`: the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Head> {
-        let (fixed, rest) = bytes.split_at_checked(FIXED_SIZE)?;
-        let number = |at: usize| u64::from_le_bytes(fixed[at..at + 8].try_into().expect("8 bytes"));
-        let epoch = u32::from_le_bytes(fixed[..4].try_into().expect("4 bytes"));
-        let version = Version { epoch: Epoch::new(epoch), counter: number(4) };
-        let (size, modified) = (number(13), number(21));
-        let content = match fixed[12] {
-            FLAG_TOMBSTONE if size == 0 && rest.is_empty() => HeadContent::Tombstone,
-            0 if size <= INLINE_SIZE_MAX && rest.len() as u64 == size => {
-                HeadContent::Inline(rest.to_vec())
-            }
+        let mut from = Reader::new(bytes);
+        let (version, flags) = (from.version()?, from.u8()?);
+        let (size, modified) = (from.u64()?, from.u64()?);
+        let content = match flags {
+            FLAG_TOMBSTONE if size == 0 => HeadContent::Tombstone,
+            0 if size <= INLINE_SIZE_MAX => HeadContent::Inline(from.take(size as usize)?.to_vec()),
             FLAG_IN_BLOCKS if size > INLINE_SIZE_MAX && size <= OBJECT_SIZE_MAX => {
-                let id = DataId::new(u64::from_le_bytes(rest.try_into().ok()?))?;
-                HeadContent::Blocks { id, size }
+                HeadContent::Blocks { id: DataId::new(from.u64()?)?, size }
             }
             _ => return None,
         };
-        Some(Head { version, modified, content })
+        from.is_at_end().then_some(Head { version, modified, content })
     }
 
     /// Returns the size of the object's data in bytes. `None`: the object is gone.
@@ -126,6 +120,7 @@ impl Head {
 
 #[cfg(test)]
 mod tests {
+    use base::Epoch;
     use proptest::prelude::*;
 
     use super::*;

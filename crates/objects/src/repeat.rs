@@ -8,14 +8,14 @@
 //! Invariants
 //!   1. A repeat has one encoding: whatever decodes, encodes to the same bytes.
 
-use base::{Epoch, Version};
+use base::Version;
+use format::disk::bytes::{Reader, Writer};
 
 use crate::operation::StepResult;
 
 const APPENDED: u8 = 1;
 const REMOVED: u8 = 2;
 const SUM: u8 = 3;
-const VERSION_SIZE: usize = 12;
 
 /// What an operation was answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,46 +29,43 @@ pub struct Repeat {
 impl Repeat {
     /// Encodes the value of the repeat's record.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(VERSION_SIZE + 9 * self.results.len());
-        bytes.extend_from_slice(&self.version.epoch.get().to_le_bytes());
-        bytes.extend_from_slice(&self.version.counter.to_le_bytes());
+        let mut to = Writer::default();
+        to.version(self.version);
         for result in &self.results {
             match result {
                 StepResult::Appended(offset) => {
-                    bytes.push(APPENDED);
-                    bytes.extend_from_slice(&offset.to_le_bytes());
+                    to.u8(APPENDED);
+                    to.u64(*offset);
                 }
-                StepResult::Removed(was_there) => bytes.extend([REMOVED, u8::from(*was_there)]),
+                StepResult::Removed(was_there) => {
+                    to.u8(REMOVED);
+                    to.u8(u8::from(*was_there));
+                }
                 StepResult::Sum(sum) => {
-                    bytes.push(SUM);
-                    bytes.extend_from_slice(&sum.to_le_bytes());
+                    to.u8(SUM);
+                    to.u64(sum.cast_unsigned());
                 }
             }
         }
-        bytes
+        to.bytes
     }
 
     /// Decodes the value of a repeat's record. `None`: the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Repeat> {
-        let (version, mut rest) = bytes.split_at_checked(VERSION_SIZE)?;
-        let (epoch, counter) = version.split_at(4);
-        let version = Version {
-            epoch: Epoch::new(u32::from_le_bytes(epoch.try_into().expect("4 bytes"))),
-            counter: u64::from_le_bytes(counter.try_into().expect("8 bytes")),
-        };
+        let mut from = Reader::new(bytes);
+        let version = from.version()?;
         let mut results = Vec::new();
-        while let Some((what, after)) = rest.split_first() {
-            let size = if *what == REMOVED { 1 } else { 8 };
-            let (value, after) = after.split_at_checked(size)?;
-            let number = || value.try_into().expect("8 bytes");
-            results.push(match (*what, value) {
-                (APPENDED, _) => StepResult::Appended(u64::from_le_bytes(number())),
-                (REMOVED, [0]) => StepResult::Removed(false),
-                (REMOVED, [1]) => StepResult::Removed(true),
-                (SUM, _) => StepResult::Sum(i64::from_le_bytes(number())),
+        while !from.is_at_end() {
+            results.push(match from.u8()? {
+                APPENDED => StepResult::Appended(from.u64()?),
+                REMOVED => match from.u8()? {
+                    0 => StepResult::Removed(false),
+                    1 => StepResult::Removed(true),
+                    _ => return None,
+                },
+                SUM => StepResult::Sum(from.u64()?.cast_signed()),
                 _ => return None,
             });
-            rest = after;
         }
         Some(Repeat { version, results })
     }
@@ -76,6 +73,7 @@ impl Repeat {
 
 #[cfg(test)]
 mod tests {
+    use base::Epoch;
     use proptest::prelude::*;
 
     use super::*;

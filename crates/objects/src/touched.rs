@@ -15,7 +15,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BlockSize, ImageId, PoolId, StripeIndex};
+use base::{BlockSize, PoolId};
+use format::disk::bytes::{Reader, Writer};
 use format::disk::{BlockAction, BlockKey, UnitSet};
 use format::engine::{Change, KEY_SIZE_MAX};
 
@@ -112,58 +113,50 @@ impl Touched {
 
     /// Encodes what is touched. Requires: blocks have this size.
     pub fn encode(&self, block_size: BlockSize) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let mut to = Writer::default();
         for (key, is_tombstone) in &self.keys {
-            bytes.push(if *is_tombstone { TOMBSTONE } else { KEY });
-            put_key(&mut bytes, key);
+            to.u8(if *is_tombstone { TOMBSTONE } else { KEY });
+            put_key(&mut to, key);
         }
         for (start, end) in &self.ranges {
-            bytes.push(RANGE);
-            put_key(&mut bytes, start);
-            put_key(&mut bytes, end);
+            to.u8(RANGE);
+            put_key(&mut to, start);
+            put_key(&mut to, end);
         }
         for (key, units) in &self.blocks {
-            bytes.push(if units.is_some() { UNITS } else { BLOCK });
-            for number in [key.hash, key.image.get(), key.stripe.get()] {
-                bytes.extend_from_slice(&number.to_le_bytes());
-            }
+            to.u8(if units.is_some() { UNITS } else { BLOCK });
+            [key.hash, key.image.get(), key.stripe.get()].iter().for_each(|part| to.u32(*part));
             for word in units.iter().flat_map(|units| units.words(block_size.unit_count())) {
-                bytes.extend_from_slice(&word.to_le_bytes());
+                to.u64(word);
             }
         }
-        bytes
+        to.bytes
     }
 
     /// Decodes what is touched in a pool with blocks of this size. `None`: the bytes are no log record.
     pub fn decode(bytes: &[u8], pool: PoolId, block_size: BlockSize) -> Option<Touched> {
         let mut touched = Touched::default();
-        let mut rest = bytes;
-        while let Some((what, after)) = rest.split_first() {
-            rest = after;
-            match *what {
-                KEY | TOMBSTONE => {
-                    touched.keys.insert(take_key(&mut rest)?, *what == TOMBSTONE);
+        let mut from = Reader::new(bytes);
+        while !from.is_at_end() {
+            match from.u8()? {
+                what @ (KEY | TOMBSTONE) => {
+                    touched.keys.insert(take_key(&mut from)?, what == TOMBSTONE);
                 }
                 RANGE => {
-                    let (start, end) = (take_key(&mut rest)?, take_key(&mut rest)?);
+                    let (start, end) = (take_key(&mut from)?, take_key(&mut from)?);
                     (start < end).then_some(())?;
                     touched.ranges.insert((start, end));
                 }
-                UNITS | BLOCK => {
-                    let hash = take_number::<4>(&mut rest)? as u32;
-                    let image = ImageId::new(take_number::<4>(&mut rest)? as u32)?;
-                    let stripe = StripeIndex::new(take_number::<4>(&mut rest)? as u32);
-                    let key = BlockKey { pool, hash, image, stripe };
-                    let mut units = None;
-                    if *what == UNITS {
-                        let count = block_size.unit_count();
-                        let words: Option<Vec<u64>> =
-                            (0..count.div_ceil(64)).map(|_| take_number::<8>(&mut rest)).collect();
-                        let found = UnitSet::from_slice(&words?);
-                        let is_sound = !found.is_empty() && found.is_within(&UnitSet::first(count));
-                        units = Some(is_sound.then_some(found)?);
-                    }
-                    touched.blocks.insert(key, units);
+                UNITS => {
+                    let (key, count) = (from.key_in(pool)?, block_size.unit_count());
+                    let words: Option<Vec<u64>> =
+                        (0..count.div_ceil(64)).map(|_| from.u64()).collect();
+                    let units = UnitSet::from_slice(&words?);
+                    let is_sound = !units.is_empty() && units.is_within(&UnitSet::first(count));
+                    touched.blocks.insert(key, Some(is_sound.then_some(units)?));
+                }
+                BLOCK => {
+                    touched.blocks.insert(from.key_in(pool)?, None);
                 }
                 _ => return None,
             }
@@ -179,23 +172,16 @@ fn is_tombstone(key: &[u8], value: &[u8]) -> bool {
     is_head && Head::decode(value).is_some_and(|head| head.content == HeadContent::Tombstone)
 }
 
-fn put_key(bytes: &mut Vec<u8>, key: &[u8]) {
+fn put_key(to: &mut Writer, key: &[u8]) {
     assert!((1..=KEY_SIZE_MAX).contains(&key.len()));
-    bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
-    bytes.extend_from_slice(key);
+    to.u16(key.len() as u16);
+    to.bytes.extend_from_slice(key);
 }
 
-fn take_key(bytes: &mut &[u8]) -> Option<Vec<u8>> {
-    let size = take_number::<2>(bytes)? as usize;
-    let (key, rest) = bytes.split_at_checked(size)?;
-    *bytes = rest;
+fn take_key(from: &mut Reader<'_>) -> Option<Vec<u8>> {
+    let size = usize::from(from.u16()?);
+    let key = from.take(size)?;
     (1..=KEY_SIZE_MAX).contains(&size).then(|| key.to_vec())
-}
-
-fn take_number<const N: usize>(bytes: &mut &[u8]) -> Option<u64> {
-    let (taken, rest) = bytes.split_at_checked(N)?;
-    *bytes = rest;
-    Some(taken.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
 #[cfg(test)]
@@ -204,7 +190,7 @@ mod tests {
 
     use super::*;
     use crate::keys::Name;
-    use base::{Epoch, Version};
+    use base::{Epoch, ImageId, StripeIndex, Version};
 
     const SIZE: BlockSize = BlockSize::MIN;
 
