@@ -3,6 +3,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `codec.rs` | how operations travel |
 //! | `keys.rs` | keys of the engine |
 //! | `head.rs` | the head of an object, and the names of its blocks |
 //! | `listing.rs` | pages of sorted keys with prefix and delimiter |
@@ -15,6 +16,7 @@
 //!
 //! `docs/internals/objects.md` has the rules; 24 to 35, 40 and 44 are those of this crate.
 
+mod codec;
 mod data;
 pub mod head;
 pub mod keys;

@@ -408,7 +408,7 @@ fn any_steps() -> impl Strategy<Value = ObjectSteps> {
     )
 }
 
-fn any_operation() -> impl Strategy<Value = Operation> {
+pub(crate) fn any_operation() -> impl Strategy<Value = Operation> {
     let several = prop::collection::vec(any_steps(), 2..4);
     let any = prop_oneof![4 => any_steps().prop_map(|steps| vec![steps]), 1 => several];
     any.prop_map(|objects| Operation { objects })
