@@ -136,12 +136,13 @@ impl Data {
             let count = counts.entry(unit / block_size.unit_count()).or_default();
             *count += u32::from(content.is_some());
         }
-        let bytes = |counts: &mut dyn Iterator<Item = &u32>| {
-            counts.map(|count| u64::from(*count) * UNIT_SIZE).sum()
-        };
-        let all = bytes(&mut counts.values());
-        let is_part = |count: &&u32| **count < block_size.unit_count();
-        (all, bytes(&mut counts.values().filter(is_part)))
+        let (mut all, mut here) = (0, 0);
+        for count in counts.into_values() {
+            let bytes = u64::from(count) * UNIT_SIZE;
+            all += bytes;
+            here += if count < block_size.unit_count() { bytes } else { 0 };
+        }
+        (all, here)
     }
 
     /// Drops all data.

@@ -22,6 +22,8 @@ use std::fmt;
 use base::{Epoch, Incarnation, SessionId, Version};
 use format::engine::KEY_SIZE_MAX;
 
+use crate::listing::behind;
+
 /// The longest name of an object, in bytes.
 pub const NAME_SIZE_MAX: usize = 1024;
 /// The longest name of an attribute, in bytes.
@@ -270,7 +272,7 @@ impl Key {
 /// Returns the range of the keys of an object's attributes: the first key, and the first one behind them.
 pub fn attributes_range(shard: Shard, name: &Name) -> (Vec<u8>, Vec<u8>) {
     let prefix = prefix(shard, ATTRIBUTE, name);
-    let end = behind(&prefix);
+    let end = behind_all(&prefix);
     (prefix, end)
 }
 
@@ -283,7 +285,7 @@ pub fn records_range(
     before: Option<&[u8]>,
 ) -> (Vec<u8>, Vec<u8>) {
     let prefix = prefix(shard, RECORD, name);
-    let end = before.map_or_else(|| behind(&prefix), |before| [&prefix, before].concat());
+    let end = before.map_or_else(|| behind_all(&prefix), |before| [&prefix, before].concat());
     ([&prefix, from].concat(), end)
 }
 
@@ -295,12 +297,9 @@ fn prefix(shard: Shard, kind: u8, name: &Name) -> Vec<u8> {
     bytes
 }
 
-/// Returns the first key behind all that begin with this prefix, which ends with [`END`]: no key continues
-/// with 00 02.
-fn behind(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    *end.last_mut().expect("it has an end") += 1;
-    end
+/// Returns the first key behind all that begin with this prefix. Requires: it ends with [`END`].
+fn behind_all(prefix: &[u8]) -> Vec<u8> {
+    behind(prefix).expect("an end has a byte below the highest")
 }
 
 /// Returns the last `N` bytes of the number, big-endian, so that keys sort as numbers do.

@@ -632,14 +632,9 @@ impl Changing<'_, '_> {
 
     /// Returns the sum of a field's value and an amount. `None`: the value is no number, or the sum is none.
     fn sum(&self, name: &Name, object: &Object, field: &Field, amount: i64) -> Option<i64> {
+        // Of an object that the store does not have, no field was read.
         let stored = || self.fields.get(&(name.clone(), field.clone())).and_then(Option::as_ref);
-        let was_absent = object.changed_by.is_none() && object.stamp.is_none();
-        let value = match object.field(field) {
-            Some(value) => value,
-            None if was_absent => None,
-            None => stored(),
-        };
-        let number = match value {
+        let number = match object.field(field).unwrap_or_else(stored) {
             Some(value) => i64::from_le_bytes(value.as_slice().try_into().ok()?),
             None => 0,
         };

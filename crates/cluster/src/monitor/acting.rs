@@ -481,19 +481,15 @@ fn learners_beside(
     let rests = |osd: &OsdId| given.standings.get(osd).is_some_and(|s| s.rests);
     let may_rest = |osd: &OsdId| is_enough && rests(osd) && !is_learner_now(*osd);
     let hangs = |osd: &OsdId| given.is_stalled(*osd) && (stalled_go || !is_learner_now(*osd));
-    let is_kept_away = |osd: &OsdId| may_rest(osd) || hangs(osd);
     let may_learn =
-        |osd: &&OsdId| !is_acting(osd) && !is_kept_away(osd) && (is_learner(osd) || reaches(osd));
-    let wanted = given.targets.iter().filter(may_learn);
+        |osd: &&OsdId| !is_acting(osd) && !hangs(osd) && (is_learner(osd) || reaches(osd));
+    let wanted = given.targets.iter().filter(may_learn).filter(|osd| !may_rest(osd));
     let mut fit: Vec<Member> = wanted.filter_map(|osd| given.fit(*osd)).collect();
     fit.sort_by_key(|member| !is_learner(&member.osd));
     if given.positions_are_roles() {
         let mut learners = learners_for_roles(positions, fit, entry, leader, given);
-        let may_return = |osd: &&OsdId| {
-            let is_in = is_acting(osd) || learners.iter().any(|it| it.member.osd == **osd);
-            !is_in && !hangs(osd) && (is_learner(osd) || reaches(osd))
-        };
-        let called = given.called_back.iter().filter(may_return);
+        let is_planned = |osd: &&OsdId| learners.iter().any(|it| it.member.osd == **osd);
+        let called = given.called_back.iter().filter(may_learn).filter(|osd| !is_planned(osd));
         let called: Vec<Member> = called.filter_map(|osd| given.fit(*osd)).collect();
         add_called_back(&mut learners, &called, positions.len(), entry);
         learners.truncate(MEMBERS_MAX - acting().count());

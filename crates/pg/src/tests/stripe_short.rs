@@ -75,6 +75,14 @@ fn write_at(world: &mut World, members: &[usize], (stripe, first, units): (u32, 
     }
 }
 
+/// Lets learners be filled, and makes no entry meanwhile.
+fn fill_without_the_monitor(world: &mut World) {
+    for _ in 0..60 {
+        world.exchange();
+        (0..world.osds.len()).for_each(|index| world.keep_house(index));
+    }
+}
+
 /// Newer values come later in the list.
 fn check(world: &mut World, values: &Values) {
     world.check_equal();
@@ -342,10 +350,7 @@ fn without_three_of_five() -> (World, Values) {
     values.extend(write_unmarked(&mut world, 4, 0, whole));
     lose(&mut world, &[0, 4]);
     world.round();
-    for _ in 0..60 {
-        world.exchange();
-        (0..world.osds.len()).for_each(|index| world.keep_house(index));
-    }
+    fill_without_the_monitor(&mut world);
     // Both learners join in one entry.
     assert_eq!(world.needs_complete(), 2);
     world.monitor();
@@ -410,10 +415,7 @@ fn a_primary_that_was_filled_calls_back_members_that_its_own_record_never_had() 
     lose(&mut world, &[1]);
     world.plan = vec![2, 3, 4, 5];
     world.round();
-    for _ in 0..60 {
-        world.exchange();
-        (0..world.osds.len()).for_each(|index| world.keep_house(index));
-    }
+    fill_without_the_monitor(&mut world);
     assert_eq!(world.needs_complete(), 2);
     world.monitor();
     // Now one that was filled leads, and its record is of the entry without the first member.
