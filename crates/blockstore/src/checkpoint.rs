@@ -87,7 +87,7 @@ enum Stage {
     WriteBack(WriteBack),
     /// Waits for the flush of the data area.
     FlushData,
-    /// Waits for leaves to be read and written.
+    /// Waits for leaves to be read and written, and for the entries of families.
     Leaves(LeafGroups),
     /// Waits for the pages of the streams.
     Streams(Streams),
@@ -250,7 +250,8 @@ impl Checkpoint {
         groups.on_leaf_read(group, page, leaf);
     }
 
-    /// Loads, builds and writes groups of leaves. When all are done, begins the streams.
+    /// Loads, builds and writes groups of leaves. When all are done, and the entries of all families that the
+    /// root will name are durable, begins the streams.
     fn step_leaves(
         &mut self,
         parts: &mut Parts,
@@ -265,6 +266,9 @@ impl Checkpoint {
             self.page_queue.push_back(PageWrite { purpose, page: page.number, bytes });
         }
         if groups.is_done() {
+            if parts.journal.durable() < pending.families_end() {
+                return Ok(false);
+            }
             self.begin_streams(parts, pending, io)?;
             return Ok(true);
         }

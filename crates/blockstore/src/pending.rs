@@ -57,6 +57,8 @@ pub struct Pending {
     flushes: BTreeMap<EngineOp, PoolId>,
     op_last: u64,
     size: usize,
+    /// The end of the newest entry of a creation or removal.
+    families_end: Lsn,
 }
 
 /// A family, as recovery found it or will make it.
@@ -296,7 +298,10 @@ impl Pending {
         (family.stage, family.compression, family.number) = (stage, compression, number);
         let work = Work::Create { compression, is_recorded: place.is_some() };
         match place {
-            Some(place) => family.push(place, work),
+            Some(place) => {
+                family.push(place, work);
+                self.families_end = self.families_end.max(place.end);
+            }
             None => {
                 let (lsn, stage) = (Lsn::ZERO, Stage::Waiting);
                 family.push_entry(Entry { lsn, end: lsn, work, stage });
@@ -309,6 +314,7 @@ impl Pending {
         let family = self.families.get_mut(&pool).expect("it was admitted");
         family.stage = FamilyStage::Removing(asker);
         family.push(place, Work::Remove);
+        self.families_end = self.families_end.max(place.end);
     }
 
     /// Adds the removal of a family that recovery found, whose entry is durable or not needed. Requires: the
@@ -385,6 +391,12 @@ impl Pending {
         }
         let lows = self.families.values().filter_map(|family| family.unflushed.front());
         lows.map(|low| (low.first, low.previous)).min_by_key(|(lsn, _)| *lsn)
+    }
+
+    /// Returns the lsn before which all must be durable when a root names the families as they are now. Else a
+    /// crash could take back the entry of a creation or removal, and the root would still follow it.
+    pub fn families_end(&self) -> Lsn {
+        self.families_end
     }
 
     /// Returns what a root says of the families.
