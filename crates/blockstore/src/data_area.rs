@@ -281,7 +281,7 @@ impl DataArea {
 
     /// Whether a checkpoint is needed to make freed places usable, because few places are left.
     pub fn lacks_places(&self, room: RecordRoom) -> bool {
-        !self.freed.is_empty() && self.sure_bytes(room) < 2 * BlockSize::MAX.bytes()
+        self.has_freed() && self.sure_bytes(room) < 2 * BlockSize::MAX.bytes()
     }
 
     /// Returns the space for data. `has_no_space`: a write waits for space in the file system. `can_move`:
@@ -344,6 +344,11 @@ impl DataArea {
     fn count_returned(&mut self, block_size: BlockSize, discard: bool) {
         self.freed_bytes[block_size.shift() as usize] -= block_size.bytes();
         *self.returning(block_size, discard) -= block_size.bytes();
+    }
+
+    /// Whether a checkpoint would free places, at once or after a discard.
+    pub fn has_freed(&self) -> bool {
+        !self.freed.is_empty()
     }
 
     /// Hands the places freed so far to a checkpoint that begins. They become free when it is durable.

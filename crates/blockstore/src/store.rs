@@ -234,7 +234,8 @@ impl Store {
         let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else { return None };
         let span = Duration::from_nanos(GIVE_BACK_AFTER * self.settings.idle_after.as_nanos());
         let is_making = self.checkpoint.is_some() || self.gather.is_some();
-        (parts.blocks.gives_back() && !is_making).then(|| self.written_at + span)
+        let is_possible = !is_making && self.has_room_for_checkpoint();
+        (parts.blocks.gives_back() && is_possible).then(|| self.written_at + span)
     }
 
     /// Restores the invariants that hold between events: always the same steps in the same order.
@@ -348,7 +349,12 @@ impl Store {
 
     /// Begins a checkpoint if one is due, and advances the one being made.
     fn settle_checkpoint(&mut self, effects: &mut Vec<Effect>) {
-        let is_due = self.is_checkpoint_due();
+        let mut is_due = self.is_checkpoint_due();
+        if is_due && !self.has_room_for_checkpoint() {
+            // Only the engine can free the head.
+            self.wants_engine_flush = true;
+            is_due = false;
+        }
         let parts = self.parts.as_mut().expect("it is open");
         let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
         if is_due {
@@ -370,10 +376,6 @@ impl Store {
             return false;
         }
         let parts = self.parts();
-        if self.pending.low().is_some() && !parts.has_room(EntryKind::Idle, 0, 0) {
-            // The engine holds the head, and the checkpoint needs an idle entry.
-            return false;
-        }
         let journal_max = self.journal_size_max();
         // A flush of the engine has ended since the last root was written.
         let oldest = parts.blocks.prepared.oldest().map(|version| version.header.lsn);
@@ -389,6 +391,18 @@ impl Store {
             || self.gives_back_at().is_some_and(|at| at <= self.now)
             || parts.journal.tail().since(parts.root.until) > journal_max
             || parts.blocks.overlays().live_bytes() > self.settings.memory_bytes / 4
+    }
+
+    /// Whether a checkpoint may begin. Each takes an idle entry, and while the engine holds the head it may free
+    /// nothing: then it must not take the room that one more start needs, and the checkpoint which frees the
+    /// head. The room kept for copies of prepared versions is there for the checkpoint.
+    fn has_room_for_checkpoint(&self) -> bool {
+        let journal = &self.parts().journal;
+        let reserve = match self.engine_would_free() >= IDLE_RESERVE {
+            true => 0,
+            false => IDLE_RESERVE / 2,
+        };
+        self.pending.low().is_none() || journal.has_room(EntryKind::Idle, 0, reserve)
     }
 
     /// Returns how much of the journal may be in use before a checkpoint begins, in bytes.

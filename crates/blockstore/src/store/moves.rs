@@ -94,9 +94,12 @@ impl Store {
 
     /// Handles a missing gap: waits if a checkpoint or a reservation may provide one.
     fn wait_for_gap(&mut self, size: BlockSize) -> Begun {
+        let frees_places = self.frees_places();
         let area = &mut self.parts_mut().blocks.area;
         if area.has_freed_of(size) {
-            self.want_checkpoint();
+            if frees_places {
+                self.want_checkpoint();
+            }
             return Begun::Later;
         }
         match area.wait_for_gap(size) {

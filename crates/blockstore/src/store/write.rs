@@ -248,9 +248,8 @@ impl Store {
     pub(super) fn wait_for_room(&mut self, checkpoint: bool) {
         // While the engine holds the head, checkpoints that free nothing would follow each other until the
         // ring has no room for their idle entries.
-        let frees = self.pending.low().is_none()
-            || !self.has_memory()
-            || self.parts().blocks.area.freed_bytes() > 0
+        let frees = !self.has_memory()
+            || self.frees_places()
             || self.parts().blocks.area.holds_places()
             || self.engine_would_free() >= IDLE_RESERVE;
         self.wants_engine_flush |= checkpoint && !frees;
@@ -258,6 +257,13 @@ impl Store {
             true => self.want_checkpoint(),
             false => self.parts_mut().journal.want_all(),
         }
+    }
+
+    /// Whether places that a request waits for may come by a checkpoint. While the engine holds the head, places
+    /// do not count that only wait for their discards: a checkpoint does nothing for them, and takes room in
+    /// the ring.
+    pub(super) fn frees_places(&self) -> bool {
+        self.pending.low().is_none() || self.parts().blocks.area.has_freed()
     }
 
     /// Requests a checkpoint, and the flush of lazy entries that it needs.
