@@ -96,7 +96,8 @@ pub struct Recovery {
     /// Whether some read failed permanently.
     has_lost: bool,
     superblocks: Vec<Result<Superblock, SuperblockError>>,
-    /// Copies of the superblock that must be rewritten.
+    /// Copies of the superblock that must be rewritten: damaged ones, and those that say something else than
+    /// the newest one.
     superblocks_damaged: Vec<usize>,
     /// Roots not tried yet, the newest last.
     roots: Vec<Root>,
@@ -217,6 +218,7 @@ impl Recovery {
                 self.superblocks_damaged.push(index);
             }
         }
+        let outdated = outdated_copies(&copies);
         // If a copy cannot be read, the device may still hold a superblock.
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
@@ -227,6 +229,7 @@ impl Recovery {
                 if !self.superblocks_damaged.is_empty() {
                     self.count_row('Q');
                 }
+                self.superblocks_damaged.extend(outdated);
                 self.parts = Some(Box::new(Parts::new(superblock, &self.settings)));
                 self.stage = Stage::Root(0);
                 let offset = self.parts().page_place(ROOT_PAGES[0]);
@@ -693,6 +696,19 @@ impl Recovery {
         parts.pgs.apply(&header, pg, lsn);
         true
     }
+}
+
+/// Returns the copies that are whole, but do not say what the newest one says: a crash came between the writes
+/// of the two. Were they left, the store would go back to what they say once the newest one is lost.
+fn outdated_copies(copies: &[Result<Superblock, SuperblockError>]) -> Vec<usize> {
+    let whole =
+        || copies.iter().enumerate().filter_map(|(at, copy)| Some((at, copy.as_ref().ok()?)));
+    let Some((_, newest)) = whole().max_by_key(|(_, copy)| copy.sequence) else {
+        return Vec::new();
+    };
+    let says_else =
+        |copy: &Superblock| Superblock { sequence: newest.sequence, ..copy.clone() } != *newest;
+    whole().filter(|(_, copy)| says_else(copy)).map(|(at, _)| at).collect()
 }
 
 fn choose_superblock(
