@@ -1,13 +1,14 @@
 //! Tests of batches and reads of records; the tests play the engine.
 
 use base::{BlockSize, Epoch, Lsn, PgId, PoolId, Version};
-use format::disk::EngineId;
+use format::disk::{EngineId, EntryKind, NoteKey, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use format::engine::{
     Answer as Found, Change, Compression, EngineEffect, EngineEvent, EngineOp, FamilyFound,
     Identity, Query, Records,
 };
 
 use crate::harness::{Bench, MemoryDisk, created, options};
+use crate::journal::IDLE_RESERVE;
 use crate::{
     Answer, CommitMode, CreateOptions, EngineFound, Event, Request, RequestId, StoreError,
 };
@@ -37,8 +38,12 @@ fn open() -> Bench {
 }
 
 fn create(bench: &mut Bench) -> Lsn {
+    create_for(bench, PG.pool)
+}
+
+fn create_for(bench: &mut Bench, pool: PoolId) -> Lsn {
     let compression = Some(Compression::None);
-    let id = bench.ask(Request::Family { pool: PG.pool, compression });
+    let id = bench.ask(Request::Family { pool, compression });
     bench.run();
     let Some(EngineEffect::Create { op, .. }) = bench.engine_effects.pop() else {
         panic!("{:?}", bench.engine_effects)
@@ -53,6 +58,17 @@ fn create(bench: &mut Bench) -> Lsn {
 
 fn end(bench: &mut Bench, op: EngineOp) {
     bench.apply(Event::Engine(EngineEvent::Done { op, result: Ok(()) }));
+}
+
+/// Ends the writes that the engine gets until there is none. Returns the lsn of the last one.
+fn end_writes(bench: &mut Bench) -> Option<Lsn> {
+    let mut last = None;
+    while matches!(bench.engine_effects.first(), Some(EngineEffect::Write { .. })) {
+        let (op, lsn) = written(bench);
+        end(bench, op);
+        last = Some(lsn);
+    }
+    last
 }
 
 /// Takes the oldest request to the engine, which must be a write.
@@ -201,6 +217,7 @@ fn the_journal_is_kept_for_what_the_engine_may_lose() {
     let bench = Bench::with_engine(bench.off(), old.clone());
     assert_eq!(seen(&bench), (1, true, "AFh".to_owned()));
     let mut bench = Bench::with_engine(bench.off(), old);
+    end_writes(&mut bench).expect("marks");
     // The checkpoint that followed names what there is.
     assert_eq!(bench.done(Request::Absolve { pg: PG }), Ok(Answer::Durable));
     bench.run();
@@ -223,6 +240,252 @@ fn a_lost_family_is_created_again_and_its_pgs_are_suspect() {
     assert_eq!((compression, bench.opened), (Compression::None, false));
     end(&mut bench, op);
     assert_eq!(seen(&bench), (1, true, "AFh".to_owned()));
+}
+
+#[test]
+fn a_family_that_was_behind_is_told_from_other_copies() {
+    let mut bench = open();
+    let mut lsns = Vec::new();
+    for counter in 1..=3 {
+        assert_eq!(
+            bench.done(batch(counter - 1, counter, vec![put(b"a", b"1")])),
+            Ok(Answer::Durable)
+        );
+        let (op, lsn) = written(&mut bench);
+        end(&mut bench, op);
+        lsns.push(lsn);
+    }
+    flushed(&mut bench, lsns[2]);
+    bench.checkpoint();
+    let old = || found(&[family(lsns[0])]);
+    // An old copy is put back, and the process dies before the engine has the mark.
+    let bench = Bench::with_engine(bench.off(), old());
+    assert_eq!(seen(&bench), (3, true, "AFh".to_owned()));
+    // Its PG is suspect already, and this start has a mark of its own.
+    let mut bench = Bench::with_engine(bench.off(), old());
+    assert_eq!(seen(&bench), (3, true, "AFh".to_owned()));
+    let mark = end_writes(&mut bench).expect("a mark");
+    assert!(bench.opened && mark > lsns[2]);
+    assert_eq!(bench.done(Request::Absolve { pg: PG }), Ok(Answer::Durable));
+    // The engine loses the mark, and gets it again.
+    let mut bench = Bench::with_engine(bench.off(), old());
+    assert_eq!(seen(&bench), (3, false, "AF".to_owned()));
+    assert_eq!(end_writes(&mut bench), Some(mark));
+    flushed(&mut bench, mark);
+    bench.checkpoint();
+    // Another copy: newer than the one that was put back, but not what became of that.
+    let bench = Bench::with_engine(bench.off(), found(&[family(lsns[1])]));
+    assert_eq!(seen(&bench), (3, true, "AFh".to_owned()));
+}
+
+#[test]
+fn a_family_that_was_behind_is_flushed_at_once() {
+    let mut bench = open();
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let lsn = end_writes(&mut bench).expect("the batch");
+    flushed(&mut bench, lsn);
+    bench.checkpoint();
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(Lsn::ZERO)]));
+    end_writes(&mut bench).expect("the mark");
+    assert!(bench.opened);
+    bench.apply(Event::Tick);
+    let effects = &bench.engine_effects;
+    assert!(matches!(effects[..], [EngineEffect::Flush { .. }]), "{effects:?}");
+}
+
+#[test]
+fn what_the_journal_has_since_the_creation_is_not_lost() {
+    let mut bench = Bench::with_engine(disk(CommitMode::Fsync, 5), found(&[]));
+    // Another family holds the head.
+    let other = PoolId::new(2).expect("in range");
+    create_for(&mut bench, other);
+    create(&mut bench);
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let lsn = end_writes(&mut bench).expect("the batch");
+    flushed(&mut bench, lsn);
+    bench.checkpoint();
+    let of_other = FamilyFound { family: other, ..family(Lsn::ZERO) };
+    for families in [&[of_other][..], &[of_other, family(Lsn::ZERO)]] {
+        let mut bench = Bench::with_engine(bench.disk.copy(), found(families));
+        let mut created = 0;
+        if let [EngineEffect::Write { .. }, EngineEffect::Create { op, .. }] =
+            bench.engine_effects[..]
+        {
+            bench.engine_effects.pop();
+            end(&mut bench, op);
+            created = 1;
+        }
+        assert_eq!(created + families.len(), 2, "{:?}", bench.engine_effects);
+        assert_eq!(end_writes(&mut bench), Some(lsn));
+        assert!(bench.opened);
+        assert_eq!(seen(&bench), (1, false, "AF".to_owned()));
+    }
+}
+
+#[test]
+fn copies_of_the_superblock_agree_after_an_interrupted_addition() {
+    let copies = |disk: &MemoryDisk| {
+        let copies = SUPERBLOCK_OFFSETS.map(|offset| {
+            let mut bytes = vec![0; SUPERBLOCK_SIZE];
+            disk.visible.read(offset, &mut bytes);
+            Superblock::decode(&bytes).expect("it is whole")
+        });
+        copies.map(|copy| (copy.sequence, copy.engine))
+    };
+    let mut differed = 0;
+    for steps in 0..60 {
+        let options = crate::harness::settings();
+        let with = (steps, Some(found(&[])));
+        let bench = Bench::begin_with(disk(CommitMode::Fsync, 0), options, 1, with);
+        let disk = bench.off();
+        let [(_, first), (_, second)] = copies(&disk);
+        differed += u32::from(first != second);
+        let bench = Bench::with_engine(disk, found(&[]));
+        assert!(bench.opened && !bench.rows().contains('Q'));
+        let mut disk = bench.off();
+        let [first, second] = copies(&disk);
+        assert_eq!((first.1, second.1), (EngineId::new(5), EngineId::new(5)), "{steps}");
+        // The newer one rots.
+        disk.flip(SUPERBLOCK_OFFSETS[usize::from(second.0 > first.0)] + 100);
+        let bench = Bench::on(disk, crate::harness::settings(), 1);
+        assert!(bench.stopped.expect("it stopped").contains("needs the engine"));
+    }
+    assert!(differed > 0);
+}
+
+#[test]
+fn a_root_does_not_follow_a_removal_that_a_crash_takes_back() {
+    let mut bench = open();
+    assert_eq!(bench.done(batch(0, 1, vec![put(b"a", b"1")])), Ok(Answer::Durable));
+    let lsn = end_writes(&mut bench).expect("the batch");
+    flushed(&mut bench, lsn);
+    let sequence = bench.store.parts().root.sequence;
+    bench.store.parts_mut().wants_checkpoint = true;
+    bench.apply(Event::Tick);
+    bench.submit();
+    // Its own entry is durable.
+    while bench.store.parts().journal.durable() < bench.tail() || bench.tail() <= lsn {
+        bench.step();
+        bench.submit();
+    }
+    assert_eq!(bench.store.parts().root.sequence, sequence);
+    let removal = bench.ask(Request::Family { pool: PG.pool, compression: None });
+    // The entry is not written yet.
+    while bench.step() {}
+    let again = Bench::with_engine(bench.disk.copy(), found(&[family(lsn)]));
+    assert_eq!(seen(&again), (1, false, "AF".to_owned()));
+    assert!(again.store.has_family(PG.pool));
+    bench.run();
+    assert_eq!(bench.store.parts().root.sequence, sequence + 1);
+    let Some(EngineEffect::Remove { op, .. }) = bench.engine_effects.pop() else { panic!("none") };
+    end(&mut bench, op);
+    assert_eq!(bench.answers.remove(&removal), Some(Ok(Answer::Durable)));
+}
+
+/// Writes batches that the engine takes and does not flush, until no other one has room. Returns the number of
+/// the last one that was answered.
+fn fill(bench: &mut Bench, until: u64) -> u64 {
+    let mut counter = bench.store.last_version(PG).counter;
+    while bench.store.parts().journal.used() < until {
+        let records = vec![put(b"a", &[1; 60_000]); 8];
+        assert_eq!(bench.done(batch(counter, counter + 1, records)), Ok(Answer::Durable));
+        counter += 1;
+        let writes = bench
+            .engine_effects
+            .extract_if(.., |effect| matches!(effect, EngineEffect::Write { .. }));
+        for effect in writes.collect::<Vec<_>>() {
+            if let EngineEffect::Write { op, .. } = effect {
+                end(bench, op);
+            }
+        }
+    }
+    counter
+}
+
+/// Writes notes until one has no room. Returns its request.
+fn fill_with_notes(bench: &mut Bench) -> RequestId {
+    loop {
+        let id = bench.ask(Request::Note { key: NoteKey::Cluster, bytes: vec![1; 100_000] });
+        bench.run();
+        if !bench.answers.contains_key(&id) {
+            return id;
+        }
+    }
+}
+
+#[test]
+fn room_kept_for_copies_does_not_stop_the_checkpoint_that_frees_the_head() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    for number in 0..16 {
+        bench.prepare_units(number, 0, 15, 100);
+    }
+    fill(&mut bench, size * 5 / 8);
+    let waits = fill_with_notes(&mut bench);
+    // It takes the room that is kept for copies, and frees nothing.
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    assert!(
+        !parts.has_room(EntryKind::Idle, 0, 0)
+            && parts.journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE)
+    );
+    assert_eq!(parts.root.replay, Lsn::new(512));
+    flushed(&mut bench, Lsn::new(size / 2));
+    bench.run();
+    assert!(bench.store.parts().root.replay >= Lsn::new(size / 2));
+    assert_eq!(bench.answers.remove(&waits), Some(Ok(Answer::Durable)));
+}
+
+#[test]
+fn places_that_wait_for_discards_are_no_reason_for_checkpoints() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    bench.write(1, 0, 32, 5);
+    bench.run();
+    let counter = fill(&mut bench, size * 13 / 16);
+    bench.delete(1);
+    bench.run();
+    let sequence = bench.store.parts().root.sequence;
+    let waits = bench.ask(batch(counter, counter + 1, vec![put(b"b", &[1; 60_000]); 16]));
+    bench.run_but_discards();
+    assert!(!bench.answers.contains_key(&waits));
+    assert!(bench.store.parts().blocks.area.freed_bytes() > 0 && !bench.disk.ops.is_empty());
+    // The one that frees the place, and one that was wanted while it was made.
+    let made = bench.store.parts().root.sequence - sequence;
+    assert!((1..=2).contains(&made), "{made} checkpoints");
+}
+
+#[test]
+fn checkpoints_leave_room_for_a_start_while_the_engine_holds_the_head() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    fill(&mut bench, size * 13 / 16);
+    fill_with_notes(&mut bench);
+    let mut made = 0;
+    while made < 2000 {
+        let sequence = bench.store.parts().root.sequence;
+        bench.store.parts_mut().wants_checkpoint = true;
+        bench.apply(Event::Tick);
+        bench.run();
+        if bench.store.parts().root.sequence == sequence {
+            break;
+        }
+        made += 1;
+    }
+    let journal = &bench.store.parts().journal;
+    assert!(made > 100 && journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2 - 512), "{made}");
+    assert!(!journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2));
+    // The engine is asked for what is missing.
+    let flush = bench.engine_effects.iter().find_map(|effect| match effect {
+        EngineEffect::Flush { op, .. } => Some(*op),
+        _ => None,
+    });
+    bench.engine_effects.clear();
+    end(&mut bench, flush.expect("it is wanted"));
+    let effects = &bench.engine_effects;
+    assert!(matches!(effects[..], [EngineEffect::Flush { .. }]), "{effects:?}");
+    let again = Bench::with_engine(bench.disk.copy(), found(&[family(Lsn::ZERO)]));
+    assert_eq!(again.stopped, None);
 }
 
 #[test]

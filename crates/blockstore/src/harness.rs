@@ -177,6 +177,12 @@ impl MemoryDisk {
         self.visible = self.safe.clone();
     }
 
+    /// Returns the disk as the end of the process would leave it.
+    pub fn copy(&self) -> MemoryDisk {
+        let visible = self.visible.clone();
+        MemoryDisk { size: self.size, safe: visible.clone(), visible, ..MemoryDisk::default() }
+    }
+
     /// Completes the operation with this index.
     pub fn end(&mut self, index: usize) -> DiskEvent {
         let op = *self.ops.keys().nth(index).expect("it is outstanding");
@@ -367,7 +373,8 @@ impl Bench {
         bench
     }
 
-    fn begin_with(
+    /// Begins to open a store with or without an engine, and completes `steps` operations.
+    pub fn begin_with(
         disk: MemoryDisk,
         settings: Settings,
         seed: u64,
@@ -426,6 +433,17 @@ impl Bench {
     pub fn submit(&mut self) {
         self.store.submit(&mut self.effects);
         self.take_effects();
+    }
+
+    /// Runs until only discards are outstanding.
+    pub fn run_but_discards(&mut self) {
+        self.submit();
+        let is_other = |op: &Op| !matches!(op, Op::Discard(..));
+        while let Some(index) = self.disk.ops.values().position(is_other) {
+            let event = self.disk.end(index);
+            self.apply(Event::Disk(event));
+            self.submit();
+        }
     }
 
     /// Completes one operation, chosen at random. Returns false if none is outstanding.

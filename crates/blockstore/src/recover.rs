@@ -55,6 +55,8 @@ const LEAF_READS_MAX: usize = 64;
 const CHUNK_SIZE: u64 = 2 << 20;
 /// Maximum number of decisions in one recovery. With more damage than that, the store does not open.
 const DECISIONS_MAX: usize = 16_000;
+/// Journal space that recovery leaves free when it marks families whose PGs are suspect already, in bytes.
+const MARKS_RESERVE: u64 = 4 * IDLE_RESERVE;
 /// If damaged leaves may belong to more PGs than this, the whole store is suspect.
 const SUSPECTS_MAX: usize = 64;
 
@@ -611,8 +613,9 @@ impl Recovery {
 
     fn journal_decisions(&mut self, io: &mut Io<'_>) -> Progress {
         self.stage = Stage::Finished;
+        let marks = self.marks();
         let suspects = std::mem::take(&mut self.suspects);
-        if self.decisions.is_empty() && suspects.is_empty() {
+        if self.decisions.is_empty() && suspects.is_empty() && marks.is_empty() {
             return Ok(());
         }
         let is_appended = self.append_decisions(io);
@@ -621,6 +624,11 @@ impl Recovery {
                           cannot repair that: restore the OSD's volumes from a backup into a new \
                           pool";
             return Err(reason.to_owned());
+        }
+        // Starts that are killed again and again must not use up the room for this.
+        let journal = &self.parts().journal;
+        if journal.has_room(EntryKind::Suspect, 0, MARKS_RESERVE) {
+            marks.iter().all(|pg| self.append_suspect(*pg));
         }
         let journal = &mut self.parts_mut().journal;
         journal.want_all();
@@ -694,6 +702,9 @@ impl Recovery {
         let (lsn, _) = parts.journal.append(&mut header, None);
         parts.journal.limit_recorded(None);
         parts.pgs.apply(&header, pg, lsn);
+        if !planted::on(Bug::SuspectAfterReplay) {
+            self.note_for_engine(&header);
+        }
         true
     }
 }

@@ -293,6 +293,8 @@ impl Store {
         if is_replayed && self.pending.has_ended() {
             self.phase = Phase::Open;
             self.written_at = self.now;
+            // A family that was behind is told from other copies only when its newest lsn is flushed.
+            self.wants_engine_flush = self.report.rows.iter().any(|(row, _)| *row == 'h');
             effects.push(Effect::Opened);
         }
     }

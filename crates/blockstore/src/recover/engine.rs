@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{Buffer, Lsn, PoolId};
+use base::{Buffer, Lsn, PgId, PoolId};
 use format::disk::{Body, EntryHeader, EntryKind, FamilyRecord};
 use format::engine::{Compression, FamilyFound};
 
@@ -98,7 +98,10 @@ fn plan_family(
     let flushed = named.map_or(Lsn::ZERO, |named| named.flushed);
     // What the root says of an earlier family of this pool says nothing of this one.
     let is_of_this = named.is_some() && (flushed >= from);
-    let is_behind = is_of_this && (kept_lsn < flushed || kept.is_none() && place.is_none());
+    // While the journal has the creation, it has all that came behind it. (The second reading begins at the
+    // first entry that the engine lacks, so it would not meet all for one that is removed, and was further.)
+    let has_all = place.is_some() && (kept.is_some() || found_lsn <= from);
+    let is_behind = is_of_this && !has_all && (kept.is_none() || kept_lsn < flushed);
     Some(FamilyPlan {
         kept,
         unwritten: place.filter(|place| kept.is_some() && kept_lsn < place.lsn),
@@ -158,9 +161,34 @@ impl Recovery {
         Ok(())
     }
 
+    /// Whether the entry marks a family that the engine has, or had: see [`EngineReplay::take`].
+    fn is_mark(&self, header: &EntryHeader) -> bool {
+        let Some(pg) = header.pg.filter(|_| header.kind == EntryKind::Suspect) else {
+            return false;
+        };
+        match self.found(pg.pool) {
+            Some(found) => header.lsn > found.lsn,
+            None => {
+                self.families_named.iter().any(|named| named.family == pg.pool)
+                    || self.replay.families.contains_key(&pg.pool)
+            }
+        }
+    }
+
+    /// Returns a PG of each family that is behind and would not be marked, because all its PGs are suspect
+    /// already, or the whole store.
+    pub(super) fn marks(&self) -> BTreeSet<PgId> {
+        let behind = self.families.iter().filter(|family| family.is_behind);
+        let unmarked = behind
+            .map(|family| family.pool)
+            .filter(|pool| self.suspects.iter().all(|pg| pg.pool != *pool));
+        let first = |pool| self.parts().pgs_known().filter(|pg| pg.pool == pool).min();
+        unmarked.filter_map(first).collect()
+    }
+
     /// Notes what an entry means for the engine, from the first one on that it may lack.
     pub(super) fn note_for_engine(&mut self, header: &EntryHeader) {
-        let lacks = lacks(&self.engine, header);
+        let lacks = lacks(&self.engine, header) || self.is_mark(header);
         let replay = &mut self.replay;
         let end = header.lsn.advance(u64::from(header.size));
         if let (EntryKind::Family, Some(pg)) = (header.kind, header.pg) {
@@ -307,16 +335,26 @@ impl EngineReplay {
         Ok(())
     }
 
+    /// Takes what an entry has for the engine. Where a PG was made suspect, its family gets an empty batch with
+    /// the lsn of that entry: when that is flushed, the root names a lsn that no other copy of the engine has,
+    /// be it older or newer than the one that was found behind.
     fn take(&mut self, header: &EntryHeader, bytes: &[u8], pending: &mut Pending) -> Progress {
-        let Some(pg) = header.pg.filter(|_| header.kind.has_body()) else { return Ok(()) };
+        let is_mark = header.kind == EntryKind::Suspect;
+        let Some(pg) = header.pg.filter(|_| header.kind.has_body() || is_mark) else {
+            return Ok(());
+        };
         let is_for_it = self.above.get(&pg.pool).is_some_and(|above| header.lsn > *above);
         if !is_for_it || self.lost.contains(&header.lsn) {
             return Ok(());
         }
+        let end = header.lsn.advance(u64::from(header.size));
+        let place = EntryPlace { lsn: header.lsn, end, previous: header.previous };
+        if is_mark {
+            pending.push(pg.pool, place, Vec::new());
+            return Ok(());
+        }
         let Some(body) = Body::decode(header, header.body(bytes)) else { return Err(unreadable()) };
         if !body.records.is_empty() {
-            let end = header.lsn.advance(u64::from(header.size));
-            let place = EntryPlace { lsn: header.lsn, end, previous: header.previous };
             pending.push(pg.pool, place, body.records);
         }
         Ok(())
