@@ -454,6 +454,11 @@ impl SimDisk {
         self.read_cached(offset, into);
     }
 
+    /// Reads the bytes at `offset` as all finished writes left them. Requires: no write to them is in flight.
+    pub fn peek_done(&self, offset: u64, into: &mut [u8]) {
+        self.read_cached(offset, into);
+    }
+
     /// Crashes: drops every operation in flight, without an event, and draws which data survives.
     pub fn crash(&mut self, crash: Crash, random: &mut Random) -> CrashReport {
         let mut report = CrashReport::default();

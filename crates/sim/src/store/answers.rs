@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use base::{BlockSize, Buffer, Checksum, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, AsOf, BlockKey, CommitMode, MetadataFault, MetadataReport, StoreError};
-use format::disk::UnitSet;
+use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, UnitSet};
 use format::wire::Content;
 
 use super::asked::{Asked, Todo};
@@ -70,6 +70,7 @@ impl World {
                 if self.store().is_suspect(pg) {
                     return Err(format!("PG {pg} is suspect after it was absolved"));
                 }
+                self.objects_absolved(pg);
             }
             (Asked::Read { key, order, units }, Ok(Answer::Read { version, checksums, data })) => {
                 let expected = self.model.expected(key, order, self.may_refuse());
@@ -325,6 +326,7 @@ impl World {
         let sizes: Vec<BlockSize> = self.plan.pools.iter().map(|pool| pool.block_size).collect();
         self.store.as_mut().expect("it just opened").expect_blocks(sizes.into_iter());
         self.epoch = self.epoch.next();
+        self.check_superblocks()?;
         let may_lack_root = self.damage.may_lack_root;
         self.damage.opened(self.disk.completed_count(), self.disk.unreadable_count());
         let suspects = self.suspects()?;
@@ -347,6 +349,19 @@ impl World {
         self.todo.extend(suspects.into_iter().map(Todo::Absolve));
         self.plan_audit();
         Ok(())
+    }
+
+    /// Checks that both copies of the superblock say the same, so that one of them suffices.
+    fn check_superblocks(&self) -> Result<(), String> {
+        let copies = SUPERBLOCK_OFFSETS.map(|offset| {
+            let mut bytes = vec![0; SUPERBLOCK_SIZE];
+            self.disk.peek_done(offset, &mut bytes);
+            Superblock::decode(&bytes).map(|copy| Superblock { sequence: 0, ..copy })
+        });
+        match &copies {
+            [Ok(first), Ok(second)] if first == second => Ok(()),
+            copies => Err(format!("the copies of the superblock differ: {copies:?}")),
+        }
     }
 
     /// Returns the PGs that the store reports as suspect. Only damage can make a PG suspect.

@@ -13,7 +13,7 @@
 //! engine was put back, or the journal lost what the engine had, the PG is suspect. With another store's engine, or
 //! without its own, the store does not open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BlockSize, Lsn, PgId, PoolId, Version};
 use blockstore::{Answer, EngineFound, Event, Request, Store, StoreError};
@@ -50,6 +50,10 @@ pub(super) struct ObjectPlan {
     flushes: Chance,
     /// Probability that its file system becomes full, for each of its steps.
     fills: Chance,
+    /// Probability that it has room again, for each of its steps.
+    empties: Chance,
+    /// How many times as long as other operations a discard takes.
+    discard_slowness: u64,
     /// Probability that it fails, for each of its steps.
     fails: Chance,
     /// Probability that a read looks only into memory.
@@ -74,7 +78,7 @@ impl ObjectPlan {
             return None;
         }
         let value_size_max = *random.pick(&[300, 5_000, 60_000]);
-        Some(ObjectPlan {
+        let mut plan = ObjectPlan {
             pg_count: 1 << random.below(3),
             key_count: random.scale(2..if value_size_max > 5_000 { 8 } else { 60 }),
             value_size_max,
@@ -89,7 +93,14 @@ impl ObjectPlan {
             ages: some(random, Chance::percent(20)),
             loses: some(random, Chance::percent(10)),
             foreign: some(random, Chance::percent(10)),
-        })
+            empties: *random.pick(&[Chance::percent(5), Chance::percent(5), Chance(1_000)]),
+            discard_slowness: *random.pick(&[1, 1, 1_000]),
+        };
+        if plan.ages > Chance::NEVER && random.chance(Chance::percent(50)) {
+            // An old copy may have the family of before.
+            plan.removes = Chance::percent(1);
+        }
+        Some(plan)
     }
 }
 
@@ -151,8 +162,12 @@ pub(super) struct Objects {
     found: Content,
     /// A copy of the engine from an earlier crash.
     old: Option<Twin>,
-    /// Whether an old copy was put back: PGs may be suspect.
+    /// Whether an old copy was put back since the store was last open: PGs may be suspect.
     was_old: bool,
+    /// Whether the journal lost an entry since then.
+    was_lost: bool,
+    /// PGs that were suspect when the store opened, and are not absolved.
+    suspects: BTreeSet<PgId>,
 }
 
 /// A read of records, with what is needed to check its answer.
@@ -204,6 +219,8 @@ impl Objects {
             found: Content::new(),
             old: None,
             was_old: false,
+            was_lost: false,
+            suspects: BTreeSet::new(),
         }
     }
 
@@ -239,9 +256,17 @@ impl Objects {
         self.twin.set_full(is_full);
     }
 
-    /// Compares what the store and the engine have when the store has opened. `may_lose`: the journal or the
-    /// metadata was damaged. Returns how many batches the engine had lost, and which PGs are suspect.
-    fn opened(&mut self, store: &Store, may_lose: bool) -> Result<(u64, Vec<PgId>), String> {
+    /// Returns how many times as long as other operations a discard takes.
+    pub fn discard_slowness(&self) -> u64 {
+        self.plan.discard_slowness
+    }
+
+    /// Compares what the store and the engine have when the store has opened. Returns how many batches the
+    /// engine had lost, and which PGs are suspect.
+    fn opened(&mut self, store: &Store) -> Result<(u64, Vec<PgId>), String> {
+        // Each start that ends leaves a store that knows what it lost: the next one may not lose more.
+        let may_lose = std::mem::take(&mut self.was_lost);
+        let may_be_behind = std::mem::take(&mut self.was_old) || may_lose;
         let is_there = store.has_family(POOL);
         let is_wrong = match self.family {
             Family::There => !is_there,
@@ -253,6 +278,10 @@ impl Objects {
         }
         let is_gone = self.family != Family::Absent && !is_there;
         self.family = if is_there { Family::There } else { Family::Absent };
+        let is_left = store.odd_families().any(|(pool, is_stray)| pool == POOL && is_stray);
+        if !is_there && !is_left && !self.content().is_empty() {
+            return Err("the engine has records of a family that is gone".into());
+        }
         let now = if is_there { self.content() } else { Content::new() };
         let (mut lost_count, mut suspects) = (0, Vec::new());
         for (pg, model) in &mut self.pgs {
@@ -263,7 +292,7 @@ impl Objects {
             };
             let base = of_pg(&now);
             if store.is_suspect(*pg) {
-                if !may_lose && !self.was_old {
+                if !may_be_behind && !self.suspects.contains(pg) {
                     return Err(format!("PG {pg} is suspect, but nothing was damaged"));
                 }
                 suspects.push(*pg);
@@ -289,6 +318,7 @@ impl Objects {
             lost_count += at.map_or(0, |at| (had.len() - 1 - at) as u64);
             *model = PgModel { version: last, base, batches: Vec::new() };
         }
+        self.suspects = suspects.iter().copied().collect();
         Ok((lost_count, suspects))
     }
 }
@@ -322,7 +352,12 @@ impl World {
         if objects.random.chance(flushes) {
             objects.twin.flush_some(&mut |end| objects.random.below(end));
         }
-        if is_quiet || objects.is_full && objects.random.chance(Chance::percent(5)) {
+        // A start waits for room, and nothing else happens.
+        let empties = match self.stage {
+            Stage::Opening => Chance::percent(5),
+            _ => objects.plan.empties,
+        };
+        if is_quiet || objects.is_full && objects.random.chance(empties) {
             objects.set_full(false);
         } else if !objects.is_full && objects.random.chance(fills) {
             objects.set_full(true);
@@ -531,12 +566,18 @@ impl World {
     /// Compares the object pool with the restarted store.
     pub(super) fn objects_opened(&mut self) -> Result<(), String> {
         let (Some(objects), Some(store)) = (&mut self.objects, &self.store) else { return Ok(()) };
-        let (lost, suspects) = objects.opened(store, self.damage.deep)?;
+        let (lost, suspects) = objects.opened(store)?;
         let is_behind = store.recovery_report().rows.iter().any(|(row, _)| *row == 'h');
         self.tally.faults.add("batches lost by the engine", lost);
         self.tally.faults.add("engine behind", u64::from(is_behind));
         self.todo.extend(suspects.into_iter().map(Todo::Absolve));
         Ok(())
+    }
+
+    pub(super) fn objects_absolved(&mut self, pg: PgId) {
+        if let Some(objects) = &mut self.objects {
+            objects.suspects.remove(&pg);
+        }
     }
 
     /// After a crash: puts back an old copy of the engine, or damages an entry of the journal that the engine
@@ -550,6 +591,8 @@ impl World {
         let (ages, loses) = (random.chance(objects.plan.ages), random.chance(objects.plan.loses));
         let is_kept = random.chance(Chance::percent(30));
         if ages && let Some(old) = objects.old.take() {
+            // It may come once more.
+            objects.old = Some(old.copy()).filter(|_| random.chance(Chance::percent(50)));
             objects.twin = old;
             objects.was_old = true;
             self.trace.line(format_args!("{:?} old engine", self.now));
@@ -573,6 +616,7 @@ impl World {
         // In the field with the lsn.
         self.disk.rot(place + 17, 1);
         (self.damage.happened, self.damage.deep) = (true, true);
+        self.objects().was_lost = true;
     }
 
     /// At a start: the engine may be missing, or another one.

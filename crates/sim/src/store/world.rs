@@ -444,6 +444,9 @@ impl World {
             after *= 100;
             self.tally.faults.add("slow disk operation", 1);
         }
+        if operation == Operation::Discard {
+            after *= self.objects.as_ref().map_or(1, Objects::discard_slowness);
+        }
         self.schedule(after, Item::Disk(op, operation));
     }
 
