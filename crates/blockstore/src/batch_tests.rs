@@ -9,6 +9,7 @@ use format::engine::{
 
 use crate::harness::{Bench, MemoryDisk, created, options};
 use crate::journal::IDLE_RESERVE;
+use crate::store::START_RESERVE;
 use crate::{
     Answer, CommitMode, CreateOptions, EngineFound, Event, Request, RequestId, StoreError,
 };
@@ -382,8 +383,8 @@ fn a_root_does_not_follow_a_removal_that_a_crash_takes_back() {
     assert_eq!(bench.answers.remove(&removal), Some(Ok(Answer::Durable)));
 }
 
-/// Writes batches that the engine takes and does not flush, until no other one has room. Returns the number of
-/// the last one that was answered.
+/// Writes batches that the engine takes and does not flush, until this much of the journal is in use. Returns
+/// the number of the last one.
 fn fill(bench: &mut Bench, until: u64) -> u64 {
     let mut counter = bench.store.last_version(PG).counter;
     while bench.store.parts().journal.used() < until {
@@ -473,8 +474,8 @@ fn checkpoints_leave_room_for_a_start_while_the_engine_holds_the_head() {
         made += 1;
     }
     let journal = &bench.store.parts().journal;
-    assert!(made > 100 && journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2 - 512), "{made}");
-    assert!(!journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2));
+    assert!(made > 100 && journal.has_room(EntryKind::Idle, 0, START_RESERVE - 512), "{made}");
+    assert!(!journal.has_room(EntryKind::Idle, 0, START_RESERVE));
     // The engine is asked for what is missing.
     let flush = bench.engine_effects.iter().find_map(|effect| match effect {
         EngineEffect::Flush { op, .. } => Some(*op),

@@ -393,8 +393,8 @@ impl Pending {
         lows.map(|low| (low.first, low.previous)).min_by_key(|(lsn, _)| *lsn)
     }
 
-    /// Returns the lsn before which all must be durable when a root names the families as they are now. Else a
-    /// crash could take back the entry of a creation or removal, and the root would still follow it.
+    /// Returns the lsn before which all must be durable when a root names the families as they are now. Else
+    /// a crash could take back the entry of a creation or removal, and the root would still follow it.
     pub fn families_end(&self) -> Lsn {
         self.families_end
     }

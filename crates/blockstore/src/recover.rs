@@ -709,8 +709,8 @@ impl Recovery {
     }
 }
 
-/// Returns the copies that are whole, but do not say what the newest one says: a crash came between the writes
-/// of the two. Were they left, the store would go back to what they say once the newest one is lost.
+/// Returns the copies that are whole, but do not say what the newest one says: a crash came between the
+/// writes of the two. Were they left, the store would go back to what they say once the newest one is lost.
 fn outdated_copies(copies: &[Result<Superblock, SuperblockError>]) -> Vec<usize> {
     let whole =
         || copies.iter().enumerate().filter_map(|(at, copy)| Some((at, copy.as_ref().ok()?)));

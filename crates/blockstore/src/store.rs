@@ -51,6 +51,10 @@ use crate::{
 /// [`Settings::idle_after`] without a write.
 const GIVE_BACK_AFTER: u64 = 10;
 
+/// Journal space that checkpoints leave free while they may free nothing, in bytes: for idle entries and
+/// decisions of starts that are killed again and again, and for the checkpoint that frees the head at last.
+pub(crate) const START_RESERVE: u64 = 4 * IDLE_RESERVE;
+
 /// The phases of a store, in chronological order.
 enum Phase {
     /// Waits for recovery.
@@ -395,14 +399,14 @@ impl Store {
             || parts.blocks.overlays().live_bytes() > self.settings.memory_bytes / 4
     }
 
-    /// Whether a checkpoint may begin. Each takes an idle entry, and while the engine holds the head it may free
-    /// nothing: then it must not take the room that one more start needs, and the checkpoint which frees the
-    /// head. The room kept for copies of prepared versions is there for the checkpoint.
+    /// Whether a checkpoint may begin. Each takes an idle entry, and while the engine holds the head it may
+    /// free nothing: then it must not take the room that starts need. The room kept for copies of prepared
+    /// versions is there for the checkpoint.
     fn has_room_for_checkpoint(&self) -> bool {
         let journal = &self.parts().journal;
         let reserve = match self.engine_would_free() >= IDLE_RESERVE {
             true => 0,
-            false => IDLE_RESERVE / 2,
+            false => START_RESERVE,
         };
         self.pending.low().is_none() || journal.has_room(EntryKind::Idle, 0, reserve)
     }

@@ -335,9 +335,9 @@ impl EngineReplay {
         Ok(())
     }
 
-    /// Takes what an entry has for the engine. Where a PG was made suspect, its family gets an empty batch with
-    /// the lsn of that entry: when that is flushed, the root names a lsn that no other copy of the engine has,
-    /// be it older or newer than the one that was found behind.
+    /// Takes what an entry has for the engine. Where a PG was made suspect, its family gets an empty batch
+    /// with the lsn of that entry: when that is flushed, the root names a lsn that no other copy of the
+    /// engine has, be it older or newer than the one that was found behind.
     fn take(&mut self, header: &EntryHeader, bytes: &[u8], pending: &mut Pending) -> Progress {
         let is_mark = header.kind == EntryKind::Suspect;
         let Some(pg) = header.pg.filter(|_| header.kind.has_body() || is_mark) else {

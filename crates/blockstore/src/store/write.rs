@@ -259,9 +259,9 @@ impl Store {
         }
     }
 
-    /// Whether places that a request waits for may come by a checkpoint. While the engine holds the head, places
-    /// do not count that only wait for their discards: a checkpoint does nothing for them, and takes room in
-    /// the ring.
+    /// Whether places that a request waits for may come by a checkpoint. While the engine holds the head,
+    /// places do not count that only wait for their discards: a checkpoint does nothing for them, and takes
+    /// room in the ring.
     pub(super) fn frees_places(&self) -> bool {
         self.pending.low().is_none() || self.parts().blocks.area.has_freed()
     }
