@@ -70,6 +70,10 @@ pub enum Bug {
     EngineBehindBelieved,
     /// Store: recovery gives entries to the engine before PGs that lost records are durably suspect.
     SuspectAfterReplay,
+    /// Store: the engine gets the records of a batch that recovery drops.
+    BatchHalfDropped,
+    /// Store: recovery keeps the batches of a PG that lie behind one that it drops.
+    LaterBatchKept,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.
@@ -327,6 +331,8 @@ impl Bug {
         ("engine-not-counted-as-durable", Bug::EngineNotCountedAsDurable),
         ("engine-behind-believed", Bug::EngineBehindBelieved),
         ("suspect-after-replay", Bug::SuspectAfterReplay),
+        ("batch-half-dropped", Bug::BatchHalfDropped),
+        ("later-batch-kept", Bug::LaterBatchKept),
     ];
 }
 

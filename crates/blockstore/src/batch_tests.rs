@@ -11,28 +11,32 @@ use crate::harness::{Bench, MemoryDisk, created, options};
 use crate::journal::IDLE_RESERVE;
 use crate::store::START_RESERVE;
 use crate::{
-    Answer, CommitMode, CreateOptions, EngineFound, Event, Request, RequestId, StoreError,
+    Answer, Batch, CommitMode, CreateOptions, EngineFound, Event, Request, RequestId, StoreError,
 };
 
-const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
+pub const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 const IDENTITY: Identity = Identity { engine: 5, store: 77 };
 
 fn disk(commit: CommitMode, engine: u128) -> MemoryDisk {
     created(&CreateOptions { engine: EngineId::new(engine), ..options(commit, 512) })
 }
 
-fn family(lsn: Lsn) -> FamilyFound {
+pub fn family(lsn: Lsn) -> FamilyFound {
     let compression = Compression::None;
     FamilyFound { family: PG.pool, compression, lsn, is_damaged: false }
 }
 
-fn found(families: &[FamilyFound]) -> EngineFound {
+pub fn found(families: &[FamilyFound]) -> EngineFound {
     EngineFound { identity: IDENTITY, families: families.to_vec() }
 }
 
 /// Opens a new store, and creates the family of the pool.
-fn open() -> Bench {
-    let mut bench = Bench::with_engine(disk(CommitMode::Fsync, 5), found(&[]));
+pub fn open() -> Bench {
+    open_with(CommitMode::Fsync)
+}
+
+pub fn open_with(commit: CommitMode) -> Bench {
+    let mut bench = Bench::with_engine(disk(commit, 5), found(&[]));
     assert!(bench.opened, "{:?}", bench.stopped);
     create(&mut bench);
     bench
@@ -57,12 +61,12 @@ fn create_for(bench: &mut Bench, pool: PoolId) -> Lsn {
     lsn
 }
 
-fn end(bench: &mut Bench, op: EngineOp) {
+pub fn end(bench: &mut Bench, op: EngineOp) {
     bench.apply(Event::Engine(EngineEvent::Done { op, result: Ok(()) }));
 }
 
 /// Ends the writes that the engine gets until there is none. Returns the lsn of the last one.
-fn end_writes(bench: &mut Bench) -> Option<Lsn> {
+pub fn end_writes(bench: &mut Bench) -> Option<Lsn> {
     let mut last = None;
     while matches!(bench.engine_effects.first(), Some(EngineEffect::Write { .. })) {
         let (op, lsn) = written(bench);
@@ -80,22 +84,23 @@ fn written(bench: &mut Bench) -> (EngineOp, Lsn) {
     }
 }
 
-fn flushed(bench: &mut Bench, lsn: Lsn) {
+pub fn flushed(bench: &mut Bench, lsn: Lsn) {
     bench.apply(Event::Engine(EngineEvent::Flushed { family: PG.pool, lsn }));
 }
 
-fn version(counter: u64) -> Version {
+pub fn version(counter: u64) -> Version {
     Version { epoch: Epoch::new(1), counter }
 }
 
-fn put(key: &[u8], value: &[u8]) -> Change {
+pub fn put(key: &[u8], value: &[u8]) -> Change {
     Change::Put { key: key.to_vec(), value: value.to_vec() }
 }
 
-fn batch(after: u64, upto: u64, records: Vec<Change>) -> Request {
+pub fn batch(after: u64, upto: u64, records: Vec<Change>) -> Request {
     let after = if after == 0 { Version::ZERO } else { version(after) };
     let block_size = BlockSize::DEFAULT;
-    Request::Batch { pg: PG, block_size, after, version: version(upto), records }
+    let version = version(upto);
+    Request::Batch(Batch { pg: PG, block_size, after, version, records, blocks: Vec::new() })
 }
 
 fn all() -> Query {
@@ -385,7 +390,7 @@ fn a_root_does_not_follow_a_removal_that_a_crash_takes_back() {
 
 /// Writes batches that the engine takes and does not flush, until this much of the journal is in use. Returns
 /// the number of the last one.
-fn fill(bench: &mut Bench, until: u64) -> u64 {
+pub fn fill(bench: &mut Bench, until: u64) -> u64 {
     let mut counter = bench.store.last_version(PG).counter;
     while bench.store.parts().journal.used() < until {
         let records = vec![put(b"a", &[1; 60_000]); 8];

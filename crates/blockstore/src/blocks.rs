@@ -8,13 +8,16 @@
 //! ```
 //!
 //! One entry of the journal is one [`Change`]; [`Blocks::apply`] is the only way in which requests and
-//! recovery change a block. A new kind of entry needs a match arm there.
+//! recovery change a block. A new kind of entry needs a match arm there. Only batches have many blocks: each
+//! is changed by [`Blocks::apply_lines`].
 //!
 //! Invariants
 //!   1. The place that the index records for a block is allocated to this block, and to no other.
 //!   2. An overlay is fresh if the block got its place after the leaf was written.
 //!   3. The index entry that a frozen block had when the checkpoint began is kept until the checkpoint
 //!      ends.
+
+mod batch;
 
 use std::collections::BTreeSet;
 
@@ -27,6 +30,7 @@ use format::disk::{
 
 use crate::AsOf;
 use crate::allocator::segment_of;
+pub use crate::blocks::batch::BlockLines;
 use crate::damage::Damage;
 use crate::data_area::{DataArea, Freed};
 use crate::index::{BlockInfo, Index, KEY_FIRST, location_of};
@@ -112,7 +116,7 @@ impl Blocks {
             }
             EntryKind::Repair | EntryKind::RepairLarge => self.repair(change, key),
             EntryKind::Prepare | EntryKind::PrepareLarge => self.repair(change, key),
-            EntryKind::RepairGone => self.remove(change, key),
+            EntryKind::RepairGone => self.remove(change.old, key),
             _ => {}
         }
     }
@@ -204,19 +208,19 @@ impl Blocks {
     }
 
     /// Removes the block from the index without a tombstone, and so from the next checkpoint.
-    fn remove(&mut self, change: &Change<'_>, key: BlockKey) {
+    fn remove(&mut self, old: Option<BlockInfo>, key: BlockKey) {
         self.overlays.change(key, |overlay| {
             overlay.reset();
             overlay.table = None;
             overlay.repair_count += 1;
         });
-        let location = location_of(change.old);
+        let location = location_of(old);
         if location != LOCATION_NONE {
-            let size = change.old.expect("it has a place").block_size;
+            let size = old.expect("it has a place").block_size;
             self.gives_back = true;
             self.area.free(location, size, true);
         }
-        self.set_info(key, change.old, None);
+        self.set_info(key, old, None);
         self.damage.forget(&key);
     }
 

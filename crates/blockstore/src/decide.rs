@@ -26,6 +26,18 @@
 //! @P   next       _      _     _      Drop       follows a dropped entry of its block or version of its PG
 //! ```
 //!
+//! Object pools have rows of their own. There *body* is that of a batch or page, *units* is the data behind it, and *lost*
+//! means: bad and acked, or unreadable. What is bad and not acked is row B.
+//!
+//! ```text
+//!      body   units  data  acked  decision   meaning
+//! @a   lost   _      _     _      Lost       records and blocks of an entry are lost: its PG is suspect, not the store
+//! @b   lost   _      _     yes    (pass)     the same, but checkpoint and engine have them: nobody needs the entry
+//! @c   whole  lost   _     _      Damaged    data is lost: its units become damaged
+//! @d   whole  ok     bad   no     Drop       out-of-line data does not match; also of a move
+//! @e   _      _      _     _      Drop       follows a dropped entry of its PG
+//! ```
+//!
 //! If only the note of a settle is lost (M, W), the settle still takes effect: its header contains what it
 //! needs.
 //!
@@ -68,21 +80,49 @@ pub enum Content {
     Bad,
 }
 
+impl Content {
+    /// Returns the state of this data and other data together.
+    pub fn worse(self, other: Content) -> Content {
+        match (self, other) {
+            (Content::Bad, _) | (_, Content::Bad) => Content::Bad,
+            (Content::Unreadable, _) | (_, Content::Unreadable) => Content::Unreadable,
+            _ => Content::Whole,
+        }
+    }
+}
+
+/// What the inline data of an entry is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inline {
+    /// Data of a block.
+    Block,
+    /// The body of a batch or page; behind it is the data of units.
+    Body {
+        /// That data.
+        units: Content,
+    },
+    /// A note, decisions, marks, or nothing.
+    Other,
+}
+
 /// What recovery finds at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// The header.
     pub header: Header,
-    /// The inline data.
+    /// The inline data, or the body.
     pub body: Content,
-    /// Whether the inline data belongs to a block.
-    pub is_block_data: bool,
+    /// What the inline data is.
+    pub inline: Inline,
+    /// Whether this is a batch or page, or a change of a block in the PG of an object pool.
+    pub is_of_objects: bool,
     /// The out-of-line data. It is read only if the entry is not acked.
     pub data: Content,
     /// Whether an entry records that everything up to the end of this place was durable.
     pub is_acked: bool,
     /// Whether an earlier entry of the same block was dropped. For a prepared or skipped version: also
-    /// whether an earlier version of its PG is missing.
+    /// whether an earlier version of its PG is missing. In object pools: whether an earlier entry of its PG
+    /// was dropped.
     pub follows_dropped: bool,
     /// Whether this is a prepared version that a later whole entry records as committed.
     pub is_committed: bool,
@@ -120,18 +160,20 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
         (Newer, true) => ('J', Verdict::Hole),
         (Unchained, false) => ('K', Verdict::Stop),
         (Unchained, true) => ('L', Verdict::Hole),
-        (Next, false) if seen.body == Content::Bad && !counts_as_recorded => ('B', Verdict::Stop),
+        (Next, false) if seen.is_torn() && !counts_as_recorded => ('B', Verdict::Stop),
+        (Next, _) if seen.follows_dropped && seen.is_of_objects => ('e', Verdict::Drop),
         (Next, _) if seen.follows_dropped => ('P', Verdict::Drop),
         (Next, false) if counts_as_recorded => ('Z', Verdict::Damaged),
-        (Next, false) if seen.body == Content::Unreadable && seen.is_block_data => {
-            ('V', Verdict::Damaged)
-        }
-        (Next, false) if seen.body == Content::Unreadable => ('W', Verdict::Lost),
-        (Next, true) if seen.body != Content::Whole && seen.is_block_data => {
-            ('C', Verdict::Damaged)
-        }
-        (Next, true) if seen.body != Content::Whole => ('M', Verdict::Lost),
+        (Next, is_acked) if seen.body != Content::Whole => match (seen.inline, is_acked) {
+            (Inline::Block, false) => ('V', Verdict::Damaged),
+            (Inline::Block, true) => ('C', Verdict::Damaged),
+            (Inline::Other, false) => ('W', Verdict::Lost),
+            (Inline::Other, true) => ('M', Verdict::Lost),
+            (Inline::Body { .. }, _) => ('a', Verdict::Lost),
+        },
+        (Next, false) if seen.data == Content::Bad && seen.is_of_objects => ('d', Verdict::Drop),
         (Next, false) if seen.data == Content::Bad => ('H', Verdict::Drop),
+        (Next, _) if seen.units() != Content::Whole => ('c', Verdict::Damaged),
         (Next, false) if seen.data == Content::Unreadable => ('X', Verdict::Damaged),
         (Next, _) => ('A', Verdict::Replay),
     }
@@ -140,6 +182,15 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
 impl Seen {
     fn has_bad(&self) -> bool {
         self.body == Content::Bad || self.data == Content::Bad
+    }
+
+    /// Returns the state of the data behind a body.
+    fn units(&self) -> Content {
+        if let Inline::Body { units } = self.inline { units } else { Content::Whole }
+    }
+
+    fn is_torn(&self) -> bool {
+        self.body == Content::Bad || self.units() == Content::Bad
     }
 }
 

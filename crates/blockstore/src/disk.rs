@@ -48,8 +48,8 @@ pub enum ReadPart {
 pub enum Purpose {
     /// The group of journal entries that begins here is written.
     Group(Lsn),
-    /// The out-of-line data of the journal entry at this lsn is written.
-    Large(Lsn),
+    /// The out-of-line data of the journal entry at this lsn is written to one of its places.
+    Large { lsn: Lsn, index: usize },
     /// Entries and their data are flushed.
     Flush,
     /// A part of a read request is read.
@@ -272,7 +272,7 @@ impl Disk {
             Purpose::Read(..) | Purpose::Leaf { .. } => self.figures.reads.count(span),
             Purpose::Group(_) => self.figures.writes.count(span),
             Purpose::Flush => self.figures.flushes.count(span),
-            Purpose::Large(_)
+            Purpose::Large { .. }
             | Purpose::WriteBackRead { .. }
             | Purpose::WriteBack
             | Purpose::LeafWrite(_)

@@ -120,6 +120,12 @@ impl Host {
     }
 }
 
+impl Op {
+    pub fn is_flush(&self) -> bool {
+        matches!(self, Op::Flush(_))
+    }
+}
+
 /// The disk. A write is visible once it is done, and safe once it is flushed.
 #[derive(Default)]
 pub struct MemoryDisk {

@@ -10,7 +10,7 @@
 //! Invariants
 //!   1. head <= flushed <= written <= tail <= head + size.
 //!   2. A request is answered only after its entry, all earlier entries, and all earlier
-//!      out-of-line data of its own block are durable.
+//!      out-of-line data of its own block (a batch: of its own PG) are durable.
 //!   3. An entry is contiguous: if it does not fit before the end of the ring, a pad fills the rest of the
 //!      ring.
 //!   4. A flush is started only if a request, or the store itself, waits for it. A lazy request is answered
@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
-use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE};
+use base::{Buffer, BufferPool, Checksum, Lsn, PgId, UNIT_SIZE};
 use format::disk::{Area, CommitMode, EntryFlags, EntryHeader, EntryKind, Superblock, UnitSet};
 
 use crate::disk::{Io, Purpose};
@@ -36,7 +36,7 @@ const COPY_SIZE_MAX: usize = 64 << 10;
 /// Journal space that only idle entries may use, in bytes. A checkpoint needs an idle entry, and only a
 /// checkpoint trims the journal.
 pub const IDLE_RESERVE: u64 = 64 << 10;
-/// Maximum number of out-of-line writes in flight.
+/// Maximum number of entries whose out-of-line data is in flight.
 pub const LARGE_IN_FLIGHT_MAX: usize = 64;
 
 /// An entry that waits for its group to be written.
@@ -63,27 +63,56 @@ enum GroupStage {
     Done,
 }
 
-/// Out-of-line data that is not durable yet.
+/// Out-of-line data of an entry that is not durable yet.
 struct Large {
-    key: BlockKey,
-    location: u32,
-    /// Where the data begins in the block, in bytes.
-    offset: u32,
+    pg: PgId,
+    places: Vec<LargePlace>,
     stage: LargeStage,
-    /// Requests that wait for this data to be durable, with the lsns of their entries.
-    waiters: Vec<(Lsn, RequestId)>,
+    /// Requests that wait for this data to be durable.
+    waiters: Vec<Waiter>,
     /// Requests that wait for this data to be written.
-    lazy_waiters: Vec<(Lsn, RequestId)>,
+    lazy_waiters: Vec<Waiter>,
 }
 
-#[derive(PartialEq)]
+/// Out-of-line data of one block.
+pub struct LargePlace {
+    pub key: BlockKey,
+    pub location: u32,
+    /// Where the data begins in the block, in bytes.
+    pub offset: u32,
+    /// Reads take the data from here; `None`: it is written.
+    data: Option<Buffer>,
+}
+
+impl LargePlace {
+    pub fn new((key, location): (BlockKey, u32), offset: u32, data: Buffer) -> LargePlace {
+        LargePlace { key, location, offset, data: Some(data) }
+    }
+
+    /// Returns the data while it is being written.
+    pub fn data(&self) -> Option<&Buffer> {
+        self.data.as_ref()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum LargeStage {
-    /// Waits for the disk; reads take the data from here.
-    Writing(Buffer),
+    /// Waits for the disk.
+    Writing,
     /// Waits for a flush to begin.
     Written,
     /// Waits for a flush to end.
     Flushing,
+}
+
+impl Large {
+    fn is_of(&self, awaited: Awaited) -> bool {
+        match awaited {
+            Awaited::Nothing => false,
+            Awaited::OfBlock(key) => self.places.iter().any(|place| place.key == key),
+            Awaited::OfPg(pg) => self.pg == pg,
+        }
+    }
 }
 
 /// The request that waits for an entry.
@@ -101,6 +130,16 @@ impl Asker {
     }
 }
 
+/// The out-of-line data that a request waits for, besides its entry and all earlier ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    Nothing,
+    /// That of its entry and of earlier entries of this block.
+    OfBlock(BlockKey),
+    /// That of its entry and of earlier entries of this PG.
+    OfPg(PgId),
+}
+
 /// Requests that may be answered.
 #[derive(Default)]
 pub struct Answers {
@@ -115,7 +154,7 @@ struct Waiter {
     id: RequestId,
     lsn: Lsn,
     end: Lsn,
-    key: Option<BlockKey>,
+    awaited: Awaited,
 }
 
 /// The journal.
@@ -410,37 +449,28 @@ impl Journal {
         }
     }
 
-    /// Records that the out-of-line data of an entry is being written to its place.
-    pub fn begin_large(
-        &mut self,
-        lsn: Lsn,
-        key: BlockKey,
-        location: u32,
-        offset: u32,
-        data: Buffer,
-    ) {
-        let stage = LargeStage::Writing(data);
-        let (waiters, lazy_waiters) = (Vec::new(), Vec::new());
+    /// Records that the out-of-line data of an entry is being written to its places.
+    pub fn begin_large(&mut self, lsn: Lsn, pg: PgId, places: Vec<LargePlace>) {
         assert!(self.large.len() < LARGE_IN_FLIGHT_MAX);
-        let large = Large { key, location, offset, stage, waiters, lazy_waiters };
+        assert!(!places.is_empty());
+        let (waiters, lazy_waiters) = (Vec::new(), Vec::new());
+        let large = Large { pg, places, stage: LargeStage::Writing, waiters, lazy_waiters };
         let before = self.large.insert(lsn, large);
         assert!(before.is_none(), "an entry has its data written once");
     }
 
     /// Returns data that is being written to this place, and its offset in the block in bytes.
     pub fn large_data(&self, key: &BlockKey, location: u32) -> Option<(u32, &Buffer)> {
-        let mut same = self.large.values().filter(|large| large.key == *key);
-        let large = same.find(|large| large.location == location)?;
-        match &large.stage {
-            LargeStage::Writing(data) => Some((large.offset, data)),
-            LargeStage::Written | LargeStage::Flushing => None,
-        }
+        let writing = self.large.values().filter(|large| large.stage == LargeStage::Writing);
+        let mut places = writing.flat_map(|large| &large.places);
+        let place = places.find(|place| place.key == *key && place.location == location)?;
+        place.data().map(|data| (place.offset, data))
     }
 
     /// Makes the request wait for its entry at `lsn`, which is the last entry: until it is durable or, if
     /// the request is lazy and flushes are needed, until it is written.
-    pub fn wait(&mut self, asker: Asker, lsn: Lsn, key: Option<BlockKey>) {
-        let waiter = Waiter { id: asker.id, lsn, end: self.tail, key };
+    pub fn wait(&mut self, asker: Asker, lsn: Lsn, awaited: Awaited) {
+        let waiter = Waiter { id: asker.id, lsn, end: self.tail, awaited };
         if asker.is_lazy && self.commit == CommitMode::Fsync {
             return self.lazy_waiters.push_back(waiter);
         }
@@ -480,17 +510,20 @@ impl Journal {
         self.cache.shrink(self.written);
     }
 
-    /// Handles a finished write of an entry's out-of-line data.
-    pub fn on_large_written(&mut self, lsn: Lsn, answers: &mut Answers) {
+    /// Handles a finished write of an entry's out-of-line data to the place with this index.
+    pub fn on_large_written(&mut self, lsn: Lsn, index: usize, answers: &mut Answers) {
+        let large = self.large.get_mut(&lsn).expect("it was begun");
+        let written = large.places[index].data.take();
+        assert!(written.is_some(), "it is written once");
+        if large.places.iter().any(|place| place.data.is_some()) {
+            return;
+        }
         match self.commit {
             CommitMode::Immediate => self.large_durable(lsn, answers),
             CommitMode::Fsync => {
-                let large = self.large.get_mut(&lsn).expect("it was begun");
-                assert!(matches!(large.stage, LargeStage::Writing(_)), "it is written once");
                 large.stage = LargeStage::Written;
-                let key = large.key;
-                for (waiter, id) in std::mem::take(&mut large.lazy_waiters) {
-                    self.answer_lazy_or_wait(waiter, id, Some(key), answers);
+                for waiter in std::mem::take(&mut large.lazy_waiters) {
+                    self.answer_lazy_or_wait(waiter, answers);
                 }
             }
         }
@@ -498,48 +531,34 @@ impl Journal {
 
     /// Answers a lazy request whose entry is written. If earlier data of its block is still being written,
     /// makes the request wait for that.
-    fn answer_lazy_or_wait(
-        &mut self,
-        lsn: Lsn,
-        id: RequestId,
-        key: Option<BlockKey>,
-        answers: &mut Answers,
-    ) {
-        let mut earlier = self.large.range_mut(..=lsn).map(|(_, large)| large);
-        let is_awaited = |large: &&mut Large| {
-            Some(large.key) == key && matches!(large.stage, LargeStage::Writing(_))
-        };
+    fn answer_lazy_or_wait(&mut self, waiter: Waiter, answers: &mut Answers) {
+        let mut earlier = self.large.range_mut(..=waiter.lsn).map(|(_, large)| large);
+        let is_awaited =
+            |large: &&mut Large| large.stage == LargeStage::Writing && large.is_of(waiter.awaited);
         match earlier.find(is_awaited) {
-            Some(large) => large.lazy_waiters.push((lsn, id)),
-            None => answers.written.push(id),
+            Some(large) => large.lazy_waiters.push(waiter),
+            None => answers.written.push(waiter.id),
         }
     }
 
     fn large_durable(&mut self, lsn: Lsn, answers: &mut Answers) {
         let large = self.large.remove(&lsn).expect("it was begun");
-        for (waiter, id) in large.waiters {
-            self.answer_or_wait(waiter, id, Some(large.key), answers);
+        for waiter in large.waiters {
+            self.answer_or_wait(waiter, answers);
         }
     }
 
-    /// Answers a request whose entry is durable. If earlier data of its block is not durable, makes the
-    /// request wait for that.
-    fn answer_or_wait(
-        &mut self,
-        lsn: Lsn,
-        id: RequestId,
-        key: Option<BlockKey>,
-        answers: &mut Answers,
-    ) {
-        let awaited = match key {
-            Some(key) if !planted::on(Bug::LargeDataNotAwaited) => {
-                self.large.range_mut(..=lsn).map(|(_, large)| large).find(|large| large.key == key)
-            }
-            _ => None,
+    /// Answers a request whose entry is durable. If data that it awaits is not durable, makes the request
+    /// wait for that.
+    fn answer_or_wait(&mut self, waiter: Waiter, answers: &mut Answers) {
+        let mut earlier = self.large.range_mut(..=waiter.lsn).map(|(_, large)| large);
+        let awaited = match planted::on(Bug::LargeDataNotAwaited) {
+            true => None,
+            false => earlier.find(|large| large.is_of(waiter.awaited)),
         };
         match awaited {
-            Some(large) => large.waiters.push((lsn, id)),
-            None => answers.durable.push(id),
+            Some(large) => large.waiters.push(waiter),
+            None => answers.durable.push(waiter.id),
         }
     }
 
@@ -587,7 +606,7 @@ impl Journal {
         };
         while self.waiters.front().is_some_and(|waiter| waiter.end <= durable) {
             let waiter = self.waiters.pop_front().expect("it was just seen");
-            self.answer_or_wait(waiter.lsn, waiter.id, waiter.key, answers);
+            self.answer_or_wait(waiter, answers);
         }
         let durable = self.durable();
         while self.syncs.front().is_some_and(|(lsn, _)| *lsn <= durable) {
@@ -599,7 +618,7 @@ impl Journal {
         };
         while self.lazy_waiters.front().is_some_and(|waiter| waiter.end <= written) {
             let waiter = self.lazy_waiters.pop_front().expect("it was just seen");
-            self.answer_lazy_or_wait(waiter.lsn, waiter.id, waiter.key, answers);
+            self.answer_lazy_or_wait(waiter, answers);
         }
     }
 

@@ -41,6 +41,8 @@ mod stopped;
 mod store;
 
 #[cfg(test)]
+mod batch_block_tests;
+#[cfg(test)]
 mod batch_tests;
 #[cfg(test)]
 mod facts_tests;
@@ -68,6 +70,7 @@ mod space_tests;
 mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, PoolId, Version};
+use format::disk::BlockChange;
 use format::door::{DiskEffect, DiskEvent};
 use format::engine::{Change, Compression, EngineEffect, EngineEvent, FamilyFound, Query};
 use format::wire::{Content, Digest};
@@ -399,21 +402,11 @@ pub enum Request {
         /// Maximum number of pages of 4 KiB to read: at least one, at most 256 (1 MiB).
         page_count: u32,
     },
-    /// Change records of an object pool: all of them or none, whatever crashes. The batches of a PG come in
-    /// order: within an epoch, `after` is the PG's last version ([`StoreError::Unordered`]). Reads see the
-    /// batch at once. Done when it and all earlier entries are durable; the engine is not waited for.
-    Batch {
-        /// The PG that the versions belong to.
-        pg: PgId,
-        /// The pool's block size.
-        block_size: BlockSize,
-        /// The version before the first of the batch.
-        after: Version,
-        /// The last version of the batch.
-        version: Version,
-        /// The changes, in order.
-        records: Vec<Change>,
-    },
+    /// Change records and blocks of an object pool: all of them or none, whatever crashes. The batches of a
+    /// PG come in order: within an epoch, `after` is the PG's last version ([`StoreError::Unordered`]).
+    /// Reads see the batch at once. Done when it, all earlier entries, and the data of all earlier entries of
+    /// its PG are durable; the engine is not waited for.
+    Batch(Batch),
     /// Create the engine's family of an object pool, or remove it with all its records (`None`). Harmless
     /// when repeated. Done when the engine has done it, durably; fails with [`StoreError::Unordered`] while
     /// another request for the pool's family is open.
@@ -446,6 +439,25 @@ pub enum Request {
         /// The PG.
         pg: PgId,
     },
+}
+
+/// A batch of changes of an object pool.
+#[derive(Debug)]
+pub struct Batch {
+    /// The PG that the versions belong to.
+    pub pg: PgId,
+    /// The pool's block size.
+    pub block_size: BlockSize,
+    /// The version before the first of the batch.
+    pub after: Version,
+    /// The last version of the batch.
+    pub version: Version,
+    /// The changes of records, in order.
+    pub records: Vec<Change>,
+    /// The changes of blocks, each with the data of its units: units, zeros, or the block is gone. All of a
+    /// block lie side by side. They name no places: the store chooses what gets one. Their versions are
+    /// those of the batch. The data is verified against its checksums ([`StoreError::Corrupted`]).
+    pub blocks: Vec<(BlockChange, Buffer)>,
 }
 
 /// Maximum size of a note, in bytes.

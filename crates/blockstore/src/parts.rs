@@ -1,18 +1,20 @@
 //! The parts of an open store: everything that needs the superblock, connected in one place.
 //!
-//! Each part owns its state and guards its own invariants. [`Parts::apply`] applies an entry to all of them.
+//! Each part owns its state and guards its own invariants. [`Parts::apply`] applies an entry to all of them,
+//! [`Parts::apply_batch`] one of an object pool.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Checksum, Lsn, PgId, Version};
 use format::disk::{
-    EntryHeader, EntryKind, LeafPage, PAGE_SIZE, PageRef, Root, StreamRef, Superblock,
-    decode_marks, record_size,
+    BlockChange, BlockKey, Body, EntryHeader, EntryKind, LeafPage, PAGE_SIZE, PageRef, Root,
+    StreamRef, Superblock, UnitSet, decode_marks, record_size,
 };
 
 use crate::Settings;
-use crate::blocks::{Blocks, Change};
+use crate::blocks::{BlockLines, Blocks, Change};
 use crate::disk::{Io, Purpose};
 use crate::index::BlockInfo;
 use crate::journal::Journal;
@@ -20,6 +22,17 @@ use crate::notes::Notes;
 use crate::pages::{LeafWaiter, Pages, ROOT_PAGES};
 use crate::pg_records::PgRecords;
 use crate::record_room::RecordRoom;
+
+/// An entry that changes records and blocks of an object pool.
+pub struct BatchChange<'a> {
+    pub header: &'a EntryHeader,
+    pub body: &'a Body,
+    pub lsn: Lsn,
+    /// The lsn where the data of its units begins.
+    pub data_lsn: Lsn,
+    /// Units whose data is lost.
+    pub bad: &'a BTreeMap<BlockKey, UnitSet>,
+}
 
 /// The parts of an open store.
 pub struct Parts {
@@ -260,5 +273,23 @@ impl Parts {
             (_, Some(key), _) => self.blocks.apply(change, key),
             _ => {}
         }
+    }
+
+    /// Applies the blocks and the version of a batch, in the same way for a request and for recovery; its
+    /// records are the engine's. Returns whether all blocks could be changed: see [`Blocks::apply_lines`].
+    pub fn apply_batch(&mut self, change: &BatchChange<'_>) -> bool {
+        let header = change.header;
+        let (pg, block_size) = header.pg.zip(header.block_size).expect("the format demands both");
+        self.pgs.apply(header, pg, change.lsn);
+        let mut data_lsn = change.data_lsn;
+        let mut is_whole = true;
+        for lines in change.body.by_block() {
+            let bad = change.bad.get(&lines[0].key).copied().unwrap_or(UnitSet::EMPTY);
+            is_whole &=
+                self.blocks.apply_lines(&BlockLines { pg, block_size, lines, data_lsn, bad });
+            let size: usize = lines.iter().map(BlockChange::size_here).sum();
+            data_lsn = data_lsn.advance(size as u64);
+        }
+        is_whole
     }
 }

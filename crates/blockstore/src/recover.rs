@@ -17,6 +17,7 @@
 //!   5. A decision stays valid as long as what it is about: if recovery cuts off an entry with decisions that
 //!      it followed, its own entry repeats them.
 
+mod batches;
 mod engine;
 mod replay;
 mod survey;
@@ -656,7 +657,8 @@ impl Recovery {
         Some(Recovered { parts, report, pending, replay })
     }
 
-    /// Returns the PGs that may have had blocks in a lost leaf, or records that the engine lost.
+    /// Returns the PGs that may have had blocks in a lost leaf, records that the engine lost, or a batch that
+    /// the journal lost.
     fn suspects(&mut self) -> BTreeSet<PgId> {
         let lost = std::mem::take(&mut self.leaves_lost);
         let parts = self.parts();
@@ -664,7 +666,7 @@ impl Recovery {
         let of_families = self.families.iter().filter(|family| family.is_behind);
         let of_families =
             of_families.flat_map(|family| parts.pgs_known().filter(|pg| pg.pool == family.pool));
-        let pgs = pgs.chain(of_families);
+        let pgs = pgs.chain(of_families).chain(self.pgs_with_lost_batches());
         // An earlier start may have recorded some of these PGs, and been killed before its checkpoint.
         pgs.filter(|pg| !parts.is_suspect(*pg)).collect()
     }

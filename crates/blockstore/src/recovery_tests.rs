@@ -6,7 +6,7 @@ use base::hash::pg_of_hash;
 use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{EntryHeader, EntryKind, PAGE_SIZE};
 
-use crate::decide::{Content, Header, Seen, decide, is_suspicious};
+use crate::decide::{Content, Header, Inline, Seen, decide, is_suspicious};
 use crate::harness::{Bench, MemoryDisk, PG, SIZE, key, options, settings};
 use crate::journal::plain_header;
 use crate::{
@@ -932,13 +932,15 @@ fn rows_of_the_table() -> BTreeMap<char, &'static str> {
 
 #[test]
 fn every_row_of_the_table_has_one_test_and_says_what_makes_the_store_suspect() {
-    let names: Vec<&str> = include_str!("recovery_tests.rs")
-        .lines()
-        .filter_map(|l| l.strip_prefix("fn row_"))
-        .collect();
+    let here = include_str!("recovery_tests.rs").lines();
+    let lines = here.chain(include_str!("batch_block_tests.rs").lines());
+    let is_of_row = |name: &&str| name.starts_with("row_") || name.starts_with("object_row_");
+    let names: Vec<&str> =
+        lines.filter_map(|line| line.strip_prefix("fn ")).filter(is_of_row).collect();
     let table = rows_of_the_table();
     for (row, line) in &table {
-        let name = format!("{}_", row.to_ascii_lowercase());
+        let of_objects = if row.is_lowercase() { "object_" } else { "" };
+        let name = format!("{of_objects}row_{}_", row.to_ascii_lowercase());
         let count = names.iter().filter(|found| found.starts_with(&name)).count();
         assert_eq!(count, 1, "tests of row {row}");
         let is_suspect = line.contains(": suspect") || line.contains("; suspect");
@@ -961,23 +963,27 @@ fn every_row_can_happen_and_decides_what_the_table_says() {
         Header::Unchained,
         Header::Next,
     ] {
-        for index in 0..144 {
+        for index in 0..720 {
             let bit = |at: u32| bits[(index >> at) & 1];
+            let units = [Whole, Unreadable, Bad].map(|units| Inline::Body { units });
+            let inline = [Inline::Block, Inline::Other, units[0], units[1], units[2]];
+            let inline = inline[index / 144];
             let seen = Seen {
                 header,
-                is_block_data: bit(0),
+                inline,
+                is_of_objects: bit(0) || matches!(inline, Inline::Body { .. }),
                 is_acked: bit(1),
                 follows_dropped: bit(2),
                 body: [Whole, Unreadable, Bad][(index / 8) % 3],
                 data: [Whole, Unreadable, Bad][(index / 24) % 3],
-                is_committed: index >= 72,
+                is_committed: (index / 72) % 2 == 1,
             };
             let (row, verdict) = decide(seen);
             assert!(table[&row].contains(&format!(" {verdict:?} ")), "row {row}: {verdict:?}");
             rows.insert(row);
         }
     }
-    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMPTUVWXZ");
+    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMPTUVWXZacde");
 }
 
 #[test]

@@ -555,7 +555,9 @@ impl Store {
         let mut answers = Answers::default();
         match purpose {
             Purpose::Group(start) => parts.journal.on_group_written(start),
-            Purpose::Large(lsn) => parts.journal.on_large_written(lsn, &mut answers),
+            Purpose::Large { lsn, index } => {
+                parts.journal.on_large_written(lsn, index, &mut answers);
+            }
             Purpose::Flush => parts.journal.on_flushed(&mut answers),
             Purpose::Reserve(locations) => parts.blocks.area.on_reserved(locations),
             Purpose::Discard(places) => parts.blocks.area.on_discarded(places),

@@ -257,7 +257,7 @@ impl Recovery {
         }
         let replay = EngineReplay {
             ranges: std::mem::take(&mut self.replay.walked).into(),
-            lost: std::mem::take(&mut self.replay.bodies_lost),
+            kept_back: std::mem::take(&mut self.replay.kept_from_engine),
             above: self.families.iter().map(|plan| (plan.pool, plan.lsn)).collect(),
             sector_size: parts.superblock.sector_size,
             store_tag: parts.superblock.store.tag(),
@@ -272,8 +272,8 @@ impl Recovery {
 pub struct EngineReplay {
     /// What is still to be read: whole entries, one behind the other.
     ranges: VecDeque<Range<Lsn>>,
-    /// Entries whose bodies the first reading found lost.
-    lost: BTreeSet<Lsn>,
+    /// Entries of which the engine gets nothing: their bodies are lost, or they were dropped.
+    kept_back: BTreeSet<Lsn>,
     /// Per family: only later entries are for it.
     above: BTreeMap<PoolId, Lsn>,
     sector_size: u32,
@@ -344,7 +344,7 @@ impl EngineReplay {
             return Ok(());
         };
         let is_for_it = self.above.get(&pg.pool).is_some_and(|above| header.lsn > *above);
-        if !is_for_it || self.lost.contains(&header.lsn) {
+        if !is_for_it || self.kept_back.contains(&header.lsn) {
             return Ok(());
         }
         let end = header.lsn.advance(u64::from(header.size));

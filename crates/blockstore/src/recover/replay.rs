@@ -11,13 +11,14 @@ use format::disk::{
 };
 use format::engine::Compression;
 
+use super::batches::BatchFound;
 use super::engine;
 use super::survey::{bad_units, inline_data, is_in_order};
 use super::{CHUNK_SIZE, Progress, Recovery, Stage, is_emptied};
 use crate::BlockKey;
 use crate::allocator::Place;
 use crate::blocks::Change;
-use crate::decide::{Content, Header, Seen, Verdict, decide};
+use crate::decide::{Content, Header, Inline, Seen, Verdict, decide};
 use crate::disk::{Io, Purpose};
 use crate::index::location_of;
 use crate::pending::EntryPlace;
@@ -48,22 +49,53 @@ pub struct Replay {
     /// PGs with a dropped prepared version: the lowest version that is dropped, and the lsn from which
     /// versions are accepted again.
     dropped_pgs: BTreeMap<PgId, (Version, Lsn)>,
+    /// PGs of object pools with a dropped entry: that entry, and the lsn from which entries count again.
+    pub dropped_objects: BTreeMap<PgId, (Lsn, Lsn)>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
     /// Versions dropped by this recovery or by an earlier one.
     dropped_versions: BTreeSet<(PgId, Version)>,
     /// Places in entries that are not recorded as durable.
-    places: BTreeSet<Place>,
+    pub places: BTreeSet<Place>,
     /// The entry whose out-of-line data is being read.
-    waiting: Option<(EntryHeader, Checksum)>,
+    waiting: Option<Found>,
     /// Where the journal ends.
     pub end: Lsn,
     /// The last creation or removal of each family.
     pub families: BTreeMap<PoolId, (EntryPlace, Option<Compression>)>,
     /// Parts of the journal with entries that the engine may lack: only whole entries, one behind the other.
     pub walked: Vec<Range<Lsn>>,
-    /// Entries of which only the header is left.
-    pub bodies_lost: BTreeSet<Lsn>,
+    /// Entries of which the engine gets nothing: only the header is left, or they were dropped.
+    pub kept_from_engine: BTreeSet<Lsn>,
+    /// PGs of object pools of which an entry is lost: the last such entry.
+    pub lost_batches: BTreeMap<PgId, Lsn>,
+}
+
+/// The next entry, and what the disk has of it.
+pub struct Found {
+    pub header: EntryHeader,
+    checksum: Checksum,
+    /// The inline data, or the body.
+    body: Content,
+    /// Out-of-line data, as far as it was compared.
+    pub data: Content,
+    /// Units whose data is lost, counted from the first unit of the entry's data.
+    bad: UnitSet,
+    /// The inline data.
+    inline: Vec<u8>,
+    /// What is known of a batch or page.
+    pub batch: Option<BatchFound>,
+}
+
+impl Found {
+    fn inline(&self) -> Inline {
+        let units = self.batch.as_ref().map_or(Content::Whole, |batch| batch.units);
+        match self.header.kind {
+            kind if kind.has_body() => Inline::Body { units },
+            kind if kind.has_block_data() => Inline::Block,
+            _ => Inline::Other,
+        }
+    }
 }
 
 /// How the replay continues after a step.
@@ -127,9 +159,14 @@ impl Recovery {
     fn fetch_data(&mut self, io: &mut Io<'_>) -> Progress {
         let data = self.parts().superblock.data;
         self.stage = Stage::Data;
-        let (header, _) = self.replay.waiting.as_ref().expect("it asks for data");
-        let within = header.location as u64 * LOCATION_STEP + header.offset as u64;
-        let size = header.length as usize;
+        let found = self.replay.waiting.as_ref().expect("it asks for data");
+        let header = &found.header;
+        let (location, offset, length) = match &found.batch {
+            Some(batch) => batch.next_place().expect("it asks for data"),
+            None => (header.location, header.offset, header.length),
+        };
+        let within = u64::from(location) * LOCATION_STEP + u64::from(offset);
+        let size = length as usize;
         if within + size as u64 > data.size {
             // The place is outside the data area. Use zeros as its data: they match only the checksum of
             // zeros.
@@ -147,24 +184,33 @@ impl Recovery {
         lost: &[Range<usize>],
         io: &mut Io<'_>,
     ) -> Progress {
-        let waiting = self.replay.waiting.take();
-        let (header, checksum) = waiting.expect("it asks for data");
-        let bad = match planted::on(Bug::StaleDataAccepted) {
-            true => UnitSet::EMPTY,
-            false => bad_units(&header, &buffer),
-        };
-        let positions: Vec<u32> = header.data_positions().collect();
-        let is_lost = |unit: u32| {
-            let range = unit_range(positions[unit as usize]);
+        let mut found = self.replay.waiting.take().expect("it asks for data");
+        let is_lost = |position: u32| {
+            let range = unit_range(position);
             lost.iter().any(|lost| overlaps(lost, &range))
         };
-        let data = content(bad, is_lost);
+        let (data, location, offset) = match &mut found.batch {
+            Some(batch) => batch.on_place_read(&buffer, is_lost),
+            None => {
+                let header = &found.header;
+                if !planted::on(Bug::StaleDataAccepted) {
+                    found.bad = bad_units(header, &buffer);
+                }
+                let positions: Vec<u32> = header.data_positions().collect();
+                let data = content(found.bad, |unit| is_lost(positions[unit as usize]));
+                (data, header.location, header.offset)
+            }
+        };
         if data != Content::Bad {
-            let place = self.parts().place(header.location) + header.offset as u64;
+            let place = self.parts().place(location) + u64::from(offset);
             self.write_read_again(place, &buffer, lost, io);
         }
-        let contents = (Content::Whole, data);
-        self.judge(header, checksum, bad, contents, &[])?;
+        found.data = found.data.worse(data);
+        if found.batch.as_ref().is_some_and(|batch| batch.next_place().is_some()) {
+            self.replay.waiting = Some(found);
+            return self.fetch_data(io);
+        }
+        self.judge(found)?;
         self.replay(io)
     }
 
@@ -240,38 +286,61 @@ impl Recovery {
         }
         let (header, checksum) = whole.expect("a header was seen");
         let parts = self.parts.as_ref().expect("the superblock is known");
-        let is_kept = at >= parts.root.until || parts.is_collected(&header);
+        // The engine must not get what was dropped, also when a checkpoint has passed it.
+        let is_dropped = header.kind.has_body() && survey.dropped_by(&header).is_some();
+        let is_kept = at >= parts.root.until || parts.is_collected(&header) || is_dropped;
         // Records that the engine lacks are needed, although the checkpoint has the rest.
         let has_lost = || Body::decode(&header, header.body(bytes)).is_none();
-        let is_missed = || engine::lacks(&self.engine, &header) && has_lost();
-        if !is_kept && !is_missed() {
+        let is_lost = !is_kept && header.kind.has_body() && has_lost();
+        let is_missed = is_lost && engine::lacks(&self.engine, &header);
+        if !is_kept && !is_missed {
+            if is_lost {
+                self.count_row('b');
+            }
             self.pass(&header, checksum);
             return Ok(Next::Again);
         }
         // A copy of a version that is already prepared needs no comparison with its out-of-line data.
         let is_decided =
             survey.dropped_by(&header).is_some() || parts.blocks.is_known_copy(&header);
+        let (body, data) = (Content::Whole, Content::Whole);
+        let (bad, inline) = (UnitSet::EMPTY, Vec::new());
+        let mut found = Found { header, checksum, body, data, bad, inline, batch: None };
+        let header = &found.header;
         if header.kind.is_large() && !is_acked && !is_decided {
-            replay.waiting = Some((header, checksum));
+            replay.waiting = Some(found);
             return Ok(Next::Data);
         }
-        let data = match header.kind.is_inline() {
-            true => inline_data(&header, bytes, superblock.sector_size).to_vec(),
-            false => Vec::new(),
-        };
-        let bad = match header.kind == EntryKind::Settle && at < parts.root.until {
-            // The checkpoint already contains the note of this settle.
-            true => UnitSet::EMPTY,
-            false => bad_units(&header, &data),
-        };
         let data_lsn = at.advance(u64::from(header.size - header.data_size()));
-        let body = match header.kind.has_body() {
-            true if Body::decode(&header, header.body(bytes)).is_some() => Content::Whole,
-            true if replay.is_lost(at, &(0..header.size as usize)) => Content::Unreadable,
-            true => Content::Bad,
-            false => content(bad, |unit| replay.is_lost(data_lsn, &unit_range(unit))),
-        };
-        self.judge(header, checksum, bad, (body, Content::Whole), &data)
+        if header.kind.has_body() {
+            let is_lost = |range: Range<usize>| replay.is_lost(at, &range);
+            let sizes = (superblock.sector_size, at < parts.root.until);
+            found.batch = BatchFound::of(header, bytes, sizes, is_lost);
+            found.body = match &found.batch {
+                Some(_) => Content::Whole,
+                None if is_lost(0..header.size as usize) => Content::Unreadable,
+                None => Content::Bad,
+            };
+            let is_behind = replay.is_behind_dropped(header);
+            let reads = found.batch.as_mut().is_some_and(|batch| {
+                batch.ends_without_places(is_acked || is_decided || is_behind);
+                batch.next_place().is_some()
+            });
+            if reads {
+                replay.waiting = Some(found);
+                return Ok(Next::Data);
+            }
+            return self.judge(found);
+        }
+        if header.kind.is_inline() {
+            found.inline = inline_data(header, bytes, superblock.sector_size).to_vec();
+        }
+        // The checkpoint already contains the note of an earlier settle.
+        if header.kind != EntryKind::Settle || at >= parts.root.until {
+            found.bad = bad_units(header, &found.inline);
+        }
+        found.body = content(found.bad, |unit| replay.is_lost(data_lsn, &unit_range(unit)));
+        self.judge(found)
     }
 
     /// Handles a place without a next entry: the journal ends, or a hole begins.
@@ -292,33 +361,34 @@ impl Recovery {
     }
 
     /// Acts on an entry according to the table.
-    fn judge(
-        &mut self,
-        header: EntryHeader,
-        checksum: Checksum,
-        bad: UnitSet,
-        (body, out_of_line): (Content, Content),
-        data: &[u8],
-    ) -> Result<Next, String> {
+    fn judge(&mut self, found: Found) -> Result<Next, String> {
+        let (header, checksum) = (&found.header, found.checksum);
         let (lsn, key) = (header.lsn, header.key);
-        if let Some(by) = self.survey.dropped_by(&header)
+        if let Some(by) = self.survey.dropped_by(header)
             && !planted::on(Bug::TailReplayedTwice)
         {
             self.count_row('O');
-            self.replay.note_dropped(&header, by);
-            self.note_committed(&header);
-            self.pass(&header, checksum);
+            self.drop_entry(header, by);
+            self.pass(header, checksum);
             return Ok(Next::Again);
         }
+        let is_of_objects = self.is_of_objects(header);
+        let follows_dropped = match is_of_objects {
+            true => self.replay.is_behind_dropped(header),
+            false => {
+                key.is_some_and(|key| self.replay.dropped.contains(&key))
+                    || self.follows_hole(header)
+            }
+        };
         let (row, verdict) = decide(Seen {
             header: Header::Next,
-            body,
-            is_block_data: header.kind.has_block_data(),
-            data: out_of_line,
+            body: found.body,
+            inline: found.inline(),
+            is_of_objects,
+            data: found.data,
             is_acked: lsn < self.survey.acked,
-            follows_dropped: key.is_some_and(|key| self.replay.dropped.contains(&key))
-                || self.follows_hole(&header),
-            is_committed: self.survey.is_committed(&header),
+            follows_dropped,
+            is_committed: self.survey.is_committed(header),
         });
         let was_stated = self.survey.damaged.contains(&lsn);
         match verdict {
@@ -328,12 +398,13 @@ impl Recovery {
             }
             Verdict::Drop => {
                 // A dropped version also drops later versions of its PG; they need no decisions of their own.
-                if !self.replay.is_behind_dropped(&header) {
-                    self.decisions.push(Decision::Drop(lsn));
+                if !self.replay.is_behind_dropped(header) {
+                    self.decisions.push(match header.pg.filter(|_| is_of_objects) {
+                        Some(pg) => Decision::PgTail { pg, from: lsn },
+                        None => Decision::Drop(lsn),
+                    });
                 }
-                self.replay.dropped.extend(key.filter(|_| !is_in_order(&header)));
-                self.replay.note_dropped(&header, Lsn::new(u64::MAX));
-                self.note_committed(&header);
+                self.drop_entry(header, Lsn::new(u64::MAX));
             }
             Verdict::Damaged | Verdict::Lost if !was_stated => {
                 self.decisions.push(Decision::Damaged(lsn));
@@ -343,19 +414,46 @@ impl Recovery {
         // Damage that an earlier recovery recorded does not make the store suspect again.
         self.count_row(if was_stated { 'O' } else { row });
         let is_settle = header.kind == EntryKind::Settle;
-        match verdict {
-            Verdict::Replay | Verdict::Damaged => self.replay_entry(&header, bad, data)?,
+        match (verdict, &found.batch) {
+            (Verdict::Replay | Verdict::Damaged, Some(batch)) => {
+                self.replay_batch(header, batch)?
+            }
+            (Verdict::Replay | Verdict::Damaged, None) => {
+                self.replay_entry(header, found.bad, &found.inline)?;
+            }
             // Only the note is lost: the header still contains the version to settle.
-            Verdict::Lost if is_settle && !planted::on(Bug::SettleForgotten) => {
+            (Verdict::Lost, _) if is_settle && !planted::on(Bug::SettleForgotten) => {
                 let mut settle = header.clone();
                 settle.flags.has_note = false;
                 self.replay_entry(&settle, UnitSet::EMPTY, &[])?;
             }
-            Verdict::Lost => drop(self.replay.bodies_lost.insert(lsn)),
+            (Verdict::Lost, _) if header.kind.has_body() => self.lose_batch(header),
             _ => {}
         }
-        self.pass(&header, checksum);
+        self.pass(header, checksum);
         Ok(Next::Again)
+    }
+
+    /// Drops an entry, and with it what must follow it: up to the entry at `until`, which has the decision.
+    fn drop_entry(&mut self, header: &EntryHeader, until: Lsn) {
+        let is_of_objects = self.is_of_objects(header);
+        let replay = &mut self.replay;
+        match header.pg.filter(|_| is_of_objects) {
+            Some(pg) => {
+                if !replay.is_behind_dropped(header) {
+                    replay.dropped_objects.insert(pg, (header.lsn, until));
+                }
+            }
+            None => {
+                let is_new = until == Lsn::new(u64::MAX) && !is_in_order(header);
+                replay.dropped.extend(header.key.filter(|_| is_new));
+                replay.note_dropped(header, until);
+            }
+        }
+        if !planted::on(Bug::BatchHalfDropped) {
+            replay.kept_from_engine.insert(header.lsn);
+        }
+        self.note_committed(header);
     }
 
     /// Commits the versions that a dropped entry records as committed. They were committed, whatever becomes
@@ -504,7 +602,8 @@ impl Seen {
         Seen {
             header,
             body: Content::Bad,
-            is_block_data: false,
+            inline: Inline::Other,
+            is_of_objects: false,
             data: Content::Bad,
             is_acked,
             follows_dropped: false,
@@ -514,7 +613,7 @@ impl Seen {
 }
 
 /// Returns the byte range of a unit within an entry's data.
-fn unit_range(unit: u32) -> Range<usize> {
+pub fn unit_range(unit: u32) -> Range<usize> {
     let start = unit as usize * UNIT_SIZE as usize;
     start..start + UNIT_SIZE as usize
 }
@@ -524,7 +623,7 @@ fn overlaps(one: &Range<usize>, other: &Range<usize>) -> bool {
 }
 
 /// Returns the state of data in which the units `bad` do not match their checksums.
-fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
+pub fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
     match (bad.is_empty(), bad.iter().all(is_lost)) {
         (true, _) => Content::Whole,
         (false, true) => Content::Unreadable,
@@ -548,7 +647,13 @@ impl Replay {
     }
 
     /// Whether the entry is dropped because it follows a dropped version of its PG.
-    fn is_behind_dropped(&self, header: &EntryHeader) -> bool {
+    pub fn is_behind_dropped(&self, header: &EntryHeader) -> bool {
+        let of_objects = header.pg.and_then(|pg| self.dropped_objects.get(&pg));
+        if let Some((from, until)) = of_objects
+            && (header.kind.has_body() || header.key.is_some())
+        {
+            return (*from..*until).contains(&header.lsn);
+        }
         let dropped = header.pg.and_then(|pg| self.dropped_pgs.get(&pg));
         is_in_order(header)
             && dropped.is_some_and(|(from, until)| header.version >= *from && header.lsn < *until)

@@ -35,6 +35,8 @@ pub struct Survey {
     /// Per PG, the decisions of earlier recoveries to drop versions: the lowest version that is dropped, and
     /// the lsn of the entry that contains the decision.
     tails: BTreeMap<PgId, Vec<(Version, Lsn)>>,
+    /// The same for PGs of object pools: the first entry that is dropped, and the entry with the decision.
+    pg_tails: BTreeMap<PgId, Vec<(Lsn, Lsn)>>,
     /// Per PG, the highest version that any entry records as committed, as settled, or as the floor.
     committed: BTreeMap<PgId, Version>,
     /// Entries that an earlier recovery recorded as damaged.
@@ -155,7 +157,13 @@ impl Survey {
             let is_it = |(from, by): &&(Version, Lsn)| header.version >= *from && header.lsn < *by;
             tails.find(is_it).map(|(_, by)| *by)
         };
-        self.drops.get(&header.lsn).copied().or_else(of_tail)
+        let of_pg_tail = || {
+            let in_order = header.kind.has_body() || header.key.is_some();
+            let mut tails = self.pg_tails.get(&header.pg.filter(|_| in_order)?)?.iter();
+            let is_it = |(from, by): &&(Lsn, Lsn)| *from <= header.lsn && header.lsn < *by;
+            tails.find(is_it).map(|(_, by)| *by)
+        };
+        self.drops.get(&header.lsn).copied().or_else(of_tail).or_else(of_pg_tail)
     }
 
     /// Whether the entry is a prepared version that some entry records as committed. A commit holds for all
@@ -191,8 +199,9 @@ impl Survey {
                         self.tails.entry(pg).or_default().push((from, *by));
                     }
                     Decision::Damaged(lsn) => drop(self.damaged.insert(lsn)),
-                    // Only of object pools, which no recovery applies yet.
-                    Decision::PgTail { .. } => {}
+                    Decision::PgTail { pg, from } => {
+                        self.pg_tails.entry(pg).or_default().push((from, *by));
+                    }
                 }
             }
         }

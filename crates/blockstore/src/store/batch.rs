@@ -1,66 +1,275 @@
 //! Batches of object pools: admitted in the order of their PG, journaled, seen by reads at once, given to the engine
 //! when they are durable. See `docs/internals/objects.md`.
+//!
+//! ```text
+//!   records, lines ─▶ plan: what gets a place ─▶ room ─▶ [header, body | units here] and, in parallel, the places ─▶ answer
+//! ```
+//!
+//! Invariant: nothing of a batch changes before all that it needs is there: places, room in the journal and for records.
 
-use base::{BlockSize, Lsn, PgId, PoolId, Version};
-use format::disk::{Body, EntryHeader, EntryKind};
-use format::engine::{Change, Compression, EngineEvent};
+use std::collections::BTreeMap;
 
-use crate::journal::{Asker, plain_header};
+use base::{Buffer, BufferPool, Lsn, PgId, PoolId, checksum};
+use format::disk::{
+    BlockAction, BlockChange, Body, EntryHeader, EntryKind, LOCATION_NONE, UNITS_SIZE_MAX,
+    record_size,
+};
+use format::engine::{Compression, EngineEvent};
+
+use crate::disk::{Io, Purpose};
+use crate::index::location_of;
+use crate::journal::{Asker, Awaited, LARGE_IN_FLIGHT_MAX, LargePlace, plain_header};
+use crate::parts::BatchChange;
 use crate::pending::{EntryPlace, FamilyStage};
 use crate::store::Store;
-use crate::store::write::{Admit, WRITE_RESERVE_SHARE};
-use crate::{Answer, Effect, Request, RequestId, StoreError};
+use crate::store::repair::spread;
+use crate::store::write::{Admit, LARGE_SIZE_MIN, WRITE_RESERVE_SHARE};
+use crate::{Answer, Batch, Effect, Request, RequestId, StoreError};
 
 /// Pending records of at most so many bytes; beyond that, batches wait for the engine.
 const PENDING_SIZE_MAX: usize = 64 << 20;
 /// A family is flushed when its low lies this fraction (1/n) of what makes a checkpoint due behind the tail.
 /// So the checkpoint that follows usually trims what it contains.
 const FLUSH_SHARE: u64 = 2;
+/// Stands for a place that is allocated when the batch is accepted.
+const PLACE_TO_COME: u32 = 0;
 
 impl Store {
     /// Tries to accept a batch. Returns the request if it must wait.
     pub(super) fn try_batch(
         &mut self,
         id: RequestId,
-        (pg, block_size): (PgId, BlockSize),
-        (after, version): (Version, Version),
-        records: Vec<Change>,
+        mut batch: Batch,
         effects: &mut Vec<Effect>,
     ) -> Option<Request> {
-        let mut header = EntryHeader {
-            pg: Some(pg),
-            block_size: Some(block_size),
-            version,
-            after,
+        let header = EntryHeader {
+            pg: Some(batch.pg),
+            block_size: Some(batch.block_size),
+            version: batch.version,
+            after: batch.after,
             ..plain_header(EntryKind::Batch)
         };
-        let body = Body { records, ..Body::default() };
-        if let Err(error) = self.judge_batch(&header, &body) {
+        let records = std::mem::take(&mut batch.records);
+        let mut body = Body { records, blocks: self.lines_of(&batch, true), note: None };
+        if let Err(error) = self.judge_batch(&batch, &body) {
             effects.push(Effect::Done { id, result: Err(error) });
             return None;
         }
-        let wait = |checkpoint, body: Body, store: &mut Store| {
-            store.wait_for_room(checkpoint);
-            Some(Request::Batch { pg, block_size, after, version, records: body.records })
+        self.want_places(&batch, place_count(&body), effects);
+        match self.admit_batch(&batch, &header, &mut body) {
+            Admit::Now(()) => {
+                self.accept_batch(id, header, body, batch.blocks, effects);
+                None
+            }
+            Admit::Wait { checkpoint } => {
+                self.wait_for_room(checkpoint);
+                batch.records = body.records;
+                Some(Request::Batch(batch))
+            }
+            Admit::Refuse(error) => {
+                self.refused.insert(batch.pg, batch.version.epoch);
+                effects.push(Effect::Done { id, result: Err(error) });
+                None
+            }
+        }
+    }
+
+    /// Returns the lines of the entry, with places to come: data gets one if it is a whole block, or large
+    /// and its block has none; or if it is the first of its block. `may_replace`: whether a block that has a
+    /// place may get another one.
+    fn lines_of(&self, batch: &Batch, may_replace: bool) -> Vec<BlockChange> {
+        let mut lines: Vec<BlockChange> =
+            batch.blocks.iter().map(|(line, _)| line.clone()).collect();
+        for lines in lines.chunk_by_mut(|one, next| one.key == next.key) {
+            let has_place = location_of(self.parts().blocks.get(&lines[0].key)) != LOCATION_NONE;
+            let mut is_placed = has_place;
+            for line in lines.iter_mut().filter(|line| line.action == BlockAction::Units) {
+                let is_whole = line.units.count() == batch.block_size.unit_count();
+                let is_large = line.size_here() as u64 >= LARGE_SIZE_MIN;
+                if is_whole && (may_replace || !has_place) || is_large && !is_placed {
+                    line.action = BlockAction::UnitsAtPlace;
+                }
+                if line.action == BlockAction::UnitsAtPlace || !is_placed {
+                    line.location = PLACE_TO_COME;
+                }
+                is_placed = true;
+            }
+        }
+        lines
+    }
+
+    /// Whether the batch is one that this store can have, and the next one of its PG.
+    fn judge_batch(&self, batch: &Batch, body: &Body) -> Result<(), StoreError> {
+        let Batch { pg, block_size, after, version, blocks, .. } = batch;
+        if self.is_refused(Some((*pg, *version))) {
+            return Err(StoreError::Full);
+        }
+        if !self.pending.has_family(pg.pool) {
+            return Err(StoreError::NoFamily);
+        }
+        let is_of_run = |line: &BlockChange| *after < line.version && line.version <= *version;
+        let has_size = |line: &BlockChange| {
+            let old = self.parts().blocks.get(&line.key);
+            location_of(old) == LOCATION_NONE
+                || old.is_some_and(|old| old.block_size == *block_size)
         };
+        let is_whole = |(line, data): &(BlockChange, Buffer)| {
+            let is_plain =
+                matches!(line.action, BlockAction::Units | BlockAction::Zeros | BlockAction::Gone);
+            is_plain
+                && line.location == LOCATION_NONE
+                && is_of_run(line)
+                && has_size(line)
+                && data.len() == line.size_here()
+                && checksum::first_mismatch(data, &line.checksums).is_none()
+        };
+        let fits = body.is_sound(EntryKind::Batch, *pg, *block_size);
+        if !fits || !blocks.iter().all(is_whole) {
+            return Err(StoreError::Corrupted);
+        }
+        let last = self.parts().pgs.get(*pg).last;
+        // The first one in an epoch may follow any version: a learner has more than its batches.
+        let follows = *after == last || last.epoch < version.epoch;
+        if after < version && last < *version && follows {
+            return Ok(());
+        }
+        Err(StoreError::Unordered)
+    }
+
+    /// Records that blocks need places, and reserves space if too few are ready.
+    fn want_places(&mut self, batch: &Batch, count: u64, effects: &mut Vec<Effect>) {
+        let size = batch.block_size;
+        if count > 0 {
+            self.want_place(size, effects);
+            if !self.has_places(batch, count) {
+                self.reserve(effects);
+            }
+        }
+    }
+
+    fn has_places(&self, batch: &Batch, count: u64) -> bool {
+        let ready = self.parts().blocks.area.allocator.ready_bytes_of(batch.block_size);
+        ready >= count * batch.block_size.bytes()
+    }
+
+    /// Decides whether a batch is accepted now. If it is, `body` has the lines for which there are places.
+    fn admit_batch(&self, batch: &Batch, header: &EntryHeader, body: &mut Body) -> Admit<()> {
+        let (parts, area) = (self.parts(), &self.parts().blocks.area);
+        let has_data = body.blocks.iter().any(|line| line.action.has_data());
+        if !self.has_room_for_records(batch) || has_data && self.disk.has_no_space() {
+            return Admit::Refuse(StoreError::Full);
+        }
         if self.pending.size() >= PENDING_SIZE_MAX {
-            return wait(false, body, self);
+            return Admit::Wait { checkpoint: false };
+        }
+        if place_count(body) > 0 && area.holds_places() {
+            return Admit::Wait { checkpoint: true };
+        }
+        if !self.has_places(batch, place_count(body)) {
+            if area.is_reserving() {
+                return Admit::Wait { checkpoint: false };
+            }
+            if area.freed_bytes() > 0 {
+                return Admit::Wait { checkpoint: true };
+            }
+            // All space is in segments of other block sizes, or the file system is full: blocks keep their
+            // places as far as the entry can have their data.
+            body.blocks = self.lines_of(batch, false);
+            if body.units_size() > UNITS_SIZE_MAX || !self.has_places(batch, place_count(body)) {
+                return match self.moves.is_moving(area) {
+                    true => Admit::Wait { checkpoint: false },
+                    false => Admit::Refuse(StoreError::Full),
+                };
+            }
+        }
+        let is_large = body.blocks.iter().any(|line| line.action == BlockAction::UnitsAtPlace);
+        if is_large && parts.journal.large_count() >= LARGE_IN_FLIGHT_MAX {
+            return Admit::Wait { checkpoint: false };
+        }
+        let header = EntryHeader {
+            offset: body.units_size() as u32,
+            length: body.size(batch.block_size) as u32,
+            ..header.clone()
+        };
+        let entry_size = header.entry_size(self.sector_size());
+        let reserve = parts.journal.size() / WRITE_RESERVE_SHARE;
+        let has_memory = body.blocks.is_empty() || self.has_memory();
+        match has_memory && parts.has_room_for((EntryKind::Batch, entry_size), reserve) {
+            true => Admit::Now(()),
+            false => Admit::Wait { checkpoint: true },
+        }
+    }
+
+    /// Whether there is room for the records that a checkpoint writes of the blocks.
+    fn has_room_for_records(&self, batch: &Batch) -> bool {
+        let (mut before, mut after) = (0, 0);
+        for lines in batch.blocks.chunk_by(|(one, _), (next, _)| one.key == next.key) {
+            let old = self.parts().blocks.get(&lines[0].0.key);
+            before += old.map_or(0, |old| old.record_size());
+            let has_data = lines.iter().any(|(line, _)| line.action.has_data());
+            let has_place = has_data || location_of(old) != LOCATION_NONE;
+            if lines[0].0.action != BlockAction::Gone {
+                after += record_size(batch.block_size, has_place) as u64;
+            }
+        }
+        self.parts().record_room().can_change(before, after)
+    }
+
+    /// Journals a batch, applies it, and writes the data that has places.
+    fn accept_batch(
+        &mut self,
+        id: RequestId,
+        mut header: EntryHeader,
+        mut body: Body,
+        blocks: Vec<(BlockChange, Buffer)>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.written_at = self.now;
+        let (pg, block_size) = header.pg.zip(header.block_size).expect("a batch has both");
+        let sector_size = self.sector_size() as usize;
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let (mut places, mut here) = (Vec::new(), Vec::new());
+        for (line, (_, data)) in body.blocks.iter_mut().zip(blocks) {
+            if line.location != LOCATION_NONE {
+                let allocated = parts.blocks.area.allocator.allocate(block_size);
+                line.location = allocated.expect("admitted only with space");
+            }
+            match line.action {
+                BlockAction::UnitsAtPlace => {
+                    let data = spread(data, &line.units, &self.pool);
+                    let data = match data.is_aligned_to(sector_size) {
+                        true => data,
+                        false => self.pool.copy_of(&data),
+                    };
+                    let (offset, _) = line.units.span();
+                    places.push(LargePlace::new((line.key, line.location), offset, data));
+                }
+                BlockAction::Units => here.push(data),
+                _ => {}
+            }
         }
         let encoded = body.encode(&mut header);
-        let entry_size = header.entry_size(self.sector_size());
-        let reserve = self.parts().journal.size() / WRITE_RESERVE_SHARE;
-        if !self.parts().has_room_for((EntryKind::Batch, entry_size), reserve) {
-            return wait(true, body, self);
+        let data = joined(here, &self.pool);
+        let (lsn, data_lsn) = parts.journal.append_with(&mut header, &encoded, data);
+        let bad = &BTreeMap::new();
+        let change = BatchChange { header: &header, body: &body, lsn, data_lsn, bad };
+        assert!(parts.apply_batch(&change), "a block with data got a place");
+        let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+        let durable = parts.journal.is_immediate();
+        for (index, place) in places.iter().enumerate() {
+            let offset = parts.blocks.area.place(place.location) + u64::from(place.offset);
+            let data = place.data().expect("it is to be written").clone();
+            assert!(offset + data.len() as u64 <= parts.superblock.data.end());
+            io.write(Purpose::Large { lsn, index }, offset, vec![data], durable);
         }
-        self.written_at = self.now;
-        let lsn = self.journal_entry_with(&mut header, &encoded, None, None);
-        let journal = &mut self.parts_mut().journal;
-        journal.wait(Asker::plain(id), lsn, None);
-        let place = EntryPlace { lsn, end: journal.tail(), previous: header.previous };
+        if !places.is_empty() {
+            parts.journal.begin_large(lsn, pg, places);
+        }
+        parts.journal.wait(Asker::plain(id), lsn, Awaited::OfPg(pg));
+        let place = EntryPlace { lsn, end: parts.journal.tail(), previous: header.previous };
         if !body.records.is_empty() {
             self.pending.push(pg.pool, place, body.records);
         }
-        None
     }
 
     /// Tries to accept the creation or removal of a family. Returns the request if it must wait.
@@ -134,28 +343,6 @@ impl Store {
         EntryPlace { lsn, end, previous: header.previous }
     }
 
-    /// Whether the batch is one that this store can have, and the next one of its PG.
-    fn judge_batch(&self, header: &EntryHeader, body: &Body) -> Result<(), StoreError> {
-        let (pg, block_size) = header.pg.zip(header.block_size).expect("a batch has both");
-        let (after, version) = (header.after, header.version);
-        if self.is_refused(Some((pg, version))) {
-            return Err(StoreError::Full);
-        }
-        if !self.pending.has_family(pg.pool) {
-            return Err(StoreError::NoFamily);
-        }
-        if !body.is_sound(EntryKind::Batch, pg, block_size) {
-            return Err(StoreError::Corrupted);
-        }
-        let last = self.parts().pgs.get(pg).last;
-        // The first one in an epoch may follow any version: a learner has more than its batches.
-        let follows = after == last || last.epoch < version.epoch;
-        if after < version && last < version && follows {
-            return Ok(());
-        }
-        Err(StoreError::Unordered)
-    }
-
     /// Gives the engine the batches that have become durable.
     pub(super) fn enter_engine(&mut self, effects: &mut Vec<Effect>) {
         let mut writes = Vec::new();
@@ -199,4 +386,23 @@ impl Store {
             self.stop(reason, effects);
         }
     }
+}
+
+/// Returns how many places the lines need.
+fn place_count(body: &Body) -> u64 {
+    body.blocks.iter().filter(|line| line.location != LOCATION_NONE).count() as u64
+}
+
+/// Returns the data of all units in the journal as one buffer; `None`: there is none.
+fn joined(mut parts: Vec<Buffer>, pool: &BufferPool) -> Option<Buffer> {
+    if parts.len() < 2 {
+        return parts.pop();
+    }
+    let mut all = pool.take(parts.iter().map(|part| part.len()).sum());
+    let mut at = 0;
+    for part in parts {
+        all[at..at + part.len()].copy_from_slice(&part);
+        at += part.len();
+    }
+    Some(all.freeze())
 }

@@ -167,7 +167,7 @@ impl Store {
             _ => EntryKind::RepairLarge,
         };
         (header.offset, header.length) = header.written.span();
-        let data = spread(data, &header, &self.pool);
+        let data = spread(data, &header.written, &self.pool);
         self.accept_large(asker, (header, key), data, old, effects);
     }
 }
@@ -247,15 +247,17 @@ pub(super) fn is_whole(content: &Content) -> bool {
         && data.as_ref().is_none_or(|data| checksum::first_mismatch(data, checksums).is_none())
 }
 
-/// Lays out the data as it is stored in its place, with zeros in the gaps between units.
-fn spread(data: Buffer, header: &EntryHeader, pool: &BufferPool) -> Buffer {
-    if data.len() == header.length as usize {
+/// Lays out the data of these units as it is stored in the block's place, with zeros in the gaps between
+/// units.
+pub(super) fn spread(data: Buffer, units: &UnitSet, pool: &BufferPool) -> Buffer {
+    let (offset, length) = units.span();
+    if data.len() == length as usize {
         return data;
     }
-    let mut place = pool.take_zeroed(header.length as usize);
-    for (unit, position) in data.chunks_exact(UNIT).zip(header.data_positions()) {
-        let start = position as usize * UNIT;
-        place[start..start + UNIT].copy_from_slice(unit);
+    let mut place = pool.take_zeroed(length as usize);
+    for (bytes, unit) in data.chunks_exact(UNIT).zip(units.iter()) {
+        let start = unit as usize * UNIT - offset as usize;
+        place[start..start + UNIT].copy_from_slice(bytes);
     }
     place.freeze()
 }

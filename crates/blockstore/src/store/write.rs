@@ -14,7 +14,9 @@ use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, NoteKey, Uni
 use crate::blocks::Change;
 use crate::disk::{Io, Purpose};
 use crate::index::{BlockInfo, location_of};
-use crate::journal::{Asker, IDLE_RESERVE, LARGE_IN_FLIGHT_MAX, padded, plain_header};
+use crate::journal::{
+    Asker, Awaited, IDLE_RESERVE, LARGE_IN_FLIGHT_MAX, LargePlace, padded, plain_header,
+};
 use crate::moves::is_own;
 use crate::parts::Parts;
 use crate::read::{BlockRange, Reads};
@@ -23,16 +25,16 @@ use crate::{Answer, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
 
 /// Data of at least this size, in bytes, is written directly to its place if it replaces all data of the
 /// block.
-const LARGE_SIZE_MIN: u64 = 64 << 10;
+pub(super) const LARGE_SIZE_MIN: u64 = 64 << 10;
 /// Writes leave this fraction (1/n) of the journal free for other requests.
 pub(super) const WRITE_RESERVE_SHARE: u64 = 8;
 /// Journal kept free for the store itself (idle entries, recovery's decisions), in bytes.
 const REQUEST_RESERVE: u64 = 512 << 10;
 
 /// Whether a request is accepted now.
-pub(super) enum Admit {
+pub(super) enum Admit<P = Plan> {
     /// The request takes effect.
-    Now(Plan),
+    Now(P),
     /// The request waits for a checkpoint or for operations in flight.
     Wait {
         /// True: only a checkpoint makes room.
@@ -107,7 +109,7 @@ impl Store {
             | Request::Extents { key, .. }
             | Request::Copy { key, .. }
             | Request::Digest { key, .. } => {
-                self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
+                self.queue.iter().any(|(_, queued)| changes_block(queued, key))
             }
             Request::Records { pg, .. } => {
                 self.queue.iter().any(|(_, queued)| is_batch_of(queued, pg.pool))
@@ -170,10 +172,7 @@ impl Store {
             Request::Settle { pg, note, upto } => {
                 return self.try_settle(id, (pg, upto), note, effects);
             }
-            Request::Batch { pg, block_size, after, version, records } => {
-                let versions = (after, version);
-                return self.try_batch(id, (pg, block_size), versions, records, effects);
-            }
+            Request::Batch(batch) => return self.try_batch(id, batch, effects),
             Request::Family { pool, compression } => {
                 return self.try_family(id, pool, compression, effects);
             }
@@ -488,11 +487,12 @@ impl Store {
             true => data,
             false => self.pool.copy_of(&data),
         };
-        parts.journal.begin_large(lsn, key, header.location, header.offset, data.clone());
-        parts.journal.wait(asker, lsn, Some(key));
+        let place = LargePlace::new((key, header.location), header.offset, data.clone());
+        parts.journal.begin_large(lsn, header.pg.expect("of a block"), vec![place]);
+        parts.journal.wait(asker, lsn, Awaited::OfBlock(key));
         let durable = parts.journal.is_immediate();
         let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
-        io.write(Purpose::Large(lsn), offset, vec![data], durable);
+        io.write(Purpose::Large { lsn, index: 0 }, offset, vec![data], durable);
     }
 
     fn accept_note(&mut self, id: RequestId, key: NoteKey, bytes: &[u8]) {
@@ -514,24 +514,14 @@ impl Store {
     ) {
         let key = header.key;
         let lsn = self.journal_entry(&mut header, data, old);
-        self.parts_mut().journal.wait(asker, lsn, key);
+        let awaited = key.map_or(Awaited::Nothing, Awaited::OfBlock);
+        self.parts_mut().journal.wait(asker, lsn, awaited);
     }
 
     /// Journals a change and applies it. `old`: the block's entry in the index.
     pub(super) fn journal_entry(
         &mut self,
         header: &mut EntryHeader,
-        data: Option<Buffer>,
-        old: Option<BlockInfo>,
-    ) -> Lsn {
-        self.journal_entry_with(header, &[], data, old)
-    }
-
-    /// Journals a change with a body, which is empty for kinds that have none, and applies it.
-    pub(super) fn journal_entry_with(
-        &mut self,
-        header: &mut EntryHeader,
-        body: &[u8],
         data: Option<Buffer>,
         old: Option<BlockInfo>,
     ) -> Lsn {
@@ -549,7 +539,7 @@ impl Store {
         let parts = self.parts_mut();
         let has_note = matches!(header.kind, EntryKind::Note | EntryKind::Settle);
         let note = data.clone().filter(|_| has_note);
-        let (lsn, data_lsn) = parts.journal.append_with(header, body, data);
+        let (lsn, data_lsn) = parts.journal.append(header, data);
         let change = Change { header, old, lsn, data_lsn, bad: UnitSet::EMPTY };
         parts.apply(&change, note.as_deref().unwrap_or(&[]));
         lsn
@@ -592,10 +582,18 @@ pub(super) fn key_of(request: &Request) -> Option<BlockKey> {
     }
 }
 
+/// Whether a request changes the block.
+fn changes_block(request: &Request, key: &BlockKey) -> bool {
+    match request {
+        Request::Batch(batch) => batch.blocks.iter().any(|(line, _)| line.key == *key),
+        request => key_of(request) == Some(*key),
+    }
+}
+
 /// Whether a request changes records of the pool.
 fn is_batch_of(request: &Request, pool: PoolId) -> bool {
     match request {
-        Request::Batch { pg, .. } => pg.pool == pool,
+        Request::Batch(batch) => batch.pg.pool == pool,
         Request::Family { pool: of, .. } => *of == pool,
         _ => false,
     }

@@ -75,7 +75,7 @@ impl BlockAction {
     }
 
     /// Whether the units have data.
-    const fn has_data(self) -> bool {
+    pub const fn has_data(self) -> bool {
         matches!(self, BlockAction::Units | BlockAction::UnitsAtPlace)
     }
 }
@@ -98,6 +98,12 @@ pub struct BlockChange {
 }
 
 impl BlockChange {
+    /// Returns the size of the data that is in the journal, behind the body, in bytes.
+    pub fn size_here(&self) -> usize {
+        let is_here = self.action == BlockAction::Units;
+        if is_here { self.checksums.len() * UNIT_SIZE as usize } else { 0 }
+    }
+
     fn is_sound(&self, block_size: BlockSize) -> bool {
         let checksum_count = if self.action.has_data() { self.units.count() as usize } else { 0 };
         let place_fits = match self.action {
@@ -142,8 +148,12 @@ impl Body {
 
     /// Returns the size of the data behind the body, in bytes.
     pub fn units_size(&self) -> usize {
-        let here = self.blocks.iter().filter(|block| block.action == BlockAction::Units);
-        here.map(|block| block.checksums.len()).sum::<usize>() * UNIT_SIZE as usize
+        self.blocks.iter().map(BlockChange::size_here).sum()
+    }
+
+    /// Returns the lines of each block.
+    pub fn by_block(&self) -> impl Iterator<Item = &[BlockChange]> {
+        self.blocks.chunk_by(|one, next| one.key == next.key)
     }
 
     /// Whether an entry of this kind, PG and block size can have this body.
@@ -165,7 +175,7 @@ impl Body {
     /// Whether the lines of each block lie side by side and fit each other.
     fn lines_fit(&self) -> bool {
         let mut seen = BTreeSet::new();
-        self.blocks.chunk_by(|one, next| one.key == next.key).all(|lines| {
+        self.by_block().all(|lines| {
             let mut units = UnitSet::EMPTY;
             let mut is_new = |line: &BlockChange| {
                 let is_new = line.units.within(&units).is_empty();

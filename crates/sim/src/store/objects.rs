@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BlockSize, Lsn, PgId, PoolId, Version};
-use blockstore::{Answer, EngineFound, Event, Request, Store, StoreError};
+use blockstore::{Answer, Batch as BatchRequest, EngineFound, Event, Request, Store, StoreError};
 use engine::{
     Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
 };
@@ -466,14 +466,18 @@ impl World {
             records.push(change);
         }
         model.batches.push(Batch { version, after: content, is_answered: false });
-        let request = Request::Batch { pg, block_size: BLOCK_SIZE, after, version, records };
+        let (block_size, blocks) = (BLOCK_SIZE, Vec::new());
+        let request =
+            Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks });
         self.request(Asked::Batch { pg, version }, request)
     }
 
     fn ask_unordered(&mut self, pg: PgId, after: Version) -> Result<(), String> {
         let version = Version { counter: after.counter + 1, ..after };
         let records = vec![Change::Delete { key: key(pg, 0) }];
-        let request = Request::Batch { pg, block_size: BLOCK_SIZE, after, version, records };
+        let (block_size, blocks) = (BLOCK_SIZE, Vec::new());
+        let request =
+            Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks });
         self.request(Asked::Unordered, request)
     }
 

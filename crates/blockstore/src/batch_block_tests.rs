@@ -1,0 +1,554 @@
+//! Tests of blocks in batches, and of the rows of recovery that object pools have; the tests play the engine.
+
+use base::{Buffer, BufferPool, Lsn, PgId, UNIT_SIZE, Version};
+use format::disk::{BlockAction, BlockChange, LOCATION_NONE, UnitSet};
+use format::engine::{Change, EngineEffect};
+
+use crate::batch_tests::*;
+use crate::harness::{Bench, Random, key, unit};
+use crate::{Answer, Batch, CommitMode, Request, RequestId, StoreError};
+
+const UNIT: u64 = UNIT_SIZE;
+
+fn line(action: BlockAction, number: u32, units: &[u32]) -> BlockChange {
+    let mut set = UnitSet::EMPTY;
+    units.iter().for_each(|unit| set.insert(*unit));
+    BlockChange {
+        action,
+        key: key(number),
+        version: Version::ZERO,
+        location: LOCATION_NONE,
+        units: set,
+        checksums: Vec::new(),
+    }
+}
+
+/// Returns a line with data: unit `i` gets `unit(tag + i)`.
+fn units(number: u32, units: &[u32], tag: u64) -> (BlockChange, Buffer) {
+    let bytes: Vec<u8> = units.iter().flat_map(|index| unit(tag + u64::from(*index))).collect();
+    let mut line = line(BlockAction::Units, number, units);
+    base::checksum::checksum_units(&bytes, &mut line.checksums);
+    (line, BufferPool::default().copy_of(&bytes))
+}
+
+fn all(number: u32, tag: u64) -> (BlockChange, Buffer) {
+    units(number, &(0..32).collect::<Vec<u32>>(), tag)
+}
+
+fn plain(action: BlockAction, number: u32, units: &[u32]) -> (BlockChange, Buffer) {
+    (line(action, number, units), BufferPool::default().take(0).freeze())
+}
+
+/// Returns a batch with one version, and a record that names it.
+fn with(upto: u64, mut blocks: Vec<(BlockChange, Buffer)>) -> Request {
+    blocks.iter_mut().for_each(|(line, _)| line.version = version(upto));
+    let records = vec![put(b"last", &upto.to_le_bytes())];
+    let Request::Batch(batch) = batch(upto - 1, upto, records) else { unreachable!() };
+    Request::Batch(Batch { blocks, ..batch })
+}
+
+fn durable(bench: &mut Bench, request: Request) {
+    assert_eq!(bench.done(request), Ok(Answer::Durable));
+}
+
+/// Starts the store again on the disk as it is, with an engine that has all up to `lsn`.
+fn again(bench: Bench, lsn: Lsn) -> Bench {
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(lsn)]));
+    end_writes(&mut bench);
+    assert!(bench.opened, "{:?}", bench.stopped);
+    bench
+}
+
+#[test]
+fn blocks_of_a_batch_are_there_at_once_and_stay() {
+    let mut bench = open();
+    let first = vec![
+        all(1, 100),
+        units(2, &[3, 5], 200),
+        units(3, &(4..24).collect::<Vec<u32>>(), 300),
+        plain(BlockAction::Zeros, 4, &[0]),
+    ];
+    let first = bench.ask(with(1, first));
+    let check = |bench: &mut Bench| {
+        bench.assert_unit(1, 31, Some(100));
+        bench.assert_unit(2, 5, Some(200));
+        bench.assert_unit(2, 4, None);
+        bench.assert_unit(3, 23, Some(300));
+        bench.assert_unit(3, 24, None);
+    };
+    check(&mut bench);
+    assert!(bench.is_durable(first));
+    assert_eq!(bench.store.version_of(&key(4)), version(1));
+    let used = bench.store.space().used_bytes;
+    assert_eq!(used, 3 * (128 << 10));
+    let mut bench = again(bench, Lsn::ZERO);
+    check(&mut bench);
+    // Over what is there: units, zeros, all of a block, and a block that goes.
+    let second = vec![
+        units(1, &[0, 2], 400),
+        plain(BlockAction::Zeros, 1, &[1, 31]),
+        plain(BlockAction::Gone, 2, &[]),
+        all(3, 500),
+    ];
+    durable(&mut bench, with(2, second));
+    let check = |bench: &mut Bench| {
+        let units = [(0, Some(400)), (1, None), (2, Some(400)), (3, Some(100)), (31, None)];
+        units.into_iter().for_each(|(unit, tag)| bench.assert_unit(1, unit, tag));
+        bench.assert_unit(2, 5, None);
+        bench.assert_unit(3, 0, Some(500));
+        let versions = [1, 2, 3, 4].map(|number| bench.store.version_of(&key(number)).counter);
+        assert_eq!(versions, [2, 0, 2, 1]);
+        assert_eq!(bench.store.space().used_bytes, 2 * (128 << 10));
+    };
+    check(&mut bench);
+    let mut bench = again(bench, Lsn::ZERO);
+    check(&mut bench);
+    bench.checkpoint();
+    check(&mut bench);
+    let mut bench = again(bench, Lsn::ZERO);
+    check(&mut bench);
+}
+
+#[test]
+fn a_place_is_for_whole_blocks_and_much_data() {
+    let mut bench = open();
+    let large = |bench: &Bench| bench.store.parts().journal.large_count();
+    // 60 KiB in a block without a place, then 64.
+    bench.ask(with(1, vec![units(1, &(0..15).collect::<Vec<u32>>(), 1)]));
+    assert_eq!(large(&bench), 0);
+    bench.ask(with(2, vec![units(2, &(0..16).collect::<Vec<u32>>(), 1)]));
+    assert_eq!(large(&bench), 1);
+    // The same in a block with a place.
+    bench.ask(with(3, vec![units(1, &(0..31).collect::<Vec<u32>>(), 1)]));
+    assert_eq!(large(&bench), 1);
+    // An entry counts once.
+    let before = bench.tail();
+    let many = (10..34).map(|number| all(number, 9)).collect();
+    bench.ask(with(4, many));
+    assert_eq!(large(&bench), 2);
+    assert!(bench.tail().since(before) < 8192);
+    bench.run();
+    (10..34).for_each(|number| bench.assert_unit(number, 7, Some(9)));
+}
+
+#[test]
+fn a_batch_waits_for_the_data_of_earlier_ones_of_its_pg() {
+    for commit in [CommitMode::Fsync, CommitMode::Immediate] {
+        let mut bench = open_with(commit);
+        let first = with(1, vec![all(1, 1), all(2, 2)]);
+        let first = bench.ask(first);
+        let second = bench.ask(with(2, vec![units(3, &[0], 3)]));
+        let other = PgId { number: 1, ..PG };
+        let Request::Batch(of_other) = batch(0, 1, vec![put(b"b", b"1")]) else { unreachable!() };
+        let of_other = bench.ask(Request::Batch(Batch { pg: other, ..of_other }));
+        bench.submit();
+        let data = bench.store.parts().superblock.data;
+        let is_data = |offset: u64| data.offset <= offset;
+        // All but the data of the first one.
+        while let Some(index) = bench.disk.find_write(|offset| !is_data(offset)) {
+            let event = bench.disk.end(index);
+            bench.apply(crate::Event::Disk(event));
+            bench.submit();
+        }
+        if commit == CommitMode::Fsync {
+            let flush = bench.disk.ops.values().position(|op| op.is_flush());
+            let event = bench.disk.end(flush.expect("it was wanted"));
+            bench.apply(crate::Event::Disk(event));
+        }
+        assert!(bench.is_durable(of_other) && !bench.is_durable(second));
+        // One of the two places.
+        let index = bench.disk.find_write(is_data).expect("it is being written");
+        let event = bench.disk.end(index);
+        bench.apply(crate::Event::Disk(event));
+        assert!(!bench.is_durable(first) && !bench.is_durable(second));
+        assert!(bench.engine_effects.is_empty(), "nothing enters before all is durable");
+        bench.assert_unit(1, 0, Some(1));
+        bench.run();
+        assert!(bench.is_durable(first) && bench.is_durable(second));
+        assert_eq!(bench.engine_effects.len(), 3);
+    }
+}
+
+#[test]
+fn impossible_blocks_are_refused() {
+    let mut bench = open();
+    let mut refused = |blocks: Vec<(BlockChange, Buffer)>, why: &str| {
+        let result = bench.done(with(1, blocks));
+        assert_eq!(result, Err(StoreError::Corrupted), "{why}");
+    };
+    let (mut changed, data) = units(1, &[0], 1);
+    changed.checksums[0] = base::Checksum::new(7);
+    refused(vec![(changed, data)], "a checksum that does not match");
+    let (placed, data) = units(1, &[0], 1);
+    refused(vec![(BlockChange { location: 8, ..placed }, data)], "a place");
+    let (at_place, data) = units(1, &[0], 1);
+    let action = BlockAction::UnitsAtPlace;
+    refused(vec![(BlockChange { action, ..at_place }, data)], "data at a place");
+    refused(vec![plain(BlockAction::Damaged, 1, &[0])], "damage");
+    refused(vec![units(1, &[0], 1), units(1, &[0], 1)], "a unit twice");
+    let (short, _) = units(1, &[0, 1], 1);
+    refused(vec![(short, units(1, &[0], 1).1)], "missing data");
+    let many = |count: u32| (1..=count).map(|number| units(number, &[0; 1], 1)).collect();
+    refused(many(129), "more units than an entry can have");
+    // A version beyond the batch.
+    let Request::Batch(mut later) = with(1, vec![units(1, &[0], 1)]) else { panic!() };
+    later.blocks[0].0.version = version(2);
+    assert_eq!(bench.done(Request::Batch(later)), Err(StoreError::Corrupted));
+    durable(&mut bench, with(1, vec![units(1, &[0], 1)]));
+}
+
+#[test]
+fn a_read_of_a_block_waits_for_a_queued_batch() {
+    let mut bench = open();
+    let size = bench.store.parts().journal.size();
+    let last = fill(&mut bench, size * 13 / 16);
+    let big = vec![put(b"b", &[1; 60_000]); 16];
+    let Request::Batch(big) = batch(last, last + 1, big) else { unreachable!() };
+    let mut blocks = vec![units(1, &[0], 5)];
+    blocks[0].0.version = version(last + 1);
+    let waits = bench.ask(Request::Batch(Batch { blocks, ..big }));
+    bench.run();
+    assert!(!bench.answers.contains_key(&waits));
+    let read = Request::Read { key: key(1), offset: 0, length: 4096, as_of: crate::AsOf::View };
+    let read = bench.ask(read);
+    bench.run();
+    assert!(!bench.answers.contains_key(&read));
+    flushed(&mut bench, Lsn::new(size / 2));
+    bench.run();
+    assert!(bench.is_durable(waits));
+    let Some(Ok(Answer::Read { data, .. })) = bench.answers.remove(&read) else { panic!() };
+    assert!(data[..] == unit(5));
+}
+
+#[test]
+fn a_full_store_refuses_a_batch_as_a_whole_and_all_behind_it() {
+    let mut bench = open();
+    let mut counter = 0;
+    let refused = loop {
+        let blocks = (0..24).map(|block| all(1000 + counter as u32 * 24 + block, 1));
+        let request = with(counter + 1, blocks.collect());
+        match bench.done(request) {
+            Ok(Answer::Durable) => counter += 1,
+            other => break other,
+        }
+        assert!(counter < 100);
+        end_writes(&mut bench);
+    };
+    assert_eq!(refused, Err(StoreError::Full));
+    assert_eq!(bench.store.last_version(PG), version(counter));
+    assert_eq!(bench.store.version_of(&key(1000 + counter as u32 * 24)), Version::ZERO);
+    // Whole blocks over others take no places: their data goes to the journal.
+    let over = vec![all(1000, 2)];
+    assert_eq!(bench.done(with(counter + 1, over)), Err(StoreError::Full), "of this epoch");
+    let mut bench = again(bench, Lsn::ZERO);
+    assert_eq!(bench.store.last_version(PG), version(counter));
+    while bench.done(with(counter + 1, vec![all(counter as u32, 1)])).is_ok() {
+        counter += 1;
+    }
+    let mut bench = again(bench, Lsn::ZERO);
+    durable(&mut bench, with(counter + 1, vec![all(1000, 2)]));
+    bench.assert_unit(1000, 3, Some(2));
+    let mut bench = again(bench, Lsn::ZERO);
+    bench.assert_unit(1000, 3, Some(2));
+}
+
+/// What a start found: last version, whether the PG and another one are suspect, rows.
+fn rows(bench: &Bench) -> (u64, bool, bool, String) {
+    let other = PgId { number: 1, ..PG };
+    let suspect = bench.store.is_suspect(other);
+    (bench.store.last_version(PG).counter, bench.store.is_suspect(PG), suspect, bench.rows())
+}
+
+/// Journals three batches, of which the second one has two blocks with places, units and records; and one of
+/// another PG. No entry records that they are durable. Returns their lsns.
+fn three(bench: &mut Bench) -> [Lsn; 3] {
+    let other = PgId { number: 1, ..PG };
+    let Request::Batch(of_other) = batch(0, 1, vec![put(b"o", b"1")]) else { unreachable!() };
+    let requests = [
+        with(1, vec![units(1, &[0], 10), all(9, 90)]),
+        with(2, vec![all(1, 20), units(2, &[7], 20), all(3, 20)]),
+        Request::Batch(Batch { pg: other, ..of_other }),
+        with(3, vec![units(2, &[8], 30), units(9, &[1], 30)]),
+    ];
+    let lsns = asked_at_once(bench, requests);
+    [lsns[0], lsns[1], lsns[3]]
+}
+
+/// Sends requests before any of them is written, and runs. Returns the lsns of their entries.
+fn asked_at_once<const N: usize>(bench: &mut Bench, requests: [Request; N]) -> [Lsn; N] {
+    let asked = requests.map(|request| (bench.tail(), bench.ask(request)));
+    bench.run();
+    assert!(asked.iter().all(|(_, id)| bench.is_durable(*id)));
+    asked.map(|(lsn, _)| lsn)
+}
+
+/// Returns the records that the engine gets: the last value of each key. Ends the writes.
+fn records_given(bench: &mut Bench) -> Vec<(Vec<u8>, u64)> {
+    let mut given = std::collections::BTreeMap::new();
+    while let Some(EngineEffect::Write { op, changes, .. }) = bench.engine_effects.first() {
+        for change in changes {
+            if let Change::Put { key, value } = change {
+                let mut number = [0; 8];
+                number[..value.len().min(8)].copy_from_slice(&value[..value.len().min(8)]);
+                given.insert(key.clone(), u64::from_le_bytes(number));
+            }
+        }
+        let op = *op;
+        bench.engine_effects.remove(0);
+        end(bench, op);
+    }
+    given.into_iter().collect()
+}
+
+fn last(counter: u64) -> (Vec<u8>, u64) {
+    (b"last".to_vec(), counter)
+}
+
+#[test]
+fn object_row_a_a_lost_body_makes_its_pg_suspect_and_no_other() {
+    let mut bench = open();
+    let lsns = three(&mut bench);
+    // An entry records that they were durable.
+    bench.idle();
+    let place = bench.place(lsns[1]);
+    let mut disk = bench.off();
+    disk.flip(place + 150);
+    let start = |disk, lsn| Bench::with_engine(disk, found(&[family(lsn)]));
+    let mut bench = start(disk, Lsn::ZERO);
+    let given = records_given(&mut bench);
+    assert!(bench.opened && given.contains(&last(3)), "{given:?}");
+    assert_eq!(rows(&bench), (3, true, false, "AFa".to_owned()));
+    // Later entries count; block 2 had got its place by the lost one.
+    bench.assert_unit(9, 1, Some(30));
+    bench.assert_unit(9, 2, Some(90));
+    bench.assert_unit(1, 0, Some(10));
+    let mut bench = start(bench.off(), Lsn::ZERO);
+    end_writes(&mut bench);
+    assert_eq!(rows(&bench), (3, true, false, "AFO".to_owned()));
+    durable(&mut bench, Request::Absolve { pg: PG });
+    let mut bench = start(bench.off(), Lsn::ZERO);
+    end_writes(&mut bench);
+    assert_eq!(rows(&bench), (3, false, false, "AFO".to_owned()));
+    // A checkpoint has the rest, but the engine lacks the records.
+    bench.checkpoint();
+    let mut bench = start(bench.off(), Lsn::ZERO);
+    end_writes(&mut bench);
+    assert_eq!(rows(&bench), (3, false, false, "AFO".to_owned()));
+}
+
+#[test]
+fn object_row_b_a_lost_body_that_nobody_needs_is_passed() {
+    let mut bench = open();
+    let lsns = three(&mut bench);
+    end_writes(&mut bench);
+    bench.checkpoint();
+    let place = bench.place(lsns[1]);
+    let replay = bench.store.parts().root.replay;
+    assert!(replay < lsns[1]);
+    let mut disk = bench.off();
+    disk.flip(place + 150);
+    // The engine has it, but nothing told that it is durable there.
+    let mut bench = Bench::with_engine(disk, found(&[family(lsns[1])]));
+    end_writes(&mut bench);
+    assert!(bench.opened);
+    assert_eq!(rows(&bench), (3, false, false, "AFb".to_owned()));
+    bench.assert_unit(2, 7, Some(20));
+    bench.assert_unit(3, 7, Some(20));
+}
+
+#[test]
+fn object_row_c_lost_data_behind_a_whole_body_is_damage_of_its_units() {
+    let mut bench = open();
+    let second = bench.tail();
+    let blocks = vec![units(1, &[0, 1], 10), units(2, &[5], 20)];
+    durable(&mut bench, with(1, blocks));
+    bench.idle();
+    // Header and body take a sector; the second unit of block 1.
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.flip(place + 512 + UNIT + 7);
+    let mut bench = again_on(disk);
+    assert_eq!(rows(&bench), (1, false, false, "AFc".to_owned()));
+    bench.assert_unit(1, 0, Some(10));
+    bench.assert_unit(2, 5, Some(20));
+    assert!(matches!(bench.read(1, 1, 1), Err(StoreError::Damaged { .. })));
+    bench.checkpoint();
+    let mut bench = again(bench, Lsn::ZERO);
+    assert!(matches!(bench.read(1, 1, 1), Err(StoreError::Damaged { .. })));
+}
+
+fn again_on(disk: crate::harness::MemoryDisk) -> Bench {
+    let mut bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+    end_writes(&mut bench);
+    assert!(bench.opened, "{:?}", bench.stopped);
+    bench
+}
+
+/// Flips a byte of the data of block 3 at its place.
+fn tear_block_3(bench: &Bench, disk: &mut crate::harness::MemoryDisk) {
+    let parts = bench.store.parts();
+    let location = parts.blocks.get(&key(3)).expect("it is there").location;
+    disk.flip(parts.place(location) + 20 * UNIT + 5);
+}
+
+#[test]
+fn object_row_d_a_batch_whose_data_does_not_match_is_dropped_whole() {
+    let mut bench = open();
+    three(&mut bench);
+    let mut disk = bench.disk.copy();
+    tear_block_3(&bench, &mut disk);
+    let mut bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+    let given = records_given(&mut bench);
+    assert_eq!(given, [last(1), (b"o".to_vec(), u64::from(b'1'))]);
+    assert_eq!(rows(&bench), (1, false, false, "AFde".to_owned()));
+    let check = |bench: &mut Bench| {
+        bench.assert_unit(1, 0, Some(10));
+        bench.assert_unit(1, 1, None);
+        bench.assert_unit(2, 7, None);
+        bench.assert_unit(3, 7, None);
+        bench.assert_unit(9, 1, Some(90));
+        assert_eq!(bench.store.version_of(&key(3)), Version::ZERO);
+    };
+    check(&mut bench);
+    // The decision stays, and what comes then counts.
+    let mut bench = again(bench, Lsn::ZERO);
+    assert_eq!(rows(&bench), (1, false, false, "AFO".to_owned()));
+    check(&mut bench);
+    durable(&mut bench, with(2, vec![units(3, &[0], 40)]));
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(Lsn::ZERO)]));
+    assert!(records_given(&mut bench).contains(&last(2)));
+    assert_eq!(rows(&bench), (2, false, false, "AFO".to_owned()));
+    bench.assert_unit(3, 0, Some(40));
+    // Also when a checkpoint has passed it, and the journal is kept for the engine alone.
+    bench.checkpoint();
+    let mut bench = Bench::with_engine(bench.off(), found(&[family(Lsn::ZERO)]));
+    let given = records_given(&mut bench);
+    assert_eq!(given, [last(2), (b"o".to_vec(), u64::from(b'1'))]);
+    assert_eq!(rows(&bench), (2, false, false, "AFO".to_owned()));
+}
+
+#[test]
+fn object_row_e_moves_and_repairs_behind_a_dropped_batch_are_dropped() {
+    let mut bench = open();
+    let whole: Vec<u32> = (0..32).collect();
+    let content = bench.content(version(1), &whole, &whole, 95);
+    let requests = [
+        with(1, vec![units(1, &[0], 10), all(9, 90)]),
+        with(2, vec![all(3, 20)]),
+        Request::Repair { pg: PG, key: key(9), content },
+    ];
+    asked_at_once(&mut bench, requests);
+    let mut disk = bench.disk.copy();
+    tear_block_3(&bench, &mut disk);
+    let mut bench = again_on(disk);
+    assert_eq!(rows(&bench), (1, false, false, "AFde".to_owned()));
+    bench.assert_unit(9, 4, Some(90));
+    let mut bench = again(bench, Lsn::ZERO);
+    bench.assert_unit(9, 4, Some(90));
+    assert_eq!(rows(&bench), (1, false, false, "AFO".to_owned()));
+}
+
+#[test]
+fn a_moved_block_whose_data_does_not_match_drops_the_batches_behind_it() {
+    let mut bench = open();
+    let whole: Vec<u32> = (0..32).collect();
+    durable(&mut bench, with(1, vec![all(3, 10)]));
+    let content = bench.content(version(1), &whole, &whole, 10);
+    let moved = Request::Repair { pg: PG, key: key(3), content };
+    asked_at_once(&mut bench, [moved, with(2, vec![units(1, &[0], 10)])]);
+    let mut disk = bench.disk.copy();
+    tear_block_3(&bench, &mut disk);
+    let mut bench = again_on(disk);
+    assert_eq!(rows(&bench), (1, false, false, "AFde".to_owned()));
+    bench.assert_unit(3, 20, Some(10));
+    bench.assert_unit(1, 0, None);
+}
+
+/// What a model knows of the blocks: the tag of each unit.
+type Units = std::collections::BTreeMap<(u32, u32), u64>;
+
+fn random_batch(
+    random: &mut Random,
+    counter: u64,
+    model: &mut Units,
+) -> Vec<(BlockChange, Buffer)> {
+    let mut blocks = Vec::new();
+    for number in 1..=5 {
+        let tag = counter * 100;
+        let some: Vec<u32> = (0..32).filter(|_| random.below(8) == 0).collect();
+        let written: Vec<u32> = match random.below(8) {
+            0 => (0..32).collect(),
+            1 => (3..25).collect(),
+            2 | 3 if !some.is_empty() => some.clone(),
+            4 if !some.is_empty() => {
+                some.iter().for_each(|unit| _ = model.remove(&(number, *unit)));
+                blocks.push(plain(BlockAction::Zeros, number, &some));
+                continue;
+            }
+            5 => {
+                model.retain(|(of, _), _| *of != number);
+                blocks.push(plain(BlockAction::Gone, number, &[]));
+                continue;
+            }
+            _ => continue,
+        };
+        written.iter().for_each(|unit| _ = model.insert((number, *unit), tag));
+        blocks.push(units(number, &written, tag));
+        let zeros: Vec<u32> = some.into_iter().filter(|unit| !written.contains(unit)).collect();
+        if !zeros.is_empty() {
+            zeros.iter().for_each(|unit| _ = model.remove(&(number, *unit)));
+            blocks.push(plain(BlockAction::Zeros, number, &zeros));
+        }
+    }
+    blocks
+}
+
+#[test]
+fn after_any_crash_records_and_blocks_are_of_one_version() {
+    let mut dropped = 0;
+    for seed in 1..40 {
+        let commit = [CommitMode::Fsync, CommitMode::Immediate][seed as usize % 2];
+        let mut random = Random::new(seed);
+        let mut bench = open_with(commit);
+        bench.random = Random::new(seed + 1000);
+        let mut states = vec![Units::new()];
+        let mut first = 0;
+        for _ in 0..4 {
+            let mut asked: Vec<(RequestId, u64)> = Vec::new();
+            for counter in first + 1..=first + 6 {
+                let mut model = states.last().expect("there is one").clone();
+                let blocks = random_batch(&mut random, counter, &mut model);
+                states.push(model);
+                asked.push((bench.ask(with(counter, blocks)), counter));
+                bench.submit();
+                (0..random.below(6)).for_each(|_| _ = bench.step());
+                bench.submit();
+            }
+            let answered = asked.iter().filter(|(id, _)| bench.is_durable(*id));
+            let least = answered.map(|(_, counter)| *counter).max().unwrap_or(first);
+            let Bench { mut disk, random: of_bench, .. } = bench;
+            let mut of_disk = Random::new(seed * 7 + first);
+            disk.crash(&mut of_disk);
+            bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+            bench.random = of_bench;
+            let given = records_given(&mut bench);
+            assert!(bench.opened && !bench.store.is_suspect(PG), "seed {seed}");
+            let counter = bench.store.last_version(PG).counter;
+            assert!(counter >= least, "seed {seed}: {counter}, {least} was answered");
+            assert_eq!(given.iter().any(|of| *of == last(counter)), counter > 0, "seed {seed}");
+            dropped += u32::from(bench.rows().contains('d'));
+            states.truncate(counter as usize + 1);
+            let model = states.last().expect("there is one");
+            for number in 1..=5 {
+                for unit in 0..32 {
+                    bench.assert_unit(number, unit, model.get(&(number, unit)).copied());
+                }
+            }
+            if random.below(3) == 0 {
+                bench.checkpoint();
+            }
+            first = counter;
+        }
+    }
+    assert!(dropped > 5, "{dropped}");
+}
