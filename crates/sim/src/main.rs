@@ -329,7 +329,9 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::TrimBeforeEngineFlush
         | Bug::EngineNotCountedAsDurable
         | Bug::EngineBehindBelieved
-        | Bug::SuspectAfterReplay => Part::Store,
+        | Bug::SuspectAfterReplay
+        | Bug::BatchHalfDropped
+        | Bug::LaterBatchKept => Part::Store,
         Bug::DirectReadWithoutLease | Bug::DirectReadBesideFenced => Part::Parity,
         _ => Part::Cluster,
     }

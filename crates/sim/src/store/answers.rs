@@ -10,6 +10,7 @@ use format::wire::Content;
 use super::asked::{Asked, Todo};
 use super::asks::place_of;
 use super::model::{Expected, State, UNKNOWN};
+use super::objects::Objects;
 use super::world::{Stage, World};
 use crate::pattern;
 use crate::random::Chance;
@@ -51,14 +52,21 @@ impl World {
             (Asked::Commit, Ok(Answer::Committed)) => {}
             (Asked::Metadata, Ok(Answer::Metadata(report))) => self.metadata_checked(report)?,
             (Asked::Batch { pg, version }, Ok(Answer::Durable)) => {
-                self.batch_answered(pg, version);
+                self.batch_answered(pg, version)?;
                 self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
             }
+            (Asked::Batch { pg, version }, Err(StoreError::Full)) => {
+                self.tally.consequences.add("batch refused", 1);
+                self.batch_refused(pg, version)?;
+            }
+            // Behind a refused batch.
+            (Asked::Unordered, Err(StoreError::Full)) => {}
             (Asked::Family { creates }, Ok(Answer::Durable)) => self.family_answered(creates),
             (Asked::Unordered, Err(StoreError::Unordered)) => {
                 self.tally.consequences.add("gap refused", 1);
             }
             (Asked::Records(asked), result) => self.records_answered(&asked, result)?,
+            (Asked::ObjectBlock(asked), result) => self.object_block_answered(&asked, result)?,
             (Asked::Parity(asked), result) => self.parity_answered(asked, result)?,
             (Asked::Floor | Asked::Mend, Ok(Answer::Durable)) => {}
             (Asked::Mend, Err(StoreError::Full)) => self.tally.faults.add("store full", 1),
@@ -323,7 +331,9 @@ impl World {
         }
         self.stage = Stage::Open;
         self.opening_crashes = 0;
-        let sizes: Vec<BlockSize> = self.plan.pools.iter().map(|pool| pool.block_size).collect();
+        let sizes = self.plan.pools.iter().map(|pool| pool.block_size);
+        let of_objects = self.objects.iter().map(Objects::block_size);
+        let sizes: Vec<BlockSize> = sizes.chain(of_objects).collect();
         self.store.as_mut().expect("it just opened").expect_blocks(sizes.into_iter());
         self.epoch = self.epoch.next();
         self.check_superblocks()?;

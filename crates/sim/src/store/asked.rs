@@ -7,6 +7,7 @@ use blockstore::{AsOf, BlockKey, NoteKey};
 use format::disk::UnitSet;
 
 use super::asks::Target;
+use super::object_blocks::BlockAsked;
 use super::objects::RecordsAsked;
 use super::parity::ParityAsked;
 
@@ -54,6 +55,8 @@ pub(super) enum Asked {
     /// A batch that does not follow the PG's last version.
     Unordered,
     Records(RecordsAsked),
+    /// A read of a block of the object pool.
+    ObjectBlock(BlockAsked),
     /// The creation or removal of the family of the object pool.
     Family {
         creates: bool,

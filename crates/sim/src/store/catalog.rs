@@ -3,8 +3,8 @@
 
 use crate::tally::Tally;
 
-/// The operations; the last two are of object pools.
-pub const OPERATIONS: [&str; 12] = [
+/// The operations; the last three are of object pools.
+pub const OPERATIONS: [&str; 13] = [
     "write",
     "zero",
     "delete",
@@ -15,8 +15,9 @@ pub const OPERATIONS: [&str; 12] = [
     "floor",
     "copy",
     "repair",
-    "batch of records",
+    "batch",
     "records read",
+    "object block read",
 ];
 
 /// The faults.
@@ -58,7 +59,7 @@ pub const FAULTS: [&str; 34] = [
 ];
 
 /// Consequences of operations and faults, and operations on pools that keep parity.
-pub const CONSEQUENCES: [&str; 13] = [
+pub const CONSEQUENCES: [&str; 14] = [
     "KiB of blocks moved",
     "version prepared",
     "version skipped",
@@ -72,6 +73,7 @@ pub const CONSEQUENCES: [&str; 13] = [
     "damaged metadata found",
     "records not in memory",
     "family removed",
+    "batch refused",
 ];
 
 /// Returns a tally with all counts at zero.

@@ -14,6 +14,7 @@ mod catalog;
 mod damage;
 mod faults;
 mod model;
+mod object_blocks;
 mod objects;
 mod parity;
 mod part_tables;

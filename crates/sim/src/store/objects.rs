@@ -1,4 +1,4 @@
-//! A pool of objects beside the pools of blocks: batches and reads of records, with the twin of the engine.
+//! A pool of objects beside the pools of blocks: batches and reads of records and blocks, with the twin of the engine.
 //!
 //! ```text
 //!   batches ─▶ Store ─▶ Twin: loses, at a crash, any suffix that it did not flush
@@ -8,20 +8,26 @@
 //! ```
 //!
 //! Checked: each read shows the state after exactly one batch, which is not older than any that was journaled when the
-//! read was requested. When the store has opened, it has a prefix of the batches of each PG, with all that were answered,
-//! and the engine has exactly the state after it, whatever it had lost. Where that cannot be, because an old copy of the
+//! read was requested. When the store has opened, it has a prefix of the batches of each PG, with all that were answered;
+//! the engine has exactly the records after it, whatever it had lost, and the store exactly the blocks. Where that cannot be, because an old copy of the
 //! engine was put back, or the journal lost what the engine had, the PG is suspect. With another store's engine, or
 //! without its own, the store does not open.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BlockSize, Lsn, PgId, PoolId, Version};
-use blockstore::{Answer, Batch as BatchRequest, EngineFound, Event, Request, Store, StoreError};
+use base::{BlockSize, Epoch, Lsn, PgId, PoolId, Version};
+use blockstore::{
+    Answer, Batch as BatchRequest, BlockKey, EngineFound, Event, Request, Store, StoreError,
+};
 use engine::{
     Answer as Found, Change, Compression, EngineEffect, EngineEvent, Identity, Query, Twin,
 };
 
 use super::asked::{Asked, Todo};
+use super::object_blocks::{
+    BlockState, BlockStates, BlocksPlan, check_blocks, check_list, draw_lines, forget, no_blocks,
+    used_bytes,
+};
 use super::world::{Item, Stage, World};
 use crate::random::{Chance, Random};
 
@@ -30,7 +36,6 @@ const POOL: PoolId = match PoolId::new(9) {
     Some(pool) => pool,
     None => unreachable!(),
 };
-const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
 
 /// The plan of the object pool.
 #[derive(Debug)]
@@ -66,6 +71,7 @@ pub(super) struct ObjectPlan {
     loses: Chance,
     /// Probability that a start finds another engine or none.
     foreign: Chance,
+    blocks: BlocksPlan,
 }
 
 impl ObjectPlan {
@@ -95,6 +101,7 @@ impl ObjectPlan {
             foreign: some(random, Chance::percent(10)),
             empties: *random.pick(&[Chance::percent(5), Chance::percent(5), Chance(1_000)]),
             discard_slowness: *random.pick(&[1, 1, 1_000]),
+            blocks: BlocksPlan::draw(random),
         };
         if plan.ages > Chance::NEVER && random.chance(Chance::percent(50)) {
             // An old copy may have the family of before.
@@ -102,15 +109,26 @@ impl ObjectPlan {
         }
         Some(plan)
     }
+
+    /// Returns the size of the pool's blocks.
+    pub fn block_size(&self) -> BlockSize {
+        self.blocks.block_size
+    }
 }
 
 type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
+/// What a PG has after a batch.
+#[derive(Clone, Default)]
+struct State {
+    records: Content,
+    blocks: BlockStates,
+}
+
 /// A batch that a store may have.
 struct Batch {
     version: Version,
-    /// The content of the PG after it.
-    after: Content,
+    after: State,
     is_answered: bool,
 }
 
@@ -119,9 +137,11 @@ struct Batch {
 struct PgModel {
     /// The version and content at the last start.
     version: Version,
-    base: Content,
+    base: State,
     /// Batches since then, in order.
     batches: Vec<Batch>,
+    /// Batches that will be refused, since one before them was.
+    doomed: BTreeSet<Version>,
 }
 
 impl PgModel {
@@ -129,12 +149,17 @@ impl PgModel {
         self.batches.last().map_or(self.version, |batch| batch.version)
     }
 
-    fn current(&self) -> &Content {
+    fn current(&self) -> &State {
         self.batches.last().map_or(&self.base, |batch| &batch.after)
     }
 
+    /// Begins anew with this state.
+    fn restart(&mut self, version: Version, base: State) {
+        *self = PgModel { version, base, ..PgModel::default() };
+    }
+
     /// Returns all states with their versions.
-    fn states(&self) -> impl Iterator<Item = (Version, &Content)> {
+    fn states(&self) -> impl Iterator<Item = (Version, &State)> {
         let batches = self.batches.iter().map(|batch| (batch.version, &batch.after));
         std::iter::once((self.version, &self.base)).chain(batches)
     }
@@ -205,8 +230,11 @@ impl Objects {
     pub fn new(plan: ObjectPlan, seed: u64, identity: Identity) -> Objects {
         let random = Random::new(seed, "engine");
         let twin = Twin::create(identity);
-        let pgs =
-            (0..plan.pg_count).map(|number| (PgId { pool: POOL, number }, PgModel::default()));
+        let pgs = (0..plan.pg_count).map(|number| {
+            let pg = PgId { pool: POOL, number };
+            let base = State { records: Content::new(), blocks: no_blocks(pg, &plan.blocks) };
+            (pg, PgModel { base, ..PgModel::default() })
+        });
         let pgs = pgs.collect();
         Objects {
             plan,
@@ -234,6 +262,13 @@ impl Objects {
         self.family != Family::Changing && self.random.chance(self.plan.asks)
     }
 
+    /// Whether the PG may have another batch: a new epoch begins when all of the last one have ended.
+    fn may_go_on(&self, pg: PgId, epoch: Epoch) -> bool {
+        let model = &self.pgs[&pg];
+        let has_open = model.batches.iter().any(|batch| !batch.is_answered);
+        model.doomed.is_empty() && (model.newest().epoch == epoch || !has_open)
+    }
+
     fn content(&self) -> Content {
         self.twin.records(POOL).map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
     }
@@ -254,6 +289,28 @@ impl Objects {
     fn set_full(&mut self, is_full: bool) {
         self.is_full = is_full;
         self.twin.set_full(is_full);
+    }
+
+    /// Returns the size of the pool's blocks.
+    pub fn block_size(&self) -> BlockSize {
+        self.plan.block_size()
+    }
+
+    /// Returns the states of a block from that at a version of its PG on.
+    pub fn block_states(
+        &self,
+        pg: PgId,
+        least: Version,
+        key: &BlockKey,
+    ) -> impl Iterator<Item = &BlockState> {
+        let states = self.pgs[&pg].states().filter(move |(version, _)| *version >= least);
+        states.map(|(_, state)| &state.blocks[key])
+    }
+
+    /// Returns the bytes of the places that its blocks have; `None`: it is not known.
+    pub fn used_bytes(&self) -> Option<u64> {
+        let blocks = self.pgs.values().flat_map(|model| model.current().blocks.values());
+        used_bytes(&self.plan.blocks, blocks)
     }
 
     /// Returns how many times as long as other operations a discard takes.
@@ -296,7 +353,9 @@ impl Objects {
                     return Err(format!("PG {pg} is suspect, but nothing was damaged"));
                 }
                 suspects.push(*pg);
-                *model = PgModel { version: last, base, batches: Vec::new() };
+                let mut blocks = model.current().blocks.clone();
+                forget(&mut blocks);
+                model.restart(last, State { records: base, blocks });
                 continue;
             }
             let answered = model.batches.iter().rfind(|batch| batch.is_answered);
@@ -304,20 +363,25 @@ impl Objects {
             if last < answered {
                 return Err(format!("PG {pg} was answered {answered}, and has {last}"));
             }
-            let Some((_, content)) = model.states().find(|(version, _)| *version == last) else {
+            let Some((_, state)) = model.states().find(|(version, _)| *version == last) else {
                 return Err(format!("PG {pg} has {last}, which ends no batch"));
             };
-            if *content != base && !is_gone {
+            check_blocks(store, *pg, &state.blocks)?;
+            if state.records != base && !is_gone {
                 let found = text_of(base.iter().map(|(k, v)| (&k[..], &v[..])));
                 return Err(format!("PG {pg} has {last}, but its engine {found}"));
             }
             let found = of_pg(&self.found);
             let had = model.states().filter(|(version, _)| *version <= last);
-            let had: Vec<&Content> = had.map(|(_, content)| content).collect();
+            let had: Vec<&Content> = had.map(|(_, state)| &state.records).collect();
             let at = had.iter().rposition(|content| **content == found);
             lost_count += at.map_or(0, |at| (had.len() - 1 - at) as u64);
-            *model = PgModel { version: last, base, batches: Vec::new() };
+            let blocks = state.blocks.clone();
+            model.restart(last, State { records: base, blocks });
         }
+        let is_known =
+            |key: &BlockKey| self.pgs.values().any(|model| model.base.blocks.contains_key(key));
+        check_list(store, POOL, is_known)?;
         self.suspects = suspects.iter().copied().collect();
         Ok((lost_count, suspects))
     }
@@ -392,9 +456,13 @@ impl World {
     pub(super) fn ask_objects(&mut self) -> Result<(), String> {
         self.asked_count += 1;
         let is_open = |asked: &Asked| {
-            matches!(asked, Asked::Batch { .. } | Asked::Records(_) | Asked::Unordered)
+            matches!(
+                asked,
+                Asked::Batch { .. } | Asked::Records(_) | Asked::ObjectBlock(_) | Asked::Unordered
+            )
         };
         let has_open = self.asked.values().any(is_open);
+        let epoch = self.epoch;
         let objects = self.objects();
         if objects.family == Family::Absent {
             return self.ask_family(true);
@@ -406,10 +474,24 @@ impl World {
         let number = objects.random.below(u64::from(objects.plan.pg_count)) as u32;
         let pg = PgId { pool: POOL, number };
         let batches = objects.plan.batches;
-        match objects.random.chance(batches) {
-            true => self.ask_batch(pg),
+        if objects.random.chance(batches) && objects.may_go_on(pg, epoch) {
+            return self.ask_batch(pg);
+        }
+        match objects.random.chance(Chance::percent(40)) {
+            true => self.ask_block_of(pg),
             false => self.ask_records(pg),
         }
+    }
+
+    fn ask_block_of(&mut self, pg: PgId) -> Result<(), String> {
+        let objects = self.objects();
+        let keys: Vec<BlockKey> = objects.pgs[&pg].base.blocks.keys().copied().collect();
+        let random = &mut objects.random;
+        let key = *random.pick(&keys);
+        let unit_count = u64::from(objects.plan.block_size().unit_count());
+        let from = random.below(unit_count);
+        let to = from + 1 + random.below(unit_count - from);
+        self.ask_object_block(pg, key, from as u32..to as u32)
     }
 
     fn ask_family(&mut self, creates: bool) -> Result<(), String> {
@@ -425,14 +507,16 @@ impl World {
         let objects = self.objects();
         objects.family = if creates { Family::There } else { Family::Absent };
         for model in objects.pgs.values_mut().filter(|_| !creates) {
-            let (version, base) = (model.newest(), Content::new());
-            *model = PgModel { version, base, batches: Vec::new() };
+            // Only the records are the family's.
+            let (version, blocks) = (model.newest(), model.current().blocks.clone());
+            model.restart(version, State { records: Content::new(), blocks });
         }
     }
 
     fn ask_batch(&mut self, pg: PgId) -> Result<(), String> {
-        self.tally.operations.add("batch of records", 1);
+        self.tally.operations.add("batch", 1);
         let epoch = self.epoch;
+        let is_full = self.store().space().full && self.work.chance(Chance::percent(90));
         let objects = self.objects();
         let random = &mut objects.random;
         let model = objects.pgs.get_mut(&pg).expect("it was drawn");
@@ -444,7 +528,7 @@ impl World {
         }
         let version = Version { epoch, counter: counter + random.range(1..5) };
         let mut records = Vec::new();
-        let mut content = model.current().clone();
+        let State { records: mut content, mut blocks } = model.current().clone();
         for index in 0..random.below(7) {
             let at = key(pg, random.below(objects.plan.key_count));
             let change = match random.weighted(&[6, 2, 1]) {
@@ -465,8 +549,13 @@ impl World {
             apply(&mut content, &change);
             records.push(change);
         }
-        model.batches.push(Batch { version, after: content, is_answered: false });
-        let (block_size, blocks) = (BLOCK_SIZE, Vec::new());
+        let lines = match is_full {
+            true => Vec::new(),
+            false => draw_lines(random, &objects.plan.blocks, (after, version), &mut blocks),
+        };
+        let after_it = State { records: content, blocks };
+        model.batches.push(Batch { version, after: after_it, is_answered: false });
+        let (block_size, blocks) = (objects.plan.block_size(), lines);
         let request =
             Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks });
         self.request(Asked::Batch { pg, version }, request)
@@ -475,7 +564,7 @@ impl World {
     fn ask_unordered(&mut self, pg: PgId, after: Version) -> Result<(), String> {
         let version = Version { counter: after.counter + 1, ..after };
         let records = vec![Change::Delete { key: key(pg, 0) }];
-        let (block_size, blocks) = (BLOCK_SIZE, Vec::new());
+        let (block_size, blocks) = (self.objects().block_size(), Vec::new());
         let request =
             Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks });
         self.request(Asked::Unordered, request)
@@ -530,13 +619,46 @@ impl World {
                 Query::Scan { start, end: Some(end), count_max: usize::MAX, size_max: usize::MAX };
             self.request_records(pg, vec![all], false)?;
         }
+        self.audit_blocks()
+    }
+
+    /// Reads all blocks of all PGs.
+    fn audit_blocks(&mut self) -> Result<(), String> {
+        let objects = self.objects();
+        let unit_count = objects.plan.block_size().unit_count();
+        let of_pg = |(pg, model): (&PgId, &PgModel)| {
+            model.base.blocks.keys().map(|key| (*pg, *key)).collect::<Vec<_>>()
+        };
+        for (pg, key) in objects.pgs.iter().flat_map(of_pg).collect::<Vec<_>>() {
+            self.ask_object_block(pg, key, 0..unit_count)?;
+        }
         Ok(())
     }
 
-    pub(super) fn batch_answered(&mut self, pg: PgId, version: Version) {
+    pub(super) fn batch_answered(&mut self, pg: PgId, version: Version) -> Result<(), String> {
         let model = self.objects().pgs.get_mut(&pg).expect("it was asked for");
         let batch = model.batches.iter_mut().find(|batch| batch.version == version);
-        batch.expect("a batch of this run of the store").is_answered = true;
+        let batch = batch.ok_or_else(|| format!("PG {pg}: {version} came after a refused one"))?;
+        batch.is_answered = true;
+        Ok(())
+    }
+
+    /// A batch was refused: it never was, and all behind it in its PG will be refused.
+    pub(super) fn batch_refused(&mut self, pg: PgId, version: Version) -> Result<(), String> {
+        let model = self.objects().pgs.get_mut(&pg).expect("it was asked for");
+        if model.doomed.remove(&version) {
+            return Ok(());
+        }
+        let at = model.batches.iter().position(|batch| batch.version == version);
+        let at = at.expect("a batch of this run of the store");
+        let behind = model.batches.split_off(at);
+        if behind.iter().any(|batch| batch.is_answered) {
+            return Err(format!("PG {pg}: {version} is refused, though a later one is answered"));
+        }
+        model.doomed.extend(behind.iter().skip(1).map(|batch| batch.version));
+        // The PG goes on in a new epoch.
+        self.epoch = self.epoch.next();
+        Ok(())
     }
 
     pub(super) fn records_answered(
@@ -557,7 +679,9 @@ impl World {
             return Err(format!("a read of PG {pg} shows {version}, but had to show {least}"));
         }
         let model = &self.objects.as_ref().expect("it was asked for").pgs[pg];
-        let Some((_, content)) = model.states().find(|(of, _)| *of == version) else {
+        let Some((_, State { records: content, .. })) =
+            model.states().find(|(of, _)| *of == version)
+        else {
             return Err(format!("a read of PG {pg} shows {version}, which ends no batch"));
         };
         for (query, answer) in queries.iter().zip(&answers) {

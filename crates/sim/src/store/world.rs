@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{BufferPool, ClusterId, Duration, Epoch, OsdId, Time};
+use base::{BlockSize, BufferPool, ClusterId, Duration, Epoch, OsdId, Time};
 use blockstore::{
     AsOf, CheckOptions, CreateOptions, Effect, Event, MetadataPosition, Request, RequestId,
     Settings, Severity, Store, StoreId,
@@ -157,7 +157,9 @@ impl World {
         }
         trace.line(format_args!("created {options:?} {}", if plan.polite { "polite" } else { "" }));
         let first = plan.pools[0].block_size;
-        let moves_blocks = plan.pools.iter().any(|pool| pool.block_size != first);
+        let is_other = |size: BlockSize| size != first;
+        let moves_blocks = plan.pools.iter().any(|pool| is_other(pool.block_size))
+            || objects.as_ref().is_some_and(|objects| is_other(objects.block_size()));
         World {
             work: Random::new(run.seed, "work"),
             chaos: Random::new(run.seed, "chaos"),
@@ -567,7 +569,12 @@ impl World {
         let blocks = self.model.blocks.values();
         let written = blocks.filter(|block| block.newest().is_written());
         let expected: u64 = written.map(|block| block.size.bytes()).sum();
-        let expected = expected + self.parity_bytes();
+        let of_objects = match &self.objects {
+            Some(objects) => objects.used_bytes(),
+            None => Some(0),
+        };
+        let Some(of_objects) = of_objects else { return Ok(()) };
+        let expected = expected + self.parity_bytes() + of_objects;
         let used = self.store().space().used_bytes;
         if used == expected {
             return Ok(());
