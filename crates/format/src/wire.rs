@@ -19,19 +19,22 @@ mod codec_peer;
 mod decode_error;
 mod fields;
 mod message;
+mod payload;
 mod peer;
 mod pg_entry;
 
-pub use client::{CHAIN_LENGTH_MAX, Op, Outcome, Place, Refusal, Reply, Request};
+pub use client::{CHAIN_LENGTH_MAX, Op, Outcome, Place, RESULTS_SIZE_MAX, Refusal, Reply, Request};
 pub use codec::{FRAME_HEADER_SIZE, FrameHeader, decode, decode_header, encode};
 pub use decode_error::DecodeError;
 pub use message::{
-    BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX, PROTOCOL_VERSIONS,
+    BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX,
+    PEER_PAYLOAD_SIZE_MAX, PROTOCOL_VERSIONS,
 };
+pub use payload::Payload;
 pub use peer::{
-    Activation, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
-    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
-    PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
-    WHOLE_COUNT_MAX,
+    Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere, Filling,
+    HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
+    PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX,
+    SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
 };
 pub use pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};

@@ -12,7 +12,8 @@ use base::{
 };
 use format::wire::{
     CHAIN_LENGTH_MAX, DecodeError, FRAME_HEADER_SIZE, Learner, MEMBERS_MAX, Member, Message, Op,
-    Outcome, PgEntry, Place, Refusal, Reply, Request, decode, decode_header, encode,
+    Outcome, PAYLOAD_SIZE_MAX, Payload, PgEntry, Place, RESULTS_SIZE_MAX, Refusal, Reply, Request,
+    decode, decode_header, encode,
 };
 
 #[path = "wire/peer.rs"]
@@ -83,6 +84,15 @@ fn entry() -> PgEntry {
         positions: vec![Some(member(1, 10)), None, Some(member(2, 20))],
         learners: vec![Learner { member: member(3, 30), position: position(1) }],
     }
+}
+
+fn payload(length: usize) -> Payload {
+    let bytes: Vec<u8> = (0..length).map(|at| (at / 7) as u8).collect();
+    Payload::new(&bytes, &BufferPool::default())
+}
+
+fn mutate(length: usize) -> Op {
+    Op::Mutate { number: 17, lowest: 15, again: true, operation: payload(length) }
 }
 
 fn request(op: Op) -> Message {
@@ -175,6 +185,23 @@ fn client_examples() -> Vec<(&'static str, Message)> {
                 parents: vec![image(6)],
             }),
         ),
+        ("request-mutate", request(mutate(5000))),
+        ("request-look", request(Op::Look { reads: payload(20) })),
+        (
+            "reply-mutated",
+            reply(Ok(Outcome::Mutated { version: version(), results: vec![3, 5, 0, 0] })),
+        ),
+        (
+            "reply-mutated-nothing",
+            reply(Ok(Outcome::Mutated { version: Version::ZERO, results: vec![] })),
+        ),
+        ("reply-looked", reply(Ok(Outcome::Looked { answers: payload(4097) }))),
+        ("reply-looked-nothing", reply(Ok(Outcome::Looked { answers: payload(0) }))),
+        (
+            "refusal-asserted",
+            reply(Err(Refusal::Asserted { object: 999, step: 4095, version: version() })),
+        ),
+        ("refusal-too-large", reply(Err(Refusal::TooLarge { why: why() }))),
         ("control", Message::Control("{\"type\":\"subscribe\",\"have\":{}}".into())),
     ]
 }
@@ -250,6 +277,10 @@ fn any_data(units: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Buf
     })
 }
 
+fn any_payload() -> impl Strategy<Value = Payload> {
+    prop_oneof![0..10usize, 4090..4100usize, 0..20_000usize].prop_map(payload)
+}
+
 fn any_op() -> impl Strategy<Value = Op> {
     let conditions = (proptest::option::of(any_version()), any::<bool>());
     let write = (any_place(), 0u32..128, any_data(1..=9), conditions).prop_map(
@@ -274,6 +305,10 @@ fn any_op() -> impl Strategy<Value = Op> {
             .prop_map(|(place, (offset, length), lazy)| Op::Zero { place, offset, length, lazy }),
         (any_place(), any_chain()).prop_map(|(place, parents)| Op::Extents { place, parents }),
         Just(Op::Sync),
+        (any::<[u64; 2]>(), any::<bool>(), any_payload()).prop_map(
+            |([number, lowest], again, operation)| Op::Mutate { number, lowest, again, operation }
+        ),
+        any_payload().prop_map(|reads| Op::Look { reads }),
         (any_image(), any::<u32>())
             .prop_map(|(image, from)| Op::DeleteRange { image, from: StripeIndex::new(from) }),
     ]
@@ -328,6 +363,12 @@ fn any_outcome() -> impl Strategy<Value = Result<Outcome, Refusal>> {
         ".{0,40}".prop_map(|why| Err(Refusal::Invalid { why })),
         Just(Err(Refusal::Corrupted)),
         Just(Err(Refusal::AskPrimary)),
+        (any_version(), vec(any::<u8>(), 0..100))
+            .prop_map(|(version, results)| Ok(Outcome::Mutated { version, results })),
+        any_payload().prop_map(|answers| Ok(Outcome::Looked { answers })),
+        (any::<[u16; 2]>(), any_version())
+            .prop_map(|([object, step], version)| Err(Refusal::Asserted { object, step, version })),
+        ".{0,40}".prop_map(|why| Err(Refusal::TooLarge { why })),
     ]
 }
 
@@ -436,6 +477,40 @@ fn every_bit_flip_outside_the_payload_is_no_message() {
             assert!(parse(&bytes).is_err(), "{name}: bit {bit} flipped");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+}
+
+#[test]
+fn the_longest_messages_about_objects_fit_their_frames() {
+    let longest = PAYLOAD_SIZE_MAX as usize;
+    for message in [
+        request(mutate(longest)),
+        reply(Ok(Outcome::Looked { answers: payload(longest) })),
+        reply(Ok(Outcome::Mutated { version: version(), results: vec![1; RESULTS_SIZE_MAX] })),
+    ] {
+        assert_eq!(parse(&frame(&message)), Ok(message));
+    }
+}
+
+#[test]
+fn a_payload_is_as_long_as_its_bytes_and_says_whether_they_are_whole() {
+    let message = request(mutate(5000));
+    let mut bytes = frame(&message);
+    *bytes.last_mut().unwrap() ^= 1;
+    let operation = |message| match message {
+        Message::Request(Request { op: Op::Mutate { operation, .. }, .. }) => operation,
+        _ => unreachable!(),
+    };
+    assert_eq!(operation(parse(&bytes).unwrap()).bytes(), None);
+    assert_eq!(operation(message).bytes().unwrap().len(), 5000);
+    assert_eq!(payload(0).bytes(), Some(&[][..]));
+    // Number, lowest and again lie between the operation's tag and the length.
+    let at = FRAME_HEADER_SIZE + 37 + 17;
+    for (length, is_right) in [(4096u32, false), (4097, true), (8192, true), (8193, false)] {
+        let mut bytes = frame(&request(mutate(5000)));
+        bytes[at..at + 4].copy_from_slice(&length.to_le_bytes());
+        reseal(&mut bytes);
+        assert_eq!(parse(&bytes).is_ok(), is_right, "{length}");
     }
 }
 

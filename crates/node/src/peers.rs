@@ -297,6 +297,7 @@ pub(crate) fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Skip { .. }
         | PeerBody::ParityDelta { .. }
         | PeerBody::Forward { .. }
+        | PeerBody::Batch { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::Draining
         | PeerBody::State(_)

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time};
+use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, Version};
 use format::door::Role;
 use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Request};
 use pg::Ticket;
@@ -229,8 +229,14 @@ impl Scope {
                 _ => 0,
             },
             changes: match request.op {
-                Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } => true,
-                Op::Read { .. } | Op::ReadPart { .. } | Op::Extents { .. } | Op::Sync => false,
+                Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } => {
+                    true
+                }
+                Op::Read { .. }
+                | Op::ReadPart { .. }
+                | Op::Extents { .. }
+                | Op::Sync
+                | Op::Look { .. } => false,
             },
             is_direct: matches!(request.op, Op::ReadPart { .. }),
         }
@@ -245,7 +251,7 @@ pub(crate) fn names_of(request: &Request) -> Names {
         | Op::Write { place, .. }
         | Op::Zero { place, .. }
         | Op::Extents { place, .. } => Some(place.image),
-        Op::Sync | Op::DeleteRange { .. } => None,
+        Op::Sync | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => None,
     };
     Names { image, revision: request.revision }
 }
@@ -264,6 +270,7 @@ pub(crate) fn size_of(op: &Op) -> u64 {
             u64::from((*length).min(PAYLOAD_SIZE_MAX))
         }
         Op::Write { data, .. } => data.len() as u64,
+        Op::Mutate { operation: payload, .. } | Op::Look { reads: payload } => payload.size(),
         Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
     }
 }
@@ -274,7 +281,11 @@ pub(crate) fn size_of(op: &Op) -> u64 {
 pub(crate) fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -> bool {
     match outcome {
         Ok(Outcome::Written { .. }) => !is_write,
-        Ok(_) | Err(Refusal::CompareFailed { .. } | Refusal::Damaged { .. }) => true,
+        Ok(Outcome::Mutated { version, .. }) => *version == Version::ZERO,
+        Ok(_)
+        | Err(Refusal::CompareFailed { .. } | Refusal::Damaged { .. } | Refusal::Asserted { .. }) => {
+            true
+        }
         Err(_) => false,
     }
 }

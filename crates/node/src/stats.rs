@@ -82,7 +82,9 @@ impl Work {
             Op::Write { place, data, .. } => (Counter::Write, Some(place.image), data.len() as u32),
             Op::Zero { place, length, .. } => (Counter::Trim, Some(place.image), *length),
             Op::Sync => (Counter::Flush, None, 0),
-            Op::Extents { .. } | Op::DeleteRange { .. } => return None,
+            Op::Extents { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => {
+                return None;
+            }
         };
         Some(Work { kind, pool, image, bytes, since })
     }

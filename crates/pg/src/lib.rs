@@ -806,6 +806,7 @@ impl Pg {
             }
             Op::Sync => self.sync(ticket, actions),
             Op::DeleteRange { image, from } => self.delete(ticket, image, from, actions),
+            Op::Mutate { .. } | Op::Look { .. } => unreachable!("a pool of blocks refuses them"),
         }
     }
 

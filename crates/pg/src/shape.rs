@@ -73,6 +73,7 @@ impl Shape {
                 self.check_range(*offset, u64::from(*length))
             }
             Op::Sync | Op::DeleteRange { .. } => Ok(()),
+            Op::Mutate { .. } | Op::Look { .. } => invalid("the pool has blocks, not objects"),
         }
     }
 

@@ -72,7 +72,9 @@ impl MemoryOsd {
                 Ok(Outcome::Synced)
             }
             Op::ReadPart { .. } => panic!("not of pools with copies"),
-            Op::DeleteRange { .. } => panic!("not of clients"),
+            Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => {
+                panic!("not of clients of volumes")
+            }
         }
     }
 

@@ -4,10 +4,13 @@ use std::fmt;
 
 use base::{Buffer, Checksum, Epoch, ImageId, MapRevision, PgId, SessionId, StripeIndex, Version};
 
+use super::payload::Payload;
 use super::pg_entry::PgEntry;
 
 /// Maximum number of layers in a read.
 pub const CHAIN_LENGTH_MAX: usize = 32;
+/// Longest encoding of the results of an operation on objects, in bytes.
+pub const RESULTS_SIZE_MAX: usize = 8 << 10;
 
 /// A client's request to the primary of a PG. It concerns one stripe or one PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,7 +43,8 @@ pub struct Place {
     pub stripe: StripeIndex,
 }
 
-/// Operations of block pools. Offsets and lengths are bytes within the stripe, multiples of 4 KiB.
+/// Operations. [`Op::Mutate`] and [`Op::Look`] are those of object pools, all others those of block pools:
+/// their offsets and lengths are bytes within the stripe, multiples of 4 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Read a range.
@@ -110,6 +114,29 @@ pub enum Op {
         /// The first stripe to delete.
         from: StripeIndex,
     },
+    /// Change objects; see `docs/internals/objects.md`.
+    Mutate {
+        /// Names the operation within its session, the same however often it is sent.
+        number: u64,
+        /// The lowest number that the session has unanswered in this PG.
+        lowest: u64,
+        /// Whether the operation may have been sent before.
+        again: bool,
+        /// The operation.
+        operation: Payload,
+    },
+    /// Read objects.
+    Look {
+        /// What to read.
+        reads: Payload,
+    },
+}
+
+impl Op {
+    /// Whether the operation is one of object pools.
+    pub fn is_of_objects(&self) -> bool {
+        matches!(self, Op::Mutate { .. } | Op::Look { .. })
+    }
 }
 
 /// An OSD's reply to a request.
@@ -157,6 +184,18 @@ pub enum Outcome {
         /// Whether the image has no blocks left in the PG from stripe `from` of the request on.
         complete: bool,
     },
+    /// An operation on objects was executed.
+    Mutated {
+        /// The operation's version; `ZERO`: it changed nothing.
+        version: Version,
+        /// The results of its steps, at most [`RESULTS_SIZE_MAX`] bytes.
+        results: Vec<u8>,
+    },
+    /// The result of reads of objects.
+    Looked {
+        /// The answers.
+        answers: Payload,
+    },
 }
 
 /// Why a request was refused. The request had no effect, unless a variant says otherwise.
@@ -197,6 +236,20 @@ pub enum Refusal {
     Corrupted,
     /// This member cannot answer a direct read now: the sender must send the read to the primary.
     AskPrimary,
+    /// An assertion of an operation on objects is not true, or a number cannot be added to.
+    Asserted {
+        /// Which of the operation's objects.
+        object: u16,
+        /// Which of the object's steps: first its assertions are counted, then its changes.
+        step: u16,
+        /// The object's version; `ZERO`: it does not exist.
+        version: Version,
+    },
+    /// An operation on objects changes more than one batch can hold, or an object would become too large.
+    TooLarge {
+        /// What is too large.
+        why: String,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -207,10 +260,13 @@ impl fmt::Display for Refusal {
             Refusal::CompareFailed { .. } => "the block has another version",
             Refusal::Full => "no space is left",
             Refusal::Damaged { .. } => "stored data is damaged and no good copy is left",
-            Refusal::Incomplete { why } | Refusal::Invalid { why } => why,
+            Refusal::Incomplete { why } | Refusal::Invalid { why } | Refusal::TooLarge { why } => {
+                why
+            }
             Refusal::Busy => "a queue is full",
             Refusal::Corrupted => "the data was damaged in transit",
             Refusal::AskPrimary => "only the primary can answer the read now",
+            Refusal::Asserted { .. } => "an assertion is not true",
         })
     }
 }

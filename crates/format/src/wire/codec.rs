@@ -19,11 +19,15 @@
 
 use base::{Buffer, BufferPool, Epoch, MapRevision, SessionId, StripeIndex, UNIT_SIZE, crc32c};
 
-use super::client::{Op, Outcome, Refusal, Reply, Request};
+use super::client::{Op, Outcome, RESULTS_SIZE_MAX, Refusal, Reply, Request};
 use super::codec_peer::{decode_lease, decode_peer, encode_lease, encode_peer, peer_data};
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
-use super::message::{BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX};
+use super::message::{
+    BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX,
+    PEER_PAYLOAD_SIZE_MAX,
+};
+use super::payload::Payload;
 
 /// Size of a frame's header in bytes.
 pub const FRAME_HEADER_SIZE: usize = 32;
@@ -83,7 +87,7 @@ pub fn encode(message: &Message, bytes: &mut Vec<u8>) -> Option<Buffer> {
     let (header, body) = bytes[start..].split_at_mut(FRAME_HEADER_SIZE);
     let payload_length = payload.as_ref().map_or(0, |payload| payload.len());
     assert!(body.len() <= body_max as usize);
-    assert!(payload_length <= PAYLOAD_SIZE_MAX as usize);
+    assert!(payload_length <= payload_size_max(kind) as usize);
     header[4..8].copy_from_slice(&MAGIC.to_le_bytes());
     header[8..10].copy_from_slice(&kind.to_le_bytes());
     header[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
@@ -115,21 +119,30 @@ pub fn decode_header(bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, Dec
     if flags != 0 || reader.u64()? != 0 {
         return wrong("unknown bits are set in a frame header");
     }
-    let (body_max, payload_max) = match kind {
-        KIND_REQUEST | KIND_REPLY | KIND_PEER => (BODY_SIZE_MAX, PAYLOAD_SIZE_MAX),
-        KIND_CONTROL => (CONTROL_SIZE_MAX, 0),
-        KIND_LEASE => (LEASE_SIZE_MAX, 0),
+    let body_max = match kind {
+        KIND_REQUEST | KIND_REPLY | KIND_PEER => BODY_SIZE_MAX,
+        KIND_CONTROL => CONTROL_SIZE_MAX,
+        KIND_LEASE => LEASE_SIZE_MAX,
         _ => return wrong(format!("unknown frame kind {kind}")),
     };
     if header.body_length > body_max {
         return wrong(format!("invalid frame body length: {} bytes", header.body_length));
     }
-    if header.payload_length > payload_max
+    if header.payload_length > payload_size_max(kind)
         || !header.payload_length.is_multiple_of(UNIT_SIZE as u32)
     {
         return wrong(format!("invalid frame payload length: {} bytes", header.payload_length));
     }
     Ok(header)
+}
+
+/// Returns the size of the longest payload of messages of this kind, in bytes.
+fn payload_size_max(kind: u16) -> u32 {
+    match kind {
+        KIND_REQUEST | KIND_REPLY => PAYLOAD_SIZE_MAX,
+        KIND_PEER => PEER_PAYLOAD_SIZE_MAX,
+        _ => 0,
+    }
 }
 
 /// Decodes a message from header, body and payload. The payload is not verified here: the user of the data
@@ -177,6 +190,8 @@ const OP_EXTENTS: u8 = 4;
 const OP_SYNC: u8 = 5;
 const OP_DELETE_RANGE: u8 = 6;
 const OP_READ_PART: u8 = 7;
+const OP_MUTATE: u8 = 8;
+const OP_LOOK: u8 = 9;
 /// Flag of a write: an expected version follows.
 const WRITE_COMPARES: u8 = 1;
 /// Flag of a write or zero: the request may be answered before it is durable.
@@ -185,6 +200,8 @@ const WRITE_LAZY: u8 = 2;
 fn request_data(request: &Request) -> Option<Buffer> {
     match &request.op {
         Op::Write { data, .. } => Some(data.clone()),
+        Op::Mutate { operation, .. } => operation.data(),
+        Op::Look { reads } => reads.data(),
         _ => None,
     }
 }
@@ -235,6 +252,17 @@ fn encode_request(request: &Request, bytes: &mut Vec<u8>) {
             put_u32(bytes, image.get());
             put_u32(bytes, from.get());
         }
+        Op::Mutate { number, lowest, again, operation } => {
+            bytes.push(OP_MUTATE);
+            put_u64(bytes, *number);
+            put_u64(bytes, *lowest);
+            bytes.push(u8::from(*again));
+            operation.encode(bytes);
+        }
+        Op::Look { reads } => {
+            bytes.push(OP_LOOK);
+            reads.encode(bytes);
+        }
     }
 }
 
@@ -267,6 +295,13 @@ fn decode_request(
         OP_DELETE_RANGE => {
             Op::DeleteRange { image: reader.image()?, from: StripeIndex::new(reader.u32()?) }
         }
+        OP_MUTATE => Op::Mutate {
+            number: reader.u64()?,
+            lowest: reader.u64()?,
+            again: reader.bool()?,
+            operation: Payload::decode(reader, payload)?,
+        },
+        OP_LOOK => Op::Look { reads: Payload::decode(reader, payload)? },
         tag => {
             return wrong(format!("unknown request operation {tag}"));
         }
@@ -298,6 +333,8 @@ const OUTCOME_WRITTEN: u8 = 2;
 const OUTCOME_EXTENTS: u8 = 3;
 const OUTCOME_SYNCED: u8 = 4;
 const OUTCOME_DELETED: u8 = 5;
+const OUTCOME_MUTATED: u8 = 6;
+const OUTCOME_LOOKED: u8 = 7;
 const REFUSAL_STALE: u8 = 128;
 const REFUSAL_FENCED: u8 = 129;
 const REFUSAL_COMPARE_FAILED: u8 = 130;
@@ -308,10 +345,13 @@ const REFUSAL_BUSY: u8 = 134;
 const REFUSAL_INVALID: u8 = 135;
 const REFUSAL_CORRUPTED: u8 = 136;
 const REFUSAL_ASK_PRIMARY: u8 = 137;
+const REFUSAL_ASSERTED: u8 = 138;
+const REFUSAL_TOO_LARGE: u8 = 139;
 
 fn reply_data(reply: &Reply) -> Option<Buffer> {
     match &reply.outcome {
         Ok(Outcome::Read { data, .. }) if !data.is_empty() => Some(data.clone()),
+        Ok(Outcome::Looked { answers }) => answers.data(),
         _ => None,
     }
 }
@@ -348,6 +388,16 @@ fn encode_outcome(outcome: &Outcome, bytes: &mut Vec<u8>) {
             put_u32(bytes, *count);
             bytes.push(u8::from(*complete));
         }
+        Outcome::Mutated { version, results } => {
+            bytes.push(OUTCOME_MUTATED);
+            put_version(bytes, *version);
+            put_count(bytes, results.len(), RESULTS_SIZE_MAX);
+            bytes.extend_from_slice(results);
+        }
+        Outcome::Looked { answers } => {
+            bytes.push(OUTCOME_LOOKED);
+            answers.encode(bytes);
+        }
     }
 }
 
@@ -381,6 +431,16 @@ fn encode_refusal(refusal: &Refusal, bytes: &mut Vec<u8>) {
         }
         Refusal::Corrupted => bytes.push(REFUSAL_CORRUPTED),
         Refusal::AskPrimary => bytes.push(REFUSAL_ASK_PRIMARY),
+        Refusal::Asserted { object, step, version } => {
+            bytes.push(REFUSAL_ASSERTED);
+            put_u16(bytes, *object);
+            put_u16(bytes, *step);
+            put_version(bytes, *version);
+        }
+        Refusal::TooLarge { why } => {
+            bytes.push(REFUSAL_TOO_LARGE);
+            put_text(bytes, why);
+        }
     }
 }
 
@@ -404,6 +464,12 @@ fn decode_reply(
         OUTCOME_EXTENTS => Ok(Outcome::Extents { bitmap: reader.bitmap()? }),
         OUTCOME_SYNCED => Ok(Outcome::Synced),
         OUTCOME_DELETED => Ok(Outcome::Deleted { count: reader.u32()?, complete: reader.bool()? }),
+        OUTCOME_MUTATED => {
+            let version = reader.version()?;
+            let count = reader.list(RESULTS_SIZE_MAX, 1, "bytes of results")?;
+            Ok(Outcome::Mutated { version, results: reader.take(count)?.to_vec() })
+        }
+        OUTCOME_LOOKED => Ok(Outcome::Looked { answers: Payload::decode(reader, payload)? }),
         tag => Err(decode_refusal(tag, reader)?),
     };
     Ok(Reply { session, sequence, outcome })
@@ -422,6 +488,12 @@ fn decode_refusal(tag: u8, reader: &mut Reader<'_>) -> Result<Refusal, DecodeErr
         REFUSAL_INVALID => Refusal::Invalid { why: reader.counted_text()? },
         REFUSAL_CORRUPTED => Refusal::Corrupted,
         REFUSAL_ASK_PRIMARY => Refusal::AskPrimary,
+        REFUSAL_ASSERTED => Refusal::Asserted {
+            object: reader.u16()?,
+            step: reader.u16()?,
+            version: reader.version()?,
+        },
+        REFUSAL_TOO_LARGE => Refusal::TooLarge { why: reader.counted_text()? },
         tag => {
             return wrong(format!("unknown reply outcome {tag}"));
         }

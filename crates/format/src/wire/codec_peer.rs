@@ -6,15 +6,16 @@
 //!      and there is one checksum and 4 KiB of data for each written unit.
 
 use base::{
-    BlockSize, Buffer, Epoch, MapRevision, PoolId, Position, StripeIndex, UNIT_SIZE, Version,
+    BlockSize, Buffer, Checksum, Epoch, MapRevision, PoolId, Position, StripeIndex, UNIT_SIZE,
+    Version,
 };
 
 use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
 use super::peer::{
-    Activation, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
-    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
-    PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
+    Activation, BatchContent, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX,
+    LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX,
+    PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX, SCRUB_NOTE_SIZE_MAX, TABLE_SIZE_MAX,
     WHOLE_COUNT_MAX,
 };
 use super::pg_entry::Member;
@@ -57,6 +58,7 @@ const BODY_RECALLED: u8 = 44;
 const BODY_KEEP: u8 = 45;
 const BODY_TRIED: u8 = 46;
 const BODY_PART_BEHIND: u8 = 47;
+const BODY_BATCH: u8 = 50;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -97,6 +99,7 @@ pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
             Content::Gone | Content::Tombstone { .. } => None,
         },
         PeerBody::Write { change: Change::Write { data, .. }, .. } => Some(data.clone()),
+        PeerBody::Batch { content, .. } => Some(content.data.clone()),
         _ => None,
     }
 }
@@ -260,6 +263,15 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_call(bytes, BODY_TRIED, *call);
             put_bool(bytes, *is_done);
         }
+        PeerBody::Batch { after, version, mark, content } => {
+            content.check().expect("batches of our own are sound");
+            bytes.push(BODY_BATCH);
+            for version in [after, version, mark] {
+                put_version(bytes, *version);
+            }
+            put_u32(bytes, content.body_length);
+            put_checksums(bytes, &[content.body_checksum]);
+        }
     }
 }
 
@@ -383,6 +395,12 @@ fn decode_body(
         BODY_RECALLED => PeerBody::Recalled { call: reader.u32()?, note: reader.note()? },
         BODY_KEEP => PeerBody::Keep { call: reader.u32()?, note: reader.note()? },
         BODY_TRIED => PeerBody::Tried { call: reader.u32()?, is_done: reader.bool()? },
+        BODY_BATCH => PeerBody::Batch {
+            after: reader.version()?,
+            version: reader.version()?,
+            mark: reader.version()?,
+            content: reader.batch_content(payload)?,
+        },
         tag => {
             return wrong(format!("unknown peer message type {tag}"));
         }
@@ -734,6 +752,16 @@ impl Reader<'_> {
                 self.block(table, payload.take())
             }
             tag => wrong(format!("unknown content kind {tag}")),
+        }
+    }
+
+    fn batch_content(&mut self, payload: &mut Option<Buffer>) -> Result<BatchContent, DecodeError> {
+        let (body_length, body_checksum) = (self.u32()?, Checksum::new(self.u32()?));
+        let Some(data) = payload.take() else { return wrong("a batch came without a body") };
+        let content = BatchContent { body_length, body_checksum, data };
+        match content.check() {
+            Ok(()) => Ok(content),
+            Err(why) => wrong(why),
         }
     }
 

@@ -1,10 +1,13 @@
 //! All messages, and limits for their lengths.
 
 use super::client::{Reply, Request};
-use super::peer::{LeaseMessage, PeerMessage};
+use super::peer::{BATCH_UNITS_SIZE_MAX, LeaseMessage, PeerMessage};
+use crate::disk;
 
-/// Longest payload of a frame, in bytes.
+/// Longest payload of a frame, in bytes; of a peer message: [`PEER_PAYLOAD_SIZE_MAX`].
 pub const PAYLOAD_SIZE_MAX: u32 = 4 << 20;
+/// Longest payload of a peer message, in bytes: the largest batch of an object pool.
+pub const PEER_PAYLOAD_SIZE_MAX: u32 = (disk::BODY_SIZE_MAX + BATCH_UNITS_SIZE_MAX) as u32;
 /// Longest body of a data message, in bytes.
 pub const BODY_SIZE_MAX: u32 = 64 << 10;
 /// Longest text of a control message, in bytes.

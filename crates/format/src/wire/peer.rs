@@ -11,10 +11,13 @@ use base::{
     BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, Position, UNIT_SIZE, Version,
 };
 
+use super::payload::padded;
 use super::pg_entry::Member;
 use super::pg_entry::PgEntry;
-use crate::disk::{BlockKey, TABLE_ROWS_MAX, UnitSet, table_rows, table_size};
+use crate::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, UnitSet, table_rows, table_size};
 
+/// Longest data of blocks in one batch of an object pool, in bytes.
+pub const BATCH_UNITS_SIZE_MAX: usize = 3 << 20;
 /// Maximum number of blocks in one [`PeerBody::Listed`].
 pub const LIST_COUNT_MAX: usize = 1024;
 /// Maximum number of activations in a history.
@@ -356,6 +359,45 @@ pub enum PeerBody {
         /// Whether the change is durable.
         is_done: bool,
     },
+    /// Primary, in object pools: the next batch, in version order. Answered by [`PeerBody::Written`] with its
+    /// version.
+    Batch {
+        /// The version before the first of the batch.
+        after: Version,
+        /// The last version of the batch.
+        version: Version,
+        /// As in [`PeerBody::Write`].
+        mark: Version,
+        /// What the batch changes.
+        content: BatchContent,
+    },
+}
+
+/// What a batch changes, as it travels. Whoever uses it compares the checksums: that of the body is here, those
+/// of the units are in the body.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BatchContent {
+    /// Size of the encoded body in bytes, without its padding: 1 to [`BODY_SIZE_MAX`].
+    pub body_length: u32,
+    /// Checksum of the body, without its padding.
+    pub body_checksum: Checksum,
+    /// The body, padded with zeros to whole units; then the units of blocks that get data, in the order of
+    /// the body, at most [`BATCH_UNITS_SIZE_MAX`] bytes.
+    pub data: Buffer,
+}
+
+impl BatchContent {
+    /// Checks the sizes. The error says what is wrong.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let body_size = padded(self.body_length);
+        if self.body_length == 0 || self.body_length as usize > BODY_SIZE_MAX {
+            return Err("a batch whose body is empty or too long");
+        }
+        match self.data.len().checked_sub(body_size) {
+            Some(..=BATCH_UNITS_SIZE_MAX) => Ok(()),
+            _ => Err("a batch whose data is shorter than its body, or too long"),
+        }
+    }
 }
 
 /// What a member holds of a key, without the data.

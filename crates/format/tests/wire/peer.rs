@@ -1,11 +1,12 @@
 //! Messages between OSDs: examples, random messages, and fields that are refused.
 
 use base::{BlockSize, Checksum, MapRevision, Position};
-use format::disk::{BlockKey, TABLE_ROWS_MAX, table_size};
+use format::disk::{BODY_SIZE_MAX, BlockKey, TABLE_ROWS_MAX, table_size};
 use format::wire::{
-    Activation, Change, Content, Digest, Elsewhere, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX,
-    LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState, PART_CHANGE_COUNT_MAX, PartChange,
-    PeerBody, PeerMessage, REVISION_COUNT_MAX, TABLE_SIZE_MAX, WHOLE_COUNT_MAX,
+    Activation, BATCH_UNITS_SIZE_MAX, BatchContent, Change, Content, Digest, Elsewhere, Filling,
+    HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX, LeaseMessage, ListedBlock, MemberState,
+    PART_CHANGE_COUNT_MAX, PartChange, PeerBody, PeerMessage, REVISION_COUNT_MAX, TABLE_SIZE_MAX,
+    WHOLE_COUNT_MAX,
 };
 
 use super::*;
@@ -59,6 +60,19 @@ fn block(units: u64, written: u64) -> Content {
         checksums: checksums(&data),
         data: (written != 0).then_some(data),
         table: Vec::new(),
+    }
+}
+
+/// Returns a batch with a body of this size, and so many units of data behind it.
+fn batch(body_length: usize, units: usize) -> PeerBody {
+    let data = data(body_length.div_ceil(UNIT) + units);
+    let body_checksum = base::crc32c(&data[..body_length]);
+    let content = BatchContent { body_length: body_length as u32, body_checksum, data };
+    PeerBody::Batch {
+        after: version_of(300),
+        version: version_of(304),
+        mark: version_of(299),
+        content,
     }
 }
 
@@ -252,6 +266,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-recalled", peer(PeerBody::Recalled { call: 13, note: b"{}".to_vec() })),
         ("peer-keep", peer(PeerBody::Keep { call: 14, note: b"{}".to_vec() })),
         ("peer-tried", peer(PeerBody::Tried { call: 14, is_done: true })),
+        ("peer-batch", peer(batch(5000, 1))),
         (
             "lease-renew",
             lease(LeaseMessage::Renew {
@@ -536,6 +551,7 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
         (any::<u32>(), vec(any::<u8>(), 0..300))
             .prop_map(|(call, note)| PeerBody::Keep { call, note }),
         (any::<u32>(), any::<bool>()).prop_map(|(call, is_done)| PeerBody::Tried { call, is_done }),
+        (1..10_000usize, 0..3usize).prop_map(|(length, units)| batch(length, units)),
     ]
 }
 
@@ -665,6 +681,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         peer(PeerBody::Listed { call: 1, blocks, is_last: false }),
         peer(PeerBody::Repair { call: 1, key: key(1), content }),
         peer(parity),
+        peer(batch(BODY_SIZE_MAX, BATCH_UNITS_SIZE_MAX / UNIT)),
         lease(granted),
         lease(LeaseMessage::Renew {
             stamp: 1,
@@ -703,6 +720,18 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     assert!(too_many.0.contains("at most 16 are allowed"), "{too_many}");
     refused("lease-renew", FRAME_HEADER_SIZE + 26, REVISION_COUNT_MAX, "at most 256 are allowed");
     refused("lease-granted", FRAME_HEADER_SIZE + 30, LOST_COUNT_MAX, "at most 65536 are allowed");
+}
+
+#[test]
+fn batches_are_as_long_as_their_body_at_least_and_no_longer_than_one_can_be() {
+    let at = FIELDS + 36;
+    for (length, is_right) in [(0u32, false), (1, true), (8192, true), (12289, false)] {
+        let message = peer(batch(5000, 1));
+        assert_eq!(forged(&message, at, &length.to_le_bytes()).is_ok(), is_right, "{length}");
+    }
+    let message = peer(batch(BODY_SIZE_MAX, BATCH_UNITS_SIZE_MAX / UNIT));
+    let length = (BODY_SIZE_MAX as u32 - UNIT as u32).to_le_bytes();
+    assert!(forged(&message, at, &length).unwrap_err().0.contains("too long"));
 }
 
 #[test]

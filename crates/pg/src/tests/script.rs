@@ -302,6 +302,7 @@ fn brief(body: &PeerBody) -> String {
         PeerBody::Recall { .. } => "Recall".into(),
         PeerBody::Recalled { .. } => "Recalled".into(),
         PeerBody::Keep { .. } => "Keep".into(),
+        PeerBody::Batch { version, mark, .. } => format!("Batch: {version}, mark {mark}"),
         PeerBody::Tried { is_done, .. } => if *is_done { "Tried" } else { "Tried: no room" }.into(),
     }
 }

@@ -124,7 +124,7 @@ fn image_of(op: &Op) -> Option<ImageId> {
         | Op::Write { place, .. }
         | Op::Zero { place, .. }
         | Op::Extents { place, .. } => Some(place.image),
-        Op::Sync | Op::DeleteRange { .. } => None,
+        Op::Sync | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => None,
     }
 }
 

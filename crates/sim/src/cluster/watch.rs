@@ -367,7 +367,8 @@ impl Watch {
             | PeerBody::DeltaWanted { .. }
             | PeerBody::PartBehind { .. }
             | PeerBody::ParityLost { .. }
-            | PeerBody::Forward { .. } => {}
+            | PeerBody::Forward { .. }
+            | PeerBody::Batch { .. } => {}
         }
         Ok(())
     }

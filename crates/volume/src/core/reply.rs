@@ -172,6 +172,10 @@ impl ClientCore {
             Refusal::Invalid { why } => {
                 self.end_failed(now, key, VolumeError::Invalid { why }, effects);
             }
+            Refusal::Asserted { .. } | Refusal::TooLarge { .. } => {
+                let why = "the OSD answered as if the pool had objects".to_string();
+                self.end_failed(now, key, VolumeError::Invalid { why }, effects);
+            }
         }
     }
 

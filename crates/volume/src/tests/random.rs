@@ -193,7 +193,7 @@ impl World {
             | Op::Write { place, .. }
             | Op::Zero { place, .. }
             | Op::Extents { place, .. } => Some((*connection, place.image, place.stripe)),
-            Op::Sync | Op::DeleteRange { .. } => None,
+            Op::Sync | Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => None,
         };
         let at = at % self.asked.len();
         let stripe = stripe_of(&self.asked[at]);

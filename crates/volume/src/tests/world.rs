@@ -495,7 +495,9 @@ impl World {
                 Ok(Outcome::Extents { bitmap: vec![bits] })
             }
             Op::Sync => Ok(Outcome::Synced),
-            Op::DeleteRange { .. } => panic!("not of clients"),
+            Op::DeleteRange { .. } | Op::Mutate { .. } | Op::Look { .. } => {
+                panic!("not of clients of volumes")
+            }
         }
     }
 
