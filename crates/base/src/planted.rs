@@ -74,6 +74,10 @@ pub enum Bug {
     BatchHalfDropped,
     /// Store: recovery keeps the batches of a PG that lie behind one that it drops.
     LaterBatchKept,
+    /// PG: what queued for an object is prepared on its stored head, not on the effects of those before it.
+    QueuedOnStaleHead,
+    /// PG: a read of objects is answered before all members have the versions that it shows.
+    ReadShowsUnacknowledged,
     /// Node: a request that arrives twice is executed twice, even after its answer.
     DuplicateExecuted,
     /// Node: requests of a fenced session are executed.
@@ -333,6 +337,8 @@ impl Bug {
         ("suspect-after-replay", Bug::SuspectAfterReplay),
         ("batch-half-dropped", Bug::BatchHalfDropped),
         ("later-batch-kept", Bug::LaterBatchKept),
+        ("queued-on-stale-head", Bug::QueuedOnStaleHead),
+        ("read-shows-unacknowledged", Bug::ReadShowsUnacknowledged),
     ];
 }
 

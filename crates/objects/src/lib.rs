@@ -33,7 +33,9 @@ pub use head::{DataId, Head, HeadContent};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
-pub use prepare::{Applied, OperationRefusal, PoolShape, Prepared, Run, Stamp, Stop, Wants};
+pub use prepare::{
+    Applied, OperationRefusal, PoolShape, Prepared, Run, RunSize, Stamp, Stop, Wants,
+};
 pub use queue::{Footprint, Queue, Turn};
-pub use repeat::Repeat;
+pub use repeat::{Repeat, decode_results, encode_results};
 pub use touched::Touched;

@@ -18,6 +18,7 @@ pub const OBJECT_SIZE_MAX: u64 = 64 * MIB;
 pub const INLINE_SIZE_MAX: u64 = 32 * KIB;
 /// The most data that the changes of one operation name, in bytes.
 pub const OPERATION_DATA_MAX: u64 = 3 * MIB;
+const _: () = assert!(OPERATION_DATA_MAX == format::wire::BATCH_UNITS_SIZE_MAX as u64);
 /// The most keys (which count twice), values and data in heads that one operation changes, in bytes.
 pub const OPERATION_RECORDS_MAX: usize = MIB as usize;
 /// The most objects of one operation.

@@ -18,6 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{self, Bug};
 use base::{BlockSize, PoolId, UNIT_SIZE, Version};
 use format::disk::{BODY_SIZE_MAX, BlockChange, UNITS_SIZE_MAX};
 use format::engine::Change;
@@ -124,12 +125,12 @@ pub struct Run {
     units: KnownUnits,
     /// The number of operations with a version.
     count: u32,
-    size: Size,
+    size: RunSize,
 }
 
 /// What changes take in an entry, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-struct Size {
+pub struct RunSize {
     /// Keys, twice, and values.
     records: usize,
     /// Units of data.
@@ -184,8 +185,8 @@ impl Wants {
     }
 }
 
-impl std::ops::AddAssign for Size {
-    fn add_assign(&mut self, other: Size) {
+impl std::ops::AddAssign for RunSize {
+    fn add_assign(&mut self, other: RunSize) {
         self.records += other.records;
         self.data += other.data;
         self.here += other.here;
@@ -193,8 +194,8 @@ impl std::ops::AddAssign for Size {
     }
 }
 
-impl std::ops::SubAssign for Size {
-    fn sub_assign(&mut self, other: Size) {
+impl std::ops::SubAssign for RunSize {
+    fn sub_assign(&mut self, other: RunSize) {
         self.records -= other.records;
         self.data -= other.data;
         self.here -= other.here;
@@ -202,10 +203,10 @@ impl std::ops::SubAssign for Size {
     }
 }
 
-impl Size {
-    /// The error says what is too large, for people.
-    fn check(self) -> Result<(), String> {
-        let Size { records, data, here, lines } = self;
+impl RunSize {
+    /// Checks that all of it fits one entry. The error says what is too large, for people.
+    pub fn check(self) -> Result<(), String> {
+        let RunSize { records, data, here, lines } = self;
         if records > OPERATION_RECORDS_MAX {
             return Err(format!(
                 "{records} bytes of keys (twice), values and short data are more than \
@@ -290,9 +291,9 @@ impl Object {
         changes
     }
 
-    fn size(&self, shape: PoolShape, name: &Name) -> Size {
+    fn size(&self, shape: PoolShape, name: &Name) -> RunSize {
         if self.changed_by.is_none() {
-            return Size::default();
+            return RunSize::default();
         }
         let changes = self.record_changes(shape, name, Version::ZERO);
         let size = |change: &Change| match change {
@@ -303,7 +304,7 @@ impl Object {
         };
         let (data, here) = self.data.written_bytes(shape.block_size);
         let lines = self.data.lines_bytes(shape.block_size);
-        Size { records: changes.iter().map(size).sum(), data, here, lines }
+        RunSize { records: changes.iter().map(size).sum(), data, here, lines }
     }
 }
 
@@ -317,13 +318,18 @@ impl Run {
             fields: BTreeMap::new(),
             units: BTreeMap::new(),
             count: 0,
-            size: Size::default(),
+            size: RunSize::default(),
         }
     }
 
     /// Returns the number of operations that have a version.
     pub fn count(&self) -> u32 {
         self.count
+    }
+
+    /// Returns what the run takes in an entry.
+    pub fn size(&self) -> RunSize {
+        self.size
     }
 
     /// Hands over a head that was wanted. `None`: there is none.
@@ -380,6 +386,9 @@ impl Run {
         let mut objects = Vec::with_capacity(operation.objects.len());
         for ObjectSteps { name, .. } in &operation.objects {
             match (self.objects.get(name), self.heads.get(name)) {
+                (Some(_), Some(head)) if planted::on(Bug::QueuedOnStaleHead) => {
+                    objects.push(Object::of(head.as_ref()));
+                }
                 (Some(object), _) => objects.push(object.clone()),
                 (None, Some(head)) => objects.push(Object::of(head.as_ref())),
                 // Whatever it replaces, a blind put leaves nothing of it in the head.

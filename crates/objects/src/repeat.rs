@@ -31,44 +31,64 @@ impl Repeat {
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
         to.version(self.version);
-        for result in &self.results {
-            match result {
-                StepResult::Appended(offset) => {
-                    to.u8(APPENDED);
-                    to.u64(*offset);
-                }
-                StepResult::Removed(was_there) => {
-                    to.u8(REMOVED);
-                    to.u8(u8::from(*was_there));
-                }
-                StepResult::Sum(sum) => {
-                    to.u8(SUM);
-                    to.u64(sum.cast_unsigned());
-                }
-            }
-        }
+        put_results(&mut to, &self.results);
         to.bytes
     }
 
     /// Decodes the value of a repeat's record. `None`: the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Repeat> {
         let mut from = Reader::new(bytes);
-        let version = from.version()?;
-        let mut results = Vec::new();
-        while !from.is_at_end() {
-            results.push(match from.u8()? {
-                APPENDED => StepResult::Appended(from.u64()?),
-                REMOVED => match from.u8()? {
-                    0 => StepResult::Removed(false),
-                    1 => StepResult::Removed(true),
-                    _ => return None,
-                },
-                SUM => StepResult::Sum(from.u64()?.cast_signed()),
-                _ => return None,
-            });
-        }
-        Some(Repeat { version, results })
+        Some(Repeat { version: from.version()?, results: take_results(&mut from)? })
     }
+}
+
+/// Encodes the results of an operation, as they are answered.
+pub fn encode_results(results: &[StepResult]) -> Vec<u8> {
+    let mut to = Writer::default();
+    put_results(&mut to, results);
+    to.bytes
+}
+
+/// Decodes the results of an operation. `None`: the bytes are none.
+pub fn decode_results(bytes: &[u8]) -> Option<Vec<StepResult>> {
+    take_results(&mut Reader::new(bytes))
+}
+
+fn put_results(to: &mut Writer, results: &[StepResult]) {
+    for result in results {
+        match result {
+            StepResult::Appended(offset) => {
+                to.u8(APPENDED);
+                to.u64(*offset);
+            }
+            StepResult::Removed(was_there) => {
+                to.u8(REMOVED);
+                to.u8(u8::from(*was_there));
+            }
+            StepResult::Sum(sum) => {
+                to.u8(SUM);
+                to.u64(sum.cast_unsigned());
+            }
+        }
+    }
+}
+
+/// Takes all results that are left.
+fn take_results(from: &mut Reader<'_>) -> Option<Vec<StepResult>> {
+    let mut results = Vec::new();
+    while !from.is_at_end() {
+        results.push(match from.u8()? {
+            APPENDED => StepResult::Appended(from.u64()?),
+            REMOVED => match from.u8()? {
+                0 => StepResult::Removed(false),
+                1 => StepResult::Removed(true),
+                _ => return None,
+            },
+            SUM => StepResult::Sum(from.u64()?.cast_signed()),
+            _ => return None,
+        });
+    }
+    Some(results)
 }
 
 #[cfg(test)]

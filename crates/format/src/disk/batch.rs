@@ -172,6 +172,23 @@ impl Body {
             && self.units_size() <= UNITS_SIZE_MAX
     }
 
+    /// Whether a batch of this PG and block size can travel with this body: its blocks have no places yet,
+    /// and all their data is behind the body.
+    pub fn is_sendable(&self, pg: PgId, block_size: BlockSize) -> bool {
+        let is_placeless = |block: &BlockChange| {
+            let is_known = match block.action {
+                BlockAction::Units | BlockAction::Zeros | BlockAction::Gone => true,
+                BlockAction::UnitsAtPlace | BlockAction::Damaged => false,
+            };
+            is_known && block.location == LOCATION_NONE
+        };
+        self.note.is_none()
+            && self.records.iter().all(Change::is_sound)
+            && self.blocks.iter().all(|b| b.key.pool == pg.pool && b.is_sound(block_size))
+            && self.blocks.iter().all(is_placeless)
+            && self.lines_fit()
+    }
+
     /// Whether the lines of each block lie side by side and fit each other.
     fn lines_fit(&self) -> bool {
         let mut seen = BTreeSet::new();
@@ -195,6 +212,16 @@ impl Body {
     pub fn encode(&self, header: &mut EntryHeader) -> Vec<u8> {
         let (pg, block_size) = header.pg.zip(header.block_size).expect("such entries have both");
         assert!(self.is_sound(header.kind, pg, block_size));
+        let bytes = self.to_bytes(block_size);
+        header.offset = self.units_size() as u32;
+        header.length = bytes.len() as u32;
+        header.flags.has_note = self.note.is_some();
+        header.body_checksum = crc32c(&bytes);
+        bytes
+    }
+
+    /// Encodes the body alone.
+    pub fn to_bytes(&self, block_size: BlockSize) -> Vec<u8> {
         let mut to = Writer::default();
         to.bytes.reserve(self.size(block_size));
         encode_section(&mut to, SECTION_RECORDS, |to| {
@@ -210,10 +237,6 @@ impl Body {
             }
         });
         assert!(to.bytes.len() == self.size(block_size));
-        header.offset = self.units_size() as u32;
-        header.length = to.bytes.len() as u32;
-        header.flags.has_note = self.note.is_some();
-        header.body_checksum = crc32c(&to.bytes);
         to.bytes
     }
 
@@ -224,6 +247,15 @@ impl Body {
         if bytes.len() != header.length as usize || crc32c(bytes) != header.body_checksum {
             return None;
         }
+        let body = Body::of_bytes(bytes, pg, block_size)?;
+        let fits = body.is_sound(header.kind, pg, block_size)
+            && body.note.is_some() == header.flags.has_note
+            && body.units_size() == header.offset as usize;
+        fits.then_some(body)
+    }
+
+    /// Decodes a body of this PG alone. `None`: the bytes are none. What it says may be unsound.
+    pub fn of_bytes(bytes: &[u8], pg: PgId, block_size: BlockSize) -> Option<Body> {
         let mut body = Body::default();
         let mut from = Reader::new(bytes);
         let mut last = 0;
@@ -255,10 +287,7 @@ impl Body {
                 _ => return None,
             }
         }
-        let fits = body.is_sound(header.kind, pg, block_size)
-            && body.note.is_some() == header.flags.has_note
-            && body.units_size() == header.offset as usize;
-        fits.then_some(body)
+        Some(body)
     }
 }
 

@@ -373,8 +373,8 @@ pub enum PeerBody {
     },
 }
 
-/// What a batch changes, as it travels. Whoever uses it compares the checksums: that of the body is here, those
-/// of the units are in the body.
+/// What a batch changes, as it travels. Whoever uses it compares the checksums: that of the body is here,
+/// those of the units are in the body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BatchContent {
     /// Size of the encoded body in bytes, without its padding: 1 to [`BODY_SIZE_MAX`].
