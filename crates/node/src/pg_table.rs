@@ -117,6 +117,7 @@ impl PgTable {
             block_size: rules.block_size,
             limits: self.limits,
             face: pg::face_of(rules.scheme),
+            objects: None,
         };
         let mut pg = Pg::new(shape, self.osd, facts, record, self.buffers.clone());
         let mut actions = Vec::new();

@@ -36,14 +36,15 @@ impl Pg {
     /// Begins to fill a learner, if it has reported its state and the PG may fill learners now.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let (floor, stripes) = (self.floor_of_fills(), self.stripes());
-        let is_filling = self.may_copy();
+        let (is_filling, is_of_objects) = (self.may_copy(), self.shape.objects.is_some());
         let is_short = stripes.is_some() && self.serving == Serving::Filling;
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {
             return;
         };
-        if !is_filling {
+        // Learners of pools of objects are not filled yet.
+        if !is_filling || is_of_objects {
             return;
         }
         if is_short && state.committed > lead.adopted {

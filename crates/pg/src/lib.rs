@@ -14,6 +14,7 @@
 //! | how a block is copied between members, and a learner filled | `copy`, `fill`, `filler` |
 //! | what a key holds, by kind of pool | `face`, `copies`, `units`, `operation` |
 //! | how members are compared while the PG serves | `scrub` |
+//! | operations on objects, and their batches | `objects` |
 //! | calls to the store | `store_calls`, `slots` |
 //!
 //! ```text
@@ -52,6 +53,7 @@ mod limits;
 mod local_state;
 mod member;
 mod member_set;
+mod objects;
 mod operation;
 mod owed;
 mod page;
@@ -102,6 +104,7 @@ pub use shape::Shape;
 pub use stripes::check::check_stripe;
 pub use stripes::face_of;
 
+use self::objects::Objects;
 use copies::delete::Deletions;
 use copies::read::Read;
 use lead::Lead;
@@ -332,6 +335,10 @@ pub struct Pg {
     queue: WriteQueue,
     reads: Slots<ReadSlot, Read>,
     deletions: Deletions,
+    /// In pools of objects: the operations of the epoch.
+    objects: Objects,
+    /// In pools of objects: the time of day, in milliseconds since 1970, as the node last said.
+    time_of_day_ms: u64,
 }
 
 impl Pg {
@@ -372,6 +379,8 @@ impl Pg {
             queue: WriteQueue::new(),
             reads: Slots::new(),
             deletions: Deletions::new(),
+            objects: Objects::default(),
+            time_of_day_ms: 0,
         }
     }
 
@@ -522,6 +531,12 @@ impl Pg {
                 let came = self.on_deletion_page(slot, me, (blocks, is_last), actions);
                 came.expect("the node lists what was requested");
             }
+            Call::ListNewer(NewerFor::Put { number }) => {
+                self.on_put_looked(number, &blocks, actions);
+            }
+            Call::ListNewer(NewerFor::Drawn { turn, first }) => {
+                self.on_drawn_looked(turn, first, &blocks, actions);
+            }
             Call::ListNewer(NewerFor::Scrub { walk }) => {
                 self.on_own_scrub_list(walk, (blocks, is_last), actions);
             }
@@ -561,6 +576,7 @@ impl Pg {
         open.extend(self.deletions.tickets());
         open.extend(self.syncs.tickets());
         open.extend(self.queue.tickets());
+        open.extend(self.objects.tickets());
         for ticket in open {
             actions.push(Action::Reply { ticket, outcome: Err(Refusal::Stale(None)) });
         }
@@ -574,6 +590,7 @@ impl Pg {
         self.directs.clear();
         self.deletions.clear();
         self.queue.clear();
+        self.objects = Objects::default();
         self.local_state.abandon();
         self.lead = None;
         self.follow = None;
@@ -760,13 +777,16 @@ impl Pg {
     pub fn open_count(&self) -> usize {
         let syncs = self.syncs.tickets().count();
         let reads = self.reads.len() + self.directs.len();
-        self.queue.open_count() + reads + self.deletions.len() + syncs
+        let objects = self.objects.tickets().count();
+        self.queue.open_count() + objects + reads + self.deletions.len() + syncs
     }
 
     /// Returns whether no change is in progress, and all acting members have everything before durably, so
     /// that none of the PG's versions is only prepared once they know the mark.
     pub fn has_committed_all(&self) -> bool {
-        self.queue.open_count() == 0 && self.versions.ended().counter == self.versions.begun()
+        self.queue.open_count() == 0
+            && self.objects.tickets().next().is_none()
+            && self.versions.ended().counter == self.versions.begun()
     }
 
     /// Begins an operation; ends with exactly one [`Action::Reply`]. Requires: the PG is active, or the
@@ -776,6 +796,9 @@ impl Pg {
     /// are a whole stripe and [`Pg::has_committed_all`].
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
         assert!(self.serving == Serving::Active || matches!(op, Op::ReadPart { .. }));
+        if self.shape.objects.is_some() {
+            return self.execute_on_objects(ticket, op, actions);
+        }
         if let Err(refusal) = self.shape.check_op(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });
             return;
@@ -831,6 +854,12 @@ impl Pg {
         self.write(WriteFor::Client(ticket), key, kind, None, actions);
     }
 
+    /// In a pool of objects: says what time it is, in milliseconds since 1970. The node calls this before it
+    /// begins an operation: objects tell when they were changed last.
+    pub fn set_time_of_day(&mut self, unix_ms: u64) {
+        self.time_of_day_ms = unix_ms;
+    }
+
     /// Handles the store's answer to a request.
     pub fn store_done(
         &mut self,
@@ -844,6 +873,13 @@ impl Pg {
         }
         match call {
             Call::Write(slot) => self.on_own_written(slot, result, actions),
+            Call::Batch { first, version } => self.on_own_batch((first, version), result, actions),
+            Call::WantedRecords { turn, from } => {
+                self.on_wanted_records(turn, from, result, actions);
+            }
+            Call::WantedUnits { turn, index } => {
+                self.on_wanted_units(turn, index, result, actions);
+            }
             Call::Examine(slot) => self.on_examined(slot, result, actions),
             Call::Fetch(slot) => self.on_fetched(slot, result, actions),
             Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),
@@ -857,7 +893,9 @@ impl Pg {
             Call::FindLost(job) => self.on_lost_units(job, result, actions),
             Call::Mend { job, units } => self.on_mended(job, units, result, actions),
             Call::Adopt(job) => self.on_adopted_here(job, result, actions),
-            Call::Taken { order, version } => self.on_taken(order, version, result, actions),
+            Call::Taken { order, first, version } => {
+                self.on_taken(order, (first, version), result, actions);
+            }
             Call::PeerRepair { order, call } => self.on_peer_repaired(order, call, result, actions),
             Call::PeerCopy { call } => self.on_peer_copied(call, result, actions),
             Call::Direct(id) => self.on_direct_read(id, result, actions),
@@ -904,6 +942,7 @@ impl Pg {
         self.refuse_waiting_reads(&mut judge, actions);
         self.refuse_waiting_deletions(&mut judge, actions);
         self.refuse_queued_writes(&mut judge, actions);
+        self.refuse_waiting_mutations(&mut judge, actions);
     }
 
     /// Called periodically. Syncs old lazy writes that nobody has synced, and sends the mark to the other
@@ -979,9 +1018,12 @@ fn refusal_of(error: StoreError) -> Refusal {
             why: "the version of the write does not directly follow the PG's last version"
                 .to_owned(),
         },
-        StoreError::NoFamily
-        | StoreError::OtherCompression
-        | StoreError::WouldBlock
-        | StoreError::RecordsDamaged { .. } => unreachable!("no PG asks for records yet"),
+        StoreError::RecordsDamaged { .. } => Refusal::Damaged { units: Vec::new() },
+        StoreError::NoFamily => {
+            Refusal::Incomplete { why: "the store has no records of the pool yet".into() }
+        }
+        StoreError::OtherCompression | StoreError::WouldBlock => {
+            unreachable!("nobody asks for what ends so")
+        }
     }
 }

@@ -193,8 +193,8 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
-    /// Notes a version, in version order, that changes nothing here.
-    pub fn on_skip(&mut self, version: Version) {
+    /// Notes a version, in version order, that changes nothing here or, in pools of objects, what the log names.
+    pub fn on_version(&mut self, version: Version) {
         self.last = self.last.max(version);
         self.held = self.held.max(version);
     }

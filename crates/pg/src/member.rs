@@ -98,6 +98,22 @@ impl Follow {
         self.is_learner
     }
 
+    /// Takes the versions of a batch, if they are the next ones. Returns the place of the change.
+    pub fn take_run(
+        &mut self,
+        first: Version,
+        last: Version,
+        mark: Version,
+    ) -> Result<u64, String> {
+        let is_next = self.next.is_none_or(|next| first == next);
+        if !is_next || last < first || last.epoch != first.epoch {
+            return Err(format!("versions {first} to {last} are out of order"));
+        }
+        self.next = Some(next_version(last, last.epoch));
+        self.mark = self.mark.max(mark);
+        Ok(self.taken.begin(()))
+    }
+
     /// Raises the version up to which all acting members have everything.
     pub fn raise_mark(&mut self, mark: Version) {
         self.mark = self.mark.max(mark);
@@ -181,8 +197,8 @@ impl Pg {
                 if block_size != self.shape.block_size {
                     return Err("a write with the wrong block size".into());
                 }
-                if self.stripes().is_some() {
-                    return Err("a write of a whole block in a pool with parity".into());
+                if self.stripes().is_some() || self.shape.objects.is_some() {
+                    return Err("a write of a block in a pool with parity or of objects".into());
                 }
                 let (pg, block_size) = (self.shape.pg, self.shape.block_size);
                 let header = ChangeHeader { pg, key, block_size, version, lazy };
@@ -197,6 +213,9 @@ impl Pg {
             }
             (PeerBody::Forward { call, key, content, replaces }, FollowStage::Stated) => {
                 self.on_forward(call, key, content, replaces, actions)
+            }
+            (PeerBody::Batch { after, version, mark, content }, FollowStage::Active) => {
+                self.on_batch((after, version, mark), content, actions)
             }
             (PeerBody::Mark { mark, revision }, FollowStage::Active) => {
                 self.check_version(mark)?;
@@ -354,7 +373,7 @@ impl Pg {
         self.local_state.on_write(version, key, units, is_delete);
         assert!(self.local_state.held() >= version);
         let request = header.into_store_request(change);
-        self.call(Call::Taken { order, version }, request, actions);
+        self.call(Call::Taken { order, first: version, version }, request, actions);
         Ok(())
     }
 
@@ -510,17 +529,17 @@ impl Pg {
         self.answer(PeerBody::Noted { call }, actions);
     }
 
-    /// Handles the store's answer to a write from the primary.
+    /// Handles the store's answer to a write or batch from the primary, with its first version and its last.
     pub(crate) fn on_taken(
         &mut self,
         order: u64,
-        version: Version,
+        (first, version): (Version, Version),
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
-            self.local_state.lacks(version);
+            self.local_state.lacks(first);
             // A learner has not promised room for writes.
             let why = match self.follow().is_learner {
                 true => "the store has no room for a copy",

@@ -213,6 +213,7 @@ impl Pg {
                 );
             }
             _ if let Some(stripes) = self.stripes() => self.judge_stripes(stripes, actions),
+            _ if self.shape.objects.is_some() => self.judge_objects(actions),
             Judgement::Same => self.activate(actions),
             Judgement::Compare { newer_than } => {
                 let lead = self.lead();
@@ -221,6 +222,22 @@ impl Pg {
                 self.compare_on(actions);
             }
         }
+    }
+
+    /// Decides how to continue in a pool of objects, once all acting members have reported their state. Each
+    /// has a prefix of the PG's versions, so those with the same last one have the same.
+    fn judge_objects(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let (adopted, is_alone) = (lead.highest_complete(), lead.acting.count() == 1);
+        let is_same = lead
+            .acting_states()
+            .all(|state| state.complete == adopted && (is_alone || state.held <= adopted));
+        if is_same {
+            return self.activate(actions);
+        }
+        let why = "acting members have different last versions, and a pool of objects cannot bring them \
+                   together yet";
+        lead.hindrance = Some(why.to_owned());
     }
 
     /// As primary in [`Serving::Asking`]: fills learners meanwhile, if all acting members that have not
@@ -235,6 +252,10 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         if !matches!(self.serving, Serving::Asking | Serving::Filling) {
+            return;
+        }
+        if self.shape.objects.is_some() {
+            // Learners of pools of objects are not filled yet.
             return;
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };

@@ -217,7 +217,8 @@ impl Pg {
 
     /// As primary: asks the other acting members for their notes on scrubs, once in an epoch.
     pub fn recall_scrubs(&mut self, actions: &mut Vec<Action>) {
-        if self.serving != Serving::Active {
+        // Pools of objects are not scrubbed yet.
+        if self.serving != Serving::Active || self.shape.objects.is_some() {
             return;
         }
         let lead = self.lead();

@@ -4,6 +4,7 @@
 //!   1. A request that passed these checks never makes the store or a buffer panic: its range lies in its
 //!      block, and its data has one checksum for each unit.
 
+use ::objects::PoolShape;
 use base::hash::{hash_range_of_pg, stripe_hash};
 use base::{BlockSize, Epoch, PgId, UNIT_SIZE, Version, checksum};
 use blockstore::BlockKey;
@@ -27,6 +28,8 @@ pub struct Shape {
     pub limits: Limits,
     /// The face of the PG's pool: what the PG's keys hold.
     pub face: &'static dyn Face,
+    /// Of a pool of objects: its shape. Its blocks are replicated.
+    pub objects: Option<PoolShape>,
 }
 
 impl Shape {

@@ -5,6 +5,7 @@
 //!   2. A call outlives its epoch. After [`StoreCalls::abandon`] its answer is ignored. But a change counts
 //!      as in flight until it ends, and the member does not report its state before that.
 
+use ::objects::queue::TurnId;
 use base::{Position, Version};
 use blockstore::BlockKey;
 use slab::Slab;
@@ -19,6 +20,12 @@ use super::write_queue::WriteQueue;
 pub enum Call {
     /// A write, zero or delete of this OSD as primary.
     Write(WriteSlot),
+    /// A batch of this OSD as primary, with its first version and its last.
+    Batch { first: Version, version: Version },
+    /// Records that an operation on objects needs, from this one of those that are wanted.
+    WantedRecords { turn: TurnId, from: usize },
+    /// Units of a block that an operation on objects needs.
+    WantedUnits { turn: TurnId, index: usize },
     /// Version and allocation of a block that is about to change.
     Examine(WriteSlot),
     /// Data of a read that has no older layers.
@@ -37,8 +44,8 @@ pub enum Call {
     Adopt(JobSlot),
     /// A list of blocks newer than some version. The answer comes through [`super::Pg::listed_newer`].
     ListNewer(NewerFor),
-    /// A write that the primary sent.
-    Taken { order: u64, version: Version },
+    /// A write or batch that the primary sent; of a batch, with its first version and its last.
+    Taken { order: u64, first: Version, version: Version },
     /// A repair that the primary sent. `call`: the number of the primary's request.
     PeerRepair { order: u64, call: u32 },
     /// A block that the primary asked for.
@@ -108,6 +115,10 @@ pub enum NewerFor {
     Deletion { slot: DeletionSlot },
     /// A scrub's walk.
     Scrub { walk: u32 },
+    /// A put of a short object: does any block lie under its hash?
+    Put { number: u64 },
+    /// A turn of operations on objects: does any block have the data id that was drawn?
+    Drawn { turn: TurnId, first: BlockKey },
 }
 
 impl Call {
@@ -115,6 +126,7 @@ impl Call {
     fn is_change(&self) -> bool {
         match self {
             Call::Write(_)
+            | Call::Batch { .. }
             | Call::Mend { .. }
             | Call::Adopt(_)
             | Call::Taken { .. }
@@ -130,6 +142,8 @@ impl Call {
             | Call::Flush { .. }
             | Call::Ending(_) => true,
             Call::Examine(_)
+            | Call::WantedRecords { .. }
+            | Call::WantedUnits { .. }
             | Call::Fetch(_)
             | Call::Layer { .. }
             | Call::Part { .. }
@@ -160,7 +174,8 @@ impl Call {
             Call::Record | Call::Floor | Call::Absolve | Call::Ending(_) => self,
             Call::Flush { covers, upto, .. } => Call::Flush { covers, upto, what: FlushFor::Epoch },
             Call::Write(slot) => Call::Ending(writes[slot].version()),
-            Call::Taken { version, .. } | Call::Prepared { version } => Call::Ending(Some(version)),
+            Call::Prepared { version } => Call::Ending(Some(version)),
+            Call::Taken { first, .. } | Call::Batch { first, .. } => Call::Ending(Some(first)),
             call if call.is_change() => Call::Ending(None),
             _ => Call::Dropped,
         }

@@ -65,6 +65,7 @@ fn shape() -> Shape {
         block_size: BLOCK_SIZE,
         limits: Limits::SMALL,
         face: &Copies,
+        objects: None,
     }
 }
 

@@ -21,7 +21,8 @@ use super::window::Window;
 pub struct Versions {
     /// The newest version that was assigned. It is of an earlier epoch until the present one is active.
     newest: Version,
-    window: Window<WriteSlot>,
+    /// What a version of a run belongs to has no slot.
+    window: Window<Option<WriteSlot>>,
 }
 
 impl Versions {
@@ -46,10 +47,29 @@ impl Versions {
         let version = next_version(self.newest, epoch);
         assert!(version > self.newest);
         assert!(version.counter == self.newest.counter + 1);
-        let counter = self.window.begin(slot);
+        let counter = self.window.begin(Some(slot));
         assert!(counter == version.counter);
         self.newest = version;
         version
+    }
+
+    /// Assigns the next versions to a batch, one to each of its operations. Returns the first one.
+    pub fn give_run(&mut self, epoch: Epoch, count: u32) -> Version {
+        assert!(count > 0);
+        let first = next_version(self.newest, epoch);
+        assert!(first > self.newest);
+        (0..count).for_each(|_| {
+            self.window.begin(None);
+        });
+        self.newest = Version { counter: self.window.begun(), ..first };
+        assert!(self.newest.counter == first.counter + u64::from(count) - 1);
+        first
+    }
+
+    /// Notes that the batch with these versions is durable on all members that must have it.
+    pub fn end_run(&mut self, first: Version, last: Version) {
+        assert!(self.was_given(first) && self.was_given(last));
+        (first.counter..=last.counter).for_each(|counter| self.window.end(counter));
     }
 
     pub fn newest(&self) -> Version {
@@ -65,12 +85,12 @@ impl Versions {
     /// Returns the slot of the write with this version, if it is in flight. Requires: the version was
     /// assigned in this epoch.
     pub fn slot(&self, version: Version) -> Option<WriteSlot> {
-        self.window.slot(version.counter)
+        self.window.slot(version.counter).flatten()
     }
 
     /// Returns the slots of all writes in flight, oldest first.
     pub fn slots(&self) -> impl Iterator<Item = WriteSlot> + '_ {
-        self.window.slots()
+        self.window.slots().flatten()
     }
 
     /// Notes that the write of this version is acknowledged. `is_durable`: it is durable on all members that
@@ -139,5 +159,19 @@ mod tests {
         assert_eq!((versions.ended().counter, versions.undurable_count()), (17, 1));
         versions.settle(18);
         assert_eq!(versions.ended(), second);
+    }
+
+    #[test]
+    fn a_run_has_no_gap_and_ends_as_one() {
+        let epoch = Epoch::new(4);
+        let mut versions = Versions::new();
+        versions.go_on_from(Version { epoch: Epoch::new(3), counter: 17 });
+        let firsts = [3, 1].map(|count| versions.give_run(epoch, count));
+        assert_eq!(firsts, [18, 21].map(|counter| Version { epoch, counter }));
+        versions.end_run(firsts[1], firsts[1]);
+        assert_eq!(versions.ended().counter, 17, "the first run is in flight");
+        versions.end_run(firsts[0], Version { epoch, counter: 20 });
+        assert_eq!(versions.ended(), firsts[1]);
+        assert_eq!(versions.newest(), firsts[1]);
     }
 }

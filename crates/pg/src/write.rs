@@ -303,6 +303,13 @@ impl Pg {
         if !self.versions.was_given(version) {
             return Err("a version that was never assigned".into());
         }
+        if self.shape.objects.is_some() {
+            if !durable {
+                return Err("a batch was answered before it was durable".into());
+            }
+            self.count_batch(index, version, actions);
+            return Ok(());
+        }
         if self.stripes().is_some() {
             if !self.lead().acting.has(index) {
                 self.on_learner_has(index, version, actions);
@@ -349,6 +356,7 @@ impl Pg {
         if !self.write_targets.require_no_more(index) {
             return;
         }
+        self.end_batches(actions);
         for slot in self.versions.slots().collect::<Vec<_>>() {
             let is_held = matches!(self.queue.get(slot).map(|write| write.stage),
                 Some(WriteStage::Replicate { missing, .. })

@@ -494,7 +494,7 @@ impl Pg {
             let (pg, Arrival { version, lazy, what }) = (self.shape.pg, arrival);
             let request = match what {
                 Arrived::Skip => {
-                    self.local_state.on_skip(version);
+                    self.local_state.on_version(version);
                     StoreRequest::Skip { pg, version, lazy }
                 }
                 Arrived::Ready(key, content) => {

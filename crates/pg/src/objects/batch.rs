@@ -1,0 +1,78 @@
+//! A batch on its way: as a message to a member, and as a request to a store.
+//!
+//! Invariants
+//!   1. What a member gives its store is what the primary gives its own.
+//!   2. A decoded batch is sound, and its data matches its checksums.
+
+use ::objects::Prepared;
+use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum, crc32c};
+use format::disk::{BlockChange, Body};
+use format::engine::Change;
+use format::wire::BatchContent;
+
+/// What a batch changes, as a store gets it.
+pub struct Changes {
+    pub records: Vec<Change>,
+    /// Each with the data of its units.
+    pub blocks: Vec<(BlockChange, Buffer)>,
+}
+
+/// Returns what was prepared, as it travels and as a store gets it.
+pub fn encode(
+    prepared: Prepared,
+    block_size: BlockSize,
+    buffers: &BufferPool,
+) -> (BatchContent, Changes) {
+    let Prepared { records, blocks, .. } = prepared;
+    let (blocks, units): (Vec<BlockChange>, Vec<Vec<u8>>) = blocks.into_iter().unzip();
+    let body = Body { records, blocks, note: None };
+    let bytes = body.to_bytes(block_size);
+    let units_from = bytes.len().next_multiple_of(UNIT_SIZE as usize);
+    let mut data = buffers.take_zeroed(units_from + units.iter().map(Vec::len).sum::<usize>());
+    data[..bytes.len()].copy_from_slice(&bytes);
+    let mut at = units_from;
+    for units in units {
+        data[at..at + units.len()].copy_from_slice(&units);
+        at += units.len();
+    }
+    let (body_length, body_checksum) = (bytes.len() as u32, crc32c(&bytes));
+    let content = BatchContent { body_length, body_checksum, data: data.freeze() };
+    let changes = split(body, &content.data, units_from);
+    (content, changes)
+}
+
+/// Returns what a batch of this PG that a peer sent changes; the error says what is wrong with it.
+pub fn decode(content: BatchContent, pg: PgId, block_size: BlockSize) -> Result<Changes, String> {
+    let BatchContent { body_length, body_checksum, data } = content;
+    let bytes = &data[..body_length as usize];
+    if crc32c(bytes) != body_checksum {
+        return Err("a batch whose body does not match its checksum".into());
+    }
+    let body = Body::of_bytes(bytes, pg, block_size).filter(|it| it.is_sendable(pg, block_size));
+    let body = body.ok_or("a batch whose body is none that a batch can have")?;
+    let units_from = bytes.len().next_multiple_of(UNIT_SIZE as usize);
+    if data.len() != units_from + body.units_size() {
+        return Err("a batch with more or less data than its body names".into());
+    }
+    let changes = split(body, &data, units_from);
+    let is_damaged = |(change, data): &(BlockChange, Buffer)| {
+        checksum::first_mismatch(data, &change.checksums).is_some()
+    };
+    match changes.blocks.iter().any(is_damaged) {
+        false => Ok(changes),
+        true => Err("a batch whose data does not match its checksums".into()),
+    }
+}
+
+/// Gives each change of a block its data, which begins at this offset.
+fn split(body: Body, data: &Buffer, units_from: usize) -> Changes {
+    let mut at = units_from;
+    let block = |change: BlockChange| {
+        let end = at + change.checksums.len() * UNIT_SIZE as usize;
+        let data = data.slice(at..end);
+        at = end;
+        (change, data)
+    };
+    let blocks = body.blocks.into_iter().map(block).collect();
+    Changes { records: body.records, blocks }
+}

@@ -1,0 +1,295 @@
+//! Operations on objects: they wait for their turn, and are prepared in it, each on the effects of those
+//! before it.
+//!
+//! Invariants
+//!   1. What a turn reads does not change until the turn ends: no other turn of its objects is in flight. Blind
+//!      puts read nothing.
+//!   2. A blind put stands alone in its turn only if no block lies under the hash of its object: else the head
+//!      is read first, for it names the blocks that go.
+
+use std::collections::VecDeque;
+
+use ::objects::queue::{Footprint, Turn, TurnId};
+use ::objects::{
+    Applied, DataId, Name, Operation, OperationRefusal, Run, Stamp, Stop, encode_results,
+};
+use base::hash::object_hash;
+use base::{Epoch, ImageId, StripeIndex, Version};
+use blockstore::BlockKey;
+use format::wire::{ListedBlock, Outcome, Refusal};
+
+use super::replicate::Gated;
+use super::wanted::Wanted;
+use super::{Objects, names_of};
+use crate::store_calls::{Call, NewerFor};
+use crate::{Action, Pg, Ticket};
+
+/// An operation that is not prepared yet.
+pub struct Mutation {
+    pub ticket: Ticket,
+    pub operation: Operation,
+    /// The time at which it came, in milliseconds since 1970.
+    pub now: u64,
+}
+
+/// A turn that is being prepared.
+pub struct Preparing {
+    pub run: Run,
+    /// Operations that are not prepared yet, in order.
+    pub left: VecDeque<u64>,
+    pub done: Vec<Done>,
+    /// Whether nothing is lost if the run knows no head of its object: a head was read, or there are no blocks.
+    pub knows_head: bool,
+    /// What is being read.
+    pub wanted: Option<Wanted>,
+    /// First blocks of data ids that were drawn: none of the PG may have one.
+    drawn: Vec<BlockKey>,
+    /// Whether a block has one of them.
+    is_taken: bool,
+}
+
+/// An operation that was prepared.
+pub struct Done {
+    pub ticket: Ticket,
+    result: Result<Applied, Refused>,
+}
+
+/// Why an operation was not prepared.
+enum Refused {
+    ByObjects(OperationRefusal),
+    ByStore(Refusal),
+}
+
+impl Done {
+    /// Returns what the operation is answered. `first`: the first version of its run, if that has one.
+    fn outcome(self, first: Option<Version>) -> Result<Outcome, Refusal> {
+        let of_run = |index: u32| {
+            let first = first.expect("a run with changes has versions");
+            Version { counter: first.counter + u64::from(index), ..first }
+        };
+        match self.result {
+            Ok(Applied { results, index }) => {
+                let version = index.map_or(Version::ZERO, of_run);
+                Ok(Outcome::Mutated { version, results: encode_results(&results) })
+            }
+            Err(Refused::ByObjects(OperationRefusal::Asserted { object, step, version })) => {
+                let version = version.map_or(Version::ZERO, |stamp| match stamp {
+                    Stamp::Stored(version) => version,
+                    Stamp::Run(index) => of_run(index),
+                });
+                let (object, step) = (object as u16, step as u16);
+                Err(Refusal::Asserted { object, step, version })
+            }
+            Err(Refused::ByObjects(OperationRefusal::TooLarge { why })) => {
+                Err(Refusal::TooLarge { why })
+            }
+            Err(Refused::ByStore(refusal)) => Err(refusal),
+        }
+    }
+}
+
+impl Pg {
+    /// Takes an operation on objects of this PG.
+    pub(super) fn mutate(
+        &mut self,
+        ticket: Ticket,
+        operation: Operation,
+        actions: &mut Vec<Action>,
+    ) {
+        let now = self.time_of_day_ms;
+        let objects = &mut self.objects;
+        objects.mutation_count += 1;
+        let number = objects.mutation_count;
+        let footprint = Footprint::Changes(names_of(&operation));
+        let put = operation.is_blind_put().then(|| operation.objects[0].name.clone());
+        objects.mutations.insert(number, Mutation { ticket, operation, now });
+        match put {
+            Some(name) => {
+                let first = self.key_under(&name, ImageId::FIRST, 0);
+                self.find_block(NewerFor::Put { number }, first, actions);
+            }
+            None => self.take_place(number, footprint, actions),
+        }
+    }
+
+    /// Continues a blind put, now that it is known whether a block lies under the hash of its object.
+    pub(crate) fn on_put_looked(
+        &mut self,
+        number: u64,
+        blocks: &[ListedBlock],
+        actions: &mut Vec<Action>,
+    ) {
+        let mutation = self.objects.mutations.get(&number).expect("it was just taken");
+        let name = mutation.operation.objects[0].name.clone();
+        let footprint = match blocks.first() {
+            Some(block) if block.key.hash == name.hash() => Footprint::Changes([name].into()),
+            _ => Footprint::BlindPut(name),
+        };
+        self.take_place(number, footprint, actions);
+    }
+
+    /// Gives an operation its place in the queue, and begins it if it has its turn.
+    fn take_place(&mut self, number: u64, footprint: Footprint, actions: &mut Vec<Action>) {
+        let is_blind = matches!(footprint, Footprint::BlindPut(_));
+        if let Some(turn) = self.objects.queue.add(number, footprint) {
+            self.begin_turn(turn, is_blind);
+            self.pump_objects(actions);
+        }
+    }
+
+    fn begin_turn(&mut self, turn: Turn, knows_head: bool) {
+        let preparing = Preparing {
+            run: Run::new(self.pool_shape()),
+            left: turn.tickets.into(),
+            done: Vec::new(),
+            knows_head,
+            wanted: None,
+            drawn: Vec::new(),
+            is_taken: false,
+        };
+        self.objects.turns.insert(turn.id, preparing);
+        self.objects.ready.push_back(turn.id);
+    }
+
+    /// Ends a turn, and begins those that waited for it.
+    pub(super) fn end_turn(&mut self, turn: TurnId) {
+        for next in self.objects.queue.end(turn) {
+            self.begin_turn(next, false);
+        }
+    }
+
+    /// Prepares the operations of a turn until all are, or one needs to know more.
+    pub(super) fn prepare(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+        let (epoch, pool) = (self.epoch(), self.shape.pg.pool);
+        let Objects { turns, mutations, queue, draw_count, .. } = &mut self.objects;
+        let turn = turns.get_mut(&id).expect("the turn is being prepared");
+        while let Some(number) = turn.left.front().copied() {
+            let Some(Mutation { ticket, operation, now }) = mutations.get(&number) else {
+                // It was refused while it waited.
+                turn.left.pop_front();
+                continue;
+            };
+            if operation.is_blind_put() && !turn.knows_head {
+                return self.want_head(id, actions);
+            }
+            let name = &operation.objects[0].name;
+            let mut draw = || {
+                let id = draw(epoch, draw_count);
+                turn.drawn.push(id.block_key(pool, name, 0));
+                id
+            };
+            let result = match turn.run.apply(operation, *now, &mut draw) {
+                Ok(applied) => Ok(applied),
+                Err(Stop::Refused(refusal)) => Err(Refused::ByObjects(refusal)),
+                Err(Stop::Wants(wants)) => return self.want(id, wants, actions),
+                Err(Stop::RunIsFull) => {
+                    queue.put_back(id, turn.left.make_contiguous());
+                    turn.left.clear();
+                    break;
+                }
+            };
+            turn.done.push(Done { ticket: *ticket, result });
+            mutations.remove(&number);
+            turn.left.pop_front();
+        }
+        self.on_turn_prepared(id, actions);
+    }
+
+    /// Refuses the operation that is being prepared: what it must read cannot be read.
+    pub(super) fn refuse_front(&mut self, id: TurnId, refusal: Refusal) {
+        let Objects { turns, mutations, .. } = &mut self.objects;
+        let turn = turns.get_mut(&id).expect("the turn is being prepared");
+        let number = turn.left.pop_front().expect("an operation is being prepared");
+        // It may have been refused while it was read.
+        let mutation = mutations.remove(&number);
+        let result = Err(Refused::ByStore(refusal));
+        turn.done.extend(mutation.map(|mutation| Done { ticket: mutation.ticket, result }));
+    }
+
+    /// Continues a turn whose operations are all prepared.
+    fn on_turn_prepared(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+        let turn = self.objects.turns.get_mut(&id).expect("the turn is being prepared");
+        if let Some(first) = turn.drawn.pop() {
+            return self.find_block(NewerFor::Drawn { turn: id, first }, first, actions);
+        }
+        let Preparing { run, mut done, is_taken, .. } =
+            self.objects.turns.remove(&id).expect("it was just found");
+        if is_taken {
+            done.iter_mut().for_each(|done| done.result = Err(Refused::ByStore(Refusal::Busy)));
+        } else if run.count() > 0 {
+            return self.objects.gate.push_back(Gated { turn: id, run, done });
+        }
+        answer(done, None, actions);
+        self.end_turn(id);
+    }
+
+    /// Continues a turn, now that it is known whether a block has a data id that was drawn.
+    pub(crate) fn on_drawn_looked(
+        &mut self,
+        id: TurnId,
+        first: BlockKey,
+        blocks: &[ListedBlock],
+        actions: &mut Vec<Action>,
+    ) {
+        let turn = self.objects.turns.get_mut(&id).expect("the turn is being prepared");
+        let data_id = |key: BlockKey| (key.hash, key.image, key.stripe.get() >> 12);
+        turn.is_taken |= blocks.first().is_some_and(|it| data_id(it.key) == data_id(first));
+        self.on_turn_prepared(id, actions);
+        self.pump_objects(actions);
+    }
+
+    /// Asks for the first block of this OSD that is not before `first`.
+    fn find_block(&mut self, what: NewerFor, first: BlockKey, actions: &mut Vec<Action>) {
+        let call = self.calls.begin(Call::ListNewer(what));
+        let (newer_than, after) = (Version::ZERO, before(first));
+        actions.push(Action::ListNewer { call, newer_than, after, count_max: 1 });
+    }
+
+    fn key_under(&self, name: &Name, image: ImageId, stripe: u32) -> BlockKey {
+        let stripe = StripeIndex::new(stripe);
+        BlockKey { pool: self.shape.pg.pool, hash: name.hash(), image, stripe }
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        self.entry.as_ref().expect("the PG has an entry").epoch
+    }
+}
+
+/// Answers operations of a turn that has ended. `first`: the first of its versions, if it has any.
+pub(super) fn answer(done: Vec<Done>, first: Option<Version>, actions: &mut Vec<Action>) {
+    for done in done {
+        let ticket = done.ticket;
+        actions.push(Action::Reply { ticket, outcome: done.outcome(first) });
+    }
+}
+
+/// Answers operations of a turn that could not be carried out.
+pub(super) fn refuse(done: Vec<Done>, refusal: &Refusal, actions: &mut Vec<Action>) {
+    for Done { ticket, .. } in done {
+        actions.push(Action::Reply { ticket, outcome: Err(refusal.clone()) });
+    }
+}
+
+/// Draws a data id. An epoch is active once, so no two draws of a PG are of the same numbers.
+fn draw(epoch: Epoch, count: &mut u64) -> DataId {
+    loop {
+        *count += 1;
+        let numbers = [u64::from(epoch.get()), *count].map(u64::to_le_bytes).concat();
+        if let Some(id) = DataId::new(object_hash(&numbers) >> 12) {
+            return id;
+        }
+    }
+}
+
+/// Returns the key before this one. `None`: there is none in the pool.
+fn before(key: BlockKey) -> Option<BlockKey> {
+    let (hash, image, stripe) = (key.hash, key.image.get(), key.stripe.get());
+    let last = u32::MAX;
+    let (hash, image, stripe) = match (stripe, image) {
+        (0, 1) => (hash.checked_sub(1)?, last, last),
+        (0, _) => (hash, image - 1, last),
+        _ => (hash, image, stripe - 1),
+    };
+    let image = ImageId::new(image).expect("it is not the first one");
+    Some(BlockKey { hash, image, stripe: StripeIndex::new(stripe), ..key })
+}

@@ -1,0 +1,138 @@
+//! Batches at their primary: the gate, their versions, and how they reach all members.
+//!
+//! Invariants
+//!   1. Batches get their versions in the order in which they were prepared, each a run without a gap, and are
+//!      sent to all members at once.
+//!   2. A batch ends when every member that must acknowledge it has it durably; all before it have ended then.
+
+use ::objects::queue::TurnId;
+use ::objects::{Run, RunSize};
+use base::Version;
+use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreError};
+use format::wire::PeerBody;
+
+use super::batch;
+use super::mutate::{Done, answer, refuse};
+use crate::store_calls::Call;
+use crate::{Action, MemberSet, Need, Pg, Serving, refusal_of};
+
+/// What was prepared, and waits for its versions.
+pub struct Gated {
+    pub turn: TurnId,
+    pub run: Run,
+    pub done: Vec<Done>,
+}
+
+/// A batch that not all members have.
+pub struct Batch {
+    turn: TurnId,
+    pub done: Vec<Done>,
+    first: Version,
+    /// The last of its versions.
+    version: Version,
+    /// Members that have not answered.
+    missing: MemberSet,
+    size: RunSize,
+}
+
+impl Pg {
+    /// Gives versions to what was prepared, as far as all in flight would fit one entry.
+    pub(super) fn pass_gate(&mut self, actions: &mut Vec<Action>) {
+        while self.serving == Serving::Active
+            && let Some(gated) = self.objects.gate.front()
+        {
+            let mut size = gated.run.size();
+            self.objects.in_flight.iter().for_each(|batch| size += batch.size);
+            if !self.objects.in_flight.is_empty() && size.check().is_err() {
+                return;
+            }
+            let gated = self.objects.gate.pop_front().expect("it was just found");
+            self.send_batch(gated, actions);
+        }
+    }
+
+    /// Gives a batch its versions, and hands it to every member: to the others by message, in version order,
+    /// and to this OSD's store.
+    fn send_batch(&mut self, gated: Gated, actions: &mut Vec<Action>) {
+        let Gated { turn, run, done } = gated;
+        let (epoch, mark, after) = (self.epoch(), self.mark(), self.versions.newest());
+        assert!(mark <= after);
+        let size = run.size();
+        let first = self.versions.give_run(epoch, run.count());
+        let prepared = run.finish(first);
+        let version = prepared.version;
+        assert!(version == self.versions.newest());
+        let missing = self.write_targets.targets();
+        assert!(missing.has(self.lead().me));
+        self.local_state.on_version(version);
+        let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+        let (content, changes) = batch::encode(prepared, block_size, &self.buffers);
+        let lead = self.lead();
+        lead.mark_told = mark;
+        let me = lead.me;
+        for index in missing.iter().filter(|index| *index != me) {
+            let body = PeerBody::Batch { after, version, mark, content: content.clone() };
+            self.send(index, body, actions);
+        }
+        self.objects.in_flight.push_back(Batch { turn, done, first, version, missing, size });
+        let batch::Changes { records, blocks } = changes;
+        let batch = StoreBatch { pg, block_size, after, version, records, blocks };
+        self.call(Call::Batch { first, version }, StoreRequest::Batch(batch), actions);
+    }
+
+    /// Handles the answer of this OSD's own store to a batch.
+    pub(crate) fn on_own_batch(
+        &mut self,
+        (first, version): (Version, Version),
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let lead = self.lead.as_ref().expect("a primary serves");
+        let (me, is_alone) = (lead.me, lead.is_alone());
+        let error = match result {
+            Ok(_) => return self.count_batch(me, version, actions),
+            Err(error) => error,
+        };
+        self.local_state.lacks(first);
+        let why = "the store has no room for a batch".to_owned();
+        let member = self.lead().peers[me].member;
+        if !is_alone {
+            return self.end_epoch(Need::Failed(member, why.clone()), why, actions);
+        }
+        // No member has the batch, so it never happened. No later one may follow it.
+        self.end_epoch(Need::NewEpoch, why, actions);
+        let in_flight = &mut self.objects.in_flight;
+        let index = in_flight.iter().position(|batch| batch.version == version);
+        let batch = index.and_then(|index| in_flight.remove(index));
+        let batch = batch.expect("it has not ended");
+        refuse(batch.done, &refusal_of(error), actions);
+    }
+
+    /// Notes that a member has all batches up to this version.
+    pub(crate) fn count_batch(
+        &mut self,
+        index: usize,
+        version: Version,
+        actions: &mut Vec<Action>,
+    ) {
+        for batch in &mut self.objects.in_flight {
+            if batch.version <= version {
+                batch.missing.take(index);
+            }
+        }
+        self.end_batches(actions);
+    }
+
+    /// Ends the batches that every member has that must acknowledge them.
+    pub(crate) fn end_batches(&mut self, actions: &mut Vec<Action>) {
+        while let Some(first) = self.objects.in_flight.front()
+            && self.write_targets.is_acknowledged_without(first.missing)
+        {
+            let batch = self.objects.in_flight.pop_front().expect("it was just found");
+            self.versions.end_run(batch.first, batch.version);
+            answer(batch.done, Some(batch.first), actions);
+            self.end_turn(batch.turn);
+        }
+        self.pump_objects(actions);
+    }
+}
