@@ -174,7 +174,7 @@ fn take_change(from: &mut Reader<'_>) -> Option<ObjectChange> {
     })
 }
 
-fn put_field(to: &mut Writer, field: &Field) {
+pub(crate) fn put_field(to: &mut Writer, field: &Field) {
     to.u8(match field {
         Field::Attribute(_) => 1,
         Field::Record(_) => 2,
@@ -182,7 +182,7 @@ fn put_field(to: &mut Writer, field: &Field) {
     put_short(to, field.key());
 }
 
-fn take_field(from: &mut Reader<'_>) -> Option<Field> {
+pub(crate) fn take_field(from: &mut Reader<'_>) -> Option<Field> {
     match from.u8()? {
         1 => Some(Field::Attribute(take_short(from)?.to_vec())),
         2 => Some(Field::Record(take_short(from)?.to_vec())),
@@ -191,23 +191,23 @@ fn take_field(from: &mut Reader<'_>) -> Option<Field> {
 }
 
 /// Appends bytes of which the length takes 2 bytes: names and keys.
-fn put_short(to: &mut Writer, bytes: &[u8]) {
+pub(crate) fn put_short(to: &mut Writer, bytes: &[u8]) {
     to.u16(u16::try_from(bytes.len()).expect("names and keys are short"));
     to.bytes.extend_from_slice(bytes);
 }
 
-fn take_short<'a>(from: &mut Reader<'a>) -> Option<&'a [u8]> {
+pub(crate) fn take_short<'a>(from: &mut Reader<'a>) -> Option<&'a [u8]> {
     let size = usize::from(from.u16()?);
     from.take(size)
 }
 
 /// Appends bytes of which the length takes 4 bytes: values and data.
-fn put_long(to: &mut Writer, bytes: &[u8]) {
+pub(crate) fn put_long(to: &mut Writer, bytes: &[u8]) {
     to.u32(u32::try_from(bytes.len()).expect("an operation has less data"));
     to.bytes.extend_from_slice(bytes);
 }
 
-fn take_long(from: &mut Reader<'_>) -> Option<Vec<u8>> {
+pub(crate) fn take_long(from: &mut Reader<'_>) -> Option<Vec<u8>> {
     let size = from.u32()? as usize;
     from.take(size).map(<[u8]>::to_vec)
 }

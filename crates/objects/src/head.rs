@@ -55,6 +55,17 @@ pub struct Head {
     pub content: HeadContent,
 }
 
+/// An object, beside its data, attributes and records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// The version of the last change.
+    pub version: Version,
+    /// The size of the data in bytes.
+    pub size: u64,
+    /// The time of the last change at the primary, in milliseconds since 1970.
+    pub modified: u64,
+}
+
 /// What the head of an object says of its data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HeadContent {
@@ -108,13 +119,14 @@ impl Head {
         from.is_at_end().then_some(Head { version, modified, content })
     }
 
-    /// Returns the size of the object's data in bytes. `None`: the object is gone.
-    pub fn size(&self) -> Option<u64> {
-        match &self.content {
-            HeadContent::Tombstone => None,
-            HeadContent::Inline(data) => Some(data.len() as u64),
-            HeadContent::Blocks { size, .. } => Some(*size),
-        }
+    /// Returns what is known of the object beside its data. `None`: the object is gone.
+    pub fn stat(&self) -> Option<Stat> {
+        let size = match &self.content {
+            HeadContent::Tombstone => return None,
+            HeadContent::Inline(data) => data.len() as u64,
+            HeadContent::Blocks { size, .. } => *size,
+        };
+        Some(Stat { version: self.version, size, modified: self.modified })
     }
 }
 

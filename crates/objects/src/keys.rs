@@ -289,6 +289,23 @@ pub fn records_range(
     ([&prefix, from].concat(), end)
 }
 
+/// Returns what the keys of all heads of a shard begin with; the name of the object is the rest.
+pub fn heads_prefix(shard: Shard) -> Vec<u8> {
+    let mut bytes = number_bytes::<2>(u64::from(shard.0)).to_vec();
+    bytes.push(HEAD);
+    bytes
+}
+
+/// Returns what the keys of all attributes of an object begin with; the attribute's name is the rest.
+pub fn attributes_prefix(shard: Shard, name: &Name) -> Vec<u8> {
+    prefix(shard, ATTRIBUTE, name)
+}
+
+/// Returns what the keys of all records of an object begin with; the record's key is the rest.
+pub fn records_prefix(shard: Shard, name: &Name) -> Vec<u8> {
+    prefix(shard, RECORD, name)
+}
+
 /// Returns what all keys of an object's parts begin with.
 fn prefix(shard: Shard, kind: u8, name: &Name) -> Vec<u8> {
     let mut bytes = number_bytes::<2>(u64::from(shard.0)).to_vec();
@@ -297,9 +314,10 @@ fn prefix(shard: Shard, kind: u8, name: &Name) -> Vec<u8> {
     bytes
 }
 
-/// Returns the first key behind all that begin with this prefix. Requires: it ends with [`END`].
-fn behind_all(prefix: &[u8]) -> Vec<u8> {
-    behind(prefix).expect("an end has a byte below the highest")
+/// Returns the first key behind all that begin with these bytes. Requires: they end with a kind or with
+/// [`END`].
+pub(crate) fn behind_all(prefix: &[u8]) -> Vec<u8> {
+    behind(prefix).expect("kinds and ends have a byte below the highest")
 }
 
 /// Returns the last `N` bytes of the number, big-endian, so that keys sort as numbers do.

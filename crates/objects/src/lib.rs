@@ -7,35 +7,45 @@
 //! | `keys.rs` | keys of the engine |
 //! | `head.rs` | the head of an object, and the names of its blocks |
 //! | `listing.rs` | pages of sorted keys with prefix and delimiter |
+//! | `look.rs`, `look_codec.rs` | what a client may read, and how that travels |
 //! | `operation.rs` | what a client may ask for, and the limits |
 //! | `data.rs` | the data of an object while operations are prepared |
 //! | `prepare.rs` | operations become changes of records and blocks |
+//! | `reading.rs`, `paging.rs` | reads: what they need, what they show, and the answers |
 //! | `queue.rs` | which operations are prepared together, and which wait |
 //! | `repeat.rs` | results that are kept for operations that are sent again |
 //! | `touched.rs` | what changes touch: the content of log records |
 //!
-//! `docs/internals/objects.md` has the rules; 24 to 35, 40 and 44 are those of this crate.
+//! `docs/internals/objects.md` has the rules; 24 to 40 and 44 are those of this crate.
 
 mod codec;
 mod data;
 pub mod head;
 pub mod keys;
 pub mod listing;
+pub mod look;
+mod look_codec;
 pub mod operation;
+mod paging;
 pub mod prepare;
 pub mod queue;
+pub mod reading;
 pub mod repeat;
 #[cfg(test)]
 mod tests;
 pub mod touched;
 
-pub use head::{DataId, Head, HeadContent};
+pub use head::{DataId, Head, HeadContent, Stat};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry};
+pub use look::{Listed, Look, Read, ReadAnswer};
+pub use look_codec::{decode_answers, encode_answers};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};
+pub use paging::BadRecord;
 pub use prepare::{
     Applied, OperationRefusal, PoolShape, Prepared, Run, RunSize, Stamp, Stop, Wants,
 };
 pub use queue::{Footprint, Queue, Turn};
+pub use reading::{BlockRange, Need, Reading};
 pub use repeat::{Repeat, decode_results, encode_results};
 pub use touched::Touched;

@@ -11,7 +11,7 @@
 //! Invariants
 //!   1. Pages that follow one another, each from where the one before ended, have each key and each common
 //!      prefix that was there throughout exactly once, in order.
-//!   2. A page has one entry at least, unless there is none left.
+//!   2. A page has one entry at least, unless there is none left, or [`Lister::stop`] ended it.
 
 /// The most entries of a page.
 pub const PAGE_COUNT_MAX: usize = 1000;
@@ -43,6 +43,18 @@ pub enum PageEntry<V> {
     Key(Vec<u8>, V),
     /// What several keys begin with, up to a delimiter.
     CommonPrefix(Vec<u8>),
+}
+
+/// What a page has for a key.
+pub trait PageValue {
+    /// Returns how much of the page's size it takes, in bytes.
+    fn size(&self) -> usize;
+}
+
+impl PageValue for Vec<u8> {
+    fn size(&self) -> usize {
+        self.len()
+    }
 }
 
 /// A page of a listing.
@@ -77,6 +89,11 @@ pub fn behind(prefix: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Listing {
+    /// Returns the first key that may be listed.
+    fn first(&self) -> Vec<u8> {
+        Ord::max(&self.from, &self.prefix).clone()
+    }
+
     /// Checks the limits; the error says what is wrong, for people.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=PAGE_COUNT_MAX).contains(&self.count_max) {
@@ -94,13 +111,13 @@ impl Listing {
     }
 }
 
-impl<V> Lister<V> {
+impl<V: PageValue> Lister<V> {
     /// Begins a page. Requires: [`Listing::check`] accepts it.
     pub fn new(listing: Listing) -> Lister<V> {
         debug_assert_eq!(listing.check(), Ok(()));
         let ends = [behind(&listing.prefix), listing.before.clone()];
         let end = ends.into_iter().flatten().min();
-        let start = listing.from.clone().max(listing.prefix.clone());
+        let start = listing.first();
         let is_done = end.as_ref().is_some_and(|end| start >= *end);
         let page = Page { entries: Vec::new(), next: None };
         Lister { listing, end, start, is_done, size: 0, page }
@@ -114,10 +131,7 @@ impl<V> Lister<V> {
 
     /// Takes the next keys of the range, in order; a key without a value is passed over. `is_last`: the range
     /// has no more. Requires: the page is not complete.
-    pub fn add(&mut self, keys: impl IntoIterator<Item = (Vec<u8>, Option<V>)>, is_last: bool)
-    where
-        V: AsRef<[u8]>,
-    {
+    pub fn add(&mut self, keys: impl IntoIterator<Item = (Vec<u8>, Option<V>)>, is_last: bool) {
         assert!(!self.is_done);
         for (key, value) in keys {
             // A common prefix may have passed it.
@@ -129,13 +143,11 @@ impl<V> Lister<V> {
                 continue;
             };
             let common = self.common_prefix(&key);
-            let size = common.as_ref().map_or(key.len() + value.as_ref().len(), Vec::len);
+            let size = common.as_ref().map_or(key.len() + value.size(), Vec::len);
             let is_full = self.page.entries.len() == self.listing.count_max
                 || self.size + size > self.listing.size_max && !self.page.entries.is_empty();
             if is_full {
-                self.page.next = Some(self.start.clone());
-                self.is_done = true;
-                return;
+                return self.stop();
             }
             self.size += size;
             match common {
@@ -157,6 +169,28 @@ impl<V> Lister<V> {
             }
         }
         self.is_done |= is_last;
+    }
+
+    /// Ends the page where it is: the next one begins at the first key that was not added. Requires: the page
+    /// is not complete.
+    pub fn stop(&mut self) {
+        assert!(!self.is_done);
+        self.page.next = Some(self.start.clone());
+        self.is_done = true;
+    }
+
+    /// Returns how many entries more the page may have, and how many bytes.
+    pub fn room(&self) -> (usize, usize) {
+        let Listing { count_max, size_max, .. } = self.listing;
+        (count_max - self.page.entries.len(), size_max.saturating_sub(self.size))
+    }
+
+    /// Returns which keys the page tells of so far: from the first one up to the second, which is not among
+    /// them. `None`: to the last key there can be.
+    pub fn told(&self) -> (Vec<u8>, Option<&[u8]>) {
+        let first = self.listing.first();
+        let is_whole = self.is_done && self.page.next.is_none();
+        (first, if is_whole { self.end.as_deref() } else { Some(&self.start) })
     }
 
     /// Returns the page. Requires: it is complete.

@@ -10,7 +10,7 @@
 
 use base::{KIB, MIB, Version};
 
-use crate::keys::{ATTRIBUTE_SIZE_MAX, Name, RECORD_KEY_SIZE_MAX};
+use crate::keys::{ATTRIBUTE_SIZE_MAX, Kind, Name, RECORD_KEY_SIZE_MAX};
 
 /// The largest object, in bytes of its data.
 pub const OBJECT_SIZE_MAX: u64 = 64 * MIB;
@@ -140,7 +140,16 @@ impl Field {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Returns what the field is as a record of the engine.
+    pub fn kind_of(&self, name: &Name) -> Kind {
+        let name = name.clone();
+        match self {
+            Field::Attribute(attribute) => Kind::Attribute { name, attribute: attribute.clone() },
+            Field::Record(key) => Kind::Record { name, key: key.clone() },
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
         let (what, size_max) = match self {
             Field::Attribute(_) => ("the name of an attribute", ATTRIBUTE_SIZE_MAX),
             Field::Record(_) => ("the key of a record", RECORD_KEY_SIZE_MAX),

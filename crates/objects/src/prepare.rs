@@ -275,14 +275,7 @@ impl Object {
             Change::DeleteRange { start, end }
         }));
         changes.extend(self.fields.iter().map(|(field, value)| {
-            let name = name.clone();
-            let kind = match field {
-                Field::Attribute(attribute) => {
-                    Kind::Attribute { name, attribute: attribute.clone() }
-                }
-                Field::Record(key) => Kind::Record { name, key: key.clone() },
-            };
-            let key = Key { shard, kind }.encode();
+            let key = Key { shard, kind: field.kind_of(name) }.encode();
             match value {
                 Some(value) => Change::Put { key, value: value.clone() },
                 None => Change::Delete { key },

@@ -11,6 +11,8 @@ use proptest::prelude::*;
 use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX};
 use crate::*;
 
+pub(crate) mod reads;
+
 const SHAPE: PoolShape =
     PoolShape { pool: PoolId::FIRST, shard_count: 16, block_size: BlockSize::MIN };
 
@@ -250,13 +252,7 @@ impl Store {
                 run.supply_head(name, head);
             }
             for (name, field) in wants.fields {
-                let kind = match field.clone() {
-                    Field::Attribute(attribute) => {
-                        Kind::Attribute { name: name.clone(), attribute }
-                    }
-                    Field::Record(key) => Kind::Record { name: name.clone(), key },
-                };
-                let value = self.records.get(&key_of(&name, kind)).cloned();
+                let value = self.records.get(&key_of(&name, field.kind_of(&name))).cloned();
                 run.supply_field(name, field, value);
             }
             for (id, unit) in wants.units {

@@ -14,6 +14,7 @@
 //!   2. Whatever changes touch is named, exactly or by a range that has it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use base::{BlockSize, PoolId};
 use format::disk::bytes::{Reader, Writer};
@@ -92,7 +93,8 @@ impl Touched {
     /// Whether any key of a range is touched. Requires: `start < end`.
     pub fn meets(&self, start: &[u8], end: &[u8]) -> bool {
         assert!(start < end);
-        self.keys.keys().any(|key| start <= &key[..] && &key[..] < end)
+        let within = (Bound::Included(start), Bound::Excluded(end));
+        self.keys.range::<[u8], _>(within).next().is_some()
             || self.ranges.iter().any(|(first, behind)| &first[..] < end && start < &behind[..])
     }
 
