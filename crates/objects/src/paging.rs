@@ -42,7 +42,8 @@ pub(crate) struct Paging<V> {
     ahead: BTreeMap<Vec<u8>, Option<V>>,
     /// How many keys of each range to read next, at most.
     portion: usize,
-    /// Makes a value of that of a record. The inner `None`: the key is passed over. The outer one: it is none.
+    /// Makes the page's value of a record's value. The inner `None`: the key is passed over. The outer `None`:
+    /// a record with this key cannot have this value.
     decode: fn(&[u8]) -> Option<Option<V>>,
 }
 
@@ -77,7 +78,7 @@ impl<V: PageValue> Paging<V> {
         // One key more than fits shows where the next page begins.
         let count = match self.ranges.len() {
             1 => count + 1,
-            // What was read ahead waits for the range that is read least far: some of each more than its share.
+            // The page ends where the range ends that was read least far: some of each more than its share.
             ranges => (count + count / 4) / ranges + 8,
         };
         let count_max = count.min(self.portion);

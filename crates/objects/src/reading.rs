@@ -128,8 +128,8 @@ impl Reading {
         (!blocks.is_empty()).then_some(Need::Blocks(blocks))
     }
 
-    /// Takes the answers to the queries that [`Reading::needs`] returned, and the version that came with them:
-    /// they show the state after it. The error names a record that the engine cannot rightly have.
+    /// Takes the answers to the queries that [`Reading::needs`] returned. They show the state after this
+    /// version of the PG. The error names a record that the engine cannot rightly have.
     pub fn supply_records(
         &mut self,
         version: Version,
@@ -156,8 +156,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Takes the content of the blocks that [`Reading::needs`] returned, in the same order. Empty: zeros. What
-    /// they show has no version: they may show any batch that was noted.
+    /// Takes the content of the blocks that [`Reading::needs`] returned, in the same order. Empty: zeros.
+    /// Nothing tells which versions it shows: it may show any batch that was noted.
     pub fn supply_blocks<'a>(&mut self, contents: impl IntoIterator<Item = &'a [u8]>) {
         if self.overtaken_by.is_some() {
             return self.give_way();
@@ -171,8 +171,8 @@ impl Reading {
         assert!(contents.next().is_none(), "no other blocks were asked for");
     }
 
-    /// Notes a batch that has a version. Requires: until the answers are complete this is called for each batch
-    /// of the PG that gets a version, and after each supply for all batches that members may still lack.
+    /// Notes a batch that has a version. Requires: until the answers are complete this is called for each
+    /// batch of the PG that gets a version, and after each supply for all batches in flight.
     pub fn note_batch(&mut self, version: Version, touched: &Touched) {
         let is_later = self.moment.is_some_and(|moment| version > moment);
         let of_objects = || self.parts.iter().filter(|part| !part.is_listing());
@@ -427,8 +427,8 @@ fn key(shape: PoolShape, name: &Name, kind: Kind) -> Vec<u8> {
     Key { shard: Shard::of_hash(name.hash(), shape.shard_count), kind }.encode()
 }
 
-/// Returns what a listing tells of a head. The inner `None`: of a tombstone it tells nothing. The outer one: it
-/// is no head.
+/// Returns what a listing tells of a head. The inner `None`: nothing, for it is a tombstone. The outer `None`:
+/// the bytes are no head.
 fn listed(value: &[u8]) -> Option<Option<Listed>> {
     Head::decode(value).map(|head| head.stat().map(|stat| Listed { stat, data: None }))
 }
