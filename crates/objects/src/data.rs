@@ -16,6 +16,7 @@
 //!   3. What is not known yet is asked for, never guessed: a change is tried again once it is known.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use base::{BlockSize, Checksum, PoolId, UNIT_SIZE, Version, crc32c};
 use format::disk::{BlockAction, BlockChange, LOCATION_NONE, UnitSet};
@@ -66,8 +67,8 @@ struct Blocks {
     stored: u32,
     /// Units below this number are in the store as they are there, unless they are touched.
     kept: u32,
-    /// Units that changed. `None`: zeros.
-    touched: BTreeMap<u32, Option<Vec<u8>>>,
+    /// Units that changed. `None`: zeros. Copies of the data share them.
+    touched: BTreeMap<u32, Option<Arc<Vec<u8>>>>,
 }
 
 /// Returns the number of units that so many bytes take.
@@ -112,6 +113,14 @@ impl Data {
         match &self.place {
             Place::Inline(data) => HeadContent::Inline(data.clone()),
             Place::Blocks(Blocks { id, size, .. }) => HeadContent::Blocks { id: *id, size: *size },
+        }
+    }
+
+    /// Returns the number of bytes that the head has of the data: the data, or its id.
+    pub fn size_in_head(&self) -> usize {
+        match &self.place {
+            Place::Inline(data) => data.len(),
+            Place::Blocks(_) => size_of::<u64>(),
         }
     }
 
@@ -294,7 +303,7 @@ impl Blocks {
     /// it.
     fn unit(&self, unit: u32, source: &mut Source<'_>) -> Option<Vec<u8>> {
         if let Some(touched) = self.touched.get(&unit) {
-            return touched.clone();
+            return touched.as_deref().cloned();
         }
         if unit >= self.kept {
             return None;
@@ -310,7 +319,7 @@ impl Blocks {
     fn set(&mut self, unit: u32, content: Option<Vec<u8>>) {
         match content.filter(|content| !is_zero(content)) {
             None if unit >= self.stored => self.touched.remove(&unit),
-            content => self.touched.insert(unit, content),
+            content => self.touched.insert(unit, content.map(Arc::new)),
         };
     }
 

@@ -16,6 +16,11 @@ use format::disk::bytes::{Reader, Writer};
 use crate::keys::Name;
 use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX};
 
+/// Size of an encoded head, without data or data id, in bytes.
+pub(crate) const HEAD_SIZE: usize = FLAGS_AT + 1 + 8 + 8;
+/// Where the flags lie in an encoded head.
+const FLAGS_AT: usize = 12;
+
 const FLAG_TOMBSTONE: u8 = 1;
 const FLAG_IN_BLOCKS: u8 = 2;
 
@@ -117,6 +122,11 @@ impl Head {
             _ => return None,
         };
         from.is_at_end().then_some(Head { version, modified, content })
+    }
+
+    /// Whether an encoded head is a tombstone.
+    pub fn is_tombstone(bytes: &[u8]) -> bool {
+        bytes.get(FLAGS_AT) == Some(&FLAG_TOMBSTONE)
     }
 
     /// Returns what is known of the object beside its data. `None`: the object is gone.

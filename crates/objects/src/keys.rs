@@ -34,7 +34,8 @@ pub const RECORD_KEY_SIZE_MAX: usize = 2048;
 /// The longest first key of a range that is lost, in bytes.
 pub const LOST_SIZE_MAX: usize = KEY_SIZE_MAX - HEADER_SIZE;
 
-const HEADER_SIZE: usize = 3;
+/// Size of shard and kind.
+pub(crate) const HEADER_SIZE: usize = 3;
 const END: [u8; 2] = [0x00, 0x01];
 const ZERO: [u8; 2] = [0x00, 0xff];
 
@@ -304,6 +305,17 @@ pub fn attributes_prefix(shard: Shard, name: &Name) -> Vec<u8> {
 /// Returns what the keys of all records of an object begin with; the record's key is the rest.
 pub fn records_prefix(shard: Shard, name: &Name) -> Vec<u8> {
     prefix(shard, RECORD, name)
+}
+
+/// Whether a key of the engine is that of a head.
+pub(crate) fn is_head(key: &[u8]) -> bool {
+    key.get(HEADER_SIZE - 1) == Some(&HEAD)
+}
+
+/// Returns the size of what the keys of an object's attributes begin with, and those of its records.
+pub(crate) fn part_prefix_size(name: &Name) -> usize {
+    let zeros = name.0.iter().filter(|byte| **byte == 0).count();
+    HEADER_SIZE + name.0.len() + zeros + END.len()
 }
 
 /// Returns what all keys of an object's parts begin with.

@@ -15,8 +15,12 @@
 //!   3. Each operation that changes something has one version of the run, in order. One that changes nothing
 //!      has none.
 //!   4. A run with one operation at least is within the limits of an entry.
+//!   5. Preparing an operation costs what it changes, not what the run has changed: it is made on an empty layer
+//!      over each object, which the run takes in if the operation is admitted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::sync::Arc;
 
 use base::planted::{self, Bug};
 use base::{BlockSize, PoolId, UNIT_SIZE, Version};
@@ -24,8 +28,10 @@ use format::disk::{BODY_SIZE_MAX, BlockChange, UNITS_SIZE_MAX};
 use format::engine::Change;
 
 use crate::data::{Data, KnownUnits, Source, WantedUnits};
-use crate::head::{DataId, Head, HeadContent};
-use crate::keys::{Key, Kind, Name, Shard, attributes_range, records_range};
+use crate::head::{DataId, HEAD_SIZE, Head, HeadContent};
+use crate::keys::{
+    HEADER_SIZE, Key, Kind, Name, Shard, attributes_range, part_prefix_size, records_range,
+};
 use crate::operation::{
     Assertion, FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX,
     OPERATION_RECORDS_MAX, ObjectChange, ObjectSteps, Operation, StepResult,
@@ -144,17 +150,23 @@ pub struct RunSize {
 /// The most that changes of blocks say beside data, in bytes: what an entry has beside records.
 const LINES_SIZE_MAX: usize = BODY_SIZE_MAX - OPERATION_RECORDS_MAX - 64;
 
-/// An object, with what operations of the run have changed.
+/// An object, with what operations of the run have changed; or a layer over that, with what one operation
+/// changes.
 #[derive(Clone, Debug)]
 struct Object {
     /// The version of its last change. `None`: it does not exist.
     stamp: Option<Stamp>,
     modified: u64,
-    data: Data,
+    /// A layer shares the data until it changes them.
+    data: Arc<Data>,
     /// What is removed, before `fields`.
     removed: Vec<Removed>,
     /// Fields that are set, or gone.
     fields: BTreeMap<Field, Option<Vec<u8>>>,
+    /// What `removed` and `fields` take in an entry, in bytes.
+    fields_size: usize,
+    /// What all its changes take.
+    size: RunSize,
     /// The operation that changed it last; `None`: none of this run.
     changed_by: Option<u32>,
 }
@@ -175,6 +187,15 @@ impl Removed {
             }
             _ => false,
         }
+    }
+
+    /// Returns what it takes in an entry. `prefix_size`: what the keys of all fields have in common.
+    fn size(&self, prefix_size: usize) -> usize {
+        let keys_size = match self {
+            Removed::Attributes => 0,
+            Removed::Records { from, before } => from.len() + before.as_ref().map_or(0, Vec::len),
+        };
+        2 * (2 * prefix_size + keys_size)
     }
 }
 
@@ -234,20 +255,75 @@ impl Object {
         Object {
             stamp: there.map(|head| Stamp::Stored(head.version)),
             modified: there.map_or(0, |head| head.modified),
-            data: there.map_or_else(Data::empty, |head| Data::of(&head.content)),
+            data: Arc::new(there.map_or_else(Data::empty, |head| Data::of(&head.content))),
             removed: Vec::new(),
             fields: BTreeMap::new(),
+            fields_size: 0,
+            size: RunSize::default(),
             changed_by: None,
         }
     }
 
-    /// Returns the value of a field as operations of the run left it. The outer `None`: they did not change
-    /// it.
+    /// Returns a layer over the object.
+    fn layer(&self) -> Object {
+        let Object { stamp, modified, fields_size, size, changed_by, .. } = *self;
+        let (removed, fields) = (Vec::new(), BTreeMap::new());
+        let data = Arc::clone(&self.data);
+        Object { stamp, modified, data, removed, fields, fields_size, size, changed_by }
+    }
+
+    /// Makes the changes of a layer over the object. Requires: its sizes were computed.
+    fn take_in(&mut self, layer: Object) {
+        layer.removed.into_iter().for_each(|removed| self.remove(removed));
+        self.fields.extend(layer.fields);
+        let removed = std::mem::take(&mut self.removed);
+        let fields = std::mem::take(&mut self.fields);
+        *self = Object { removed, fields, ..layer };
+    }
+
+    /// Computes the sizes that the object has with this layer over it; `None`: below the layer is nothing.
+    fn compute_size(&mut self, below: Option<&Object>, shape: PoolShape, name: &Name) {
+        let prefix_size = part_prefix_size(name);
+        let field_size = |(field, value): (&Field, &Option<Vec<u8>>)| {
+            2 * (prefix_size + field.key().len()) + value.as_ref().map_or(0, Vec::len)
+        };
+        let is_removed = |field: &Field| self.removed.iter().any(|removed| removed.has(field));
+        let mut size = self.removed.iter().map(|removed| removed.size(prefix_size)).sum::<usize>();
+        size += self.fields.iter().map(field_size).sum::<usize>();
+        if let Some(below) = below {
+            size += below.fields_size;
+            let replaced = self.fields.keys().filter_map(|field| below.fields.get_key_value(field));
+            let replaced = replaced.filter(|(field, _)| !is_removed(field));
+            size -= replaced.map(field_size).sum::<usize>();
+            if !self.removed.is_empty() {
+                let gone = below.fields.iter().filter(|(field, _)| is_removed(field));
+                size -= gone.map(field_size).sum::<usize>();
+            }
+        }
+        self.fields_size = size;
+        let data_size = match self.stamp {
+            Some(_) => self.data.size_in_head(),
+            None => 0,
+        };
+        // The log names keys, too.
+        let key_size = HEADER_SIZE + name.bytes().len();
+        self.size.records = 2 * key_size + HEAD_SIZE + data_size + size;
+        if below.is_none_or(|below| !Arc::ptr_eq(&below.data, &self.data)) {
+            (self.size.data, self.size.here) = self.data.written_bytes(shape.block_size);
+            self.size.lines = self.data.lines_bytes(shape.block_size);
+        }
+    }
+
+    /// Returns the value of a field as these changes leave it. The outer `None`: they do not change it.
     fn field(&self, field: &Field) -> Option<Option<&Vec<u8>>> {
         if let Some(value) = self.fields.get(field) {
             return Some(value.as_ref());
         }
         self.removed.iter().any(|removed| removed.has(field)).then_some(None)
+    }
+
+    fn data_mut(&mut self) -> &mut Data {
+        Arc::make_mut(&mut self.data)
     }
 
     fn remove(&mut self, removed: Removed) {
@@ -282,22 +358,6 @@ impl Object {
             }
         }));
         changes
-    }
-
-    fn size(&self, shape: PoolShape, name: &Name) -> RunSize {
-        if self.changed_by.is_none() {
-            return RunSize::default();
-        }
-        let changes = self.record_changes(shape, name, Version::ZERO);
-        let size = |change: &Change| match change {
-            // The log names keys, too.
-            Change::Put { key, value } => 2 * key.len() + value.len(),
-            Change::Delete { key } => 2 * key.len(),
-            Change::DeleteRange { start, end } => 2 * (start.len() + end.len()),
-        };
-        let (data, here) = self.data.written_bytes(shape.block_size);
-        let lines = self.data.lines_bytes(shape.block_size);
-        RunSize { records: changes.iter().map(size).sum(), data, here, lines }
     }
 }
 
@@ -365,7 +425,7 @@ impl Run {
         let mut results = Vec::new();
         for (at, (steps, object)) in operation.objects.iter().zip(&mut objects).enumerate() {
             let mut source = Source { known: &self.units, wanted: &mut wants.units, draw };
-            let mut change = Changing { fields: &self.fields, source: &mut source, now, index };
+            let mut change = Changing { run: self, source: &mut source, now, index };
             change.all(at, steps, object, &mut results).map_err(Stop::Refused)?;
         }
         if !wants.is_empty() {
@@ -374,7 +434,7 @@ impl Run {
         self.admit(operation, objects, results)
     }
 
-    /// Returns the objects of an operation as the run has left them.
+    /// Returns the objects of an operation: layers over what the run has of them.
     fn begin(&self, operation: &Operation, wants: &mut Wants) -> Result<Vec<Object>, Stop> {
         let mut objects = Vec::with_capacity(operation.objects.len());
         for ObjectSteps { name, .. } in &operation.objects {
@@ -382,7 +442,7 @@ impl Run {
                 (Some(_), Some(head)) if planted::on(Bug::QueuedOnStaleHead) => {
                     objects.push(Object::of(head.as_ref()));
                 }
-                (Some(object), _) => objects.push(object.clone()),
+                (Some(object), _) => objects.push(object.layer()),
                 (None, Some(head)) => objects.push(Object::of(head.as_ref())),
                 // Whatever it replaces, a blind put leaves nothing of it in the head.
                 (None, None) if operation.is_blind_put() => objects.push(Object::of(None)),
@@ -445,14 +505,19 @@ impl Run {
         if let Some(value) = object.field(field) {
             return Some(value);
         }
-        let key = (name.clone(), field.clone());
-        match self.fields.get(&key) {
-            Some(known) => Some(known.as_ref()),
-            None => {
-                wants.fields.insert(key);
-                None
-            }
+        let known = self.known(name, field);
+        if known.is_none() {
+            wants.fields.insert((name.clone(), field.clone()));
         }
+        known
+    }
+
+    /// Returns the value of a field as the run has left it, or as it was read. The outer `None`: it is not
+    /// known.
+    fn known(&self, name: &Name, field: &Field) -> Option<Option<&Vec<u8>>> {
+        let changed = self.objects.get(name).and_then(|object| object.field(field));
+        let read = || self.fields.get(&(name.clone(), field.clone())).map(Option::as_ref);
+        changed.or_else(read)
     }
 
     /// Asks for the fields that numbers are added to.
@@ -475,7 +540,7 @@ impl Run {
     ) -> Result<Applied, Stop> {
         let index = self.count;
         let is_changed = |object: &Object| object.changed_by == Some(index);
-        let changed: Vec<(&Name, Object)> = (operation.objects.iter().zip(objects))
+        let mut changed: Vec<(&Name, Object)> = (operation.objects.iter().zip(objects))
             .map(|(steps, object)| (&steps.name, object))
             .filter(|(_, object)| is_changed(object))
             .collect();
@@ -483,11 +548,11 @@ impl Run {
             return Ok(Applied { results, index: None });
         }
         let mut size = self.size;
-        for (name, object) in &changed {
-            if let Some(before) = self.objects.get(*name) {
-                size -= before.size(self.shape, name);
-            }
-            size += object.size(self.shape, name);
+        for (name, object) in &mut changed {
+            let below = self.objects.get(*name);
+            object.compute_size(below, self.shape, name);
+            size -= below.map_or(RunSize::default(), |below| below.size);
+            size += object.size;
         }
         check_together(&changed).map_err(Stop::Refused)?;
         match size.check() {
@@ -500,9 +565,31 @@ impl Run {
         }
         self.size = size;
         self.count += 1;
-        let changed = changed.into_iter().map(|(name, object)| (name.clone(), object));
-        self.objects.extend(changed.collect::<Vec<_>>());
+        for (name, object) in changed {
+            match self.objects.entry(name.clone()) {
+                Entry::Vacant(entry) => drop(entry.insert(object)),
+                Entry::Occupied(mut entry) => entry.get_mut().take_in(object),
+            }
+        }
         Ok(Applied { results, index: Some(index) })
+    }
+
+    /// Checks that what its changes are thought to take is what they take.
+    #[cfg(test)]
+    pub(crate) fn verify_size(&self) {
+        let size_of = |change: &Change| match change {
+            Change::Put { key, value } => 2 * key.len() + value.len(),
+            Change::Delete { key } => 2 * key.len(),
+            Change::DeleteRange { start, end } => 2 * (start.len() + end.len()),
+        };
+        let mut size = RunSize::default();
+        for (name, object) in &self.objects {
+            let changes = object.record_changes(self.shape, name, Version::ZERO);
+            let (data, here) = object.data.written_bytes(self.shape.block_size);
+            let lines = object.data.lines_bytes(self.shape.block_size);
+            size += RunSize { records: changes.iter().map(size_of).sum(), data, here, lines };
+        }
+        assert_eq!(self.size, size);
     }
 
     /// Returns what the run changes. `first`: the version of its first operation; the others follow without
@@ -538,7 +625,7 @@ fn check_together(objects: &[(&Name, Object)]) -> Result<(), OperationRefusal> {
 
 /// Makes the changes of one operation.
 struct Changing<'a, 'b> {
-    fields: &'a BTreeMap<(Name, Field), Option<Vec<u8>>>,
+    run: &'a Run,
     source: &'a mut Source<'b>,
     now: u64,
     /// The operation's place in the run.
@@ -579,26 +666,27 @@ impl Changing<'_, '_> {
     /// Makes a change that cannot be refused.
     fn one(&mut self, change: &ObjectChange, object: &mut Object) -> Option<StepResult> {
         let is_there = object.stamp.is_some();
-        let data = &mut object.data;
         let mut result = None;
         match change {
-            ObjectChange::Put(bytes) => data.put(bytes, self.source),
-            ObjectChange::Write { offset, bytes } => data.write(*offset, bytes, self.source),
+            ObjectChange::Put(bytes) => object.data_mut().put(bytes, self.source),
+            ObjectChange::Write { offset, bytes } => {
+                object.data_mut().write(*offset, bytes, self.source);
+            }
             ObjectChange::Append(bytes) => {
-                let from = data.size();
-                data.write(from, bytes, self.source);
+                let from = object.data.size();
+                object.data_mut().write(from, bytes, self.source);
                 result = Some(StepResult::Appended(from));
             }
             ObjectChange::Truncate(0) if !is_there => return None,
-            ObjectChange::Truncate(size) => data.truncate(*size, self.source),
+            ObjectChange::Truncate(size) => object.data_mut().truncate(*size, self.source),
             ObjectChange::Zero { offset, length } => {
-                if !data.zero(*offset, *length, self.source) {
+                if !object.data_mut().zero(*offset, *length, self.source) {
                     return None;
                 }
             }
             ObjectChange::Remove => {
                 if is_there {
-                    data.clear();
+                    object.data_mut().clear();
                     object.remove(Removed::Attributes);
                     object.remove(Removed::Records { from: Vec::new(), before: None });
                     self.touch(object);
@@ -635,8 +723,8 @@ impl Changing<'_, '_> {
     /// Returns the sum of a field's value and an amount. `None`: the value is no number, or the sum is none.
     fn sum(&self, name: &Name, object: &Object, field: &Field, amount: i64) -> Option<i64> {
         // Of an object that the store does not have, no field was read.
-        let stored = || self.fields.get(&(name.clone(), field.clone())).and_then(Option::as_ref);
-        let number = match object.field(field).unwrap_or_else(stored) {
+        let below = || self.run.known(name, field).flatten();
+        let number = match object.field(field).unwrap_or_else(below) {
             Some(value) => i64::from_le_bytes(value.as_slice().try_into().ok()?),
             None => 0,
         };

@@ -244,7 +244,10 @@ impl Store {
             };
             let wants = match run.apply(operation, 7, &mut draw) {
                 Err(Stop::Wants(wants)) => wants,
-                result => return result,
+                result => {
+                    run.verify_size();
+                    return result;
+                }
             };
             assert!(!wants.is_empty());
             for name in wants.heads {

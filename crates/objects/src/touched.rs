@@ -21,8 +21,8 @@ use format::disk::bytes::{Reader, Writer};
 use format::disk::{BlockAction, BlockKey, UnitSet};
 use format::engine::{Change, KEY_SIZE_MAX};
 
-use crate::head::{Head, HeadContent};
-use crate::keys::{Key, Kind, Shard};
+use crate::head::Head;
+use crate::keys::{Shard, is_head};
 use crate::prepare::{PoolShape, Prepared};
 
 const KEY: u8 = 1;
@@ -170,8 +170,7 @@ impl Touched {
 
 /// Whether a record is the head of an object that was removed.
 fn is_tombstone(key: &[u8], value: &[u8]) -> bool {
-    let is_head = Key::decode(key).is_some_and(|key| matches!(key.kind, Kind::Head { .. }));
-    is_head && Head::decode(value).is_some_and(|head| head.content == HeadContent::Tombstone)
+    is_head(key) && Head::is_tombstone(value)
 }
 
 fn put_key(to: &mut Writer, key: &[u8]) {
@@ -191,7 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::keys::Name;
+    use crate::keys::{Key, Kind, Name};
     use base::{Epoch, ImageId, StripeIndex, Version};
 
     const SIZE: BlockSize = BlockSize::MIN;
