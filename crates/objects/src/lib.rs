@@ -8,6 +8,7 @@
 //! | `head.rs` | the head of an object, and the names of its blocks |
 //! | `listing.rs` | pages of sorted keys with prefix and delimiter |
 //! | `look.rs`, `look_codec.rs` | what a client may read, and how that travels |
+//! | `model.rs` | what all of this does, as tests know it |
 //! | `operation.rs` | what a client may ask for, and the limits |
 //! | `data.rs` | the data of an object while operations are prepared |
 //! | `prepare.rs` | operations become changes of records and blocks |
@@ -25,6 +26,7 @@ pub mod keys;
 pub mod listing;
 pub mod look;
 mod look_codec;
+pub mod model;
 pub mod operation;
 mod paging;
 pub mod prepare;

@@ -641,9 +641,10 @@ impl Changing<'_, '_> {
         object: &mut Object,
         results: &mut Vec<StepResult>,
     ) -> Result<(), OperationRefusal> {
+        // A refused operation has no version that the object could have by its earlier changes.
+        let version = object.stamp;
         for (step, change) in steps.changes.iter().enumerate() {
             let step = steps.assertions.len() + step;
-            let version = object.stamp;
             let refused = || OperationRefusal::Asserted { object: at, step, version };
             if let ObjectChange::Add(field, amount) = change {
                 let sum = self.sum(&steps.name, object, field, *amount).ok_or_else(refused)?;

@@ -8,6 +8,7 @@ use format::disk::{BlockAction, BlockKey, Body, EntryKind};
 use format::engine::Change;
 use proptest::prelude::*;
 
+use crate::model::{MODIFIED, Model, Models, model};
 use crate::operation::{INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX};
 use crate::*;
 
@@ -15,149 +16,6 @@ pub(crate) mod reads;
 
 const SHAPE: PoolShape =
     PoolShape { pool: PoolId::FIRST, shard_count: 16, block_size: BlockSize::MIN };
-
-/// An object as users know it.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Model {
-    data: Vec<u8>,
-    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
-    records: BTreeMap<Vec<u8>, Vec<u8>>,
-}
-
-/// What a model says of an operation: its results, and whether it changes anything; or object and step.
-type Outcome = Result<(Vec<StepResult>, bool), (usize, usize)>;
-
-impl Model {
-    fn fields(&mut self, field: &Field) -> &mut BTreeMap<Vec<u8>, Vec<u8>> {
-        match field {
-            Field::Attribute(_) => &mut self.attributes,
-            Field::Record(_) => &mut self.records,
-        }
-    }
-
-    fn field(&self, field: &Field) -> Option<&Vec<u8>> {
-        match field {
-            Field::Attribute(key) => self.attributes.get(key),
-            Field::Record(key) => self.records.get(key),
-        }
-    }
-}
-
-/// Objects with the version of their last change.
-type Models = BTreeMap<Name, (Version, Model)>;
-
-/// Judges and makes an operation on the model. The error names object and step.
-fn model(objects: &mut Models, operation: &Operation, version: Version) -> Outcome {
-    let before = objects.clone();
-    for (at, steps) in operation.objects.iter().enumerate() {
-        let found = before.get(&steps.name);
-        let field = |field: &Field| found.and_then(|(_, object)| object.field(field));
-        for (step, assertion) in steps.assertions.iter().enumerate() {
-            let is_true = match assertion {
-                Assertion::Exists => found.is_some(),
-                Assertion::Absent => found.is_none(),
-                Assertion::Version(version) => found.is_some_and(|(it, _)| it == version),
-                Assertion::Equals(key, value) => field(key) == Some(value),
-                Assertion::Differs(key, value) => field(key) != Some(value),
-                Assertion::Has(key) => field(key).is_some(),
-                Assertion::Lacks(key) => field(key).is_none(),
-            };
-            if !is_true {
-                return Err((at, step));
-            }
-        }
-    }
-    let (mut results, mut is_change) = (Vec::new(), false);
-    for (at, steps) in operation.objects.iter().enumerate() {
-        for (step, change) in steps.changes.iter().enumerate() {
-            let step = steps.assertions.len() + step;
-            match model_change(objects, &steps.name, change, version) {
-                Ok(None) => {}
-                Ok(Some((result, changes))) => {
-                    results.extend(result);
-                    is_change |= changes;
-                }
-                Err(()) => {
-                    *objects = before;
-                    return Err((at, step));
-                }
-            }
-        }
-    }
-    Ok((results, is_change))
-}
-
-/// Makes a change; the result comes with whether the object changed. The error: it cannot be added to.
-fn model_change(
-    objects: &mut Models,
-    name: &Name,
-    change: &ObjectChange,
-    version: Version,
-) -> Result<Option<(Option<StepResult>, bool)>, ()> {
-    let is_there = objects.contains_key(name);
-    let size = objects.get(name).map_or(0, |(_, object)| object.data.len());
-    let creates = match change {
-        ObjectChange::Truncate(size) => *size > 0,
-        ObjectChange::Zero { offset, length } if is_there => {
-            if *length == 0 || *offset >= size as u64 {
-                return Ok(None);
-            }
-            true
-        }
-        ObjectChange::Zero { .. } | ObjectChange::Unset(_) => false,
-        ObjectChange::RemoveRecords { .. } => false,
-        ObjectChange::Remove => {
-            objects.remove(name);
-            return Ok(Some((Some(StepResult::Removed(is_there)), is_there)));
-        }
-        _ => true,
-    };
-    if !is_there && !creates {
-        return Ok(None);
-    }
-    let mut entry = objects.get(name).cloned().unwrap_or((version, Model::default()));
-    entry.0 = version;
-    let object = &mut entry.1;
-    let mut result = None;
-    let write = |object: &mut Model, offset: usize, bytes: &[u8]| {
-        let end = offset + bytes.len();
-        object.data.resize(object.data.len().max(end), 0);
-        object.data[offset..end].copy_from_slice(bytes);
-    };
-    match change {
-        ObjectChange::Put(bytes) => object.data = bytes.clone(),
-        ObjectChange::Write { offset, bytes } => write(object, *offset as usize, bytes),
-        ObjectChange::Append(bytes) => {
-            write(object, size, bytes);
-            result = Some(StepResult::Appended(size as u64));
-        }
-        ObjectChange::Truncate(size) => object.data.resize(*size as usize, 0),
-        ObjectChange::Zero { offset, length } => {
-            let end = (offset + length).min(size as u64);
-            object.data[*offset as usize..end as usize].fill(0);
-        }
-        ObjectChange::Set(field, value) => {
-            object.fields(field).insert(field.key().to_vec(), value.clone());
-        }
-        ObjectChange::Unset(field) => {
-            object.fields(field).remove(field.key());
-        }
-        ObjectChange::RemoveRecords { from, before } => {
-            let is_left = |key: &Vec<u8>| key < from || before.as_ref().is_some_and(|it| key >= it);
-            object.records.retain(|key, _| is_left(key));
-        }
-        ObjectChange::Add(field, amount) => {
-            let value = object.field(field).cloned().unwrap_or_else(|| vec![0; 8]);
-            let number = i64::from_le_bytes(value.try_into().map_err(|_| ())?);
-            let sum = number.checked_add(*amount).ok_or(())?;
-            object.fields(field).insert(field.key().to_vec(), sum.to_le_bytes().to_vec());
-            result = Some(StepResult::Sum(sum));
-        }
-        ObjectChange::Remove => unreachable!("handled above"),
-    }
-    objects.insert(name.clone(), entry);
-    Ok(Some((result, true)))
-}
 
 /// What a member has: records, and units of blocks that are not zeros.
 #[derive(Default)]
@@ -242,7 +100,7 @@ impl Store {
                 *drawn += 1;
                 DataId::new((1 << 20) + *drawn).expect("few are drawn")
             };
-            let wants = match run.apply(operation, 7, &mut draw) {
+            let wants = match run.apply(operation, MODIFIED, &mut draw) {
                 Err(Stop::Wants(wants)) => wants,
                 result => {
                     run.verify_size();
@@ -514,7 +372,7 @@ fn a_blind_put_reads_nothing_and_keeps_attributes() {
     assert!(put.is_blind_put());
     let mut run = Run::new(SHAPE);
     let mut draw = || panic!("it needs no blocks");
-    assert_eq!(run.apply(&put, 7, &mut draw).unwrap().index, Some(0));
+    assert_eq!(run.apply(&put, MODIFIED, &mut draw).unwrap().index, Some(0));
     store.apply(run.finish(version(2)));
     let (_, object) = &store.objects()[&name(b"a")];
     assert_eq!((&object.data[..], object.attributes.len()), (&b"data"[..], 1));

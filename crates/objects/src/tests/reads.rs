@@ -7,6 +7,7 @@ use format::engine::{Answer, Query, Records};
 
 use super::*;
 use crate::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, READ_DATA_MAX};
+use crate::model::{all, is_answer, listed};
 
 impl Store {
     /// Answers a query; a scan stops after so many records at most.
@@ -42,94 +43,8 @@ impl Store {
     }
 }
 
-/// What all pages of a listing together have.
-fn all<V: Clone>(keys: &BTreeMap<Vec<u8>, V>, listing: &Listing) -> Vec<PageEntry<V>> {
-    let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
-    for (key, value) in keys {
-        let is_in = key.starts_with(&listing.prefix)
-            && *key >= listing.from
-            && listing.before.as_ref().is_none_or(|before| key < before);
-        if !is_in {
-            continue;
-        }
-        let (delimiter, rest) = (&listing.delimiter, &key[listing.prefix.len()..]);
-        let at =
-            (0..rest.len()).find(|at| !delimiter.is_empty() && rest[*at..].starts_with(delimiter));
-        match at {
-            Some(at) => {
-                let common = key[..listing.prefix.len() + at + delimiter.len()].to_vec();
-                if seen.insert(common.clone()) {
-                    entries.push(PageEntry::CommonPrefix(common));
-                }
-            }
-            None => entries.push(PageEntry::Key(key.clone(), value.clone())),
-        }
-    }
-    entries
-}
-
-/// Whether a page has what there is, up to where it ended.
-fn is_page<V: Clone + PartialEq>(
-    page: &Page<V>,
-    keys: &BTreeMap<Vec<u8>, V>,
-    listing: &Listing,
-) -> bool {
-    let mut rest = Vec::new();
-    if let Some(next) = &page.next {
-        rest = all(keys, &Listing { from: next.clone(), ..listing.clone() });
-    }
-    let whole = [page.entries.clone(), rest].concat();
-    page.entries.len() <= listing.count_max && whole == all(keys, listing)
-}
-
-fn stat_of((version, object): &(Version, Model)) -> Stat {
-    Stat { version: *version, size: object.data.len() as u64, modified: 7 }
-}
-
 fn all_shards() -> Vec<Shard> {
     (0..SHAPE.shard_count as u16).map(Shard::new).collect()
-}
-
-/// Objects as a listing tells of them.
-fn listed(models: &Models, with_data: bool) -> BTreeMap<Vec<u8>, Listed> {
-    let of = |(name, found): (&Name, &(Version, Model))| {
-        let data = &found.1.data;
-        let is_told = with_data && data.len() as u64 <= INLINE_SIZE_MAX;
-        let data = is_told.then(|| data.clone());
-        (name.bytes().to_vec(), Listed { stat: stat_of(found), data })
-    };
-    models.iter().map(of).collect()
-}
-
-/// Whether a read has this answer where the objects are these.
-fn is_answer(read: &Read, answer: &ReadAnswer, models: &Models) -> bool {
-    let found = read.name().and_then(|name| models.get(name));
-    let none = Model::default();
-    let object = found.map_or(&none, |(_, object)| object);
-    match (read, answer) {
-        (Read::Stat { .. }, ReadAnswer::Stat(stat)) => *stat == found.map(stat_of),
-        (Read::Data { offset, length, .. }, ReadAnswer::Data(data)) => {
-            let range = |(_, object): &(Version, Model)| {
-                let rest = object.data.iter().skip(*offset as usize);
-                rest.take(*length as usize).copied().collect::<Vec<u8>>()
-            };
-            *data == found.map(|found| (stat_of(found), range(found)))
-        }
-        (Read::Values { fields, .. }, ReadAnswer::Values(values)) => {
-            let expected = fields.iter().take(values.len());
-            values.iter().map(Option::as_ref).eq(expected.map(|field| object.field(field)))
-        }
-        (Read::Attributes { listing, .. }, ReadAnswer::Fields(page)) => {
-            is_page(page, &object.attributes, listing)
-        }
-        (Read::Records { listing, .. }, ReadAnswer::Fields(page)) => {
-            is_page(page, &object.records, listing)
-        }
-        (Read::List { listing, with_data, .. }, ReadAnswer::List(page)) => {
-            is_page(page, &listed(models, *with_data), listing)
-        }
-        _ => false,
-    }
 }
 
 /// A store to which operations come while it is read.
