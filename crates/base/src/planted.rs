@@ -337,8 +337,6 @@ impl Bug {
         ("suspect-after-replay", Bug::SuspectAfterReplay),
         ("batch-half-dropped", Bug::BatchHalfDropped),
         ("later-batch-kept", Bug::LaterBatchKept),
-        ("queued-on-stale-head", Bug::QueuedOnStaleHead),
-        ("read-shows-unacknowledged", Bug::ReadShowsUnacknowledged),
     ];
 }
 

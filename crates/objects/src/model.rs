@@ -49,8 +49,8 @@ impl Model {
 /// Objects with the version of their last change.
 pub type Models = BTreeMap<Name, (Version, Model)>;
 
-/// Judges and makes an operation on the model, as this version. The error names object and step. Nothing is too
-/// large here.
+/// Judges and makes an operation on the model, as this version. The error names object and step. Nothing is
+/// too large here.
 pub fn model(objects: &mut Models, operation: &Operation, version: Version) -> Outcome {
     let before = objects.clone();
     for (at, steps) in operation.objects.iter().enumerate() {

@@ -877,6 +877,10 @@ impl Pg {
             Call::WantedRecords { turn, from } => {
                 self.on_wanted_records(turn, from, result, actions);
             }
+            Call::LookRecords { number } => self.on_look_records(number, result, actions),
+            Call::LookBlock { number, index } => {
+                self.on_look_block(number, index, result, actions);
+            }
             Call::WantedUnits { turn, index } => {
                 self.on_wanted_units(turn, index, result, actions);
             }

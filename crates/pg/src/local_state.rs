@@ -193,7 +193,7 @@ impl LocalState {
         self.changes.add(version, key, units);
     }
 
-    /// Notes a version, in version order, that changes nothing here or, in pools of objects, what the log names.
+    /// Notes a version, in version order, that changes nothing here or, in pools of objects, one of a batch.
     pub fn on_version(&mut self, version: Version) {
         self.last = self.last.max(version);
         self.held = self.held.max(version);

@@ -7,6 +7,7 @@
 //! | which operations have their turn, and what they change | `mutate`, with `wanted` |
 //! | how a batch gets its versions and reaches all members | `replicate` |
 //! | what a member does with a batch | `member`, with `batch` |
+//! | how objects are read | `read` |
 //!
 //! ```text
 //!   operation ─▶ Queue ─▶ turn: prepared, with reads ─▶ gate ─▶ versions, sent to all ─▶ acknowledged ─▶ replies
@@ -23,19 +24,22 @@
 pub(crate) mod batch;
 mod member;
 pub(crate) mod mutate;
+mod read;
 mod replicate;
 mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 
 use ::objects::queue::TurnId;
-use ::objects::{Name, Operation, PoolShape, Queue};
+use ::objects::{Name, Operation, PoolShape, Queue, Shard};
 use format::wire::{Op, Payload, Refusal};
 
 use mutate::{Done, Mutation, Preparing};
+use read::Looking;
 use replicate::{Batch, Gated};
 
-use crate::{Action, Pg, Ticket};
+use crate::{Action, Pg, Serving, Ticket};
 
 /// The operations of an epoch on objects, at its primary.
 #[derive(Default)]
@@ -43,7 +47,9 @@ pub(crate) struct Objects {
     queue: Queue,
     /// Operations that wait for their turn, or in their turn, by their numbers in the queue.
     mutations: BTreeMap<u64, Mutation>,
-    mutation_count: u64,
+    /// Reads that have not been answered, by their numbers in the queue.
+    looks: BTreeMap<u64, Looking>,
+    number_last: u64,
     /// Turns that are being prepared.
     turns: BTreeMap<TurnId, Preparing>,
     /// Turns whose preparation goes on.
@@ -57,13 +63,26 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
+    /// Returns the number of the next operation in the queue.
+    fn next_number(&mut self) -> u64 {
+        self.number_last += 1;
+        self.number_last
+    }
+
+    /// Returns how many reads wait for their turn, or have it.
+    #[cfg(test)]
+    pub fn reads_in_turn(&self) -> usize {
+        self.looks.values().filter(|it| it.has_place()).count()
+    }
+
     /// Returns the tickets of all operations that have not been answered.
     pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
         let done = self.turns.values().map(|turn| &turn.done);
         let done = done.chain(self.gate.iter().map(|gated| &gated.done));
         let done = done.chain(self.in_flight.iter().map(|batch| &batch.done)).flatten();
         let waiting = self.mutations.values().map(|mutation| mutation.ticket);
-        waiting.chain(done.map(|done: &Done| done.ticket))
+        let looks = self.looks.values().map(|looking| looking.ticket);
+        waiting.chain(looks).chain(done.map(|done: &Done| done.ticket))
     }
 }
 
@@ -75,9 +94,10 @@ impl Pg {
                 Ok(operation) => return self.mutate(ticket, operation, actions),
                 Err(refusal) => refusal,
             },
-            Op::Look { .. } => {
-                Refusal::Invalid { why: "reads of objects are not built yet".into() }
-            }
+            Op::Look { reads } => match self.look_of(&reads) {
+                Ok(look) => return self.begin_look(ticket, look, actions),
+                Err(refusal) => refusal,
+            },
             _ => Refusal::Invalid { why: "the pool has objects, not blocks".into() },
         };
         actions.push(Action::Reply { ticket, outcome: Err(refusal) });
@@ -102,32 +122,43 @@ impl Pg {
         }
     }
 
+    /// Returns the shards of the PG.
+    fn shards(&self) -> RangeInclusive<Shard> {
+        let (first, last) = self.shape.hashes();
+        let shard_count = self.pool_shape().shard_count;
+        Shard::of_hash(first, shard_count)..=Shard::of_hash(last, shard_count)
+    }
+
     fn pool_shape(&self) -> PoolShape {
         self.shape.objects.expect("the pool has objects")
     }
 
-    /// Prepares turns and sends batches until all wait for something.
+    /// Prepares turns and sends batches until all wait for something. If the epoch has ended, what is not sent
+    /// is answered when the next one begins.
     pub(crate) fn pump_objects(&mut self, actions: &mut Vec<Action>) {
-        while let Some(turn) = self.objects.ready.pop_front() {
+        while self.serving == Serving::Active
+            && let Some(turn) = self.objects.ready.pop_front()
+        {
             self.prepare(turn, actions);
         }
         self.pass_gate(actions);
     }
 
-    /// Refuses the operations that are not prepared yet and for which `judge` returns a refusal. They keep
-    /// their places in the queue until their turn.
+    /// Refuses operations that wait for their turn, or are not prepared in it yet, and for which `judge`
+    /// returns a refusal. They keep their places in the queue until their turn.
     pub(crate) fn refuse_waiting_mutations(
         &mut self,
         judge: &mut impl FnMut(Ticket) -> Option<Refusal>,
         actions: &mut Vec<Action>,
     ) {
-        self.objects.mutations.retain(|_, mutation| {
-            let refusal = judge(mutation.ticket);
-            let is_refused = refusal.is_some();
-            let reply = |refusal| Action::Reply { ticket: mutation.ticket, outcome: Err(refusal) };
-            actions.extend(refusal.map(reply));
-            !is_refused
-        });
+        let mut is_kept = |ticket: Ticket| {
+            let refusal = judge(ticket);
+            let is_kept = refusal.is_none();
+            actions.extend(refusal.map(|it| Action::Reply { ticket, outcome: Err(it) }));
+            is_kept
+        };
+        self.objects.mutations.retain(|_, mutation| is_kept(mutation.ticket));
+        self.objects.looks.retain(|_, it| !it.is_queued() || is_kept(it.ticket));
     }
 }
 

@@ -24,6 +24,10 @@ pub enum Call {
     Batch { first: Version, version: Version },
     /// Records that an operation on objects needs, from this one of those that are wanted.
     WantedRecords { turn: TurnId, from: usize },
+    /// Records for a read of objects.
+    LookRecords { number: u64 },
+    /// A part of a block for a read of objects.
+    LookBlock { number: u64, index: usize },
     /// Units of a block that an operation on objects needs.
     WantedUnits { turn: TurnId, index: usize },
     /// Version and allocation of a block that is about to change.
@@ -144,6 +148,8 @@ impl Call {
             Call::Examine(_)
             | Call::WantedRecords { .. }
             | Call::WantedUnits { .. }
+            | Call::LookRecords { .. }
+            | Call::LookBlock { .. }
             | Call::Fetch(_)
             | Call::Layer { .. }
             | Call::Part { .. }

@@ -6,6 +6,7 @@ mod fix;
 mod history;
 mod lazy;
 mod model;
+mod objects;
 mod parity;
 mod random;
 mod scenarios;

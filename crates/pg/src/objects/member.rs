@@ -51,9 +51,7 @@ impl Pg {
 
     /// Checks that a change of records is one of this PG, and none of what is a member's own.
     fn check_record(&self, change: &Change) -> Result<(), String> {
-        let (first, last) = self.shape.hashes();
-        let shard_count = self.pool_shape().shard_count;
-        let shards = Shard::of_hash(first, shard_count)..=Shard::of_hash(last, shard_count);
+        let shards = self.shards();
         let is_of_pg = match change {
             Change::Put { key, .. } | Change::Delete { key } => {
                 Key::decode(key).is_some_and(|key| {

@@ -38,7 +38,7 @@ pub struct Preparing {
     /// Operations that are not prepared yet, in order.
     pub left: VecDeque<u64>,
     pub done: Vec<Done>,
-    /// Whether nothing is lost if the run knows no head of its object: a head was read, or there are no blocks.
+    /// Whether nothing is lost if the run has no head of its object: one was read, or there are no blocks.
     pub knows_head: bool,
     /// What is being read.
     pub wanted: Option<Wanted>,
@@ -61,6 +61,12 @@ enum Refused {
 }
 
 impl Done {
+    /// Returns its place among the versions of its run.
+    #[cfg(test)]
+    pub fn index(&self) -> Option<u32> {
+        self.result.as_ref().ok()?.index
+    }
+
     /// Returns what the operation is answered. `first`: the first version of its run, if that has one.
     fn outcome(self, first: Option<Version>) -> Result<Outcome, Refusal> {
         let of_run = |index: u32| {
@@ -97,12 +103,10 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let now = self.time_of_day_ms;
-        let objects = &mut self.objects;
-        objects.mutation_count += 1;
-        let number = objects.mutation_count;
+        let number = self.objects.next_number();
         let footprint = Footprint::Changes(names_of(&operation));
         let put = operation.is_blind_put().then(|| operation.objects[0].name.clone());
-        objects.mutations.insert(number, Mutation { ticket, operation, now });
+        self.objects.mutations.insert(number, Mutation { ticket, operation, now });
         match put {
             Some(name) => {
                 let first = self.key_under(&name, ImageId::FIRST, 0);
@@ -152,9 +156,13 @@ impl Pg {
     }
 
     /// Ends a turn, and begins those that waited for it.
-    pub(super) fn end_turn(&mut self, turn: TurnId) {
+    pub(super) fn end_turn(&mut self, turn: TurnId, actions: &mut Vec<Action>) {
         for next in self.objects.queue.end(turn) {
-            self.begin_turn(next, false);
+            let first = next.tickets[0];
+            match self.objects.looks.contains_key(&first) {
+                true => self.begin_look_turn(next.id, first, actions),
+                false => self.begin_turn(next, false),
+            }
         }
     }
 
@@ -220,7 +228,7 @@ impl Pg {
             return self.objects.gate.push_back(Gated { turn: id, run, done });
         }
         answer(done, None, actions);
-        self.end_turn(id);
+        self.end_turn(id, actions);
     }
 
     /// Continues a turn, now that it is known whether a block has a data id that was drawn.

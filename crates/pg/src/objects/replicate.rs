@@ -5,8 +5,10 @@
 //!      sent to all members at once.
 //!   2. A batch ends when every member that must acknowledge it has it durably; all before it have ended then.
 
+use std::collections::BTreeMap;
+
 use ::objects::queue::TurnId;
-use ::objects::{Run, RunSize};
+use ::objects::{Run, RunSize, Shard, Touched};
 use base::Version;
 use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreError};
 use format::wire::PeerBody;
@@ -29,10 +31,11 @@ pub struct Batch {
     pub done: Vec<Done>,
     first: Version,
     /// The last of its versions.
-    version: Version,
+    pub version: Version,
     /// Members that have not answered.
     missing: MemberSet,
     size: RunSize,
+    pub touched: BTreeMap<Shard, Touched>,
 }
 
 impl Pg {
@@ -66,6 +69,7 @@ impl Pg {
         assert!(missing.has(self.lead().me));
         self.local_state.on_version(version);
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+        let touched = Touched::of(&prepared, self.pool_shape());
         let (content, changes) = batch::encode(prepared, block_size, &self.buffers);
         let lead = self.lead();
         lead.mark_told = mark;
@@ -74,10 +78,26 @@ impl Pg {
             let body = PeerBody::Batch { after, version, mark, content: content.clone() };
             self.send(index, body, actions);
         }
-        self.objects.in_flight.push_back(Batch { turn, done, first, version, missing, size });
+        let batch = Batch { turn, done, first, version, missing, size, touched };
+        self.tell_looks(&batch);
+        self.objects.in_flight.push_back(batch);
         let batch::Changes { records, blocks } = changes;
         let batch = StoreBatch { pg, block_size, after, version, records, blocks };
         self.call(Call::Batch { first, version }, StoreRequest::Batch(batch), actions);
+    }
+
+    /// Returns the versions in flight, each with the operation that has it.
+    #[cfg(test)]
+    pub(crate) fn objects_in_flight(&self) -> Vec<(Version, crate::Ticket)> {
+        let of_batch = |batch: &Batch| {
+            let first = batch.first;
+            let versions = batch.done.iter().filter_map(move |done| {
+                let counter = first.counter + u64::from(done.index()?);
+                Some((Version { counter, ..first }, done.ticket))
+            });
+            versions.collect::<Vec<_>>()
+        };
+        self.objects.in_flight.iter().flat_map(of_batch).collect()
     }
 
     /// Handles the answer of this OSD's own store to a batch.
@@ -131,7 +151,8 @@ impl Pg {
             let batch = self.objects.in_flight.pop_front().expect("it was just found");
             self.versions.end_run(batch.first, batch.version);
             answer(batch.done, Some(batch.first), actions);
-            self.end_turn(batch.turn);
+            self.end_turn(batch.turn, actions);
+            self.answer_looks(batch.version, actions);
         }
         self.pump_objects(actions);
     }

@@ -161,6 +161,7 @@ impl Pg {
         let wanted = turn.wanted.as_mut().expect("the turn waits for the store");
         match result {
             Ok(Answer::Records { answers, .. }) => {
+                turn.knows_head = true;
                 for (key, answer) in wanted.keys[from..].iter().zip(answers) {
                     let Found::Value(value) = answer else {
                         unreachable!("keys have values as answers")
@@ -173,7 +174,6 @@ impl Pg {
             Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => wanted.failed = Some(refusal_of(error)),
         }
-        turn.knows_head = true;
         self.on_wanted(id, actions);
     }
 

@@ -1,0 +1,498 @@
+//! Operations on objects in a PG of several members: many at once, on few objects, with messages and answers of
+//! stores in any order that connections allow, and new epochs. All answers must be those of one order of
+//! operations, which is that of their versions, and show nothing that not all acting members have.
+
+mod store;
+mod world;
+
+use std::collections::BTreeSet;
+
+use ::objects::model::{Models, is_answer, model};
+use ::objects::{
+    Assertion, Field, Listing, Look, Name, ObjectChange, ObjectSteps, Operation, Read, Shard,
+    StepResult, decode_answers, decode_results,
+};
+#[cfg(feature = "planted")]
+use base::planted::{self, Bug};
+use base::{BufferPool, Epoch, Version};
+use format::wire::{BatchContent, Op, Outcome, Payload, PeerBody, Refusal};
+
+use super::UNIT;
+use super::world::Random;
+use world::{Kind, World};
+
+fn name(bytes: &[u8]) -> Name {
+    Name::new(bytes).unwrap()
+}
+
+fn one(object: &[u8], assertions: Vec<Assertion>, changes: Vec<ObjectChange>) -> Operation {
+    Operation { objects: vec![ObjectSteps { name: name(object), assertions, changes }] }
+}
+
+// ---- random operations ----------------------------------------------------------------------
+
+const NAMES: [&[u8]; 4] = [b"a", b"b", b"c\0", b"dddd"];
+
+fn any_name(random: &mut Random) -> Name {
+    // Most of what happens concerns one object.
+    name(NAMES[random.below(NAMES.len() * 2).saturating_sub(NAMES.len())])
+}
+
+fn any_field(random: &mut Random) -> Field {
+    let key = vec![b'k', random.below(3) as u8];
+    if random.below(2) == 0 { Field::Attribute(key) } else { Field::Record(key) }
+}
+
+fn any_value(random: &mut Random) -> Vec<u8> {
+    match random.below(3) {
+        0 => Vec::new(),
+        1 => vec![random.below(256) as u8; 3],
+        _ => (random.below(100) as i64).to_le_bytes().to_vec(),
+    }
+}
+
+fn any_bytes(random: &mut Random) -> Vec<u8> {
+    let sizes = [0, 5, 300, 5000, 33 << 10, 70 << 10];
+    let size = sizes[random.below(sizes.len())] + random.below(3);
+    let byte = random.below(256) as u8;
+    (0..size).map(|at| byte.wrapping_add((at >> 8) as u8)).collect()
+}
+
+fn any_change(random: &mut Random) -> ObjectChange {
+    let offset = random.below(90 << 10) as u64;
+    match random.below(12) {
+        0 | 1 => ObjectChange::Put(any_bytes(random)),
+        2 => ObjectChange::Write { offset, bytes: any_bytes(random) },
+        3 => ObjectChange::Append(any_bytes(random)),
+        4 => ObjectChange::Truncate(offset),
+        5 => ObjectChange::Zero { offset, length: random.below(30 << 10) as u64 },
+        6 => ObjectChange::Unset(any_field(random)),
+        7 => ObjectChange::RemoveRecords { from: vec![b'k', 1], before: None },
+        8 | 9 => ObjectChange::Set(any_field(random), any_value(random)),
+        _ => ObjectChange::Add(any_field(random), random.below(5) as i64),
+    }
+}
+
+fn any_assertion(random: &mut Random, known: Version) -> Assertion {
+    match random.below(7) {
+        0 => Assertion::Exists,
+        1 => Assertion::Absent,
+        2 => Assertion::Version(known),
+        3 => Assertion::Has(any_field(random)),
+        4 => Assertion::Lacks(any_field(random)),
+        5 => Assertion::Equals(any_field(random), any_value(random)),
+        _ => Assertion::Differs(any_field(random), any_value(random)),
+    }
+}
+
+/// Returns an operation. `known`: a version that some object has, or had.
+fn any_operation(random: &mut Random, known: Version) -> Operation {
+    loop {
+        let mut names = BTreeSet::from([any_name(random)]);
+        if random.below(5) == 0 {
+            names.insert(any_name(random));
+        }
+        let steps = |name| {
+            if random.below(4) == 0 {
+                // A short put with nothing else: perhaps a blind one.
+                let changes = vec![ObjectChange::Put(vec![random.below(256) as u8; 9])];
+                return ObjectSteps { name, assertions: Vec::new(), changes };
+            }
+            let count = random.below(4).saturating_sub(2);
+            let assertions = (0..count).map(|_| any_assertion(random, known)).collect();
+            let count = random.below(3);
+            let mut changes: Vec<_> = (0..count).map(|_| any_change(random)).collect();
+            if random.below(10) == 0 {
+                changes.push(ObjectChange::Remove);
+            }
+            ObjectSteps { name, assertions, changes }
+        };
+        let operation = Operation { objects: names.into_iter().map(steps).collect() };
+        if operation.check().is_ok() {
+            return operation;
+        }
+    }
+}
+
+fn any_look(random: &mut Random) -> Look {
+    let listing = || Listing { count_max: 10, size_max: 100 << 10, ..Listing::default() };
+    let read = |random: &mut Random| match random.below(6) {
+        0 => Read::Stat { name: any_name(random) },
+        1 | 2 => Read::Data { name: any_name(random), offset: 3, length: 90 << 10 },
+        3 => {
+            let fields = vec![any_field(random), any_field(random)];
+            Read::Values { name: any_name(random), fields, size_max: 1000 }
+        }
+        4 => Read::Records { name: any_name(random), listing: listing() },
+        _ => Read::Attributes { name: any_name(random), listing: listing() },
+    };
+    let count = 1 + random.below(3);
+    Look { reads: (0..count).map(|_| read(random)).collect() }
+}
+
+// ---- what answers must be -------------------------------------------------------------------
+
+/// Checks all answers against the operations in the order of their versions.
+fn check(world: &World) {
+    // The objects after each version.
+    let mut states: Vec<(Version, Models)> = vec![(Version::ZERO, Models::new())];
+    for (version, number) in &world.versions {
+        let op = &world.ops[*number];
+        let Kind::Mutate(operation) = &op.kind else { panic!("a read has a version") };
+        let (last, mut objects) = states.last().unwrap().clone();
+        assert!(last.counter + 1 == version.counter, "{last} is before {version}");
+        let outcome = model(&mut objects, operation, *version);
+        let (results, is_change) = outcome.unwrap_or_else(|at| {
+            panic!("{version} was given to {operation:?}, which is refused at {at:?}")
+        });
+        assert!(is_change, "{version} changes nothing");
+        if let Some(answered) = &op.answered {
+            let Ok(Outcome::Mutated { version: told, results: bytes }) = &answered.outcome else {
+                let is_stale = matches!(answered.outcome, Err(Refusal::Stale(_)));
+                assert!(is_stale, "{version} was answered {:?}", answered.outcome);
+                states.push((*version, objects));
+                continue;
+            };
+            assert_eq!((told, decode_results(bytes)), (version, Some(results)), "{operation:?}");
+            assert!(op.begun.lowest < *version, "it came before what had ended: {operation:?}");
+            assert!(*version <= answered.at_all, "{version} is not at all acting members");
+        }
+        states.push((*version, objects));
+    }
+    for op in &world.ops {
+        let Some(answered) = &op.answered else { continue };
+        let may_be = |is_it: &dyn Fn(&Models) -> bool| {
+            let window = op.begun.lowest..=answered.at_all;
+            let mut states = states.iter().filter(|(version, _)| window.contains(version));
+            assert!(states.any(|(_, objects)| is_it(objects)), "{window:?}: {op:?}");
+        };
+        match (&op.kind, &answered.outcome) {
+            (_, Err(Refusal::Stale(_))) => {}
+            (Kind::Mutate(_), Ok(Outcome::Mutated { version, .. })) if *version > Version::ZERO => {
+                assert_eq!(world.versions.get(version), Some(&op.number));
+            }
+            (Kind::Mutate(operation), Ok(Outcome::Mutated { results, .. })) => {
+                let results = decode_results(results).unwrap();
+                may_be(&|it| {
+                    model(&mut it.clone(), operation, Version::ZERO) == Ok((results.clone(), false))
+                });
+            }
+            (Kind::Mutate(operation), Err(Refusal::Asserted { object, step, version })) => {
+                let at = (usize::from(*object), usize::from(*step));
+                let object = &operation.objects[at.0].name;
+                may_be(&|it| {
+                    let known = it.get(object).map_or(Version::ZERO, |(version, _)| *version);
+                    model(&mut it.clone(), operation, Version::ZERO) == Err(at)
+                        && (known == *version || at.1 >= operation.objects[at.0].assertions.len())
+                });
+            }
+            (Kind::Mutate(operation), Err(Refusal::TooLarge { .. })) => {
+                assert!(operation.objects.len() > 1);
+            }
+            (Kind::Look(look), Ok(Outcome::Looked { answers })) => {
+                let answers = decode_answers(answers.bytes().unwrap()).unwrap();
+                assert_eq!(answers.len(), look.reads.len());
+                may_be(&|it| {
+                    let mut pairs = look.reads.iter().zip(&answers);
+                    pairs.all(|(read, answer)| is_answer(read, answer, it))
+                });
+            }
+            (_, outcome) => panic!("{op:?}: {outcome:?}"),
+        }
+    }
+    // All members hold what the model has.
+    let (last, objects) = states.last().unwrap();
+    for osd in &world.osds {
+        assert_eq!(osd.store.last.counter, last.counter);
+        assert_eq!(osd.store.objects(), *objects);
+    }
+}
+
+/// Lets operations come and all else happen in random order, then all end.
+fn run(seed: u64, members: usize, events: usize) -> World {
+    let mut world = World::new(seed, members);
+    world.waits_percent = 20;
+    for _ in 0..events {
+        match world.random.below(24) {
+            0..4 if world.serves() => {
+                let known = world.some_version();
+                let operation = any_operation(&mut world.random, known);
+                world.begin(Kind::Mutate(operation));
+            }
+            4..6 if world.serves() => {
+                let look = any_look(&mut world.random);
+                world.begin(Kind::Look(look));
+            }
+            6 if world.random.below(20) == 0 => world.next_epoch(),
+            _ => drop(world.happen()),
+        }
+    }
+    world.end_all();
+    world
+}
+
+fn run_many(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        let run = || check(&run(seed, 1 + seed as usize % 3, 700));
+        if let Err(panic) = std::panic::catch_unwind(run) {
+            println!("seed {seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn answers_are_those_of_one_order_and_show_what_all_members_have() {
+    run_many(0..60);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn answers_are_those_of_one_order_in_many_runs() {
+    run_many(1000..6000);
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn planted_bugs_of_objects_are_found() {
+    for bug in [Bug::ReadShowsUnacknowledged, Bug::QueuedOnStaleHead] {
+        assert!(planted::fails(bug, || run_many(0..60)), "{bug:?} was not found");
+    }
+}
+
+// ---- one thing at a time --------------------------------------------------------------------
+
+fn add(object: &[u8]) -> Operation {
+    one(object, vec![], vec![ObjectChange::Add(Field::Record(b"n".to_vec()), 1)])
+}
+
+fn sum_of(outcome: &Result<Outcome, Refusal>) -> (Version, i64) {
+    let Ok(Outcome::Mutated { version, results }) = outcome else { panic!("{outcome:?}") };
+    let Some([StepResult::Sum(sum)]) = decode_results(results).as_deref().map(|it| [it[0]]) else {
+        panic!("no sum")
+    };
+    (*version, sum)
+}
+
+#[test]
+fn queued_additions_leave_as_one_batch_with_a_version_for_each() {
+    let mut world = World::active(3);
+    let first = world.begin(Kind::Mutate(add(b"n")));
+    let queued: Vec<usize> = (0..5).map(|_| world.begin(Kind::Mutate(add(b"n")))).collect();
+    world.end_all();
+    let epoch = Epoch::new(1);
+    assert_eq!(sum_of(world.outcome(first)), (Version { epoch, counter: 1 }, 1));
+    for (at, op) in queued.into_iter().enumerate() {
+        let version = Version { epoch, counter: at as u64 + 2 };
+        assert_eq!(sum_of(world.outcome(op)), (version, at as i64 + 2));
+    }
+    assert_eq!(world.batch_count, 2, "the first one, and what queued meanwhile");
+    check(&world);
+}
+
+fn put(object: &[u8], size: usize) -> Operation {
+    let bytes = (0..size).map(|at| (at >> 8) as u8 | 1).collect();
+    one(object, vec![], vec![ObjectChange::Put(bytes)])
+}
+
+fn version_of(outcome: &Result<Outcome, Refusal>) -> Version {
+    let Ok(Outcome::Mutated { version, .. }) = outcome else { panic!("{outcome:?}") };
+    *version
+}
+
+#[test]
+fn what_would_not_fit_one_entry_with_the_rest_in_flight_waits_at_the_gate() {
+    let mut world = World::active(2);
+    let ops = [b"a", b"b", b"c"].map(|it| world.begin(Kind::Mutate(put(it, 1 << 20))));
+    while world.happen_at_primary() {}
+    let large = world.begin(Kind::Mutate(put(b"d", 2 << 20)));
+    while world.happen_at_primary() {}
+    let small = world.begin(Kind::Mutate(add(b"e")));
+    // All are prepared, and no other member has answered.
+    while world.happen_at_primary() {}
+    assert_eq!(world.batch_count, 3, "3 MiB are in flight");
+    world.end_all();
+    assert_eq!(world.batch_count, 5);
+    let versions = ops.map(|op| version_of(world.outcome(op)));
+    let large = version_of(world.outcome(large));
+    assert!(versions.iter().all(|version| *version < large));
+    assert!(large < version_of(world.outcome(small)), "it was prepared later");
+    check(&world);
+}
+
+#[test]
+fn what_must_be_read_may_take_several_requests() {
+    let field = |at: u16| Field::Record(at.to_be_bytes().to_vec());
+    let value = |at: u16| at.to_le_bytes().to_vec();
+    let (fields, mut world) = (0..1100, World::active(1));
+    let sets = fields.clone().map(|at| ObjectChange::Set(field(at), value(at))).collect();
+    world.begin(Kind::Mutate(one(b"a", vec![], sets)));
+    let equal = fields.map(|at| Assertion::Equals(field(at), value(at))).collect();
+    world.begin(Kind::Mutate(one(b"a", equal, vec![ObjectChange::Remove])));
+    world.end_all();
+    check(&world);
+    assert!(world.osds[0].store.objects().is_empty());
+}
+
+#[test]
+fn blind_puts_follow_each_other_and_read_a_head_only_where_blocks_lie() {
+    let mut world = World::active(2);
+    let puts: Vec<usize> = (0..3).map(|at| world.begin(Kind::Mutate(put(b"a", 9 + at)))).collect();
+    assert_eq!(world.batch_count, 3, "all are in flight");
+    world.end_all();
+    assert!(puts.is_sorted_by_key(|op| version_of(world.outcome(*op))));
+    world.begin(Kind::Mutate(put(b"a", 50 << 10)));
+    world.end_all();
+    // The head names the blocks, which go.
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    assert_eq!(world.batch_count, 4, "it reads the head");
+    world.end_all();
+    check(&world);
+}
+
+#[test]
+fn a_read_waits_for_what_it_shows_and_for_nothing_else() {
+    let mut world = World::active(3);
+    world.begin(Kind::Mutate(put(b"a", 9)));
+    let stat = |object: &[u8]| Kind::Look(Look { reads: vec![Read::Stat { name: name(object) }] });
+    let [shown, other] = [b"a", b"b"].map(|object| world.begin(stat(object)));
+    while world.happen_at_primary() {}
+    assert!(world.ops[other].answered.is_some());
+    assert!(world.ops[shown].answered.is_none(), "members lack what it shows");
+    world.end_all();
+    check(&world);
+}
+
+#[test]
+fn a_read_that_is_overtaken_again_and_again_takes_its_turn() {
+    let mut world = World::active(2);
+    world.begin(Kind::Mutate(put(b"a", 400 << 10)));
+    world.end_all();
+    let data = Read::Data { name: name(b"a"), offset: 0, length: 400 << 10 };
+    let look = || Kind::Look(Look { reads: vec![data.clone()] });
+    let write = ObjectChange::Write { offset: 5, bytes: vec![1; 9] };
+    let write = || Kind::Mutate(one(b"a", vec![], vec![write.clone()]));
+    (0..3).for_each(|_| drop(world.begin(look())));
+    while !world.had_read_in_turn {
+        world.begin(write());
+        assert!(world.happen() && world.happen() && world.ops.len() < 2_000);
+    }
+    world.end_all();
+    check(&world);
+}
+
+#[test]
+fn operations_of_the_other_kind_of_pool_and_of_other_pgs_are_refused() {
+    let mut world = World::active(1);
+    let is_invalid = |outcome: Result<Outcome, Refusal>| {
+        assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{outcome:?}");
+    };
+    is_invalid(world.ask(Op::Sync));
+    let payload = |bytes: &[u8]| Payload::new(bytes, &BufferPool::default());
+    is_invalid(world.ask(Op::Look { reads: payload(b"none") }));
+    let mutate = |operation| Op::Mutate { number: 0, lowest: 0, again: false, operation };
+    is_invalid(world.ask(mutate(payload(b"none"))));
+    let shard = Shard::new(9);
+    let listing = Listing { count_max: 1, size_max: 1, ..Listing::default() };
+    let list = Read::List { shards: vec![shard], listing, with_data: false };
+    is_invalid(world.ask(Op::Look { reads: payload(&Look { reads: vec![list] }.encode()) }));
+    let mut world = World::of_half(1);
+    // Of two names, one belongs to the other half of the pool.
+    let refused = [b"a", b"b", b"c", b"d", b"e"].map(|object| {
+        let outcome = world.ask(mutate(payload(&add(object).encode())));
+        matches!(outcome, Err(Refusal::Invalid { .. }))
+    });
+    assert!(refused.contains(&true) && refused.contains(&false), "{refused:?}");
+}
+
+#[test]
+fn what_is_not_prepared_yet_can_be_refused() {
+    let mut world = World::active(2);
+    let ops: Vec<usize> = (0..3).map(|_| world.begin(Kind::Mutate(add(b"n")))).collect();
+    world.refuse_waiting(ops[1]);
+    while world.happen() {}
+    assert_eq!(world.outcome(ops[1]), &Err(Refusal::Fenced));
+    assert_eq!(sum_of(world.outcome(ops[2])).1, 2, "the second one did not happen");
+}
+
+#[test]
+fn a_store_without_room_ends_the_epoch_and_the_next_one_goes_on() {
+    let mut world = World::active(1);
+    world.osds[0].store.is_full = true;
+    let op = world.begin(Kind::Mutate(put(b"a", 9)));
+    while world.happen() {}
+    assert_eq!(world.outcome(op), &Err(Refusal::Full));
+    assert!(!world.serves());
+    world.osds[0].store.is_full = false;
+    world.next_epoch();
+    world.end_all();
+    let op = world.begin(Kind::Mutate(put(b"a", 9)));
+    world.end_all();
+    assert_eq!(version_of(world.outcome(op)), Version { epoch: Epoch::new(2), counter: 1 });
+}
+
+#[test]
+fn members_with_different_last_versions_wait_and_say_so() {
+    let mut world = World::active(3);
+    let op = world.begin(Kind::Mutate(put(b"a", 9)));
+    world.lose_messages();
+    world.next_epoch();
+    while world.happen() {}
+    assert!(!world.serves());
+    assert!(world.hindrance().is_some_and(|why| why.contains("different last versions")));
+    assert!(matches!(world.outcome(op), Err(Refusal::Stale(_))));
+}
+
+#[test]
+fn a_member_takes_the_next_batch_of_its_pg_and_nothing_else() {
+    let mut world = World::active(2);
+    world.begin(Kind::Mutate(put(b"a", 50 << 10)));
+    while world.happen_at_primary() {}
+    let right = world.batch_on_its_way();
+    let refused =
+        |world: &mut World, change: &dyn Fn(&mut Version, &mut Version, &mut BatchContent)| {
+            let PeerBody::Batch { mut after, mut version, mark, mut content } = right.clone()
+            else {
+                panic!("a batch")
+            };
+            change(&mut after, &mut version, &mut content);
+            world.say_to_member(PeerBody::Batch { after, version, mark, content }).unwrap_err()
+        };
+    refused(&mut world, &|after, _, _| after.counter += 1);
+    refused(&mut world, &|_, version, _| version.counter -= 1);
+    refused(&mut world, &|_, version, _| version.epoch = Epoch::new(9));
+    let reseal = |content: &mut BatchContent, bytes: &[u8]| {
+        content.body_length = bytes.len() as u32;
+        content.body_checksum = base::crc32c(bytes);
+        let mut data = bytes.to_vec();
+        data.resize(data.len().next_multiple_of(UNIT as usize), 0);
+        data.extend_from_slice(&content.data[content.data.len() - 13 * UNIT as usize..]);
+        content.data = BufferPool::default().copy_of(&data);
+    };
+    let body = |content: &BatchContent| content.data[..content.body_length as usize].to_vec();
+    refused(&mut world, &|_, _, content| content.body_checksum = base::crc32c(b"other"));
+    refused(&mut world, &|_, _, content| {
+        let whole = content.data.len();
+        content.data = content.data.slice(0..whole - UNIT as usize);
+    });
+    refused(&mut world, &|_, _, content| {
+        let mut data = content.data.to_vec();
+        *data.last_mut().unwrap() ^= 1;
+        content.data = BufferPool::default().copy_of(&data);
+    });
+    // The shard of the first record: the PG has four.
+    refused(&mut world, &|_, _, content| {
+        let mut bytes = body(content);
+        assert_eq!(&bytes[5..8], &[1, 4, 0], "a put of a key of four bytes");
+        bytes[9] = 4;
+        reseal(content, &bytes);
+    });
+    refused(&mut world, &|_, _, content| {
+        let mut bytes = body(content);
+        bytes[10] = 0x50;
+        reseal(content, &bytes);
+    });
+    let same = world.say_to_member(right.clone());
+    assert_eq!(same, Ok(()));
+    world.say_to_member(right).unwrap_err();
+}

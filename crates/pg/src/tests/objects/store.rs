@@ -1,0 +1,271 @@
+//! A store of records and blocks in memory: batches may have to wait for room, then are seen at once, and answered
+//! in order.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ::objects::model::{Model, Models};
+use ::objects::{Head, HeadContent, Key, Kind};
+use base::checksum::checksum_units;
+use base::{Buffer, BufferPool, Version};
+use blockstore::{Answer, Batch, BlockKey, PgFacts, Request, StoreError};
+use format::disk::{BlockAction, UnitSet};
+use format::engine::{Answer as Found, Change, Query, Records};
+use format::wire::{Content, ListedBlock};
+
+use super::super::{BLOCK_SIZE, UNIT, UNITS};
+use crate::CallId;
+
+#[derive(Default)]
+struct Block {
+    version: Version,
+    units: BTreeMap<u32, Vec<u8>>,
+}
+
+#[derive(Default)]
+pub struct Store {
+    records: BTreeMap<Vec<u8>, Vec<u8>>,
+    blocks: BTreeMap<BlockKey, Block>,
+    pub note: Option<Vec<u8>>,
+    /// The newest version that the store has, and the newest one that it has answered.
+    pub last: Version,
+    pub durable: Version,
+    /// Changes without an answer, in order, each with its version, if it has one.
+    changes: VecDeque<(CallId, Option<Version>)>,
+    reads: Vec<(CallId, Request)>,
+    /// Batches that wait for room, in order.
+    waiting: VecDeque<(CallId, Batch)>,
+    /// Whether batches are refused.
+    pub is_full: bool,
+    refused: VecDeque<CallId>,
+}
+
+impl Store {
+    pub fn facts(&self) -> PgFacts {
+        PgFacts {
+            last: self.last,
+            committed: Version::ZERO,
+            held: self.last,
+            hole: None,
+            floor: Version::ZERO,
+            is_suspect: false,
+        }
+    }
+
+    /// Takes a request. `has_room`: a batch need not wait, unless another one does.
+    pub fn ask(&mut self, call: CallId, request: Request, has_room: bool) {
+        let version = match request {
+            Request::Batch(_) if self.is_full => return self.refused.push_back(call),
+            Request::Batch(batch) if !has_room || !self.waiting.is_empty() => {
+                return self.waiting.push_back((call, batch));
+            }
+            Request::Batch(batch) => {
+                let is_next = batch.after == self.last || self.last.epoch < batch.version.epoch;
+                assert!(
+                    is_next && batch.version > self.last,
+                    "{} follows {}",
+                    batch.after,
+                    self.last
+                );
+                self.last = batch.version;
+                self.apply(batch);
+                Some(self.last)
+            }
+            Request::Note { bytes, .. } => {
+                self.note = Some(bytes);
+                None
+            }
+            Request::SetFloor { .. } | Request::Sync => None,
+            request => return self.reads.push((call, request)),
+        };
+        self.changes.push_back((call, version));
+    }
+
+    fn apply(&mut self, batch: Batch) {
+        for change in batch.records {
+            match change {
+                Change::Put { key, value } => {
+                    self.records.insert(key, value);
+                }
+                Change::Delete { key } => {
+                    self.records.remove(&key);
+                }
+                Change::DeleteRange { start, end } => {
+                    self.records.retain(|key, _| *key < start || *key >= end);
+                }
+            }
+        }
+        for (change, data) in batch.blocks {
+            if change.action == BlockAction::Gone {
+                self.blocks.remove(&change.key);
+                continue;
+            }
+            let block = self.blocks.entry(change.key).or_default();
+            block.version = change.version;
+            let mut pieces = data.chunks(UNIT as usize);
+            for unit in change.units.iter() {
+                match change.action {
+                    BlockAction::Units => {
+                        block.units.insert(unit, pieces.next().unwrap().to_vec());
+                    }
+                    _ => drop(block.units.remove(&unit)),
+                }
+            }
+        }
+    }
+
+    /// Lets the oldest batch that waits for room go on. Returns whether there was one.
+    pub fn make_room(&mut self) -> bool {
+        let Some((call, batch)) = self.waiting.pop_front() else { return false };
+        let rest = std::mem::take(&mut self.waiting);
+        self.ask(call, Request::Batch(batch), true);
+        self.waiting = rest;
+        true
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Returns how many requests may be answered next: each read, or the oldest change.
+    pub fn open_count(&self) -> usize {
+        let refused = usize::from(!self.refused.is_empty());
+        self.reads.len() + refused + usize::from(!self.changes.is_empty())
+    }
+
+    /// Answers a request. `is_cold`: memory does not have what reads ask for.
+    pub fn answer(&mut self, at: usize, is_cold: bool) -> (CallId, Result<Answer, StoreError>) {
+        if at >= self.reads.len()
+            && let Some(call) = self.refused.pop_front()
+        {
+            return (call, Err(StoreError::Full));
+        }
+        if at == self.reads.len() {
+            let (call, version) = self.changes.pop_front().unwrap();
+            self.durable = version.unwrap_or(self.durable);
+            return (call, Ok(Answer::Durable));
+        }
+        let (call, request) = self.reads.remove(at);
+        let result = match request {
+            Request::Records { from_memory: true, .. } if is_cold => Err(StoreError::WouldBlock),
+            Request::Records { queries, .. } => {
+                let answers = queries.iter().map(|query| self.find(query)).collect();
+                Ok(Answer::Records { version: self.last, answers })
+            }
+            Request::Copy { key, units, .. } => {
+                Ok(Answer::Copy { content: self.copy(key, UnitSet::from_slice(&units)) })
+            }
+            Request::Read { key, offset, length, .. } => {
+                let units = offset / UNIT..(offset + length) / UNIT;
+                let block = self.blocks.get(&key);
+                let unit = |unit| block.and_then(|block| block.units.get(&unit)).cloned();
+                let none = vec![0; UNIT as usize];
+                let bytes: Vec<u8> =
+                    units.flat_map(|it| unit(it).unwrap_or_else(|| none.clone())).collect();
+                let data = buffer(&bytes);
+                let version = block.map_or(Version::ZERO, |block| block.version);
+                Ok(Answer::Read { version, checksums: checksums(&bytes), data })
+            }
+            other => panic!("{other:?}"),
+        };
+        (call, result)
+    }
+
+    fn find(&self, query: &Query) -> Found {
+        match query {
+            Query::Get { key } => Found::Value(self.records.get(key).cloned()),
+            Query::Scan { start, end, count_max, size_max } => {
+                let mut records = Records::default();
+                let range = self.records.range(start.clone()..);
+                for (key, value) in range {
+                    if end.as_ref().is_some_and(|end| key >= end) {
+                        break;
+                    }
+                    if records.count() == *count_max || records.size() >= *size_max {
+                        return Found::Records { records, more: true };
+                    }
+                    records.push(key, value);
+                }
+                Found::Records { records, more: false }
+            }
+        }
+    }
+
+    fn copy(&self, key: BlockKey, units: UnitSet) -> Content {
+        let Some(block) = self.blocks.get(&key) else { return Content::Gone };
+        let mut written = UnitSet::EMPTY;
+        let there = units.iter().filter(|unit| block.units.contains_key(unit));
+        there.for_each(|unit| written.insert(unit));
+        let bytes: Vec<u8> =
+            written.iter().flat_map(|unit| block.units[&unit].iter().copied()).collect();
+        Content::Block {
+            version: block.version,
+            block_size: BLOCK_SIZE,
+            units: units.words(UNITS),
+            written: written.words(UNITS),
+            damaged: UnitSet::EMPTY.words(UNITS),
+            checksums: checksums(&bytes),
+            data: (!bytes.is_empty()).then(|| buffer(&bytes)),
+            table: Vec::new(),
+        }
+    }
+
+    /// Returns the first block after a key, if there is one.
+    pub fn block_after(&self, after: Option<BlockKey>) -> Option<ListedBlock> {
+        let (key, block) = self.blocks.iter().find(|(key, _)| Some(**key) > after)?;
+        Some(ListedBlock { key: *key, version: block.version, is_tombstone: false })
+    }
+
+    /// Returns the objects. Panics if a block belongs to none of them.
+    pub fn objects(&self) -> Models {
+        let mut objects = Models::new();
+        let mut blocks_count = 0;
+        for (key, value) in &self.records {
+            match Key::decode(key).expect("a key").kind {
+                Kind::Head { name } => {
+                    let head = Head::decode(value).expect("a head");
+                    let data = match head.content {
+                        HeadContent::Tombstone => continue,
+                        HeadContent::Inline(data) => data,
+                        HeadContent::Blocks { id, size } => {
+                            let mut data = vec![0; size as usize];
+                            for (at, piece) in data.chunks_mut(UNIT as usize).enumerate() {
+                                let (at, pool) = (at as u32, base::PoolId::FIRST);
+                                let key = id.block_key(pool, &name, at / UNITS);
+                                let block = self.blocks.get(&key);
+                                blocks_count +=
+                                    usize::from(block.is_some() && at.is_multiple_of(UNITS));
+                                let unit = block.and_then(|it| it.units.get(&(at % UNITS)));
+                                let unit = unit.map_or(&[0; UNIT as usize][..], |unit| unit);
+                                piece.copy_from_slice(&unit[..piece.len()]);
+                            }
+                            data
+                        }
+                    };
+                    objects.insert(name, (head.version, Model { data, ..Model::default() }));
+                }
+                // Heads come before attributes and records.
+                Kind::Attribute { name, attribute } => {
+                    let (_, object) = objects.get_mut(&name).expect("it has an object");
+                    object.attributes.insert(attribute, value.clone());
+                }
+                Kind::Record { name, key } => {
+                    let (_, object) = objects.get_mut(&name).expect("it has an object");
+                    object.records.insert(key, value.clone());
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(blocks_count, self.blocks.len(), "each block belongs to an object");
+        objects
+    }
+}
+
+fn buffer(bytes: &[u8]) -> Buffer {
+    BufferPool::default().copy_of(bytes)
+}
+
+fn checksums(bytes: &[u8]) -> Vec<base::Checksum> {
+    let mut checksums = Vec::new();
+    checksum_units(bytes, &mut checksums);
+    checksums
+}

@@ -1,0 +1,349 @@
+//! Members of a PG of objects, the connections between them, and clients. What happens next is chosen at random.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ::objects::model::MODIFIED;
+use ::objects::{Look, Operation, PoolShape};
+use base::{BufferPool, Epoch, MapRevision, PoolId, Position, Version};
+use format::wire::{Op, Outcome, Payload, PeerBody, PgEntry, Refusal};
+
+use super::super::world::{Random, osd_id};
+use super::super::{BLOCK_SIZE, shape};
+use super::store::Store;
+use crate::{Action, Pg, Serving, Shape, Ticket};
+
+#[derive(Debug)]
+pub enum Kind {
+    Mutate(Operation),
+    Look(Look),
+}
+
+/// An operation of a client.
+#[derive(Debug)]
+pub struct Open {
+    pub number: usize,
+    pub kind: Kind,
+    pub begun: Begun,
+    pub answered: Option<Answered>,
+}
+
+#[derive(Debug)]
+pub struct Begun {
+    /// The highest version that had been answered: the operation comes after it.
+    pub lowest: Version,
+}
+
+#[derive(Debug)]
+pub struct Answered {
+    pub outcome: Result<Outcome, Refusal>,
+    /// The version up to which all acting members had everything durably.
+    pub at_all: Version,
+}
+
+pub struct Osd {
+    pub pg: Pg,
+    pub store: Store,
+}
+
+pub struct World {
+    pub osds: Vec<Osd>,
+    /// Messages by (from, to).
+    links: BTreeMap<(usize, usize), VecDeque<(Epoch, PeerBody)>>,
+    entry: PgEntry,
+    pub ops: Vec<Open>,
+    /// Operations by their versions.
+    pub versions: BTreeMap<Version, usize>,
+    highest_answered: Version,
+    pub batch_count: usize,
+    /// Whether a read that was overtaken too often took its turn.
+    pub had_read_in_turn: bool,
+    /// Percentage of batches that have to wait for room in a store.
+    pub waits_percent: usize,
+    /// The answer to what was asked beside the operations.
+    told: Option<Result<Outcome, Refusal>>,
+    pub random: Random,
+}
+
+/// The ticket of what is asked beside the operations.
+const ASIDE: Ticket = Ticket(u32::MAX);
+
+fn index_of(osd: base::OsdId) -> usize {
+    osd.get() as usize - 1
+}
+
+impl World {
+    /// Creates members that begin their first epoch.
+    pub fn new(seed: u64, members: usize) -> World {
+        World::of(seed, members, 1)
+    }
+
+    /// Creates members of the first half of a pool, whose first epoch is active.
+    pub fn of_half(members: usize) -> World {
+        let mut world = World::of(1, members, 2);
+        world.end_all();
+        world
+    }
+
+    fn of(seed: u64, members: usize, pg_count: u32) -> World {
+        let objects = PoolShape { pool: PoolId::FIRST, shard_count: 4, block_size: BLOCK_SIZE };
+        let shape = Shape { objects: Some(objects), pg_count, ..shape() };
+        let osd = |index| {
+            let store = Store::default();
+            let buffers = BufferPool::default();
+            Osd { pg: Pg::new(shape, osd_id(index), store.facts(), None, buffers), store }
+        };
+        let member = |index| format::wire::Member {
+            osd: osd_id(index),
+            incarnation: base::Incarnation::new(1),
+        };
+        let mut world = World {
+            osds: (0..members).map(osd).collect(),
+            links: BTreeMap::new(),
+            entry: PgEntry::new(shape.pg, (0..members).map(member)),
+            ops: Vec::new(),
+            versions: BTreeMap::new(),
+            highest_answered: Version::ZERO,
+            batch_count: 0,
+            had_read_in_turn: false,
+            waits_percent: 0,
+            told: None,
+            random: Random::new(seed),
+        };
+        world.enter();
+        world
+    }
+
+    /// Creates members whose first epoch is active.
+    pub fn active(members: usize) -> World {
+        let mut world = World::new(1, members);
+        world.end_all();
+        world
+    }
+
+    /// Begins the next epoch, perhaps with another primary. All that was sent to members arrives before: what
+    /// brings them together if they differ is not built yet.
+    pub fn next_epoch(&mut self) {
+        let primary = self.primary();
+        for (from, to) in self.links.keys().copied().collect::<Vec<_>>() {
+            while from == primary && !self.links[&(from, to)].is_empty() {
+                self.deliver(from, to);
+            }
+        }
+        let primary = self.random.below(self.osds.len());
+        self.entry.primary = Position::new(primary as u8);
+        self.enter();
+    }
+
+    fn enter(&mut self) {
+        self.entry.epoch = Epoch::new(self.entry.epoch.get() + 1);
+        self.entry.revision = MapRevision::new(self.entry.epoch.get().into());
+        self.links.clear();
+        let entry = self.entry.clone();
+        let scheme = base::Scheme::Copies { count: self.osds.len() as u8 };
+        let count = self.osds.len();
+        // Members first: none of them meets a message of an epoch that it has not entered.
+        let primary = self.primary();
+        for index in (0..count).filter(|index| *index != primary).chain([primary]) {
+            let entry = entry.clone();
+            self.with(index, |pg, actions| pg.enter(entry, scheme, None, actions));
+        }
+        for index in (0..count).filter(|index| *index != primary) {
+            self.with(primary, |pg, actions| pg.peer_ready(osd_id(index), actions));
+        }
+    }
+
+    fn primary(&self) -> usize {
+        index_of(self.entry.primary_osd().unwrap())
+    }
+
+    pub fn serves(&self) -> bool {
+        *self.osds[self.primary()].pg.serving() == Serving::Active
+    }
+
+    /// Returns a version that some object may have.
+    pub fn some_version(&mut self) -> Version {
+        let back = self.random.below(4);
+        self.versions.keys().rev().nth(back).copied().unwrap_or(Version::ZERO)
+    }
+
+    /// Begins an operation; returns its number.
+    pub fn begin(&mut self, kind: Kind) -> usize {
+        let pool = BufferPool::default();
+        let op = match &kind {
+            Kind::Mutate(operation) => Op::Mutate {
+                number: 0,
+                lowest: 0,
+                again: false,
+                operation: Payload::new(&operation.encode(), &pool),
+            },
+            Kind::Look(look) => Op::Look { reads: Payload::new(&look.encode(), &pool) },
+        };
+        let number = self.ops.len();
+        let begun = Begun { lowest: self.highest_answered };
+        self.ops.push(Open { number, kind, begun, answered: None });
+        let ticket = Ticket(number as u32);
+        self.with(self.primary(), |pg, actions| {
+            pg.set_time_of_day(MODIFIED);
+            pg.execute(ticket, op, actions);
+        });
+        number
+    }
+
+    pub fn outcome(&self, number: usize) -> &Result<Outcome, Refusal> {
+        &self.ops[number].answered.as_ref().expect("it was answered").outcome
+    }
+
+    /// Asks the primary for what is answered at once, or when its store has answered.
+    pub fn ask(&mut self, op: Op) -> Result<Outcome, Refusal> {
+        self.with(self.primary(), |pg, actions| pg.execute(ASIDE, op, actions));
+        while self.told.is_none() {
+            assert!(self.happen());
+        }
+        self.told.take().unwrap()
+    }
+
+    /// The primary refuses this operation, if it is not prepared yet.
+    pub fn refuse_waiting(&mut self, number: usize) {
+        let judge = |ticket: Ticket| (ticket.0 as usize == number).then_some(Refusal::Fenced);
+        self.with(self.primary(), |pg, actions| pg.refuse_waiting(judge, actions));
+    }
+
+    /// Lets the store of the primary answer. Returns false if it has nothing to answer.
+    pub fn happen_at_primary(&mut self) -> bool {
+        let primary = self.primary();
+        let is_open = self.osds[primary].store.open_count() > 0;
+        if is_open {
+            self.answer(primary);
+        }
+        is_open
+    }
+
+    /// Loses all messages in transit.
+    pub fn lose_messages(&mut self) {
+        self.links.clear();
+    }
+
+    pub fn hindrance(&self) -> Option<&str> {
+        self.osds[self.primary()].pg.fill_hindrance()
+    }
+
+    /// Takes the next message from the primary to the other member, which is a batch.
+    pub fn batch_on_its_way(&mut self) -> PeerBody {
+        let (_, body) = self.links.get_mut(&(0, 1)).unwrap().pop_front().unwrap();
+        assert!(matches!(body, PeerBody::Batch { .. }));
+        body
+    }
+
+    /// The primary says something to the other member.
+    pub fn say_to_member(&mut self, body: PeerBody) -> Result<(), String> {
+        let mut said = Ok(());
+        self.with(1, |pg, actions| said = pg.peer_said(osd_id(0), body, actions));
+        said
+    }
+
+    /// Lets a message arrive, or a store answer. Returns false if nothing can happen.
+    pub fn happen(&mut self) -> bool {
+        let mut choices: Vec<(Option<(usize, usize)>, usize)> = Vec::new();
+        let mail = self.links.iter().filter(|(_, queue)| !queue.is_empty());
+        choices.extend(mail.map(|(pair, _)| (Some(*pair), 0)));
+        let is_open = |store: &Store| store.open_count() > 0 || store.has_waiting();
+        let stores = self.osds.iter().enumerate().filter(|(_, osd)| is_open(&osd.store));
+        choices.extend(stores.map(|(index, _)| (None, index)));
+        if choices.is_empty() {
+            return false;
+        }
+        match choices[self.random.below(choices.len())] {
+            (Some((from, to)), _) => self.deliver(from, to),
+            (None, index) => self.answer(index),
+        }
+        true
+    }
+
+    /// Lets a store answer, or take a batch that waits for room.
+    fn answer(&mut self, index: usize) {
+        let store = &mut self.osds[index].store;
+        if (store.open_count() == 0 || self.random.below(3) == 0) && store.make_room() {
+            return;
+        }
+        let at = self.random.below(self.osds[index].store.open_count());
+        let is_cold = self.random.below(3) == 0;
+        let (call, result) = self.osds[index].store.answer(at, is_cold);
+        self.with(index, |pg, actions| pg.store_done(call, result, actions));
+    }
+
+    /// Lets everything happen until all operations are answered and nothing is under way.
+    pub fn end_all(&mut self) {
+        while self.happen() {}
+        assert!(self.serves(), "{:?}", self.hindrance());
+        assert_eq!(self.osds[self.primary()].pg.open_count(), 0);
+        let is_open = |op: &&Open| op.answered.is_none();
+        assert_eq!(self.ops.iter().filter(is_open).count(), 0, "each is answered");
+    }
+
+    fn deliver(&mut self, from: usize, to: usize) {
+        let (epoch, body) = self.links.get_mut(&(from, to)).unwrap().pop_front().unwrap();
+        assert_eq!(epoch, self.entry.epoch, "connections break with the epoch");
+        let said = |pg: &mut Pg, actions: &mut Vec<Action>| {
+            pg.peer_said(osd_id(from), body, actions).unwrap_or_else(|why| panic!("{why}"));
+        };
+        self.with(to, said);
+    }
+
+    fn with(&mut self, index: usize, call: impl FnOnce(&mut Pg, &mut Vec<Action>)) {
+        let mut actions = Vec::new();
+        call(&mut self.osds[index].pg, &mut actions);
+        while !actions.is_empty() {
+            for action in std::mem::take(&mut actions) {
+                self.carry_out(index, action, &mut actions);
+            }
+        }
+        self.had_read_in_turn |= self.osds[index].pg.objects.reads_in_turn() > 0;
+        for (version, ticket) in self.osds[index].pg.objects_in_flight() {
+            let number = ticket.0 as usize;
+            let known = *self.versions.entry(version).or_insert(number);
+            assert_eq!(known, number, "{version} is given once");
+        }
+    }
+
+    fn carry_out(&mut self, index: usize, action: Action, next: &mut Vec<Action>) {
+        let Osd { pg, store } = &mut self.osds[index];
+        match action {
+            Action::Store { call, request } => {
+                let is_batch = matches!(request, blockstore::Request::Batch(_));
+                self.batch_count += usize::from(is_batch && index == index_of_primary(&self.entry));
+                let has_room = self.random.below(100) >= self.waits_percent;
+                store.ask(call, request, has_room);
+            }
+            Action::ListNewer { call, after, count_max, .. } => {
+                assert_eq!(count_max, 1, "nothing compares blocks");
+                let blocks: Vec<_> = store.block_after(after).into_iter().collect();
+                let is_last = blocks.is_empty();
+                pg.listed_newer(call, blocks, is_last, next);
+            }
+            Action::Send { to, body } => {
+                let epoch = pg.entry().unwrap().epoch;
+                self.links.entry((index, index_of(to))).or_default().push_back((epoch, body));
+            }
+            Action::Reply { ticket, outcome } => self.answered(ticket, outcome),
+            Action::Activated | Action::Need(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn answered(&mut self, ticket: Ticket, outcome: Result<Outcome, Refusal>) {
+        if ticket == ASIDE {
+            return self.told = Some(outcome);
+        }
+        let at_all = self.osds.iter().map(|osd| osd.store.durable).min().unwrap();
+        if let Ok(Outcome::Mutated { version, .. }) = &outcome {
+            self.highest_answered = self.highest_answered.max(*version);
+        }
+        let op = &mut self.ops[ticket.0 as usize];
+        let before = op.answered.replace(Answered { outcome, at_all });
+        assert!(before.is_none(), "it is answered once");
+    }
+}
+
+fn index_of_primary(entry: &PgEntry) -> usize {
+    index_of(entry.primary_osd().unwrap())
+}
