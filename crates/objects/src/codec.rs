@@ -5,7 +5,7 @@
 //!   assertion   1 exists | 2 absent | 3 version (12) | 4 equals, 5 differs: field, value | 6 has, 7 lacks: field
 //!   change      1 put bytes | 2 write offset (8), bytes | 3 append bytes | 4 truncate size (8)
 //!               | 5 zero offset (8), length (8) | 6 remove | 7 set field, value | 8 unset field
-//!               | 9 remove records from*, 0 or 1 and before* | 10 add field, amount (8)
+//!               | 9 remove records from*, 0 or 1 and before* | 10 add field, amount (8) | 11 partial 0 or 1
 //!   field       1 attribute, 2 record | key*        value, bytes: length (4) | ...        *: length (2) | ...
 //! ```
 //!
@@ -147,6 +147,10 @@ fn put_change(to: &mut Writer, change: &ObjectChange) {
             put_field(to, field);
             to.u64(amount.cast_unsigned());
         }
+        ObjectChange::Partial(is_partial) => {
+            to.u8(11);
+            to.u8(u8::from(*is_partial));
+        }
     }
 }
 
@@ -170,6 +174,11 @@ fn take_change(from: &mut Reader<'_>) -> Option<ObjectChange> {
             ObjectChange::RemoveRecords { from: first, before }
         }
         10 => ObjectChange::Add(take_field(from)?, from.u64()?.cast_signed()),
+        11 => match from.u8()? {
+            0 => ObjectChange::Partial(false),
+            1 => ObjectChange::Partial(true),
+            _ => return None,
+        },
         _ => return None,
     })
 }
@@ -252,7 +261,11 @@ mod tests {
         let second = steps(
             b"y",
             vec![Assertion::Absent, Assertion::Lacks(record)],
-            vec![ObjectChange::Append(vec![]), ObjectChange::Truncate(5)],
+            vec![
+                ObjectChange::Append(vec![]),
+                ObjectChange::Truncate(5),
+                ObjectChange::Partial(true),
+            ],
         );
         let third = steps(b"z", vec![], vec![ObjectChange::Zero { offset: 6, length: 7 }]);
         let operation = Operation { objects: vec![first, second, third] };
@@ -264,7 +277,7 @@ mod tests {
              0100780500010302000000030000000000000004010100610100000076050201007200000000060101006108\
              000101000000700201000000000000000100000077070201007201000000730801010061090000010100620901\
              0066000a02010072ffffffffffffffff06\
-             010079020002070201007202000300000000040500000000000000\
+             0100790200020702010072030003000000000405000000000000000b01\
              01007a00000100050600000000000000\
              0700000000000000"
         );

@@ -2,7 +2,7 @@
 //! is, and where that lies. `docs/internals/objects.md`, rules 24 and 26.
 //!
 //! ```text
-//!   version (12) | flags (1: 1 tombstone, 2 in blocks) | size (8) | modified (8) | data, or the data id (8)
+//!   version (12) | flags (1: 1 tombstone, 2 in blocks, 4 partial) | size (8) | modified (8) | data, or the data id (8)
 //! ```
 //!
 //! Invariants
@@ -23,6 +23,7 @@ const FLAGS_AT: usize = 12;
 
 const FLAG_TOMBSTONE: u8 = 1;
 const FLAG_IN_BLOCKS: u8 = 2;
+pub(crate) const FLAG_PARTIAL: u8 = 4;
 
 /// Names the blocks that hold the data of one object, and of no other: 52 bits, of which the upper 32 are not
 /// all zero. An object that is put anew gets another one.
@@ -56,6 +57,8 @@ pub struct Head {
     pub version: Version,
     /// The time of that change at the primary, in milliseconds since 1970.
     pub modified: u64,
+    /// Whether a put of several operations is not done. A tombstone is not partial.
+    pub is_partial: bool,
     /// The data, or that the object is gone.
     pub content: HeadContent,
 }
@@ -69,6 +72,8 @@ pub struct Stat {
     pub size: u64,
     /// The time of the last change at the primary, in milliseconds since 1970.
     pub modified: u64,
+    /// Whether a put of several operations is not done: what it has not written yet reads as zeros.
+    pub is_partial: bool,
 }
 
 /// What the head of an object says of its data.
@@ -97,7 +102,7 @@ impl Head {
         };
         let mut to = Writer::default();
         to.version(self.version);
-        to.u8(flags);
+        to.u8(flags | if self.is_partial { FLAG_PARTIAL } else { 0 });
         to.u64(size);
         to.u64(self.modified);
         match &self.content {
@@ -113,15 +118,16 @@ impl Head {
         let mut from = Reader::new(bytes);
         let (version, flags) = (from.version()?, from.u8()?);
         let (size, modified) = (from.u64()?, from.u64()?);
-        let content = match flags {
-            FLAG_TOMBSTONE if size == 0 => HeadContent::Tombstone,
+        let is_partial = flags & FLAG_PARTIAL != 0;
+        let content = match flags & !FLAG_PARTIAL {
+            FLAG_TOMBSTONE if size == 0 && !is_partial => HeadContent::Tombstone,
             0 if size <= INLINE_SIZE_MAX => HeadContent::Inline(from.take(size as usize)?.to_vec()),
             FLAG_IN_BLOCKS if size > INLINE_SIZE_MAX && size <= OBJECT_SIZE_MAX => {
                 HeadContent::Blocks { id: DataId::new(from.u64()?)?, size }
             }
             _ => return None,
         };
-        from.is_at_end().then_some(Head { version, modified, content })
+        from.is_at_end().then_some(Head { version, modified, is_partial, content })
     }
 
     /// Whether an encoded head is a tombstone.
@@ -136,7 +142,8 @@ impl Head {
             HeadContent::Inline(data) => data.len() as u64,
             HeadContent::Blocks { size, .. } => *size,
         };
-        Some(Stat { version: self.version, size, modified: self.modified })
+        let Head { version, modified, is_partial, .. } = *self;
+        Some(Stat { version, size, modified, is_partial })
     }
 }
 
@@ -154,18 +161,25 @@ mod tests {
     #[test]
     fn heads_are_frozen() {
         let version = Version { epoch: Epoch::new(3), counter: 0x100 };
-        let of = |content| Head { version, modified: 5, content };
+        let of = |is_partial, content| Head { version, modified: 5, is_partial, content };
         let id = DataId::new(0x12_3456_789a).unwrap();
         let fixed = "030000000001000000000000";
-        for (content, rest) in [
-            (HeadContent::Tombstone, "0100000000000000000500000000000000"),
-            (HeadContent::Inline(b"ab".to_vec()), "00020000000000000005000000000000006162"),
+        for (is_partial, content, rest) in [
+            (false, HeadContent::Tombstone, "0100000000000000000500000000000000"),
+            (false, HeadContent::Inline(b"ab".to_vec()), "00020000000000000005000000000000006162"),
             (
+                false,
                 HeadContent::Blocks { id, size: 0x8001 },
                 "02018000000000000005000000000000009a78563412000000",
             ),
+            (
+                true,
+                HeadContent::Blocks { id, size: 0x8001 },
+                "06018000000000000005000000000000009a78563412000000",
+            ),
+            (true, HeadContent::Inline(b"ab".to_vec()), "04020000000000000005000000000000006162"),
         ] {
-            let head = of(content);
+            let head = of(is_partial, content);
             assert_eq!(hex(&head.encode()), format!("{fixed}{rest}"));
             assert_eq!(Head::decode(&head.encode()), Some(head));
         }
@@ -187,7 +201,7 @@ mod tests {
         #[test]
         fn any_bytes_decode_or_are_refused(
             fixed in prop::collection::vec(any::<u8>(), 12),
-            flags in 0..4u8,
+            flags in 0..8u8,
             size in prop_oneof![0..4u64, 0x7fff..0x8003u64, any::<u64>()],
             rest in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..12),
         ) {

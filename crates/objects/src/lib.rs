@@ -3,10 +3,12 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `bulk.rs` | many operations and reads in few requests |
 //! | `codec.rs` | how operations travel |
 //! | `keys.rs` | keys of the engine |
 //! | `head.rs` | the head of an object, and the names of its blocks |
 //! | `listing.rs` | pages of sorted keys with prefix and delimiter |
+//! | `long_data.rs` | puts and gets of data that takes several requests |
 //! | `look.rs`, `look_codec.rs` | what a client may read, and how that travels |
 //! | `model.rs` | what all of this does, as tests know it |
 //! | `operation.rs` | what a client may ask for, and the limits |
@@ -19,11 +21,13 @@
 //!
 //! `docs/internals/objects.md` has the rules; 24 to 40 and 44 are those of this crate.
 
+pub mod bulk;
 mod codec;
 mod data;
 pub mod head;
 pub mod keys;
 pub mod listing;
+pub mod long_data;
 pub mod look;
 mod look_codec;
 pub mod model;
@@ -37,9 +41,11 @@ pub mod repeat;
 mod tests;
 pub mod touched;
 
+pub use bulk::{Grouped, group_operations, group_reads};
 pub use head::{DataId, Head, HeadContent, Stat};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
 pub use listing::{Lister, Listing, Page, PageEntry};
+pub use long_data::{LongGet, LongPut};
 pub use look::{Listed, Look, Read, ReadAnswer};
 pub use look_codec::{decode_answers, encode_answers};
 pub use operation::{Assertion, Field, ObjectChange, ObjectSteps, Operation, StepResult};

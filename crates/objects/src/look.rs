@@ -115,7 +115,7 @@ pub struct Listed {
 }
 
 /// Size of an encoded [`Stat`], in bytes.
-pub(crate) const STAT_SIZE: usize = 12 + 8 + 8;
+pub(crate) const STAT_SIZE: usize = 12 + 1 + 8 + 8;
 
 impl PageValue for Listed {
     fn size(&self) -> usize {

@@ -12,7 +12,7 @@
 //!               1 stat 0, or 1 and stat | 2 data 0, or 1 and stat, bytes
 //!               | 3 values count (2), each: 0, or 1 and value | 4 fields page | 5 list page
 //!   page      count (2), each: 1 key*, value | 2 common prefix*; then 0, or 1 and first key of the next page*
-//!   stat      version (12), size (8), modified (8)
+//!   stat      version (12), flags (1: 4 partial), size (8), modified (8)
 //!   value     bytes; in a list: stat, then 0, or 1 and bytes
 //!   field     1 attribute, 2 record | key*        bytes: length (4) | ...        *: length (2) | ...
 //! ```
@@ -24,7 +24,7 @@
 use format::disk::bytes::{Reader, Writer};
 
 use crate::codec::{put_field, put_long, put_short, take_field, take_long, take_short};
-use crate::head::Stat;
+use crate::head::{FLAG_PARTIAL, Stat};
 use crate::keys::{Name, Shard};
 use crate::listing::{Listing, PAGE_COUNT_MAX, Page, PageEntry};
 use crate::look::{LOOK_FIELDS_MAX, LOOK_SHARDS_MAX, Listed, Look, READS_MAX, Read, ReadAnswer};
@@ -248,12 +248,19 @@ fn take_page<V>(
 
 fn put_stat(to: &mut Writer, stat: &Stat) {
     to.version(stat.version);
+    to.u8(if stat.is_partial { FLAG_PARTIAL } else { 0 });
     to.u64(stat.size);
     to.u64(stat.modified);
 }
 
 fn take_stat(from: &mut Reader<'_>) -> Option<Stat> {
-    Some(Stat { version: from.version()?, size: from.u64()?, modified: from.u64()? })
+    let version = from.version()?;
+    let is_partial = match from.u8()? {
+        0 => false,
+        FLAG_PARTIAL => true,
+        _ => return None,
+    };
+    Some(Stat { version, size: from.u64()?, modified: from.u64()?, is_partial })
 }
 
 #[cfg(test)]
@@ -308,7 +315,8 @@ mod tests {
     }
 
     fn stat(size: u64) -> Stat {
-        Stat { version: Version { epoch: Epoch::new(2), counter: 3 }, size, modified: 4 }
+        let version = Version { epoch: Epoch::new(2), counter: 3 };
+        Stat { version, size, modified: 4, is_partial: size == 6 }
     }
 
     #[test]
@@ -333,14 +341,14 @@ mod tests {
             hex(&bytes),
             "0700\
              0100\
-             010102000000030000000000000005000000000000000400000000000000\
+             01010200000003000000000000000005000000000000000400000000000000\
              0200\
-             020102000000030000000000000006000000000000000400000000000000\
+             02010200000003000000000000000406000000000000000400000000000000\
              0400000064617461\
              0302000101000000760004020001\
              01006b0100000076020200632f0101006e\
-             050200010100780200000003000000000000000100000000000000040000000000000001010000006401010079\
-             020000000300000000000000010000000000000004000000000000000000"
+             05020001010078020000000300000000000000000100000000000000040000000000000001010000006401010079\
+             02000000030000000000000000010000000000000004000000000000000000"
         );
         assert_eq!(decode_answers(&bytes), Some(answers));
         assert_eq!(decode_answers(&bytes[..bytes.len() - 1]), None);

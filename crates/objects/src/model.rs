@@ -19,6 +19,8 @@ pub const MODIFIED: u64 = 7;
 pub struct Model {
     /// All of its data.
     pub data: Vec<u8>,
+    /// Whether a put of several operations is not done.
+    pub is_partial: bool,
     /// Its attributes.
     pub attributes: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Its records.
@@ -108,7 +110,7 @@ fn model_change(
             }
             true
         }
-        ObjectChange::Zero { .. } | ObjectChange::Unset(_) => false,
+        ObjectChange::Zero { .. } | ObjectChange::Unset(_) | ObjectChange::Partial(_) => false,
         ObjectChange::RemoveRecords { .. } => false,
         ObjectChange::Remove => {
             objects.remove(name);
@@ -129,7 +131,8 @@ fn model_change(
         object.data[offset..end].copy_from_slice(bytes);
     };
     match change {
-        ObjectChange::Put(bytes) => object.data = bytes.clone(),
+        ObjectChange::Put(bytes) => (object.data, object.is_partial) = (bytes.clone(), false),
+        ObjectChange::Partial(is_partial) => object.is_partial = *is_partial,
         ObjectChange::Write { offset, bytes } => write(object, *offset as usize, bytes),
         ObjectChange::Append(bytes) => {
             write(object, size, bytes);
@@ -204,7 +207,8 @@ fn is_page<V: Clone + PartialEq>(
 }
 
 fn stat_of((version, object): &(Version, Model)) -> Stat {
-    Stat { version: *version, size: object.data.len() as u64, modified: MODIFIED }
+    let (version, size) = (*version, object.data.len() as u64);
+    Stat { version, size, modified: MODIFIED, is_partial: object.is_partial }
 }
 
 /// Objects as a listing tells of them.

@@ -105,6 +105,8 @@ pub enum ObjectChange {
     /// The object is gone, with all attributes and records. The result says whether there was one. Requires:
     /// it is the object's last change in the operation.
     Remove,
+    /// The data is partial from now on, or whole. A put makes it whole.
+    Partial(bool),
     /// The field has this value. Creates the object.
     Set(Field, Vec<u8>),
     /// The field is gone.
@@ -166,7 +168,7 @@ impl ObjectChange {
     }
 
     /// Returns the number of bytes of data that the change brings.
-    fn data_size(&self) -> u64 {
+    pub(crate) fn data_size(&self) -> u64 {
         match self {
             ObjectChange::Put(bytes)
             | ObjectChange::Write { bytes, .. }
@@ -176,7 +178,7 @@ impl ObjectChange {
     }
 
     /// Returns the size of the change's result, in bytes.
-    fn result_size(&self) -> usize {
+    pub(crate) fn result_size(&self) -> usize {
         match self {
             ObjectChange::Append(_) | ObjectChange::Add(..) => 8,
             ObjectChange::Remove => 1,
@@ -207,7 +209,10 @@ impl ObjectChange {
                     false => Err("a range of records ends before it begins".into()),
                 }
             }
-            ObjectChange::Put(_) | ObjectChange::Append(_) | ObjectChange::Remove => Ok(()),
+            ObjectChange::Put(_)
+            | ObjectChange::Append(_)
+            | ObjectChange::Partial(_)
+            | ObjectChange::Remove => Ok(()),
         }
     }
 }

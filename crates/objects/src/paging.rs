@@ -42,7 +42,7 @@ pub(crate) struct Paging<V> {
     ahead: BTreeMap<Vec<u8>, Option<V>>,
     /// How many keys of each range to read next, at most.
     portion: usize,
-    /// Makes the page's value of a record's value. The inner `None`: the key is passed over. The outer `None`:
+    /// Makes the page's value of a record's value. The inner `None`: the key is passed over. The outer one:
     /// a record with this key cannot have this value.
     decode: fn(&[u8]) -> Option<Option<V>>,
 }

@@ -157,6 +157,7 @@ struct Object {
     /// The version of its last change. `None`: it does not exist.
     stamp: Option<Stamp>,
     modified: u64,
+    is_partial: bool,
     /// A layer shares the data until it changes them.
     data: Arc<Data>,
     /// What is removed, before `fields`.
@@ -255,6 +256,7 @@ impl Object {
         Object {
             stamp: there.map(|head| Stamp::Stored(head.version)),
             modified: there.map_or(0, |head| head.modified),
+            is_partial: there.is_some_and(|head| head.is_partial),
             data: Arc::new(there.map_or_else(Data::empty, |head| Data::of(&head.content))),
             removed: Vec::new(),
             fields: BTreeMap::new(),
@@ -266,10 +268,8 @@ impl Object {
 
     /// Returns a layer over the object.
     fn layer(&self) -> Object {
-        let Object { stamp, modified, fields_size, size, changed_by, .. } = *self;
         let (removed, fields) = (Vec::new(), BTreeMap::new());
-        let data = Arc::clone(&self.data);
-        Object { stamp, modified, data, removed, fields, fields_size, size, changed_by }
+        Object { data: Arc::clone(&self.data), removed, fields, ..*self }
     }
 
     /// Makes the changes of a layer over the object. Requires: its sizes were computed.
@@ -338,7 +338,7 @@ impl Object {
             Some(_) => self.data.content(),
             None => HeadContent::Tombstone,
         };
-        let head = Head { version, modified: self.modified, content };
+        let head = Head { version, modified: self.modified, is_partial: self.is_partial, content };
         let key = Key { shard, kind: Kind::Head { name: name.clone() } }.encode();
         let mut changes = vec![Change::Put { key, value: head.encode() }];
         changes.extend(self.removed.iter().map(|removed| {
@@ -669,7 +669,10 @@ impl Changing<'_, '_> {
         let is_there = object.stamp.is_some();
         let mut result = None;
         match change {
-            ObjectChange::Put(bytes) => object.data_mut().put(bytes, self.source),
+            ObjectChange::Put(bytes) => {
+                object.data_mut().put(bytes, self.source);
+                object.is_partial = false;
+            }
             ObjectChange::Write { offset, bytes } => {
                 object.data_mut().write(*offset, bytes, self.source);
             }
@@ -691,7 +694,7 @@ impl Changing<'_, '_> {
                     object.remove(Removed::Attributes);
                     object.remove(Removed::Records { from: Vec::new(), before: None });
                     self.touch(object);
-                    object.stamp = None;
+                    (object.stamp, object.is_partial) = (None, false);
                 }
                 return Some(StepResult::Removed(is_there));
             }
@@ -699,9 +702,14 @@ impl Changing<'_, '_> {
                 debug_assert!(value.len() <= FIELD_VALUE_MAX);
                 object.fields.insert(field.clone(), Some(value.clone()));
             }
-            ObjectChange::Unset(_) | ObjectChange::RemoveRecords { .. } if !is_there => {
+            ObjectChange::Unset(_)
+            | ObjectChange::RemoveRecords { .. }
+            | ObjectChange::Partial(_)
+                if !is_there =>
+            {
                 return None;
             }
+            ObjectChange::Partial(is_partial) => object.is_partial = *is_partial,
             ObjectChange::Unset(field) => {
                 object.fields.insert(field.clone(), None);
             }

@@ -427,7 +427,7 @@ fn key(shape: PoolShape, name: &Name, kind: Kind) -> Vec<u8> {
     Key { shard: Shard::of_hash(name.hash(), shape.shard_count), kind }.encode()
 }
 
-/// Returns what a listing tells of a head. The inner `None`: nothing, for it is a tombstone. The outer `None`:
+/// Returns what a listing tells of a head. The inner `None`: nothing, for it is a tombstone. The outer one:
 /// the bytes are no head.
 fn listed(value: &[u8]) -> Option<Option<Listed>> {
     Head::decode(value).map(|head| head.stat().map(|stat| Listed { stat, data: None }))

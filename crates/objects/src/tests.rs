@@ -151,7 +151,8 @@ impl Store {
                     data
                 }
             };
-            objects.insert(name, (head.version, Model { data, ..Model::default() }));
+            let model = Model { data, is_partial: head.is_partial, ..Model::default() };
+            objects.insert(name, (head.version, model));
         }
         for key in self.blocks.keys() {
             assert!(named.contains(key), "{key:?} belongs to no object");
@@ -233,6 +234,7 @@ fn any_change() -> impl Strategy<Value = ObjectChange> {
             .prop_map(|(offset, length)| ObjectChange::Zero { offset, length }),
         (any_field(), any_value()).prop_map(|(field, value)| ObjectChange::Set(field, value)),
         any_field().prop_map(ObjectChange::Unset),
+        any::<bool>().prop_map(ObjectChange::Partial),
         (from, end()).prop_map(|(from, before)| ObjectChange::RemoveRecords { from, before }),
         (any_field(), prop_oneof![-2..3i64, Just(i64::MAX)])
             .prop_map(|(field, amount)| ObjectChange::Add(field, amount)),
@@ -251,7 +253,7 @@ fn any_assertion() -> impl Strategy<Value = Assertion> {
     ]
 }
 
-fn any_steps() -> impl Strategy<Value = ObjectSteps> {
+pub(crate) fn any_steps() -> impl Strategy<Value = ObjectSteps> {
     let assertions =
         prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any_assertion(), 1..3)];
     let changes = prop::collection::vec(any_change(), 0..4);

@@ -182,7 +182,7 @@ fn any_name_listing() -> impl Strategy<Value = Listing> {
     any_listing(vec![b"a", b"\0", b"a\0", b"\x01", b"a\0\0", b"b"])
 }
 
-fn any_object_read() -> impl Strategy<Value = Read> {
+pub(crate) fn any_object_read() -> impl Strategy<Value = Read> {
     let fields = prop::collection::vec(any_field(), 0..5);
     prop_oneof![
         1 => any_name().prop_map(|name| Read::Stat { name }),
@@ -545,6 +545,41 @@ fn a_record_that_cannot_be_one_is_named() {
     let bad = reading.supply_records(version(1), vec![Answer::Value(Some(vec![1]))]);
     let key = key_of(&name(b"a"), Kind::Head { name: name(b"a") });
     assert_eq!(bad, Err(BadRecord { key }));
+}
+
+#[test]
+fn a_long_put_is_partial_until_it_is_done() {
+    let data: Vec<u8> = (0..(7u32 << 20) + 5).map(|at| (at / 999 + 1) as u8).collect();
+    let mut bench = Bench::new(vec![]);
+    let mut get = |store: &Store| {
+        bench.store =
+            Store { records: store.records.clone(), blocks: store.blocks.clone(), drawn: 0 };
+        let mut get = LongGet::new(name(b"a"));
+        while let Some(read) = get.read() {
+            let look = Look { reads: vec![read] };
+            let (mut answers, _) = bench.read(&look, 1, std::iter::empty());
+            let Some(ReadAnswer::Data(found)) = answers.pop() else { panic!("data") };
+            get.on_answer(found).expect("it fits");
+        }
+        get.finish()
+    };
+    let mut store = Store::default();
+    fill(&mut store, b"a", [(Field::Attribute(b"x".to_vec()), vec![1])].into_iter());
+    let mut put = LongPut::new(name(b"a"), data.clone(), vec![Assertion::Exists]).expect("it fits");
+    let mut counter = 1;
+    while let Some(operation) = put.operation() {
+        let mut run = Run::new(SHAPE);
+        store.prepare(&mut run, &operation).expect("nobody else changes it");
+        counter += 1;
+        store.apply(run.finish(version(counter)));
+        put.on_done(version(counter));
+        let (stat, found) = get(&store).expect("it is there");
+        let written = data.len().min((counter as usize - 1) * OPERATION_DATA_MAX as usize);
+        assert_eq!((stat.version, stat.size), (version(counter), data.len() as u64));
+        assert_eq!(stat.is_partial, written < data.len());
+        assert!(found[..written] == data[..written] && found[written..].iter().all(|it| *it == 0));
+    }
+    assert_eq!((counter, store.objects()[&name(b"a")].1.attributes.len()), (4, 1));
 }
 
 #[test]
