@@ -44,7 +44,7 @@ pub mod touched;
 pub use bulk::{Grouped, group_operations, group_reads};
 pub use head::{DataId, Head, HeadContent, Stat};
 pub use keys::{Key, Kind, LogKey, Name, Shard};
-pub use listing::{Lister, Listing, Page, PageEntry};
+pub use listing::{Lister, Listing, Page, PageEntry, merge_pages};
 pub use long_data::{LongGet, LongPut};
 pub use look::{Listed, Look, Read, ReadAnswer};
 pub use look_codec::{decode_answers, encode_answers};

@@ -13,6 +13,8 @@
 //!      prefix that was there throughout exactly once, in order.
 //!   2. A page has one entry at least, unless there is none left, or [`Lister::stop`] ended it.
 
+use std::collections::BTreeMap;
+
 /// The most entries of a page.
 pub const PAGE_COUNT_MAX: usize = 1000;
 /// The most bytes of keys and values of a page, unless one entry alone has more.
@@ -54,6 +56,23 @@ pub trait PageValue {
 impl PageValue for Vec<u8> {
     fn size(&self) -> usize {
         self.len()
+    }
+}
+
+impl<V: PageValue> PageEntry<V> {
+    /// Returns the key, or the common prefix.
+    pub fn key(&self) -> &[u8] {
+        match self {
+            PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key,
+        }
+    }
+
+    /// Returns how much of the page's size it takes, in bytes.
+    fn size(&self) -> usize {
+        match self {
+            PageEntry::Key(key, value) => key.len() + value.size(),
+            PageEntry::CommonPrefix(prefix) => prefix.len(),
+        }
     }
 }
 
@@ -221,9 +240,54 @@ impl<V: PageValue> Lister<V> {
     }
 }
 
+/// Makes one page of pages of the same listing, from places of which each has other keys. Requires: all begin at
+/// the same key; the limits are those of [`Listing`].
+///
+/// It tells of no key that some place did not come to. Whether a place came to the end of a common prefix that
+/// another one tells of does not matter.
+pub fn merge_pages<V: PageValue>(
+    pages: impl IntoIterator<Item = Page<V>>,
+    count_max: usize,
+    size_max: usize,
+) -> Page<V> {
+    let mut entries: BTreeMap<Vec<u8>, PageEntry<V>> = BTreeMap::new();
+    // Where places that have more go on.
+    let mut nexts: Vec<Vec<u8>> = Vec::new();
+    for page in pages {
+        nexts.extend(page.next);
+        entries.extend(page.entries.into_iter().map(|entry| (entry.key().to_vec(), entry)));
+    }
+    let (mut page, mut size) = (Page { entries: Vec::new(), next: None }, 0);
+    for (key, entry) in entries {
+        let is_known = match &entry {
+            PageEntry::Key(..) => nexts.iter().all(|next| key < *next),
+            PageEntry::CommonPrefix(_) => nexts.iter().all(|next| key <= *next),
+        };
+        size += entry.size();
+        if page.entries.len() == count_max || size > size_max && !page.entries.is_empty() {
+            nexts.push(key);
+            break;
+        }
+        if !is_known {
+            break;
+        }
+        if let PageEntry::CommonPrefix(prefix) = &entry {
+            let behind = behind(prefix);
+            let moved = nexts.into_iter().filter_map(|next| match next.starts_with(prefix) {
+                true => behind.clone(),
+                false => Some(next),
+            });
+            nexts = moved.collect();
+        }
+        page.entries.push(entry);
+    }
+    page.next = nexts.into_iter().min();
+    page
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     use proptest::prelude::*;
 
@@ -311,6 +375,63 @@ mod tests {
                 prop_assert!(page.next.is_none() || !page.entries.is_empty());
                 entries.extend(page.entries);
                 let Some(next) = page.next else { break };
+                prop_assert!(next > listing.from);
+                listing.from = next;
+            }
+            prop_assert_eq!(entries, expected);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn merged_pages_have_each_key_and_common_prefix_once(
+            places in prop::collection::vec(
+                prop::collection::btree_map(
+                    any_bytes(1..5),
+                    prop::option::weighted(0.7, prop::collection::vec(any::<u8>(), 0..9)),
+                    0..15,
+                ),
+                1..4,
+            ),
+            listing in any_listing(),
+            stops in prop::collection::vec(0..6usize, 0..100),
+        ) {
+            let (mut listing, mut places) = (listing, places);
+            // Each key is in one place.
+            for place in 1..places.len() {
+                let (before, rest) = places.split_at_mut(place);
+                rest[0].retain(|key, _| before.iter().all(|keys| !keys.contains_key(key)));
+            }
+            let all: Keys = places.iter().flatten().map(|(key, it)| (key.clone(), it.clone())).collect();
+            let expected = expected(&all, &listing);
+            let (mut entries, mut stops) = (Vec::new(), stops.into_iter());
+            loop {
+                let pages = places.iter().map(|keys| {
+                    let mut lister = Lister::new(listing.clone());
+                    // Some end before they must, but not before a key was passed.
+                    let mut stop = stops.next().filter(|stop| *stop > 0).unwrap_or(100);
+                    while let Some((start, end)) = lister.range() {
+                        let first = keys.range(start.to_vec()..);
+                        let mut first = first.filter(|(key, _)| end.is_none_or(|end| &key[..] < end));
+                        let (found, rest) = (first.next(), first.next());
+                        let found = found.map(|(key, value)| (key.clone(), value.clone()));
+                        lister.add(found, rest.is_none());
+                        stop -= 1;
+                        if stop == 0 && lister.range().is_some() {
+                            lister.stop();
+                        }
+                    }
+                    lister.finish()
+                });
+                let pages: Vec<_> = pages.collect();
+                let page = merge_pages(pages, listing.count_max, listing.size_max);
+                prop_assert!(page.entries.len() <= listing.count_max);
+                entries.extend(page.entries);
+                let Some(next) = page.next else {
+                    break;
+                };
                 prop_assert!(next > listing.from);
                 listing.from = next;
             }
