@@ -290,7 +290,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200))]
+        #![proptest_config(ProptestConfig::with_cases(60))]
 
         #[test]
         fn what_goes_together_fits_one_request(

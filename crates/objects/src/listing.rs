@@ -240,11 +240,11 @@ impl<V: PageValue> Lister<V> {
     }
 }
 
-/// Makes one page of pages of the same listing, from places of which each has other keys. Requires: all begin at
-/// the same key; the limits are those of [`Listing`].
+/// Makes one page of pages of the same listing, from places of which each has other keys. Requires: all begin
+/// at the same key; the limits are those of [`Listing`].
 ///
-/// It tells of no key that some place did not come to. Whether a place came to the end of a common prefix that
-/// another one tells of does not matter.
+/// It tells of no key that some place did not come to. Whether a place came to the end of a common prefix
+/// that another one tells of does not matter.
 pub fn merge_pages<V: PageValue>(
     pages: impl IntoIterator<Item = Page<V>>,
     count_max: usize,

@@ -8,10 +8,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. What is answered of objects, names of a listing apart, is the state after one version: that of the last
-//!      round, if no batch between the first and the last one touches what they show.
-//!   2. A batch that comes between rounds, and touches what they show, ends pages before it. If data in blocks
-//!      has not come yet, all begins again.
+//!   1. All answers show the state after one version, but for listings of names.
+//!   2. A batch that comes between two rounds, and touches what is shown so far, ends pages before it. If data in
+//!      blocks has not come yet, all begins again.
 //!   3. A batch touches what is shown if it touches a key that was looked for, found or not, or a range of keys
 //!      of which a page tells. Data is shown with its head, which each change of the object touches.
 
@@ -23,6 +22,7 @@ use format::engine::{Answer, Query, Records};
 
 use crate::head::{Head, HeadContent, Stat};
 use crate::keys::{Key, Kind, Name, Shard, attributes_prefix, heads_prefix, records_prefix};
+use crate::listing::Listing;
 use crate::look::{Listed, Look, Read, ReadAnswer};
 use crate::operation::Field;
 use crate::paging::{BadRecord, Paging};
@@ -224,7 +224,7 @@ impl Part {
         let head = |name: &Name, range| {
             Part::Head(HeadPart { name: name.clone(), range, stage: HeadStage::Head })
         };
-        let fields = |listing: &crate::Listing, prefix| {
+        let fields = |listing: &Listing, prefix| {
             Part::Fields(Paging::new(listing.clone(), [prefix], |value| Some(Some(value.to_vec()))))
         };
         match read {
@@ -272,13 +272,8 @@ impl Part {
                 answers.into_iter().for_each(|answer| part.supply(value_of(answer)));
                 Ok(())
             }
-            Part::Fields(paging) if !answers.is_empty() => {
-                paging.supply(answers.into_iter().map(records_of))
-            }
-            Part::List(paging) if !answers.is_empty() => {
-                paging.supply(answers.into_iter().map(records_of))
-            }
-            Part::Fields(_) | Part::List(_) => Ok(()),
+            Part::Fields(paging) => paging.supply(answers.into_iter().map(records_of)),
+            Part::List(paging) => paging.supply(answers.into_iter().map(records_of)),
         }
     }
 
