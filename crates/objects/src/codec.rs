@@ -14,6 +14,7 @@
 //!   2. What decodes has passed [`Operation::check`]; nothing is allocated beyond the bytes that are there.
 
 use format::disk::bytes::{Reader, Writer};
+use format::wire::PAYLOAD_SIZE_MAX;
 
 use crate::keys::Name;
 use crate::operation::{
@@ -34,6 +35,19 @@ impl Operation {
             changes.iter().for_each(|change| put_change(&mut to, change));
         }
         to.bytes
+    }
+
+    /// Encodes the operation for a request. The error says what is wrong with it, for people.
+    pub fn payload(&self) -> Result<Vec<u8>, String> {
+        self.check()?;
+        let bytes = self.encode();
+        match bytes.len() <= PAYLOAD_SIZE_MAX as usize {
+            true => Ok(bytes),
+            false => Err(format!(
+                "{} bytes are more than {PAYLOAD_SIZE_MAX}, the largest request",
+                bytes.len()
+            )),
+        }
     }
 
     /// Decodes an operation. The error says what is wrong, for people.
@@ -285,6 +299,22 @@ mod tests {
         assert!(Operation::decode(&bytes[..bytes.len() - 1]).is_err());
         assert!(Operation::decode(&[&bytes[..], &[0]].concat()).is_err());
         assert!(Operation::decode(&[0, 0]).unwrap_err().contains("1 to 1000 objects"));
+    }
+
+    #[test]
+    fn an_operation_that_fits_no_request_is_refused() {
+        let of = |count: u8| {
+            let field = |number: u8| Field::Record(vec![number]);
+            let equals = |number| Assertion::Equals(field(number), vec![0; 64 << 10]);
+            let assertions = (0..count).map(equals).collect();
+            let name = Name::new(b"a").unwrap();
+            let steps = ObjectSteps { name, assertions, changes: vec![ObjectChange::Remove] };
+            Operation { objects: vec![steps] }
+        };
+        assert_eq!(of(63).payload(), Ok(of(63).encode()));
+        assert_eq!(of(64).check(), Ok(()));
+        assert!(of(64).payload().unwrap_err().contains("the largest request"));
+        assert!(Operation { objects: vec![] }.payload().is_err());
     }
 
     proptest! {
