@@ -12,8 +12,8 @@ use std::ops::AddAssign;
 
 use base::hash::pg_of_hash;
 
-use crate::head::HEAD_SIZE;
-use crate::keys::{HEADER_SIZE, Name, part_prefix_size};
+use crate::entry_size::{delete_size, head_size, put_size, range_size};
+use crate::keys::{Name, part_prefix_size};
 use crate::look::{ANSWERS_SIZE_MAX, LOOK_FIELDS_MAX, LOOK_SIZE_MAX, Look, READS_MAX, Read};
 use crate::operation::{
     Field, INLINE_SIZE_MAX, OPERATION_OBJECTS_MAX, OPERATION_RECORDS_MAX, OPERATION_STEPS_MAX,
@@ -23,6 +23,9 @@ use crate::operation::{
 /// How much data each of many reads may ask for, so that as many as a look may have fit one. The rest of a
 /// longer object is read alone.
 pub const BULK_DATA_MAX: u32 = (ANSWERS_SIZE_MAX / READS_MAX) as u32 - 64;
+
+/// The most that the repeat of an operation takes in an entry, in bytes.
+const REPEAT_SIZE_MAX: usize = 2 * RESULTS_SIZE_MAX;
 
 /// A request for one PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -119,7 +122,7 @@ struct OperationSize {
     objects: usize,
     steps: usize,
     results: usize,
-    /// Keys, twice, values and data, in bytes.
+    /// Changes of records, data included, in bytes.
     records: usize,
     is_alone: bool,
 }
@@ -127,25 +130,25 @@ struct OperationSize {
 impl OperationSize {
     fn of(steps: &ObjectSteps) -> OperationSize {
         let prefix_size = part_prefix_size(&steps.name);
-        let field_size =
-            |field: &Field, value_size| 2 * (prefix_size + field.key().len()) + value_size;
+        let key_size = |field: &Field| prefix_size + field.key().len();
         let mut size = OperationSize {
             objects: 1,
             steps: steps.changes.len(),
             results: steps.changes.iter().map(ObjectChange::result_size).sum(),
-            records: 2 * (HEADER_SIZE + steps.name.bytes().len()) + HEAD_SIZE,
+            records: head_size(&steps.name, 0),
             // What is not true of one object would refuse the operations on all others.
             is_alone: !steps.assertions.is_empty(),
         };
         for change in &steps.changes {
             size.records += change.data_size() as usize;
             size.records += match change {
-                ObjectChange::Set(field, value) => field_size(field, value.len()),
-                ObjectChange::Unset(field) => field_size(field, 0),
+                ObjectChange::Set(field, value) => put_size(key_size(field), value.len()),
+                ObjectChange::Unset(field) => delete_size(key_size(field)),
                 ObjectChange::RemoveRecords { from, before } => {
-                    2 * (2 * prefix_size + from.len() + before.as_ref().map_or(0, Vec::len))
+                    let before_size = before.as_ref().map_or(0, Vec::len);
+                    range_size(prefix_size + from.len(), prefix_size + before_size)
                 }
-                ObjectChange::Remove => 8 * prefix_size,
+                ObjectChange::Remove => 2 * range_size(prefix_size, prefix_size),
                 _ => 0,
             };
             size.is_alone |= match change {
@@ -169,7 +172,7 @@ impl OperationSize {
             && self.objects <= OPERATION_OBJECTS_MAX
             && self.steps <= OPERATION_STEPS_MAX
             && self.results <= RESULTS_SIZE_MAX
-            && self.records <= OPERATION_RECORDS_MAX
+            && self.records + REPEAT_SIZE_MAX <= OPERATION_RECORDS_MAX
     }
 }
 

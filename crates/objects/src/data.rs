@@ -18,15 +18,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{BlockSize, Checksum, PoolId, UNIT_SIZE, Version, crc32c};
+use base::{BlockSize, PoolId, UNIT_SIZE, Version, crc32c};
 use format::disk::{BlockAction, BlockChange, LOCATION_NONE, UnitSet};
 
+use crate::entry_size;
 use crate::head::{DataId, HeadContent};
 use crate::keys::Name;
 use crate::operation::INLINE_SIZE_MAX;
-
-/// Size of a block's line in the body of an entry, without its units and checksums, in bytes.
-const LINE_SIZE: usize = 1 + 12 + 12 + 4;
 
 /// The content of units in the store, by id and number of the unit. `None`: zeros.
 pub type KnownUnits = BTreeMap<(DataId, u32), Option<Vec<u8>>>;
@@ -69,6 +67,24 @@ struct Blocks {
     kept: u32,
     /// Units that changed. `None`: zeros. Copies of the data share them.
     touched: BTreeMap<u32, Option<Arc<Vec<u8>>>>,
+}
+
+/// What changes of blocks take in an entry, in bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct DataSize {
+    /// Units that are written.
+    pub written: u64,
+    /// Those of them that may have to lie in the journal: of blocks that are not written whole.
+    pub here: u64,
+    /// What the body says of all.
+    pub lines: usize,
+}
+
+/// What changes of a block. Nothing is written and nothing becomes zeros: it is gone.
+struct BlockLines {
+    block: u32,
+    written: UnitSet,
+    zeros: UnitSet,
 }
 
 /// Returns the number of units that so many bytes take.
@@ -124,34 +140,21 @@ impl Data {
         }
     }
 
-    /// Returns the most bytes that the changes of blocks take in the body of an entry, without data.
-    pub fn lines_bytes(&self, block_size: BlockSize) -> usize {
+    /// Returns what the changes of blocks take in an entry.
+    pub fn size_in_entry(&self, block_size: BlockSize) -> DataSize {
         let per_block = block_size.unit_count();
         let gone = self.gone.iter().map(|(_, units)| units.div_ceil(per_block) as usize);
-        let (mut lines, mut checksums) = (gone.sum::<usize>(), 0);
-        if let Place::Blocks(blocks) = &self.place {
-            lines += 2 * blocks.changed_blocks(per_block).len();
-            checksums = blocks.touched.values().flatten().count();
+        let lines = gone.sum::<usize>() * entry_size::block_size(block_size, 0, false);
+        let mut size = DataSize { lines, ..DataSize::default() };
+        let Place::Blocks(blocks) = &self.place else { return size };
+        for BlockLines { written, zeros, .. } in blocks.lines(per_block) {
+            let bytes = u64::from(written.count()) * UNIT_SIZE;
+            size.written += bytes;
+            size.here += if written.count() < per_block { bytes } else { 0 };
+            let count = written.count() as usize;
+            size.lines += entry_size::block_size(block_size, count, !zeros.is_empty());
         }
-        lines * (LINE_SIZE + 8 * (per_block as usize).div_ceil(64)) + 4 * checksums
-    }
-
-    /// Returns the number of bytes of units that are written, and how many of them may have to lie in the
-    /// journal: those of blocks that are not written whole.
-    pub fn written_bytes(&self, block_size: BlockSize) -> (u64, u64) {
-        let Place::Blocks(blocks) = &self.place else { return (0, 0) };
-        let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
-        for (unit, content) in &blocks.touched {
-            let count = counts.entry(unit / block_size.unit_count()).or_default();
-            *count += u32::from(content.is_some());
-        }
-        let (mut all, mut here) = (0, 0);
-        for count in counts.into_values() {
-            let bytes = u64::from(count) * UNIT_SIZE;
-            all += bytes;
-            here += if count < block_size.unit_count() { bytes } else { 0 };
-        }
-        (all, here)
+        size
     }
 
     /// Drops all data.
@@ -243,53 +246,35 @@ impl Data {
         block_size: BlockSize,
     ) -> Vec<(BlockChange, Vec<u8>)> {
         let per_block = block_size.unit_count();
-        let change = |id: DataId, block: u32, action, units, checksums| BlockChange {
-            action,
-            key: id.block_key(pool, name, block),
-            version,
-            location: LOCATION_NONE,
-            units,
-            checksums,
-        };
-        let none = || UnitSet::first(0);
         let mut changes = Vec::new();
+        let mut add = |id: DataId, block: u32, action, units, data: Vec<u8>| {
+            let key = id.block_key(pool, name, block);
+            let checksums = data.chunks(UNIT_SIZE as usize).map(crc32c).collect();
+            let location = LOCATION_NONE;
+            changes.push((BlockChange { action, key, version, location, units, checksums }, data));
+        };
         for (id, units) in &self.gone {
             for block in 0..units.div_ceil(per_block) {
-                let gone = change(*id, block, BlockAction::Gone, none(), Vec::new());
-                changes.push((gone, Vec::new()));
+                add(*id, block, BlockAction::Gone, UnitSet::EMPTY, Vec::new());
             }
         }
         if let Place::Blocks(blocks) = &self.place {
-            for block in blocks.changed_blocks(per_block) {
-                let (mut written, mut zeros) = (none(), none());
-                let (mut data, mut checksums): (Vec<u8>, Vec<Checksum>) = (Vec::new(), Vec::new());
-                let first = block * per_block;
-                for at in 0..per_block {
-                    let is_cut = (blocks.kept..blocks.stored).contains(&(first + at));
-                    match blocks.touched.get(&(first + at)) {
-                        Some(Some(bytes)) => {
-                            written.insert(at);
-                            checksums.push(crc32c(bytes));
-                            data.extend_from_slice(bytes);
-                        }
-                        Some(None) => zeros.insert(at),
-                        None if is_cut => zeros.insert(at),
-                        None => {}
-                    }
-                }
-                let is_all_cut = first >= blocks.kept && first < blocks.stored;
-                if written.is_empty() && is_all_cut {
-                    let gone = change(blocks.id, block, BlockAction::Gone, none(), Vec::new());
-                    changes.push((gone, Vec::new()));
-                    continue;
+            for BlockLines { block, written, zeros } in blocks.lines(per_block) {
+                if written.is_empty() && zeros.is_empty() {
+                    add(blocks.id, block, BlockAction::Gone, UnitSet::EMPTY, Vec::new());
                 }
                 if !written.is_empty() {
-                    let written = change(blocks.id, block, BlockAction::Units, written, checksums);
-                    changes.push((written, data));
+                    let mut data =
+                        Vec::with_capacity(written.count() as usize * UNIT_SIZE as usize);
+                    for unit in written.iter().map(|unit| block * per_block + unit) {
+                        data.extend_from_slice(
+                            blocks.touched[&unit].as_ref().expect("it has data"),
+                        );
+                    }
+                    add(blocks.id, block, BlockAction::Units, written, data);
                 }
                 if !zeros.is_empty() {
-                    let zeros = change(blocks.id, block, BlockAction::Zeros, zeros, Vec::new());
-                    changes.push((zeros, Vec::new()));
+                    add(blocks.id, block, BlockAction::Zeros, zeros, Vec::new());
                 }
             }
         }
@@ -377,13 +362,33 @@ impl Blocks {
         self.size = size;
     }
 
-    /// Returns the blocks that change, in order.
-    fn changed_blocks(&self, per_block: u32) -> BTreeSet<u32> {
-        let touched = self.touched.keys().map(|unit| unit / per_block);
+    /// Returns what changes of blocks, in order.
+    fn lines(&self, per_block: u32) -> impl Iterator<Item = BlockLines> {
+        let touched = self.touched.keys().map(move |unit| unit / per_block);
         let cut = match self.kept < self.stored {
             true => self.kept / per_block..self.stored.div_ceil(per_block),
             false => 0..0,
         };
-        touched.chain(cut).collect()
+        let blocks: BTreeSet<u32> = touched.chain(cut).collect();
+        blocks.into_iter().map(move |block| self.lines_of(block, per_block))
+    }
+
+    fn lines_of(&self, block: u32, per_block: u32) -> BlockLines {
+        let (first, behind) = (block * per_block, (block + 1) * per_block);
+        let (mut written, mut zeros) = (UnitSet::EMPTY, UnitSet::EMPTY);
+        let cut = first.max(self.kept)..behind.min(self.stored);
+        cut.for_each(|unit| zeros.insert(unit - first));
+        for (unit, content) in self.touched.range(first..behind) {
+            zeros.remove(unit - first);
+            match content {
+                Some(_) => written.insert(unit - first),
+                None => zeros.insert(unit - first),
+            }
+        }
+        let is_all_cut = first >= self.kept && first < self.stored;
+        if written.is_empty() && is_all_cut {
+            zeros = UnitSet::EMPTY;
+        }
+        BlockLines { block, written, zeros }
     }
 }

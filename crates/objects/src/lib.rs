@@ -12,6 +12,7 @@
 //! | `look.rs`, `look_codec.rs` | what a client may read, and how that travels |
 //! | `model.rs` | what all of this does, as tests know it |
 //! | `operation.rs` | what a client may ask for, and the limits |
+//! | `entry_size.rs` | what changes take in an entry |
 //! | `data.rs` | the data of an object while operations are prepared |
 //! | `prepare.rs` | operations become changes of records and blocks |
 //! | `reading.rs`, `paging.rs` | reads: what they need, what they show, and the answers |
@@ -24,6 +25,7 @@
 pub mod bulk;
 mod codec;
 mod data;
+mod entry_size;
 pub mod head;
 pub mod keys;
 pub mod listing;

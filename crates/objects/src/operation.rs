@@ -19,7 +19,8 @@ pub const INLINE_SIZE_MAX: u64 = 32 * KIB;
 /// The most data that the changes of one operation name, in bytes.
 pub const OPERATION_DATA_MAX: u64 = 3 * MIB;
 const _: () = assert!(OPERATION_DATA_MAX == format::wire::BATCH_UNITS_SIZE_MAX as u64);
-/// The most keys (which count twice), values and data in heads that one operation changes, in bytes.
+/// The most that changes of records take in an entry, with its log records and repeats, in bytes: keys (which
+/// count twice), values and data in heads.
 pub const OPERATION_RECORDS_MAX: usize = MIB as usize;
 /// The most objects of one operation.
 pub const OPERATION_OBJECTS_MAX: usize = 1000;

@@ -27,11 +27,10 @@ use base::{BlockSize, PoolId, UNIT_SIZE, Version};
 use format::disk::{BODY_SIZE_MAX, BlockChange, UNITS_SIZE_MAX};
 use format::engine::Change;
 
-use crate::data::{Data, KnownUnits, Source, WantedUnits};
-use crate::head::{DataId, HEAD_SIZE, Head, HeadContent};
-use crate::keys::{
-    HEADER_SIZE, Key, Kind, Name, Shard, attributes_range, part_prefix_size, records_range,
-};
+use crate::data::{Data, DataSize, KnownUnits, Source, WantedUnits};
+use crate::entry_size::{delete_size, head_size, put_size, range_size, repeat_size};
+use crate::head::{DataId, Head, HeadContent};
+use crate::keys::{Key, Kind, Name, Shard, attributes_range, part_prefix_size, records_range};
 use crate::operation::{
     Assertion, FIELD_VALUE_MAX, Field, INLINE_SIZE_MAX, OBJECT_SIZE_MAX, OPERATION_DATA_MAX,
     OPERATION_RECORDS_MAX, ObjectChange, ObjectSteps, Operation, StepResult,
@@ -137,18 +136,20 @@ pub struct Run {
 /// What changes take in an entry, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct RunSize {
-    /// Keys, twice, and values.
+    /// Changes of records, with repeats, and the log records.
     records: usize,
     /// Units of data.
     data: u64,
     /// Those of them that may have to lie in the journal.
     here: u64,
-    /// What the changes of blocks say beside data.
+    /// Changes of blocks beside data.
     lines: usize,
 }
 
-/// The most that changes of blocks say beside data, in bytes: what an entry has beside records.
-const LINES_SIZE_MAX: usize = BODY_SIZE_MAX - OPERATION_RECORDS_MAX - 64;
+/// The most that changes of blocks take beside data, in bytes: what an entry has beside records and a note.
+const LINES_SIZE_MAX: usize = BODY_SIZE_MAX - OPERATION_RECORDS_MAX - NOTE_SIZE;
+/// What is left for a note and the sections, in bytes.
+const NOTE_SIZE: usize = 16 << 10;
 
 /// An object, with what operations of the run have changed; or a layer over that, with what one operation
 /// changes.
@@ -161,7 +162,7 @@ struct Object {
     /// A layer shares the data until it changes them.
     data: Arc<Data>,
     /// What is removed, before `fields`.
-    removed: Vec<Removed>,
+    removed: BTreeSet<Removed>,
     /// Fields that are set, or gone.
     fields: BTreeMap<Field, Option<Vec<u8>>>,
     /// What `removed` and `fields` take in an entry, in bytes.
@@ -173,7 +174,7 @@ struct Object {
 }
 
 /// Fields that are removed together.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Removed {
     Attributes,
     Records { from: Vec<u8>, before: Option<Vec<u8>> },
@@ -192,11 +193,11 @@ impl Removed {
 
     /// Returns what it takes in an entry. `prefix_size`: what the keys of all fields have in common.
     fn size(&self, prefix_size: usize) -> usize {
-        let keys_size = match self {
-            Removed::Attributes => 0,
-            Removed::Records { from, before } => from.len() + before.as_ref().map_or(0, Vec::len),
+        let (from_size, before_size) = match self {
+            Removed::Attributes => (0, 0),
+            Removed::Records { from, before } => (from.len(), before.as_ref().map_or(0, Vec::len)),
         };
-        2 * (2 * prefix_size + keys_size)
+        range_size(prefix_size + from_size, prefix_size + before_size)
     }
 }
 
@@ -231,7 +232,7 @@ impl RunSize {
         let RunSize { records, data, here, lines } = self;
         if records > OPERATION_RECORDS_MAX {
             return Err(format!(
-                "{records} bytes of keys (twice), values and short data are more than \
+                "keys (twice), values and short data take {records} bytes, more than \
                  {OPERATION_RECORDS_MAX} for one operation"
             ));
         }
@@ -258,7 +259,7 @@ impl Object {
             modified: there.map_or(0, |head| head.modified),
             is_partial: there.is_some_and(|head| head.is_partial),
             data: Arc::new(there.map_or_else(Data::empty, |head| Data::of(&head.content))),
-            removed: Vec::new(),
+            removed: BTreeSet::new(),
             fields: BTreeMap::new(),
             fields_size: 0,
             size: RunSize::default(),
@@ -268,7 +269,7 @@ impl Object {
 
     /// Returns a layer over the object.
     fn layer(&self) -> Object {
-        let (removed, fields) = (Vec::new(), BTreeMap::new());
+        let (removed, fields) = (BTreeSet::new(), BTreeMap::new());
         Object { data: Arc::clone(&self.data), removed, fields, ..*self }
     }
 
@@ -285,10 +286,13 @@ impl Object {
     fn compute_size(&mut self, below: Option<&Object>, shape: PoolShape, name: &Name) {
         let prefix_size = part_prefix_size(name);
         let field_size = |(field, value): (&Field, &Option<Vec<u8>>)| {
-            2 * (prefix_size + field.key().len()) + value.as_ref().map_or(0, Vec::len)
+            let key_size = prefix_size + field.key().len();
+            value.as_ref().map_or(delete_size(key_size), |value| put_size(key_size, value.len()))
         };
         let is_removed = |field: &Field| self.removed.iter().any(|removed| removed.has(field));
-        let mut size = self.removed.iter().map(|removed| removed.size(prefix_size)).sum::<usize>();
+        let is_new = |it: &&Removed| below.is_none_or(|below| !below.removed.contains(*it));
+        let removed = self.removed.iter().filter(is_new);
+        let mut size = removed.map(|removed| removed.size(prefix_size)).sum::<usize>();
         size += self.fields.iter().map(field_size).sum::<usize>();
         if let Some(below) = below {
             size += below.fields_size;
@@ -305,12 +309,10 @@ impl Object {
             Some(_) => self.data.size_in_head(),
             None => 0,
         };
-        // The log names keys, too.
-        let key_size = HEADER_SIZE + name.bytes().len();
-        self.size.records = 2 * key_size + HEAD_SIZE + data_size + size;
+        self.size.records = head_size(name, data_size) + size;
         if below.is_none_or(|below| !Arc::ptr_eq(&below.data, &self.data)) {
-            (self.size.data, self.size.here) = self.data.written_bytes(shape.block_size);
-            self.size.lines = self.data.lines_bytes(shape.block_size);
+            let DataSize { written, here, lines } = self.data.size_in_entry(shape.block_size);
+            self.size = RunSize { data: written, here, lines, ..self.size };
         }
     }
 
@@ -328,7 +330,7 @@ impl Object {
 
     fn remove(&mut self, removed: Removed) {
         self.fields.retain(|field, _| !removed.has(field));
-        self.removed.push(removed);
+        self.removed.insert(removed);
     }
 
     /// Returns the object's changes of records, heads first. Requires: it was changed.
@@ -548,6 +550,7 @@ impl Run {
             return Ok(Applied { results, index: None });
         }
         let mut size = self.size;
+        size.records += repeat_size(&results);
         for (name, object) in &mut changed {
             let below = self.objects.get(*name);
             object.compute_size(below, self.shape, name);
@@ -577,19 +580,25 @@ impl Run {
     /// Checks that what its changes are thought to take is what they take.
     #[cfg(test)]
     pub(crate) fn verify_size(&self) {
-        let size_of = |change: &Change| match change {
-            Change::Put { key, value } => 2 * key.len() + value.len(),
-            Change::Delete { key } => 2 * key.len(),
-            Change::DeleteRange { start, end } => 2 * (start.len() + end.len()),
-        };
-        let mut size = RunSize::default();
-        for (name, object) in &self.objects {
-            let changes = object.record_changes(self.shape, name, Version::ZERO);
-            let (data, here) = object.data.written_bytes(self.shape.block_size);
-            let lines = object.data.lines_bytes(self.shape.block_size);
-            size += RunSize { records: changes.iter().map(size_of).sum(), data, here, lines };
+        if self.count == 0 {
+            return assert_eq!(self.size, RunSize::default());
         }
-        assert_eq!(self.size, size);
+        let (block_size, version) =
+            (self.shape.block_size, Version { counter: 1, ..Version::ZERO });
+        let prepared = self.clone().finish(version);
+        let touched = crate::Touched::of(&prepared, self.shape);
+        let log: usize = touched.values().map(|it| it.encode(block_size).len()).sum();
+        let (records, blocks) = (prepared.records, prepared.blocks);
+        let (blocks, data): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
+        let body = format::disk::Body { records, blocks, note: None };
+        let sections = 5 * (1 + usize::from(!body.blocks.is_empty()));
+        let logs = self.objects.len() * crate::entry_size::LOG_RECORD_SIZE;
+        let size = body.size(block_size) - sections + log + logs;
+        // The repeats are not there yet; each result takes 9 bytes of them.
+        let repeats = self.size.records + self.size.lines - size;
+        let results = repeats - self.count as usize * repeat_size(&[]);
+        assert!(results.is_multiple_of(9) && results / 9 < 5000, "{results} bytes");
+        assert_eq!(self.size.data, data.iter().map(|it| it.len() as u64).sum::<u64>());
     }
 
     /// Returns what the run changes. `first`: the version of its first operation; the others follow without

@@ -38,7 +38,13 @@ impl Store {
                 (block.action, block.location) = (BlockAction::UnitsAtPlace, 0);
             }
         }
-        let body = Body { records: prepared.records.clone(), blocks, note: None };
+        let mut records = prepared.records.clone();
+        for (shard, touched) in Touched::of(&prepared, SHAPE) {
+            let kind = Kind::Log(LogKey { version: prepared.version, page: None });
+            let value = touched.encode(SHAPE.block_size);
+            records.push(Change::Put { key: Key { shard, kind }.encode(), value });
+        }
+        let body = Body { records, blocks, note: None };
         assert!(body.is_sound(EntryKind::Batch, pg, SHAPE.block_size), "no entry can have it");
         for change in prepared.records {
             match change {
@@ -405,6 +411,68 @@ fn a_run_that_is_full_leaves_first_and_one_operation_that_fits_no_entry_is_refus
     let removed = one(b"a", vec![], vec![ObjectChange::Remove]);
     assert!(store.prepare(&mut run, &removed).is_ok());
     store.apply(run.finish(version(2)));
+    assert!(store.objects().is_empty());
+}
+
+/// Adds operations to a run until it is full, and checks that an entry can have it.
+fn fill_run(store: &mut Store, next: impl Fn(u32) -> Operation) {
+    let mut run = Run::new(SHAPE);
+    let mut number = 0;
+    while store.prepare(&mut run, &next(number)) != Err(Stop::RunIsFull) {
+        number += 1;
+    }
+    store.apply(run.finish(version(1)));
+}
+
+#[test]
+fn a_full_run_of_tiny_changes_fits_an_entry() {
+    let key = |number: u32| Field::Record(number.to_le_bytes()[..3].to_vec());
+    let sets = |number: u32| {
+        let keys = number * 4000..(number + 1) * 4000;
+        let changes = keys.map(|number| ObjectChange::Set(key(number), vec![])).collect();
+        one(b"a", vec![], changes)
+    };
+    fill_run(&mut Store::default(), sets);
+    let unsets = |number: u32| {
+        let keys = number * 4000..(number + 1) * 4000;
+        let unsets = keys.map(|number| ObjectChange::Unset(key(number)));
+        one(b"a", vec![], std::iter::once(ObjectChange::Append(vec![])).chain(unsets).collect())
+    };
+    fill_run(&mut Store::default(), unsets);
+    let objects = |number: u32| {
+        let names = number * 1000..(number + 1) * 1000;
+        let put = |number: u32| ObjectSteps {
+            name: name(&number.to_le_bytes()[..3]),
+            assertions: vec![],
+            changes: vec![ObjectChange::Put(vec![])],
+        };
+        Operation { objects: names.map(put).collect() }
+    };
+    fill_run(&mut Store::default(), objects);
+}
+
+#[test]
+fn the_largest_object_can_be_changed_in_all_of_its_blocks() {
+    let mut store = Store::default();
+    let mut at = 0;
+    let mut change = |store: &mut Store, changes: Vec<ObjectChange>| {
+        let mut run = Run::new(SHAPE);
+        at += 1;
+        store.prepare(&mut run, &one(b"a", vec![], changes)).expect("an entry can have it");
+        store.apply(run.finish(version(at)));
+    };
+    change(&mut store, vec![ObjectChange::Truncate(OBJECT_SIZE_MAX)]);
+    let bytes = vec![1; OPERATION_DATA_MAX as usize];
+    let write = |offset| ObjectChange::Write { offset, bytes: bytes.clone() };
+    for offset in (0..OBJECT_SIZE_MAX - OPERATION_DATA_MAX).step_by(OPERATION_DATA_MAX as usize) {
+        change(&mut store, vec![write(offset)]);
+    }
+    let all = ObjectChange::Zero { offset: 0, length: OBJECT_SIZE_MAX };
+    change(&mut store, vec![all, write(5 * UNIT_SIZE)]);
+    change(&mut store, vec![write(0), ObjectChange::Truncate(INLINE_SIZE_MAX + 1)]);
+    change(&mut store, vec![ObjectChange::Truncate(OBJECT_SIZE_MAX)]);
+    change(&mut store, vec![ObjectChange::Put(bytes.clone())]);
+    change(&mut store, vec![ObjectChange::Remove]);
     assert!(store.objects().is_empty());
 }
 
