@@ -319,10 +319,10 @@ impl Objects {
     }
 
     /// Compares what the store and the engine have when the store has opened. Returns how many batches the
-    /// engine had lost, and which PGs are suspect.
-    fn opened(&mut self, store: &Store) -> Result<(u64, Vec<PgId>), String> {
+    /// engine had lost, and which PGs are suspect. `is_damaged`: the journal or checkpoints were damaged.
+    fn opened(&mut self, store: &Store, is_damaged: bool) -> Result<(u64, Vec<PgId>), String> {
         // Each start that ends leaves a store that knows what it lost: the next one may not lose more.
-        let may_lose = std::mem::take(&mut self.was_lost);
+        let may_lose = std::mem::take(&mut self.was_lost) || is_damaged;
         let may_be_behind = std::mem::take(&mut self.was_old) || may_lose;
         let is_there = store.has_family(POOL);
         let is_wrong = match self.family {
@@ -694,7 +694,7 @@ impl World {
     /// Compares the object pool with the restarted store.
     pub(super) fn objects_opened(&mut self) -> Result<(), String> {
         let (Some(objects), Some(store)) = (&mut self.objects, &self.store) else { return Ok(()) };
-        let (lost, suspects) = objects.opened(store)?;
+        let (lost, suspects) = objects.opened(store, self.damage.deep)?;
         let is_behind = store.recovery_report().rows.iter().any(|(row, _)| *row == 'h');
         self.tally.faults.add("batches lost by the engine", lost);
         self.tally.faults.add("engine behind", u64::from(is_behind));

@@ -241,13 +241,6 @@ impl Plan {
         }
     }
 
-    /// Leaves out damage of the journal and of the metadata: what it does to object pools is not decided yet.
-    pub fn spare_objects(&mut self) {
-        let faults = &mut self.faults;
-        (faults.unreadable, faults.unreadable_at_crash) = (Chance::NEVER, Chance::NEVER);
-        (faults.rot_journal, faults.rot_checkpoint) = (Chance::NEVER, Chance::NEVER);
-    }
-
     /// Makes this a plan with two block sizes, where blocks of the first size occupy nearly all
     /// segments for a while.
     fn mix(&mut self, random: &mut Random) {

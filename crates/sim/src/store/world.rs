@@ -132,9 +132,6 @@ impl World {
         plan.add_parity(&mut Random::new(run.seed, "parity"));
         plan.add_checks(&mut Random::new(run.seed, "checks"));
         let objects = ObjectPlan::draw(&mut Random::new(run.seed, "objects"));
-        if objects.is_some() {
-            plan.spare_objects();
-        }
         let store = u128::from(run.seed) + 1;
         let identity = Identity { engine: store << 64, store };
         let mut objects = objects.map(|plan| Objects::new(plan, run.seed, identity));
