@@ -98,6 +98,8 @@ fn blocks_of_a_batch_are_there_at_once_and_stay() {
         bench.assert_unit(3, 0, Some(500));
         let versions = [1, 2, 3, 4].map(|number| bench.store.version_of(&key(number)).counter);
         assert_eq!(versions, [2, 0, 2, 1]);
+        // Their images are ids of data.
+        assert!(bench.store.images().is_empty());
         assert_eq!(bench.store.space().used_bytes, 2 * (128 << 10));
     };
     check(&mut bench);

@@ -22,7 +22,7 @@ mod batch;
 use std::collections::BTreeSet;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Checksum, ImageId, Lsn, PgId, UNIT_SIZE, Version};
+use base::{BlockSize, Checksum, ImageId, Lsn, PgId, PoolId, UNIT_SIZE, Version};
 use format::disk::{
     BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, StoredRecord, Superblock, UnitSet,
     table_rows,
@@ -97,6 +97,11 @@ impl Blocks {
     /// Whether a checkpoint would give space back.
     pub fn gives_back(&self) -> bool {
         self.gives_back
+    }
+
+    /// Counts no space by image in this pool of objects.
+    pub fn leave_uncounted(&mut self, pool: PoolId) {
+        self.index.leave_uncounted(pool);
     }
 
     /// Returns the images whose space has changed since the last call.

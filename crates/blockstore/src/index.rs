@@ -7,7 +7,7 @@
 //!   1. Runs are sorted and do not overlap. Only the first may be empty.
 //!   2. A run's bound is at or below its first key, and above all keys of the preceding run.
 //!   3. `tombstones` holds exactly the tombstones among the records, and `used` counts exactly the places
-//!      in the records.
+//!      in the records, except those of pools of objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -142,6 +142,9 @@ pub struct Index {
     used: BTreeMap<(ImageId, PgId), u64>,
     /// Images whose values in `used` have changed since the last [`Index::take_used_changed`].
     used_changed: BTreeSet<ImageId>,
+    /// Pools of objects: their images are ids of data, of which there are many, and nobody asks for their
+    /// space.
+    uncounted: BTreeSet<PoolId>,
 }
 
 /// The lowest possible key.
@@ -157,6 +160,14 @@ impl Index {
             record_bytes: 0,
             used: BTreeMap::new(),
             used_changed: BTreeSet::new(),
+            uncounted: BTreeSet::new(),
+        }
+    }
+
+    /// Counts no space by image in this pool from now on: it is a pool of objects.
+    pub fn leave_uncounted(&mut self, pool: PoolId) {
+        if self.uncounted.insert(pool) {
+            self.used.retain(|(_, pg), _| pg.pool != pool);
         }
     }
 
@@ -226,7 +237,7 @@ impl Index {
             }
         }
         let (old, new) = (old.and_then(BlockInfo::used), new.and_then(BlockInfo::used));
-        if old != new {
+        if old != new && !self.uncounted.contains(&key.pool) {
             self.account_used(key, old, new);
         }
     }

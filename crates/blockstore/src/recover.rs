@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
+use base::{Buffer, Checksum, Lsn, PgId, PoolId, UNIT_SIZE, Version};
 use format::disk::{
     Decision, EngineId, EntryHeader, EntryKind, FamilyRecord, LeafPage, PAGE_NONE, PAGE_SIZE,
     PageRef, Root, STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage,
@@ -360,7 +360,9 @@ impl Recovery {
         if discards.last().is_some_and(|range| u64::from(range.end) > segments) {
             return self.root_failed(io);
         }
+        let pools: Vec<PoolId> = self.families_named.iter().map(|named| named.family).collect();
         let parts = self.parts_mut();
+        pools.into_iter().for_each(|pool| parts.blocks.leave_uncounted(pool));
         let of_parity = pgs.iter().filter(|(_, record)| record.committed > Version::ZERO);
         of_parity.for_each(|(pg, _)| parts.blocks.prepared.note_said(*pg));
         parts.pgs = PgRecords::load(pgs);

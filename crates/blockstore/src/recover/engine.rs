@@ -194,6 +194,8 @@ impl Recovery {
         if let (EntryKind::Family, Some(pg)) = (header.kind, header.pg) {
             let place = EntryPlace { lsn: header.lsn, end, previous: header.previous };
             replay.families.insert(pg.pool, (place, header.compression()));
+            let parts = self.parts.as_mut().expect("the superblock is known");
+            parts.blocks.leave_uncounted(pg.pool);
         }
         match replay.walked.last_mut() {
             Some(walked) if walked.end == header.lsn => walked.end = end,

@@ -320,6 +320,7 @@ impl Store {
                     let place = self.append_family(pool, None);
                     self.pending.push_removal(pool, place, None);
                 }
+                self.parts_mut().blocks.leave_uncounted(pool);
                 let place = self.append_family(pool, Some(compression));
                 self.pending.push_creation(pool, Some(place), compression, asker);
             }
