@@ -5,12 +5,15 @@ use std::io::Write;
 use base::{Choice, ImageId, MonitorId, OsdId, PgId, Scheme};
 use client::Config;
 use cluster::map::FailureDomain;
-use cluster::message::{Command, Failure};
+use cluster::message::{Command, Failure, ObjectOptions};
 use cluster::stats::Table;
+use format::engine::Compression;
 use serde_json::{Value, json};
 
 use crate::call::{call, table};
-use crate::cli::{ConfigCommand, DomainArg, PgCommand, PoolCommand, StateCommand, VolumeCommand};
+use crate::cli::{
+    ConfigCommand, DomainArg, KindArg, PgCommand, PoolCommand, StateCommand, VolumeCommand,
+};
 use crate::output::{
     Column, Format, Show, column, failure, print_json, print_object, print_rows, rate_column,
     size_column,
@@ -54,12 +57,16 @@ const VOLUME_MADE: &[Column] = &[
 const POOL: &[Column] = &[
     column("NAME", "name"),
     column("ID", "id"),
+    column("KIND", "kind"),
     column("SCHEME", "scheme"),
     column("MIN", "min_size"),
     column("PGS", "pg_count"),
     column("DOMAIN", "failure_domain"),
     size_column("BLOCK", "block_size"),
 ];
+
+/// The columns that only a pool of objects has.
+const POOL_OBJECTS: &[Column] = &[column("SHARDS", "shards"), column("COMPRESSION", "compression")];
 
 /// The usage columns of `pool ls`.
 const POOL_USE: &[Column] = &[
@@ -224,7 +231,11 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             pgs,
             failure_domain,
             block_size,
+            kind,
+            shards,
+            compression,
         } => {
+            let objects = objects_of(kind, shards, compression)?;
             let copies = replicas.map(|count| Scheme::Copies { count });
             let create = Command::PoolCreate {
                 pool: name,
@@ -233,9 +244,10 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 pg_count: pgs,
                 failure_domain: failure_domain.map(domain_of),
                 block_size,
+                objects,
             };
             let pool = call(config, format, create)?;
-            print_object(format, &pool, POOL);
+            print_pool(format, &pool);
             if let (Format::Text, Some(warning)) = (format, pool["warning"].as_str()) {
                 eprintln!("warning: {warning}");
             }
@@ -252,7 +264,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
         PoolCommand::Set { name, rename, ec, min_size, failure_domain } => {
             let failure_domain = failure_domain.map(domain_of);
             let set = Command::PoolSet { pool: name, rename, scheme: ec, min_size, failure_domain };
-            print_object(format, &call(config, format, set)?, POOL);
+            print_pool(format, &call(config, format, set)?);
         }
         PoolCommand::Scrub { name, deep } => {
             let answer = call(config, format, Command::PoolScrub { pool: name, deep })?;
@@ -268,6 +280,28 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
         }
     }
     Ok(())
+}
+
+fn print_pool(format: Format, pool: &Value) {
+    let of_objects = if pool["kind"] == "object" { POOL_OBJECTS } else { &[] };
+    print_object(format, pool, &[POOL, of_objects].concat());
+}
+
+/// Returns what was chosen of a pool of objects; `None`: the pool keeps blocks.
+fn objects_of(
+    kind: KindArg,
+    shards: Option<u32>,
+    compression: Option<Compression>,
+) -> Result<Option<ObjectOptions>, Failure> {
+    match kind {
+        KindArg::Object => Ok(Some(ObjectOptions { shards, compression })),
+        KindArg::Block if shards.is_none() && compression.is_none() => Ok(None),
+        KindArg::Block => Err(failure(
+            "invalid",
+            "only a pool of objects has --shards and --compression",
+            "add --kind object for a pool of objects",
+        )),
+    }
 }
 
 fn domain_of(domain: DomainArg) -> FailureDomain {

@@ -20,7 +20,7 @@ pub use bench::{BenchCommand, LoadArgs, OpArg};
 pub use hosts::{InitArgs, MonCommand};
 pub use log_args::LogArgs;
 pub use osd::{CommitArg, OsdCommand};
-pub use pool::{DomainArg, PgCommand, PoolCommand};
+pub use pool::{DomainArg, KindArg, PgCommand, PoolCommand};
 pub use state::{ConfigCommand, StateCommand};
 pub use state_place::{StatePlace, parse_state};
 pub use up::{DownArgs, RestartAfter, StoreArg, UpArgs};

@@ -169,11 +169,14 @@ fn render(status: &Value) -> String {
         let bytes = |key: &str| pool[key].as_u64().unwrap_or(0);
         let rate = |kind: &str| rate_text(&pool["io"][kind]);
         let name = pool["name"].as_str().unwrap_or_default();
-        let (used, available) = (bytes("used_bytes"), bytes("available_bytes"));
+        let available = bytes("available_bytes");
+        // Of objects it is not known.
+        let used = pool["used_bytes"].as_u64().map_or_else(String::new, |used| {
+            let percent = percent_text(used, used.saturating_add(available));
+            format!("{} used{percent}, ", size_text(used))
+        });
         line(format!(
-            "pool        {name}: {} used{}, {} available, reads {}, writes {}",
-            size_text(used),
-            percent_text(used, used.saturating_add(available)),
+            "pool        {name}: {used}{} available, reads {}, writes {}",
             size_text(available),
             rate("read"),
             rate("write")

@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme,
+    BlockSize, ClusterId, ImageId, Incarnation, KIB, MapRevision, OsdId, PgId, PoolId, Scheme,
     SessionId, UNIT_SIZE,
 };
+use format::engine::Compression;
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 
@@ -79,13 +80,13 @@ impl OsdInfo {
 
 /// A pool: redundancy and placement rules.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "PoolFields", into = "PoolFields")]
 pub struct Pool {
     /// The pool's id; never reused.
     pub id: PoolId,
     /// The pool's name, unique in the cluster.
     pub name: String,
-    /// How the pool survives the loss of members. Earlier versions wrote the number of copies as `replicas`.
-    #[serde(alias = "replicas")]
+    /// How the pool survives the loss of members.
     pub scheme: Scheme,
     /// Minimum number of members for a PG to acknowledge writes.
     pub min_size: u32,
@@ -95,9 +96,36 @@ pub struct Pool {
     pub failure_domain: FailureDomain,
     /// Size of the block that each member stores of a stripe; cannot be changed later.
     pub block_size: BlockSize,
+    /// What the pool keeps; cannot be changed later.
+    pub kind: PoolKind,
 }
 
+/// What a pool keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PoolKind {
+    /// Blocks of volumes.
+    Block,
+    /// Objects: see `docs/internals/objects.md`.
+    Object {
+        /// The number of shards, by the top bits of the objects' hashes: a power of two, at least `pg_count`
+        /// and at most [`SHARD_COUNT_MAX`].
+        shards: u32,
+        /// How each OSD compresses the pool's records.
+        compression: Compression,
+    },
+}
+
+/// The largest number of shards of a pool: a shard has two bytes in the keys of its records.
+pub const SHARD_COUNT_MAX: u32 = 65_536;
+/// The largest block of a pool of objects, in bytes: a journal entry has up to four blocks in parts.
+pub const OBJECT_BLOCK_BYTES_MAX: u64 = 128 * KIB;
+
 impl Pool {
+    /// Whether the pool keeps objects, and no volumes.
+    pub fn has_objects(&self) -> bool {
+        matches!(self.kind, PoolKind::Object { .. })
+    }
+
     /// Returns the number of bytes of data in a stripe: the maximum that one client operation may cover.
     pub fn stripe_bytes(&self) -> u64 {
         self.scheme.stripe_bytes(self.block_size)
@@ -112,6 +140,89 @@ impl Pool {
             (true, _) => UNIT_SIZE,
             (false, true) => stripe,
             (false, false) => self.block_size.bytes(),
+        }
+    }
+}
+
+/// The fields of a pool as they are written. Those of a pool of blocks are the ones that there were before
+/// pools of objects. A pool of objects has no `scheme`, but a `redundancy`: older programs need a scheme, so
+/// they refuse it, instead of taking it for a pool of blocks.
+#[derive(Serialize, Deserialize)]
+struct PoolFields {
+    id: PoolId,
+    name: String,
+    /// Earlier versions wrote the number of copies as `replicas`.
+    #[serde(default, alias = "replicas", skip_serializing_if = "Option::is_none")]
+    scheme: Option<Scheme>,
+    min_size: u32,
+    pg_count: u32,
+    failure_domain: FailureDomain,
+    block_size: BlockSize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<Kind>,
+    /// Of a pool of objects: its scheme.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    redundancy: Option<Scheme>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shards: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compression: Option<Compression>,
+}
+
+/// The name of a pool's kind.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Block,
+    Object,
+}
+
+impl TryFrom<PoolFields> for Pool {
+    type Error = String;
+
+    fn try_from(fields: PoolFields) -> Result<Pool, String> {
+        let missing = |name: &str| format!("missing field `{name}`");
+        let (scheme, kind) = match fields.kind {
+            None | Some(Kind::Block) => {
+                (fields.scheme.ok_or_else(|| missing("scheme"))?, PoolKind::Block)
+            }
+            Some(Kind::Object) => {
+                let scheme = fields.redundancy.ok_or_else(|| missing("redundancy"))?;
+                let shards = fields.shards.ok_or_else(|| missing("shards"))?;
+                let compression = fields.compression.ok_or_else(|| missing("compression"))?;
+                (scheme, PoolKind::Object { shards, compression })
+            }
+        };
+        let PoolFields { id, name, min_size, pg_count, failure_domain, block_size, .. } = fields;
+        Ok(Pool { id, name, scheme, min_size, pg_count, failure_domain, block_size, kind })
+    }
+}
+
+impl From<Pool> for PoolFields {
+    fn from(pool: Pool) -> PoolFields {
+        let Pool { id, name, scheme, min_size, pg_count, failure_domain, block_size, kind } = pool;
+        let fields = PoolFields {
+            id,
+            name,
+            scheme: None,
+            min_size,
+            pg_count,
+            failure_domain,
+            block_size,
+            kind: None,
+            redundancy: None,
+            shards: None,
+            compression: None,
+        };
+        match kind {
+            PoolKind::Block => PoolFields { scheme: Some(scheme), ..fields },
+            PoolKind::Object { shards, compression } => PoolFields {
+                kind: Some(Kind::Object),
+                redundancy: Some(scheme),
+                shards: Some(shards),
+                compression: Some(compression),
+                ..fields
+            },
         }
     }
 }
@@ -314,6 +425,61 @@ pub struct ClusterFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Pools as they are written. A change here is a change of what older programs can read.
+    const BLOCK_POOL: &str = concat!(
+        r#"{"id":1,"name":"p","scheme":"ec 4+2","min_size":5,"pg_count":64,"failure_domain":"host","#,
+        r#""block_size":131072}"#
+    );
+    const OBJECT_POOL: &str = concat!(
+        r#"{"id":2,"name":"kv","min_size":2,"pg_count":64,"failure_domain":"osd","block_size":65536,"#,
+        r#""kind":"object","redundancy":"3 copies","shards":256,"compression":"lz4hc"}"#
+    );
+
+    fn pool(text: &str) -> Result<Pool, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn pools_are_written_as_ever_and_read_back() {
+        let blocks = pool(BLOCK_POOL).unwrap();
+        assert_eq!((blocks.kind, blocks.has_objects()), (PoolKind::Block, false));
+        assert_eq!(serde_json::to_string(&blocks).unwrap(), BLOCK_POOL);
+        let objects = pool(OBJECT_POOL).unwrap();
+        let kind = PoolKind::Object { shards: 256, compression: Compression::Lz4High };
+        assert_eq!((objects.kind, objects.scheme), (kind, Scheme::Copies { count: 3 }));
+        assert_eq!(serde_json::to_string(&objects).unwrap(), OBJECT_POOL);
+        let old = BLOCK_POOL.replace(r#""scheme":"ec 4+2""#, r#""replicas":3"#);
+        assert_eq!(pool(&old).unwrap().scheme, Scheme::Copies { count: 3 });
+    }
+
+    /// A pool as programs read it that know no pools of objects.
+    #[derive(Debug, Deserialize)]
+    struct EarlierPool {
+        #[serde(alias = "replicas")]
+        scheme: Scheme,
+    }
+
+    #[test]
+    fn a_program_that_knows_no_objects_refuses_a_pool_of_them() {
+        let read = |text| serde_json::from_str::<EarlierPool>(text);
+        assert_eq!(read(BLOCK_POOL).unwrap().scheme, pool(BLOCK_POOL).unwrap().scheme);
+        assert!(read(OBJECT_POOL).unwrap_err().to_string().contains("missing field `scheme`"));
+    }
+
+    #[test]
+    fn a_pool_of_objects_needs_all_its_fields() {
+        for field in
+            [r#""redundancy":"3 copies","#, r#""shards":256,"#, r#","compression":"lz4hc""#]
+        {
+            let why = pool(&OBJECT_POOL.replace(field, "")).unwrap_err();
+            assert!(why.starts_with("missing field"), "{field}: {why}");
+        }
+        for (right, wrong) in [("object", "file"), ("lz4hc", "gzip"), ("256", "-1")] {
+            assert!(pool(&OBJECT_POOL.replace(right, wrong)).is_err(), "{wrong}");
+        }
+        assert!(pool(&OBJECT_POOL.replace(r#""kind":"object","#, "")).is_err());
+    }
 
     fn osd(number: u32, addresses: &[&str], peer_addresses: &[&str]) -> OsdInfo {
         let texts = |list: &[&str]| list.iter().map(|text| (*text).to_string()).collect();

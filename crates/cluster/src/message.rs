@@ -13,6 +13,7 @@ use base::{
     Position, Scheme, SessionId,
 };
 use format::door::Role;
+use format::engine::Compression;
 use format::wire::{Member, PgEntry};
 use serde::{Deserialize, Serialize};
 
@@ -625,6 +626,15 @@ pub enum Unreachable {
     Missed,
 }
 
+/// What an operator may choose of a pool of objects, beside what every pool has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ObjectOptions {
+    /// The number of shards; `None`: four for each PG.
+    pub shards: Option<u32>,
+    /// How records are compressed; `None`: lz4.
+    pub compression: Option<Compression>,
+}
+
 /// Operator commands that the monitor carries out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
@@ -643,8 +653,11 @@ pub enum Command {
         pg_count: Option<u32>,
         /// The failure domain: two members of a PG must not share one; `None`: host.
         failure_domain: Option<FailureDomain>,
-        /// Block size; `None`: 128 KiB.
+        /// Block size; `None`: 128 KiB, or 64 KiB in a pool of objects.
         block_size: Option<BlockSize>,
+        /// `Some`: a pool of objects; `None`: of blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        objects: Option<ObjectOptions>,
     },
     /// Change a pool.
     PoolSet {
@@ -903,6 +916,10 @@ mod tests {
             pg_count: Some(8),
             failure_domain: Some(FailureDomain::Osd),
             block_size: Some(BlockSize::DEFAULT),
+            objects: Some(ObjectOptions {
+                shards: Some(64),
+                compression: Some(Compression::ZlibBest),
+            }),
         };
         round_trip(ToMonitor::Command { request: 2, command });
         let text = serde_json::to_string(&FromMonitor::Map(MapDelta::default())).unwrap();

@@ -124,6 +124,33 @@ impl fmt::Display for Compression {
     }
 }
 
+/// A compression is serialized as its name.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Compression {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Compression {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Compression, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Compression;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a compression: ")?;
+                f.write_str(&Compression::ALL.map(Compression::name).join(", "))
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Compression, E> {
+                let unknown = || E::invalid_value(serde::de::Unexpected::Str(text), &self);
+                Compression::from_name(text).ok_or_else(unknown)
+            }
+        }
+        from.deserialize_str(Visitor)
+    }
+}
+
 /// A change of one family. Keys are not empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {

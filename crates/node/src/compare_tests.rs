@@ -12,7 +12,7 @@ use blockstore::{
     BlockKey, CommitMode, CreateOptions, Effect, Event, NoteKey, Request, RequestId,
     STORE_SIZE_MIN, Settings, Severity, StoppedStore, Store, StoreId,
 };
-use cluster::map::{FailureDomain, Pool};
+use cluster::map::{FailureDomain, Pool, PoolKind};
 use format::door::{DiskEffect, DiskEvent};
 use format::wire::{Member, PgEntry};
 use pg::Record;
@@ -69,6 +69,7 @@ fn pool() -> Pool {
         pg_count: 1,
         failure_domain: FailureDomain::Osd,
         block_size: BlockSize::DEFAULT,
+        kind: PoolKind::Block,
     }
 }
 

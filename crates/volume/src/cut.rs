@@ -96,6 +96,7 @@ fn unit_floor(offset: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use base::{BlockSize, KIB, MIB, Scheme};
+    use cluster::map::PoolKind;
 
     use super::*;
 
@@ -195,6 +196,7 @@ mod tests {
             pg_count: 1,
             failure_domain: cluster::map::FailureDomain::Osd,
             block_size,
+            kind: PoolKind::Block,
         };
         let size = |scheme, block| StripeSize::of(&pool(scheme, block)).map(StripeSize::bytes);
         let copies = Scheme::Copies { count: 3 };

@@ -3,10 +3,12 @@
 use base::size::{BlockSize, Size};
 use base::{ImageId, OsdId, PgId, Scheme};
 use clap::{Subcommand, ValueEnum};
+use format::engine::Compression;
 
 const POOL_CREATE_EXAMPLE: &str = "Examples:
   ashlar pool create safe --replicas 3
-  ashlar pool create fast --replicas 2 --min-size 1 --failure-domain osd";
+  ashlar pool create fast --replicas 2 --min-size 1 --failure-domain osd
+  ashlar pool create records --kind object --compression zstd";
 
 const PG_FIX_EXAMPLE: &str = "Examples:
   ashlar pg fix 1.1f 7/12 --keep 3               shows what would be done
@@ -48,9 +50,20 @@ pub enum PoolCommand {
         #[arg(long, value_enum)]
         failure_domain: Option<DomainArg>,
         /// Size of the block that one member holds of a stripe, a power of two from 16KiB (with parity
-        /// 64KiB) to 1MiB [default: 128KiB]
+        /// 64KiB) to 1MiB, of objects to 128KiB [default: 128KiB, of objects 64KiB]
         #[arg(long, value_parser = parse_block_size)]
         block_size: Option<BlockSize>,
+        /// What the pool keeps
+        #[arg(long, value_enum, default_value_t = KindArg::Block)]
+        kind: KindArg,
+        /// Of objects: number of shards, a power of two up to 65536, at least the number of placement
+        /// groups; it limits how far those can be split [default: 4 for each placement group]
+        #[arg(long)]
+        shards: Option<u32>,
+        /// Of objects: how each OSD compresses their records: none, snappy, lz4, lz4hc, zstd, zlib,
+        /// zlib-best or bzip2 [default: lz4]
+        #[arg(long, value_parser = parse_compression)]
+        compression: Option<Compression>,
     },
     /// List pools
     #[command(after_help = "Example:\n  ashlar pool ls")]
@@ -91,6 +104,15 @@ pub enum PoolCommand {
     },
 }
 
+/// What a pool keeps.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KindArg {
+    /// Blocks of volumes
+    Block,
+    /// Objects, with copies only
+    Object,
+}
+
 /// What two members of a PG must never share.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DomainArg {
@@ -115,6 +137,13 @@ fn parse_block(text: &str) -> Result<(ImageId, u32), String> {
         .and_then(|(image, block)| Some((ImageId::new(image.parse().ok()?)?, block.parse().ok()?)));
     parsed.ok_or_else(|| {
         format!("{text:?} is not a block: write IMAGE/NUMBER as `ashlar pg describe` lists it")
+    })
+}
+
+fn parse_compression(text: &str) -> Result<Compression, String> {
+    Compression::from_name(text).ok_or_else(|| {
+        let names = Compression::ALL.map(Compression::name).join(", ");
+        format!("{text:?} is not a compression: choose one of {names}")
     })
 }
 

@@ -420,6 +420,7 @@ impl Setup {
             pg_count: None,
             failure_domain: Some(FailureDomain::Osd),
             block_size: None,
+            objects: None,
         };
         match client::call(config, create, START_TIME_MAX) {
             // The pool was created by an earlier attempt whose answer was lost.

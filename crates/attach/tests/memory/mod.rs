@@ -7,7 +7,7 @@ use base::{
     BlockSize, BufferPool, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Scheme,
     SessionId, StripeIndex, UNIT_SIZE, Version,
 };
-use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
+use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta, PoolKind};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use format::wire::{Member, Op, Outcome, PgEntry, Refusal};
 use serde_json::json;
@@ -196,6 +196,7 @@ impl MemoryMonitor {
             pg_count: 1,
             failure_domain: FailureDomain::Osd,
             block_size: BlockSize::DEFAULT,
+            kind: PoolKind::Block,
         };
         let pool = PoolDelta {
             since: MapRevision::ZERO,

@@ -208,7 +208,8 @@ impl Monitor {
         frozen.min_size = known.pool.min_size;
         frozen.failure_domain = known.pool.failure_domain;
         if frozen != known.pool {
-            return Err("pg_count and block_size of a pool cannot change".to_string());
+            let why = "the kind of a pool, its pg_count, block_size, shards and compression cannot change";
+            return Err(why.to_string());
         }
         known.pool.scheme.check_change(wanted.pool.scheme)?;
         check_name("pool", &wanted.pool.name).map_err(|error| error.message)?;

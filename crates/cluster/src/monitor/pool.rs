@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId, Scheme};
+use base::size::Size;
+use base::{BlockSize, Epoch, KIB, MapRevision, OsdId, PgId, PoolId, Scheme};
+use format::engine::Compression;
 use format::wire::{Member, PgEntry};
 use placement::{Candidate, PlanError};
 
@@ -10,12 +12,14 @@ use super::committed_state::{Batch, Write};
 use super::job::{Done, Plan};
 use super::planning::fingerprint;
 use super::{Monitor, failure};
-use crate::map::{FailureDomain, Pool};
-use crate::message::{Command, Failure};
+use crate::map::{FailureDomain, OBJECT_BLOCK_BYTES_MAX, Pool, PoolKind, SHARD_COUNT_MAX};
+use crate::message::{Command, Failure, ObjectOptions};
 use crate::records::{
     CounterName, CounterRecord, Key, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
 };
 use crate::stats::Table;
+
+const HELP_HINT: &str = "`ashlar pool create --help` lists the valid values";
 
 /// Maximum number of pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
@@ -25,6 +29,15 @@ const PG_COUNT_MAX: u32 = 8192;
 const PG_MEMBER_COUNT_MAX: u32 = 8 * PG_COUNT_MAX;
 /// Number of PG members that a pool has on each OSD, unless the operator sets a PG count.
 const PGS_PER_OSD: u32 = 32;
+/// Number of shards for each PG of a pool of objects, unless the operator sets one: PGs can be split twice.
+const SHARDS_PER_PG: u32 = 4;
+/// The compression of a pool of objects, unless the operator sets one.
+const COMPRESSION: Compression = Compression::Lz4;
+/// The block size of a pool of objects, unless the operator sets one. An object of more than 32 KiB takes
+/// whole blocks: with the 128 KiB of other pools, one of 40 KiB would waste two thirds of its space. Smaller
+/// blocks would cost large objects more entries of the index, and more places.
+const OBJECT_BLOCK_BYTES: u64 = 64 * KIB;
+
 /// Space per PG in an OSD's record area, in bytes: a store of 256 MiB was full at 3,700 PGs.
 const PG_RECORD_SIZE: u64 = 1200;
 
@@ -37,6 +50,7 @@ impl Monitor {
             pg_count,
             failure_domain,
             block_size,
+            objects,
         } = command
         else {
             unreachable!("the caller matched it");
@@ -55,10 +69,9 @@ impl Monitor {
         let candidates = self.candidates(failure_domain);
         let copies = Scheme::Copies { count: if candidates.len() > 1 { 2 } else { 1 } };
         let scheme = scheme.unwrap_or(copies);
-        let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
-        scheme.check_block_size(block_size).map_err(|why| {
-            failure("invalid", why, "`ashlar pool create --help` lists the valid values")
-        })?;
+        let block_size = block_size.unwrap_or(default_block_size(objects.is_some()));
+        let invalid = |why| failure("invalid", why, HELP_HINT);
+        scheme.check_block_size(block_size).map_err(invalid)?;
         let min_size = min_size.unwrap_or(scheme.min_size_default());
         check_min_size(scheme, min_size)
             .map_err(|why| failure("invalid", why, "omit --min-size to use the default"))?;
@@ -66,6 +79,8 @@ impl Monitor {
             Some(count) => checked_pg_count(count, scheme)?,
             None => default_pg_count(candidates.len(), scheme),
         };
+        let kind = kind_of(*objects, pg_count);
+        check_kind(kind, scheme, pg_count, block_size).map_err(invalid)?;
         let current = vec![Vec::new(); pg_count as usize];
         let mut targets = placement::plan(&candidates, scheme.position_count(), &current)
             .map_err(|error| cannot_place(&error, scheme, failure_domain, candidates.len()))?;
@@ -75,8 +90,8 @@ impl Monitor {
         self.check_room(&candidates, &targets)?;
         let number = committed.next_id(CounterName::Pool)?;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
-        let pool =
-            Pool { id, name: name.clone(), scheme, min_size, pg_count, failure_domain, block_size };
+        let name = name.clone();
+        let pool = Pool { id, name, scheme, min_size, pg_count, failure_domain, block_size, kind };
         let planned_for = fingerprint(&pool, &candidates);
         Ok(self.write_new_pool(pool, targets, planned_for))
     }
@@ -202,7 +217,9 @@ impl Monitor {
     /// Returns a pool as shown by commands, with its space.
     pub(super) fn pool_row_with(&self, record: &PoolRecord) -> serde_json::Value {
         let mut row = pool_row(&record.pool);
-        row["used_bytes"] = self.used_bytes(Table::Pool, record.pool.id.get()).into();
+        // OSDs do not report yet what objects use.
+        let used = self.used_bytes(Table::Pool, record.pool.id.get());
+        row["used_bytes"] = (!record.pool.has_objects()).then_some(used).into();
         row["available_bytes"] = record.pool.scheme.usable_bytes(self.free_bytes()).into();
         row
     }
@@ -236,7 +253,52 @@ impl Monitor {
 pub(super) fn check_pool(pool: &Pool) -> Result<(), String> {
     pool.scheme.check_block_size(pool.block_size)?;
     check_min_size(pool.scheme, pool.min_size)?;
-    check_member_count(pool.pg_count, pool.scheme)
+    check_member_count(pool.pg_count, pool.scheme)?;
+    check_kind(pool.kind, pool.scheme, pool.pg_count, pool.block_size)
+}
+
+/// Returns what a new pool keeps.
+fn kind_of(objects: Option<ObjectOptions>, pg_count: u32) -> PoolKind {
+    match objects {
+        None => PoolKind::Block,
+        Some(ObjectOptions { shards, compression }) => PoolKind::Object {
+            shards: shards.unwrap_or(SHARDS_PER_PG * pg_count),
+            compression: compression.unwrap_or(COMPRESSION),
+        },
+    }
+}
+
+fn default_block_size(has_objects: bool) -> BlockSize {
+    match has_objects {
+        true => BlockSize::new(OBJECT_BLOCK_BYTES).expect("a power of two in range"),
+        false => BlockSize::DEFAULT,
+    }
+}
+
+/// Checks the rules that only pools of objects have.
+fn check_kind(
+    kind: PoolKind,
+    scheme: Scheme,
+    pg_count: u32,
+    block_size: BlockSize,
+) -> Result<(), String> {
+    let PoolKind::Object { shards, .. } = kind else { return Ok(()) };
+    if !scheme.is_whole_everywhere() {
+        return Err(format!("a pool of objects keeps copies; {scheme} is only for volumes"));
+    }
+    if block_size.bytes() > OBJECT_BLOCK_BYTES_MAX {
+        let most = Size(OBJECT_BLOCK_BYTES_MAX);
+        return Err(format!(
+            "blocks of a pool of objects can have at most {most}, not {block_size}"
+        ));
+    }
+    if !shards.is_power_of_two() || !(pg_count..=SHARD_COUNT_MAX).contains(&shards) {
+        return Err(format!(
+            "a pool of objects with {pg_count} PGs cannot have {shards} shards, only a power of two from \
+             {pg_count} to {SHARD_COUNT_MAX}"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks the minimum size of a pool.
@@ -252,6 +314,9 @@ fn check_min_size(scheme: Scheme, min_size: u32) -> Result<(), String> {
 pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     let mut row = serde_json::to_value(pool).expect("a pool is plain text and numbers");
     let scheme = pool.scheme;
+    row["kind"] = if pool.has_objects() { "object" } else { "block" }.into();
+    row["scheme"] = scheme.to_string().into();
+    row.as_object_mut().expect("a pool has fields").remove("redundancy");
     if scheme.is_whole_everywhere() {
         row["replicas"] = scheme.position_count().into();
     } else {

@@ -220,6 +220,7 @@ impl Monitor {
         json!({
             "name": row["name"],
             "id": row["id"],
+            "kind": row["kind"],
             "used_bytes": row["used_bytes"],
             "available_bytes": row["available_bytes"],
             "conditions": self.pg_conditions(record.pool.id, served),

@@ -10,6 +10,7 @@ mod life;
 mod lines;
 mod lock;
 mod members;
+mod objects;
 mod operator;
 mod parity;
 mod restore;

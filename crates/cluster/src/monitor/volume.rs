@@ -84,18 +84,26 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
+    /// Returns the pool for a new volume: the named one, or the only one that volumes can be in.
     fn chosen_pool(&self, name: Option<&str>) -> Result<&PoolRecord, Failure> {
         let hint = "`ashlar pool ls` lists the pools; `ashlar pool create` creates one";
         if let Some(name) = name {
             let named = self.committed.pool_named(name);
             let name = super::clipped(name.to_string());
-            return named
-                .ok_or_else(|| failure("not_found", format!("there is no pool {name}"), hint));
+            return match named {
+                None => Err(failure("not_found", format!("there is no pool {name}"), hint)),
+                Some(pool) if pool.pool.has_objects() => Err(failure(
+                    "invalid",
+                    format!("pool {name} keeps objects, and no volumes"),
+                    "choose a pool of kind block: `ashlar pool ls` lists the pools",
+                )),
+                Some(pool) => Ok(pool),
+            };
         }
-        let mut pools = self.committed.pools();
+        let mut pools = self.committed.pools().filter(|record| !record.pool.has_objects());
         match (pools.next(), pools.next()) {
             (Some(only), None) => Ok(only),
-            (None, _) => Err(failure("not_found", "there is no pool yet", hint)),
+            (None, _) => Err(failure("not_found", "there is no pool for volumes yet", hint)),
             _ => Err(failure("invalid", "there are several pools", "choose one with --pool")),
         }
     }

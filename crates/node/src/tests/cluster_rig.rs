@@ -12,7 +12,7 @@ use base::{
     SessionId, Time, TraceEvent, Version,
 };
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
-use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta};
+use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta, PoolKind};
 use cluster::message::{FromMonitor, Need, OsdReport, ToMonitor, Unreachable};
 use format::door::{CloseReason, DiskEvent, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Request};
@@ -533,6 +533,7 @@ impl Cluster {
             pg_count: 1,
             failure_domain: FailureDomain::Osd,
             block_size: BlockSize::MIN,
+            kind: PoolKind::Block,
         };
         let delta = PoolDelta {
             since: MapRevision::ZERO,

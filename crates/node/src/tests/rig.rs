@@ -9,7 +9,7 @@ use base::{
     TraceEvent, UNIT_SIZE, Version,
 };
 use blockstore::{CommitMode, CreateOptions, NoteKey, RequestId, STORE_SIZE_MIN, Store, StoreId};
-use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
+use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta, PoolKind};
 use cluster::message::{FromMonitor, ToMonitor};
 use format::door::{CloseReason, DiskEffect, DiskEvent, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Place, Refusal, Reply, Request};
@@ -236,6 +236,7 @@ pub fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) 
         pg_count: 1,
         failure_domain: FailureDomain::Osd,
         block_size: BlockSize::MIN,
+        kind: PoolKind::Block,
     };
     let fences: Vec<SessionId> = fences.iter().map(|session| SessionId::new(*session)).collect();
     let (since, revision) = (MapRevision::new(since), MapRevision::new(revision));

@@ -194,6 +194,7 @@ impl World {
                 pg_count: Some(self.plan.pg_count),
                 failure_domain: Some(self.plan.failure_domain),
                 block_size: Some(self.plan.block_size),
+                objects: None,
             },
             Job::Create(volume) => Command::VolumeCreate {
                 volume: self.volumes[*volume].name.clone(),

@@ -606,7 +606,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use base::{BlockSize, Incarnation, MapRevision, PoolId, Scheme, StripeIndex};
-    use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
+    use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta, PoolKind};
     use format::wire::Member;
 
     use super::*;
@@ -747,6 +747,7 @@ mod tests {
             pg_count: 8,
             failure_domain: FailureDomain::Osd,
             block_size: BlockSize::DEFAULT,
+            kind: PoolKind::Block,
         };
         let member = |number| Member {
             osd: OsdId::new(number).expect("not 0"),

@@ -9,7 +9,7 @@ use base::{
     KIB, MapRevision, MonitorId, OsdId, PgId, PoolId, Scheme, SessionId, StripeIndex, Time,
     UNIT_SIZE, Version,
 };
-use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
+use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta, PoolKind};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
@@ -121,6 +121,7 @@ pub(super) fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>) -> PoolDe
             pg_count: 4,
             failure_domain: FailureDomain::Osd,
             block_size: BlockSize::new(BLOCK).expect("in range"),
+            kind: PoolKind::Block,
         },
         pgs,
         fences: Vec::new(),

@@ -506,6 +506,7 @@ fn pool_create() -> Command {
         pg_count: Some(4),
         failure_domain: None,
         block_size: None,
+        objects: None,
     }
 }
 

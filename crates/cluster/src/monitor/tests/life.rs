@@ -23,6 +23,7 @@ fn pool_create(pool: &str) -> Command {
         pg_count: None,
         failure_domain: None,
         block_size: None,
+        objects: None,
     }
 }
 
@@ -238,6 +239,7 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
         pg_count,
         failure_domain,
         block_size: None,
+        objects: None,
     };
     let error = rig.command(with(Some(2), None, None, None)).unwrap_err();
     assert_eq!(error.code, "cannot_place");

@@ -831,6 +831,7 @@ fn the_largest_pool_can_be_made_whatever_its_copies() {
         pg_count: Some(8192),
         failure_domain: Some(crate::map::FailureDomain::Osd),
         block_size: None,
+        objects: None,
     };
     assert_eq!(rig.command_over(client, create), None);
     rig.make_replicated("small", 2, None, 8).unwrap();

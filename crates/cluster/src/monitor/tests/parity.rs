@@ -27,6 +27,7 @@ fn with_parity(osd_count: u32, pg_count: u32) -> Rig {
         pg_count: Some(pg_count),
         failure_domain: Some(FailureDomain::Osd),
         block_size: None,
+        objects: None,
     };
     rig.command(command).unwrap();
     assert_eq!(rig.entries().len() as u32, pg_count);
@@ -275,6 +276,7 @@ fn the_map_of_a_pool_fits_in_one_message() {
         pg_count: Some(pg_count),
         failure_domain: Some(FailureDomain::Osd),
         block_size: None,
+        objects: None,
     };
     let widest = Scheme::ReedSolomon { data: 16, parity: 4 };
     let error = rig.command(create(widest, 4096)).unwrap_err();

@@ -720,6 +720,7 @@ impl Rig {
             pg_count: Some(pg_count),
             failure_domain: None,
             block_size: None,
+            objects: None,
         })
     }
 
@@ -747,6 +748,7 @@ impl Rig {
             pg_count: Some(pg_count),
             failure_domain: Some(FailureDomain::Osd),
             block_size: None,
+            objects: None,
         })
     }
 

@@ -1,0 +1,168 @@
+//! Pools of objects: what they are made with, what cannot change, and what only pools of blocks have.
+
+use base::{BlockSize, GIB, KIB, OsdId, PgId, Scheme};
+use format::engine::Compression;
+use serde_json::{Value, json};
+
+use super::rig::Rig;
+use crate::map::{FailureDomain, PoolKind};
+use crate::message::{Command, Failure, ObjectOptions};
+use crate::records::{Key, Record};
+use crate::stats::Table;
+
+const COPIES: Scheme = Scheme::Copies { count: 2 };
+
+fn create(
+    rig: &mut Rig,
+    (scheme, pg_count): (Scheme, Option<u32>),
+    block_size: Option<u64>,
+    objects: ObjectOptions,
+) -> Result<Value, Failure> {
+    rig.command(Command::PoolCreate {
+        pool: "kv".into(),
+        scheme: Some(scheme),
+        min_size: None,
+        pg_count,
+        failure_domain: Some(FailureDomain::Osd),
+        block_size: block_size.map(|size| BlockSize::new(size).expect("valid")),
+        objects: Some(objects),
+    })
+}
+
+/// Returns a cluster of 3 OSDs without a pool.
+fn cluster() -> Rig {
+    let mut rig = Rig::new();
+    for number in 1..=3 {
+        rig.add_osd(number);
+    }
+    rig
+}
+
+/// Returns a cluster of 3 OSDs with a pool of objects with 8 PGs and defaults otherwise.
+fn with_objects() -> Rig {
+    let mut rig = cluster();
+    create(&mut rig, (COPIES, Some(8)), None, ObjectOptions::default()).unwrap();
+    rig
+}
+
+fn put(value: &Value) -> Command {
+    Command::StatePut { key: "pool/1".into(), value: value.to_string() }
+}
+
+#[test]
+fn a_pool_of_objects_has_shards_a_compression_and_smaller_blocks() {
+    let mut rig = with_objects();
+    let row = rig.rows(Table::Pool)[0].clone();
+    assert_eq!((&row["kind"], &row["scheme"]), (&json!("object"), &json!("2 copies")));
+    assert_eq!((&row["shards"], &row["compression"]), (&json!(32), &json!("lz4")));
+    assert_eq!((&row["block_size"], &row["used_bytes"]), (&json!(64 * KIB), &Value::Null));
+    assert_eq!(rig.status()["pools"][0]["kind"], "object");
+    rig.make_pool("v", 8).unwrap();
+    assert_eq!(rig.rows(Table::Pool)[1]["kind"], "block");
+    assert_eq!(rig.rows(Table::Pool)[1]["used_bytes"], 0);
+}
+
+#[test]
+fn its_record_survives_a_restart() {
+    let mut rig = cluster();
+    let objects = ObjectOptions { shards: Some(8), compression: Some(Compression::Bzip2) };
+    create(&mut rig, (COPIES, Some(8)), Some(16 * KIB), objects).unwrap();
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+    let Some(Record::Pool(record)) = rig.monitor.committed.record(&Key::parse("pool/1").unwrap())
+    else {
+        panic!("the pool is gone")
+    };
+    let kind = PoolKind::Object { shards: 8, compression: Compression::Bzip2 };
+    assert_eq!((record.pool.kind, record.pool.block_size.bytes()), (kind, 16 * KIB));
+    assert_eq!(record.rest, crate::records::Rest::new());
+}
+
+#[test]
+fn pools_of_objects_that_cannot_work_are_refused() {
+    let shards = |count| ObjectOptions { shards: Some(count), compression: None };
+    let none = ObjectOptions::default();
+    let code = Scheme::ReedSolomon { data: 2, parity: 1 };
+    let mut rig = cluster();
+    for (rules, block_size, objects, why) in [
+        ((code, Some(8)), None, none, "a pool of objects keeps copies; ec 2+1 is only for volumes"),
+        ((COPIES, Some(8)), Some(256 * KIB), none, "can have at most 128 KiB, not 256 KiB"),
+        ((COPIES, Some(8)), None, shards(4), "cannot have 4 shards"),
+        ((COPIES, Some(8)), None, shards(24), "cannot have 24 shards"),
+        ((COPIES, Some(8)), None, shards(131_072), "only a power of two from 8 to 65536"),
+        ((COPIES, Some(8)), None, shards(0), "cannot have 0 shards"),
+    ] {
+        let refused = create(&mut rig, rules, block_size, objects).unwrap_err();
+        assert_eq!(refused.code, "invalid", "{refused:?}");
+        assert!(refused.message.contains(why), "{refused:?}");
+    }
+    create(&mut rig, (COPIES, Some(8)), Some(128 * KIB), shards(65_536)).unwrap();
+}
+
+#[test]
+fn what_a_pool_of_objects_was_made_with_cannot_change() {
+    let mut rig = with_objects();
+    let record = rig.monitor.committed.record(&Key::parse("pool/1").unwrap()).unwrap().to_json();
+    for (field, value) in [
+        ("shards", json!(64)),
+        ("compression", json!("zstd")),
+        ("compression", json!("gzip")),
+        ("kind", json!("file")),
+        ("redundancy", json!("ec 2+1")),
+        ("redundancy", json!("3 copies")),
+    ] {
+        let mut changed = record.clone();
+        changed[field] = value;
+        let refused = rig.command(put(&changed)).unwrap_err();
+        assert_eq!(refused.code, "invalid", "{field}: {refused:?}");
+    }
+    let mut blocks = record.clone();
+    blocks["scheme"] = blocks["redundancy"].clone();
+    blocks["kind"] = json!("block");
+    assert!(rig.command(put(&blocks)).unwrap_err().message.contains("the kind of a pool"));
+    let set = |rename: Option<&str>, scheme| Command::PoolSet {
+        pool: "kv".into(),
+        rename: rename.map(str::to_owned),
+        scheme,
+        min_size: Some(2),
+        failure_domain: None,
+    };
+    let code = Scheme::ReedSolomon { data: 2, parity: 1 };
+    assert_eq!(rig.command(set(None, Some(code))).unwrap_err().code, "invalid");
+    let row = rig.command(set(Some("records"), None)).unwrap();
+    assert_eq!((&row["name"], &row["min_size"]), (&json!("records"), &json!(2)));
+    assert_eq!((&row["kind"], &row["shards"]), (&json!("object"), &json!(32)));
+}
+
+#[test]
+fn volumes_are_made_in_pools_of_blocks_only() {
+    let mut rig = with_objects();
+    let volume = |pool: Option<&str>| Command::VolumeCreate {
+        volume: "v".into(),
+        size: GIB,
+        pool: pool.map(str::to_owned),
+    };
+    let refused = rig.command(volume(Some("kv"))).unwrap_err();
+    assert_eq!(refused.message, "pool kv keeps objects, and no volumes");
+    assert_eq!(rig.command(volume(None)).unwrap_err().code, "not_found");
+    rig.make_pool("blocks", 8).unwrap();
+    // Of the pools that can have it there is only one.
+    assert_eq!(rig.command(volume(None)).unwrap()["pool"], "blocks");
+}
+
+#[test]
+fn scrubs_of_objects_are_refused_and_left_out() {
+    let mut rig = with_objects();
+    let pg: PgId = "1.0".parse().unwrap();
+    for command in [
+        Command::PoolScrub { pool: "kv".into(), deep: false },
+        Command::PgScrub { pg, deep: false },
+    ] {
+        let refused = rig.command(command).unwrap_err();
+        assert_eq!(refused.message, "pools of objects are not scrubbed yet");
+    }
+    let osd = OsdId::new(1).unwrap();
+    let answer = rig.command(Command::OsdScrub { osd, deep: true }).unwrap();
+    assert_eq!((&answer["asked"], &answer["metadata"]), (&json!(0), &json!(true)));
+}
