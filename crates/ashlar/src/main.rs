@@ -146,9 +146,10 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
             let log = osd::log_of(&config(cluster)?, &path);
             background::detach("OSD", &log, format)
         }
-        OsdCommand::Run { path, listen, memory, log, parent, detach: false } => {
+        OsdCommand::Run { path, listen, objects, memory, log, parent, detach: false } => {
             parent::follow(parent)?;
-            let place = osd::RunPlace { path: &path, listen: listen.as_deref() };
+            let (listen, objects) = (listen.as_deref(), objects.as_deref());
+            let place = osd::RunPlace { path: &path, listen, objects };
             osd::run(&config(cluster)?, place, memory.0, log, parent.is_some())
         }
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?, osd, format),

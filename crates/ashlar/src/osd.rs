@@ -1,6 +1,7 @@
 //! `ashlar osd`: create, run, inspect and check OSDs and their disks.
 
 mod create;
+mod engine;
 mod inspect;
 mod run;
 mod store_file;

@@ -434,6 +434,9 @@ pub struct OsdReport {
     /// Whether the disk hangs, or hung and has not completed an operation since.
     #[serde(default)]
     pub stalled: bool,
+    /// The OSD's engine; `None`: it has none, or its figures are not known yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineReport>,
     /// Progress of backfill in PGs whose primary is this OSD.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,
@@ -445,6 +448,45 @@ pub struct OsdReport {
     /// this connection.
     #[serde(default)]
     pub scrubs: Vec<ScrubRow>,
+}
+
+/// The engine of an OSD. Counters only grow while the engine is open.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineReport {
+    /// The records of each pool of objects.
+    pub families: Vec<FamilyReport>,
+    /// Capacity of the cache, in bytes.
+    pub cache_bytes: u64,
+    /// Bytes of the cache in use.
+    pub cache_used_bytes: u64,
+    /// Number of blocks found in the cache.
+    pub cache_hits: u64,
+    /// Number of blocks not found in the cache.
+    pub cache_misses: u64,
+    /// How the engine holds writes back: `none`, `slowed`, `stopped`.
+    pub stall: String,
+    /// Number of flushes and compactions that failed.
+    pub background_errors: u64,
+}
+
+/// The records of a pool in an OSD's engine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FamilyReport {
+    /// The pool.
+    pub pool: PoolId,
+    /// How they are compressed.
+    pub compression: Compression,
+    /// Bytes on disk.
+    pub disk_bytes: u64,
+    /// Bytes in memory that are not on disk yet.
+    pub memory_bytes: u64,
+    /// Approximate number of records.
+    pub records: u64,
+    /// Approximate number of bytes that compactions have yet to rewrite.
+    pub compaction_bytes_left: u64,
+    /// Whether a compaction met damage, so that the records are not compacted any more.
+    pub damaged: bool,
 }
 
 /// The state of scrubs of a PG. Times are seconds since 1970; 0: never.

@@ -164,6 +164,12 @@ impl Rocks {
         directory::create(directory, identity)
     }
 
+    /// Returns who the engine in the directory is; `None`: there is none, or its creation or removal was
+    /// interrupted.
+    pub fn identity(directory: &Path) -> Result<Option<Identity>, OpenError> {
+        directory::identity(directory)
+    }
+
     /// Removes the engine with this identity from the directory.
     pub fn destroy(directory: &Path, identity: Identity) -> Result<(), OpenError> {
         directory::destroy(directory, identity)

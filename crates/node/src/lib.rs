@@ -8,6 +8,7 @@
 //!              │    ▲            ▲        │    │
 //!   (monitor)  │   link ─▶ map ──┘        ▼    │
 //!   Disk ────▶ │               blockstore::Store│ ─▶ Disk
+//!   Engine ──▶ │                               │ ─▶ Engine
 //!              └───────────────────────────────┘
 //! ```
 //!
@@ -20,6 +21,7 @@
 //! | `node.rs` | the `Node` value: events in, effects out, the phases of the process |
 //! | `cluster_view.rs` | the cluster map, the settings, and this OSD's place in them |
 //! | `local_store.rs` | the store, and the caller of each request to it |
+//! | `local_engine.rs` | the engine: whether there is one, and the families of object pools in it |
 //! | `pg_table.rs` | the PGs, and the actions that they request |
 //! | `node/pg_lifecycle.rs` | the effect of the map on this OSD's PGs |
 //! | `node/monitor.rs` | the connection to a monitor, and its messages |
@@ -47,6 +49,7 @@ mod filling;
 mod lane;
 mod leases;
 mod lines;
+mod local_engine;
 mod local_store;
 mod metadata_check;
 mod node;
@@ -77,9 +80,11 @@ mod tests;
 use base::trace::Level;
 use base::{ClusterId, Duration, Incarnation, MIB, OsdId, TraceEvent};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
+use format::engine::{EngineEffect, EngineEvent};
 
 pub use compare::{Comparison, compare};
 pub use disk_watch::Stalls;
+pub use local_engine::Engine;
 pub use node::Node;
 
 /// An input of a node.
@@ -87,6 +92,8 @@ pub use node::Node;
 pub enum Event {
     /// An event from its disk.
     Disk(DiskEvent),
+    /// An event from its engine.
+    Engine(EngineEvent),
     /// An event from the network.
     Net(NetEvent),
     /// The time that `Node::deadline` returned has come.
@@ -101,6 +108,8 @@ pub enum Event {
 pub enum Effect {
     /// A request to the disk.
     Disk(DiskEffect),
+    /// A request to the engine. Only if [`Settings::engine`] is open.
+    Engine(EngineEffect),
     /// A request to the network.
     Net(NetEffect),
     /// The store is recovered and the monitor has assigned an incarnation, which handshakes of later
@@ -125,6 +134,10 @@ pub enum StopReason {
     /// The disk hung and PGs continued without this OSD; now the disk responds. The process starts a new run
     /// with [`Node::stalls`]. Every disk operation has ended.
     Stalled,
+    /// A pool of objects has a PG here, and there is no engine yet. The process creates one for this store,
+    /// and starts a new run with it. If it cannot, the new run gets [`Engine::None`]. Every disk operation
+    /// has ended.
+    NeedsEngine,
     /// The store is poisoned, or is not the store of this OSD. The text says what happened, where, and
     /// what to do.
     Store(String),
@@ -164,6 +177,8 @@ pub struct Identity {
 pub struct Settings {
     /// Settings of the store.
     pub store: blockstore::Settings,
+    /// The OSD's engine.
+    pub engine: Engine,
     /// Whether the device does not support O_DIRECT, so that the store is buffered; for `status`.
     pub buffered: bool,
     /// Maximum number of unanswered requests of one connection; further ones are answered `Busy`.
@@ -194,6 +209,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             store: blockstore::Settings::default(),
+            engine: Engine::None("this OSD has no engine for records of objects".to_owned()),
             buffered: false,
             connection_requests_max: 1024,
             requests_max: 16 * 1024,

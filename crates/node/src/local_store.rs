@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 
 use base::{BlockSize, BufferPool, ImageId, Time};
-use blockstore::{Effect, Event, Request, RequestId, Settings, Store};
+use blockstore::{Effect, EngineFound, Event, Request, RequestId, Settings, Store};
 use pg::CallId;
 
 use crate::pg_table::PgSlot;
@@ -30,6 +30,8 @@ pub(crate) enum StoreCall {
     StateNote,
     /// A portion of the check of the metadata.
     Metadata,
+    /// The creation of a family of the engine.
+    Family,
     /// A call of the PG in this slot.
     Pg(PgSlot, CallId),
 }
@@ -48,6 +50,7 @@ impl StoreCall {
             StoreCall::Probe => 5,
             StoreCall::StateNote => 6,
             StoreCall::Metadata => 7,
+            StoreCall::Family => 8,
             StoreCall::Pg(slot, call) => {
                 (slot.index() as u64 + 1) << SLOT_SHIFT | u64::from(call.0)
             }
@@ -64,6 +67,7 @@ impl StoreCall {
             5 => StoreCall::Probe,
             6 => StoreCall::StateNote,
             7 => StoreCall::Metadata,
+            8 => StoreCall::Family,
             number => {
                 let place = (number >> SLOT_SHIFT).checked_sub(1).expect("an id of a call");
                 StoreCall::Pg(PgSlot::new(place as usize), CallId(number as u32))
@@ -81,10 +85,15 @@ pub(crate) struct LocalStore {
 }
 
 impl LocalStore {
-    /// Opens the store on a device of `size_bytes` bytes.
-    pub(crate) fn open(settings: Settings, pool: BufferPool, size_bytes: u64) -> LocalStore {
+    /// Opens the store on a device of `size_bytes` bytes, with its engine if it has one.
+    pub(crate) fn open(
+        settings: Settings,
+        pool: BufferPool,
+        size_bytes: u64,
+        engine: Option<EngineFound>,
+    ) -> LocalStore {
         let mut effects = Vec::new();
-        let store = Store::open(settings, pool, size_bytes, &mut effects);
+        let store = Store::open_with(settings, pool, (size_bytes, engine), &mut effects);
         LocalStore { store, effects, spare: Vec::new() }
     }
 
@@ -161,6 +170,7 @@ mod tests {
             StoreCall::Probe,
             StoreCall::StateNote,
             StoreCall::Metadata,
+            StoreCall::Family,
         ];
         let slots = [0, 1, 4095].map(PgSlot::new);
         let of_pgs = slots

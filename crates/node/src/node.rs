@@ -21,6 +21,7 @@ use cluster::message::{Need, ToMonitor};
 use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::engine::EngineEvent;
 use format::wire::{ListedBlock, Member, Message, PeerBody};
 use pg::{Action, Finding, FixRequest, Listing, Pg, ScrubEvent, ScrubNote, SlowDisks};
 
@@ -30,6 +31,7 @@ use crate::disk_watch::{DiskWatch, LookStep, Stalls};
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
 use crate::lines::{Lines, faults_text, trace_checked, trace_metadata, trace_scrub};
+use crate::local_engine::LocalEngine;
 use crate::local_store::{LocalStore, StoreCall};
 use crate::metadata_check::Step;
 use crate::notes::Notes;
@@ -44,15 +46,16 @@ use crate::sessions::Sessions;
 use crate::space_credits::SpaceCredits;
 use crate::state_log::StateLog;
 use crate::stats::Stats;
-use crate::{Effect, Event, Identity, Settings, StopReason};
+use crate::{Effect, Engine, Event, Identity, Settings, StopReason};
 
 /// One OSD.
 pub struct Node {
     identity: Identity,
     settings: Settings,
     phase: Phase,
-    // The local store, and this OSD's view of the cluster.
+    // The local store with its engine, and this OSD's view of the cluster.
     pub(crate) store: LocalStore,
+    pub(crate) engine: LocalEngine,
     pub(crate) cluster: ClusterView,
     notes: Notes,
     /// The copy of the state store that the monitor sends.
@@ -92,7 +95,7 @@ enum Phase {
     Draining { until: Time },
     /// Waits for the store's last flush.
     Syncing,
-    /// After the disk hung: waits until every disk operation has finished.
+    /// Before the next run in this process: waits until every disk operation has finished.
     Closing,
     /// Ignores all events.
     Stopped,
@@ -109,12 +112,17 @@ impl Node {
         now: Time,
         effects: &mut Vec<Effect>,
     ) -> Node {
-        let store = LocalStore::open(settings.store.clone(), pool.clone(), device_size);
+        let found = match &settings.engine {
+            Engine::Open(found) => Some(found.clone()),
+            Engine::Addable | Engine::None(_) => None,
+        };
+        let store = LocalStore::open(settings.store.clone(), pool.clone(), device_size, found);
         let Settings { reconnect_min, reconnect_max, .. } = settings;
         let link = MonitorLink::new(identity.monitors.clone(), reconnect_min, reconnect_max);
         let mut node = Node {
             phase: Phase::Opening,
             store,
+            engine: LocalEngine::new(settings.engine.clone()),
             cluster: ClusterView::new(identity.osd),
             notes: Notes::unread(),
             state: StateLog::default(),
@@ -152,6 +160,10 @@ impl Node {
             Event::Disk(event) => {
                 self.store.apply(now, blockstore::Event::Disk(event));
             }
+            Event::Engine(EngineEvent::Statistics { statistics, .. }) => {
+                self.engine.on_statistics(statistics);
+            }
+            Event::Engine(event) => self.store.apply(now, blockstore::Event::Engine(event)),
             Event::Net(event) => self.on_net(now, event, effects),
             Event::Tick => self.on_tick(now, effects),
             Event::Shutdown => self.on_shutdown(now, effects),
@@ -397,6 +409,7 @@ impl Node {
 
     /// Sends a report, and does other periodic work. Called once per report interval.
     fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.tend_families(now, effects);
         self.tend_pgs(now, effects);
         self.scrubbing.begin(now);
         let Node { cluster, store, pgs, peer_connections, lines, .. } = self;
@@ -412,6 +425,8 @@ impl Node {
         let Node { cluster, store, pgs, peer_connections, .. } = self;
         let explainer = Explainer { cluster, connections: peer_connections };
         let mut report = report(store, pgs, explainer, &self.disk_watch, self.settings.buffered);
+        report.engine = self.engine.report();
+        effects.extend(self.engine.ask_statistics().map(Effect::Engine));
         report.scrubs = self.scrubbing.rows_to_tell(now, pgs, cluster);
         report.leftovers = self.reclaim.leftovers();
         self.tell_monitor(&ToMonitor::OsdReport(report), effects);
@@ -524,6 +539,7 @@ impl Node {
             Phase::Running => self.begin_end(now, effects),
             Phase::Draining { .. } | Phase::Syncing | Phase::Closing | Phase::Stopped => {
                 self.disk_watch.stay_away();
+                self.engine.stay_away();
             }
         }
     }
@@ -547,10 +563,12 @@ impl Node {
                 return;
             }
             if self.phase == Phase::Closing {
-                match self.disk_watch.is_leaving() {
-                    true if !self.store.is_idle() => {}
-                    true => return self.stop(StopReason::Stalled, effects),
-                    false => return self.stop(StopReason::Shutdown, effects),
+                // The next run in this process must not meet operations of this one.
+                match (self.disk_watch.is_leaving(), self.engine.is_leaving()) {
+                    (false, false) => return self.stop(StopReason::Shutdown, effects),
+                    _ if !self.store.is_idle() => {}
+                    (true, _) => return self.stop(StopReason::Stalled, effects),
+                    (false, true) => return self.stop(StopReason::NeedsEngine, effects),
                 }
             }
             if self.requests.is_store_awaited() && !self.store.is_congested() {
@@ -612,7 +630,7 @@ impl Node {
     ) {
         match effect {
             blockstore::Effect::Disk(effect) => effects.push(Effect::Disk(effect)),
-            blockstore::Effect::Engine(_) => unreachable!("no node opens a store with an engine"),
+            blockstore::Effect::Engine(effect) => effects.push(Effect::Engine(effect)),
             blockstore::Effect::Opened => self.on_store_opened(now, effects),
             blockstore::Effect::Stopped { reason } => {
                 self.stop(StopReason::Store(reason), effects);
@@ -632,6 +650,7 @@ impl Node {
                 }
                 StoreCall::Reclaim => self.on_reclaim_answer(now, result, effects),
                 StoreCall::Metadata => self.on_metadata_read(now, result, effects),
+                StoreCall::Family => self.on_family_created(now, result.is_ok(), effects),
                 StoreCall::Probe => self.disk_watch.on_probed(&self.store, result.is_ok()),
                 StoreCall::LastSync => {
                     self.store.ask(now, StoreCall::LastRecord, StoreRequest::Record);

@@ -25,7 +25,7 @@ const HELD_COUNT_MAX: usize = 1 << 16;
 /// Waiting queries between members, and needs that must be reported to the monitor.
 #[derive(Default)]
 pub(crate) struct Peers {
-    /// Queries that wait for the map, or for grants to expire.
+    /// Queries that wait for the map, for grants to expire, or for a family of the engine.
     held: BTreeMap<PgId, Query>,
     /// Deadlines of the queries that arrived before the map, oldest first.
     held_until: VecDeque<(Time, PgId, Epoch)>,
@@ -75,7 +75,7 @@ impl Peers {
         [held, unanswered, self.release_at].into_iter().flatten().min()
     }
 
-    // ---- PGs and queries that wait for grants or the map
+    // ---- PGs and queries that wait for grants, the map or a family
 
     /// Makes a PG wait until this OSD's grants to its earlier primaries have expired.
     pub(crate) fn wait_for_grants(&mut self, pg: PgId, until: Time) {
@@ -105,6 +105,11 @@ impl Peers {
         query: Query,
     ) -> Result<(), String> {
         self.wait_until(until);
+        self.hold(pg, query).map(|_| ())
+    }
+
+    /// Makes a query wait for a family of the engine. Whoever creates it calls for [`Peers::take_held`].
+    pub(crate) fn hold_for_family(&mut self, pg: PgId, query: Query) -> Result<(), String> {
         self.hold(pg, query).map(|_| ())
     }
 

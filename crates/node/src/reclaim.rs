@@ -28,6 +28,7 @@ use format::wire::{Content, PgEntry};
 use pg::Record;
 
 use crate::cluster_view::{ClusterView, is_sound};
+use crate::local_engine::LocalEngine;
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
@@ -91,6 +92,8 @@ enum Stage {
     Prepared,
     /// Removes blocks and tombstones, up to [`PORTION_MAX`] at a time.
     Blocks,
+    /// Removes the family of a pool of objects, with all its records.
+    Family,
 }
 
 impl Target {
@@ -109,6 +112,7 @@ pub(crate) struct Holdings<'a> {
     pub(crate) cluster: &'a ClusterView,
     pub(crate) notes: &'a Notes,
     pub(crate) pgs: &'a PgTable,
+    pub(crate) engine: &'a LocalEngine,
 }
 
 /// The next step of a removal.
@@ -178,6 +182,7 @@ impl Reclaim {
                 Stage::Records => holdings.record_removals(current.target),
                 Stage::Prepared => holdings.settles(current.target),
                 Stage::Blocks => holdings.block_removals(current.target),
+                Stage::Family => holdings.family_removal(current.target),
             };
             if !requests.is_empty() {
                 // Set the count first: the store completes some requests at once.
@@ -187,7 +192,8 @@ impl Reclaim {
             match current.stage {
                 Stage::Records => current.stage = Stage::Prepared,
                 Stage::Prepared => current.stage = Stage::Blocks,
-                Stage::Blocks => break,
+                Stage::Blocks => current.stage = Stage::Family,
+                Stage::Family => break,
             }
         }
         let target = current.target;
@@ -299,9 +305,14 @@ impl Holdings<'_> {
         }
     }
 
-    /// Returns whether no PG of the target serves or has anything in progress.
+    /// Returns whether no PG of the target serves or has anything in progress, and its family is not being
+    /// created.
     fn is_quiet(self, target: Target) -> bool {
-        self.pgs.are_quiet(|pg| target.has(pg))
+        let is_creating = match target {
+            Target::Pool(pool) => self.engine.is_creating(pool),
+            Target::Pg(_) => false,
+        };
+        !is_creating && self.pgs.are_quiet(|pg| target.has(pg))
     }
 
     fn has_data(self, pg: PgId) -> bool {
@@ -379,6 +390,14 @@ impl Holdings<'_> {
             _ => None,
         };
         self.store.notes().filter_map(removal).take(PORTION_MAX).collect()
+    }
+
+    fn family_removal(self, target: Target) -> Vec<StoreRequest> {
+        let Target::Pool(pool) = target else { return Vec::new() };
+        let is_stray = |(odd, is_stray): (PoolId, bool)| odd == pool && is_stray;
+        let is_there = self.store.has_family(pool) || self.store.odd_families().any(is_stray);
+        let removal = || StoreRequest::Family { pool, compression: None };
+        is_there.then(removal).into_iter().collect()
     }
 
     fn settles(self, target: Target) -> Vec<StoreRequest> {

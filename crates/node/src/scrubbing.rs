@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use base::{BlockSize, Duration, MIB, PgId, Time};
 use cluster::message::{FixedRow, ScrubRow};
 use cluster::settings::Setting;
+use format::wire::PgEntry;
 use pg::{FixOutcome, FixRequest, Fixed, Pg, ScrubNote, Serving};
 
 use crate::cluster_view::ClusterView;
@@ -151,9 +152,11 @@ impl Scrubbing {
         self.due = None;
         let is_busy = std::mem::take(&mut self.is_busy);
         let Some(day) = self.day(now) else { return Turn::default() };
+        let has_scrubs =
+            |entry: &PgEntry| cluster.pool(entry.pg.pool).is_some_and(|it| !it.pool.has_objects());
         let is_led = |pg: &Pg| {
             let entry = pg.entry().filter(|_| *pg.serving() == Serving::Active);
-            entry.is_some_and(|entry| cluster.leads(entry))
+            entry.is_some_and(|entry| cluster.leads(entry) && has_scrubs(entry))
         };
         // A request outlasts peering: it is kept for as long as this OSD is to lead the PG.
         self.asked.retain(|pg, _| cluster.pg(*pg).is_some_and(|entry| cluster.leads(entry)));

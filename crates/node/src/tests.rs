@@ -7,6 +7,7 @@ mod lazy;
 mod lines;
 mod members;
 mod metadata;
+mod objects;
 mod reclaim;
 pub mod rig;
 mod session_takeover;

@@ -48,7 +48,11 @@ pub enum OsdCommand {
         /// Address to listen on [default: the networks of cluster.toml, or 127.0.0.1]
         #[arg(long, value_parser = parse_listen, value_name = LISTEN)]
         listen: Option<String>,
-        /// Memory for caches
+        /// Directory for records of objects, on any file system; required for a block device once there is a
+        /// pool of objects [default: PATH/objects, if PATH is a directory]
+        #[arg(long, value_name = "DIR")]
+        objects: Option<PathBuf>,
+        /// Memory for caches; records of objects take up to twice as much more
         #[arg(long, default_value = "128MiB")]
         memory: Size,
         /// Run in the background; return once the OSD is ready. Logs to PATH/osd.log, or for a device to a

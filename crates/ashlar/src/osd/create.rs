@@ -220,6 +220,9 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
     if path.join("blocks").exists() {
         return exists("already holds an OSD");
     }
+    if path.join("objects").exists() {
+        return exists("holds the records of objects of an earlier OSD, in objects/");
+    }
     if path.exists() && !path.is_dir() {
         return exists("is neither a directory nor a block device");
     }

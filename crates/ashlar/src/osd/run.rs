@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ::engine::Rocks;
 use base::{Incarnation, Time, TraceEvent};
 use blockstore::RecoveryReport;
 use client::{Config, Keeper};
@@ -10,8 +11,9 @@ use cluster::map::ClusterFile;
 use cluster::message::Failure;
 use format::door::{CloseReason, NetEvent, Peer, Role};
 use io::{Disk, Event as IoEvent, Reactor, Trust};
-use node::{Effect, Event, Identity, Node, Stalls, StopReason};
+use node::{Effect, Engine, Event, Identity, Node, Stalls, StopReason};
 
+use super::engine;
 use super::store_file::{blocks_of, commit_name, device_at, open_blocks, superblock_of};
 use crate::background;
 use crate::cli::LogArgs;
@@ -37,12 +39,24 @@ pub struct RunPlace<'a> {
     pub path: &'a Path,
     /// The only address to listen on; if `None`, all addresses in the cluster's networks.
     pub listen: Option<&'a str>,
+    /// The directory of the engine; if `None`, the usual one.
+    pub objects: Option<&'a Path>,
+}
+
+/// Why a run has ended, and what the next one needs.
+enum Ended {
+    /// The OSD exits.
+    ForGood,
+    /// The disk hung; now it responds.
+    Stalled(Stalls),
+    /// Pools of objects need an engine.
+    NeedsEngine,
 }
 
 /// Runs `ashlar osd run`.
 pub fn run(
     config: &Config,
-    RunPlace { path, listen }: RunPlace<'_>,
+    RunPlace { path, listen, objects }: RunPlace<'_>,
     memory: u64,
     log: LogArgs,
     supervised: bool,
@@ -55,21 +69,39 @@ pub fn run(
     // holds it.
     drop(open_blocks(&blocks_of(path), true)?);
     log.start(superblock_of(&blocks_of(path))?.osd.to_string());
-    while let Some(stalls) = run_once(config, path, listen, supervised, &settings)? {
-        io::log::write(&TraceEvent::info("restarting after the disk hung"));
-        settings.stalls = stalls;
+    let objects = engine::directory_of(path, objects);
+    let place = RunPlace { path, listen, objects: objects.as_deref() };
+    // Why no engine can be added.
+    let mut obstacle = None;
+    loop {
+        match run_once(config, place, supervised, &settings, obstacle.as_deref())? {
+            Ended::ForGood => return Ok(()),
+            Ended::Stalled(stalls) => {
+                io::log::write(&TraceEvent::info("restarting after the disk hung"));
+                settings.stalls = stalls;
+            }
+            Ended::NeedsEngine => {
+                let directory = objects.as_deref().expect("the run knew where to add it");
+                let store = superblock_of(&blocks_of(path))?.store;
+                if let Err(error) = engine::add(directory, store) {
+                    let what = "an engine for records of objects cannot be added";
+                    io::log::write(&TraceEvent::warn(what).with("why", &error));
+                    let cannot = "the engine for records of objects could not be added";
+                    obstacle = Some(format!("{cannot} ({error}): start the OSD again to retry"));
+                }
+            }
+        }
     }
-    Ok(())
 }
 
-/// Runs the OSD once. Returns the state that the next run needs, or `None` if the OSD should exit.
+/// Runs the OSD once. `obstacle`: why no engine can be added.
 fn run_once(
     config: &Config,
-    path: &Path,
-    listen: Option<&str>,
+    RunPlace { path, listen, objects }: RunPlace<'_>,
     supervised: bool,
     settings: &node::Settings,
-) -> Result<Option<Stalls>, Failure> {
+    obstacle: Option<&str>,
+) -> Result<Ended, Failure> {
     let blocks = blocks_of(path);
     let disk = Disk::open(&blocks).map_err(|error| {
         failure("io", error.to_string(), "create an OSD with `ashlar osd create`")
@@ -107,10 +139,17 @@ fn run_once(
         supervised,
     };
     let mut settings = settings.clone();
+    let waker = reactor.waker();
+    let memory = settings.store.memory_bytes;
+    let (rocks, found) = engine::open(objects, &superblock, memory, move || waker.wake())?;
+    settings.engine = match (found, obstacle) {
+        (Engine::Addable, Some(why)) => Engine::None(why.to_owned()),
+        (found, _) => found,
+    };
     settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
     let keeper = Keeper::new(config, io::log::write);
-    serve(reactor, identity, settings, device_size, &trust, &keeper)
+    serve((reactor, rocks), identity, settings, device_size, &trust, &keeper)
 }
 
 /// Listens, and returns two lists: the addresses for all peers, and the addresses in the networks that are
@@ -140,16 +179,17 @@ fn listen_in_networks(
 
 /// The loop of an OSD.
 fn serve(
-    mut reactor: Reactor,
+    (mut reactor, mut engine): (Reactor, Option<Rocks>),
     identity: Identity,
     settings: node::Settings,
     device_size: u64,
     trust: &dyn Fn(Incarnation) -> Trust,
     keeper: &Keeper,
-) -> Result<Option<Stalls>, Failure> {
+) -> Result<Ended, Failure> {
     let mut absence = Absence::default();
     let mut effects = Vec::new();
     let mut events = Vec::new();
+    let mut engine_events = Vec::new();
     let now = reactor.now();
     let pool = reactor.pool().clone();
     // Before it has joined, the OSD exits if every monitor refuses its key: retrying would not help.
@@ -160,6 +200,9 @@ fn serve(
             match effect {
                 Effect::Disk(effect) => reactor.disk(effect),
                 Effect::Net(effect) => reactor.net(effect),
+                Effect::Engine(effect) => {
+                    engine.as_mut().expect("asked only if it is open").submit(effect);
+                }
                 Effect::Joined { incarnation } => {
                     refusals_left = usize::MAX;
                     io::log::write(&recovery_line(&node.recovery_report()));
@@ -168,8 +211,7 @@ fn serve(
                 }
                 Effect::Trace(event) => io::log::write(&event),
                 Effect::LogLevel(level) => io::log::set_level(level),
-                Effect::Stop(StopReason::Stalled) => return Ok(Some(node.stalls())),
-                Effect::Stop(reason) => return stopped(reason).map(|()| None),
+                Effect::Stop(reason) => return stopped(reason, &node),
             }
         }
         let deadline = node.deadline();
@@ -188,6 +230,12 @@ fn serve(
                 }
             }
             tell(&mut node, now, event, &mut effects);
+        }
+        if let Some(engine) = &mut engine {
+            engine.take_events(&mut engine_events);
+        }
+        for event in engine_events.drain(..) {
+            node.apply(now, Event::Engine(event), &mut effects);
         }
         // If the events have just set a deadline that has already passed, the next turn returns at once.
         if deadline.is_some_and(|deadline| deadline <= now) {
@@ -255,14 +303,18 @@ fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
         IoEvent::Disk(event) => node.apply(now, Event::Disk(event), effects),
         IoEvent::Net(event) => node.apply(now, Event::Net(event), effects),
         IoEvent::Terminate => node.apply(now, Event::Shutdown, effects),
-        // Other events do not occur in an OSD: it opens no raw streams, and no other thread wakes it.
+        // The engine has events: they are taken after these.
+        IoEvent::Woken => {}
+        // Other events do not occur in an OSD: it opens no raw streams.
         _ => {}
     }
 }
 
-fn stopped(reason: StopReason) -> Result<(), Failure> {
+fn stopped(reason: StopReason, node: &Node) -> Result<Ended, Failure> {
     match reason {
-        StopReason::Shutdown | StopReason::Stalled => Ok(()),
+        StopReason::Shutdown => Ok(Ended::ForGood),
+        StopReason::Stalled => Ok(Ended::Stalled(node.stalls())),
+        StopReason::NeedsEngine => Ok(Ended::NeedsEngine),
         StopReason::Store(text) => {
             Err(failure("store", text, "check the disk: ashlar osd check PATH"))
         }

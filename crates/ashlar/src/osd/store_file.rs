@@ -34,11 +34,11 @@ pub fn commit_name(commit: CommitMode) -> &'static str {
     }
 }
 
-/// Reads either copy of a store's superblock: that is enough to identify the OSD. The node checks the rest.
+/// Reads the newer copy of a store's superblock: enough to identify the OSD. The node checks the rest.
 pub fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
     let (file, _) = open_blocks(blocks, false)?;
-    let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
-    if let Some(superblock) = copies.find_map(Result::ok) {
+    let copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
+    if let Some(superblock) = copies.flatten().max_by_key(|superblock| superblock.sequence) {
         return Ok(superblock);
     }
     // Both copies are damaged: the inspection returns an error with the details.
@@ -80,6 +80,15 @@ fn can_lock(file: &File) -> bool {
 
 pub fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Failure> {
     let (file, size) = open_blocks(blocks, lock)?;
+    let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
+    if copies.any(|copy| copy.is_ok_and(|superblock| superblock.engine.is_some())) {
+        let message = format!(
+            "{}: this OSD keeps records of objects in an engine, and this version cannot read both \
+             while the OSD is stopped",
+            blocks.display()
+        );
+        return Err(failure("engine", message, "start the OSD: its scrubs check its blocks"));
+    }
     let mut read = |offset, buffer: &mut [u8]| {
         file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
     };

@@ -22,6 +22,7 @@ mod minute;
 mod monitors;
 mod namespaces;
 mod nbd;
+mod objects;
 mod operator;
 mod parity;
 mod processes;

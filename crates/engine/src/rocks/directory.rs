@@ -85,20 +85,24 @@ fn parse_identity(path: &Path, text: &str) -> Result<Identity, OpenError> {
         .ok_or_else(|| OpenError::Corrupt(format!("{}: damaged", path.display())))
 }
 
+/// Returns who the engine in the directory is; `None`: there is none.
+pub(super) fn identity(directory: &Path) -> Result<Option<Identity>, OpenError> {
+    let path = directory.join(IDENTITY_FILE);
+    match fs::read(&path) {
+        Ok(bytes) => parse_identity(&path, &String::from_utf8_lossy(&bytes)).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io_error(&path, &error)),
+    }
+}
+
 /// Checks that the directory has the engine with this identity.
 fn check_identity(directory: &Path, expected: Identity) -> Result<(), OpenError> {
-    let path = directory.join(IDENTITY_FILE);
-    let text = match fs::read(&path) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let unfinished = directory.join(UNFINISHED_FILE).exists();
-            let why = if unfinished { ": its creation or removal was interrupted" } else { "" };
-            let directory = directory.display();
-            return Err(OpenError::Missing(format!("{directory} has no engine{why}")));
-        }
-        Err(error) => return Err(io_error(&path, &error)),
+    let Some(found) = identity(directory)? else {
+        let unfinished = directory.join(UNFINISHED_FILE).exists();
+        let why = if unfinished { ": its creation or removal was interrupted" } else { "" };
+        let directory = directory.display();
+        return Err(OpenError::Missing(format!("{directory} has no engine{why}")));
     };
-    let found = parse_identity(&path, &text)?;
     if found == expected {
         return Ok(());
     }

@@ -61,6 +61,11 @@ impl Node {
         let Some(slot) = self.pgs.slot(pg) else {
             return Err(format!("this OSD is not a member of {pg}"));
         };
+        if is_query && self.awaits_family(pg.pool) {
+            // That takes a moment, and is no reason to go on without this OSD.
+            let query = Query { connection, primary, epoch, body };
+            return self.peers.hold_for_family(pg, query);
+        }
         if self.pgs[slot].entry().is_none() {
             // This OSD cannot take part in the PG; send the reason to the primary.
             return if is_query { self.decline(slot, connection, epoch, effects) } else { Ok(()) };
@@ -153,8 +158,8 @@ impl Node {
         Ok(())
     }
 
-    /// Resumes PGs and queries that waited for the map or for grants to expire, if they need not wait any
-    /// longer.
+    /// Resumes PGs and queries that waited for the map, for grants to expire or for a family, if they need
+    /// not wait any longer.
     pub(super) fn release(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for pg in self.peers.take_waiting() {
             self.review(now, pg, effects);

@@ -6,15 +6,18 @@
 //!   2. A primary enters an epoch only when no earlier primary may serve under a grant of this OSD.
 
 use base::planted::{self, Bug};
-use base::{MapRevision, OsdId, PgId, PoolId, Time};
-use blockstore::{CommitMode, NoteKey};
-use cluster::map::MapDelta;
+use base::{MapRevision, OsdId, PgId, PoolId, Time, TraceEvent};
+use blockstore::{CommitMode, NoteKey, Request as StoreRequest};
+use cluster::map::{MapDelta, PoolKind};
 use cluster::message::ToMonitor;
+use format::engine::Compression;
 use format::wire::{Member, PgEntry};
 use pg::{Absence, Pg, Record, ScrubNote, Serving};
 
-use super::Node;
+use super::{Node, Phase};
 use crate::cluster_view::is_sound;
+use crate::local_engine::FamilyStep;
+use crate::local_store::StoreCall;
 use crate::pg_table::PgSlot;
 use crate::{Effect, StopReason, lines};
 
@@ -35,6 +38,7 @@ impl Node {
         self.revoke_replaced(&before);
         self.expect_blocks();
         self.notes.map_changed();
+        self.tend_families(now, effects);
         for pool in &pools {
             if let Some(known) = self.cluster.pool(*pool) {
                 self.sessions.takeovers.on_map(*pool, known.revision);
@@ -210,6 +214,11 @@ impl Node {
         if self.reclaim.is_removing(id) {
             return Some("waiting for the PG's old data to be removed".into());
         }
+        let has_objects = self.cluster.pool(id.pool).is_some_and(|known| known.pool.has_objects());
+        if let Some(why) = has_objects.then(|| self.engine.obstacle(id.pool, &self.store)).flatten()
+        {
+            return Some(why);
+        }
         if entry.epoch < pg.epoch_floor() {
             return Some(older(format!(
                 "the map has epoch {} of {id}, but {osd} has already served epoch {}",
@@ -253,6 +262,58 @@ impl Node {
             ));
         }
         None
+    }
+
+    /// Sees to it that the engine has a family for each pool of objects that has a PG here. Called with each
+    /// map, and once per report interval.
+    pub(super) fn tend_families(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let families = self.cluster.pools().filter_map(|(id, known)| match known.pool.kind {
+            PoolKind::Object { compression, .. } => {
+                let is_ours = known.pgs.iter().any(|entry| self.cluster.has_part(entry));
+                is_ours.then_some((id, compression))
+            }
+            PoolKind::Block => None,
+        });
+        let families: Vec<(PoolId, Compression)> = families.collect();
+        for (pool, compression) in families {
+            match self.engine.step(pool, &self.store) {
+                FamilyStep::None => {}
+                FamilyStep::Create => {
+                    let request = StoreRequest::Family { pool, compression: Some(compression) };
+                    self.store.ask(now, StoreCall::Family, request);
+                }
+                FamilyStep::Leave => {
+                    let what = "restarting to get an engine for records of objects";
+                    effects.push(Effect::Trace(TraceEvent::info(what).with("pool", pool)));
+                    return self.begin_end(now, effects);
+                }
+            }
+        }
+    }
+
+    /// Handles the store's answer to the creation of a family: the pool's PGs may take part. A creation
+    /// that failed is asked for again in the next report interval.
+    pub(super) fn on_family_created(
+        &mut self,
+        now: Time,
+        is_done: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let pool = self.engine.on_created();
+        if is_done && self.phase == Phase::Running {
+            self.review_pool(now, pool, effects);
+            self.release(now, effects);
+            self.tend_families(now, effects);
+        }
+    }
+
+    /// Returns whether PGs of this pool of objects take part as soon as the engine has the pool's family.
+    pub(super) fn awaits_family(&self, pool: PoolId) -> bool {
+        let has_objects = self.cluster.pool(pool).is_some_and(|known| known.pool.has_objects());
+        has_objects && self.engine.awaits_family(pool, &self.store)
     }
 
     fn slot_of(&mut self, id: PgId, entry: &PgEntry) -> PgSlot {

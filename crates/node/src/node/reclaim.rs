@@ -20,8 +20,8 @@ impl Node {
     }
 
     fn holdings(&self) -> Holdings<'_> {
-        let Node { store, cluster, notes, pgs, .. } = self;
-        Holdings { store, cluster, notes, pgs }
+        let Node { store, cluster, notes, pgs, engine, .. } = self;
+        Holdings { store, cluster, notes, pgs, engine }
     }
 
     /// Begins the next removal, if nothing prevents it. Called once per report interval, and when a
@@ -31,8 +31,8 @@ impl Node {
             return;
         }
         let has_joined = self.link.serving().is_some();
-        let Node { store, cluster, notes, pgs, reclaim, .. } = self;
-        let holdings = Holdings { store, cluster, notes, pgs };
+        let Node { store, cluster, notes, pgs, engine, reclaim, .. } = self;
+        let holdings = Holdings { store, cluster, notes, pgs, engine };
         if reclaim.begin(now, holdings, has_joined) {
             self.reclaim_more(now, effects);
         }
@@ -47,8 +47,8 @@ impl Node {
         if let Target::Pg(pg) = target {
             self.forget_record(pg);
         }
-        let Node { store, cluster, notes, pgs, reclaim, .. } = self;
-        let next = reclaim.next_part(Holdings { store, cluster, notes, pgs });
+        let Node { store, cluster, notes, pgs, engine, reclaim, .. } = self;
+        let next = reclaim.next_part(Holdings { store, cluster, notes, pgs, engine });
         match next {
             Next::Ask(requests) => {
                 for request in requests {

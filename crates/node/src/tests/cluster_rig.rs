@@ -281,6 +281,7 @@ impl Cluster {
                         let ends = if known.holds_disk { &mut known.held } else { &mut events };
                         ends.push(event);
                     }
+                    Effect::Engine(effect) => unreachable!("{effect:?} without an engine"),
                     Effect::Net(effect) => self.net(host, effect),
                     Effect::Joined { incarnation } => self.hosts[host].incarnation = incarnation,
                     Effect::LogLevel(_) => {}

@@ -8,13 +8,19 @@ use base::{
     Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, Scheme, SessionId, StripeIndex, Time,
     TraceEvent, UNIT_SIZE, Version,
 };
-use blockstore::{CommitMode, CreateOptions, NoteKey, RequestId, STORE_SIZE_MIN, Store, StoreId};
+use blockstore::{
+    CommitMode, CreateOptions, EngineFound, NoteKey, RequestId, STORE_SIZE_MIN, Store, StoreId,
+};
 use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta, PoolKind};
 use cluster::message::{FromMonitor, ToMonitor};
+use engine::Twin;
 use format::door::{CloseReason, DiskEffect, DiskEvent, NetEffect, NetEvent, Peer, Role};
-use format::wire::{Member, Message, Op, Outcome, PgEntry, Place, Refusal, Reply, Request};
+use format::engine::{EngineEffect, EngineEvent};
+use format::wire::{
+    Member, Message, Op, Outcome, PeerMessage, PgEntry, Place, Refusal, Reply, Request,
+};
 
-use crate::{Effect, Event, Identity, Node, Settings, StopReason};
+use crate::{Effect, Engine, Event, Identity, Node, Settings, StopReason};
 
 pub const UNIT: u32 = UNIT_SIZE as u32;
 pub const CLUSTER: ClusterId = ClusterId::new(77);
@@ -25,6 +31,8 @@ pub const PG: PgId = PgId { pool: POOL, number: 0 };
 pub const CLIENT: ConnectionId = ConnectionId::new(1);
 pub const SESSION: SessionId = SessionId::new(40);
 const STORE: StoreId = StoreId::new(5);
+/// The engine that belongs to the store.
+pub const ENGINE: engine::Identity = engine::Identity { engine: 14, store: 5 };
 const PAGE: u64 = 4096;
 
 /// A disk that executes requests at once, or holds them back.
@@ -183,6 +191,12 @@ pub struct Rig {
     /// Whether the disk holds back all requests.
     pub holds_disk: bool,
     held: VecDeque<DiskEffect>,
+    /// The engine, if there is one.
+    pub engine: Option<Twin>,
+    /// Whether the engine's events are held back.
+    pub holds_engine: bool,
+    /// What the engine was asked for, as text.
+    pub engine_asked: Vec<String>,
     pub connects: Vec<(ConnectionId, String)>,
     pub closed: Vec<ConnectionId>,
     pub told: Vec<ToMonitor>,
@@ -190,6 +204,8 @@ pub struct Rig {
     pub is_silent: bool,
     is_pinged: bool,
     pub replies: Vec<(ConnectionId, Reply)>,
+    /// Messages to other OSDs.
+    pub to_osds: Vec<PeerMessage>,
     pub joined: Vec<Incarnation>,
     pub stopped: Option<StopReason>,
     /// Lines for the log.
@@ -296,6 +312,24 @@ impl Rig {
     }
 
     pub fn with(disk: MemoryDisk, identity: Identity, settings: Settings) -> Rig {
+        Rig::start(disk, None, identity, settings)
+    }
+
+    /// Creates a node with an engine, which has just been created or whose process has ended.
+    pub fn with_engine(disk: MemoryDisk, mut engine: Twin) -> Rig {
+        engine.crash(&mut |_| 0);
+        let families = engine.open(ENGINE).expect("it is its own");
+        let found = EngineFound { identity: ENGINE, families };
+        let settings = Settings { engine: Engine::Open(found), ..Settings::default() };
+        Rig::start(disk, Some(engine), identity(), settings)
+    }
+
+    fn start(
+        disk: MemoryDisk,
+        engine: Option<Twin>,
+        identity: Identity,
+        settings: Settings,
+    ) -> Rig {
         let mut effects = Vec::new();
         let now = Time::from_nanos(1_000_000_000);
         let pool = BufferPool::default();
@@ -307,12 +341,16 @@ impl Rig {
             now,
             holds_disk: false,
             held: VecDeque::new(),
+            engine,
+            holds_engine: false,
+            engine_asked: Vec::new(),
             connects: Vec::new(),
             closed: Vec::new(),
             told: Vec::new(),
             is_silent: false,
             is_pinged: false,
             replies: Vec::new(),
+            to_osds: Vec::new(),
             joined: Vec::new(),
             stopped: None,
             lines: Vec::new(),
@@ -368,6 +406,7 @@ impl Rig {
                 match effect {
                     Effect::Disk(effect) if self.holds_disk => self.held.push_back(effect),
                     Effect::Disk(effect) => events.push(self.disk.carry_out(effect)),
+                    Effect::Engine(effect) => self.submit_to_engine(effect),
                     Effect::Net(effect) => self.net(effect),
                     Effect::Joined { incarnation } => self.joined.push(incarnation),
                     Effect::LogLevel(_) => {}
@@ -377,6 +416,9 @@ impl Rig {
             }
             for event in events {
                 self.node.apply(self.now, Event::Disk(event), &mut effects);
+            }
+            for event in self.engine_events() {
+                self.node.apply(self.now, Event::Engine(event), &mut effects);
             }
             self.node.finish_turn(self.now, &mut effects);
             if std::mem::take(&mut self.is_pinged) && !self.is_silent {
@@ -405,6 +447,7 @@ impl Rig {
                     told => self.told.push(told),
                 }
             }
+            NetEffect::Send { message: Message::Peer(message), .. } => self.to_osds.push(*message),
             NetEffect::Send { message, .. } => panic!("an OSD does not send {message:?}"),
         }
     }
@@ -427,6 +470,28 @@ impl Rig {
         self.holds_disk = false;
         let held = self.held.drain(..).map(Effect::Disk).collect();
         self.run(held);
+    }
+
+    fn submit_to_engine(&mut self, effect: EngineEffect) {
+        let engine = self.engine.as_mut().expect("only a node that has an engine asks it");
+        self.engine_asked.push(format!("{effect:?}"));
+        engine.submit(effect, &mut |_| 0);
+    }
+
+    /// Lets the engine carry out what it was asked for. Returns its events.
+    fn engine_events(&mut self) -> Vec<EngineEvent> {
+        let mut events = Vec::new();
+        if let Some(engine) = self.engine.as_mut().filter(|_| !self.holds_engine) {
+            while engine.step(&mut |_| 0) {}
+            engine.take_events(&mut events);
+        }
+        events
+    }
+
+    /// Lets the engine carry out what it held back.
+    pub fn release_engine(&mut self) {
+        self.holds_engine = false;
+        self.run(Vec::new());
     }
 
     /// Lets time pass, with a tick at each deadline.

@@ -65,6 +65,8 @@ pub enum Item {
     Disk(usize, DiskOp, DiskWork),
     /// A disk operation of an OSD completed while the OSD's process was frozen.
     DiskEnded(usize, DiskOp, DiskWork),
+    /// The engine of an OSD does something.
+    Engine(usize),
     /// The state store executes its next step.
     State(StateStep),
     /// A turn of an OSD's loop ends.
@@ -105,9 +107,10 @@ impl Item {
     /// process ends first.
     pub fn owner(&self) -> Option<Process> {
         match self {
-            Item::Disk(index, ..) | Item::DiskEnded(index, ..) | Item::OsdTurn(index) => {
-                Some(Process::Osd(*index))
-            }
+            Item::Disk(index, ..)
+            | Item::DiskEnded(index, ..)
+            | Item::Engine(index)
+            | Item::OsdTurn(index) => Some(Process::Osd(*index)),
             Item::State(StateStep::Tell((index, _), _)) | Item::MonitorEnds(index) => {
                 Some(Process::Monitor(*index))
             }

@@ -2,7 +2,7 @@
 //! network. Every unit of every volume is checked for linearizability.
 //!
 //! ```text
-//!   users ─▶ ClientCore ─┐            ┌─ Node ─ SimDisk
+//!   users ─▶ ClientCore ─┐            ┌─ Node ─ SimDisk, Twin
 //!   users ─▶ ClientCore ─┼─── Net ────┼─ Node ─ SimDisk
 //!   operator ────────────┘    │       └─ ...
 //!                          Elections ─ StateDoor
@@ -20,6 +20,7 @@ mod counters;
 mod disk_hang;
 mod diverged_member;
 mod drill;
+mod engines;
 mod failover_drill;
 mod fault_budget;
 mod fault_state;

@@ -10,6 +10,7 @@ use node::Node;
 use pg::Limits;
 
 use super::disk_hang::Hang;
+use super::engines::OsdEngine;
 use super::plan::Plan;
 use super::process::{monitor_addresses, osd_address};
 use super::slow_disks::Slowness;
@@ -39,6 +40,8 @@ pub struct Osd {
     pub store: StoreId,
     /// Its disk, once the disk is created.
     pub disk: Option<SimDisk>,
+    /// Its engine, once it has one.
+    pub(super) engine: OsdEngine,
     /// Its process, while it runs.
     pub node: Option<Node>,
     /// The incarnation of its run, once a monitor has assigned one.
@@ -123,6 +126,7 @@ impl Osd {
             is_out: false,
             store: StoreId::new((u128::from(seed) << 8) | (index as u128 + 1)),
             disk: None,
+            engine: OsdEngine::new(seed, index),
             node: None,
             incarnation: Incarnation::ZERO,
             layout: None,
@@ -197,7 +201,9 @@ impl Osd {
         let stalls = self.stalls.take();
         self.hang.run_starts(stalls.is_some());
         let stalls = stalls.unwrap_or_default();
-        let settings = node::Settings { store, pg_limits, stalls, ..node::Settings::default() };
+        let engine = self.engine.open();
+        let settings =
+            node::Settings { store, engine, pg_limits, stalls, ..node::Settings::default() };
         let size = self.disk.as_ref().expect("created before it starts").size();
         self.incarnation = Incarnation::ZERO;
         self.turn_due = false;
@@ -213,6 +219,7 @@ impl Osd {
     pub fn ends(&mut self) {
         self.node = None;
         self.idle_since = None;
+        self.engine.crash();
     }
 
     /// Submits an operation to the disk.

@@ -526,6 +526,7 @@ impl World {
                 None => self.disk_done(index, op, work),
             },
             Item::DiskEnded(index, op, work) => self.disk_done(index, op, work),
+            Item::Engine(index) => self.engine_step(index),
             Item::State(step) => self.take_state(step),
             Item::MonitorEnds(index) => {
                 self.monitor_stopped(index);
@@ -755,6 +756,7 @@ impl World {
                     }
                     self.schedule(Duration::from_nanos(after), Item::Disk(index, op, work));
                 }
+                node::Effect::Engine(effect) => self.submit_to_engine(index, effect),
                 node::Effect::Net(effect) => self.net_effect(process, effect)?,
                 node::Effect::Joined { .. } if self.osds[index].is_foreign => {
                     return Err(format!("osd {index} is foreign and takes part"));
@@ -765,6 +767,9 @@ impl World {
                 }
                 node::Effect::Trace(_) | node::Effect::LogLevel(_) => unreachable!("taken above"),
                 node::Effect::Stop(node::StopReason::Stalled) => return self.begins_anew(index),
+                node::Effect::Stop(node::StopReason::NeedsEngine) => {
+                    return self.gets_engine(index);
+                }
                 node::Effect::Stop(reason) => {
                     let osd = &self.osds[index];
                     let is_asked = reason == node::StopReason::Shutdown && osd.is_stopping;

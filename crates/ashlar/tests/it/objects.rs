@@ -1,0 +1,155 @@
+//! Tests of pools of objects: their OSDs get engines, keep them, and start with no other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::harness::{ASHLAR, Cluster, LoopDevice, qemu_io, terminate, wait_for};
+
+/// Starts a cluster with a pool of blocks, and a pool of objects with 8 PGs.
+fn with_objects(name: &str, osds: &str) -> Cluster {
+    let cluster = Cluster::up(name, &["--osds", osds, "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);
+    create_pool(&cluster);
+    cluster
+}
+
+/// Creates a pool of objects, and waits until it is served.
+fn create_pool(cluster: &Cluster) -> Value {
+    let mut create = vec!["pool", "create", "kv", "--kind", "object", "--pgs", "8"];
+    create.extend(["--failure-domain", "osd", "--compression", "zstd"]);
+    let pool = cluster.json(&create);
+    cluster.wait_active();
+    pool
+}
+
+fn engine_of(cluster: &Cluster, osd: &str) -> PathBuf {
+    cluster.path().join(osd).join("objects")
+}
+
+/// Returns the pools and compressions of the families in the engine of each OSD.
+fn families(cluster: &Cluster) -> Vec<Value> {
+    let rows = cluster.json(&["osd", "ls"]);
+    let families = |row: &Value| {
+        let families = row["engine"]["families"].as_array().cloned().unwrap_or_default();
+        families.iter().map(|it| json!([it["pool"], it["compression"]])).collect()
+    };
+    rows.as_array().expect("a list").iter().map(families).collect()
+}
+
+fn wait_families(cluster: &Cluster, wanted: &Value) {
+    wait_for("the families to be as wanted", || {
+        let found = families(cluster);
+        !found.is_empty() && found.iter().all(|found| found == wanted)
+    });
+}
+
+fn message(error: &Value) -> &str {
+    error["message"].as_str().expect("a text")
+}
+
+#[test]
+fn a_pool_of_objects_gives_its_osds_engines_and_takes_its_records_with_it() {
+    let cluster = with_objects("objects", "2");
+    let pools = cluster.json(&["pool", "ls"]);
+    assert_eq!((&pools[0]["kind"], &pools[1]["kind"]), (&json!("block"), &json!("object")));
+    assert_eq!((&pools[1]["shards"], &pools[1]["compression"]), (&json!(32), &json!("zstd")));
+    let id = &pools[1]["id"];
+    wait_families(&cluster, &json!([[id, "zstd"]]));
+    let identities = || {
+        ["osd.1", "osd.2"].map(|osd| {
+            fs::read_to_string(engine_of(&cluster, osd).join("engine")).expect("an engine")
+        })
+    };
+    let before = identities();
+    qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
+    cluster.refused(&["volume", "create", "w", "--size", "16MiB", "--pool", "kv"], "invalid");
+    cluster.refused(&["pool", "scrub", "kv"], "invalid");
+    let mut parity = vec!["pool", "create", "x", "--kind", "object", "--ec", "2+1"];
+    parity.extend(["--failure-domain", "osd"]);
+    let error = cluster.refused(&parity, "invalid");
+    assert!(message(&error).contains("only for volumes"), "{error}");
+    cluster.refused(&["pool", "create", "x", "--shards", "8"], "invalid");
+    // All processes die, and start again with the engines that they had.
+    cluster.kill_everything();
+    cluster.start(&[]);
+    cluster.wait_active();
+    wait_families(&cluster, &json!([[id, "zstd"]]));
+    qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
+    assert_eq!(identities(), before);
+    cluster.run(&["pool", "rm", "kv"]);
+    cluster.wait_status("the pool to be cleared", |status| status["tasks"] == json!([]));
+    wait_families(&cluster, &json!([]));
+}
+
+#[test]
+fn an_osd_starts_only_with_its_own_engine() {
+    let cluster = with_objects("engines", "2");
+    cluster.run(&["osd", "stop", "1"]);
+    cluster.run(&["osd", "stop", "2"]);
+    let [first, second] = ["osd.1", "osd.2"].map(|osd| engine_of(&cluster, osd));
+    let away = cluster.path().join("away");
+    let path = cluster.path().join("osd.1").display().to_string();
+    fs::rename(&first, &away).expect("writable");
+    let error = cluster.refused(&["osd", "run", &path], "engine");
+    assert!(message(&error).contains("objects has no engine"), "{error}");
+    fs::rename(&second, &first).expect("writable");
+    let error = cluster.refused(&["osd", "run", &path], "engine");
+    assert!(message(&error).contains("this store has engine"), "{error}");
+    let error = cluster.refused(
+        &["osd", "run", &path, "--objects", &cluster.path().display().to_string()],
+        "engine",
+    );
+    assert!(message(&error).contains("has no engine"), "{error}");
+    fs::rename(&first, &second).expect("writable");
+    // Its own one may lie anywhere.
+    let mut daemon = run_osd(&cluster, &path, Some(&away));
+    cluster.wait_osd(1, true);
+    cluster.run(&["osd", "start", "2"]);
+    cluster.wait_active();
+    qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
+    stop(&mut daemon);
+    fs::rename(&away, &first).expect("writable");
+    cluster.run(&["osd", "start", "1"]);
+    cluster.wait_active();
+}
+
+#[test]
+fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
+    let cluster = Cluster::up("device-engine", &["--osds", "1", "--osd-size", "256MiB"]);
+    let device = LoopDevice::new(cluster.path(), "backing", 256 << 20);
+    let id = cluster.json(&["osd", "create", &device.path])["id"].as_u64().expect("a number");
+    let mut daemon = run_osd(&cluster, &device.path, None);
+    cluster.wait_osd(id, true);
+    cluster.run(&["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"]);
+    cluster.wait_status("PGs to wait for the engine's place", |status| {
+        let pool = status["pools"].as_array().and_then(|pools| pools.last().cloned());
+        pool.is_some_and(|pool| pool["conditions"].to_string().contains("--objects DIR"))
+    });
+    stop(&mut daemon);
+    let place = cluster.path().join("records");
+    let mut daemon = run_osd(&cluster, &device.path, Some(&place));
+    cluster.wait_osd(id, true);
+    cluster.wait_active();
+    assert!(place.join("engine").exists());
+    stop(&mut daemon);
+    let error = cluster.refused(&["osd", "run", &device.path], "engine");
+    assert!(message(&error).contains("needs its engine"), "{error}");
+}
+
+/// Runs an OSD that `up` does not run.
+fn run_osd(cluster: &Cluster, path: &str, objects: Option<&Path>) -> Child {
+    let mut command = Command::new(ASHLAR);
+    command.args(["osd", "run", path, "--cluster"]).arg(cluster.path());
+    command.args(objects.iter().flat_map(|dir| ["--objects".as_ref(), dir.as_os_str()]));
+    command.stderr(Stdio::null()).spawn().expect("it starts")
+}
+
+/// Stops such an OSD.
+fn stop(daemon: &mut Child) {
+    terminate(daemon.id());
+    assert!(daemon.wait().expect("it runs").success());
+}

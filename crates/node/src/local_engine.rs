@@ -1,0 +1,180 @@
+//! This OSD's engine: whether there is one, the families of its object pools, and its figures.
+//!
+//! ```text
+//!   a pool of objects has a PG here ─┬─ no engine ──▶ the run ends; the next one has an engine
+//!                                    └─ engine ──▶ Request::Family ──▶ its PGs may take part
+//! ```
+//!
+//! Invariants
+//!   1. No PG of a pool of objects takes part in an epoch before the pool's family is there.
+//!   2. A family is created only while the map has its pool, and at most one at a time. So the removal of a pool,
+//!      which waits for that creation, meets every family.
+
+use base::PoolId;
+use blockstore::{EngineFound, Store};
+use cluster::message::{EngineReport, FamilyReport};
+use format::engine::{EngineEffect, EngineOp, FamilyStatistics, Stall, Statistics};
+
+/// The engine of an OSD, which keeps the records of objects.
+#[derive(Clone, Debug)]
+pub enum Engine {
+    /// It is open, and this is what was found.
+    Open(EngineFound),
+    /// There is none yet. When a PG of a pool of objects needs it, the node ends with
+    /// [`StopReason::NeedsEngine`](crate::StopReason::NeedsEngine).
+    Addable,
+    /// There is none, and PGs of pools of objects wait. The text says why, and what to do.
+    None(String),
+}
+
+/// Ids of the node's own requests to the engine begin here; the store counts from 1.
+const FIRST_OP: u64 = 1 << 63;
+
+/// What the node has to do for a pool of objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FamilyStep {
+    /// Nothing, at least now.
+    None,
+    /// Ask the store for the family, and pass the answer to [`LocalEngine::on_created`].
+    Create,
+    /// End the run, so that the next one has an engine.
+    Leave,
+}
+
+/// The engine, as the node sees it.
+pub(crate) struct LocalEngine {
+    engine: Engine,
+    /// The node is ending to get an engine.
+    is_leaving: bool,
+    /// The pool whose family is being created.
+    creating: Option<PoolId>,
+    op_count: u64,
+    /// Whether figures were asked for and have not come.
+    is_asked: bool,
+    statistics: Option<Statistics>,
+}
+
+impl LocalEngine {
+    pub(crate) fn new(engine: Engine) -> LocalEngine {
+        LocalEngine {
+            engine,
+            is_leaving: false,
+            creating: None,
+            op_count: 0,
+            is_asked: false,
+            statistics: None,
+        }
+    }
+
+    /// Returns what is to be done so that PGs of this pool of objects can take part.
+    pub(crate) fn step(&mut self, pool: PoolId, store: &Store) -> FamilyStep {
+        match self.engine {
+            Engine::Open(_) if self.creating.is_some() || store.has_family(pool) => {
+                FamilyStep::None
+            }
+            Engine::Open(_) => {
+                self.creating = Some(pool);
+                FamilyStep::Create
+            }
+            Engine::Addable => {
+                self.is_leaving = true;
+                FamilyStep::Leave
+            }
+            Engine::None(_) => FamilyStep::None,
+        }
+    }
+
+    /// Handles the store's answer to the creation of a family. Returns its pool.
+    pub(crate) fn on_created(&mut self) -> PoolId {
+        self.creating.take().expect("it was asked for")
+    }
+
+    /// Returns whether the family of this pool is being created.
+    pub(crate) fn is_creating(&self, pool: PoolId) -> bool {
+        self.creating == Some(pool)
+    }
+
+    /// Returns why PGs of this pool of objects cannot take part, as text for operators; `None`: they can.
+    pub(crate) fn obstacle(&self, pool: PoolId, store: &Store) -> Option<String> {
+        match &self.engine {
+            Engine::Open(_) if store.has_family(pool) => None,
+            Engine::Open(_) => {
+                Some("waiting until the engine has a place for the pool's records".to_owned())
+            }
+            Engine::Addable => {
+                Some("this OSD restarts to get an engine for records of objects".to_owned())
+            }
+            Engine::None(why) => Some(why.clone()),
+        }
+    }
+
+    /// Returns whether the family of this pool of objects is not there yet, but will be.
+    pub(crate) fn awaits_family(&self, pool: PoolId, store: &Store) -> bool {
+        !matches!(self.engine, Engine::None(_)) && !store.has_family(pool)
+    }
+
+    /// Returns whether the node is ending in order to get an engine.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_leaving
+    }
+
+    /// Handles a shutdown by the operator: the process does not start another run.
+    pub(crate) fn stay_away(&mut self) {
+        self.is_leaving = false;
+    }
+
+    /// Returns a request for the engine's figures, unless it is under way or there is no engine.
+    pub(crate) fn ask_statistics(&mut self) -> Option<EngineEffect> {
+        if self.is_asked || !matches!(self.engine, Engine::Open(_)) {
+            return None;
+        }
+        self.is_asked = true;
+        let op = EngineOp(FIRST_OP + self.op_count);
+        self.op_count += 1;
+        Some(EngineEffect::Statistics { op })
+    }
+
+    pub(crate) fn on_statistics(&mut self, statistics: Statistics) {
+        self.is_asked = false;
+        self.statistics = Some(statistics);
+    }
+
+    /// Returns the engine's figures, as far as they have come.
+    pub(crate) fn report(&self) -> Option<EngineReport> {
+        let Statistics {
+            families,
+            cache_size,
+            cache_used,
+            cache_hit_count,
+            cache_miss_count,
+            stall,
+            background_error_count,
+        } = self.statistics.as_ref()?;
+        let stall = match stall {
+            Stall::None => "none",
+            Stall::Slowed(_) => "slowed",
+            Stall::Stopped => "stopped",
+        };
+        Some(EngineReport {
+            families: families.iter().map(family_report).collect(),
+            cache_bytes: *cache_size,
+            cache_used_bytes: *cache_used,
+            cache_hits: *cache_hit_count,
+            cache_misses: *cache_miss_count,
+            stall: stall.to_owned(),
+            background_errors: *background_error_count,
+        })
+    }
+}
+
+fn family_report(family: &FamilyStatistics) -> FamilyReport {
+    FamilyReport {
+        pool: family.family,
+        compression: family.compression,
+        disk_bytes: family.disk_size,
+        memory_bytes: family.memtable_size,
+        records: family.record_count_estimate,
+        compaction_bytes_left: family.compaction_size_pending,
+        damaged: family.is_damaged,
+    }
+}

@@ -1,0 +1,221 @@
+//! Tests of pools of objects: when an OSD gets an engine, and the families in it.
+
+use base::{Epoch, PoolId};
+use cluster::map::PoolKind;
+use engine::Twin;
+use format::engine::Compression;
+use format::wire::{PeerBody, PeerMessage};
+
+use super::*;
+use crate::Engine;
+use crate::report::why_idle;
+
+const COMPRESSION: Compression = Compression::Zstd;
+
+/// Returns a map in which the pool keeps objects, in this epoch, for the run with the same number.
+fn objects(epoch: u32) -> FromMonitor {
+    of_objects(map(0, 10 * u64::from(epoch), vec![entry(epoch, u64::from(epoch))], &[]))
+}
+
+fn of_objects(map: FromMonitor) -> FromMonitor {
+    let FromMonitor::Map(mut delta) = map else { unreachable!() };
+    delta.pools[0].pool.kind = PoolKind::Object { shards: 4, compression: COMPRESSION };
+    FromMonitor::Map(delta)
+}
+
+/// Returns a node that has joined in its first run, over a new disk.
+fn joined(engine: Engine) -> Rig {
+    let settings = Settings { engine, ..Settings::default() };
+    let mut rig = Rig::with(MemoryDisk::formatted(), identity(), settings);
+    rig.join(1);
+    rig
+}
+
+/// Returns a node that serves a pool of objects in epoch 1.
+fn serving() -> Rig {
+    let mut rig = Rig::with_engine(MemoryDisk::formatted(), Twin::create(ENGINE));
+    rig.join(1);
+    rig.monitor_says(objects(1));
+    rig
+}
+
+/// Starts the next run of a node, with the same disk and engine.
+fn again(mut rig: Rig) -> Rig {
+    let engine = rig.engine.take().expect("it has one");
+    Rig::with_engine(rig.disk.clone(), engine)
+}
+
+fn families(rig: &mut Rig) -> Vec<(PoolId, Compression)> {
+    let engine = rig.engine.as_mut().expect("it has one");
+    let found = engine.open(ENGINE).expect("it is its own");
+    found.into_iter().map(|found| (found.family, found.compression)).collect()
+}
+
+fn is_active(rig: &mut Rig) -> bool {
+    rig.advance(Duration::from_secs(2));
+    last_report(rig).active == [PG]
+}
+
+fn idle_because(rig: &Rig) -> String {
+    why_idle(rig.node.pgs.get(PG).expect("it has a part"))
+}
+
+fn cleared(rig: &Rig) -> usize {
+    let told = rig.told.iter();
+    told.filter(|told| **told == ToMonitor::PoolCleared { pool: POOL }).count()
+}
+
+#[test]
+fn the_first_pool_of_objects_ends_the_run_and_the_next_one_has_an_engine() {
+    let mut rig = joined(Engine::Addable);
+    rig.monitor_says(map(0, 5, vec![entry(1, 1)], &[]));
+    assert!(is_active(&mut rig), "a pool of blocks needs none");
+    rig.monitor_says(objects(2));
+    rig.advance(Duration::from_secs(6));
+    assert_eq!(rig.stopped, Some(StopReason::NeedsEngine));
+    assert!(rig.told.contains(&ToMonitor::OsdLeaves), "its PGs need not wait for it");
+    let mut rig = Rig::with_engine(rig.disk.clone(), Twin::create(ENGINE));
+    rig.join(3);
+    rig.monitor_says(objects(3));
+    assert!(is_active(&mut rig));
+    assert_eq!(families(&mut rig), [(POOL, COMPRESSION)]);
+    // The store names its engine now, and does not open without it.
+    let rig = Rig::over(rig.disk.clone());
+    let Some(StopReason::Store(why)) = rig.stopped else { panic!("{:?}", rig.stopped) };
+    assert!(why.contains("needs the engine with their records"), "{why}");
+}
+
+#[test]
+fn an_operator_who_stops_an_osd_that_is_leaving_for_an_engine_stops_it_for_good() {
+    let mut rig = joined(Engine::Addable);
+    rig.holds_disk = true;
+    rig.monitor_says(objects(1));
+    rig.apply(Event::Shutdown);
+    rig.release_disk();
+    rig.advance(Duration::from_secs(6));
+    assert_eq!(rig.stopped, Some(StopReason::Shutdown));
+}
+
+#[test]
+fn without_an_engine_pools_of_objects_wait_and_others_are_served() {
+    let mut rig = joined(Engine::None("there is no room for one".into()));
+    rig.monitor_says(objects(1));
+    assert!(!is_active(&mut rig));
+    assert_eq!(last_report(&rig).incomplete, [(PG, "there is no room for one".into())]);
+    rig.monitor_says(map(0, 20, vec![entry(2, 1)], &[]));
+    assert!(is_active(&mut rig));
+}
+
+#[test]
+fn no_pg_takes_part_before_the_family_of_its_pool_is_there() {
+    let mut rig = Rig::with_engine(MemoryDisk::formatted(), Twin::create(ENGINE));
+    rig.join(1);
+    rig.holds_engine = true;
+    rig.monitor_says(objects(1));
+    assert!(!is_active(&mut rig));
+    let pg = rig.node.pgs.get(PG).expect("it has a part");
+    assert_eq!((pg.entry(), pg.epoch_floor()), (None, Epoch::ZERO), "it states nothing");
+    assert!(idle_because(&rig).contains("a place for the pool's records"));
+    let creation = |asked: &&String| asked.starts_with("Create");
+    assert_eq!(rig.engine_asked.iter().filter(creation).count(), 1);
+    rig.release_engine();
+    assert!(is_active(&mut rig));
+    assert_eq!(rig.engine_asked.iter().filter(creation).count(), 1, "it is asked for once");
+    assert_eq!(last_report(&rig).incomplete, []);
+}
+
+#[test]
+fn a_primary_that_asks_before_the_family_is_there_gets_its_answer_when_it_is() {
+    let mut rig = Rig::with_engine(MemoryDisk::formatted(), Twin::create(ENGINE));
+    rig.join(1);
+    rig.holds_engine = true;
+    let primary = Member { osd: OsdId::new(2).unwrap(), incarnation: Incarnation::new(1) };
+    let member = Member { osd: OSD, incarnation: Incarnation::new(1) };
+    let (epoch, revision) = (Epoch::new(1), MapRevision::new(1));
+    let entry = PgEntry { epoch, revision, ..PgEntry::new(PG, [primary, member]) };
+    rig.monitor_says(of_objects(map(0, 10, vec![entry], &[])));
+    let peer = Peer { cluster: CLUSTER, role: Role::Osd(primary.osd, primary.incarnation) };
+    rig.apply(Event::Net(NetEvent::Accepted { connection: OTHER, peer }));
+    let body = PeerBody::Query { revision: MapRevision::new(1) };
+    let query = PeerMessage { pg: PG, epoch: Epoch::new(1), body };
+    rig.receive(OTHER, Message::Peer(Box::new(query)));
+    assert_eq!(rig.to_osds, [], "it neither answers nor declines");
+    rig.release_engine();
+    let [PeerMessage { body: PeerBody::State(_), .. }] = &rig.to_osds[..] else {
+        panic!("{:?}", rig.to_osds)
+    };
+}
+
+#[test]
+fn a_family_outlives_the_process() {
+    let mut rig = again(serving());
+    rig.join(2);
+    rig.monitor_says(objects(2));
+    assert!(is_active(&mut rig));
+    assert_eq!(families(&mut rig), [(POOL, COMPRESSION)]);
+    assert!(!rig.engine_asked.iter().any(|asked| asked.starts_with("Create")));
+}
+
+#[test]
+fn the_family_of_a_removed_pool_goes_after_records_and_blocks() {
+    let mut rig = serving();
+    assert!(is_active(&mut rig));
+    rig.holds_engine = true;
+    rig.monitor_says(FromMonitor::ClearPool { pool: POOL, pg_count: 1 });
+    rig.advance(Duration::from_secs(2));
+    assert!(rig.engine_asked.iter().any(|asked| asked.starts_with("Remove")));
+    let notes: Vec<_> = rig.node.store.notes().map(|(key, _)| key).collect();
+    assert_eq!(notes, [blockstore::NoteKey::Cluster], "the PG's record is gone");
+    assert_eq!(cleared(&rig), 0, "the records are still there");
+    rig.release_engine();
+    assert_eq!((cleared(&rig), families(&mut rig)), (1, vec![]));
+    let mut rig = again(rig);
+    rig.join(2);
+    assert_eq!(families(&mut rig), []);
+}
+
+#[test]
+fn a_removal_that_dies_with_the_process_is_finished_by_the_next_run() {
+    let mut rig = serving();
+    rig.holds_engine = true;
+    rig.monitor_says(FromMonitor::ClearPool { pool: POOL, pg_count: 1 });
+    let mut rig = again(rig);
+    rig.join(2);
+    rig.monitor_says(FromMonitor::ClearPool { pool: POOL, pg_count: 1 });
+    assert_eq!((cleared(&rig), families(&mut rig)), (1, vec![]));
+}
+
+#[test]
+fn a_pool_that_is_removed_while_its_family_is_created_leaves_none() {
+    let mut rig = Rig::with_engine(MemoryDisk::formatted(), Twin::create(ENGINE));
+    rig.join(1);
+    rig.holds_engine = true;
+    rig.monitor_says(objects(1));
+    rig.monitor_says(FromMonitor::ClearPool { pool: POOL, pg_count: 1 });
+    rig.advance(Duration::from_secs(2));
+    assert_eq!(cleared(&rig), 0);
+    rig.release_engine();
+    rig.advance(Duration::from_secs(2));
+    assert_eq!((cleared(&rig), families(&mut rig)), (1, vec![]));
+}
+
+#[test]
+fn reports_have_the_figures_of_the_engine() {
+    let mut rig = serving();
+    rig.advance(Duration::from_secs(3));
+    let report = last_report(&rig).engine.expect("it has an engine");
+    let families: Vec<_> = report.families.iter().map(|it| (it.pool, it.compression)).collect();
+    assert_eq!((families, report.stall.as_str()), (vec![(POOL, COMPRESSION)], "none"));
+    let mut rig = Rig::serving();
+    rig.advance(Duration::from_secs(3));
+    assert_eq!(last_report(&rig).engine, None);
+}
+
+#[test]
+fn an_engine_that_fails_stops_the_osd() {
+    let mut rig = serving();
+    let text = "a disk is gone".to_owned();
+    rig.apply(Event::Engine(format::engine::EngineEvent::Poisoned { text }));
+    let Some(StopReason::Store(why)) = rig.stopped else { panic!("{:?}", rig.stopped) };
+    assert!(why.contains("a disk is gone"), "{why}");
+}

@@ -1,0 +1,105 @@
+//! The engine of each OSD that has one: the twin of RocksDB. It loses, at a crash, any suffix of what it did not
+//! flush; it carries out requests in any order that the door allows.
+
+use base::Duration;
+use blockstore::{EngineFound, StoreId};
+use engine::{EngineEffect, EngineEvent, Identity, Twin};
+use node::Engine;
+
+use super::agenda::Item;
+use super::process::Process;
+use super::world::World;
+use crate::random::{Chance, Random};
+
+/// How often the engine flushes something by itself, for each of its steps.
+const FLUSHES: Chance = Chance::percent(10);
+/// The usual time until it carries out a request, in nanoseconds.
+const LATENCY: u64 = 100_000;
+
+/// What lies beside the disk of an OSD: an engine, once it is added.
+pub struct OsdEngine {
+    twin: Option<(Identity, Twin)>,
+    random: Random,
+}
+
+impl OsdEngine {
+    /// Returns the place for the engine of an OSD that has none yet.
+    pub fn new(seed: u64, index: usize) -> OsdEngine {
+        OsdEngine { twin: None, random: Random::new(seed, &format!("engine {index}")) }
+    }
+
+    /// Creates the engine of this store. Requires: there is none.
+    fn add(&mut self, store: StoreId) {
+        assert!(self.twin.is_none());
+        let identity = Identity { engine: u128::MAX - store.get(), store: store.get() };
+        self.twin = Some((identity, Twin::create(identity)));
+    }
+
+    /// Opens the engine for a run of the OSD.
+    pub fn open(&mut self) -> Engine {
+        let Some((identity, twin)) = &mut self.twin else { return Engine::Addable };
+        let families = twin.open(*identity).expect("it is this store's");
+        Engine::Open(EngineFound { identity: *identity, families })
+    }
+
+    /// The process that uses it ends, in any way.
+    pub fn crash(&mut self) {
+        if let Some((_, twin)) = &mut self.twin {
+            twin.crash(&mut |end| self.random.below(end));
+        }
+    }
+
+    fn submit(&mut self, effect: EngineEffect) {
+        let (_, twin) = self.twin.as_mut().expect("only an OSD that has it asks it");
+        twin.submit(effect, &mut |end| self.random.below(end));
+    }
+
+    /// Lets the engine do something. Returns what it says.
+    fn step(&mut self) -> Vec<EngineEvent> {
+        let mut events = Vec::new();
+        let (_, twin) = self.twin.as_mut().expect("it was asked for something");
+        twin.step(&mut |end| self.random.below(end));
+        if self.random.chance(FLUSHES) {
+            twin.flush_some(&mut |end| self.random.below(end));
+        }
+        twin.take_events(&mut events);
+        events
+    }
+}
+
+impl World {
+    /// Hands a request to the engine of an OSD.
+    pub(super) fn submit_to_engine(&mut self, index: usize, effect: EngineEffect) {
+        self.osds[index].engine.submit(effect);
+        // It takes effect, and then its event is told.
+        for _ in 0..2 {
+            let after = 1 + self.osds[index].engine.random.below(LATENCY * 2);
+            self.schedule(Duration::from_nanos(after), Item::Engine(index));
+        }
+    }
+
+    /// Lets the engine of an OSD do something.
+    pub(super) fn engine_step(&mut self, index: usize) -> Result<(), String> {
+        let life = self.life(Process::Osd(index));
+        for event in self.osds[index].engine.step() {
+            if self.life(Process::Osd(index)) == life {
+                self.apply_osd(index, node::Event::Engine(event))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An OSD has ended its run to get an engine, and begins the next one with it.
+    pub(super) fn gets_engine(&mut self, index: usize) -> Result<(), String> {
+        let osd = &mut self.osds[index];
+        if osd.in_flight > 0 {
+            let count = osd.in_flight;
+            return Err(format!(
+                "osd {index} opens its store again with {count} operations under way"
+            ));
+        }
+        osd.engine.add(osd.store);
+        self.osd_stopped(index);
+        Ok(())
+    }
+}
