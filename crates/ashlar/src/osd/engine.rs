@@ -30,41 +30,47 @@ pub fn directory_of(path: &Path, named: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// Opens the engine, if there is one. `memory`: bytes for its cache; what was written last takes about as
-/// much.
+/// much. `obstacle`: why none can be added. An OSD that has no engine yet is not kept from starting by what
+/// is in the directory: it serves all other pools.
 pub fn open(
     directory: Option<&Path>,
     superblock: &Superblock,
+    obstacle: Option<&str>,
     memory: u64,
     wake: impl Fn() + Send + Sync + 'static,
 ) -> Result<(Option<Rocks>, Engine), Failure> {
     let (osd, store) = (superblock.osd, superblock.store.get());
-    let named = superblock.engine.map(EngineId::get);
-    let Some(directory) = directory else {
-        return match named {
-            Some(_) => Err(failure(
-                "engine",
-                format!("{osd} needs its engine, which keeps the records of objects"),
-                "name the engine's directory with --objects DIR",
-            )),
-            None => Ok((None, Engine::None(without_directory(osd)))),
-        };
-    };
-    let cannot = |error: OpenError| cannot_open(osd, &error);
-    let identity = match named {
-        Some(engine) => Identity { engine, store },
-        None => match Rocks::identity(directory).map_err(cannot)? {
-            // If it is another store's, the opening says so.
-            Some(found) => Identity { store, ..found },
-            None => return Ok((None, Engine::Addable)),
-        },
-    };
     let settings = Settings {
         cache_size: memory,
         write_buffer_size: (memory / 4).clamp(WRITE_BUFFER_BYTES_MIN, WRITE_BUFFER_BYTES_MAX),
         ..Settings::default()
     };
-    let (rocks, families) = Rocks::open(directory, identity, settings, wake).map_err(cannot)?;
-    Ok((Some(rocks), Engine::Open(EngineFound { identity, families })))
+    let open = |directory: &Path, identity: Identity| {
+        let (rocks, families) = Rocks::open(directory, identity, settings, wake)?;
+        Ok((Some(rocks), Engine::Open(EngineFound { identity, families })))
+    };
+    let without = |why: String| Ok((None, Engine::None(why)));
+    match (superblock.engine.map(EngineId::get), directory) {
+        (Some(_), None) => Err(failure(
+            "engine",
+            format!("{osd} needs its engine, which keeps the records of objects"),
+            "name the engine's directory with --objects DIR",
+        )),
+        (Some(engine), Some(directory)) => {
+            open(directory, Identity { engine, store }).map_err(|error| cannot_open(osd, &error))
+        }
+        (None, None) => without(without_directory(osd)),
+        (None, Some(_)) if let Some(why) = obstacle => without(why.to_owned()),
+        (None, Some(directory)) => {
+            let found = Rocks::identity(directory);
+            let opened = found.and_then(|found| match found {
+                // If it is another store's, the opening says so.
+                Some(found) => open(directory, Identity { store, ..found }),
+                None => Ok((None, Engine::Addable)),
+            });
+            opened.or_else(|error| without(cannot_add(&error)))
+        }
+    }
 }
 
 /// Creates the engine of a store that has none.
@@ -74,7 +80,15 @@ pub fn add(directory: &Path, store: StoreId) -> Result<(), OpenError> {
     Rocks::create(directory, Identity { engine, store: store.get() })
 }
 
-/// Returns why pools of objects wait where no engine can be added.
+/// Returns why pools of objects wait where an engine cannot be added.
+pub fn cannot_add(error: &OpenError) -> String {
+    format!(
+        "an engine for records of objects could not be added ({error}): mend that, and start the OSD \
+         again"
+    )
+}
+
+/// Returns why pools of objects wait where an engine has no place.
 fn without_directory(osd: OsdId) -> String {
     format!(
         "{osd} has no directory for records of objects: start it again with --objects DIR, on a file \
@@ -102,4 +116,66 @@ fn cannot_open(osd: OsdId, error: &OpenError) -> Failure {
         OpenError::Occupied(_) | OpenError::Io(_) => "check the path and its permissions",
     };
     failure("engine", format!("the engine of {osd} cannot be opened: {error}"), hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use blockstore::{CommitMode, CreateOptions, STORE_SIZE_MIN};
+    use format::disk::SUPERBLOCK_OFFSETS;
+
+    use super::*;
+
+    const OURS: StoreId = StoreId::new(5);
+    const OTHERS: StoreId = StoreId::new(6);
+
+    /// Returns the superblock of a store with this engine.
+    fn superblock(engine: Option<u128>) -> Superblock {
+        let created = blockstore::create(&CreateOptions {
+            cluster: base::ClusterId::new(1),
+            osd: OsdId::FIRST,
+            store: OURS,
+            size: STORE_SIZE_MIN,
+            sector_size: 4096,
+            commit: CommitMode::Fsync,
+            engine: engine.and_then(EngineId::new),
+        });
+        let images = created.expect("it can be made").images;
+        let first = images.iter().find(|(offset, _)| *offset == SUPERBLOCK_OFFSETS[0]);
+        Superblock::decode(&first.expect("it has one").1).expect("it is new")
+    }
+
+    fn opened(directory: &Path, engine: Option<u128>) -> Result<Engine, Failure> {
+        open(Some(directory), &superblock(engine), None, 1 << 20, || {}).map(|(_, engine)| engine)
+    }
+
+    #[test]
+    fn an_engine_that_was_being_added_is_taken_and_no_other() {
+        let place = std::env::temp_dir().join(format!("ashlar-{}-engine", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let directory = place.join("objects");
+        let none = |engine| match engine {
+            Ok(Engine::None(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(opened(&directory, None), Ok(Engine::Addable)));
+        add(&directory, OURS).expect("the place is empty");
+        let Ok(Engine::Open(found)) = opened(&directory, None) else { panic!("it is ours") };
+        assert_eq!((found.identity.store, found.families), (OURS.get(), vec![]));
+        let engine = found.identity.engine;
+        assert!(matches!(opened(&directory, Some(engine)), Ok(Engine::Open(_))));
+        let refused = opened(&directory, Some(engine + 1)).expect_err("it is another one");
+        assert!(refused.message.contains("this store has engine"), "{refused:?}");
+        fs::remove_dir_all(&directory).expect("it is there");
+        let refused = opened(&directory, Some(engine)).expect_err("it is gone");
+        assert!(refused.message.contains("has no engine"), "{refused:?}");
+        // An OSD without an engine starts, whatever lies there.
+        add(&directory, OTHERS).expect("the place is empty");
+        assert!(none(opened(&directory, None)).contains("this store has engine"));
+        fs::remove_dir_all(&directory).expect("it is there");
+        fs::write(&directory, "a file").expect("writable");
+        none(opened(&directory, None));
+        fs::remove_dir_all(&place).expect("it is there");
+    }
 }

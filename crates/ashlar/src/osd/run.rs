@@ -11,7 +11,7 @@ use cluster::map::ClusterFile;
 use cluster::message::Failure;
 use format::door::{CloseReason, NetEvent, Peer, Role};
 use io::{Disk, Event as IoEvent, Reactor, Trust};
-use node::{Effect, Engine, Event, Identity, Node, Stalls, StopReason};
+use node::{Effect, Event, Identity, Node, Stalls, StopReason};
 
 use super::engine;
 use super::store_file::{blocks_of, commit_name, device_at, open_blocks, superblock_of};
@@ -86,8 +86,7 @@ pub fn run(
                 if let Err(error) = engine::add(directory, store) {
                     let what = "an engine for records of objects cannot be added";
                     io::log::write(&TraceEvent::warn(what).with("why", &error));
-                    let cannot = "the engine for records of objects could not be added";
-                    obstacle = Some(format!("{cannot} ({error}): start the OSD again to retry"));
+                    obstacle = Some(engine::cannot_add(&error));
                 }
             }
         }
@@ -141,11 +140,9 @@ fn run_once(
     let mut settings = settings.clone();
     let waker = reactor.waker();
     let memory = settings.store.memory_bytes;
-    let (rocks, found) = engine::open(objects, &superblock, memory, move || waker.wake())?;
-    settings.engine = match (found, obstacle) {
-        (Engine::Addable, Some(why)) => Engine::None(why.to_owned()),
-        (found, _) => found,
-    };
+    let (rocks, engine) =
+        engine::open(objects, &superblock, obstacle, memory, move || waker.wake())?;
+    settings.engine = engine;
     settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
     let keeper = Keeper::new(config, io::log::write);

@@ -118,6 +118,22 @@ fn an_osd_starts_only_with_its_own_engine() {
 }
 
 #[test]
+fn where_no_engine_can_be_added_other_pools_go_on() {
+    let cluster = Cluster::up("no-engine", &["--osds", "1", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x21 0 4M"]);
+    let place = engine_of(&cluster, "osd.1");
+    fs::write(&place, "a file that is in the way").expect("writable");
+    cluster.run(&["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"]);
+    wait_for_condition(&cluster, "could not be added");
+    qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
+    cluster.run(&["osd", "stop", "1"]);
+    fs::remove_file(&place).expect("it is there");
+    cluster.run(&["osd", "start", "1"]);
+    cluster.wait_active();
+}
+
+#[test]
 fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     let cluster = Cluster::up("device-engine", &["--osds", "1", "--osd-size", "256MiB"]);
     let device = LoopDevice::new(cluster.path(), "backing", 256 << 20);
@@ -125,10 +141,7 @@ fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     let mut daemon = run_osd(&cluster, &device.path, None);
     cluster.wait_osd(id, true);
     cluster.run(&["pool", "create", "kv", "--kind", "object", "--failure-domain", "osd"]);
-    cluster.wait_status("PGs to wait for the engine's place", |status| {
-        let pool = status["pools"].as_array().and_then(|pools| pools.last().cloned());
-        pool.is_some_and(|pool| pool["conditions"].to_string().contains("--objects DIR"))
-    });
+    wait_for_condition(&cluster, "--objects DIR");
     stop(&mut daemon);
     let place = cluster.path().join("records");
     let mut daemon = run_osd(&cluster, &device.path, Some(&place));
@@ -138,6 +151,14 @@ fn an_osd_on_a_device_gets_an_engine_where_the_operator_says() {
     stop(&mut daemon);
     let error = cluster.refused(&["osd", "run", &device.path], "engine");
     assert!(message(&error).contains("needs its engine"), "{error}");
+}
+
+/// Waits until PGs of the newest pool wait for something, in these words.
+fn wait_for_condition(cluster: &Cluster, words: &str) {
+    cluster.wait_status(words, |status| {
+        let pool = status["pools"].as_array().and_then(|pools| pools.last().cloned());
+        pool.is_some_and(|pool| pool["conditions"].to_string().contains(words))
+    });
 }
 
 /// Runs an OSD that `up` does not run.

@@ -200,6 +200,24 @@ fn a_pool_that_is_removed_while_its_family_is_created_leaves_none() {
 }
 
 #[test]
+fn a_family_that_a_removed_pool_left_goes_when_the_pool_is_cleared() {
+    let mut rig = serving();
+    let left = PoolId::new(7).unwrap();
+    let engine = rig.engine.as_mut().unwrap();
+    let op = engine::EngineOp(u64::MAX);
+    let create = engine::EngineEffect::Create { op, family: left, compression: COMPRESSION };
+    engine.submit(create, &mut |_| 0);
+    while engine.step(&mut |_| 0) {}
+    let mut rig = again(rig);
+    rig.join(2);
+    rig.monitor_says(objects(2));
+    assert_eq!(families(&mut rig), [(POOL, COMPRESSION), (left, COMPRESSION)]);
+    rig.monitor_says(FromMonitor::ClearPool { pool: left, pg_count: 1 });
+    assert!(rig.told.contains(&ToMonitor::PoolCleared { pool: left }));
+    assert_eq!(families(&mut rig), [(POOL, COMPRESSION)]);
+}
+
+#[test]
 fn reports_have_the_figures_of_the_engine() {
     let mut rig = serving();
     rig.advance(Duration::from_secs(3));
