@@ -1,4 +1,4 @@
-//! Volumes for async programs; works with any runtime.
+//! Volumes and object pools for async programs; works with any runtime.
 //!
 //! ```text
 //!   async task ──Job──▶ channel, wake-up ──▶ thread: reactor + client core
@@ -17,11 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker as TaskWaker};
 use std::thread::JoinHandle;
 
+use base::{PoolId, Version};
 use cluster::message::Failure;
 use io::Waker;
 use slab::Slab;
 use volume::{
-    Answer, Attached, Effect, Event, Extent, Operation, Piece, RequestId, VolumeError, VolumeHandle,
+    Answer, Attached, Effect, Event, Extent, Operation, Piece, Place, RequestId, VolumeError,
+    VolumeHandle,
 };
 
 use crate::config::{Config, failure};
@@ -53,8 +55,8 @@ pub struct Volume {
     attached: Attached,
 }
 
-/// A volume that is open or being opened; dropping this closes it.
-struct Hold {
+/// A volume or object pool that is open or being opened; dropping this closes it.
+pub(crate) struct Hold {
     door: Arc<Door>,
     handle: VolumeHandle,
 }
@@ -74,30 +76,34 @@ enum Job {
     Request { handle: VolumeHandle, wish: Wish, slot: Filler<Reached> },
 }
 
-/// How a volume is attached.
+/// What is opened, and how.
 #[derive(Clone, Copy)]
-struct How {
-    read_only: bool,
-    lock: bool,
+enum How {
+    Volume { read_only: bool, lock: bool },
+    Pool,
 }
 
 type Opened = Result<Attached, Failure>;
-type Reached = Result<Found, VolumeError>;
+pub(crate) type Reached = Result<Found, VolumeError>;
 
 /// An operation, with data that can be sent between threads.
-enum Wish {
+pub(crate) enum Wish {
     Read { offset: u64, length: u64 },
     Write { offset: u64, data: Vec<u8> },
     Zero { offset: u64, length: u64 },
     Flush,
     Extents { offset: u64, length: u64 },
+    Mutate { hash: u32, operation: Vec<u8> },
+    Look { at: Place, reads: Vec<u8> },
 }
 
 /// The answer to an operation, with data that can be sent between threads.
-enum Found {
+pub(crate) enum Found {
     Data(Vec<u8>),
     Done,
     Extents(Vec<Extent>),
+    Mutated { version: Version, results: Vec<u8> },
+    Looked(Vec<u8>),
 }
 
 impl Client {
@@ -132,7 +138,7 @@ impl Client {
     ///
     /// Errors: the monitor's, such as `not_found` and `locked`; `untrusted`.
     pub async fn open(&self, name: &str, read_only: bool) -> Result<Volume, Failure> {
-        self.open_as(name, How { read_only, lock: false }).await
+        self.open_volume(name, How::Volume { read_only, lock: false }).await
     }
 
     /// Attaches a volume with its lock, or without the lock if another client has the volume attached; see
@@ -142,16 +148,27 @@ impl Client {
     ///
     /// Errors: as [`Client::open`].
     pub async fn open_locked(&self, name: &str) -> Result<Volume, Failure> {
-        self.open_as(name, How { read_only: false, lock: true }).await
+        self.open_volume(name, How::Volume { read_only: false, lock: true }).await
     }
 
-    async fn open_as(&self, name: &str, how: How) -> Result<Volume, Failure> {
+    async fn open_volume(&self, name: &str, how: How) -> Result<Volume, Failure> {
+        let (hold, attached) = self.open_as(name, how).await?;
+        Ok(Volume { hold, attached })
+    }
+
+    /// Opens an object pool.
+    pub(crate) async fn open_pool(&self, name: &str) -> Result<(Hold, PoolId), Failure> {
+        let (hold, attached) = self.open_as(name, How::Pool).await?;
+        Ok((hold, attached.pool()))
+    }
+
+    async fn open_as(&self, name: &str, how: How) -> Result<(Hold, Attached), Failure> {
         let (slot, answer) = slot();
         let handle = VolumeHandle(self.door.last_volume.fetch_add(1, Ordering::Relaxed));
         self.door.send(Job::Open { handle, name: name.to_string(), how, slot });
         let hold = Hold { door: self.door.clone(), handle };
         match answer.await {
-            Some(result) => Ok(Volume { hold, attached: result? }),
+            Some(result) => Ok((hold, result?)),
             None => {
                 let hint =
                     "create a new client; the process needs io_uring as long as a client runs";
@@ -164,7 +181,7 @@ impl Client {
 impl Volume {
     /// Returns the size of the volume in bytes, as of when it was opened.
     pub fn size(&self) -> u64 {
-        self.attached.image.size
+        self.attached.image().size
     }
 
     /// Returns the session and the image of the volume.
@@ -174,7 +191,7 @@ impl Volume {
 
     /// Reads a range; bytes that were never written read as zeros.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, VolumeError> {
-        match self.request(Wish::Read { offset, length }).await? {
+        match self.hold.request(Wish::Read { offset, length }).await? {
             Found::Data(data) => Ok(data),
             _ => unreachable!("a read finds data"),
         }
@@ -182,30 +199,33 @@ impl Volume {
 
     /// Writes `data` at `offset`; durable after the next [`Volume::flush`].
     pub async fn write(&self, offset: u64, data: Vec<u8>) -> Result<(), VolumeError> {
-        self.request(Wish::Write { offset, data }).await.map(|_| ())
+        self.hold.request(Wish::Write { offset, data }).await.map(|_| ())
     }
 
     /// Makes a range read as zeros and frees its space.
     pub async fn zero(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
-        self.request(Wish::Zero { offset, length }).await.map(|_| ())
+        self.hold.request(Wish::Zero { offset, length }).await.map(|_| ())
     }
 
     /// Makes all writes durable that were acknowledged before this call.
     pub async fn flush(&self) -> Result<(), VolumeError> {
-        self.request(Wish::Flush).await.map(|_| ())
+        self.hold.request(Wish::Flush).await.map(|_| ())
     }
 
     /// Returns which parts of a range hold data, in order.
     pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>, VolumeError> {
-        match self.request(Wish::Extents { offset, length }).await? {
+        match self.hold.request(Wish::Extents { offset, length }).await? {
             Found::Extents(extents) => Ok(extents),
             _ => unreachable!("a question for extents finds extents"),
         }
     }
+}
 
-    async fn request(&self, wish: Wish) -> Reached {
+impl Hold {
+    /// Sends an operation, and waits for its answer.
+    pub(crate) async fn request(&self, wish: Wish) -> Reached {
         let (slot, answer) = slot();
-        self.hold.door.send(Job::Request { handle: self.hold.handle, wish, slot });
+        self.door.send(Job::Request { handle: self.handle, wish, slot });
         answer.await.unwrap_or(Err(VolumeError::Ended))
     }
 }
@@ -337,9 +357,14 @@ impl Worker {
 
     fn begin(&mut self, job: Job, answers: &mut Vec<Effect>) {
         let event = match job {
-            Job::Open { handle, name, how: How { read_only, lock }, slot } => {
+            Job::Open { handle, name, how, slot } => {
                 self.volumes.insert(handle, Some(slot));
-                Event::Open { volume: handle, name, read_only, lock }
+                match how {
+                    How::Volume { read_only, lock } => {
+                        Event::Open { volume: handle, name, read_only, lock }
+                    }
+                    How::Pool => Event::OpenPool { pool: handle, name },
+                }
             }
             Job::Close { handle } => Event::Close { volume: handle, patient: false },
             Job::Request { handle, wish, slot } => {
@@ -361,6 +386,8 @@ impl Worker {
             Wish::Zero { offset, length } => Operation::Zero { offset, length, durable: false },
             Wish::Flush => Operation::Flush,
             Wish::Extents { offset, length } => Operation::Extents { offset, length },
+            Wish::Mutate { hash, operation } => Operation::Mutate { hash, operation },
+            Wish::Look { at, reads } => Operation::Look { at, reads },
         }
     }
 
@@ -389,6 +416,8 @@ fn found(answer: Answer) -> Found {
     match answer {
         Answer::Done => Found::Done,
         Answer::Extents(extents) => Found::Extents(extents),
+        Answer::Mutated { version, results } => Found::Mutated { version, results },
+        Answer::Looked(answers) => Found::Looked(answers),
         Answer::Data(pieces) => {
             let mut data = Vec::new();
             for piece in pieces {

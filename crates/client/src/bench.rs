@@ -71,7 +71,7 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
     assert!(load.block_size > 0);
     let mut shell = Shell::new(config, "bench")?;
     let attached = attach(&mut shell, name, load.kind.is_read())?;
-    if load.block_size > attached.image.size {
+    if load.block_size > attached.image().size {
         detach(&mut shell)?;
         let message = format!("volume {name} is smaller than one operation");
         return Err(failure("invalid", message, "use a smaller --block-size"));
@@ -83,7 +83,7 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
         shell,
         load: *load,
         data,
-        places: Places::new(attached.image.size, load.block_size),
+        places: Places::new(attached.image().size, load.block_size),
         started: vec![Time::ZERO; load.depth],
         start: now,
         end: now + time,

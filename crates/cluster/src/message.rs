@@ -164,6 +164,16 @@ pub enum ToMonitor {
         /// What attaches the image, for display: `nbd`, `bench`.
         client: String,
     },
+    /// Open an object pool. Answered by [`FromMonitor::PoolOpened`] or [`FromMonitor::SessionRefused`]; the
+    /// session continues and ends like that of an image.
+    OpenPool {
+        /// Copied into the answer, to match it to this request.
+        request: u64,
+        /// The pool's name.
+        pool: String,
+        /// What opens the pool, for display: `object`, `bench`.
+        client: String,
+    },
     /// A session continues over this new connection.
     ResumeSession {
         /// The session.
@@ -350,6 +360,17 @@ pub enum FromMonitor {
         lazy: bool,
         /// The client returns this value when it resumes the session: see `records::SessionRecord`.
         #[serde(default)]
+        reign: u64,
+    },
+    /// An object pool is open.
+    PoolOpened {
+        /// Copied from the request.
+        request: u64,
+        /// The new session.
+        session: SessionId,
+        /// The pool.
+        pool: PoolId,
+        /// As in [`FromMonitor::SessionOpened`].
         reign: u64,
     },
     /// A session could not be opened.

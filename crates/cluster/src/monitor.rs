@@ -86,7 +86,7 @@ use entries::Entries;
 use failure_detector::FailureDetector;
 use fix::FixAsked;
 use give_up::{GIVE_UP_SPAN, GiveUp, MembersGiveUp, MembersGiveUps};
-use job::Job;
+use job::{Job, Wants};
 use job_queue::JobQueue;
 use leadership::Leadership;
 use osd::OsdLive;
@@ -456,12 +456,12 @@ impl Monitor {
                 self.on_monitor_here(connection, record, effects);
             }
             ToMonitor::OpenSession { request, image, read_only, lock, client } => {
-                let client = clipped(client);
-                let job = Job::OpenSession { connection, request, image, read_only, lock, client };
-                if let Err(error) = self.try_push_asked(job) {
-                    let refused = FromMonitor::SessionRefused { request, error };
-                    self.connections.send(connection, &refused, effects);
-                }
+                let wants = Wants::Image { name: image, read_only, lock };
+                self.open_session(connection, request, wants, client, effects);
+            }
+            ToMonitor::OpenPool { request, pool, client } => {
+                let wants = Wants::Pool { name: pool };
+                self.open_session(connection, request, wants, client, effects);
             }
             ToMonitor::ResumeSession { session, reign, turn } => {
                 self.resume_session(now, connection, session, (reign, turn), effects);

@@ -439,15 +439,16 @@ pub struct LockRecord {
 pub struct SessionRecord {
     /// The session's id.
     pub id: SessionId,
-    /// The attached image.
-    pub image: ImageId,
-    /// What attached the image, for display.
+    /// What the session uses.
+    #[serde(flatten)]
+    pub used: Used,
+    /// What opened the session, for display.
     pub client: String,
     /// Whether the session only reads.
     pub read_only: bool,
     /// Whether the session has ended: it was without a connection for too long, or was closed with an
-    /// unanswered change. Requests of the session may still be in flight. The next attach of the image fences
-    /// the session; until then its client may resume it.
+    /// unanswered change. Requests of the session may still be in flight. The next attach of the image, or the
+    /// next client that opens the pool, fences the session; until then its client may resume it.
     pub ended: bool,
     /// The reign that opened the session: see [`ChangeRecord`]. After the store was restored from a backup,
     /// two sessions can have the same id, but they have different reigns. 0: unknown.
@@ -456,6 +457,26 @@ pub struct SessionRecord {
     /// Fields that this version does not recognize.
     #[serde(flatten)]
     pub rest: Rest,
+}
+
+/// What a session uses: `"image":ID`, or `"pool":ID`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Used {
+    /// An attached image.
+    Image(ImageId),
+    /// An object pool.
+    Pool(PoolId),
+}
+
+impl Used {
+    /// Returns the image, if it is one.
+    pub fn image(self) -> Option<ImageId> {
+        match self {
+            Used::Image(image) => Some(image),
+            Used::Pool(_) => None,
+        }
+    }
 }
 
 /// `task/ID`: long work on an image, recorded before it begins.

@@ -15,18 +15,20 @@ use base::planted::{self, Bug};
 use base::{BufferPool, ConnectionId, StripeIndex, Time, TraceEvent, UNIT_SIZE};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
+use format::wire::{PAYLOAD_SIZE_MAX, Payload};
 
 use crate::cut::volume_size_max;
 use crate::link::Links;
 use crate::monitor_contact::{Farewell, MonitorContact};
 use crate::part::{Part, RETRY_DELAY_MIN, Stage, Work};
 use crate::request::{Flush, Found, InOrder, NextPart, Progress, Request};
-use crate::routes::Routes;
+use crate::routes::{Routes, Target};
 use crate::table::{PartKey, RequestKey, Table};
 use crate::timers::{Timer, Timers};
-use crate::volume::{Attachment, Volume};
+use crate::volume::{Attachment, Volume, Wants};
 use crate::{
-    Answer, Attached, Effect, Event, Operation, RequestId, Settings, VolumeError, VolumeHandle,
+    Answer, Attached, Effect, Event, Operation, Place, RequestId, Settings, Used, VolumeError,
+    VolumeHandle,
 };
 
 /// The client core as a value.
@@ -86,7 +88,7 @@ impl ClientCore {
     /// while the volume's pool is not known.
     pub fn optimal_io_bytes(&self, handle: VolumeHandle) -> u64 {
         let attached = self.volumes.get(&handle).and_then(Volume::attached);
-        let pool = attached.and_then(|attached| self.routes.pool(attached.image.pool));
+        let pool = attached.and_then(|attached| self.routes.pool(attached.pool()));
         pool.map_or(UNIT_SIZE, |pool| pool.optimal_io_bytes())
     }
 
@@ -101,7 +103,10 @@ impl ClientCore {
             Event::Net(event) => self.on_net(now, event, effects),
             Event::Connect => self.need_monitor(now, effects),
             Event::Open { volume, name, read_only, lock } => {
-                self.on_open(now, volume, name, (read_only, lock), effects);
+                self.on_open(now, volume, name, Wants::Volume { read_only, lock }, effects);
+            }
+            Event::OpenPool { pool, name } => {
+                self.on_open(now, pool, name, Wants::Pool, effects);
             }
             Event::Close { volume, patient } => self.on_close(now, volume, patient, effects),
             Event::Request { id, volume, operation } => {
@@ -213,7 +218,7 @@ impl ClientCore {
         now: Time,
         handle: VolumeHandle,
         name: String,
-        (read_only, wants_lock): (bool, bool),
+        wants: Wants,
         effects: &mut Vec<Effect>,
     ) {
         self.last_ask += 1;
@@ -221,7 +226,7 @@ impl ClientCore {
         if let Some(at) = open_deadline {
             self.timers.arm(at, Timer::Open(handle));
         }
-        let volume = Volume::opening(name, read_only, wants_lock, self.last_ask, open_deadline);
+        let volume = Volume::opening(name, wants, self.last_ask, open_deadline);
         let before = self.volumes.insert(handle, volume);
         assert!(before.is_none());
         self.ask_open(now, handle, effects);
@@ -304,7 +309,7 @@ impl ClientCore {
         for key in self.parts_where(|part| part.volume == handle) {
             let part = &mut self.parts[key];
             assert!(matches!(part.stage, Stage::Sent { .. }));
-            part.is_astray |= part.changes_stripe();
+            part.is_astray |= part.changes();
             self.end_part(now, key, Found::Nothing, effects);
         }
     }
@@ -364,6 +369,7 @@ impl ClientCore {
         volume.attachment = Attachment::Ended;
         volume.part_count = 0;
         volume.byte_count = 0;
+        volume.mutations.clear();
         volume.unsynced.clear();
         volume.unsynced_bytes = 0;
         assert!(volume.request_count == 0);
@@ -422,12 +428,17 @@ impl ClientCore {
         let (volume, attached) = volume
             .and_then(|volume| Some((volume, volume.attached()?)))
             .ok_or(VolumeError::Ended)?;
-        let size = attached.image.size;
+        let image = match (&attached.used, &operation) {
+            (Used::Pool(_), Operation::Mutate { .. } | Operation::Look { .. }) => None,
+            (Used::Image(image), _) => Some(image),
+            (Used::Pool(_), _) => return Err(wrong_kind("an object pool has no blocks")),
+        };
+        let size = image.map_or(0, |image| image.size);
         let range = |offset: u64, length: u64| -> Result<Range<u64>, VolumeError> {
             let end = offset.checked_add(length).filter(|end| *end <= size && length > 0);
             Ok(offset..end.ok_or(VolumeError::OutOfRange)?)
         };
-        let writable = || if volume.read_only { Err(VolumeError::ReadOnly) } else { Ok(()) };
+        let writable = || if volume.is_read_only() { Err(VolumeError::ReadOnly) } else { Ok(()) };
         Ok(Some(match operation {
             Operation::Read { offset, length } => {
                 Progress::Read { rest: range(offset, length)?, found: InOrder::default() }
@@ -445,12 +456,38 @@ impl ClientCore {
             }
             Operation::Flush => {
                 let durable = volume.synced_all && volume.undurable.is_empty();
-                if durable || volume.read_only {
+                if durable || volume.is_read_only() {
                     return Ok(None);
                 }
                 Progress::Flush(Flush::Undecided)
             }
+            Operation::Mutate { .. } | Operation::Look { .. } if image.is_some() => {
+                return Err(wrong_kind("a volume has no objects"));
+            }
+            Operation::Mutate { hash, operation } => {
+                let operation = self.payload(&operation)?;
+                let work = Work::Mutate { number: 0, lowest: 0, again: false, operation };
+                Progress::Objects { target: Target::Hash(hash), work: Some(work), found: None }
+            }
+            Operation::Look { at, reads } => {
+                let target = match at {
+                    Place::Hash(hash) => Target::Hash(hash),
+                    Place::Pg(number) => Target::Pg(number),
+                };
+                let work = Work::Look { reads: self.payload(&reads)? };
+                Progress::Objects { target, work: Some(work), found: None }
+            }
         }))
+    }
+
+    fn payload(&self, bytes: &[u8]) -> Result<Payload, VolumeError> {
+        match bytes.len() <= PAYLOAD_SIZE_MAX as usize {
+            true => Ok(Payload::new(bytes, &self.pool)),
+            false => {
+                let why = format!("{} bytes are too many for one message", bytes.len());
+                Err(VolumeError::TooLarge { why })
+            }
+        }
     }
 
     /// Cuts waiting requests into parts while the volume has room for more.
@@ -459,8 +496,10 @@ impl ClientCore {
             let Some(volume) = self.volumes.get_mut(&handle) else { return };
             let Some(&key) = volume.pending.front() else { return };
             let Attachment::Open(attached) = &volume.attachment else { return };
-            let Some(stripe_size) = self.routes.stripe_size(attached.image.pool) else { return };
-            if attached.image.size > volume_size_max(stripe_size) {
+            let Some(stripe_size) = self.routes.stripe_size(attached.pool()) else { return };
+            if let Used::Image(image) = &attached.used
+                && image.size > volume_size_max(stripe_size)
+            {
                 self.fail(now, key, VolumeError::OutOfRange, effects);
                 continue;
             }
@@ -468,7 +507,7 @@ impl ClientCore {
             if let Progress::Flush(flush @ Flush::Undecided) = &mut request.progress {
                 let first = !volume.synced_all;
                 let pgs = if first {
-                    let all = self.routes.pgs_of(&attached.image).expect("the pool is known");
+                    let all = self.routes.pgs_of(attached.image()).expect("the pool is known");
                     all.into_iter().collect()
                 } else {
                     volume.undurable.keys().map(|pg| pg.number).collect()
@@ -500,11 +539,20 @@ impl ClientCore {
             }
             let request = &mut self.requests[key];
             let volume = self.volumes.get_mut(&handle).expect("looked at above");
-            let image = &volume.attached().expect("looked at above").image;
-            let (pool, seed) = (image.pool, image.seed);
+            let attached = volume.attached().expect("looked at above");
+            let pool = attached.pool();
+            let seed = match &attached.used {
+                Used::Image(image) => Some(image.seed),
+                Used::Pool(_) => None,
+            };
             let index = request.part_count;
             let part_bytes = |target| self.routes.part_bytes(pool, target);
-            let NextPart { target, stripe, work } = request.cut(stripe_size, seed, part_bytes);
+            let NextPart { target, stripe, mut work } = request.cut(stripe_size, seed, part_bytes);
+            if let (Work::Mutate { number, .. }, Target::Hash(hash)) = (&mut work, target) {
+                volume.last_number += 1;
+                *number = volume.last_number;
+                volume.mutations.insert((hash, *number));
+            }
             let weight = match &work {
                 // A data part takes less memory than its stripe.
                 Work::Read { .. } => part_bytes(target).map_or(weight, |bytes| weight.min(bytes)),
@@ -669,6 +717,9 @@ impl ClientCore {
         assert!(volume.byte_count >= part.weight);
         volume.part_count -= 1;
         volume.byte_count -= part.weight;
+        if let (Work::Mutate { number, .. }, Target::Hash(hash)) = (&part.work, part.target) {
+            volume.mutations.remove(&(hash, *number));
+        }
         self.touched.push(part.volume);
         let request = &mut self.requests[part.request];
         request.parts_open -= 1;
@@ -744,4 +795,8 @@ impl ClientCore {
         self.last_sequence += 1;
         self.last_sequence
     }
+}
+
+fn wrong_kind(why: &str) -> VolumeError {
+    VolumeError::Invalid { why: why.to_string() }
 }

@@ -1,5 +1,5 @@
 //! Client core: cuts requests at stripe edges, sends each part to the primary of its PG, and retries the
-//! part until it succeeds. A pure value: events in, effects out.
+//! part until it succeeds. An operation on an object is one part. A pure value: events in, effects out.
 //!
 //! ```text
 //!   Request ──cut──▶ parts ──order──▶ route ──▶ link of an OSD ──Op──▶
@@ -15,6 +15,7 @@
 //!   4. The requests in flight for a volume are bounded; the rest wait in the order they arrived.
 //!   5. Writes of a lazy volume that are acknowledged but not durable are kept until a sync covers them. In
 //!      each new epoch of their PG these writes are repeated before anything else is sent to the PG.
+//!   6. A mutation of objects has the same number each time it is sent, and says whether it was sent before.
 
 mod core;
 mod cut;
@@ -33,12 +34,12 @@ mod volume;
 
 pub use crate::core::ClientCore;
 
-use base::{Buffer, Duration, SessionId, TraceEvent};
+use base::{Buffer, Duration, PoolId, SessionId, TraceEvent, Version};
 use cluster::map::ImageInfo;
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 
-/// Identifies an open volume within one [`ClientCore`]; chosen by the user, never reused.
+/// Identifies an open volume or object pool within one [`ClientCore`]; chosen by the user, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct VolumeHandle(pub u64);
 
@@ -66,6 +67,13 @@ pub enum Event {
         /// durable with the next flush; no other client may attach the volume meanwhile. Ignored with
         /// `read_only`.
         lock: bool,
+    },
+    /// Open an object pool. It is closed like a volume, with [`Event::Close`].
+    OpenPool {
+        /// The handle of the pool from now on; chosen by the user.
+        pool: VolumeHandle,
+        /// The pool's name.
+        name: String,
     },
     /// Detach a volume. The open requests of the volume end with [`VolumeError::Ended`], whether or not they
     /// took effect: unsent requests are dropped, and replies to sent ones are awaited for at most 2 s. Lazy
@@ -129,6 +137,30 @@ pub enum Operation {
         /// Length in bytes; at least 1.
         length: u64,
     },
+    /// In an object pool: carry out an operation on objects of one PG. Operations that are in flight together
+    /// may be carried out in any order.
+    Mutate {
+        /// The hash of the operation's first object, which names the PG.
+        hash: u32,
+        /// The encoded operation: at most [`format::wire::PAYLOAD_SIZE_MAX`] bytes.
+        operation: Vec<u8>,
+    },
+    /// In an object pool: read.
+    Look {
+        /// The PG to ask.
+        at: Place,
+        /// The encoded reads: at most [`format::wire::PAYLOAD_SIZE_MAX`] bytes.
+        reads: Vec<u8>,
+    },
+}
+
+/// A place in an object pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// The PG that has the objects with this hash.
+    Hash(u32),
+    /// The PG with this number.
+    Pg(u32),
 }
 
 /// An output of the client core.
@@ -136,11 +168,11 @@ pub enum Operation {
 pub enum Effect {
     /// A request to the network.
     Net(NetEffect),
-    /// A volume is attached.
+    /// A volume is attached, or an object pool is open.
     Opened {
-        /// The handle of the volume.
+        /// The handle of the volume or pool.
         volume: VolumeHandle,
-        /// The volume's session and image, or why the attach failed.
+        /// The session and what it uses, or why the attach failed.
         result: Result<Attached, Failure>,
     },
     /// A volume is detached.
@@ -159,19 +191,46 @@ pub enum Effect {
     Trace(TraceEvent),
 }
 
-/// An attached volume.
+/// An attached volume, or an open object pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attached {
     /// The session.
     pub session: SessionId,
     /// The reign of the monitors that opened the session; sent when the session is resumed.
     pub reign: u64,
-    /// The attached image.
-    pub image: ImageInfo,
+    /// What the session uses.
+    pub used: Used,
     /// Whether the session has the volume's lock.
     pub locked: bool,
     /// Whether writes become durable only with the next flush. This is possible only with the lock.
     pub lazy: bool,
+}
+
+/// What a session uses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Used {
+    /// The image of a volume.
+    Image(ImageInfo),
+    /// An object pool.
+    Pool(PoolId),
+}
+
+impl Attached {
+    /// Returns the image. Requires: a volume is attached.
+    pub fn image(&self) -> &ImageInfo {
+        match &self.used {
+            Used::Image(image) => image,
+            Used::Pool(pool) => panic!("{pool} is a pool, not a volume"),
+        }
+    }
+
+    /// Returns the pool that is used.
+    pub fn pool(&self) -> PoolId {
+        match &self.used {
+            Used::Image(image) => image.pool,
+            Used::Pool(pool) => *pool,
+        }
+    }
 }
 
 /// The answer to a request.
@@ -183,6 +242,15 @@ pub enum Answer {
     Done,
     /// The extents of the range, in order; adjacent extents differ in `allocated`.
     Extents(Vec<Extent>),
+    /// The answer to an operation on objects.
+    Mutated {
+        /// The operation's version; `ZERO`: it changed nothing.
+        version: Version,
+        /// The encoded results of its steps.
+        results: Vec<u8>,
+    },
+    /// The encoded answers to reads of objects.
+    Looked(Vec<u8>),
 }
 
 /// A piece of the bytes that were read.
@@ -224,6 +292,21 @@ pub enum VolumeError {
         /// The violated rule, as the OSD describes it.
         why: String,
     },
+    /// An assertion of an operation on objects is not true, or a number cannot be added to. Nothing changed.
+    Asserted {
+        /// Which of the operation's objects.
+        object: u16,
+        /// Which of the object's steps: first its assertions are counted, then its changes.
+        step: u16,
+        /// The object's version; `ZERO`: it does not exist.
+        version: Version,
+    },
+    /// An operation on objects changes more than fits at once, or an object would become too large. Nothing
+    /// changed.
+    TooLarge {
+        /// What is too large.
+        why: String,
+    },
 }
 
 impl std::fmt::Display for VolumeError {
@@ -236,6 +319,10 @@ impl std::fmt::Display for VolumeError {
             VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
             VolumeError::TimedOut => f.write_str("timed out; the request may still take effect"),
             VolumeError::Invalid { why } => write!(f, "the request failed: {why}"),
+            VolumeError::Asserted { .. } => {
+                f.write_str("the object is not as the operation asserts")
+            }
+            VolumeError::TooLarge { why } => f.write_str(why),
         }
     }
 }

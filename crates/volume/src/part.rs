@@ -8,12 +8,12 @@ use base::{
     UNIT_SIZE, Version,
 };
 use cluster::map::ImageInfo;
-use format::wire::{Op, Place};
+use format::wire::{Op, Payload, Place};
 
-use crate::VolumeHandle;
 use crate::cut::units_around;
 use crate::routes::Target;
 use crate::table::RequestKey;
+use crate::{Used, VolumeHandle};
 
 /// Minimum delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
@@ -72,6 +72,18 @@ pub(crate) enum Work {
         /// acknowledgements up to this count.
         covers: u64,
     },
+    /// Carries out an operation on objects.
+    Mutate {
+        /// Names the operation in its session.
+        number: u64,
+        /// The lowest number that the session has unanswered in the PG, as last sent.
+        lowest: u64,
+        /// Whether it was sent before.
+        again: bool,
+        operation: Payload,
+    },
+    /// Reads objects.
+    Look { reads: Payload },
 }
 
 /// A change to a part of one unit, by compare-and-set on the block's version.
@@ -119,6 +131,11 @@ impl Part {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
     }
 
+    /// Whether the part changes anything: if its answer is lost, it may still be carried out later.
+    pub(crate) fn changes(&self) -> bool {
+        self.changes_stripe() || matches!(self.work, Work::Mutate { .. })
+    }
+
     /// Whether the part only reads its stripe.
     pub(crate) fn reads_stripe(&self) -> bool {
         matches!(self.work, Work::Read { .. } | Work::Extents { .. })
@@ -147,7 +164,21 @@ impl Part {
     }
 
     /// Returns the operation to send to the OSD now.
-    pub(crate) fn op(&self, image: &ImageInfo) -> Op {
+    pub(crate) fn op(&self, used: &Used) -> Op {
+        match (&self.work, used) {
+            (Work::Mutate { number, lowest, again, operation }, _) => Op::Mutate {
+                number: *number,
+                lowest: *lowest,
+                again: *again,
+                operation: operation.clone(),
+            },
+            (Work::Look { reads }, _) => Op::Look { reads: reads.clone() },
+            (_, Used::Image(image)) => self.block_op(image),
+            (_, Used::Pool(_)) => unreachable!("only operations on objects are cut for a pool"),
+        }
+    }
+
+    fn block_op(&self, image: &ImageInfo) -> Op {
         let place = Place { image: image.id, seed: image.seed, stripe: self.stripe };
         let parents = || image.parents.clone();
         match &self.work {
@@ -181,6 +212,7 @@ impl Part {
             },
             Work::Extents { .. } => Op::Extents { place, parents: parents() },
             Work::Sync { .. } => Op::Sync,
+            Work::Mutate { .. } | Work::Look { .. } => unreachable!("they need no image"),
         }
     }
 }
@@ -198,7 +230,17 @@ impl Work {
         Work::Patch(Patch { range, bytes, step: PatchStep::Read })
     }
 
-    /// Returns the range in bytes within the stripe; empty for a sync.
+    /// Returns the number of bytes that the part sends beside its place; 0 for parts of volumes.
+    pub(crate) fn payload_size(&self) -> u64 {
+        match self {
+            Work::Mutate { operation: payload, .. } | Work::Look { reads: payload } => {
+                payload.size()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Returns the range in bytes within the stripe; empty for a sync, and for objects.
     pub(crate) fn range(&self) -> Range<u32> {
         match self {
             Work::Read { range }
@@ -206,7 +248,7 @@ impl Work {
             | Work::Zero { range }
             | Work::Extents { range } => range.clone(),
             Work::Patch(patch) => patch.range.clone(),
-            Work::Sync { .. } => 0..0,
+            Work::Sync { .. } | Work::Mutate { .. } | Work::Look { .. } => 0..0,
         }
     }
 }

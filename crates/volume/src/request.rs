@@ -52,6 +52,13 @@ pub(crate) enum Progress {
         found: InOrder<Vec<Extent>>,
     },
     Flush(Flush),
+    /// An operation on objects, or reads of them: one part.
+    Objects {
+        target: Target,
+        /// What is to be done; `None`: it is cut.
+        work: Option<Work>,
+        found: Option<Answer>,
+    },
     /// A replay; only the core itself creates this request.
     Replay(Replay),
 }
@@ -81,6 +88,7 @@ pub(crate) enum Found {
     Nothing,
     Piece(Piece),
     Extents(Vec<Extent>),
+    Objects(Answer),
 }
 
 impl Request {
@@ -118,6 +126,7 @@ impl Request {
             | Progress::Write { rest, .. }
             | Progress::Zero { rest, .. }
             | Progress::Extents { rest, .. } => rest.is_empty(),
+            Progress::Objects { work, .. } => work.is_none(),
             Progress::Replay(_) => false,
             Progress::Flush(Flush::Undecided) => false,
             Progress::Flush(Flush::Rest { pgs, .. }) => pgs.is_empty(),
@@ -138,26 +147,28 @@ impl Request {
                 (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(stripe_size.bytes())
             }
             Progress::Zero { .. } => UNIT_SIZE,
+            Progress::Objects { work, .. } => work.as_ref().map_or(0, Work::payload_size),
             Progress::Extents { .. } | Progress::Flush(_) | Progress::Replay(_) => 0,
         }
     }
 
-    /// Cuts the next part, for the image with this seed. `part_bytes`: the size of the data parts of a
+    /// Cuts the next part, for the image with this seed (`None`: for an object pool). `part_bytes`: the size of the data parts of a
     /// stripe, if each is read where it lies. Requires: something is left to cut, and the PGs of a flush are
     /// determined.
     pub(crate) fn cut(
         &mut self,
         stripe_size: StripeSize,
-        seed: ImageId,
+        seed: Option<ImageId>,
         part_bytes: impl Fn(Target) -> Option<u64>,
     ) -> NextPart {
         assert!(!self.is_cut());
+        let hash = |stripe| stripe_hash(seed.expect("only a volume has stripes"), stripe);
         self.part_count += 1;
         self.parts_open += 1;
         let (piece, work) = match &mut self.progress {
             Progress::Read { rest, .. } => {
                 let stripe = cut::first_piece(Cut::Stripes, rest.clone(), stripe_size).stripe;
-                let part_bytes = part_bytes(Target::Stripe(stripe_hash(seed, stripe)));
+                let part_bytes = part_bytes(Target::Hash(hash(stripe)));
                 let cut = part_bytes.map_or(Cut::Stripes, Cut::Parts);
                 let piece = take_piece(cut, rest, stripe_size);
                 let work = Work::Read { range: piece.range.clone() };
@@ -196,9 +207,13 @@ impl Request {
             Progress::Flush(Flush::Undecided) => {
                 unreachable!("a flush is decided before it is cut")
             }
+            Progress::Objects { target, work, .. } => {
+                let (target, work) = (*target, work.take().expect("something is left"));
+                return NextPart { target, stripe: StripeIndex::ZERO, work };
+            }
             Progress::Replay(_) => unreachable!("a replay makes its parts itself"),
         };
-        let target = Target::Stripe(stripe_hash(seed, piece.stripe));
+        let target = Target::Hash(hash(piece.stripe));
         NextPart { target, stripe: piece.stripe, work }
     }
 
@@ -211,6 +226,7 @@ impl Request {
             (Progress::Extents { found, .. }, Found::Extents(extents)) => {
                 found.put(index, extents, append_extents);
             }
+            (Progress::Objects { found, .. }, Found::Objects(answer)) => *found = Some(answer),
             (_, Found::Nothing) => {}
             _ => unreachable!("a part finds what its request asks"),
         }
@@ -231,6 +247,7 @@ impl Request {
                 assert!(rest.is_empty());
                 Answer::Done
             }
+            Progress::Objects { found, .. } => found.take().expect("its part has ended"),
             Progress::Flush(_) | Progress::Replay(_) => Answer::Done,
         })
     }

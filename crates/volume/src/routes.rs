@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use base::hash::{pg_of_hash, stripe_hash};
+use base::hash::{hash_range_of_pg, pg_of_hash, stripe_hash};
 use base::{Epoch, MapRevision, OsdId, PgId, PoolId, Position, SessionId, StripeIndex};
 use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, Pool, PoolMap};
 use format::wire::{Member, PgEntry};
@@ -19,8 +19,8 @@ use crate::cut::StripeSize;
 /// The target of a part; independent of the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
-    /// The stripe with this hash.
-    Stripe(u32),
+    /// The stripe, or the objects, with this hash.
+    Hash(u32),
     /// The whole PG with this number.
     Pg(u32),
 }
@@ -143,6 +143,12 @@ impl Routes {
         StripeSize::of(self.pool(pool)?)
     }
 
+    /// Returns the hashes of the PG that has this one, both ends included; `None` without a map.
+    pub(crate) fn hashes_beside(&self, pool: PoolId, hash: u32) -> Option<(u32, u32)> {
+        let pg_count = self.map.pools.get(&pool)?.pool.pg_count;
+        Some(hash_range_of_pg(pg_of_hash(hash, pg_count), pg_count))
+    }
+
     pub(crate) fn pool(&self, pool: PoolId) -> Option<&Pool> {
         self.map.pools.get(&pool).map(|map| &map.pool)
     }
@@ -170,7 +176,7 @@ impl Routes {
 
 fn pg_of(map: &PoolMap, target: Target) -> PgId {
     let number = match target {
-        Target::Stripe(hash) => pg_of_hash(hash, map.pool.pg_count),
+        Target::Hash(hash) => pg_of_hash(hash, map.pool.pg_count),
         Target::Pg(number) => number,
     };
     PgId { pool: map.pool.id, number }

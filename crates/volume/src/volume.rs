@@ -1,4 +1,4 @@
-//! A volume opened by the user: its attachment, its requests in flight, and its writes that are not durable.
+//! A volume or object pool opened by the user: its attachment, its requests in flight, and its writes that are not durable.
 //!
 //! Invariants
 //!   1. The parts in flight stay within `PARTS_IN_FLIGHT_MAX` and `BYTES_IN_FLIGHT_MAX`; a single part may
@@ -6,7 +6,7 @@
 //!   2. `undurable` lists every PG with an acknowledged write that was not durable and that no sync
 //!      has covered.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{Duration, PgId, Time};
 
@@ -27,8 +27,7 @@ pub(crate) const CLOSE_SYNC_TIME_MAX: Duration = Duration::from_secs(4);
 /// A volume that the user has opened.
 pub(crate) struct Volume {
     pub(crate) name: String,
-    pub(crate) read_only: bool,
-    pub(crate) wants_lock: bool,
+    pub(crate) wants: Wants,
     pub(crate) attachment: Attachment,
     /// The detach that is under way; set once the user has requested it.
     pub(crate) closing: Option<Closing>,
@@ -59,6 +58,19 @@ pub(crate) struct Volume {
     pub(crate) synced_all: bool,
     /// Whether a change was abandoned without an answer: it may still reach the OSD.
     pub(crate) has_unanswered: bool,
+    /// In an object pool: the number of the last mutation.
+    pub(crate) last_number: u64,
+    /// In an object pool: the mutations that have not ended, by hash and number.
+    pub(crate) mutations: BTreeSet<(u32, u64)>,
+}
+
+/// What the user wants to attach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wants {
+    /// A volume.
+    Volume { read_only: bool, lock: bool },
+    /// An object pool.
+    Pool,
 }
 
 /// The states of an attachment, in chronological order.
@@ -87,15 +99,13 @@ impl Volume {
     /// Creates a volume whose attach is being requested.
     pub(crate) fn opening(
         name: String,
-        read_only: bool,
-        wants_lock: bool,
+        wants: Wants,
         ask: u64,
         open_deadline: Option<Time>,
     ) -> Volume {
         Volume {
             name,
-            read_only,
-            wants_lock,
+            wants,
             attachment: Attachment::Opening { ask },
             closing: None,
             open_deadline,
@@ -112,7 +122,20 @@ impl Volume {
             own_sync: None,
             synced_all: false,
             has_unanswered: false,
+            last_number: 0,
+            mutations: BTreeSet::new(),
         }
+    }
+
+    /// Whether the user may change nothing.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self.wants, Wants::Volume { read_only: true, .. })
+    }
+
+    /// Returns the lowest number of a mutation of these hashes that has not ended. Requires: there is one.
+    pub(crate) fn lowest_number(&self, (first, last): (u32, u32)) -> u64 {
+        let there = self.mutations.range((first, 0)..=(last, u64::MAX));
+        there.map(|(_, number)| *number).min().expect("at least the one that is sent")
     }
 
     /// Returns how long the volume may take to close.

@@ -135,7 +135,11 @@ impl Replies {
 fn errno_of(error: &VolumeError) -> Errno {
     match error {
         VolumeError::Full => Errno::NoSpace,
-        VolumeError::Damaged | VolumeError::TimedOut | VolumeError::Invalid { .. } => Errno::Io,
+        VolumeError::Damaged
+        | VolumeError::TimedOut
+        | VolumeError::Invalid { .. }
+        | VolumeError::Asserted { .. }
+        | VolumeError::TooLarge { .. } => Errno::Io,
         VolumeError::ReadOnly => Errno::Permission,
         VolumeError::OutOfRange => Errno::Invalid,
         VolumeError::Ended => Errno::Shutdown,

@@ -20,7 +20,7 @@ use crate::records::{
     ChangeRecord, ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key,
     LockRecord, MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record,
     RecoveryRecord, RemovedPoolRecord, Rest, SessionRecord, SettingRecord, StatsRecord, TaskId,
-    TaskRecord,
+    TaskRecord, Used,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
@@ -367,6 +367,12 @@ impl CommittedState {
         broken
             .or_else(|| self.images().find_map(|r| no_pool(Key::Image(r.info.id), r.info.pool)))
             .or_else(|| {
+                self.sessions().find_map(|record| match record.used {
+                    Used::Pool(pool) => no_pool(Key::Session(record.id), pool),
+                    Used::Image(_) => None,
+                })
+            })
+            .or_else(|| {
                 let ownerless = self.locks().find(|lock| self.session(lock.session).is_none())?;
                 let key = Key::Lock(ownerless.image);
                 Some(format!("{key} refers to a session that does not exist"))
@@ -386,7 +392,7 @@ impl CommittedState {
     pub(super) fn named_images(&self) -> impl Iterator<Item = (&Key, ImageId)> {
         self.records.iter().filter_map(|(key, stored)| match &stored.record {
             Record::ImageName(record) => Some((key, record.image)),
-            Record::Session(record) => Some((key, record.image)),
+            Record::Session(record) => Some((key, record.used.image()?)),
             Record::Lock(record) => Some((key, record.image)),
             _ => None,
         })
@@ -549,8 +555,16 @@ impl CommittedState {
         }
     }
 
-    pub(super) fn sessions_of(&self, image: ImageId) -> impl Iterator<Item = &SessionRecord> {
-        self.sessions().filter(move |session| session.image == image)
+    pub(super) fn sessions_of(&self, used: Used) -> impl Iterator<Item = &SessionRecord> {
+        self.sessions().filter(move |session| session.used == used)
+    }
+
+    /// Returns the pool that a session uses, or that has the image which it uses.
+    pub(super) fn pool_used(&self, used: Used) -> Option<PoolId> {
+        match used {
+            Used::Image(image) => self.image(image).map(|record| record.info.pool),
+            Used::Pool(pool) => Some(pool),
+        }
     }
 
     pub(super) fn shards(&self, pool: PoolId) -> impl Iterator<Item = &PgShardRecord> {

@@ -9,7 +9,7 @@ use super::committed_state::{Batch, Write};
 use super::connections::to_text;
 use super::copies::change_of_copy;
 use super::give_up::MembersGiveUp;
-use super::job::{Done, Job, Opened, Plan};
+use super::job::{Done, Found, Job, Opened, Plan};
 use super::job_queue::InFlight;
 use super::lines::trace_writes;
 use super::osd_change::{plan_osd_remove, plan_osd_set_in};
@@ -46,8 +46,8 @@ impl Monitor {
             Job::CreateCluster => self.plan_create_cluster(),
             Job::Boot(boot) => self.plan_boot(boot),
             Job::SyncOsd { osd } => self.plan_sync_osd(*osd),
-            Job::OpenSession { connection, image, read_only, lock, client, .. } => {
-                self.plan_open_session(now, *connection, image, (*read_only, *lock), client)
+            Job::OpenSession { connection, wants, client, .. } => {
+                self.plan_open_session(now, *connection, wants, client)
             }
             Job::CloseSession { session, unanswered, .. } => {
                 self.plan_close_session(*session, *unanswered)
@@ -312,17 +312,35 @@ impl Monitor {
             (Job::MarkEdited, Done::PutBack) => self.put_back(),
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
             (Job::OpenSession { connection, request, .. }, Done::SessionOpened(opened)) => {
-                let Opened { session, image, locked, lazy } = opened;
+                let Opened { session, found } = opened;
                 let event = TraceEvent::debug("session begins").with("session", session);
-                effects.push(Effect::Trace(event.with("volume", &image.name)));
                 self.connect_session(now, session, connection);
-                if locked {
-                    self.sessions.note_lock(now, session);
-                }
                 let reign = self.committed.session(session).map_or(0, |record| record.reign);
-                let opened =
-                    FromMonitor::SessionOpened { request, session, image, locked, lazy, reign };
-                self.connections.send(connection, &opened, effects);
+                let (event, answer) = match found {
+                    Found::Image { image, locked, lazy } => {
+                        if locked {
+                            self.sessions.note_lock(now, session);
+                        }
+                        let event = event.with("volume", &image.name);
+                        (
+                            event,
+                            FromMonitor::SessionOpened {
+                                request,
+                                session,
+                                image,
+                                locked,
+                                lazy,
+                                reign,
+                            },
+                        )
+                    }
+                    Found::Pool { pool, name } => (
+                        event.with("pool", name),
+                        FromMonitor::PoolOpened { request, session, pool, reign },
+                    ),
+                };
+                effects.push(Effect::Trace(event));
+                self.connections.send(connection, &answer, effects);
             }
             (job @ Job::OpenSession { connection, request, .. }, Done::SessionWaits) => {
                 if !self.sessions.wait(job) {

@@ -24,15 +24,8 @@ pub(super) enum Job {
     Boot(Boot),
     /// Brings an OSD's record in line with its connection and its report.
     SyncOsd { osd: OsdId },
-    /// A client attaches an image.
-    OpenSession {
-        connection: ConnectionId,
-        request: u64,
-        image: String,
-        read_only: bool,
-        lock: bool,
-        client: String,
-    },
+    /// A client attaches an image, or opens an object pool.
+    OpenSession { connection: ConnectionId, request: u64, wants: Wants, client: String },
     /// A client detached an image.
     CloseSession { connection: ConnectionId, session: SessionId, unanswered: bool },
     /// Ends a session that was disconnected for too long.
@@ -65,6 +58,15 @@ pub(super) enum Job {
     Restore(Written),
     /// Records which keys were edited by hand.
     MarkEdited,
+}
+
+/// What a client wants to use.
+#[derive(Debug)]
+pub(super) enum Wants {
+    /// The image with this name.
+    Image { name: String, read_only: bool, lock: bool },
+    /// The object pool with this name.
+    Pool { name: String },
 }
 
 /// What a job needs next.
@@ -137,9 +139,14 @@ pub(super) struct Boot {
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) session: SessionId,
-    pub(super) image: ImageInfo,
-    pub(super) locked: bool,
-    pub(super) lazy: bool,
+    pub(super) found: Found,
+}
+
+/// What a session uses.
+#[derive(Debug)]
+pub(super) enum Found {
+    Image { image: ImageInfo, locked: bool, lazy: bool },
+    Pool { pool: PoolId, name: String },
 }
 
 /// A plan that is being written.

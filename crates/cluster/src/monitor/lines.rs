@@ -8,7 +8,7 @@ use format::wire::{Member, PgEntry};
 
 use super::Effect;
 use super::committed_state::{CommittedState, Write};
-use crate::records::{Key, OsdRecord, OutBy, PgShardRecord, Record};
+use crate::records::{Key, OsdRecord, OutBy, PgShardRecord, Record, Used};
 use crate::settings::Setting;
 use crate::state::{EndpointDown, EndpointRoom, Endpoints};
 
@@ -63,9 +63,15 @@ fn trace_delete(committed: &CommittedState, key: &Key, fences: bool, effects: &m
         Key::Session(session) if fences => {
             let event = TraceEvent::warn("client is fenced").with("session", session);
             let Some(record) = committed.session(*session) else { return };
-            let image = committed.image(record.image);
-            let volume = image.map_or_else(String::new, |image| image.info.name.clone());
-            event.with("client", &record.client).with("volume", volume)
+            let event = event.with("client", &record.client);
+            match record.used {
+                Used::Image(image) => {
+                    let image = committed.image(image);
+                    let volume = image.map_or_else(String::new, |image| image.info.name.clone());
+                    event.with("volume", volume)
+                }
+                Used::Pool(pool) => event.with("pool", pool),
+            }
         }
         _ => return,
     };

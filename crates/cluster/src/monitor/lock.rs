@@ -20,7 +20,7 @@ use super::job::{Done, Plan};
 use super::{Monitor, failure};
 use crate::map::ImageInfo;
 use crate::message::Failure;
-use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
+use crate::records::{Key, LockRecord, Record, Rest, SessionRecord, Used};
 
 /// The effect of an image's lock on an attach.
 pub(super) enum Claim {
@@ -45,7 +45,8 @@ impl Monitor {
             Some((lock, record))
         });
         let Some((lock, record)) = holder else {
-            let mut others = self.committed.sessions_of(image.id).filter(|record| !record.ended);
+            let mut others =
+                self.committed.sessions_of(Used::Image(image.id)).filter(|record| !record.ended);
             let is_free = others.next().is_none() || planted::on(Bug::LazyWithoutLock);
             return if wanted && is_free {
                 Claim::Granted { lazy: self.is_lazy(image.pool) }
@@ -114,7 +115,7 @@ impl Monitor {
     pub(super) fn removal_of(&self, session: SessionId) -> Vec<Write> {
         let mut writes = vec![Write::Delete(Key::Session(session))];
         let record = self.committed.session(session);
-        let lock = record.and_then(|record| self.committed.lock(record.image));
+        let lock = record.and_then(|record| self.committed.lock(record.used.image()?));
         if let Some(lock) = lock.filter(|lock| lock.session == session) {
             writes.push(Write::Delete(Key::Lock(lock.image)));
         }
@@ -139,7 +140,7 @@ impl Monitor {
             ));
         }
         let answer = json!({ "volume": name, "session": holder, "client": client });
-        self.fence_sessions(image, vec![holder], Some(Done::Unlocked(holder, answer)))
+        self.fence_sessions(image.info.pool, vec![holder], Some(Done::Unlocked(holder, answer)))
     }
 
     /// Returns a lock as commands show it.

@@ -13,7 +13,7 @@ use super::job::{Done, Job, Plan};
 use super::pool::pool_row;
 use super::{Effect, Monitor, clipped, failure};
 use crate::message::{Command, Failure, FromMonitor};
-use crate::records::{Key, PoolRecord, Record, RemovedPoolRecord, Rest};
+use crate::records::{Key, PoolRecord, Record, RemovedPoolRecord, Rest, Used};
 
 /// Maximum number of volumes listed in a refusal.
 const NAMED_COUNT_MAX: usize = 3;
@@ -21,7 +21,7 @@ const NAMED_COUNT_MAX: usize = 3;
 const TASKS_PER_TRANSACTION: usize = 100;
 
 impl Monitor {
-    fn pool_to_change(&self, name: &str) -> Result<&PoolRecord, Failure> {
+    pub(super) fn pool_to_change(&self, name: &str) -> Result<&PoolRecord, Failure> {
         self.committed.pool_named(name).ok_or_else(|| {
             let name = clipped(name.to_string());
             let hint = "`ashlar pool ls` lists the pools";
@@ -71,6 +71,17 @@ impl Monitor {
                 format!("pool {name} has {count} volumes: {}{more}", names.join(", ")),
                 "remove them first: `ashlar volume rm NAME`",
             ));
+        }
+        let used = Used::Pool(id);
+        if let Some(session) = committed.sessions_of(used).find(|record| !record.ended) {
+            return Err(failure(
+                "busy",
+                format!("pool {name} is open: session {} of {}", session.id, session.client),
+                "end its clients first; a client that is gone counts as ended after 10 seconds",
+            ));
+        }
+        if let Some(fencing) = self.fence_ended_sessions(used, id)? {
+            return Ok(fencing);
         }
         let ran = committed.osds().filter(|osd| osd.info.incarnation > Incarnation::ZERO);
         let record = RemovedPoolRecord {

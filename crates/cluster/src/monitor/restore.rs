@@ -46,7 +46,7 @@ use crate::numbers::NUMBER_MAX;
 use crate::records::{
     ChangeRecord, CounterName, CounterRecord, FenceRecord, ImageNameRecord, ImageRecord, Key,
     OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest,
-    SessionRecord,
+    SessionRecord, Used,
 };
 use crate::state::StateEffect;
 
@@ -528,7 +528,7 @@ impl<'a> Draft<'a> {
         // OSDs cannot distinguish the two clients, so neither of them may continue.
         let is_given_twice = |record: &SessionRecord| {
             let here = self.committed.session(record.id);
-            here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
+            here.is_some_and(|here| here.used != record.used || !here.is_of(record.reign))
         };
         // Sessions marked as ended come first, so they are removed first; within each group the order is by
         // id.
@@ -567,9 +567,15 @@ impl<'a> Draft<'a> {
             Record::Session(record) => Some(record),
             _ => None,
         });
-        sessions.map(|record| match self.records.get(&Key::Image(record.image)) {
-            Some(Record::Image(image)) => (record, Some(image.info.pool)),
-            _ => (record, None),
+        sessions.map(|record| match record.used {
+            Used::Image(image) => match self.records.get(&Key::Image(image)) {
+                Some(Record::Image(image)) => (record, Some(image.info.pool)),
+                _ => (record, None),
+            },
+            Used::Pool(pool) => {
+                let is_there = self.records.contains_key(&Key::Pool(pool));
+                (record, is_there.then_some(pool))
+            }
         })
     }
 

@@ -1,4 +1,4 @@
-//! Sessions: attachments of images. The record of a session is written to the store before the client is
+//! Sessions: attachments of images, and clients of object pools. The record of a session is written to the store before the client is
 //! informed, and is kept until the session is fenced, or is closed with no request in flight. The connection
 //! of a session is recorded only in this process.
 //!
@@ -11,11 +11,11 @@ use base::{ConnectionId, SessionId, Time};
 
 use super::committed_state::Batch;
 use super::connections::Introduced;
-use super::job::{Done, Job, Opened, Plan};
+use super::job::{Done, Found, Job, Opened, Plan, Wants};
 use super::lock::Claim;
-use super::{Effect, Monitor, Setting, failure};
-use crate::message::FromMonitor;
-use crate::records::{CounterName, Record, Rest, SessionRecord};
+use super::{Effect, Monitor, Setting, clipped, failure};
+use crate::message::{Failure, FromMonitor};
+use crate::records::{CounterName, Record, Rest, SessionRecord, Used};
 
 /// Maximum number of sessions in the store, including ended ones. An ended session is removed with
 /// its image, or when it is fenced.
@@ -140,50 +140,108 @@ impl Monitor {
         self.sessions.connection(session).is_none_or(|owner| owner == connection)
     }
 
+    pub(super) fn open_session(
+        &mut self,
+        connection: ConnectionId,
+        request: u64,
+        wants: Wants,
+        client: String,
+        effects: &mut Vec<Effect>,
+    ) {
+        let job = Job::OpenSession { connection, request, wants, client: clipped(client) };
+        if let Err(error) = self.try_push_asked(job) {
+            let refused = FromMonitor::SessionRefused { request, error };
+            self.connections.send(connection, &refused, effects);
+        }
+    }
+
     pub(super) fn plan_open_session(
         &self,
         now: Time,
         connection: ConnectionId,
-        image: &str,
-        (read_only, lock): (bool, bool),
+        wants: &Wants,
         client: &str,
     ) -> Plan {
-        let committed = &self.committed;
         if !self.connections.is_here(connection) {
             return Plan::Done(Done::Silent);
         }
-        let Some(image) = committed.image_named(image) else {
-            return Plan::Done(Done::SessionRefused(super::volume::no_volume(image)));
+        let planned = match wants {
+            Wants::Image { name, read_only, lock } => {
+                self.plan_attach(now, name, (*read_only, *lock), client)
+            }
+            Wants::Pool { name } => self.plan_open_pool(name, client),
         };
+        planned.unwrap_or_else(|error| Plan::Done(Done::SessionRefused(error)))
+    }
+
+    fn plan_attach(
+        &self,
+        now: Time,
+        name: &str,
+        (read_only, lock): (bool, bool),
+        client: &str,
+    ) -> Result<Plan, Failure> {
+        let image =
+            self.committed.image_named(name).ok_or_else(|| super::volume::no_volume(name))?;
+        let used = Used::Image(image.info.id);
         // Fence the image's ended sessions first: an OSD that has seen a request of the new session then
         // refuses late writes of the ended ones.
-        match self.fence_ended_sessions(image) {
-            Ok(None) => {}
-            Ok(Some(fencing)) => return fencing,
-            Err(error) => return Plan::Done(Done::SessionRefused(error)),
+        if let Some(fencing) = self.fence_ended_sessions(used, image.info.pool)? {
+            return Ok(fencing);
         }
         let granted = match self.claim_lock(now, &image.info, lock && !read_only) {
             Claim::Granted { lazy } => Some(lazy),
             Claim::Without => None,
-            Claim::Waits => return Plan::Done(Done::SessionWaits),
-            Claim::Refused(error) => return Plan::Done(Done::SessionRefused(error)),
+            Claim::Waits => return Ok(Plan::Done(Done::SessionWaits)),
+            Claim::Refused(error) => return Err(error),
         };
+        let (mut batch, session) = self.record_session(used, read_only, client)?;
+        if let Some(lazy) = granted {
+            self.put_lock(&mut batch, &image.info, session, lazy);
+        }
+        let (locked, lazy) = (granted.is_some(), granted.unwrap_or(false));
+        let found = Found::Image { image: image.info.clone(), locked, lazy };
+        Ok(Plan::Write { batch, done: Some(Done::SessionOpened(Opened { session, found })) })
+    }
+
+    fn plan_open_pool(&self, name: &str, client: &str) -> Result<Plan, Failure> {
+        let pool = &self.pool_to_change(name)?.pool;
+        if !pool.has_objects() {
+            let message = format!("pool {} is one of volumes, not of objects", pool.name);
+            let hint = "`ashlar pool create NAME --kind object` makes one";
+            return Err(failure("invalid", message, hint));
+        }
+        let used = Used::Pool(pool.id);
+        // As with an image; and an ended session that is fenced is over, so that the results that the OSDs
+        // keep for its client can go.
+        if let Some(fencing) = self.fence_ended_sessions(used, pool.id)? {
+            return Ok(fencing);
+        }
+        let (batch, session) = self.record_session(used, false, client)?;
+        let found = Found::Pool { pool: pool.id, name: pool.name.clone() };
+        Ok(Plan::Write { batch, done: Some(Done::SessionOpened(Opened { session, found })) })
+    }
+
+    /// Begins the transaction that records a new session.
+    fn record_session(
+        &self,
+        used: Used,
+        read_only: bool,
+        client: &str,
+    ) -> Result<(Batch, SessionId), Failure> {
+        let committed = &self.committed;
         if committed.sessions().count() >= SESSION_COUNT_MAX {
-            let error = failure(
+            return Err(failure(
                 "busy",
                 format!("the cluster already has {SESSION_COUNT_MAX} sessions"),
                 "detach volumes, or remove volumes that are not needed",
-            );
-            return Plan::Done(Done::SessionRefused(error));
+            ));
         }
         let mut batch = Batch::new(committed);
-        let id = match batch.next_id(committed, CounterName::Session) {
-            Ok(id) => SessionId::new(id),
-            Err(error) => return Plan::Done(Done::SessionRefused(error)),
-        };
+        let id = SessionId::new(batch.next_id(committed, CounterName::Session)?);
         let record = SessionRecord {
             id,
-            image: image.info.id,
+            used,
             client: client.to_string(),
             read_only,
             ended: false,
@@ -191,16 +249,7 @@ impl Monitor {
             rest: Rest::new(),
         };
         batch.put(committed, Record::Session(record));
-        if let Some(lazy) = granted {
-            self.put_lock(&mut batch, &image.info, id, lazy);
-        }
-        let opened = Opened {
-            session: id,
-            image: image.info.clone(),
-            locked: granted.is_some(),
-            lazy: granted.unwrap_or(false),
-        };
-        Plan::Write { batch, done: Some(Done::SessionOpened(opened)) }
+        Ok((batch, id))
     }
 
     pub(super) fn plan_close_session(&self, session: SessionId, unanswered: bool) -> Plan {

@@ -536,7 +536,8 @@ impl Monitor {
     /// Checks for volumes whose clients must repeat writes that a full pool may have lost.
     fn check_waiting(&self, checks: &mut Vec<Check>) {
         for (session, waiting_bytes) in self.waiting_sessions() {
-            let Some(image) = self.committed.image(session.image) else { continue };
+            let image = session.used.image().and_then(|image| self.committed.image(image));
+            let Some(image) = image else { continue };
             let name = &image.info.name;
             checks.push(Check {
                 code: "volume_waits_for_room",

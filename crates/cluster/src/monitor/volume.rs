@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{ImageId, MIB, MapRevision, SessionId, StripeIndex, TIB, UNIT_SIZE};
+use base::{ImageId, MIB, MapRevision, PoolId, SessionId, StripeIndex, TIB, UNIT_SIZE};
 use serde_json::{Value, json};
 
 use super::committed_state::Batch;
@@ -19,7 +19,7 @@ use crate::map::{FenceRange, ImageInfo, Pool, is_in_ranges};
 use crate::message::Failure;
 use crate::records::{
     CounterName, Fence, FenceRecord, ImageNameRecord, ImageRecord, Key, PoolRecord, Record, Rest,
-    SessionRecord, TaskId, TaskKind, TaskRecord, ZeroRange,
+    SessionRecord, TaskId, TaskKind, TaskRecord, Used, ZeroRange,
 };
 
 /// Maximum number of volumes in a cluster: their list fits in one message.
@@ -112,7 +112,9 @@ impl Monitor {
         let committed = &self.committed;
         let image = committed.image_named(name).ok_or_else(|| no_volume(name))?;
         self.check_not_attached(image)?;
-        if let Some(fencing) = self.fence_ended_sessions(image)? {
+        if let Some(fencing) =
+            self.fence_ended_sessions(Used::Image(image.info.id), image.info.pool)?
+        {
             return Ok(fencing);
         }
         let mut batch = Batch::new(committed);
@@ -166,7 +168,9 @@ impl Monitor {
             ));
         }
         self.check_not_attached(image)?;
-        if let Some(fencing) = self.fence_ended_sessions(image)? {
+        if let Some(fencing) =
+            self.fence_ended_sessions(Used::Image(image.info.id), image.info.pool)?
+        {
             return Ok(fencing);
         }
         let task = self.record_task(&mut batch, TaskKind::Shrink, image, size)?;
@@ -176,7 +180,8 @@ impl Monitor {
 
     fn check_not_attached(&self, image: &ImageRecord) -> Result<(), Failure> {
         let name = &image.info.name;
-        let mut sessions = self.committed.sessions_of(image.info.id).filter(|record| !record.ended);
+        let used = Used::Image(image.info.id);
+        let mut sessions = self.committed.sessions_of(used).filter(|record| !record.ended);
         let Some(session) = sessions.next() else { return Ok(()) };
         Err(failure(
             "busy",
@@ -185,34 +190,35 @@ impl Monitor {
         ))
     }
 
-    /// Returns the next transaction that fences sessions of the image that were not closed cleanly,
-    /// if any are left.
+    /// Returns the next transaction that fences sessions of this image or pool that were not closed cleanly,
+    /// if any are left. `pool`: the pool, or that of the image.
     pub(super) fn fence_ended_sessions(
         &self,
-        image: &ImageRecord,
+        used: Used,
+        pool: PoolId,
     ) -> Result<Option<Plan>, Failure> {
-        let ended = self.committed.sessions_of(image.info.id).filter(|record| record.ended);
+        let ended = self.committed.sessions_of(used).filter(|record| record.ended);
         let ended = ended.take(FENCES_PER_TRANSACTION);
         let sessions: Vec<_> = ended.map(|record| record.id).collect();
         if sessions.is_empty() || planted::on(Bug::EndedSessionNotFenced) {
             return Ok(None);
         }
-        self.fence_sessions(image, sessions, None).map(Some)
+        self.fence_sessions(pool, sessions, None).map(Some)
     }
 
-    /// Returns the transaction that fences these sessions of the image, and removes their records and the
-    /// lock that one of them may hold.
+    /// Returns the transaction that fences these sessions of the pool, and removes their records and the lock
+    /// that one of them may hold.
     pub(super) fn fence_sessions(
         &self,
-        image: &ImageRecord,
+        pool: PoolId,
         sessions: Vec<SessionId>,
         done: Option<Done>,
     ) -> Result<Plan, Failure> {
         let committed = &self.committed;
-        let pool = committed.pool(image.info.pool).expect("pools with images stay");
+        let pool = committed.pool(pool).expect("pools with sessions stay");
         let revision = pool.revision.next();
-        let mut record = committed.fences(image.info.pool).cloned().unwrap_or(FenceRecord {
-            pool: image.info.pool,
+        let mut record = committed.fences(pool.pool.id).cloned().unwrap_or(FenceRecord {
+            pool: pool.pool.id,
             fences: Vec::new(),
             ranges: Vec::new(),
             ranges_revision: MapRevision::ZERO,
@@ -226,7 +232,7 @@ impl Monitor {
             return Err(failure(
                 "too_many_fences",
                 format!("pool {} already has {FENCE_COUNT_MAX} fences", pool.pool.name),
-                "detach other volumes of the pool: then its fences take less space",
+                "let other clients of the pool end: then its fences take less space",
             ));
         }
         let mut batch = Batch::new(committed);
@@ -249,17 +255,13 @@ impl Monitor {
         let ranged = record.ranges.iter().flat_map(|(first, last)| [*first, *last]);
         let fenced: BTreeSet<SessionId> = single.chain(ranged).collect();
         let Some(last) = fenced.last().copied() else { return };
-        let is_of_other = |image| {
-            let image = committed.image(image);
-            image.is_some_and(|image| image.info.pool != record.pool)
-        };
+        let is_of_other = |used| committed.pool_used(used).is_some_and(|pool| pool != record.pool);
         // A fenced session stays fenced, even if it still has a record.
         let is_fenced =
             |session: SessionId| fenced.contains(&session) || is_in_ranges(&record.ranges, session);
         let open = committed.sessions().filter(|session| session.id <= last);
         let open = open.filter(|session| !is_fenced(session.id));
-        let open =
-            open.filter(|session| !is_of_other(session.image) && !ends.contains(&session.id));
+        let open = open.filter(|session| !is_of_other(session.used) && !ends.contains(&session.id));
         let mut ranges = ranges_beside(open.map(|session| session.id), last);
         ranges.retain(|(first, last)| fenced.range(first..=last).next().is_some());
         // Beyond the limit on ranges, fences remain single, up to their own limit.
@@ -304,7 +306,8 @@ impl Monitor {
 
     /// Returns a volume as shown by commands.
     pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
-        let sessions = self.committed.sessions_of(info.id).filter(|record| !record.ended);
+        let sessions = self.committed.sessions_of(Used::Image(info.id));
+        let sessions = sessions.filter(|record| !record.ended);
         self.volume_row_with(info, sessions.map(|record| self.session_details(record)).collect())
     }
 
@@ -327,7 +330,9 @@ impl Monitor {
     pub(super) fn volume_rows_after(&self, after: u32) -> impl Iterator<Item = (ImageId, Value)> {
         let mut sessions: BTreeMap<ImageId, Vec<Value>> = BTreeMap::new();
         for record in self.committed.sessions().filter(|record| !record.ended) {
-            sessions.entry(record.image).or_default().push(session_row(record));
+            if let Some(image) = record.used.image() {
+                sessions.entry(image).or_default().push(session_row(record));
+            }
         }
         let row = move |record: &ImageRecord| {
             let attached = sessions.remove(&record.info.id).unwrap_or_default();

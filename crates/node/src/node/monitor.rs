@@ -119,6 +119,7 @@ impl Node {
             FromMonitor::Pong => {}
             // An OSD never sends the requests that these messages answer.
             FromMonitor::SessionOpened { .. }
+            | FromMonitor::PoolOpened { .. }
             | FromMonitor::MonitorRemoved
             | FromMonitor::SessionRefused { .. }
             | FromMonitor::SessionClosed { .. }

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, PgId, SessionId, Time};
-use cluster::records::{FenceRecord, Key, LockRecord, Record, SessionRecord};
+use cluster::records::{FenceRecord, Key, LockRecord, Record, SessionRecord, Used};
 use cluster::state::memory::MemoryState;
 use cluster::state::{
     KeyValue, LeaseId, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
@@ -572,7 +572,9 @@ fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String
         let key = Key::parse(&entry.key).expect("the monitor wrote it");
         match Record::parse(&key, &entry.value).expect("the monitor wrote it") {
             Record::Lock(lock) if lock.lazy => locks.push(lock),
-            Record::Session(SessionRecord { id, image, ended: false, .. }) => {
+            Record::Session(SessionRecord {
+                id, used: Used::Image(image), ended: false, ..
+            }) => {
                 let beside = locks.iter().find(|lock| lock.image == image && lock.session != id);
                 if let Some(lock) = beside {
                     return Some(format!("session {id} has the image of {lock:?}"));
@@ -776,9 +778,9 @@ mod tests {
     }
 
     fn session(number: u64, ended: bool) -> Record {
-        let (id, image) = (SessionId::new(number), ImageId::FIRST);
+        let (id, used) = (SessionId::new(number), Used::Image(ImageId::FIRST));
         let (client, rest) = ("test".into(), Rest::new());
-        Record::Session(SessionRecord { id, image, client, read_only: true, ended, reign: 0, rest })
+        Record::Session(SessionRecord { id, used, client, read_only: true, ended, reign: 0, rest })
     }
 
     fn is_broken(records: &[Record]) -> bool {

@@ -432,11 +432,11 @@ impl World {
             Ok(attached) => {
                 self.tally.consequences.add("lock granted to a lazy holder", attached.lazy.into());
                 let name = &self.volumes[attachment.volume].name;
-                if attached.image.name != *name {
-                    return Err(format!("{name} was attached as {}", attached.image.name));
+                if attached.image().name != *name {
+                    return Err(format!("{name} was attached as {}", attached.image().name));
                 }
                 // Another volume may have been given the name in the meantime.
-                let image = Some(attached.image.id);
+                let image = Some(attached.image().id);
                 let known = self.volumes.iter().position(|volume| volume.image == image);
                 let found = known.or_else(|| {
                     let is_new = |volume: &Volume| volume.image.is_none() && volume.name == *name;
@@ -448,7 +448,7 @@ impl World {
                 attachment.session = attached.session;
                 self.volumes[attachment.volume].image = image;
                 if attachment.stage == Stage::Opening {
-                    let units = attached.image.size / UNIT_SIZE;
+                    let units = attached.image().size / UNIT_SIZE;
                     attachment.stage = Stage::Open { units, opened };
                     let volume = &mut self.volumes[attachment.volume];
                     if self.plan.prefills && !attachment.read_only && !volume.is_filled {

@@ -9,20 +9,20 @@ use format::wire::Message;
 use super::ClientCore;
 use crate::monitor_contact::Farewell;
 use crate::timers::Timer;
-use crate::volume::Attachment;
-use crate::{Attached, Effect, VolumeHandle};
+use crate::volume::{Attachment, Wants};
+use crate::{Attached, Effect, Used, VolumeHandle};
 
 impl ClientCore {
     /// Asks a monitor to attach the volume, now or once one is connected.
     pub(crate) fn ask_open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = &self.volumes[&handle];
         let Attachment::Opening { ask } = volume.attachment else { return };
-        let message = ToMonitor::OpenSession {
-            request: ask,
-            image: volume.name.clone(),
-            read_only: volume.read_only,
-            lock: volume.wants_lock,
-            client: self.settings.client.clone(),
+        let (name, client) = (volume.name.clone(), self.settings.client.clone());
+        let message = match volume.wants {
+            Wants::Volume { read_only, lock } => {
+                ToMonitor::OpenSession { request: ask, image: name, read_only, lock, client }
+            }
+            Wants::Pool => ToMonitor::OpenPool { request: ask, pool: name, client },
         };
         self.need_monitor(now, effects);
         if self.monitor.link.open().is_some() {
@@ -235,15 +235,13 @@ impl ClientCore {
             }
             FromMonitor::Monitors { addresses } => self.monitor.link.learn(addresses),
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
-                self.drop_farewells(request);
-                match self.opening(request) {
-                    Some(handle) => {
-                        let attached =
-                            Attached { session, reign, image, locked, lazy: locked && lazy };
-                        self.end_open(handle, Ok(attached), effects);
-                    }
-                    None => self.close_session(session, false, effects),
-                }
+                let (used, lazy) = (Used::Image(image), locked && lazy);
+                self.on_opened(request, Attached { session, reign, used, locked, lazy }, effects);
+            }
+            FromMonitor::PoolOpened { request, session, pool, reign } => {
+                let used = Used::Pool(pool);
+                let attached = Attached { session, reign, used, locked: false, lazy: false };
+                self.on_opened(request, attached, effects);
             }
             FromMonitor::SessionRefused { request, error } => {
                 self.drop_farewells(request);
@@ -265,9 +263,16 @@ impl ClientCore {
         }
     }
 
+    fn on_opened(&mut self, request: u64, attached: Attached, effects: &mut Vec<Effect>) {
+        self.drop_farewells(request);
+        match self.opening(request) {
+            Some(handle) => self.end_open(handle, Ok(attached), effects),
+            None => self.close_session(attached.session, false, effects),
+        }
+    }
+
     fn end_fenced(&mut self, effects: &mut Vec<Effect>) {
-        let fenced =
-            |attached: &Attached| self.routes.is_fenced(attached.image.pool, attached.session);
+        let fenced = |attached: &Attached| self.routes.is_fenced(attached.pool(), attached.session);
         let attached = self.volumes.iter().filter_map(|(handle, volume)| {
             volume.attached().filter(|attached| fenced(attached)).map(|_| *handle)
         });

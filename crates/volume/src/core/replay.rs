@@ -216,7 +216,11 @@ impl ClientCore {
                 Work::Write { .. } | Work::Patch(_) => {
                     refused.insert(self.parts[part].request);
                 }
-                Work::Read { .. } | Work::Extents { .. } | Work::Sync { .. } => {}
+                Work::Read { .. }
+                | Work::Extents { .. }
+                | Work::Sync { .. }
+                | Work::Mutate { .. }
+                | Work::Look { .. } => {}
             }
         }
         for request in refused {

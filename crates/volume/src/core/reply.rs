@@ -15,7 +15,7 @@ use crate::link::CONNECT_DELAY_MIN;
 use crate::part::{MISMATCH_COUNT_MAX, Patch, PatchStep, Stage, Verdict, Work, patched, verify};
 use crate::request::{Found, extents_of};
 use crate::table::PartKey;
-use crate::{Effect, Piece, VolumeError};
+use crate::{Answer, Effect, Piece, VolumeError};
 
 impl ClientCore {
     pub(crate) fn on_osd_message(
@@ -107,6 +107,17 @@ impl ClientCore {
                 self.on_synced(handle, pg, covers);
                 self.end_part(now, key, Found::Nothing, effects);
             }
+            (Work::Mutate { .. }, Outcome::Mutated { version, results }) => {
+                let answer = Answer::Mutated { version, results };
+                self.end_part(now, key, Found::Objects(answer), effects);
+            }
+            (Work::Look { .. }, Outcome::Looked { answers }) => match answers.bytes() {
+                Some(bytes) => {
+                    let answer = Answer::Looked(bytes.to_vec());
+                    self.end_part(now, key, Found::Objects(answer), effects);
+                }
+                None => self.on_mismatch(now, key, effects),
+            },
             _ => {
                 let why = "the reply does not match the request".to_string();
                 self.end_failed(now, key, VolumeError::Invalid { why }, effects);
@@ -172,9 +183,12 @@ impl ClientCore {
             Refusal::Invalid { why } => {
                 self.end_failed(now, key, VolumeError::Invalid { why }, effects);
             }
-            Refusal::Asserted { .. } | Refusal::TooLarge { .. } => {
-                let why = "the OSD answered as if the pool had objects".to_string();
-                self.end_failed(now, key, VolumeError::Invalid { why }, effects);
+            Refusal::Asserted { object, step, version } => {
+                let error = VolumeError::Asserted { object, step, version };
+                self.end_failed(now, key, error, effects);
+            }
+            Refusal::TooLarge { why } => {
+                self.end_failed(now, key, VolumeError::TooLarge { why }, effects);
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::Effect;
 use crate::link::{CONNECT_DELAY_MIN, LinkState};
 use crate::part::{Stage, Work};
 use crate::request::Found;
-use crate::routes::Route;
+use crate::routes::{Route, Target};
 use crate::table::PartKey;
 use crate::timers::Timer;
 
@@ -92,9 +92,14 @@ impl ClientCore {
         let part = &mut self.parts[key];
         let volume = &self.volumes[&part.volume];
         let attached = volume.attached().expect("parts end with the session");
-        assert!(route.pg.pool == attached.image.pool);
-        if let Work::Sync { covers } = &mut part.work {
-            *covers = volume.undurable_count;
+        assert!(route.pg.pool == attached.pool());
+        match (&mut part.work, part.target) {
+            (Work::Sync { covers }, _) => *covers = volume.undurable_count,
+            (Work::Mutate { lowest, .. }, Target::Hash(hash)) => {
+                let hashes = self.routes.hashes_beside(part.pool, hash);
+                *lowest = volume.lowest_number(hashes.expect("it has a route"));
+            }
+            _ => {}
         }
         let request = Request {
             session: attached.session,
@@ -102,8 +107,11 @@ impl ClientCore {
             pg: route.pg,
             epoch: route.epoch,
             revision: route.revision,
-            op: part.op(&attached.image),
+            op: part.op(&attached.used),
         };
+        if let Work::Mutate { again, .. } = &mut part.work {
+            *again = true;
+        }
         assert!(part.stage == Stage::Held);
         part.stage = Stage::Sent { osd: route.osd, pg: route.pg, epoch: route.epoch, sequence };
         let link = &mut self.links[route.osd];
@@ -187,7 +195,7 @@ impl ClientCore {
         let sent = std::mem::take(&mut link.in_flight);
         for in_flight in sent {
             let part = &mut self.parts[in_flight.part];
-            part.is_astray |= part.changes_stripe();
+            part.is_astray |= part.changes();
             self.make_ready(in_flight.part);
         }
         self.links.may_rest(osd);
@@ -241,7 +249,7 @@ impl ClientCore {
         });
         for key in moved {
             let part = &mut self.parts[key];
-            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes_stripe();
+            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes();
             self.send_again(key);
         }
         self.links.all_may_rest();

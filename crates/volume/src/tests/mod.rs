@@ -4,6 +4,7 @@ mod direct;
 mod faults;
 mod lazy;
 mod lazy_random;
+mod objects;
 mod random;
 mod routing;
 mod work;

@@ -108,7 +108,7 @@ impl Volumes {
 
     /// Returns the size of an attached volume in bytes.
     pub(super) fn size(&self, handle: VolumeHandle) -> u64 {
-        self.by_handle[&handle].attached.as_ref().expect("the volume is attached").image.size
+        self.by_handle[&handle].attached.as_ref().expect("the volume is attached").image().size
     }
 
     /// Stops offering a volume: the next client of its name gets a new one.

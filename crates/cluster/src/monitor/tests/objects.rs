@@ -1,13 +1,15 @@
 //! Pools of objects: what they are made with, what cannot change, and what only pools of blocks have.
 
-use base::{BlockSize, GIB, KIB, OsdId, PgId, Scheme};
+use base::{
+    BlockSize, ConnectionId, Duration, GIB, ImageId, KIB, OsdId, PgId, PoolId, Scheme, SessionId,
+};
 use format::engine::Compression;
 use serde_json::{Value, json};
 
 use super::rig::Rig;
-use crate::map::{FailureDomain, PoolKind};
-use crate::message::{Command, Failure, ObjectOptions};
-use crate::records::{Key, Record};
+use crate::map::{ClusterMap, FailureDomain, PoolKind};
+use crate::message::{Command, Failure, FromMonitor, ObjectOptions, ToMonitor};
+use crate::records::{Key, Record, Used};
 use crate::stats::Table;
 
 const COPIES: Scheme = Scheme::Copies { count: 2 };
@@ -165,4 +167,96 @@ fn scrubs_of_objects_are_refused_and_left_out() {
     let osd = OsdId::new(1).unwrap();
     let answer = rig.command(Command::OsdScrub { osd, deep: true }).unwrap();
     assert_eq!((&answer["asked"], &answer["metadata"]), (&json!(0), &json!(true)));
+}
+
+/// Opens the pool, and returns the messages that come, without other maps.
+fn open(rig: &mut Rig, client: ConnectionId, pool: &str) -> Vec<FromMonitor> {
+    rig.inbox.remove(&client);
+    let (pool, name) = (pool.to_owned(), "test".to_owned());
+    rig.say(client, &ToMonitor::OpenPool { request: 5, pool, client: name });
+    rig.inbox.remove(&client).unwrap_or_default().into()
+}
+
+fn opened(told: &[FromMonitor]) -> (SessionId, PoolId) {
+    let Some(FromMonitor::PoolOpened { request: 5, session, pool, .. }) = told.last() else {
+        panic!("the pool is open: {told:?}")
+    };
+    (*session, *pool)
+}
+
+#[test]
+fn who_opens_a_pool_fences_its_ended_sessions() {
+    let mut rig = with_objects();
+    let client = rig.client();
+    rig.subscribe(client, &mut ClusterMap::default()).expect("a map");
+    let (late, pool) = opened(&open(&mut rig, client, "kv"));
+    assert_eq!(pool, PoolId::FIRST);
+    let (other, _) = opened(&open(&mut rig, client, "kv"));
+    rig.say(client, &ToMonitor::CloseSession { session: late, unanswered: true });
+    let told = open(&mut rig, client, "kv");
+    let [FromMonitor::Map(delta), FromMonitor::PoolOpened { .. }] = &told[..] else {
+        panic!("the fence comes first: {told:?}")
+    };
+    assert_eq!(delta.pools[0].fences, [late], "not {other}, which goes on");
+    let record = |rig: &Rig, session| rig.monitor.committed.session(session).cloned();
+    assert_eq!(record(&rig, late), None);
+    assert_eq!(record(&rig, other).unwrap().used, Used::Pool(pool));
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+    assert_eq!(record(&rig, other).unwrap().used, Used::Pool(pool));
+}
+
+#[test]
+fn a_record_of_a_session_names_an_image_or_a_pool() {
+    let key = Key::parse("session/7").unwrap();
+    for (used, text) in [
+        (
+            Used::Image(ImageId::FIRST),
+            r#"{"id":7,"image":1,"client":"nbd","read_only":true,"ended":false}"#,
+        ),
+        (
+            Used::Pool(PoolId::FIRST),
+            r#"{"id":7,"pool":1,"client":"kv","read_only":false,"ended":true,"x":5}"#,
+        ),
+    ] {
+        let record = Record::parse(&key, text).unwrap();
+        let Record::Session(session) = &record else { panic!("{record:?}") };
+        assert_eq!(session.used, used);
+        assert_eq!(record.to_json(), serde_json::from_str::<Value>(text).unwrap());
+    }
+    for text in [
+        r#"{"id":7,"client":"nbd","read_only":true,"ended":false}"#,
+        r#"{"id":7,"pool":0,"client":"nbd","read_only":true,"ended":false}"#,
+    ] {
+        assert!(Record::parse(&key, text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn only_pools_of_objects_are_opened() {
+    let mut rig = with_objects();
+    rig.make_pool("blocks", 8).unwrap();
+    let client = rig.client();
+    for (pool, code) in [("blocks", "invalid"), ("none", "not_found")] {
+        let told = open(&mut rig, client, pool);
+        let Some(FromMonitor::SessionRefused { request: 5, error }) = told.last() else {
+            panic!("refused: {told:?}")
+        };
+        assert_eq!(error.code, code);
+    }
+}
+
+#[test]
+fn a_pool_that_is_open_is_not_removed() {
+    let mut rig = with_objects();
+    let client = rig.client();
+    let (session, _) = opened(&open(&mut rig, client, "kv"));
+    let remove = || Command::PoolRemove { pool: "kv".into() };
+    assert_eq!(rig.command(remove()).unwrap_err().code, "busy");
+    rig.break_connection(client);
+    rig.advance(Duration::from_secs(11));
+    rig.command(remove()).expect("its client is gone");
+    assert_eq!(rig.monitor.committed.session(session), None);
+    assert_eq!(rig.stopped, None);
 }
