@@ -17,16 +17,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker as TaskWaker};
 use std::thread::JoinHandle;
 
-use base::{PoolId, Version};
+use base::Version;
 use cluster::message::Failure;
 use io::Waker;
 use slab::Slab;
 use volume::{
-    Answer, Attached, Effect, Event, Extent, Operation, Piece, Place, RequestId, VolumeError,
+    Answer, Attached, Effect, Event, Extent, Operation, Piece, Place, RequestId, Used, VolumeError,
     VolumeHandle,
 };
 
 use crate::config::{Config, failure};
+use crate::objects::ObjectPool;
 use crate::shell::Shell;
 
 /// A handle to a thread that serves volumes of one cluster. The thread ends once all clones of the client and
@@ -156,10 +157,15 @@ impl Client {
         Ok(Volume { hold, attached })
     }
 
-    /// Opens an object pool.
-    pub(crate) async fn open_pool(&self, name: &str) -> Result<(Hold, PoolId), Failure> {
+    /// Opens an object pool. Waits as long as no monitor answers.
+    ///
+    /// Errors: the monitor's, such as `not_found`; `invalid` (a pool of volumes); `untrusted`.
+    pub async fn open_pool(&self, name: &str) -> Result<ObjectPool, Failure> {
         let (hold, attached) = self.open_as(name, How::Pool).await?;
-        Ok((hold, attached.pool()))
+        match attached.used {
+            Used::Pool(pool) => Ok(ObjectPool::new(hold, pool)),
+            Used::Image(_) => unreachable!("a pool was opened"),
+        }
     }
 
     async fn open_as(&self, name: &str, how: How) -> Result<(Hold, Attached), Failure> {
@@ -223,10 +229,15 @@ impl Volume {
 
 impl Hold {
     /// Sends an operation, and waits for its answer.
-    pub(crate) async fn request(&self, wish: Wish) -> Reached {
+    async fn request(&self, wish: Wish) -> Reached {
+        self.begin(wish).await.unwrap_or(Err(VolumeError::Ended))
+    }
+
+    /// Sends an operation. Its answer is `None` if the thread has ended.
+    pub(crate) fn begin(&self, wish: Wish) -> Slot<Reached> {
         let (slot, answer) = slot();
         self.door.send(Job::Request { handle: self.handle, wish, slot });
-        answer.await.unwrap_or(Err(VolumeError::Ended))
+        answer
     }
 }
 
@@ -276,7 +287,7 @@ struct Shared<T> {
 struct Filler<T>(Arc<Mutex<Shared<T>>>);
 
 /// The task's side: a future that waits for the value.
-struct Slot<T>(Arc<Mutex<Shared<T>>>);
+pub(crate) struct Slot<T>(Arc<Mutex<Shared<T>>>);
 
 fn slot<T>() -> (Filler<T>, Slot<T>) {
     let shared = Arc::new(Mutex::new(Shared { value: None, filled: false, task: None }));

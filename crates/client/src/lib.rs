@@ -4,7 +4,8 @@
 //!   Config ──▶ call          one command, blocking
 //!          ──▶ watch_state   every change to the state store, blocking
 //!          ──▶ Commands      the same as a value, for programs with their own reactor
-//!          ──▶ Client        volumes for async programs: a thread with a reactor behind a channel
+//!          ──▶ Client        volumes and object pools for async programs: a thread with a reactor behind a
+//!                            channel
 //!          ──▶ Keeper        keeps the list of monitors in cluster.toml up to date
 //!          ──▶ bench         a load on a volume, on the caller's thread
 //! ```
@@ -20,6 +21,7 @@ mod call;
 mod commands;
 mod config;
 mod keeper;
+pub mod objects;
 mod shell;
 mod watch;
 

@@ -18,7 +18,7 @@ use format::wire::{Member, PgEntry};
 use serde::{Deserialize, Serialize};
 
 use crate::copy::{CopyPart, KnownState, Seen};
-use crate::map::{FailureDomain, ImageInfo, MapDelta};
+use crate::map::{FailureDomain, ImageInfo, MapDelta, Pool};
 use crate::revisions_by_pool;
 use crate::settings::Changed;
 use crate::stats::{OsdStats, Table};
@@ -369,7 +369,7 @@ pub enum FromMonitor {
         /// The new session.
         session: SessionId,
         /// The pool.
-        pool: PoolId,
+        pool: Pool,
         /// As in [`FromMonitor::SessionOpened`].
         reign: u64,
     },

@@ -35,7 +35,7 @@ mod volume;
 pub use crate::core::ClientCore;
 
 use base::{Buffer, Duration, PoolId, SessionId, TraceEvent, Version};
-use cluster::map::ImageInfo;
+use cluster::map::{ImageInfo, Pool};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 
@@ -211,8 +211,8 @@ pub struct Attached {
 pub enum Used {
     /// The image of a volume.
     Image(ImageInfo),
-    /// An object pool.
-    Pool(PoolId),
+    /// An object pool, as it was when it was opened.
+    Pool(Pool),
 }
 
 impl Attached {
@@ -220,7 +220,7 @@ impl Attached {
     pub fn image(&self) -> &ImageInfo {
         match &self.used {
             Used::Image(image) => image,
-            Used::Pool(pool) => panic!("{pool} is a pool, not a volume"),
+            Used::Pool(pool) => panic!("{} is a pool, not a volume", pool.name),
         }
     }
 
@@ -228,7 +228,7 @@ impl Attached {
     pub fn pool(&self) -> PoolId {
         match &self.used {
             Used::Image(image) => image.pool,
-            Used::Pool(pool) => *pool,
+            Used::Pool(pool) => pool.id,
         }
     }
 }

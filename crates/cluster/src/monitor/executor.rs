@@ -334,10 +334,10 @@ impl Monitor {
                             },
                         )
                     }
-                    Found::Pool { pool, name } => (
-                        event.with("pool", name),
-                        FromMonitor::PoolOpened { request, session, pool, reign },
-                    ),
+                    Found::Pool(pool) => {
+                        let event = event.with("pool", &pool.name);
+                        (event, FromMonitor::PoolOpened { request, session, pool, reign })
+                    }
                 };
                 effects.push(Effect::Trace(event));
                 self.connections.send(connection, &answer, effects);

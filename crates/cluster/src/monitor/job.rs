@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::committed_state::Batch;
 use super::give_up::MembersGiveUp;
 use crate::copy::Seen;
-use crate::map::ImageInfo;
+use crate::map::{ImageInfo, Pool};
 use crate::message::{Command, Failure};
 use crate::records::{Key, MonitorRecord, Record, TaskId};
 
@@ -146,7 +146,7 @@ pub(super) struct Opened {
 #[derive(Debug)]
 pub(super) enum Found {
     Image { image: ImageInfo, locked: bool, lazy: bool },
-    Pool { pool: PoolId, name: String },
+    Pool(Pool),
 }
 
 /// A plan that is being written.

@@ -218,7 +218,7 @@ impl Monitor {
             return Ok(fencing);
         }
         let (batch, session) = self.record_session(used, false, client)?;
-        let found = Found::Pool { pool: pool.id, name: pool.name.clone() };
+        let found = Found::Pool(pool.clone());
         Ok(Plan::Write { batch, done: Some(Done::SessionOpened(Opened { session, found })) })
     }
 

@@ -8,9 +8,9 @@ use format::wire::{
     self, FRAME_HEADER_SIZE, Message, Op, Outcome, Payload, Refusal, Reply, Request,
 };
 
-use super::world::{REIGN, SESSION, UNIT, VOLUME, World, osd};
+use super::world::{REIGN, SESSION, UNIT, VOLUME, World, osd, pool_delta};
 use crate::part::MISMATCH_COUNT_MAX;
-use crate::{Answer, Event, Operation, Place, RequestId, Used, VolumeError};
+use crate::{Answer, Event, Operation, Place, RequestId, VolumeError};
 
 impl World {
     /// Returns a world with one open object pool. PGs 0 and 2 are on osd.1, PGs 1 and 3 on osd.2.
@@ -24,10 +24,11 @@ impl World {
             _ => None,
         };
         let request = world.told.iter().find_map(asks).expect("the pool is asked for");
-        let (session, pool, reign) = (SESSION, PoolId::FIRST, REIGN);
+        let pool = pool_delta(0, 1, Vec::new()).pool;
+        let (session, reign) = (SESSION, REIGN);
         world.say(FromMonitor::PoolOpened { request, session, pool, reign });
         let (_, opened) = &world.opened[0];
-        assert_eq!(opened.as_ref().expect("it is open").used, Used::Pool(PoolId::FIRST));
+        assert_eq!(opened.as_ref().expect("it is open").pool(), PoolId::FIRST);
         world
     }
 

@@ -181,7 +181,7 @@ fn opened(told: &[FromMonitor]) -> (SessionId, PoolId) {
     let Some(FromMonitor::PoolOpened { request: 5, session, pool, .. }) = told.last() else {
         panic!("the pool is open: {told:?}")
     };
-    (*session, *pool)
+    (*session, pool.id)
 }
 
 #[test]
