@@ -1,4 +1,4 @@
-//! A minimal async runtime, for tests: runs one future on this thread, which sleeps while the future waits.
+//! A minimal async runtime, for commands and tests: runs one future on this thread, which sleeps while the future waits.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -15,7 +15,6 @@
 
 mod asynchronous;
 pub mod bench;
-#[cfg(test)]
 mod block_on;
 mod call;
 mod commands;
@@ -26,6 +25,7 @@ mod shell;
 mod watch;
 
 pub use asynchronous::{Client, Volume};
+pub use block_on::block_on;
 pub use call::{call, call_reporting, monitors};
 pub use commands::Commands;
 pub use config::{Config, is_of_several_hosts};

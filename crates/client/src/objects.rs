@@ -10,24 +10,29 @@
 //!   1. What is read in several parts is of one version, or the read fails with [`ObjectError::Changed`].
 //!   2. A list has each name that was there throughout exactly once, in order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use base::Version;
 use base::hash::pg_of_hash;
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
-use objects::look::READ_DATA_MAX;
-use objects::{
-    Field, Listed, Listing, Look, Name, ObjectChange, ObjectSteps, Operation, Page, PageEntry,
-    Read, ReadAnswer, Shard, Stat, StepResult, decode_answers, decode_results,
-};
+use objects::look::{LOOK_FIELDS_MAX, READ_DATA_MAX, READ_VALUES_MAX};
+use objects::operation::{OPERATION_DATA_MAX, OPERATION_OBJECTS_MAX, OPERATION_RECORDS_MAX};
+use objects::{Look, Operation, Read, ReadAnswer, Shard, decode_answers, decode_results};
 use volume::{Place, VolumeError};
+
+pub use objects::{
+    Assertion, Field, Listed, Listing, Name, ObjectChange, ObjectSteps, Page, PageEntry, Stat,
+    StepResult,
+};
 
 use crate::asynchronous::{Found, Hold, Reached, Slot, Wish};
 
 /// How often a read of several parts begins again when the object was changed meanwhile.
 const READ_AGAIN_MAX: usize = 8;
+/// What a head and its key take at most, beside name and data, in bytes.
+const HEAD_SIZE: usize = 64;
 
 /// An open object pool; dropping it closes it.
 pub struct ObjectPool {
@@ -262,6 +267,74 @@ impl ObjectPool {
         self.execute(&Operation { objects: vec![steps] }).await
     }
 
+    /// Puts data of any size: it replaces all of the object's data, and keeps attributes and records. Returns
+    /// the object's version.
+    ///
+    /// Up to [`OPERATION_DATA_MAX`] bytes it is one operation. More data is written in parts, one after the
+    /// other, each only if nobody else has changed the object since the one before: until the last one, readers
+    /// find the first part of the data. `progress` is told how many bytes are there.
+    ///
+    /// Errors: `Asserted`, as the assertions say; `Changed`: somebody else changed the object between two
+    /// parts, and the object has what that left.
+    pub async fn put(
+        &self,
+        name: &Name,
+        assertions: Vec<Assertion>,
+        data: &[u8],
+        mut progress: impl FnMut(u64),
+    ) -> Result<Version, ObjectError> {
+        let (first, mut rest) = data.split_at(data.len().min(OPERATION_DATA_MAX as usize));
+        let step = |assertions, change| {
+            let (name, changes) = (name.clone(), vec![change]);
+            Operation { objects: vec![ObjectSteps { name, assertions, changes }] }
+        };
+        let first = self.execute(&step(assertions, ObjectChange::Put(first.to_vec()))).await?;
+        let mut version = first.version;
+        while !rest.is_empty() {
+            let offset = (data.len() - rest.len()) as u64;
+            progress(offset);
+            let (part, more) = rest.split_at(rest.len().min(OPERATION_DATA_MAX as usize));
+            let change = ObjectChange::Write { offset, bytes: part.to_vec() };
+            let written = self.execute(&step(vec![Assertion::Version(version)], change)).await;
+            version = match written {
+                Ok(written) => written.version,
+                Err(ObjectError::Asserted { .. }) => return Err(ObjectError::Changed),
+                Err(error) => return Err(error),
+            };
+            rest = more;
+        }
+        progress(data.len() as u64);
+        Ok(version)
+    }
+
+    /// Puts data of up to 32 KiB under each of these names, or removes the object (`None`). Those of one PG go
+    /// together, as many as fit an operation, and each operation happens as a whole. Returns how many changes
+    /// happened and, if some did not, why.
+    pub async fn bulk(
+        &self,
+        changes: BTreeMap<Name, Option<Vec<u8>>>,
+    ) -> (usize, Result<(), ObjectError>) {
+        let mut by_pg: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        for (name, value) in changes {
+            by_pg.entry(self.pg_of(&name)).or_default().push((name, value));
+        }
+        let operations = by_pg.into_values().flat_map(operations_of);
+        let asked: Vec<_> =
+            operations.map(|operation| (operation.objects.len(), self.begin(&operation))).collect();
+        let (mut done, mut result) = (0, Ok(()));
+        for (count, slot) in asked {
+            let reached = match slot {
+                Ok(slot) => executed(slot.await),
+                Err(error) => Err(error),
+            };
+            match reached {
+                Ok(_) => done += count,
+                Err(error) => result = Err(error),
+            }
+        }
+        (done, result)
+    }
+
     /// Removes an object with everything that it has. Returns whether there was one.
     pub async fn remove(&self, name: &Name) -> Result<bool, ObjectError> {
         let executed = self.change(name, vec![ObjectChange::Remove]).await?;
@@ -277,8 +350,8 @@ impl ObjectPool {
         let mut values = Vec::new();
         while values.len() < fields.len() {
             let rest = &fields[values.len()..];
-            let fields = rest[..rest.len().min(objects::look::LOOK_FIELDS_MAX)].to_vec();
-            let size_max = objects::look::READ_VALUES_MAX;
+            let fields = rest[..rest.len().min(LOOK_FIELDS_MAX)].to_vec();
+            let size_max = READ_VALUES_MAX;
             let read = Read::Values { name: name.clone(), fields, size_max };
             match self.look_one(read).await? {
                 ReadAnswer::Values(more) if !more.is_empty() => values.extend(more),
@@ -420,6 +493,28 @@ impl List<'_> {
     }
 }
 
+/// Groups changes of objects in the same PG into operations within the limits.
+fn operations_of(changes: Vec<(Name, Option<Vec<u8>>)>) -> Vec<Operation> {
+    let mut operations: Vec<Operation> = Vec::new();
+    let mut size = 0;
+    for (name, value) in changes {
+        // Keys count twice, with up to two bytes for each of the name, and a head has more than the value.
+        let takes = 4 * name.bytes().len() + value.as_ref().map_or(0, Vec::len) + HEAD_SIZE;
+        let has_room = |operation: &Operation| {
+            size + takes <= OPERATION_RECORDS_MAX && operation.objects.len() < OPERATION_OBJECTS_MAX
+        };
+        if !operations.last().is_some_and(has_room) {
+            operations.push(Operation { objects: Vec::new() });
+            size = 0;
+        }
+        size += takes;
+        let change = value.map_or(ObjectChange::Remove, ObjectChange::Put);
+        let steps = ObjectSteps { name, assertions: Vec::new(), changes: vec![change] };
+        operations.last_mut().expect("there is one").objects.push(steps);
+    }
+    operations
+}
+
 fn executed(reached: Option<Reached>) -> Result<Executed, ObjectError> {
     match reached.unwrap_or(Err(VolumeError::Ended))? {
         Found::Mutated { version, results } => match decode_results(&results) {
@@ -440,4 +535,38 @@ fn answered(reached: Option<Reached>) -> Result<Vec<ReadAnswer>, ObjectError> {
 fn strange_answer() -> ObjectError {
     let why = "an OSD answered what was not asked: is it of another version of Ashlar?";
     ObjectError::Invalid { why: why.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_one_pg_go_together_within_the_limits() {
+        let name = |number: usize| Name::new(format!("key {number:05}").as_bytes()).expect("short");
+        let value = |number: usize| (number % 3 > 0).then(|| vec![7; number % 2000]);
+        let changes: Vec<_> = (0..5000).map(|number| (name(number), value(number))).collect();
+        let operations = operations_of(changes.clone());
+        let largest = operations.iter().map(|operation| operation.objects.len()).max();
+        assert!(operations.len() > 5 && largest == Some(OPERATION_OBJECTS_MAX));
+        for operation in &operations {
+            assert_eq!(operation.check(), Ok(()));
+        }
+        let objects = operations.into_iter().flat_map(|operation| operation.objects);
+        let found = objects.map(|mut steps| match (steps.changes.remove(0), steps.name) {
+            (ObjectChange::Put(bytes), name) => (name, Some(bytes)),
+            (ObjectChange::Remove, name) => (name, None),
+            other => panic!("{other:?}"),
+        });
+        assert!(found.eq(changes));
+    }
+
+    #[test]
+    fn large_values_fill_an_operation_by_their_size() {
+        let name = |number: u8| Name::new(&[number; 1024]).expect("the longest");
+        let changes = (0..100).map(|number| (name(number), Some(vec![1; 32 << 10]))).collect();
+        let counts: Vec<usize> =
+            operations_of(changes).iter().map(|operation| operation.objects.len()).collect();
+        assert_eq!(counts, [28, 28, 28, 16]);
+    }
 }
