@@ -5,6 +5,7 @@ mod bench;
 mod hosts;
 mod listen;
 mod log_args;
+mod object;
 mod osd;
 mod pool;
 mod state;
@@ -19,6 +20,7 @@ use clap::{Parser, Subcommand};
 pub use bench::{BenchCommand, LoadArgs, OpArg};
 pub use hosts::{InitArgs, MonCommand};
 pub use log_args::LogArgs;
+pub use object::{IfArgs, KvCommand, ObjectCommand, PoolArg, RangeArgs, RecordsCommand};
 pub use osd::{CommitArg, OsdCommand};
 pub use pool::{DomainArg, KindArg, PgCommand, PoolCommand};
 pub use state::{ConfigCommand, StateCommand};
@@ -77,6 +79,12 @@ pub enum Command {
     /// Volumes
     #[command(subcommand, after_help = "Example:\n  ashlar volume create disk1 --size 20GiB")]
     Volume(VolumeCommand),
+    /// Objects: data with attributes and sorted records
+    #[command(subcommand, after_help = "Example:\n  ashlar object put photos/1 photo.jpg")]
+    Object(ObjectCommand),
+    /// Small values under sorted keys, in a pool of objects
+    #[command(subcommand, after_help = "Example:\n  ashlar kv put colour blue")]
+    Kv(KvCommand),
     /// Pools: redundancy and placement rules
     #[command(subcommand, after_help = "Example:\n  ashlar pool ls")]
     Pool(PoolCommand),

@@ -16,6 +16,7 @@ mod etcd;
 mod hosts;
 mod mon;
 mod nbd;
+mod object;
 mod osd;
 mod output;
 mod parent;
@@ -107,6 +108,8 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
             nbd::run(&config(cluster)?, args)
         }
         Command::Volume(command) => admin::volume(&config(cluster)?, command, format),
+        Command::Object(command) => object::object(&config(cluster)?, command, format),
+        Command::Kv(command) => object::kv(&config(cluster)?, command, format),
         Command::Pool(command) => admin::pool(&config(cluster)?, command, format),
         Command::Pg(command) => admin::pg(&config(cluster)?, command, format),
         Command::Task(TaskCommand::Ls) => status::task_list(&config(cluster)?, format),

@@ -1,38 +1,39 @@
-//! Object pools for async programs: objects with data, attributes and records, and lists of them.
+//! Object pools for async programs: objects with data, attributes and records, and pages of them.
 //!
 //! ```text
 //!   ObjectPool ──execute──▶ one operation, in one PG, all or nothing
 //!              ──look─────▶ reads in one PG, of one moment
-//!              ──list─────▶ List: pages of names in order, of all PGs, merged
+//!              ──list─────▶ a page of names in order, of all PGs, merged
 //! ```
 //!
 //! Invariants
 //!   1. What is read in several parts is of one version, or the read fails with [`ObjectError::Changed`].
-//!   2. A list has each name that was there throughout exactly once, in order.
+//!   2. The pages of a list have each name that was there throughout exactly once, in order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 
 use base::Version;
 use base::hash::pg_of_hash;
 use cluster::map::{Pool, PoolKind};
 use objects::listing::{PAGE_COUNT_MAX, PAGE_SIZE_MAX};
-use objects::look::{LOOK_FIELDS_MAX, READ_DATA_MAX, READ_VALUES_MAX};
-use objects::operation::{OPERATION_DATA_MAX, OPERATION_OBJECTS_MAX, OPERATION_RECORDS_MAX};
-use objects::{Look, Operation, Read, ReadAnswer, Shard, decode_answers, decode_results};
+use objects::look::{LOOK_FIELDS_MAX, READ_VALUES_MAX};
+use objects::{
+    LongGet, LongPut, Look, Read, ReadAnswer, Shard, decode_answers, decode_results,
+    group_operations, merge_pages,
+};
 use volume::{Place, VolumeError};
 
+pub use objects::look::READ_DATA_MAX;
 pub use objects::{
-    Assertion, Field, Listed, Listing, Name, ObjectChange, ObjectSteps, Page, PageEntry, Stat,
-    StepResult,
+    Assertion, Field, Listed, Listing, Name, ObjectChange, ObjectSteps, Operation, Page, PageEntry,
+    Stat, StepResult,
 };
 
 use crate::asynchronous::{Found, Hold, Reached, Slot, Wish};
 
 /// How often a read of several parts begins again when the object was changed meanwhile.
-const READ_AGAIN_MAX: usize = 8;
-/// What a head and its key take at most, beside name and data, in bytes.
-const HEAD_SIZE: usize = 64;
+const READ_AGAIN_MAX: u32 = 8;
 
 /// An open object pool; dropping it closes it.
 pub struct ObjectPool {
@@ -214,43 +215,32 @@ impl ObjectPool {
         }
     }
 
-    /// Reads a range of an object's data, in bytes: less, if the object ends before. All of it is of one
-    /// version. `None`: there is no object.
+    /// Reads all of an object's data: all of one version. `None`: there is no object.
+    ///
+    /// Errors: `Changed`, `Damaged`, `Ended`.
+    pub async fn get(&self, name: &Name) -> Result<Option<(Stat, Vec<u8>)>, ObjectError> {
+        let mut get = LongGet::new(name.clone());
+        while let Some(read) = get.read() {
+            if get.changed_count() > READ_AGAIN_MAX {
+                return Err(ObjectError::Changed);
+            }
+            match self.look_one(read).await? {
+                ReadAnswer::Data(found) => get.on_answer(found).map_err(|_| strange_answer())?,
+                _ => return Err(strange_answer()),
+            }
+        }
+        Ok(get.finish())
+    }
+
+    /// Reads a range of an object's data: at most [`READ_DATA_MAX`] bytes, and less if the object ends
+    /// before.
+    /// `None`: there is no object.
     pub async fn read(
         &self,
         name: &Name,
         offset: u64,
-        length: u64,
+        length: u32,
     ) -> Result<Option<(Stat, Vec<u8>)>, ObjectError> {
-        for _ in 0..READ_AGAIN_MAX {
-            let Some((stat, mut data)) = self.read_part(name, offset, length).await? else {
-                return Ok(None);
-            };
-            let end = stat.size.clamp(offset, offset.saturating_add(length));
-            while offset + (data.len() as u64) < end {
-                let from = offset + data.len() as u64;
-                match self.read_part(name, from, end - from).await? {
-                    Some((now, more)) if now.version == stat.version && !more.is_empty() => {
-                        data.extend(more);
-                    }
-                    _ => break,
-                }
-            }
-            if offset + data.len() as u64 == end {
-                return Ok(Some((stat, data)));
-            }
-        }
-        Err(ObjectError::Changed)
-    }
-
-    /// Reads as much of a range as one request can.
-    pub(crate) async fn read_part(
-        &self,
-        name: &Name,
-        offset: u64,
-        length: u64,
-    ) -> Result<Option<(Stat, Vec<u8>)>, ObjectError> {
-        let length = length.min(READ_DATA_MAX.into()) as u32;
         match self.look_one(Read::Data { name: name.clone(), offset, length }).await? {
             ReadAnswer::Data(found) => Ok(found),
             _ => Err(strange_answer()),
@@ -270,65 +260,72 @@ impl ObjectPool {
     /// Puts data of any size: it replaces all of the object's data, and keeps attributes and records. Returns
     /// the object's version.
     ///
-    /// Up to [`OPERATION_DATA_MAX`] bytes it is one operation. More data is written in parts, one after the
-    /// other, each only if nobody else has changed the object since the one before: until the last one, readers
-    /// find the first part of the data. `progress` is told how many bytes are there.
+    /// Up to 3 MiB it is one operation. More data is written in parts; meanwhile, and if this client dies,
+    /// the
+    /// object is marked as partial ([`Stat::is_partial`]). `progress` is told how many bytes are there.
     ///
     /// Errors: `Asserted`, as the assertions say; `Changed`: somebody else changed the object between two
-    /// parts, and the object has what that left.
+    /// parts, and the object has what that left; `Invalid`: more than 64 MiB.
     pub async fn put(
         &self,
         name: &Name,
         assertions: Vec<Assertion>,
-        data: &[u8],
+        data: Vec<u8>,
         mut progress: impl FnMut(u64),
     ) -> Result<Version, ObjectError> {
-        let (first, mut rest) = data.split_at(data.len().min(OPERATION_DATA_MAX as usize));
-        let step = |assertions, change| {
-            let (name, changes) = (name.clone(), vec![change]);
-            Operation { objects: vec![ObjectSteps { name, assertions, changes }] }
-        };
-        let first = self.execute(&step(assertions, ObjectChange::Put(first.to_vec()))).await?;
-        let mut version = first.version;
-        while !rest.is_empty() {
-            let offset = (data.len() - rest.len()) as u64;
-            progress(offset);
-            let (part, more) = rest.split_at(rest.len().min(OPERATION_DATA_MAX as usize));
-            let change = ObjectChange::Write { offset, bytes: part.to_vec() };
-            let written = self.execute(&step(vec![Assertion::Version(version)], change)).await;
-            version = match written {
-                Ok(written) => written.version,
-                Err(ObjectError::Asserted { .. }) => return Err(ObjectError::Changed),
-                Err(error) => return Err(error),
+        let put = LongPut::new(name.clone(), data, assertions);
+        let mut put = put.map_err(|why| ObjectError::Invalid { why })?;
+        let mut version = Version::ZERO;
+        while let Some(operation) = put.operation() {
+            let executed = match self.execute(&operation).await {
+                Err(ObjectError::Asserted { .. }) if put.has_begun() => {
+                    return Err(ObjectError::Changed);
+                }
+                executed => executed?,
             };
-            rest = more;
+            version = executed.version;
+            put.on_done(version);
+            progress(put.written());
         }
-        progress(data.len() as u64);
         Ok(version)
     }
 
-    /// Puts data of up to 32 KiB under each of these names, or removes the object (`None`). Those of one PG go
-    /// together, as many as fit an operation, and each operation happens as a whole. Returns how many changes
-    /// happened and, if some did not, why.
-    pub async fn bulk(
-        &self,
-        changes: BTreeMap<Name, Option<Vec<u8>>>,
-    ) -> (usize, Result<(), ObjectError>) {
-        let mut by_pg: BTreeMap<u32, Vec<_>> = BTreeMap::new();
-        for (name, value) in changes {
-            by_pg.entry(self.pg_of(&name)).or_default().push((name, value));
-        }
-        let operations = by_pg.into_values().flat_map(operations_of);
-        let asked: Vec<_> =
-            operations.map(|operation| (operation.objects.len(), self.begin(&operation))).collect();
-        let (mut done, mut result) = (0, Ok(()));
-        for (count, slot) in asked {
+    /// Carries out many operations, each on one object. Those of one PG go together, as many as fit one
+    /// request, and happen together. Operations on the same object should not be in one call: they may
+    /// happen in
+    /// any order. Returns how many happened and, if some did not, why.
+    pub async fn bulk(&self, operations: Vec<ObjectSteps>) -> (usize, Result<(), ObjectError>) {
+        let (mut alone, mut result) = (VecDeque::new(), Ok(()));
+        let sound = operations.into_iter().filter(|steps| {
+            let operation = Operation { objects: vec![steps.clone()] };
+            let checked = operation.check();
+            let is_sound = checked.is_ok();
+            if let Err(why) = checked {
+                result = Err(ObjectError::Invalid { why });
+            }
+            is_sound
+        });
+        let grouped = group_operations(sound, self.pool.pg_count);
+        let asked: Vec<_> = grouped
+            .into_iter()
+            .map(|group| (self.begin(&group.request), group.request.objects))
+            .collect();
+        let mut done = 0;
+        for (slot, objects) in asked {
             let reached = match slot {
                 Ok(slot) => executed(slot.await),
                 Err(error) => Err(error),
             };
             match reached {
-                Ok(_) => done += count,
+                Ok(_) => done += objects.len(),
+                // What one object has made it too large for all of them.
+                Err(ObjectError::Invalid { .. }) if objects.len() > 1 => alone.extend(objects),
+                Err(error) => result = Err(error),
+            }
+        }
+        while let Some(steps) = alone.pop_front() {
+            match self.execute(&Operation { objects: vec![steps] }).await {
+                Ok(_) => done += 1,
                 Err(error) => result = Err(error),
             }
         }
@@ -386,133 +383,45 @@ impl ObjectPool {
         }
     }
 
-    /// Begins a list of the pool's objects. The limits of the listing are those of a page; see
-    /// [`Listing::check`]. `with_data`: with data of up to 32 KiB.
+    /// Returns a page of the pool's objects in the order of their names. The next page begins at
+    /// [`Page::next`]; pages together have each object that was there throughout exactly once. `with_data`:
+    /// with data of up to 32 KiB.
     ///
-    /// Errors: `Invalid`.
-    pub fn list(&self, listing: Listing, with_data: bool) -> Result<List<'_>, ObjectError> {
+    /// Errors: `Invalid`, `Damaged`, `Ended`.
+    pub async fn list(
+        &self,
+        listing: &Listing,
+        with_data: bool,
+    ) -> Result<Page<Listed>, ObjectError> {
         listing.check().map_err(|why| ObjectError::Invalid { why })?;
-        let pgs = (0..self.pool.pg_count).map(|pg| PgList {
-            shards: self.shards_of_pg(pg),
-            next: Some(listing.from.clone()),
-            entries: VecDeque::new(),
-        });
-        Ok(List { pool: self, pgs: pgs.collect(), listing, with_data })
+        let pg_count = self.pool.pg_count;
+        // Each PG has about its share of a page; where one has more, the page ends earlier.
+        let share = listing.count_max.div_ceil(pg_count as usize);
+        let count_max = (share + share / 4 + 8).min(listing.count_max);
+        let asked: Vec<_> = (0..pg_count)
+            .map(|pg| {
+                let listing = Listing { count_max, ..listing.clone() };
+                self.begin_look(vec![Read::List {
+                    shards: self.shards_of_pg(pg),
+                    listing,
+                    with_data,
+                }])
+            })
+            .collect::<Result<_, _>>()?;
+        let mut pages = Vec::with_capacity(asked.len());
+        for slot in asked {
+            match answered(slot.await)?.pop() {
+                Some(ReadAnswer::List(page)) => pages.push(page),
+                _ => return Err(strange_answer()),
+            }
+        }
+        Ok(merge_pages(pages, listing.count_max, listing.size_max))
     }
 }
 
 /// Returns a listing of everything, in the largest pages.
 pub fn all() -> Listing {
     Listing { count_max: PAGE_COUNT_MAX, size_max: PAGE_SIZE_MAX, ..Listing::default() }
-}
-
-/// A list of a pool's objects, page by page.
-pub struct List<'a> {
-    pool: &'a ObjectPool,
-    pgs: Vec<PgList>,
-    listing: Listing,
-    with_data: bool,
-}
-
-/// What is known of one PG's part of a list.
-struct PgList {
-    shards: Vec<Shard>,
-    /// Where its next page begins. `None`: all of it came.
-    next: Option<Vec<u8>>,
-    /// Entries that came and were not told yet, in order.
-    entries: VecDeque<PageEntry<Listed>>,
-}
-
-fn key_of<V>(entry: &PageEntry<V>) -> &[u8] {
-    match entry {
-        PageEntry::Key(key, _) | PageEntry::CommonPrefix(key) => key,
-    }
-}
-
-impl List<'_> {
-    /// Returns the next page: entries in order, none if there are no more. Later pages need not be asked for.
-    pub async fn next_page(&mut self) -> Result<Vec<PageEntry<Listed>>, ObjectError> {
-        let mut page = Vec::new();
-        while page.len() < self.listing.count_max {
-            self.fetch().await?;
-            let pgs = self.pgs.iter_mut().filter(|pg| !pg.entries.is_empty());
-            let Some(pg) =
-                pgs.min_by(|one, other| key_of(&one.entries[0]).cmp(key_of(&other.entries[0])))
-            else {
-                break;
-            };
-            let entry = pg.entries.pop_front().expect("it has one");
-            if let PageEntry::CommonPrefix(prefix) = &entry {
-                // Other PGs have names with this prefix, too.
-                for pg in &mut self.pgs {
-                    let is_same = |entry: &PageEntry<Listed>| key_of(entry) == prefix;
-                    pg.entries.pop_front_if(|entry| is_same(entry));
-                }
-            }
-            page.push(entry);
-        }
-        Ok(page)
-    }
-
-    /// Asks the PGs of which nothing more is known, all at the same time.
-    async fn fetch(&mut self) -> Result<(), ObjectError> {
-        loop {
-            let lacks = |pg: &PgList| pg.entries.is_empty() && pg.next.is_some();
-            let mut asked = Vec::new();
-            for (index, pg) in self.pgs.iter().enumerate().filter(|(_, pg)| lacks(pg)) {
-                let listing = Listing {
-                    from: pg.next.clone().expect("looked at just now"),
-                    count_max: self.page_count(),
-                    ..self.listing.clone()
-                };
-                let (shards, with_data) = (pg.shards.clone(), self.with_data);
-                let read = Read::List { shards, listing, with_data };
-                asked.push((index, self.pool.begin_look(vec![read])?));
-            }
-            if asked.is_empty() {
-                return Ok(());
-            }
-            for (index, slot) in asked {
-                let Some(ReadAnswer::List(page)) = answered(slot.await)?.pop() else {
-                    return Err(strange_answer());
-                };
-                let pg = &mut self.pgs[index];
-                if page.next.is_some() && page.next <= pg.next {
-                    return Err(strange_answer());
-                }
-                pg.next = page.next;
-                pg.entries = page.entries.into();
-            }
-        }
-    }
-
-    /// How many entries to ask each PG for: its share of a page, and some more.
-    fn page_count(&self) -> usize {
-        let share = self.listing.count_max.div_ceil(self.pgs.len());
-        (share + share / 4 + 4).min(self.listing.count_max)
-    }
-}
-
-/// Groups changes of objects in the same PG into operations within the limits.
-fn operations_of(changes: Vec<(Name, Option<Vec<u8>>)>) -> Vec<Operation> {
-    let mut operations: Vec<Operation> = Vec::new();
-    let mut size = 0;
-    for (name, value) in changes {
-        // Keys count twice, with up to two bytes for each of the name, and a head has more than the value.
-        let takes = 4 * name.bytes().len() + value.as_ref().map_or(0, Vec::len) + HEAD_SIZE;
-        let has_room = |operation: &Operation| {
-            size + takes <= OPERATION_RECORDS_MAX && operation.objects.len() < OPERATION_OBJECTS_MAX
-        };
-        if !operations.last().is_some_and(has_room) {
-            operations.push(Operation { objects: Vec::new() });
-            size = 0;
-        }
-        size += takes;
-        let change = value.map_or(ObjectChange::Remove, ObjectChange::Put);
-        let steps = ObjectSteps { name, assertions: Vec::new(), changes: vec![change] };
-        operations.last_mut().expect("there is one").objects.push(steps);
-    }
-    operations
 }
 
 fn executed(reached: Option<Reached>) -> Result<Executed, ObjectError> {
@@ -535,38 +444,4 @@ fn answered(reached: Option<Reached>) -> Result<Vec<ReadAnswer>, ObjectError> {
 fn strange_answer() -> ObjectError {
     let why = "an OSD answered what was not asked: is it of another version of Ashlar?";
     ObjectError::Invalid { why: why.to_string() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changes_of_one_pg_go_together_within_the_limits() {
-        let name = |number: usize| Name::new(format!("key {number:05}").as_bytes()).expect("short");
-        let value = |number: usize| (number % 3 > 0).then(|| vec![7; number % 2000]);
-        let changes: Vec<_> = (0..5000).map(|number| (name(number), value(number))).collect();
-        let operations = operations_of(changes.clone());
-        let largest = operations.iter().map(|operation| operation.objects.len()).max();
-        assert!(operations.len() > 5 && largest == Some(OPERATION_OBJECTS_MAX));
-        for operation in &operations {
-            assert_eq!(operation.check(), Ok(()));
-        }
-        let objects = operations.into_iter().flat_map(|operation| operation.objects);
-        let found = objects.map(|mut steps| match (steps.changes.remove(0), steps.name) {
-            (ObjectChange::Put(bytes), name) => (name, Some(bytes)),
-            (ObjectChange::Remove, name) => (name, None),
-            other => panic!("{other:?}"),
-        });
-        assert!(found.eq(changes));
-    }
-
-    #[test]
-    fn large_values_fill_an_operation_by_their_size() {
-        let name = |number: u8| Name::new(&[number; 1024]).expect("the longest");
-        let changes = (0..100).map(|number| (name(number), Some(vec![1; 32 << 10]))).collect();
-        let counts: Vec<usize> =
-            operations_of(changes).iter().map(|operation| operation.objects.len()).collect();
-        assert_eq!(counts, [28, 28, 28, 16]);
-    }
 }

@@ -121,7 +121,7 @@ fn line_of(time: &str, who: &str, format: Format, event: &TraceEvent) -> String 
 }
 
 /// Formats milliseconds since 1970 per RFC 3339, in UTC.
-fn time_text(milliseconds: u64) -> String {
+pub fn time_text(milliseconds: u64) -> String {
     let (seconds, millisecond) = (milliseconds / 1_000, milliseconds % 1_000);
     let (day, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date_of(day);

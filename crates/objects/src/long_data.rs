@@ -92,6 +92,11 @@ impl LongPut {
         (self.written, self.version) = (0, None);
     }
 
+    /// Returns how many bytes of the data are written.
+    pub fn written(&self) -> u64 {
+        self.written as u64
+    }
+
     /// Whether an operation was done: from then on the object's old data is gone.
     pub fn has_begun(&self) -> bool {
         self.version.is_some()

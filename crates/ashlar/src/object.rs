@@ -1,0 +1,458 @@
+//! `ashlar object` and `ashlar kv`: commands on the objects of a pool.
+
+mod escape;
+mod kv;
+mod records;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use base::{Epoch, Version};
+use client::objects::{
+    Assertion, Field, Listing, Name, ObjectChange, ObjectError, ObjectPool, ObjectSteps, Operation,
+    PageEntry, READ_DATA_MAX, Stat, all,
+};
+use client::{Client, Config, block_on};
+use cluster::message::Failure;
+use cluster::stats::Table;
+use objects::operation::OBJECT_SIZE_MAX;
+use serde_json::{Value, json};
+
+use crate::call::table;
+use crate::cli::{IfArgs, ObjectCommand, PoolArg, RangeArgs};
+use crate::output::{
+    Column, Format, Progress, Show, column, failure, print_json, print_rows, size_column,
+};
+
+pub use kv::kv;
+
+const OBJECT: &[Column] = &[
+    column("NAME", "name"),
+    size_column("SIZE", "size_bytes"),
+    column("VERSION", "version"),
+    column("MODIFIED", "modified"),
+    Column { title: "PARTIAL", key: "partial", show: Show::YesNo },
+];
+
+/// Of this many bytes on, commands show how far they are.
+const LONG_SIZE: u64 = 8 << 20;
+/// So many attributes or records are copied in one operation, at most.
+const COPY_COUNT_MAX: usize = 500;
+/// So many bytes of attributes or records are copied in one operation, at most.
+const COPY_SIZE_MAX: usize = 512 << 10;
+
+/// Runs `ashlar object`.
+pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        ObjectCommand::Put { name, file, condition, pool } => {
+            let (name, assertions) = (named(&name)?, assertions_of(&condition)?);
+            let data = read_file(&file)?;
+            let pool = open(config, format, &pool)?;
+            let size = data.len() as u64;
+            let mut bar = (size >= LONG_SIZE).then(|| Progress::new(format, "put", size));
+            let progress = |done| bar.iter_mut().for_each(|bar| bar.set(done));
+            let version = block_on(pool.put(&name, assertions, data, progress));
+            let version = version.map_err(|error| failed(&name, &error))?;
+            print_version(format, &name, version);
+            Ok(())
+        }
+        ObjectCommand::Get { name, file, offset, length, pool } => {
+            let pool = open(config, format, &pool)?;
+            let name = named(&name)?;
+            get(&pool, &name, (offset, length.unwrap_or(OBJECT_SIZE_MAX)), &file, format)
+        }
+        ObjectCommand::Stat { names, pool } => {
+            let pool = open(config, format, &pool)?;
+            let mut rows = Vec::new();
+            for name in &names {
+                let name = named(name)?;
+                let stat = block_on(pool.stat(&name)).map_err(|error| failed(&name, &error))?;
+                let stat = stat.ok_or_else(|| failed(&name, &ObjectError::Absent))?;
+                rows.push(stat_row(name.bytes(), &stat));
+            }
+            print_rows(format, &rows.into(), OBJECT, "");
+            Ok(())
+        }
+        ObjectCommand::Ls { range, delimiter, pool } => {
+            let pool = open(config, format, &pool)?;
+            let listing = Listing { delimiter: delimiter.as_bytes().to_vec(), ..listing(&range) };
+            ls(&pool, listing, range.limit, format)
+        }
+        ObjectCommand::Rm { names, pool } => {
+            let pool = open(config, format, &pool)?;
+            for name in &names {
+                let name = named(name)?;
+                let was_there = block_on(pool.remove(&name));
+                if !was_there.map_err(|error| failed(&name, &error))? {
+                    return Err(failed(&name, &ObjectError::Absent));
+                }
+            }
+            Ok(())
+        }
+        ObjectCommand::Cp { from, to, pool } => {
+            let pool = open(config, format, &pool)?;
+            let (from, to) = (named(&from)?, named(&to)?);
+            let copied = block_on(copy(&pool, &from, &to));
+            let version = copied.map_err(|error| failed(&from, &error))?;
+            print_version(format, &to, version);
+            Ok(())
+        }
+        ObjectCommand::Setattr { name, attribute, value, pool } => {
+            let pool = open(config, format, &pool)?;
+            let field = Field::Attribute(attribute.as_bytes().to_vec());
+            set(&pool, &named(&name)?, field, &value, format)
+        }
+        ObjectCommand::Getattr { name, attribute, pool } => {
+            let pool = open(config, format, &pool)?;
+            print_field(
+                &pool,
+                &named(&name)?,
+                Field::Attribute(attribute.as_bytes().to_vec()),
+                format,
+            )
+        }
+        ObjectCommand::Lsattr { name, pool } => {
+            let pool = open(config, format, &pool)?;
+            let name = named(&name)?;
+            let pages = |listing| pool.attributes(&name, listing);
+            records::print_fields(&name, all(), None, pages, format)
+        }
+        ObjectCommand::Rmattr { name, attribute, pool } => {
+            let pool = open(config, format, &pool)?;
+            let field = Field::Attribute(attribute.as_bytes().to_vec());
+            unset(&pool, &named(&name)?, vec![field])
+        }
+        ObjectCommand::Records(command) => records::records(config, command, format),
+    }
+}
+
+/// Opens the pool of a command: the named one, or the only one that keeps objects.
+fn open(config: &Config, format: Format, arg: &PoolArg) -> Result<ObjectPool, Failure> {
+    let name = match &arg.pool {
+        Some(name) => name.clone(),
+        None => only_pool(&table(config, format, Table::Pool)?)?,
+    };
+    let client = Client::start(config)?;
+    block_on(client.open_pool(&name))
+}
+
+fn only_pool(pools: &Value) -> Result<String, Failure> {
+    let keeps_objects = |pool: &&Value| pool["kind"] == "object";
+    let mut pools = pools.as_array().into_iter().flatten().filter(keeps_objects);
+    match (pools.next(), pools.next()) {
+        (Some(pool), None) => Ok(pool["name"].as_str().unwrap_or_default().to_string()),
+        (None, _) => Err(failure(
+            "not_found",
+            "there is no pool of objects",
+            "create one: ashlar pool create NAME --kind object",
+        )),
+        (Some(_), Some(_)) => Err(failure(
+            "usage",
+            "there are several pools of objects",
+            "name one with --pool; `ashlar pool ls` lists them",
+        )),
+    }
+}
+
+fn named(name: &OsStr) -> Result<Name, Failure> {
+    Name::new(name.as_bytes()).ok_or_else(|| {
+        failure("usage", format!("{name:?} is no name"), "a name or key has 1 to 1,024 bytes")
+    })
+}
+
+fn failed(name: &Name, error: &ObjectError) -> Failure {
+    let (code, hint) = match error {
+        ObjectError::Absent => ("not_found", "`ashlar object ls` lists the objects"),
+        ObjectError::Changed => ("changed", "try again"),
+        ObjectError::Asserted { .. } => ("asserted", "`ashlar object stat` shows the version"),
+        ObjectError::Invalid { .. } => ("invalid", ""),
+        ObjectError::Full => ("full", "add OSDs, or remove what is not needed"),
+        ObjectError::Damaged => ("damaged", "`ashlar status` shows what is damaged"),
+        ObjectError::Ended => ("ended", "try again; `ashlar pool ls` lists the pools"),
+        ObjectError::TimedOut => ("timed_out", "`ashlar status` shows the state of the cluster"),
+    };
+    failure(code, format!("{}: {error}", escape::shown(name.bytes())), hint)
+}
+
+/// Returns what a change requires of an object.
+fn assertions_of(condition: &IfArgs) -> Result<Vec<Assertion>, Failure> {
+    if condition.if_absent {
+        return Ok(vec![Assertion::Absent]);
+    }
+    let Some(text) = &condition.if_version else { return Ok(Vec::new()) };
+    match version_of(text) {
+        Some(version) => Ok(vec![Assertion::Version(version)]),
+        None => {
+            let hint = "a version is two numbers, as in 4.17; `stat` and `put` print it";
+            Err(failure("usage", format!("{text:?} is no version"), hint))
+        }
+    }
+}
+
+fn version_of(text: &str) -> Option<Version> {
+    let (epoch, counter) = text.split_once('.')?;
+    Some(Version { epoch: Epoch::new(epoch.parse().ok()?), counter: counter.parse().ok()? })
+}
+
+fn print_version(format: Format, name: &Name, version: Version) {
+    let version = version.to_string();
+    match format {
+        Format::Json => {
+            print_json(&merged(escape::json("name", name.bytes()), json!({ "version": version })))
+        }
+        Format::Text => println!("{version}"),
+    }
+}
+
+/// Puts the fields of two JSON objects into one.
+fn merged(mut one: Value, other: Value) -> Value {
+    if let (Value::Object(one), Value::Object(other)) = (&mut one, other) {
+        one.extend(other);
+    }
+    one
+}
+
+fn listing(range: &RangeArgs) -> Listing {
+    Listing {
+        prefix: range.prefix.as_bytes().to_vec(),
+        from: range.from.as_bytes().to_vec(),
+        before: range.before.as_ref().map(|before| before.as_bytes().to_vec()),
+        ..all()
+    }
+}
+
+fn stat_row(name: &[u8], stat: &Stat) -> Value {
+    let modified = ::io::log::time_text(stat.modified);
+    let fields = json!({
+        "size_bytes": stat.size,
+        "version": stat.version.to_string(),
+        "modified": modified,
+        "partial": stat.is_partial,
+    });
+    merged(escape::json("name", name), fields)
+}
+
+fn ls(
+    pool: &ObjectPool,
+    listing: Listing,
+    limit: Option<u64>,
+    format: Format,
+) -> Result<(), Failure> {
+    let listed = |error: &ObjectError| failure("invalid", error.to_string(), "");
+    let (mut listing, mut left) = (listing, limit.unwrap_or(u64::MAX));
+    let mut rows = Vec::new();
+    while left > 0 {
+        let page = block_on(pool.list(&listing, false)).map_err(|error| listed(&error))?;
+        for entry in page.entries.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
+            left -= 1;
+            rows.push(match entry {
+                PageEntry::Key(name, found) => stat_row(&name, &found.stat),
+                PageEntry::CommonPrefix(prefix) => {
+                    merged(escape::json("name", &prefix), json!({ "common_prefix": true }))
+                }
+            });
+        }
+        match page.next {
+            Some(next) => listing.from = next,
+            None => break,
+        }
+    }
+    print_rows(format, &rows.into(), OBJECT, "no objects");
+    Ok(())
+}
+
+fn get(
+    pool: &ObjectPool,
+    name: &Name,
+    (offset, length): (u64, u64),
+    file: &Path,
+    format: Format,
+) -> Result<(), Failure> {
+    let failed = |error: ObjectError| failed(name, &error);
+    let (stat, data) = if length <= u64::from(READ_DATA_MAX) {
+        block_on(pool.read(name, offset, length as u32))
+    } else {
+        block_on(pool.get(name))
+    }
+    .map_err(failed)?
+    .ok_or_else(|| failed(ObjectError::Absent))?;
+    let whole = offset..offset.saturating_add(length);
+    let data = match data.len() as u64 {
+        _ if length <= u64::from(READ_DATA_MAX) => &data[..],
+        size => &data[whole.start.min(size) as usize..whole.end.min(size) as usize],
+    };
+    if stat.is_partial {
+        eprintln!("ashlar: {name:?} is partial: somebody is writing it, or stopped before the end");
+    }
+    write_file(file, data)?;
+    if format == Format::Json && file != Path::new("-") {
+        print_json(&stat_row(name.bytes(), &stat));
+    }
+    Ok(())
+}
+
+/// Reads a file, or standard input, of at most the size of the largest object.
+fn read_file(file: &Path) -> Result<Vec<u8>, Failure> {
+    let cannot =
+        |error: io::Error| failure("io", format!("cannot read {}: {error}", file.display()), "");
+    let mut data = Vec::new();
+    let limit = OBJECT_SIZE_MAX + 1;
+    if file == Path::new("-") {
+        io::stdin().lock().take(limit).read_to_end(&mut data).map_err(cannot)?;
+    } else {
+        let opened = File::open(file).map_err(cannot)?;
+        opened.take(limit).read_to_end(&mut data).map_err(cannot)?;
+    }
+    match data.len() as u64 <= OBJECT_SIZE_MAX {
+        true => Ok(data),
+        false => Err(failure(
+            "invalid",
+            format!(
+                "{} has more than {} MiB, the largest object",
+                file.display(),
+                OBJECT_SIZE_MAX >> 20
+            ),
+            "cut it into several objects, or use a volume",
+        )),
+    }
+}
+
+fn write_file(file: &Path, data: &[u8]) -> Result<(), Failure> {
+    let cannot =
+        |error: io::Error| failure("io", format!("cannot write {}: {error}", file.display()), "");
+    if file == Path::new("-") {
+        let mut out = io::stdout().lock();
+        return out.write_all(data).and_then(|()| out.flush()).map_err(cannot);
+    }
+    std::fs::write(file, data).map_err(cannot)
+}
+
+fn set(
+    pool: &ObjectPool,
+    name: &Name,
+    field: Field,
+    value: &OsString,
+    format: Format,
+) -> Result<(), Failure> {
+    let change = ObjectChange::Set(field, value.as_bytes().to_vec());
+    let executed =
+        block_on(pool.change(name, vec![change])).map_err(|error| failed(name, &error))?;
+    if format == Format::Json {
+        print_version(format, name, executed.version);
+    }
+    Ok(())
+}
+
+/// Removes attributes or records. It is an error if one of them is not there.
+fn unset(pool: &ObjectPool, name: &Name, fields: Vec<Field>) -> Result<(), Failure> {
+    for field in fields {
+        let steps = ObjectSteps {
+            name: name.clone(),
+            assertions: vec![Assertion::Has(field.clone())],
+            changes: vec![ObjectChange::Unset(field.clone())],
+        };
+        match block_on(pool.execute(&Operation { objects: vec![steps] })) {
+            Ok(_) => {}
+            Err(ObjectError::Asserted { .. }) => return Err(lacks(name, &field)),
+            Err(error) => return Err(failed(name, &error)),
+        }
+    }
+    Ok(())
+}
+
+fn lacks(name: &Name, field: &Field) -> Failure {
+    let (what, command) = match field {
+        Field::Attribute(_) => ("attribute", "`ashlar object lsattr`"),
+        Field::Record(_) => ("record", "`ashlar object records ls`"),
+    };
+    failure(
+        "not_found",
+        format!("{} has no {what} {}", escape::shown(name.bytes()), escape::shown(field.key())),
+        format!("{command} lists them"),
+    )
+}
+
+fn print_field(
+    pool: &ObjectPool,
+    name: &Name,
+    field: Field,
+    format: Format,
+) -> Result<(), Failure> {
+    let values = block_on(pool.values(name, std::slice::from_ref(&field)));
+    let value = values.map_err(|error| failed(name, &error))?.pop().flatten();
+    let value = value.ok_or_else(|| lacks(name, &field))?;
+    match format {
+        Format::Json => {
+            print_json(&merged(escape::json("key", field.key()), escape::json("value", &value)))
+        }
+        Format::Text => write_file(Path::new("-"), &value)?,
+    }
+    Ok(())
+}
+
+/// Copies an object: all at once if it is small, else first its data, then the rest. Fails with
+/// [`ObjectError::Changed`] if it was changed meanwhile.
+async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, ObjectError> {
+    let (stat, data) = pool.get(from).await?.ok_or(ObjectError::Absent)?;
+    if from == to {
+        return Ok(stat.version);
+    }
+    pool.remove(to).await?;
+    let mut version = pool.put(to, Vec::new(), data, |_| {}).await?;
+    let mut of_records = false;
+    let mut listing = Listing { count_max: COPY_COUNT_MAX, size_max: COPY_SIZE_MAX, ..all() };
+    loop {
+        let page = match of_records {
+            false => pool.attributes(from, listing.clone()).await?,
+            true => pool.records(from, listing.clone()).await?,
+        };
+        let changes: Vec<ObjectChange> = page
+            .entries
+            .into_iter()
+            .filter_map(|entry| {
+                let PageEntry::Key(key, value) = entry else { return None };
+                let field = if of_records { Field::Record(key) } else { Field::Attribute(key) };
+                Some(ObjectChange::Set(field, value))
+            })
+            .collect();
+        if !changes.is_empty() {
+            version = pool.change(to, changes).await?.version;
+        }
+        match (page.next, of_records) {
+            (Some(next), _) => listing.from = next,
+            (None, false) => (of_records, listing.from) = (true, Vec::new()),
+            (None, true) => break,
+        }
+    }
+    match pool.stat(from).await? {
+        Some(now) if now.version == stat.version => Ok(version),
+        _ => Err(ObjectError::Changed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_read_as_it_is_printed() {
+        let version = Version { epoch: Epoch::new(4), counter: 17 };
+        assert_eq!(version_of(&version.to_string()), Some(version));
+        for text in ["", "4", "4.", ".7", "a.b", "4.17.2", "-1.2"] {
+            assert_eq!(version_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_only_pool_of_objects_needs_no_name() {
+        let pools = json!([{ "name": "v", "kind": "block" }, { "name": "kv", "kind": "object" }]);
+        assert_eq!(only_pool(&pools), Ok("kv".to_string()));
+        let code = |pools: Value| only_pool(&pools).unwrap_err().code;
+        assert_eq!(code(json!([])), "not_found");
+        let two = json!([{ "name": "a", "kind": "object" }, { "name": "b", "kind": "object" }]);
+        assert_eq!(code(two), "usage");
+    }
+}

@@ -1,0 +1,92 @@
+//! `ashlar object records`, and lists of attributes.
+
+use std::os::unix::ffi::OsStrExt;
+
+use client::Config;
+use client::block_on;
+use client::objects::{
+    Field, Listing, Name, ObjectChange, ObjectError, Page, PageEntry, StepResult,
+};
+use cluster::message::Failure;
+use serde_json::json;
+
+use super::{escape, failed, listing, merged, named, open, print_field, set, unset};
+use crate::cli::RecordsCommand;
+use crate::output::{Column, Format, column, print_json, print_rows};
+
+const FIELD: &[Column] = &[column("KEY", "key"), column("VALUE", "value")];
+
+/// Runs `ashlar object records`.
+pub fn records(config: &Config, command: RecordsCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        RecordsCommand::Ls { name, range, pool } => {
+            let pool = open(config, format, &pool)?;
+            let name = named(&name)?;
+            let pages = |listing| pool.records(&name, listing);
+            print_fields(&name, listing(&range), range.limit, pages, format)
+        }
+        RecordsCommand::Get { name, key, pool } => {
+            let pool = open(config, format, &pool)?;
+            print_field(&pool, &named(&name)?, Field::Record(key.as_bytes().to_vec()), format)
+        }
+        RecordsCommand::Set { name, key, value, pool } => {
+            let pool = open(config, format, &pool)?;
+            let field = Field::Record(key.as_bytes().to_vec());
+            set(&pool, &named(&name)?, field, &value, format)
+        }
+        RecordsCommand::Add { name, key, amount, pool } => {
+            let pool = open(config, format, &pool)?;
+            let name = named(&name)?;
+            let change = ObjectChange::Add(Field::Record(key.as_bytes().to_vec()), amount);
+            let executed = block_on(pool.change(&name, vec![change]));
+            let executed = executed.map_err(|error| failed(&name, &error))?;
+            let sum = executed.results.into_iter().find_map(|result| match result {
+                StepResult::Sum(sum) => Some(sum),
+                _ => None,
+            });
+            match format {
+                Format::Json => {
+                    print_json(&json!({ "sum": sum, "version": executed.version.to_string() }))
+                }
+                Format::Text => println!("{}", sum.unwrap_or_default()),
+            }
+            Ok(())
+        }
+        RecordsCommand::Rm { name, keys, pool } => {
+            let pool = open(config, format, &pool)?;
+            let fields = keys.iter().map(|key| Field::Record(key.as_bytes().to_vec())).collect();
+            unset(&pool, &named(&name)?, fields)
+        }
+    }
+}
+
+/// Prints attributes or records, of which `pages` reads a page.
+pub fn print_fields<Read: Future<Output = Result<Page<Vec<u8>>, ObjectError>>>(
+    name: &Name,
+    mut listing: Listing,
+    limit: Option<u64>,
+    pages: impl Fn(Listing) -> Read,
+    format: Format,
+) -> Result<(), Failure> {
+    let (mut rows, mut left) = (Vec::new(), limit.unwrap_or(u64::MAX));
+    while left > 0 {
+        let page = block_on(pages(listing.clone())).map_err(|error| failed(name, &error))?;
+        for entry in page.entries {
+            let PageEntry::Key(key, value) = entry else { continue };
+            if left > 0 {
+                left -= 1;
+                let value = match format {
+                    Format::Json => escape::json("value", &value),
+                    Format::Text => json!({ "value": escape::shown(&value) }),
+                };
+                rows.push(merged(escape::json("key", &key), value));
+            }
+        }
+        match page.next {
+            Some(next) => listing.from = next,
+            None => break,
+        }
+    }
+    print_rows(format, &rows.into(), FIELD, "none");
+    Ok(())
+}
