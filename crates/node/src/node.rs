@@ -528,9 +528,10 @@ impl Node {
         known.map(|(_, pg)| (pg.id(), pg.scrub_note()))
     }
 
-    /// Sets the time of day, in seconds since 1970. Only the schedule of scrubs uses it.
-    pub fn set_day(&mut self, now: Time, seconds: u64) {
-        self.scrubbing.set_day(now, seconds);
+    /// Sets the time of day, in milliseconds since 1970. Only the schedule of scrubs uses it, and what objects
+    /// tell of their last change.
+    pub fn set_time_of_day(&mut self, now: Time, unix_ms: u64) {
+        self.scrubbing.set_time_of_day(now, unix_ms);
     }
 
     fn on_shutdown(&mut self, now: Time, effects: &mut Vec<Effect>) {

@@ -10,7 +10,8 @@ use std::ops::Index;
 
 use base::{BufferPool, OsdId, PgId, PoolId};
 use blockstore::PgFacts;
-use cluster::map::Pool;
+use cluster::map::{Pool, PoolKind};
+use objects::PoolShape;
 use pg::{Action, Limits, Pg, Record, ScrubNote, Shape, SlowDisks};
 
 /// Index of a PG in the table.
@@ -117,7 +118,7 @@ impl PgTable {
             block_size: rules.block_size,
             limits: self.limits,
             face: pg::face_of(rules.scheme),
-            objects: None,
+            objects: shape_of_objects(rules),
         };
         let mut pg = Pg::new(shape, self.osd, facts, record, self.buffers.clone());
         let mut actions = Vec::new();
@@ -179,5 +180,15 @@ impl Index<PgSlot> for PgTable {
 
     fn index(&self, slot: PgSlot) -> &Pg {
         &self.pgs[slot.0]
+    }
+}
+
+/// Returns the shape of a pool of objects; `None`: the pool has volumes.
+fn shape_of_objects(rules: &Pool) -> Option<PoolShape> {
+    match rules.kind {
+        PoolKind::Block => None,
+        PoolKind::Object { shards, .. } => {
+            Some(PoolShape { pool: rules.id, shard_count: shards, block_size: rules.block_size })
+        }
     }
 }

@@ -8,9 +8,12 @@
 
 use std::collections::VecDeque;
 
-use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, Version};
+use base::{
+    ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, UNIT_SIZE, Version,
+};
 use format::door::Role;
-use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Request};
+use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Payload, Refusal, Request};
+use objects::Operation;
 use pg::Ticket;
 use slab::Slab;
 
@@ -72,6 +75,8 @@ pub(crate) struct Scope {
     pub(crate) revision: MapRevision,
     /// Whether the request writes data; then it is refused while the store is full.
     pub(crate) writes_data: bool,
+    /// Number of bytes that an operation on objects may write to blocks; 0: it only frees space, or is none.
+    pub(crate) object_bytes: u64,
     /// Number of bytes that the request zeroes; in pools with parity this changes parity.
     pub(crate) zeroes_bytes: u64,
     /// Whether the request uses space in the journal; then it waits while there is none.
@@ -228,6 +233,10 @@ impl Scope {
                 Op::Zero { length, .. } => u64::from(length),
                 _ => 0,
             },
+            object_bytes: match &request.op {
+                Op::Mutate { operation, .. } if !only_frees(operation) => operation.size(),
+                _ => 0,
+            },
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } => {
                     true
@@ -241,6 +250,16 @@ impl Scope {
             is_direct: matches!(request.op, Op::ReadPart { .. }),
         }
     }
+}
+
+/// Returns whether an operation on objects only removes: it goes on while the pool is full. A long one is taken
+/// for one that writes.
+fn only_frees(operation: &Payload) -> bool {
+    if operation.size() > UNIT_SIZE {
+        return false;
+    }
+    let decoded = operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
+    decoded.is_some_and(|operation| operation.only_removes())
 }
 
 /// Returns the image and the map revision that a request identifies for its session.

@@ -44,8 +44,8 @@ const HOUR: u64 = 3600;
 pub(crate) struct Scrubbing {
     /// When the next turn begins; `None` if there is nothing to do until [`Scrubbing::begin`].
     due: Option<Time>,
-    /// The time of day in seconds since 1970, and the `now` at which it was set.
-    day: Option<(Time, u64)>,
+    /// The time of day in milliseconds since 1970, and the `now` at which it was set.
+    time_of_day: Option<(Time, u64)>,
     /// The PG that is being scrubbed.
     current: Option<PgId>,
     /// Scrubs that operators requested and that have not begun; true for a deep scrub.
@@ -99,13 +99,18 @@ pub(crate) struct Begin {
 
 impl Scrubbing {
     /// Sets the time of day.
-    pub(crate) fn set_day(&mut self, now: Time, seconds: u64) {
-        self.day = Some((now, seconds));
+    pub(crate) fn set_time_of_day(&mut self, now: Time, unix_ms: u64) {
+        self.time_of_day = Some((now, unix_ms));
     }
 
-    /// Returns the time of day.
+    /// Returns the time of day, in milliseconds since 1970.
+    pub(crate) fn time_of_day(&self, now: Time) -> Option<u64> {
+        self.time_of_day.map(|(told, unix_ms)| unix_ms + now.since(told).as_millis())
+    }
+
+    /// Returns the time of day, in seconds since 1970.
     pub(crate) fn day(&self, now: Time) -> Option<u64> {
-        self.day.map(|(told, seconds)| seconds + now.since(told).as_millis() / 1000)
+        self.time_of_day(now).map(|unix_ms| unix_ms / 1000)
     }
 
     /// Returns when the next turn begins.
@@ -120,7 +125,7 @@ impl Scrubbing {
 
     /// Starts the turns, if they are not running: a scrub may be due.
     pub(crate) fn begin(&mut self, now: Time) {
-        if self.day.is_some() {
+        if self.time_of_day.is_some() {
             self.due.get_or_insert(now);
         }
     }
@@ -128,7 +133,7 @@ impl Scrubbing {
     /// Stops the turns: the OSD is about to stop.
     pub(crate) fn end(&mut self) {
         self.due = None;
-        self.day = None;
+        self.time_of_day = None;
     }
 
     /// Records that an operator requested a scrub of a PG.

@@ -311,6 +311,13 @@ impl Operation {
         }
     }
 
+    /// Whether the operation takes no space but that of what it removes.
+    pub fn only_removes(&self) -> bool {
+        use ObjectChange::*;
+        let mut changes = self.objects.iter().flat_map(|object| &object.changes);
+        changes.all(|change| matches!(change, Remove | Unset(_) | RemoveRecords { .. }))
+    }
+
     /// Whether the operation is one put of data that needs no blocks, with no assertion.
     pub fn is_blind_put(&self) -> bool {
         let [ObjectSteps { assertions, changes, .. }] = &self.objects[..] else { return false };

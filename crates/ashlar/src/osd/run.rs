@@ -214,7 +214,7 @@ fn serve(
         let deadline = node.deadline();
         reactor.turn(deadline, &mut events).map_err(no_reactor)?;
         let now = reactor.now();
-        node.set_day(now, io::wall_clock_ms() / 1_000);
+        node.set_time_of_day(now, io::wall_clock_ms());
         for event in events.drain(..) {
             if let Some(why) = distrust(&event) {
                 let event = TraceEvent::warn("a monitor refused the connection");

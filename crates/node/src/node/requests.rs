@@ -245,14 +245,19 @@ impl Node {
         }
     }
 
-    /// Returns how many bytes a request may use on each member. What zeroes a whole stripe uses none, but
+    /// Returns how many bytes a request may use on each member. An operation on objects may write all of its
+    /// bytes to blocks, of which the first and the last one are changed in part. What zeroes a whole stripe uses none, but
     /// takes some room for prepared versions. Unless that is limited by the charge of a whole block, the
     /// versions of a PG that may take it uncharged are limited to one at a time.
     fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
         let pg = &self.pgs[slot];
+        let block_bytes = pg.block_size().bytes();
+        if scope.object_bytes > 0 {
+            return (scope.object_bytes.div_ceil(block_bytes) + 1) * block_bytes;
+        }
         let needs_space = scope.writes_data || (scope.zeroes_bytes > 0 && pg.keeps_parity());
         let is_free = self.frees_stripe(slot, scope) && pg.has_committed_all();
-        if needs_space && !is_free { pg.block_size().bytes() } else { 0 }
+        if needs_space && !is_free { block_bytes } else { 0 }
     }
 
     /// Returns whether the request zeroes a whole stripe of a pool with parity.
@@ -341,7 +346,11 @@ impl Node {
             space_bytes,
         };
         let ticket = self.requests.start(started);
-        self.drive(now, slot, effects, |pg, actions| pg.execute(ticket, op, actions));
+        let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
+        self.drive(now, slot, effects, |pg, actions| {
+            pg.set_time_of_day(time_of_day);
+            pg.execute(ticket, op, actions);
+        });
     }
 
     /// Handles the result of a request that the PG in `slot` has executed.

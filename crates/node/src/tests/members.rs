@@ -536,7 +536,7 @@ fn a_scrub_that_was_requested_during_peering_begins_once_the_pg_serves() {
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
     for host in 0..2 {
         let now = cluster.now;
-        cluster.hosts[host].node.as_mut().unwrap().set_day(now, DAY);
+        cluster.hosts[host].node.as_mut().unwrap().set_time_of_day(now, DAY * 1000);
     }
     cluster.part(0, 1);
     cluster.set_entry(&[0, 1], &[]);

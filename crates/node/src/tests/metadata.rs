@@ -18,7 +18,7 @@ fn count(rig: &Rig, what: &str) -> usize {
 
 fn set_day(rig: &mut Rig, seconds: u64) {
     let now = rig.now;
-    rig.node.set_day(now, seconds);
+    rig.node.set_time_of_day(now, seconds * 1000);
 }
 
 fn noted(rig: &Rig) -> Option<u64> {

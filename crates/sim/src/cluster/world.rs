@@ -715,7 +715,7 @@ impl World {
         let day = self.day();
         let osd = &mut self.osds[index];
         let Some(node) = &mut osd.node else { return Ok(()) };
-        node.set_day(local, day);
+        node.set_time_of_day(local, day * 1000);
         self.trace.line(format_args!("{:?} osd{index} {}", self.now, name_of(&event)));
         let mut effects = Vec::new();
         node.apply(local, event, &mut effects);
