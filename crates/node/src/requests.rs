@@ -302,9 +302,12 @@ pub(crate) fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -
         Ok(Outcome::Written { .. }) => !is_write,
         Ok(Outcome::Mutated { version, .. }) => *version == Version::ZERO,
         Ok(_)
-        | Err(Refusal::CompareFailed { .. } | Refusal::Damaged { .. } | Refusal::Asserted { .. }) => {
-            true
-        }
+        | Err(
+            Refusal::CompareFailed { .. }
+            | Refusal::Damaged { .. }
+            | Refusal::Asserted { .. }
+            | Refusal::TooLarge { .. },
+        ) => true,
         Err(_) => false,
     }
 }

@@ -216,7 +216,7 @@ pub enum Refusal {
     /// Stored bytes are damaged and no other copy is left: these units of the stripe (bit `i` of
     /// word `i / 64`) cannot be read until they are rewritten or discarded.
     Damaged {
-        /// One bit for each unit of the block.
+        /// One bit for each unit of the block. Of objects: empty.
         units: Vec<u64>,
     },
     /// The PG waits for members, or for the operator.

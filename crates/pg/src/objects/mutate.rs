@@ -123,7 +123,7 @@ impl Pg {
         blocks: &[ListedBlock],
         actions: &mut Vec<Action>,
     ) {
-        let mutation = self.objects.mutations.get(&number).expect("it was just taken");
+        let Some(mutation) = self.objects.mutations.get(&number) else { return };
         let name = mutation.operation.objects[0].name.clone();
         let footprint = match blocks.first() {
             Some(block) if block.key.hash == name.hash() => Footprint::Changes([name].into()),

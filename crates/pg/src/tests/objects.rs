@@ -322,7 +322,7 @@ fn what_would_not_fit_one_entry_with_the_rest_in_flight_waits_at_the_gate() {
 
 #[test]
 fn what_must_be_read_may_take_several_requests() {
-    let field = |at: u16| Field::Record(at.to_be_bytes().to_vec());
+    let field = |at: u16| Field::Record(at.to_le_bytes().to_vec());
     let value = |at: u16| at.to_le_bytes().to_vec();
     let (fields, mut world) = (0..1100, World::active(1));
     let sets = fields.clone().map(|at| ObjectChange::Set(field(at), value(at))).collect();
@@ -372,7 +372,9 @@ fn a_read_that_is_overtaken_again_and_again_takes_its_turn() {
     let look = || Kind::Look(Look { reads: vec![data.clone()] });
     let write = ObjectChange::Write { offset: 5, bytes: vec![1; 9] };
     let write = || Kind::Mutate(one(b"a", vec![], vec![write.clone()]));
-    (0..3).for_each(|_| drop(world.begin(look())));
+    for _ in 0..3 {
+        world.begin(look());
+    }
     while !world.had_read_in_turn {
         world.begin(write());
         assert!(world.happen() && world.happen() && world.ops.len() < 2_000);
