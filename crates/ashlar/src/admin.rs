@@ -270,8 +270,9 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             let answer = call(config, format, Command::PoolScrub { pool: name, deep })?;
             print_scrub(format, &answer);
         }
-        PoolCommand::Rm { name } => {
-            let answer = call(config, format, Command::PoolRemove { pool: name.clone() })?;
+        PoolCommand::Rm { name, yes } => {
+            let remove = Command::PoolRemove { pool: name.clone(), accepted: yes };
+            let answer = call(config, format, remove)?;
             print_done(
                 format,
                 &answer,

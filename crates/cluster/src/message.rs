@@ -739,6 +739,10 @@ pub enum Command {
     PoolRemove {
         /// The pool's name.
         pool: String,
+        /// Whether the loss of what is in the pool is accepted: a pool of objects is removed with all of
+        /// them, and without this the command fails.
+        #[serde(default)]
+        accepted: bool,
     },
     /// List all pools.
     PoolList,

@@ -447,8 +447,8 @@ pub struct SessionRecord {
     /// Whether the session only reads.
     pub read_only: bool,
     /// Whether the session has ended: it was without a connection for too long, or was closed with an
-    /// unanswered change. Requests of the session may still be in flight. The next attach of the image, or the
-    /// next client that opens the pool, fences the session; until then its client may resume it.
+    /// unanswered change. Requests of the session may still be in flight. The next attach of the image, or
+    /// the next client that opens the pool, fences the session; until then its client may resume it.
     pub ended: bool,
     /// The reign that opened the session: see [`ChangeRecord`]. After the store was restored from a backup,
     /// two sessions can have the same id, but they have different reigns. 0: unknown.

@@ -528,8 +528,8 @@ impl Node {
         known.map(|(_, pg)| (pg.id(), pg.scrub_note()))
     }
 
-    /// Sets the time of day, in milliseconds since 1970. Only the schedule of scrubs uses it, and what objects
-    /// tell of their last change.
+    /// Sets the time of day, in milliseconds since 1970. Only the schedule of scrubs uses it, and what
+    /// objects tell of their last change.
     pub fn set_time_of_day(&mut self, now: Time, unix_ms: u64) {
         self.scrubbing.set_time_of_day(now, unix_ms);
     }

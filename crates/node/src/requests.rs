@@ -252,8 +252,8 @@ impl Scope {
     }
 }
 
-/// Returns whether an operation on objects only removes: it goes on while the pool is full. A long one is taken
-/// for one that writes.
+/// Returns whether an operation on objects only removes: it goes on while the pool is full. A long one is
+/// taken for one that writes.
 fn only_frees(operation: &Payload) -> bool {
     if operation.size() > UNIT_SIZE {
         return false;

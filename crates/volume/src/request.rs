@@ -152,9 +152,9 @@ impl Request {
         }
     }
 
-    /// Cuts the next part, for the image with this seed (`None`: for an object pool). `part_bytes`: the size of the data parts of a
-    /// stripe, if each is read where it lies. Requires: something is left to cut, and the PGs of a flush are
-    /// determined.
+    /// Cuts the next part, for the image with this seed (`None`: for an object pool). `part_bytes`: the
+    /// size of the data parts of a stripe, if each is read where it lies. Requires: something is left to
+    /// cut, and the PGs of a flush are determined.
     pub(crate) fn cut(
         &mut self,
         stripe_size: StripeSize,

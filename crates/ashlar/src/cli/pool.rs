@@ -96,11 +96,14 @@ pub enum PoolCommand {
         #[arg(long)]
         deep: bool,
     },
-    /// Delete a pool; refused while it has volumes
+    /// Delete a pool; refused while it has volumes, and of a pool of objects without --yes
     #[command(after_help = "Example:\n  ashlar pool rm fast")]
     Rm {
         /// Name of the pool
         name: String,
+        /// Remove a pool of objects with everything that is in it
+        #[arg(long)]
+        yes: bool,
     },
 }
 

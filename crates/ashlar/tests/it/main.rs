@@ -23,6 +23,7 @@ mod monitors;
 mod namespaces;
 mod nbd;
 mod objects;
+mod objects_use;
 mod operator;
 mod parity;
 mod processes;

@@ -80,7 +80,7 @@ fn a_pool_of_objects_gives_its_osds_engines_and_takes_its_records_with_it() {
     wait_families(&cluster, &json!([[id, "zstd"]]));
     qemu_io(&cluster, "v", &["read -P 0x21 0 4M"]);
     assert_eq!(identities(), before);
-    cluster.run(&["pool", "rm", "kv"]);
+    cluster.run(&["pool", "rm", "kv", "--yes"]);
     cluster.wait_status("the pool to be cleared", |status| status["tasks"] == json!([]));
     wait_families(&cluster, &json!([]));
 }

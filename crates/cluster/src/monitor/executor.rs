@@ -99,7 +99,7 @@ impl Monitor {
             Command::OsdIn { osd } => plan_osd_set_in(&self.committed, *osd, true),
             Command::OsdRemove { osd } => plan_osd_remove(&self.committed, *osd),
             Command::PoolSet { .. } => self.plan_pool_set(command),
-            Command::PoolRemove { pool } => self.plan_pool_remove(pool),
+            Command::PoolRemove { pool, accepted } => self.plan_pool_remove(pool, *accepted),
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),

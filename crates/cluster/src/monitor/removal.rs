@@ -56,7 +56,7 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
-    pub(super) fn plan_pool_remove(&self, name: &str) -> Result<Plan, Failure> {
+    pub(super) fn plan_pool_remove(&self, name: &str, accepted: bool) -> Result<Plan, Failure> {
         let committed = &self.committed;
         let pool = self.pool_to_change(name)?;
         let id = pool.pool.id;
@@ -78,6 +78,13 @@ impl Monitor {
                 "busy",
                 format!("pool {name} is open: session {} of {}", session.id, session.client),
                 "end its clients first; a client that is gone counts as ended after 10 seconds",
+            ));
+        }
+        if pool.pool.has_objects() && !accepted {
+            return Err(failure(
+                "not_confirmed",
+                format!("removing pool {name} removes all objects that are in it"),
+                "there is no way back: confirm with --yes",
             ));
         }
         if let Some(fencing) = self.fence_ended_sessions(used, id)? {

@@ -246,9 +246,9 @@ impl Node {
     }
 
     /// Returns how many bytes a request may use on each member. An operation on objects may write all of its
-    /// bytes to blocks, of which the first and the last one are changed in part. What zeroes a whole stripe uses none, but
-    /// takes some room for prepared versions. Unless that is limited by the charge of a whole block, the
-    /// versions of a PG that may take it uncharged are limited to one at a time.
+    /// bytes to blocks, of which the first and the last one are changed in part. What zeroes a whole stripe
+    /// uses none, but takes some room for prepared versions. Unless that is limited by the charge of a
+    /// whole block, the versions of a PG that may take it uncharged are limited to one at a time.
     fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
         let pg = &self.pgs[slot];
         let block_bytes = pg.block_size().bytes();

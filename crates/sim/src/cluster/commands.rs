@@ -234,7 +234,7 @@ impl World {
                 setting: setting.name().to_string(),
                 value: Some(milliseconds.to_string()),
             },
-            Job::RemovePool => Command::PoolRemove { pool: "default".to_string() },
+            Job::RemovePool => Command::PoolRemove { pool: "default".to_string(), accepted: false },
             Job::FindSuspect => Command::PgList { pool: None },
             Job::FindLost => unreachable!("it asks nobody"),
             Job::GiveUpMembers(pg) => {

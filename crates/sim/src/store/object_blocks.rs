@@ -17,8 +17,8 @@ use super::world::World;
 use crate::pattern;
 use crate::random::{Chance, Random};
 
-/// Most units of a batch that may lie in the journal: the smallest journal has room for them, beside records and
-/// what other requests need.
+/// Most units of a batch that may lie in the journal: the smallest journal has room for them, beside records
+/// and what other requests need.
 const UNITS_HERE_MAX: u32 = 64;
 
 /// The blocks that a PG of the object pool uses.
@@ -116,7 +116,8 @@ fn value_of_version(version: Version) -> u64 {
     u64::from(version.epoch.get()) << 32 | version.counter
 }
 
-/// Draws what a batch changes of the blocks of its PG, and applies it to them. `after` and `version`: of the batch.
+/// Draws what a batch changes of the blocks of its PG, and applies it to them. `after` and `version`: of the
+/// batch.
 pub(super) fn draw_lines(
     random: &mut Random,
     plan: &BlocksPlan,

@@ -593,7 +593,7 @@ fn an_osd_that_is_forgotten_holds_up_no_removed_pool() {
     rig.fill();
     rig.kill_osd(3);
     rig.make_replicated("q", 2, None, 8).unwrap();
-    rig.command(Command::PoolRemove { pool: "q".into() }).unwrap();
+    rig.command(Command::PoolRemove { pool: "q".into(), accepted: false }).unwrap();
     assert_eq!(rig.tasks().len(), 1);
     rig.command(Command::OsdRemove { osd: osd_id(3) }).unwrap();
     assert_eq!(rig.tasks().len(), 0);
@@ -818,7 +818,7 @@ fn the_largest_pool_can_be_made_whatever_its_copies() {
         rig.make_replicated("p", 8, None, 8192).unwrap();
         assert!(rig.transactions > 1);
         assert_at_rest(&rig);
-        rig.command(Command::PoolRemove { pool: "p".into() }).unwrap();
+        rig.command(Command::PoolRemove { pool: "p".into(), accepted: false }).unwrap();
         assert_eq!(rig.entries(), []);
     }
     // Shards of an interrupted pool creation do not become shards of a smaller pool.

@@ -252,11 +252,12 @@ fn a_pool_that_is_open_is_not_removed() {
     let mut rig = with_objects();
     let client = rig.client();
     let (session, _) = opened(&open(&mut rig, client, "kv"));
-    let remove = || Command::PoolRemove { pool: "kv".into() };
-    assert_eq!(rig.command(remove()).unwrap_err().code, "busy");
+    let remove = |accepted| Command::PoolRemove { pool: "kv".into(), accepted };
+    assert_eq!(rig.command(remove(true)).unwrap_err().code, "busy");
     rig.break_connection(client);
     rig.advance(Duration::from_secs(11));
-    rig.command(remove()).expect("its client is gone");
+    assert_eq!(rig.command(remove(false)).unwrap_err().code, "not_confirmed");
+    rig.command(remove(true)).expect("its client is gone");
     assert_eq!(rig.monitor.committed.session(session), None);
     assert_eq!(rig.stopped, None);
 }

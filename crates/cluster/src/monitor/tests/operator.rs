@@ -688,7 +688,7 @@ fn watchers_are_told_each_change() {
 }
 
 fn remove_pool(pool: &str) -> Command {
-    Command::PoolRemove { pool: pool.into() }
+    Command::PoolRemove { pool: pool.into(), accepted: false }
 }
 
 #[test]

@@ -1,0 +1,230 @@
+//! Tests of the commands and the library for objects and small values.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use client::objects::{Field, Name, ObjectChange, ObjectPool, StepResult};
+use client::{Client, Config, block_on};
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, Directory, run};
+
+/// Starts a cluster with a pool of objects of 8 PGs with this number of copies, on as many OSDs.
+fn with_objects(name: &str, copies: &str) -> Cluster {
+    let cluster = Cluster::up(name, &["--osds", copies, "--osd-size", "1GiB"]);
+    let create = ["pool", "create", "kv", "--kind", "object", "--pgs", "8", "--replicas", copies];
+    cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
+    cluster.wait_active();
+    cluster
+}
+
+fn open(cluster: &Cluster) -> ObjectPool {
+    let config = Config::find(Some(cluster.path())).expect("the cluster is there");
+    let client = Client::start(&config).expect("io_uring works");
+    block_on(client.open_pool("kv")).expect("the pool is there")
+}
+
+/// Runs a command with this standard input. Returns its standard output.
+fn piped(cluster: &Cluster, arguments: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut command = cluster.command(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || stdin.write_all(&input));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("no panic").expect("it reads all");
+    assert!(output.status.success(), "{arguments:?}");
+    output.stdout
+}
+
+fn bytes_of(command: &mut Command) -> Vec<u8> {
+    let output = run(command);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+#[test]
+fn objects_are_stored_changed_and_listed_by_commands() {
+    let cluster = with_objects("object-commands", "2");
+    let files = Directory::new("object-files");
+    // 10 MB take several operations.
+    let long: Vec<u8> = (0..10_000_000u32).map(|at| (at / 997) as u8).collect();
+    for (name, data) in [("empty", &[][..]), ("short", b"a stone"), ("long", &long)] {
+        let file = files.path().join(name);
+        fs::write(&file, data).expect("writable");
+        let file = file.to_str().expect("UTF-8");
+        let put = cluster.json(&["object", "put", name, file]);
+        let stat = &cluster.json(&["object", "stat", name])[0];
+        assert_eq!((&stat["size_bytes"], &stat["version"]), (&json!(data.len()), &put["version"]));
+        assert_eq!(stat["partial"], false);
+        assert!(bytes_of(&mut cluster.command(&["object", "get", name])) == data, "{name}");
+        let copy = files.path().join("copy");
+        cluster.run(&["object", "get", name, copy.to_str().expect("UTF-8")]);
+        assert!(fs::read(&copy).expect("written") == data, "{name}");
+    }
+    let range = ["object", "get", "long", "--offset", "3145720", "--length", "4000"];
+    assert_eq!(bytes_of(&mut cluster.command(&range)), long[3_145_720..3_149_720]);
+    piped(&cluster, &["object", "put", "photos/a", "-", "--if-absent"], b"from a pipe");
+    let absent = ["object", "put", "photos/a", "/etc/hostname", "--if-absent"];
+    cluster.refused(&absent, "asserted");
+    cluster
+        .refused(&["object", "put", "short", "/etc/hostname", "--if-version", "1.1"], "asserted");
+    let version = cluster.json(&["object", "stat", "short"])[0]["version"].clone();
+    let version = version.as_str().expect("a text");
+    piped(&cluster, &["object", "put", "short", "-", "--if-version", version], b"another");
+    assert_eq!(cluster.run(&["object", "get", "short"]), "another");
+
+    // Attributes and records.
+    cluster.run(&["object", "setattr", "short", "colour", "grey"]);
+    assert_eq!(cluster.run(&["object", "getattr", "short", "colour"]), "grey");
+    cluster.refused(&["object", "getattr", "short", "size"], "not_found");
+    for key in ["b", "a", "c"] {
+        cluster.run(&["object", "records", "set", "short", key, &format!("value {key}")]);
+    }
+    assert_eq!(cluster.run(&["object", "records", "add", "short", "n", "41"]).trim(), "41");
+    assert_eq!(cluster.run(&["object", "records", "add", "short", "n", "-1"]).trim(), "40");
+    cluster.run(&["object", "records", "rm", "short", "b"]);
+    cluster.refused(&["object", "records", "rm", "short", "b"], "not_found");
+    let keys = |range: &[&str]| -> Vec<Value> {
+        let rows = cluster.json(&[&["object", "records", "ls", "short"], range].concat());
+        rows.as_array().expect("a list").iter().map(|row| row["key"].clone()).collect()
+    };
+    assert_eq!(keys(&[]), ["a", "c", "n"]);
+    assert_eq!(keys(&["--from", "b", "--before", "n"]), ["c"]);
+    assert_eq!(keys(&["--limit", "1"]), ["a"]);
+    cluster.run(&["object", "cp", "short", "photos/b"]);
+    assert_eq!(cluster.run(&["object", "get", "photos/b"]), "another");
+    assert_eq!(cluster.run(&["object", "records", "get", "photos/b", "c"]), "value c");
+    assert_eq!(cluster.run(&["object", "getattr", "photos/b", "colour"]), "grey");
+    cluster.run(&["object", "rmattr", "photos/b", "colour"]);
+    assert_eq!(cluster.json(&["object", "lsattr", "photos/b"]), json!([]));
+    assert_eq!(cluster.json(&["object", "lsattr", "short"])[0]["key"], "colour");
+
+    // Lists, of all PGs in order.
+    let names = |arguments: &[&str]| -> Vec<Value> {
+        let rows = cluster.json(&[&["object", "ls"], arguments].concat());
+        rows.as_array().expect("a list").iter().map(|row| row["name"].clone()).collect()
+    };
+    assert_eq!(names(&[]), ["empty", "long", "photos/a", "photos/b", "short"]);
+    assert_eq!(names(&["--delimiter", "/"]), ["empty", "long", "photos/", "short"]);
+    assert_eq!(names(&["--prefix", "photos/", "--delimiter", "/"]), ["photos/a", "photos/b"]);
+    assert_eq!(names(&["--from", "f", "--limit", "2"]), ["long", "photos/a"]);
+    cluster.run(&["object", "rm", "long", "photos/a", "photos/b"]);
+    cluster.refused(&["object", "rm", "long"], "not_found");
+    assert_eq!(names(&[]), ["empty", "short"]);
+
+    // Everything is there when the cluster was stopped in good order.
+    cluster.down();
+    cluster.start(&[]);
+    cluster.wait_active();
+    assert_eq!(cluster.run(&["object", "get", "short"]), "another");
+    assert_eq!(keys(&[]), ["a", "c", "n"]);
+    assert_eq!(names(&[]), ["empty", "short"]);
+}
+
+#[test]
+fn values_are_stored_in_bulk_and_scanned_in_order() {
+    let cluster = with_objects("values", "2");
+    let mut lines: BTreeMap<String, String> = BTreeMap::new();
+    for number in 0..20_000u32 {
+        let key = format!("key {:08x}", number.wrapping_mul(0x9e37_79b9));
+        lines.insert(key, format!("value {number} {}", "x".repeat(number as usize % 300)));
+    }
+    let text = |lines: &BTreeMap<String, String>| -> String {
+        lines.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect()
+    };
+    let said = piped(&cluster, &["kv", "bulk", "-"], text(&lines).as_bytes());
+    assert_eq!(said, b"20000 keys changed\n");
+    assert!(cluster.run(&["kv", "scan"]) == text(&lines), "all of it, in order");
+    // Lines without a tab remove.
+    let gone: Vec<String> = lines.keys().step_by(3).cloned().collect();
+    gone.iter().for_each(|key| _ = lines.remove(key));
+    piped(&cluster, &["kv", "bulk", "-"], gone.join("\n").as_bytes());
+    assert!(cluster.run(&["kv", "scan"]) == text(&lines), "what is left");
+    let some = lines.range("key 4".to_string().."key 8".to_string()).take(1500);
+    let some: BTreeMap<_, _> = some.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let scan = ["kv", "scan", "--from", "key 4", "--before", "key 8", "--limit", "1500"];
+    assert!(cluster.run(&scan) == text(&some), "a range");
+    cluster.run(&["kv", "put", "colour\t1", "\\ grey\n"]);
+    assert_eq!(cluster.run(&["kv", "get", "colour\t1"]), "\\ grey\n");
+    assert_eq!(cluster.run(&["kv", "scan", "--prefix", "colour"]), "colour\\t1\t\\\\ grey\\n\n");
+    let got = cluster.json(&["kv", "get", "colour\t1"]);
+    assert_eq!((&got["key"], &got["value"]), (&json!("colour\t1"), &json!("\\ grey\n")));
+    cluster.run(&["kv", "del", "colour\t1"]);
+    cluster.refused(&["kv", "get", "colour\t1"], "not_found");
+    let long = "x".repeat((32 << 10) + 1);
+    cluster.refused(&["kv", "put", "long", &long], "invalid");
+}
+
+#[test]
+fn a_counter_of_many_clients_counts_each_addition_once() {
+    let cluster = with_objects("counter", "2");
+    let name = Name::new(b"visits").expect("short");
+    let add = || {
+        let pool = open(&cluster);
+        let mut sums = Vec::new();
+        for _ in 0..100 {
+            let change = ObjectChange::Add(Field::Record(b"count".to_vec()), 1);
+            let executed = block_on(pool.change(&name, vec![change])).expect("it is added");
+            let [StepResult::Sum(sum)] = executed.results[..] else { panic!("{executed:?}") };
+            sums.push(sum);
+        }
+        sums
+    };
+    let mut sums: Vec<i64> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(add)).collect();
+        clients.into_iter().flat_map(|client| client.join().expect("no panic")).collect()
+    });
+    sums.sort_unstable();
+    assert_eq!(sums, (1..=400).collect::<Vec<i64>>());
+}
+
+#[test]
+fn what_was_answered_is_there_after_kill_minus_nine() {
+    let cluster = with_objects("object-kill", "1");
+    for round in 0..3u64 {
+        let is_over = AtomicBool::new(false);
+        let answered = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let pool = open(&cluster);
+                let mut answered = Vec::new();
+                for number in 0u64.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let name = Name::new(format!("{round} {number}").as_bytes()).expect("short");
+                    // Data in the head, or in blocks; and a record beside it.
+                    let size = if number.is_multiple_of(7) { 100_000 } else { 300 };
+                    let value = number.to_le_bytes().repeat(size / 8);
+                    let record = Field::Record(b"number".to_vec());
+                    let changes = vec![
+                        ObjectChange::Put(value),
+                        ObjectChange::Set(record, number.to_le_bytes().to_vec()),
+                    ];
+                    block_on(pool.change(&name, changes)).expect("a client waits for its OSD");
+                    answered.push((name, number, size));
+                }
+                answered
+            });
+            std::thread::sleep(std::time::Duration::from_millis(400 + 300 * round));
+            cluster.kill("osd", 1);
+            // `up` starts it again. What waits for it is answered then.
+            cluster.wait_active();
+            is_over.store(true, Ordering::Relaxed);
+            writer.join().expect("no panic")
+        });
+        assert!(answered.len() > 20, "{}", answered.len());
+        let pool = open(&cluster);
+        for (name, number, size) in answered {
+            let (stat, data) = block_on(pool.get(&name)).expect("readable").expect("it is there");
+            assert_eq!((stat.size, stat.is_partial), ((size / 8 * 8) as u64, false));
+            assert!(data == number.to_le_bytes().repeat(size / 8), "{name:?}");
+            let values = block_on(pool.values(&name, &[Field::Record(b"number".to_vec())]));
+            assert_eq!(values.expect("readable"), [Some(number.to_le_bytes().to_vec())]);
+        }
+    }
+}
