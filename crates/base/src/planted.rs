@@ -74,6 +74,8 @@ pub enum Bug {
     BatchHalfDropped,
     /// Store: recovery keeps the batches of a PG that lie behind one that it drops.
     LaterBatchKept,
+    /// Store: the note of a forward is in an entry of its own.
+    ForwardWithoutRecord,
     /// PG: what queued for an object is prepared on its stored head, not on the effects of those before it.
     QueuedOnStaleHead,
     /// PG: a read of objects is answered before all members have the versions that it shows.
@@ -337,6 +339,7 @@ impl Bug {
         ("suspect-after-replay", Bug::SuspectAfterReplay),
         ("batch-half-dropped", Bug::BatchHalfDropped),
         ("later-batch-kept", Bug::LaterBatchKept),
+        ("forward-without-record", Bug::ForwardWithoutRecord),
     ];
 }
 

@@ -1,12 +1,12 @@
 //! Tests of blocks in batches, and of the rows of recovery that object pools have; the tests play the engine.
 
-use base::{Buffer, BufferPool, Lsn, PgId, UNIT_SIZE, Version};
-use format::disk::{BlockAction, BlockChange, LOCATION_NONE, UnitSet};
+use base::{BlockSize, Buffer, BufferPool, Lsn, PgId, UNIT_SIZE, Version};
+use format::disk::{BlockAction, BlockChange, LOCATION_NONE, NoteKey, UnitSet};
 use format::engine::{Change, EngineEffect};
 
 use crate::batch_tests::*;
 use crate::harness::{Bench, Random, key, unit};
-use crate::{Answer, Batch, CommitMode, Request, RequestId, StoreError};
+use crate::{Answer, Batch, CommitMode, Page, Request, RequestId, StoreError};
 
 const UNIT: u64 = UNIT_SIZE;
 
@@ -553,4 +553,115 @@ fn after_any_crash_records_and_blocks_are_of_one_version() {
         }
     }
     assert!(dropped > 5, "{dropped}");
+}
+
+fn page(version: Version, records: Vec<Change>, blocks: Vec<(BlockChange, Buffer)>) -> Request {
+    Request::Page(Page { pg: PG, block_size: BlockSize::DEFAULT, version, records, blocks })
+}
+
+/// Returns the line with a version of its own, as at its source.
+fn at_version(of: (BlockChange, Buffer), counter: u64) -> (BlockChange, Buffer) {
+    (BlockChange { version: version(counter), ..of.0 }, of.1)
+}
+
+#[test]
+fn a_page_replaces_whatever_there_is_and_has_no_order() {
+    let mut bench = open();
+    durable(&mut bench, with(5, vec![all(1, 10), units(2, &[3], 20)]));
+    let blocks = || {
+        vec![
+            at_version(units(1, &[0, 1], 30), 2),
+            at_version(plain(BlockAction::Damaged, 1, &[2]), 2),
+            at_version(plain(BlockAction::Gone, 2, &[]), 2),
+            at_version(plain(BlockAction::Damaged, 3, &[4]), 1),
+            // 100 KiB that leave nothing else.
+            at_version(units(9, &(0..25).collect::<Vec<u32>>(), 90), 3),
+            at_version(plain(BlockAction::Zeros, 9, &(25..32).collect::<Vec<u32>>()), 3),
+        ]
+    };
+    let range = Change::DeleteRange { start: b"a".to_vec(), end: b"z".to_vec() };
+    durable(&mut bench, page(version(4), vec![range.clone(), put(b"b", b"1")], blocks()));
+    let check = |bench: &mut Bench| {
+        assert_eq!(bench.store.last_version(PG), version(5));
+        let versions = [1, 2, 3, 9].map(|number| bench.store.version_of(&key(number)).counter);
+        assert_eq!(versions, [2, 0, 1, 3]);
+        bench.assert_unit(1, 1, Some(30));
+        bench.assert_unit(1, 3, Some(10));
+        bench.assert_unit(9, 24, Some(90));
+        bench.assert_unit(9, 25, None);
+        for (number, unit) in [(1, 2), (3, 4)] {
+            assert!(matches!(bench.read(number, unit, 1), Err(StoreError::Damaged { .. })));
+        }
+    };
+    check(&mut bench);
+    // Over a block with a place, too, as it leaves nothing else.
+    let used = bench.store.space().used_bytes;
+    durable(&mut bench, page(version(4), Vec::new(), blocks()));
+    assert_eq!(bench.store.space().used_bytes, used);
+    check(&mut bench);
+    let mut bench = again(bench, Lsn::ZERO);
+    check(&mut bench);
+    bench.checkpoint();
+    let mut bench = again(bench, Lsn::ZERO);
+    check(&mut bench);
+    // The PG goes from here.
+    let gone = [1, 3, 9].map(|number| plain(BlockAction::Gone, number, &[]));
+    durable(&mut bench, page(Version::ZERO, vec![range], gone.to_vec()));
+    assert_eq!(bench.store.blocks(PG.pool, 0, u32::MAX, None).count(), 0);
+    assert_eq!(bench.store.space().used_bytes, 0);
+    // A batch cannot say what is damaged.
+    let damaged = with(6, vec![plain(BlockAction::Damaged, 1, &[0])]);
+    assert_eq!(bench.done(damaged), Err(StoreError::Corrupted));
+}
+
+#[test]
+fn pages_go_with_a_dropped_batch_and_batches_with_a_dropped_page() {
+    let torn = |first: Request, second: Request| {
+        let mut bench = open();
+        durable(&mut bench, with(1, vec![units(1, &[0], 10)]));
+        asked_at_once(&mut bench, [first, second]);
+        let mut disk = bench.disk.copy();
+        tear_block_3(&bench, &mut disk);
+        let mut bench = again_on(disk);
+        assert_eq!(rows(&bench), (1, false, false, "AFde".to_owned()));
+        bench.assert_unit(1, 0, Some(10));
+        bench.assert_unit(3, 0, None);
+    };
+    let small = || vec![at_version(units(1, &[0], 20), 2)];
+    let large = || vec![at_version(all(3, 30), 2)];
+    torn(with(2, large()), page(version(2), Vec::new(), small()));
+    torn(page(version(1), Vec::new(), large()), with(2, small()));
+}
+
+#[test]
+fn a_forward_brings_content_and_record_together() {
+    let forward = |after: u64, upto: u64, note: &[u8]| {
+        let mut blocks = vec![units(1, &[0], 100 * upto), all(3, 100 * upto)];
+        blocks.iter_mut().for_each(|(line, _)| line.version = version(1));
+        let records = vec![put(b"last", &upto.to_le_bytes())];
+        let Request::Batch(batch) = batch(after, upto, records) else { unreachable!() };
+        Request::Batch(Batch { blocks, note: Some((NoteKey::Pg(PG), note.to_vec())), ..batch })
+    };
+    let mut bench = open();
+    durable(&mut bench, with(2, vec![units(1, &[0], 1)]));
+    // It may repeat versions that the store has had: what was undone came back.
+    durable(&mut bench, forward(1, 2, b"first"));
+    asked_at_once(&mut bench, [forward(2, 4, b"second")]);
+    assert_eq!(bench.store.version_of(&key(1)), version(1));
+    let mut torn = bench.disk.copy();
+    tear_block_3(&bench, &mut torn);
+    for (disk, upto, note) in [(torn, 2, b"first" as &[u8]), (bench.off(), 4, b"second")] {
+        let mut bench = Bench::with_engine(disk, found(&[family(Lsn::ZERO)]));
+        assert_eq!(records_given(&mut bench), [last(upto)]);
+        assert_eq!(bench.store.last_version(PG), version(upto));
+        assert_eq!(bench.store.note(NoteKey::Pg(PG)), Some(note));
+        bench.assert_unit(1, 0, Some(100 * upto));
+    }
+    let mut bench = open();
+    let wrong = forward(2, 2, b"no");
+    assert_eq!(bench.done(wrong), Err(StoreError::Unordered));
+    // Its versions are of an epoch in which one was refused.
+    bench.store.refuse(PG, version(1).epoch);
+    assert_eq!(bench.done(with(1, Vec::new())), Err(StoreError::Full));
+    durable(&mut bench, forward(0, 2, b"yes"));
 }

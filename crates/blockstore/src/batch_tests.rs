@@ -100,7 +100,15 @@ pub fn batch(after: u64, upto: u64, records: Vec<Change>) -> Request {
     let after = if after == 0 { Version::ZERO } else { version(after) };
     let block_size = BlockSize::DEFAULT;
     let version = version(upto);
-    Request::Batch(Batch { pg: PG, block_size, after, version, records, blocks: Vec::new() })
+    Request::Batch(Batch {
+        pg: PG,
+        block_size,
+        after,
+        version,
+        records,
+        blocks: Vec::new(),
+        note: None,
+    })
 }
 
 fn all() -> Query {

@@ -407,6 +407,10 @@ pub enum Request {
     /// Reads see the batch at once. Done when it, all earlier entries, and the data of all earlier entries of
     /// its PG are durable; the engine is not waited for.
     Batch(Batch),
+    /// Make ranges of records, and blocks, of an object pool what is in the page, whatever was there: all of
+    /// it or nothing, whatever crashes. It is outside the order of versions, but not of entries: what
+    /// recovery drops takes pages behind it, too. Seen, and done, like a batch.
+    Page(Page),
     /// Create the engine's family of an object pool, or remove it with all its records (`None`). Harmless
     /// when repeated. Done when the engine has done it, durably; fails with [`StoreError::Unordered`] while
     /// another request for the pool's family is open.
@@ -441,7 +445,8 @@ pub enum Request {
     },
 }
 
-/// A batch of changes of an object pool.
+/// A batch of changes of an object pool, or a forward: a batch by which peering brings the PG to the adopted
+/// version. That one has a note, and no order that the store knows of.
 #[derive(Debug)]
 pub struct Batch {
     /// The PG that the versions belong to.
@@ -456,7 +461,26 @@ pub struct Batch {
     pub records: Vec<Change>,
     /// The changes of blocks, each with the data of its units: units, zeros, or the block is gone. All of a
     /// block lie side by side. They name no places: the store chooses what gets one. Their versions are
-    /// those of the batch. The data is verified against its checksums ([`StoreError::Corrupted`]).
+    /// those of the batch; in a forward they are those at its source, and units may be damaged there. The
+    /// data is verified against its checksums ([`StoreError::Corrupted`]).
+    pub blocks: Vec<(BlockChange, Buffer)>,
+    /// In a forward: the PG's note, with its key. It is stored with the changes or not at all.
+    pub note: Option<(NoteKey, Vec<u8>)>,
+}
+
+/// A page of an object pool.
+#[derive(Debug)]
+pub struct Page {
+    /// The PG.
+    pub pg: PgId,
+    /// The pool's block size.
+    pub block_size: BlockSize,
+    /// The content shows nothing above this version; `ZERO`: the PG goes from here. It does not count for the
+    /// PG's last version.
+    pub version: Version,
+    /// The changes of records, in order: a range that becomes something is deleted, then its records are put.
+    pub records: Vec<Change>,
+    /// The changes of blocks, as in a forward.
     pub blocks: Vec<(BlockChange, Buffer)>,
 }
 

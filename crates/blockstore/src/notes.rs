@@ -50,7 +50,11 @@ impl Notes {
     /// Applies an entry. `data`: its inline data, including padding. An empty note is removed.
     pub fn apply(&mut self, header: &EntryHeader, data: &[u8]) {
         let key = NoteKey::of_parts(header.pg, header.offset);
-        let bytes = &data[..header.length as usize];
+        self.set(key, &data[..header.length as usize]);
+    }
+
+    /// Stores a note. An empty one is removed.
+    pub fn set(&mut self, key: NoteKey, bytes: &[u8]) {
         let old = match bytes.is_empty() {
             true => self.notes.remove(&key),
             false => self.notes.insert(key, bytes.into()),

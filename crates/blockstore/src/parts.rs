@@ -275,8 +275,9 @@ impl Parts {
         }
     }
 
-    /// Applies the blocks and the version of a batch, in the same way for a request and for recovery; its
-    /// records are the engine's. Returns whether all blocks could be changed: see [`Blocks::apply_lines`].
+    /// Applies the blocks, note and version of a batch or page, in the same way for a request and for
+    /// recovery; its records are the engine's. Returns whether all blocks could be changed: see
+    /// [`Blocks::apply_lines`].
     pub fn apply_batch(&mut self, change: &BatchChange<'_>) -> bool {
         let header = change.header;
         let (pg, block_size) = header.pg.zip(header.block_size).expect("the format demands both");
@@ -289,6 +290,9 @@ impl Parts {
                 self.blocks.apply_lines(&BlockLines { pg, block_size, lines, data_lsn, bad });
             let size: usize = lines.iter().map(BlockChange::size_here).sum();
             data_lsn = data_lsn.advance(size as u64);
+        }
+        if let Some((key, note)) = &change.body.note {
+            self.notes.set(*key, note);
         }
         is_whole
     }

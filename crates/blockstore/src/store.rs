@@ -625,6 +625,12 @@ impl Store {
         self.parts.as_mut().expect("made before anything asks for them")
     }
 
+    /// Refuses the versions of an epoch, as if one had found no room.
+    #[cfg(test)]
+    pub(crate) fn refuse(&mut self, pg: PgId, epoch: Epoch) {
+        self.refused.insert(pg, epoch);
+    }
+
     /// Whether a checkpoint is being made.
     #[cfg(test)]
     pub(crate) fn has_checkpoint(&self) -> bool {

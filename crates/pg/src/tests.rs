@@ -277,7 +277,8 @@ impl Bench {
             | StoreRequest::Commit { .. }
             | StoreRequest::Settle { .. } => panic!("no parity"),
             StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
-            StoreRequest::Batch { .. }
+            StoreRequest::Batch(_)
+            | StoreRequest::Page(_)
             | StoreRequest::Family { .. }
             | StoreRequest::Records { .. } => unreachable!("no PG asks for records yet"),
         }

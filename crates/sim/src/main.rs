@@ -331,7 +331,8 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::EngineBehindBelieved
         | Bug::SuspectAfterReplay
         | Bug::BatchHalfDropped
-        | Bug::LaterBatchKept => Part::Store,
+        | Bug::LaterBatchKept
+        | Bug::ForwardWithoutRecord => Part::Store,
         Bug::DirectReadWithoutLease | Bug::DirectReadBesideFenced => Part::Parity,
         _ => Part::Cluster,
     }

@@ -1,5 +1,5 @@
-//! Batches of object pools: admitted in the order of their PG, journaled, seen by reads at once, given to the engine
-//! when they are durable. See `docs/internals/objects.md`.
+//! Batches and pages of object pools: admitted, batches in the order of their PG, journaled, seen by reads at once, given
+//! to the engine when they are durable. See `docs/internals/objects.md`.
 //!
 //! ```text
 //!   records, lines ─▶ plan: what gets a place ─▶ room ─▶ [header, body | units here] and, in parallel, the places ─▶ answer
@@ -9,7 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use base::{Buffer, BufferPool, Lsn, PgId, PoolId, checksum};
+use base::planted::{self, Bug};
+use base::{Buffer, BufferPool, Lsn, PgId, PoolId, Version, checksum};
 use format::disk::{
     BlockAction, BlockChange, Body, EntryHeader, EntryKind, LOCATION_NONE, UNITS_SIZE_MAX,
     record_size,
@@ -24,7 +25,7 @@ use crate::pending::{EntryPlace, FamilyStage};
 use crate::store::Store;
 use crate::store::repair::spread;
 use crate::store::write::{Admit, LARGE_SIZE_MIN, WRITE_RESERVE_SHARE};
-use crate::{Answer, Batch, Effect, Request, RequestId, StoreError};
+use crate::{Answer, Batch, Effect, Page, Request, RequestId, StoreError};
 
 /// Pending records of at most so many bytes; beyond that, batches wait for the engine.
 const PENDING_SIZE_MAX: usize = 64 << 20;
@@ -35,11 +36,12 @@ const FLUSH_SHARE: u64 = 2;
 const PLACE_TO_COME: u32 = 0;
 
 impl Store {
-    /// Tries to accept a batch. Returns the request if it must wait.
+    /// Tries to accept a batch, or a page. Returns the request if it must wait.
     pub(super) fn try_batch(
         &mut self,
         id: RequestId,
         mut batch: Batch,
+        kind: EntryKind,
         effects: &mut Vec<Effect>,
     ) -> Option<Request> {
         let header = EntryHeader {
@@ -47,11 +49,12 @@ impl Store {
             block_size: Some(batch.block_size),
             version: batch.version,
             after: batch.after,
-            ..plain_header(EntryKind::Batch)
+            ..plain_header(kind)
         };
-        let records = std::mem::take(&mut batch.records);
-        let mut body = Body { records, blocks: self.lines_of(&batch, true), note: None };
-        if let Err(error) = self.judge_batch(&batch, &body) {
+        let (records, note) = (std::mem::take(&mut batch.records), batch.note.take());
+        let has_order = kind == EntryKind::Batch && note.is_none();
+        let mut body = Body { records, blocks: self.lines_of(&batch, true), note };
+        if let Err(error) = self.judge_batch(&batch, &body, kind) {
             effects.push(Effect::Done { id, result: Err(error) });
             return None;
         }
@@ -63,11 +66,16 @@ impl Store {
             }
             Admit::Wait { checkpoint } => {
                 self.wait_for_room(checkpoint);
-                batch.records = body.records;
-                Some(Request::Batch(batch))
+                (batch.records, batch.note) = (body.records, body.note);
+                Some(match kind {
+                    EntryKind::Page => Request::Page(page_of(batch)),
+                    _ => Request::Batch(batch),
+                })
             }
             Admit::Refuse(error) => {
-                self.refused.insert(batch.pg, batch.version.epoch);
+                if has_order {
+                    self.refused.insert(batch.pg, batch.version.epoch);
+                }
                 effects.push(Effect::Done { id, result: Err(error) });
                 None
             }
@@ -75,65 +83,83 @@ impl Store {
     }
 
     /// Returns the lines of the entry, with places to come: data gets one if it is a whole block, or large
-    /// and its block has none; or if it is the first of its block. `may_replace`: whether a block that has a
-    /// place may get another one.
+    /// and its block has none, or holds nothing else afterwards; or if it is the first of its block.
+    /// `may_replace`: whether a block that has a place may get another one.
     fn lines_of(&self, batch: &Batch, may_replace: bool) -> Vec<BlockChange> {
         let mut lines: Vec<BlockChange> =
             batch.blocks.iter().map(|(line, _)| line.clone()).collect();
         for lines in lines.chunk_by_mut(|one, next| one.key == next.key) {
             let has_place = location_of(self.parts().blocks.get(&lines[0].key)) != LOCATION_NONE;
-            let mut is_placed = has_place;
+            let unit_count = batch.block_size.unit_count();
+            let is_all = lines.iter().map(|line| line.units.count()).sum::<u32>() == unit_count;
+            let may_go = !has_place || is_all && may_replace;
+            let mut has_named = false;
             for line in lines.iter_mut().filter(|line| line.action == BlockAction::Units) {
-                let is_whole = line.units.count() == batch.block_size.unit_count();
-                let is_large = line.size_here() as u64 >= LARGE_SIZE_MIN;
-                if is_whole && (may_replace || !has_place) || is_large && !is_placed {
+                let is_whole = line.units.count() == unit_count;
+                let is_large = is_whole || line.size_here() as u64 >= LARGE_SIZE_MIN;
+                if has_named || !may_go || !is_large && has_place {
+                    continue;
+                }
+                if is_large {
                     line.action = BlockAction::UnitsAtPlace;
                 }
-                if line.action == BlockAction::UnitsAtPlace || !is_placed {
-                    line.location = PLACE_TO_COME;
-                }
-                is_placed = true;
+                line.location = PLACE_TO_COME;
+                has_named = true;
+            }
+            // What is damaged is kept with a place, too.
+            let mut damaged = lines.iter_mut().filter(|line| line.action == BlockAction::Damaged);
+            if !has_place
+                && !has_named
+                && let Some(line) = damaged.next()
+            {
+                line.location = PLACE_TO_COME;
             }
         }
         lines
     }
 
-    /// Whether the batch is one that this store can have, and the next one of its PG.
-    fn judge_batch(&self, batch: &Batch, body: &Body) -> Result<(), StoreError> {
+    /// Whether the batch is one that this store can have, and the next one of its PG; forwards and pages
+    /// have no order here.
+    fn judge_batch(&self, batch: &Batch, body: &Body, kind: EntryKind) -> Result<(), StoreError> {
         let Batch { pg, block_size, after, version, blocks, .. } = batch;
-        if self.is_refused(Some((*pg, *version))) {
+        let has_order = kind == EntryKind::Batch && body.note.is_none();
+        if has_order && self.is_refused(Some((*pg, *version))) {
             return Err(StoreError::Full);
         }
         if !self.pending.has_family(pg.pool) {
             return Err(StoreError::NoFamily);
         }
         let is_of_run = |line: &BlockChange| *after < line.version && line.version <= *version;
+        let is_fitting = |line: &BlockChange| match line.action {
+            BlockAction::UnitsAtPlace => false,
+            BlockAction::Damaged => !has_order,
+            _ => !has_order || is_of_run(line),
+        };
         let has_size = |line: &BlockChange| {
             let old = self.parts().blocks.get(&line.key);
             location_of(old) == LOCATION_NONE
                 || old.is_some_and(|old| old.block_size == *block_size)
         };
         let is_whole = |(line, data): &(BlockChange, Buffer)| {
-            let is_plain =
-                matches!(line.action, BlockAction::Units | BlockAction::Zeros | BlockAction::Gone);
-            is_plain
+            is_fitting(line)
                 && line.location == LOCATION_NONE
-                && is_of_run(line)
                 && has_size(line)
                 && data.len() == line.size_here()
                 && checksum::first_mismatch(data, &line.checksums).is_none()
         };
-        let fits = body.is_sound(EntryKind::Batch, *pg, *block_size);
+        let fits = body.is_sound(kind, *pg, *block_size);
         if !fits || !blocks.iter().all(is_whole) {
             return Err(StoreError::Corrupted);
         }
         let last = self.parts().pgs.get(*pg).last;
         // The first one in an epoch may follow any version: a learner has more than its batches.
         let follows = *after == last || last.epoch < version.epoch;
-        if after < version && last < *version && follows {
-            return Ok(());
-        }
-        Err(StoreError::Unordered)
+        let is_next = match (kind, has_order) {
+            (EntryKind::Page, _) => true,
+            (_, true) => after < version && last < *version && follows,
+            (_, false) => after < version,
+        };
+        is_next.then_some(()).ok_or(StoreError::Unordered)
     }
 
     /// Records that blocks need places, and reserves space if too few are ready.
@@ -156,7 +182,7 @@ impl Store {
     fn admit_batch(&self, batch: &Batch, header: &EntryHeader, body: &mut Body) -> Admit<()> {
         let (parts, area) = (self.parts(), &self.parts().blocks.area);
         let has_data = body.blocks.iter().any(|line| line.action.has_data());
-        if !self.has_room_for_records(batch) || has_data && self.disk.has_no_space() {
+        if !self.has_room_for_records(batch, body) || has_data && self.disk.has_no_space() {
             return Admit::Refuse(StoreError::Full);
         }
         if self.pending.size() >= PENDING_SIZE_MAX {
@@ -194,19 +220,23 @@ impl Store {
         let entry_size = header.entry_size(self.sector_size());
         let reserve = parts.journal.size() / WRITE_RESERVE_SHARE;
         let has_memory = body.blocks.is_empty() || self.has_memory();
-        match has_memory && parts.has_room_for((EntryKind::Batch, entry_size), reserve) {
+        match has_memory && parts.has_room_for((header.kind, entry_size), reserve) {
             true => Admit::Now(()),
             false => Admit::Wait { checkpoint: true },
         }
     }
 
-    /// Whether there is room for the records that a checkpoint writes of the blocks.
-    fn has_room_for_records(&self, batch: &Batch) -> bool {
+    /// Whether there is room for what a checkpoint writes of the blocks and the note.
+    fn has_room_for_records(&self, batch: &Batch, body: &Body) -> bool {
         let (mut before, mut after) = (0, 0);
+        if let Some((key, note)) = &body.note {
+            before += self.parts().notes.get(key).map_or(0, |note| note.len()) as u64;
+            after += note.len() as u64;
+        }
         for lines in batch.blocks.chunk_by(|(one, _), (next, _)| one.key == next.key) {
             let old = self.parts().blocks.get(&lines[0].0.key);
             before += old.map_or(0, |old| old.record_size());
-            let has_data = lines.iter().any(|(line, _)| line.action.has_data());
+            let has_data = lines.iter().any(|(line, _)| line.action != BlockAction::Zeros);
             let has_place = has_data || location_of(old) != LOCATION_NONE;
             if lines[0].0.action != BlockAction::Gone {
                 after += record_size(batch.block_size, has_place) as u64;
@@ -248,6 +278,10 @@ impl Store {
                 _ => {}
             }
         }
+        let apart = match planted::on(Bug::ForwardWithoutRecord) {
+            true => body.note.take(),
+            false => None,
+        };
         let encoded = body.encode(&mut header);
         let data = joined(here, &self.pool);
         let (lsn, data_lsn) = parts.journal.append_with(&mut header, &encoded, data);
@@ -265,8 +299,11 @@ impl Store {
         if !places.is_empty() {
             parts.journal.begin_large(lsn, pg, places);
         }
-        parts.journal.wait(Asker::plain(id), lsn, Awaited::OfPg(pg));
         let place = EntryPlace { lsn, end: parts.journal.tail(), previous: header.previous };
+        if let Some((key, note)) = apart {
+            self.journal_note(key, &note);
+        }
+        self.parts_mut().journal.wait(Asker::plain(id), lsn, Awaited::OfPg(pg));
         if !body.records.is_empty() {
             self.pending.push(pg.pool, place, body.records);
         }
@@ -387,6 +424,17 @@ impl Store {
             self.stop(reason, effects);
         }
     }
+}
+
+/// Returns the page as a batch without an order.
+pub(super) fn batch_of(page: Page) -> Batch {
+    let Page { pg, block_size, version, records, blocks } = page;
+    Batch { pg, block_size, after: Version::ZERO, version, records, blocks, note: None }
+}
+
+fn page_of(batch: Batch) -> Page {
+    let Batch { pg, block_size, version, records, blocks, .. } = batch;
+    Page { pg, block_size, version, records, blocks }
 }
 
 /// Returns how many places the lines need.

@@ -21,7 +21,8 @@ use crate::moves::is_own;
 use crate::parts::Parts;
 use crate::read::{BlockRange, Reads};
 use crate::store::Store;
-use crate::{Answer, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
+use crate::store::batch::batch_of;
+use crate::{Answer, Batch, Effect, NOTE_SIZE_MAX, Page, Request, RequestId, StoreError};
 
 /// Data of at least this size, in bytes, is written directly to its place if it replaces all data of the
 /// block.
@@ -172,7 +173,10 @@ impl Store {
             Request::Settle { pg, note, upto } => {
                 return self.try_settle(id, (pg, upto), note, effects);
             }
-            Request::Batch(batch) => return self.try_batch(id, batch, effects),
+            Request::Batch(batch) => return self.try_batch(id, batch, EntryKind::Batch, effects),
+            Request::Page(page) => {
+                return self.try_batch(id, batch_of(page), EntryKind::Page, effects);
+            }
             Request::Family { pool, compression } => {
                 return self.try_family(id, pool, compression, effects);
             }
@@ -434,7 +438,8 @@ impl Store {
             | Request::Commit { .. }
             | Request::Settle { .. }
             | Request::CheckMetadata { .. }
-            | Request::Batch { .. }
+            | Request::Batch(_)
+            | Request::Page(_)
             | Request::Family { .. }
             | Request::Records { .. }
             | Request::Sync
@@ -496,13 +501,18 @@ impl Store {
     }
 
     fn accept_note(&mut self, id: RequestId, key: NoteKey, bytes: &[u8]) {
+        let lsn = self.journal_note(key, bytes);
+        self.parts_mut().journal.wait(Asker::plain(id), lsn, Awaited::Nothing);
+    }
+
+    pub(super) fn journal_note(&mut self, key: NoteKey, bytes: &[u8]) -> Lsn {
         assert!(bytes.len() <= NOTE_SIZE_MAX);
         let (pg, number) = key.parts();
         let (data, checksums) = padded(bytes, &self.pool);
         let length = bytes.len() as u32;
-        let header =
+        let mut header =
             EntryHeader { pg, offset: number, length, checksums, ..plain_header(EntryKind::Note) };
-        self.accept_entry(Asker::plain(id), header, Some(data), None);
+        self.journal_entry(&mut header, Some(data), None)
     }
 
     pub(super) fn accept_entry(
@@ -585,7 +595,9 @@ pub(super) fn key_of(request: &Request) -> Option<BlockKey> {
 /// Whether a request changes the block.
 fn changes_block(request: &Request, key: &BlockKey) -> bool {
     match request {
-        Request::Batch(batch) => batch.blocks.iter().any(|(line, _)| line.key == *key),
+        Request::Batch(Batch { blocks, .. }) | Request::Page(Page { blocks, .. }) => {
+            blocks.iter().any(|(line, _)| line.key == *key)
+        }
         request => key_of(request) == Some(*key),
     }
 }
@@ -593,7 +605,7 @@ fn changes_block(request: &Request, key: &BlockKey) -> bool {
 /// Whether a request changes records of the pool.
 fn is_batch_of(request: &Request, pool: PoolId) -> bool {
     match request {
-        Request::Batch(batch) => batch.pg.pool == pool,
+        Request::Batch(Batch { pg, .. }) | Request::Page(Page { pg, .. }) => pg.pool == pool,
         Request::Family { pool: of, .. } => *of == pool,
         _ => false,
     }

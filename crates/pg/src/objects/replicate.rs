@@ -82,7 +82,7 @@ impl Pg {
         self.tell_looks(&batch);
         self.objects.in_flight.push_back(batch);
         let batch::Changes { records, blocks } = changes;
-        let batch = StoreBatch { pg, block_size, after, version, records, blocks };
+        let batch = StoreBatch { pg, block_size, after, version, records, blocks, note: None };
         self.call(Call::Batch { first, version }, StoreRequest::Batch(batch), actions);
     }
 

@@ -556,8 +556,15 @@ impl World {
         let after_it = State { records: content, blocks };
         model.batches.push(Batch { version, after: after_it, is_answered: false });
         let (block_size, blocks) = (objects.plan.block_size(), lines);
-        let request =
-            Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks });
+        let request = Request::Batch(BatchRequest {
+            pg,
+            block_size,
+            after,
+            version,
+            records,
+            blocks,
+            note: None,
+        });
         self.request(Asked::Batch { pg, version }, request)
     }
 
@@ -565,8 +572,15 @@ impl World {
         let version = Version { counter: after.counter + 1, ..after };
         let records = vec![Change::Delete { key: key(pg, 0) }];
         let (block_size, blocks) = (self.objects().block_size(), Vec::new());
-        let request =
-            Request::Batch(BatchRequest { pg, block_size, after, version, records, blocks });
+        let request = Request::Batch(BatchRequest {
+            pg,
+            block_size,
+            after,
+            version,
+            records,
+            blocks,
+            note: None,
+        });
         self.request(Asked::Unordered, request)
     }
 
