@@ -78,6 +78,10 @@ pub enum Bug {
     ForwardWithoutRecord,
     /// PG: what queued for an object is prepared on its stored head, not on the effects of those before it.
     QueuedOnStaleHead,
+    /// PG: an operation on objects that is sent again is executed again.
+    RepeatExecuted,
+    /// PG: repeats go that a client may still ask for.
+    RepeatClosedEarly,
     /// PG: a read of objects is answered before all members have the versions that it shows.
     ReadShowsUnacknowledged,
     /// Node: a request that arrives twice is executed twice, even after its answer.

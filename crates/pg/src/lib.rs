@@ -81,8 +81,8 @@ use std::collections::BTreeSet;
 
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, Position, Scheme, StripeIndex,
-    Version,
+    BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, Position, Scheme, SessionId,
+    StripeIndex, Version,
 };
 use blockstore::{Answer, BlockKey, NoteKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
@@ -794,10 +794,17 @@ impl Pg {
     /// operation was sent for its epoch; if the operation writes data, this OSD and all of
     /// [`Pg::lease_givers`] have room for a whole block; with parity also if it writes zeros, unless these
     /// are a whole stripe and [`Pg::has_committed_all`].
-    pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
+    /// `session`: that of the sender; a mutation of objects is known by it and its number.
+    pub fn execute(
+        &mut self,
+        ticket: Ticket,
+        session: SessionId,
+        op: Op,
+        actions: &mut Vec<Action>,
+    ) {
         assert!(self.serving == Serving::Active || matches!(op, Op::ReadPart { .. }));
         if self.shape.objects.is_some() {
-            return self.execute_on_objects(ticket, op, actions);
+            return self.execute_on_objects(ticket, session, op, actions);
         }
         if let Err(refusal) = self.shape.check_op(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });

@@ -8,6 +8,7 @@
 //! | how a batch gets its versions and reaches all members | `replicate` |
 //! | what a member does with a batch | `member`, with `batch` |
 //! | how objects are read | `read` |
+//! | which operations were executed before | `repeats` |
 //!
 //! ```text
 //!   operation ─▶ Queue ─▶ turn: prepared, with reads ─▶ gate ─▶ versions, sent to all ─▶ acknowledged ─▶ replies
@@ -25,6 +26,7 @@ pub(crate) mod batch;
 mod member;
 pub(crate) mod mutate;
 mod read;
+pub(crate) mod repeats;
 mod replicate;
 mod wanted;
 
@@ -33,10 +35,12 @@ use std::ops::RangeInclusive;
 
 use ::objects::queue::TurnId;
 use ::objects::{Name, Operation, PoolShape, Queue, Shard};
+use base::SessionId;
 use format::wire::{Op, Payload, Refusal};
 
 use mutate::{Done, Mutation, Preparing};
 use read::Looking;
+use repeats::{Sender, Sessions};
 use replicate::{Batch, Gated};
 
 use crate::{Action, Pg, Serving, Ticket};
@@ -58,6 +62,7 @@ pub(crate) struct Objects {
     gate: VecDeque<Gated>,
     /// Batches with versions that have not ended, in the order of versions.
     in_flight: VecDeque<Batch>,
+    sessions: Sessions,
     /// Number of data ids that were drawn in the epoch.
     draw_count: u64,
 }
@@ -88,12 +93,23 @@ impl Objects {
 
 impl Pg {
     /// Begins an operation in a pool of objects.
-    pub(crate) fn execute_on_objects(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
+    pub(crate) fn execute_on_objects(
+        &mut self,
+        ticket: Ticket,
+        session: SessionId,
+        op: Op,
+        actions: &mut Vec<Action>,
+    ) {
         let refusal = match op {
-            Op::Mutate { operation, .. } => match self.operation_of(&operation) {
-                Ok(operation) => return self.mutate(ticket, operation, actions),
-                Err(refusal) => refusal,
-            },
+            Op::Mutate { number, lowest, again, operation } => {
+                match self.operation_of(&operation) {
+                    Ok(operation) => {
+                        let sender = Sender { session, number, lowest, again };
+                        return self.mutate(ticket, sender, operation, actions);
+                    }
+                    Err(refusal) => refusal,
+                }
+            }
             Op::Look { reads } => match self.look_of(&reads) {
                 Ok(look) => return self.begin_look(ticket, look, actions),
                 Err(refusal) => refusal,
@@ -157,7 +173,14 @@ impl Pg {
             actions.extend(refusal.map(|it| Action::Reply { ticket, outcome: Err(it) }));
             is_kept
         };
-        self.objects.mutations.retain(|_, mutation| is_kept(mutation.ticket));
+        let Objects { mutations, sessions, .. } = &mut self.objects;
+        mutations.retain(|_, mutation| {
+            let is_kept = is_kept(mutation.ticket);
+            if !is_kept {
+                sessions.end(mutation.sender);
+            }
+            is_kept
+        });
         self.objects.looks.retain(|_, it| !it.is_queued() || is_kept(it.ticket));
     }
 }

@@ -174,7 +174,7 @@ impl Bench {
 
     pub fn start(&mut self, ticket: u32, op: Op) {
         let mut actions = Vec::new();
-        self.pg.execute(Ticket(ticket), op, &mut actions);
+        self.pg.execute(Ticket(ticket), SessionId::ZERO, op, &mut actions);
         self.carry_out(actions);
     }
 

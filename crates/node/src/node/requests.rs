@@ -349,7 +349,7 @@ impl Node {
         let time_of_day = self.scrubbing.time_of_day(now).unwrap_or(0);
         self.drive(now, slot, effects, |pg, actions| {
             pg.set_time_of_day(time_of_day);
-            pg.execute(ticket, op, actions);
+            pg.execute(ticket, session, op, actions);
         });
     }
 

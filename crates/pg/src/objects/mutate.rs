@@ -11,13 +11,17 @@ use std::collections::VecDeque;
 
 use ::objects::queue::{Footprint, Turn, TurnId};
 use ::objects::{
-    Applied, DataId, Name, Operation, OperationRefusal, Run, Stamp, Stop, encode_results,
+    Applied, DataId, Name, Operation, OperationRefusal, Repeat, Run, Shard, Stamp, Stop,
+    encode_results,
 };
 use base::hash::object_hash;
+use base::planted::{self, Bug};
 use base::{Epoch, ImageId, StripeIndex, Version};
 use blockstore::BlockKey;
+use format::engine::Change;
 use format::wire::{ListedBlock, Outcome, Refusal};
 
+use super::repeats::Sender;
 use super::replicate::Gated;
 use super::wanted::Wanted;
 use super::{Objects, names_of};
@@ -27,7 +31,10 @@ use crate::{Action, Pg, Ticket};
 /// An operation that is not prepared yet.
 pub struct Mutation {
     pub ticket: Ticket,
+    pub sender: Sender,
     pub operation: Operation,
+    /// Whether its repeat must be looked for before it is executed.
+    pub is_unsure: bool,
     /// The time at which it came, in milliseconds since 1970.
     pub now: u64,
 }
@@ -42,6 +49,8 @@ pub struct Preparing {
     pub knows_head: bool,
     /// What is being read.
     pub wanted: Option<Wanted>,
+    /// The repeat of the operation with this number, which is answered by it.
+    pub repeat: Option<(u64, Repeat)>,
     /// First blocks of data ids that were drawn: none of the PG may have one.
     drawn: Vec<BlockKey>,
     /// Whether a block has one of them.
@@ -51,7 +60,18 @@ pub struct Preparing {
 /// An operation that was prepared.
 pub struct Done {
     pub ticket: Ticket,
-    result: Result<Applied, Refused>,
+    pub sender: Sender,
+    /// The shard of its first object: its repeat is there.
+    shard: Shard,
+    result: Result<Answered, Refused>,
+}
+
+/// How an operation is answered.
+enum Answered {
+    /// It was executed.
+    Now(Applied),
+    /// It was executed before.
+    Before(Repeat),
 }
 
 /// Why an operation was not prepared.
@@ -62,9 +82,25 @@ enum Refused {
 
 impl Done {
     /// Returns its place among the versions of its run.
-    #[cfg(test)]
     pub fn index(&self) -> Option<u32> {
-        self.result.as_ref().ok()?.index
+        match &self.result {
+            Ok(Answered::Now(applied)) => applied.index,
+            _ => None,
+        }
+    }
+
+    /// Returns who gets a repeat, and in which shard, if the operation changes something.
+    pub fn kept(&self) -> Option<(Sender, Shard)> {
+        self.index().map(|_| (self.sender, self.shard))
+    }
+
+    /// Returns the operation's repeat, if it changes something. `first`: the first version of its run.
+    pub fn repeat(&self, first: Version) -> Option<Change> {
+        let Ok(Answered::Now(Applied { results, index: Some(index) })) = &self.result else {
+            return None;
+        };
+        let version = Version { counter: first.counter + u64::from(*index), ..first };
+        Some(self.sender.repeat(self.shard, version, results.clone()))
     }
 
     /// Returns what the operation is answered. `first`: the first version of its run, if that has one.
@@ -74,8 +110,11 @@ impl Done {
             Version { counter: first.counter + u64::from(index), ..first }
         };
         match self.result {
-            Ok(Applied { results, index }) => {
+            Ok(Answered::Now(Applied { results, index })) => {
                 let version = index.map_or(Version::ZERO, of_run);
+                Ok(Outcome::Mutated { version, results: encode_results(&results) })
+            }
+            Ok(Answered::Before(Repeat { version, results })) => {
                 Ok(Outcome::Mutated { version, results: encode_results(&results) })
             }
             Err(Refused::ByObjects(OperationRefusal::Asserted { object, step, version })) => {
@@ -99,14 +138,21 @@ impl Pg {
     pub(super) fn mutate(
         &mut self,
         ticket: Ticket,
+        sender: Sender,
         operation: Operation,
         actions: &mut Vec<Action>,
     ) {
+        if let Err(refusal) = self.objects.sessions.begin(sender) {
+            return actions.push(Action::Reply { ticket, outcome: Err(refusal) });
+        }
         let now = self.time_of_day_ms;
         let number = self.objects.next_number();
         let footprint = Footprint::Changes(names_of(&operation));
-        let put = operation.is_blind_put().then(|| operation.objects[0].name.clone());
-        self.objects.mutations.insert(number, Mutation { ticket, operation, now });
+        let is_unsure = sender.again && !planted::on(Bug::RepeatExecuted);
+        let is_blind = operation.is_blind_put() && !is_unsure;
+        let put = is_blind.then(|| operation.objects[0].name.clone());
+        let mutation = Mutation { ticket, sender, operation, is_unsure, now };
+        self.objects.mutations.insert(number, mutation);
         match put {
             Some(name) => {
                 let first = self.key_under(&name, ImageId::FIRST, 0);
@@ -148,6 +194,7 @@ impl Pg {
             done: Vec::new(),
             knows_head,
             wanted: None,
+            repeat: None,
             drawn: Vec::new(),
             is_taken: false,
         };
@@ -169,14 +216,28 @@ impl Pg {
     /// Prepares the operations of a turn until all are, or one needs to know more.
     pub(super) fn prepare(&mut self, id: TurnId, actions: &mut Vec<Action>) {
         let (epoch, pool) = (self.epoch(), self.shape.pg.pool);
+        let shard_count = self.pool_shape().shard_count;
         let Objects { turns, mutations, queue, draw_count, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         while let Some(number) = turn.left.front().copied() {
-            let Some(Mutation { ticket, operation, now }) = mutations.get(&number) else {
+            let Some(Mutation { ticket, sender, operation, is_unsure, now }) =
+                mutations.get(&number)
+            else {
                 // It was refused while it waited.
                 turn.left.pop_front();
                 continue;
             };
+            let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
+            let done = |result| Done { ticket: *ticket, sender: *sender, shard, result };
+            if *is_unsure {
+                return self.want_repeat(id, actions);
+            }
+            if let Some((_, repeat)) = turn.repeat.take_if(|(of, _)| *of == number) {
+                turn.done.push(done(Ok(Answered::Before(repeat))));
+                mutations.remove(&number);
+                turn.left.pop_front();
+                continue;
+            }
             if operation.is_blind_put() && !turn.knows_head {
                 return self.want_head(id, actions);
             }
@@ -187,7 +248,7 @@ impl Pg {
                 id
             };
             let result = match turn.run.apply(operation, *now, &mut draw) {
-                Ok(applied) => Ok(applied),
+                Ok(applied) => Ok(Answered::Now(applied)),
                 Err(Stop::Refused(refusal)) => Err(Refused::ByObjects(refusal)),
                 Err(Stop::Wants(wants)) => return self.want(id, wants, actions),
                 Err(Stop::RunIsFull) => {
@@ -196,7 +257,7 @@ impl Pg {
                     break;
                 }
             };
-            turn.done.push(Done { ticket: *ticket, result });
+            turn.done.push(done(result));
             mutations.remove(&number);
             turn.left.pop_front();
         }
@@ -205,13 +266,17 @@ impl Pg {
 
     /// Refuses the operation that is being prepared: what it must read cannot be read.
     pub(super) fn refuse_front(&mut self, id: TurnId, refusal: Refusal) {
+        let shard_count = self.pool_shape().shard_count;
         let Objects { turns, mutations, .. } = &mut self.objects;
         let turn = turns.get_mut(&id).expect("the turn is being prepared");
         let number = turn.left.pop_front().expect("an operation is being prepared");
         // It may have been refused while it was read.
         let mutation = mutations.remove(&number);
         let result = Err(Refused::ByStore(refusal));
-        turn.done.extend(mutation.map(|mutation| Done { ticket: mutation.ticket, result }));
+        turn.done.extend(mutation.map(|Mutation { ticket, sender, operation, .. }| {
+            let shard = Shard::of_hash(operation.objects[0].name.hash(), shard_count);
+            Done { ticket, sender, shard, result }
+        }));
     }
 
     /// Continues a turn whose operations are all prepared.
@@ -227,7 +292,7 @@ impl Pg {
         } else if run.count() > 0 {
             return self.objects.gate.push_back(Gated { turn: id, run, done });
         }
-        answer(done, None, actions);
+        self.answer_done(done, None, actions);
         self.end_turn(id, actions);
     }
 
@@ -258,23 +323,35 @@ impl Pg {
         BlockKey { pool: self.shape.pg.pool, hash: name.hash(), image, stripe }
     }
 
+    /// Answers operations of a turn that has ended. `first`: the first of its versions, if it has any.
+    pub(super) fn answer_done(
+        &mut self,
+        done: Vec<Done>,
+        first: Option<Version>,
+        actions: &mut Vec<Action>,
+    ) {
+        for done in done {
+            self.objects.sessions.end(done.sender);
+            let ticket = done.ticket;
+            actions.push(Action::Reply { ticket, outcome: done.outcome(first) });
+        }
+    }
+
+    /// Answers operations of a turn that could not be carried out.
+    pub(super) fn refuse_done(
+        &mut self,
+        done: Vec<Done>,
+        refusal: &Refusal,
+        actions: &mut Vec<Action>,
+    ) {
+        for Done { ticket, sender, .. } in done {
+            self.objects.sessions.end(sender);
+            actions.push(Action::Reply { ticket, outcome: Err(refusal.clone()) });
+        }
+    }
+
     pub(super) fn epoch(&self) -> Epoch {
         self.entry.as_ref().expect("the PG has an entry").epoch
-    }
-}
-
-/// Answers operations of a turn that has ended. `first`: the first of its versions, if it has any.
-pub(super) fn answer(done: Vec<Done>, first: Option<Version>, actions: &mut Vec<Action>) {
-    for done in done {
-        let ticket = done.ticket;
-        actions.push(Action::Reply { ticket, outcome: done.outcome(first) });
-    }
-}
-
-/// Answers operations of a turn that could not be carried out.
-pub(super) fn refuse(done: Vec<Done>, refusal: &Refusal, actions: &mut Vec<Action>) {
-    for Done { ticket, .. } in done {
-        actions.push(Action::Reply { ticket, outcome: Err(refusal.clone()) });
     }
 }
 

@@ -14,7 +14,7 @@ use blockstore::{Answer, Batch as StoreBatch, Request as StoreRequest, StoreErro
 use format::wire::PeerBody;
 
 use super::batch;
-use super::mutate::{Done, answer, refuse};
+use super::mutate::Done;
 use crate::store_calls::Call;
 use crate::{Action, MemberSet, Need, Pg, Serving, refusal_of};
 
@@ -62,7 +62,11 @@ impl Pg {
         assert!(mark <= after);
         let size = run.size();
         let first = self.versions.give_run(epoch, run.count());
-        let prepared = run.finish(first);
+        let mut prepared = run.finish(first);
+        let sessions = &mut self.objects.sessions;
+        prepared.records.extend(sessions.sweep(done.iter().filter_map(Done::kept)));
+        prepared.records.extend(done.iter().filter_map(|done| done.repeat(first)));
+        done.iter().filter_map(Done::kept).for_each(|(sender, shard)| sessions.keep(sender, shard));
         let version = prepared.version;
         assert!(version == self.versions.newest());
         let missing = self.write_targets.targets();
@@ -125,7 +129,7 @@ impl Pg {
         let index = in_flight.iter().position(|batch| batch.version == version);
         let batch = index.and_then(|index| in_flight.remove(index));
         let batch = batch.expect("it has not ended");
-        refuse(batch.done, &refusal_of(error), actions);
+        self.refuse_done(batch.done, &refusal_of(error), actions);
     }
 
     /// Notes that a member has all batches up to this version.
@@ -150,7 +154,7 @@ impl Pg {
         {
             let batch = self.objects.in_flight.pop_front().expect("it was just found");
             self.versions.end_run(batch.first, batch.version);
-            answer(batch.done, Some(batch.first), actions);
+            self.answer_done(batch.done, Some(batch.first), actions);
             self.end_turn(batch.turn, actions);
             self.answer_looks(batch.version, actions);
         }

@@ -1,4 +1,4 @@
-//! What must be read before an operation can be prepared: heads, fields, and units of blocks.
+//! What must be read before an operation can be prepared: its repeat, heads, fields, and units of blocks.
 //!
 //! Invariants
 //!   1. A turn goes on when all that was asked for has come. If something cannot be read, the operation that
@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 
 use ::objects::queue::TurnId;
-use ::objects::{DataId, Field, Head, Key, Kind, Name, Run, Shard, Wants};
+use ::objects::{DataId, Field, Head, Key, Kind, Name, Repeat, Run, Shard, Wants};
 use base::UNIT_SIZE;
 use blockstore::{Answer, AsOf, BlockKey, Request as StoreRequest, StoreError};
 use format::disk::UnitSet;
 use format::engine::{Answer as Found, QUERY_COUNT_MAX, Query};
 use format::wire::{Content, Refusal};
 
+use super::mutate::Preparing;
 use crate::store_calls::Call;
 use crate::{Action, Pg, refusal_of};
 
@@ -30,6 +31,8 @@ pub struct Wanted {
 enum WantedKey {
     Head(Name),
     Field(Name, Field),
+    /// The repeat of the operation with this number in the queue, by its key.
+    Repeat(u64, Vec<u8>),
 }
 
 /// Units of a block.
@@ -44,6 +47,7 @@ struct WantedBlock {
 impl WantedKey {
     fn encode(&self, shard_count: u32) -> Vec<u8> {
         let (name, kind) = match self {
+            WantedKey::Repeat(_, key) => return key.clone(),
             WantedKey::Head(name) => (name, Kind::Head { name: name.clone() }),
             WantedKey::Field(name, field) => {
                 let name_of = name.clone();
@@ -59,18 +63,25 @@ impl WantedKey {
         Key { shard: Shard::of_hash(name.hash(), shard_count), kind }.encode()
     }
 
-    /// Hands the value over to the run. Returns false if it is none that such a key can have.
-    fn supply(&self, run: &mut Run, value: Option<Vec<u8>>) -> bool {
+    /// Hands the value over to the turn. Returns false if it is none that such a key can have.
+    fn supply(&self, turn: &mut Preparing, value: Option<Vec<u8>>) -> bool {
         match self {
             WantedKey::Head(name) => {
                 let head = value.as_deref().map(Head::decode);
                 let is_sound = head != Some(None);
-                run.supply_head(name.clone(), head.flatten());
+                turn.run.supply_head(name.clone(), head.flatten());
+                turn.knows_head = true;
                 is_sound
             }
             WantedKey::Field(name, field) => {
-                run.supply_field(name.clone(), field.clone(), value);
+                turn.run.supply_field(name.clone(), field.clone(), value);
                 true
+            }
+            WantedKey::Repeat(number, _) => {
+                let repeat = value.as_deref().map(Repeat::decode);
+                let is_sound = repeat != Some(None);
+                turn.repeat = repeat.flatten().map(|repeat| (*number, repeat));
+                is_sound
             }
         }
     }
@@ -84,6 +95,17 @@ impl Pg {
         let mut wants = Wants::default();
         wants.heads.insert(operation.objects[0].name.clone());
         self.want(id, wants, actions);
+    }
+
+    /// Looks for the repeat of the turn's next operation.
+    pub(super) fn want_repeat(&mut self, id: TurnId, actions: &mut Vec<Action>) {
+        let shard_count = self.pool_shape().shard_count;
+        let number = *self.objects.turns[&id].left.front().expect("an operation is next");
+        let mutation = self.objects.mutations.get_mut(&number).expect("it was just found");
+        mutation.is_unsure = false;
+        let shard = Shard::of_hash(mutation.operation.objects[0].name.hash(), shard_count);
+        let keys = vec![WantedKey::Repeat(number, mutation.sender.key(shard))];
+        self.read_wanted(id, keys, Vec::new(), actions);
     }
 
     /// Reads what the turn's next operation wants.
@@ -105,7 +127,16 @@ impl Pg {
             let key = id.block_key(pool, name, block);
             WantedBlock { key, id, first: block * per_block, units }
         };
-        let blocks: Vec<WantedBlock> = blocks.into_iter().map(block).collect();
+        self.read_wanted(id, keys, blocks.into_iter().map(block).collect(), actions);
+    }
+
+    fn read_wanted(
+        &mut self,
+        id: TurnId,
+        keys: Vec<WantedKey>,
+        blocks: Vec<WantedBlock>,
+        actions: &mut Vec<Action>,
+    ) {
         let starts: Vec<usize> = (0..keys.len()).step_by(QUERY_COUNT_MAX).collect();
         let (count, open_count) = (blocks.len(), starts.len() + blocks.len());
         assert!(open_count > 0, "what wants something says what");
@@ -158,15 +189,14 @@ impl Pg {
             return self.ask_records(id, from, false, actions);
         }
         let turn = self.objects.turns.get_mut(&id).expect("the turn is being prepared");
-        let wanted = turn.wanted.as_mut().expect("the turn waits for the store");
+        let mut wanted = turn.wanted.take().expect("the turn waits for the store");
         match result {
             Ok(Answer::Records { answers, .. }) => {
-                turn.knows_head = true;
                 for (key, answer) in wanted.keys[from..].iter().zip(answers) {
                     let Found::Value(value) = answer else {
                         unreachable!("keys have values as answers")
                     };
-                    if !key.supply(&mut turn.run, value) {
+                    if !key.supply(turn, value) {
                         wanted.failed = Some(Refusal::Damaged { units: Vec::new() });
                     }
                 }
@@ -174,6 +204,7 @@ impl Pg {
             Ok(_) => unreachable!("the store sent another kind of answer"),
             Err(error) => wanted.failed = Some(refusal_of(error)),
         }
+        turn.wanted = Some(wanted);
         self.on_wanted(id, actions);
     }
 

@@ -5,7 +5,7 @@
 mod store;
 mod world;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ::objects::model::{Models, is_answer, model};
 use ::objects::{
@@ -136,6 +136,8 @@ fn any_look(random: &mut Random) -> Look {
 fn check(world: &World) {
     // The objects after each version.
     let mut states: Vec<(Version, Models)> = vec![(Version::ZERO, Models::new())];
+    // What each version has as results, by the operation.
+    let mut executed: BTreeMap<usize, (Version, Vec<StepResult>)> = BTreeMap::new();
     for (version, number) in &world.versions {
         let op = &world.ops[*number];
         let Kind::Mutate(operation) = &op.kind else { panic!("a read has a version") };
@@ -146,6 +148,8 @@ fn check(world: &World) {
             panic!("{version} was given to {operation:?}, which is refused at {at:?}")
         });
         assert!(is_change, "{version} changes nothing");
+        let before = executed.insert(op.original, (*version, results.clone()));
+        assert_eq!(before, None, "{operation:?} was executed again as {version}");
         if let Some(answered) = &op.answered {
             let Ok(Outcome::Mutated { version: told, results: bytes }) = &answered.outcome else {
                 let is_stale = matches!(answered.outcome, Err(Refusal::Stale(_)));
@@ -169,7 +173,12 @@ fn check(world: &World) {
         match (&op.kind, &answered.outcome) {
             (_, Err(Refusal::Stale(_))) => {}
             (Kind::Mutate(_), Ok(Outcome::Mutated { version, .. })) if *version > Version::ZERO => {
-                assert_eq!(world.versions.get(version), Some(&op.number));
+                let Ok(Outcome::Mutated { results, .. }) = &answered.outcome else {
+                    unreachable!()
+                };
+                let told = (*version, decode_results(results).unwrap());
+                assert_eq!(executed.get(&op.original), Some(&told), "{op:?}");
+                assert!(*version <= answered.at_all, "{version} is not at all acting members");
             }
             (Kind::Mutate(operation), Ok(Outcome::Mutated { results, .. })) => {
                 let results = decode_results(results).unwrap();
@@ -224,6 +233,7 @@ fn run(seed: u64, members: usize, events: usize) -> World {
                 world.begin(Kind::Look(look));
             }
             6 if world.random.below(20) == 0 => world.next_epoch(),
+            7 | 8 if world.serves() => world.send_again(),
             _ => drop(world.happen()),
         }
     }
@@ -255,7 +265,13 @@ fn answers_are_those_of_one_order_in_many_runs() {
 #[cfg(feature = "planted")]
 #[test]
 fn planted_bugs_of_objects_are_found() {
-    for bug in [Bug::ReadShowsUnacknowledged, Bug::QueuedOnStaleHead] {
+    let bugs = [
+        Bug::ReadShowsUnacknowledged,
+        Bug::QueuedOnStaleHead,
+        Bug::RepeatExecuted,
+        Bug::RepeatClosedEarly,
+    ];
+    for bug in bugs {
         assert!(planted::fails(bug, || run_many(0..60)), "{bug:?} was not found");
     }
 }
@@ -405,6 +421,37 @@ fn operations_of_the_other_kind_of_pool_and_of_other_pgs_are_refused() {
         matches!(outcome, Err(Refusal::Invalid { .. }))
     });
     assert!(refused.contains(&true) && refused.contains(&false), "{refused:?}");
+}
+
+#[test]
+fn what_is_sent_again_is_answered_and_not_executed() {
+    let mut world = World::active(2);
+    let first = world.begin(Kind::Mutate(add(b"n")));
+    while world.happen() {}
+    let (version, sum) = sum_of(world.outcome(first));
+    // Its answer was lost, and another primary leads.
+    world.next_epoch();
+    while world.happen() {}
+    world.lose_answer(first);
+    world.send_again();
+    while world.happen() {}
+    assert_eq!(sum_of(world.outcome(first + 1)), (version, sum));
+    let next = world.begin(Kind::Mutate(add(b"n")));
+    while world.happen() {}
+    assert_eq!(sum_of(world.outcome(next)).1, sum + 1);
+}
+
+#[test]
+fn repeats_are_deleted_when_their_answers_have_come() {
+    let mut world = World::active(2);
+    for _ in 0..200 {
+        world.begin(Kind::Mutate(add(b"n")));
+        while world.happen() {}
+    }
+    for osd in &world.osds {
+        let count = osd.store.repeat_count();
+        assert!((1..=70).contains(&count), "{count} repeats are left");
+    }
 }
 
 #[test]

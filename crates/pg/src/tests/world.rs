@@ -7,7 +7,9 @@ mod equal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Scheme, Time};
+use base::{
+    BufferPool, Duration, Epoch, Incarnation, MapRevision, OsdId, Position, Scheme, SessionId, Time,
+};
 use blockstore::StoreError;
 use format::wire::{Learner, Member, Op, Outcome, PeerBody, PgEntry};
 
@@ -816,7 +818,7 @@ impl World {
         let number = self.history.begin(kind, epoch.expect("it serves"));
         self.trace(|_| format!("{at} begins {number}: {text}"));
         self.open.insert((at, ticket), number);
-        self.with(at, |pg, actions| pg.execute(ticket, op, actions));
+        self.with(at, |pg, actions| pg.execute(ticket, SessionId::ZERO, op, actions));
         number
     }
 

@@ -215,6 +215,12 @@ impl Store {
         Some(ListedBlock { key: *key, version: block.version, is_tombstone: false })
     }
 
+    /// Returns the number of repeats.
+    pub fn repeat_count(&self) -> usize {
+        let kind = |key: &Vec<u8>| Key::decode(key).expect("a key").kind;
+        self.records.keys().filter(|key| matches!(kind(key), Kind::Repeat { .. })).count()
+    }
+
     /// Returns the objects. Panics if a block belongs to none of them.
     pub fn objects(&self) -> Models {
         let mut objects = Models::new();
@@ -252,6 +258,7 @@ impl Store {
                     let (_, object) = objects.get_mut(&name).expect("it has an object");
                     object.records.insert(key, value.clone());
                 }
+                Kind::Repeat { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -1,10 +1,10 @@
 //! Members of a PG of objects, the connections between them, and clients. What happens next is chosen at random.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ::objects::model::MODIFIED;
 use ::objects::{Look, Operation, PoolShape};
-use base::{BufferPool, Epoch, MapRevision, PoolId, Position, Version};
+use base::{BufferPool, Epoch, MapRevision, PoolId, Position, SessionId, Version};
 use format::wire::{Op, Outcome, Payload, PeerBody, PgEntry, Refusal};
 
 use super::super::world::{Random, osd_id};
@@ -21,7 +21,8 @@ pub enum Kind {
 /// An operation of a client.
 #[derive(Debug)]
 pub struct Open {
-    pub number: usize,
+    /// The operation that this one is, sent again: its own number if it was not sent before.
+    pub original: usize,
     pub kind: Kind,
     pub begun: Begun,
     pub answered: Option<Answered>,
@@ -54,6 +55,10 @@ pub struct World {
     /// Operations by their versions.
     pub versions: BTreeMap<Version, usize>,
     highest_answered: Version,
+    /// Operations that their client has no answer to. If a sending was answered *stale*, it is sent again.
+    unanswered: BTreeSet<usize>,
+    /// Those of them that no primary has now.
+    stale: Vec<usize>,
     pub batch_count: usize,
     /// Whether a read that was overtaken too often took its turn.
     pub had_read_in_turn: bool,
@@ -63,6 +68,9 @@ pub struct World {
     told: Option<Result<Outcome, Refusal>>,
     pub random: Random,
 }
+
+/// The session of all clients.
+const SESSION: SessionId = SessionId::new(7);
 
 /// The ticket of what is asked beside the operations.
 const ASIDE: Ticket = Ticket(u32::MAX);
@@ -103,6 +111,8 @@ impl World {
             ops: Vec::new(),
             versions: BTreeMap::new(),
             highest_answered: Version::ZERO,
+            unanswered: BTreeSet::new(),
+            stale: Vec::new(),
             batch_count: 0,
             had_read_in_turn: false,
             waits_percent: 0,
@@ -168,23 +178,48 @@ impl World {
 
     /// Begins an operation; returns its number.
     pub fn begin(&mut self, kind: Kind) -> usize {
+        self.send(kind, self.ops.len())
+    }
+
+    /// The answer to an operation does not reach its client.
+    pub fn lose_answer(&mut self, number: usize) {
+        self.unanswered.insert(number);
+        self.stale.push(number);
+    }
+
+    /// Sends an operation again that was answered *stale*, if there is one.
+    pub fn send_again(&mut self) {
+        if self.stale.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.stale.len());
+        let original = self.stale.swap_remove(at);
+        let Kind::Mutate(operation) = &self.ops[original].kind else { unreachable!("no read") };
+        self.send(Kind::Mutate(operation.clone()), original);
+    }
+
+    fn send(&mut self, kind: Kind, original: usize) -> usize {
         let pool = BufferPool::default();
         let op = match &kind {
-            Kind::Mutate(operation) => Op::Mutate {
-                number: 0,
-                lowest: 0,
-                again: false,
-                operation: Payload::new(&operation.encode(), &pool),
-            },
+            Kind::Mutate(operation) => {
+                self.unanswered.insert(original);
+                let lowest = *self.unanswered.first().expect("this one") as u64 + 1;
+                Op::Mutate {
+                    number: original as u64 + 1,
+                    lowest,
+                    again: original < self.ops.len(),
+                    operation: Payload::new(&operation.encode(), &pool),
+                }
+            }
             Kind::Look(look) => Op::Look { reads: Payload::new(&look.encode(), &pool) },
         };
         let number = self.ops.len();
         let begun = Begun { lowest: self.highest_answered };
-        self.ops.push(Open { number, kind, begun, answered: None });
+        self.ops.push(Open { original, kind, begun, answered: None });
         let ticket = Ticket(number as u32);
         self.with(self.primary(), |pg, actions| {
             pg.set_time_of_day(MODIFIED);
-            pg.execute(ticket, op, actions);
+            pg.execute(ticket, SESSION, op, actions);
         });
         number
     }
@@ -195,7 +230,7 @@ impl World {
 
     /// Asks the primary for what is answered at once, or when its store has answered.
     pub fn ask(&mut self, op: Op) -> Result<Outcome, Refusal> {
-        self.with(self.primary(), |pg, actions| pg.execute(ASIDE, op, actions));
+        self.with(self.primary(), |pg, actions| pg.execute(ASIDE, SESSION, op, actions));
         while self.told.is_none() {
             assert!(self.happen());
         }
@@ -339,6 +374,11 @@ impl World {
             self.highest_answered = self.highest_answered.max(*version);
         }
         let op = &mut self.ops[ticket.0 as usize];
+        match (&op.kind, &outcome) {
+            (Kind::Look(_), _) => {}
+            (Kind::Mutate(_), Err(Refusal::Stale(_))) => self.stale.push(op.original),
+            (Kind::Mutate(_), _) => _ = self.unanswered.remove(&op.original),
+        }
         let before = op.answered.replace(Answered { outcome, at_all });
         assert!(before.is_none(), "it is answered once");
     }
