@@ -40,9 +40,9 @@ const OBJECT: &[Column] = &[
 /// Of this many bytes on, commands show how far they are.
 const LONG_SIZE: u64 = 8 << 20;
 /// So many attributes or records are copied in one operation, at most.
-const COPY_COUNT_MAX: usize = 500;
+const COPY_COUNT_MAX: usize = 100;
 /// So many bytes of attributes or records are copied in one operation, at most.
-const COPY_SIZE_MAX: usize = 512 << 10;
+const COPY_SIZE_MAX: usize = 256 << 10;
 
 /// Runs `ashlar object`.
 pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result<(), Failure> {
@@ -83,14 +83,7 @@ pub fn object(config: &Config, command: ObjectCommand, format: Format) -> Result
         }
         ObjectCommand::Rm { names, pool } => {
             let pool = open(config, format, &pool)?;
-            for name in &names {
-                let name = named(name)?;
-                let was_there = block_on(pool.remove(&name));
-                if !was_there.map_err(|error| failed(&name, &error))? {
-                    return Err(failed(&name, &ObjectError::Absent));
-                }
-            }
-            Ok(())
+            remove_all(&pool, &names)
         }
         ObjectCommand::Cp { from, to, pool } => {
             let pool = open(config, format, &pool)?;
@@ -164,6 +157,11 @@ fn named(name: &OsStr) -> Result<Name, Failure> {
 }
 
 fn failed(name: &Name, error: &ObjectError) -> Failure {
+    let Failure { code, message, hint } = list_failed(error);
+    Failure { code, message: format!("{}: {message}", escape::shown(name.bytes())), hint }
+}
+
+fn list_failed(error: &ObjectError) -> Failure {
     let (code, hint) = match error {
         ObjectError::Absent => ("not_found", "`ashlar object ls` lists the objects"),
         ObjectError::Changed => ("changed", "try again"),
@@ -174,7 +172,27 @@ fn failed(name: &Name, error: &ObjectError) -> Failure {
         ObjectError::Ended => ("ended", "try again; `ashlar pool ls` lists the pools"),
         ObjectError::TimedOut => ("timed_out", "`ashlar status` shows the state of the cluster"),
     };
-    failure(code, format!("{}: {error}", escape::shown(name.bytes())), hint)
+    failure(code, error.to_string(), hint)
+}
+
+/// Removes all of these objects. The first one that was not there is reported when the others are gone.
+fn remove_all(pool: &ObjectPool, names: &[OsString]) -> Result<(), Failure> {
+    let mut result = Ok(());
+    for name in names {
+        let name = named(name)?;
+        let was_there = block_on(pool.remove(&name)).map_err(|error| failed(&name, &error))?;
+        if !was_there && result.is_ok() {
+            result = Err(failed(&name, &ObjectError::Absent));
+        }
+    }
+    result
+}
+
+fn warn_of_partial(name: &Name, stat: &Stat) {
+    if stat.is_partial {
+        let name = escape::shown(name.bytes());
+        eprintln!("ashlar: {name} is partial: somebody is writing it, or stopped before the end");
+    }
 }
 
 /// Returns what a change requires of an object.
@@ -241,11 +259,10 @@ fn ls(
     limit: Option<u64>,
     format: Format,
 ) -> Result<(), Failure> {
-    let listed = |error: &ObjectError| failure("invalid", error.to_string(), "");
     let (mut listing, mut left) = (listing, limit.unwrap_or(u64::MAX));
     let mut rows = Vec::new();
     while left > 0 {
-        let page = block_on(pool.list(&listing, false)).map_err(|error| listed(&error))?;
+        let page = block_on(pool.list(&listing, false)).map_err(|error| list_failed(&error))?;
         for entry in page.entries.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
             left -= 1;
             rows.push(match entry {
@@ -284,9 +301,7 @@ fn get(
         _ if length <= u64::from(READ_DATA_MAX) => &data[..],
         size => &data[whole.start.min(size) as usize..whole.end.min(size) as usize],
     };
-    if stat.is_partial {
-        eprintln!("ashlar: {name:?} is partial: somebody is writing it, or stopped before the end");
-    }
+    warn_of_partial(name, &stat);
     write_file(file, data)?;
     if format == Format::Json && file != Path::new("-") {
         print_json(&stat_row(name.bytes(), &stat));
@@ -327,7 +342,18 @@ fn write_file(file: &Path, data: &[u8]) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         return out.write_all(data).and_then(|()| out.flush()).map_err(cannot);
     }
-    std::fs::write(file, data).map_err(cannot)
+    // What was there stays until all is written. A pipe or a device is written as it is.
+    if file.exists() && !file.is_file() {
+        return std::fs::write(file, data).map_err(cannot);
+    }
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".part");
+    let beside = Path::new(&beside);
+    let written = std::fs::write(beside, data).and_then(|()| std::fs::rename(beside, file));
+    written.map_err(|error| {
+        let _ = std::fs::remove_file(beside);
+        cannot(error)
+    })
 }
 
 fn set(
@@ -393,15 +419,24 @@ fn print_field(
     Ok(())
 }
 
-/// Copies an object: all at once if it is small, else first its data, then the rest. Fails with
-/// [`ObjectError::Changed`] if it was changed meanwhile.
+/// Copies an object. The copy is partial until it has everything. Fails with [`ObjectError::Changed`] if the
+/// object was changed meanwhile, and if it is partial itself.
 async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, ObjectError> {
     let (stat, data) = pool.get(from).await?.ok_or(ObjectError::Absent)?;
+    if stat.is_partial {
+        let why = "it is partial: put it again first".to_string();
+        return Err(ObjectError::Invalid { why });
+    }
     if from == to {
         return Ok(stat.version);
     }
-    pool.remove(to).await?;
-    let mut version = pool.put(to, Vec::new(), data, |_| {}).await?;
+    // What else the new name had goes with the mark: from here on the copy is partial.
+    let everything = ObjectChange::RemoveRecords { from: Vec::new(), before: None };
+    let changes = vec![ObjectChange::Put(Vec::new()), everything, ObjectChange::Partial(true)];
+    pool.change(to, changes).await?;
+    remove_attributes(pool, to).await?;
+    pool.put(to, Vec::new(), data, |_| {}).await?;
+    pool.change(to, vec![ObjectChange::Partial(true)]).await?;
     let mut of_records = false;
     let mut listing = Listing { count_max: COPY_COUNT_MAX, size_max: COPY_SIZE_MAX, ..all() };
     loop {
@@ -409,9 +444,8 @@ async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, Obje
             false => pool.attributes(from, listing.clone()).await?,
             true => pool.records(from, listing.clone()).await?,
         };
-        let changes: Vec<ObjectChange> = page
-            .entries
-            .into_iter()
+        let entries = page.entries.into_iter();
+        let changes: Vec<ObjectChange> = entries
             .filter_map(|entry| {
                 let PageEntry::Key(key, value) = entry else { return None };
                 let field = if of_records { Field::Record(key) } else { Field::Attribute(key) };
@@ -419,7 +453,7 @@ async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, Obje
             })
             .collect();
         if !changes.is_empty() {
-            version = pool.change(to, changes).await?.version;
+            pool.change(to, changes).await?;
         }
         match (page.next, of_records) {
             (Some(next), _) => listing.from = next,
@@ -428,8 +462,23 @@ async fn copy(pool: &ObjectPool, from: &Name, to: &Name) -> Result<Version, Obje
         }
     }
     match pool.stat(from).await? {
-        Some(now) if now.version == stat.version => Ok(version),
+        Some(now) if now.version == stat.version => {
+            Ok(pool.change(to, vec![ObjectChange::Partial(false)]).await?.version)
+        }
         _ => Err(ObjectError::Changed),
+    }
+}
+
+async fn remove_attributes(pool: &ObjectPool, name: &Name) -> Result<(), ObjectError> {
+    loop {
+        let listing = Listing { count_max: COPY_COUNT_MAX, ..all() };
+        let page = pool.attributes(name, listing).await?;
+        let keys = page.entries.iter().map(|entry| entry.key().to_vec());
+        let changes: Vec<_> = keys.map(|key| ObjectChange::Unset(Field::Attribute(key))).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        pool.change(name, changes).await?;
     }
 }
 

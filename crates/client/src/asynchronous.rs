@@ -95,7 +95,7 @@ pub(crate) enum Wish {
     Flush,
     Extents { offset: u64, length: u64 },
     Mutate { hash: u32, operation: Vec<u8> },
-    Look { at: Place, reads: Vec<u8> },
+    Look { at: Place, reads: Vec<u8>, answers_size_max: u64 },
 }
 
 /// The answer to an operation, with data that can be sent between threads.
@@ -398,7 +398,9 @@ impl Worker {
             Wish::Flush => Operation::Flush,
             Wish::Extents { offset, length } => Operation::Extents { offset, length },
             Wish::Mutate { hash, operation } => Operation::Mutate { hash, operation },
-            Wish::Look { at, reads } => Operation::Look { at, reads },
+            Wish::Look { at, reads, answers_size_max } => {
+                Operation::Look { at, reads, answers_size_max }
+            }
         }
     }
 

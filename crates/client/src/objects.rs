@@ -189,7 +189,9 @@ impl ObjectPool {
             let why = "the objects are in different PGs: read them one after the other".to_string();
             return Err(ObjectError::Invalid { why });
         }
-        Ok(self.hold.begin(Wish::Look { at: Place::Pg(pgs[0]), reads: look.encode() }))
+        let answers_size_max = look.answers_size_max() as u64;
+        let (at, reads) = (Place::Pg(pgs[0]), look.encode());
+        Ok(self.hold.begin(Wish::Look { at, reads, answers_size_max }))
     }
 
     /// Shards and PGs are both top bits of the hash.
@@ -398,9 +400,11 @@ impl ObjectPool {
         // Each PG has about its share of a page; where one has more, the page ends earlier.
         let share = listing.count_max.div_ceil(pg_count as usize);
         let count_max = (share + share / 4 + 8).min(listing.count_max);
+        let share = listing.size_max.div_ceil(pg_count as usize);
+        let size_max = (share + share / 4 + 4096).min(listing.size_max);
         let asked: Vec<_> = (0..pg_count)
             .map(|pg| {
-                let listing = Listing { count_max, ..listing.clone() };
+                let listing = Listing { count_max, size_max, ..listing.clone() };
                 self.begin_look(vec![Read::List {
                     shards: self.shards_of_pg(pg),
                     listing,

@@ -6,19 +6,20 @@
 //!      changed.
 //!   3. A started request ends exactly once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use base::{
-    ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, UNIT_SIZE, Version,
-};
+use base::{ConnectionId, Duration, Epoch, ImageId, MapRevision, PgId, SessionId, Time, Version};
 use format::door::Role;
 use format::wire::{Op, Outcome, PAYLOAD_SIZE_MAX, Payload, Refusal, Request};
-use objects::Operation;
+use objects::{Look, Operation};
 use pg::Ticket;
 use slab::Slab;
 
 use crate::sessions::Names;
 use crate::stats::Work;
+
+/// Operations on objects of up to this size are decoded to know what space they need.
+const DECODED_SIZE_MAX: u64 = 64 << 10;
 
 /// All requests that have not been answered.
 #[derive(Default)]
@@ -26,6 +27,8 @@ pub(crate) struct Requests {
     /// Waiting requests, in order of arrival.
     waiting: VecDeque<Waiting>,
     started: Slab<Started>,
+    /// Changes of fenced sessions in pools of objects that have not ended.
+    fenced: BTreeMap<u32, PgId>,
     /// Bytes that all of these requests write or read.
     bytes: u64,
     /// Whether something that waiting requests may wait for has changed.
@@ -75,14 +78,16 @@ pub(crate) struct Scope {
     pub(crate) revision: MapRevision,
     /// Whether the request writes data; then it is refused while the store is full.
     pub(crate) writes_data: bool,
-    /// Number of bytes that an operation on objects may write to blocks; 0: it only frees space, or is none.
-    pub(crate) object_bytes: u64,
+    /// How much an operation on objects may write to blocks without a place: bytes, and blocks in part.
+    pub(crate) block_need: (u64, u64),
     /// Number of bytes that the request zeroes; in pools with parity this changes parity.
     pub(crate) zeroes_bytes: u64,
     /// Whether the request uses space in the journal; then it waits while there is none.
     pub(crate) changes: bool,
     /// Whether this OSD is asked as the member that holds a part, and not as the primary.
     pub(crate) is_direct: bool,
+    /// Whether the request is one of a pool of objects.
+    pub(crate) is_of_objects: bool,
 }
 
 impl Requests {
@@ -201,10 +206,25 @@ impl Requests {
         Ticket(u32::try_from(index).expect("the settings bound open requests"))
     }
 
+    /// Notes the changes of fenced sessions that have started in pools of objects.
+    pub(crate) fn note_fenced(&mut self, is_fenced: impl Fn(&Started) -> bool) {
+        let fenced = self.started.iter().filter(|(_, started)| {
+            started.scope.changes && started.scope.is_of_objects && is_fenced(started)
+        });
+        self.fenced = fenced.map(|(index, started)| (index as u32, started.scope.pg)).collect();
+    }
+
+    /// Returns whether a change of a fenced session has not ended in this PG of objects. Until then nothing of
+    /// other sessions begins there: reads of objects do not wait for what has no version yet.
+    pub(crate) fn has_fenced_change(&self, pg: PgId) -> bool {
+        self.fenced.values().any(|of| *of == pg)
+    }
+
     /// Ends a request that its PG has answered. Requires: it has started and has not ended.
     pub(crate) fn end(&mut self, ticket: Ticket) -> Started {
         let started = self.started.remove(ticket.0 as usize);
         self.release_bytes(started.bytes);
+        self.is_review_due |= self.fenced.remove(&ticket.0).is_some();
         started
     }
 
@@ -233,9 +253,9 @@ impl Scope {
                 Op::Zero { length, .. } => u64::from(length),
                 _ => 0,
             },
-            object_bytes: match &request.op {
-                Op::Mutate { operation, .. } if !only_frees(operation) => operation.size(),
-                _ => 0,
+            block_need: match &request.op {
+                Op::Mutate { operation, .. } => block_need(operation),
+                _ => (0, 0),
             },
             changes: match request.op {
                 Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } | Op::Mutate { .. } => {
@@ -248,18 +268,20 @@ impl Scope {
                 | Op::Look { .. } => false,
             },
             is_direct: matches!(request.op, Op::ReadPart { .. }),
+            is_of_objects: request.op.is_of_objects(),
         }
     }
 }
 
-/// Returns whether an operation on objects only removes: it goes on while the pool is full. A long one is
-/// taken for one that writes.
-fn only_frees(operation: &Payload) -> bool {
-    if operation.size() > UNIT_SIZE {
-        return false;
+/// Returns how much an operation on objects may write to blocks without a place: bytes, and blocks in part. A
+/// long one is not decoded for that: all of its bytes count.
+fn block_need(operation: &Payload) -> (u64, u64) {
+    let size = operation.size();
+    let decoded = || operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
+    match (size <= DECODED_SIZE_MAX).then(decoded).flatten() {
+        Some(operation) => operation.block_need(),
+        None => (size, 2),
     }
-    let decoded = operation.bytes().and_then(|bytes| Operation::decode(bytes).ok());
-    decoded.is_some_and(|operation| operation.only_removes())
 }
 
 /// Returns the image and the map revision that a request identifies for its session.
@@ -289,7 +311,11 @@ pub(crate) fn size_of(op: &Op) -> u64 {
             u64::from((*length).min(PAYLOAD_SIZE_MAX))
         }
         Op::Write { data, .. } => data.len() as u64,
-        Op::Mutate { operation: payload, .. } | Op::Look { reads: payload } => payload.size(),
+        Op::Mutate { operation, .. } => operation.size(),
+        Op::Look { reads } => {
+            let look = reads.bytes().and_then(|bytes| Look::decode(bytes).ok());
+            reads.size() + look.map_or(0, |look| look.answers_size_max() as u64)
+        }
         Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
     }
 }

@@ -4,7 +4,7 @@
 //!   put  1   asserts what the caller asserts   puts the first 3 MiB, truncates to the whole size: partial
 //!        2   asserts the version of 1          writes the next 3 MiB
 //!        n   asserts the version of n - 1      writes the rest: whole
-//!   get  1   reads the first 3 MiB: version, size
+//!   get  1   reads the first 128 KiB: version, size
 //!        n   reads the next 3 MiB of the same version, or all begins again
 //! ```
 //!
@@ -23,6 +23,9 @@ use crate::look::{READ_DATA_MAX, Read};
 use crate::operation::{
     Assertion, OBJECT_SIZE_MAX, OPERATION_DATA_MAX, ObjectChange, ObjectSteps, Operation,
 };
+
+/// How much a get reads first, in bytes.
+const FIRST_READ_SIZE: u32 = 128 << 10;
 
 /// A put of data of any length.
 pub struct LongPut {
@@ -112,12 +115,16 @@ impl LongGet {
     /// Returns the next read, which may leave when the one before it is answered. `None`: all are.
     pub fn read(&self) -> Option<Read> {
         let offset = self.found.as_ref().map_or(0, |(_, data)| data.len() as u64);
-        let data = || Read::Data { name: self.name.clone(), offset, length: READ_DATA_MAX };
-        (!self.is_done).then(data)
+        // Most objects are short, and OSDs make room for all that is asked for.
+        let length = if self.found.is_none() { FIRST_READ_SIZE } else { READ_DATA_MAX };
+        (!self.is_done).then(|| Read::Data { name: self.name.clone(), offset, length })
     }
 
     /// Takes the answer to the read that [`LongGet::read`] returned. The error: it does not fit the question.
     pub fn on_answer(&mut self, answer: Option<(Stat, Vec<u8>)>) -> Result<(), String> {
+        let Some(Read::Data { offset, length: asked, .. }) = self.read() else {
+            return Err("nothing was asked for".to_string());
+        };
         let before = self.found.take();
         let Some((stat, bytes)) = answer else {
             self.is_done = true;
@@ -135,8 +142,8 @@ impl LongGet {
             None => bytes,
         };
         let size = data.len() as u64;
-        let is_whole_part = size.is_multiple_of(u64::from(READ_DATA_MAX));
-        if size > stat.size || size < stat.size && (size == 0 || !is_whole_part) {
+        let asked = offset + u64::from(asked);
+        if size > stat.size || size != stat.size.min(asked) {
             return Err(format!("a read of {:?} ends at {size} of {}", self.name, stat.size));
         }
         self.is_done = size == stat.size;

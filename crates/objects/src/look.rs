@@ -216,6 +216,11 @@ impl Look {
         check_count("bytes of names and keys", self.encode().len(), LOOK_SIZE_MAX)
     }
 
+    /// Returns the most bytes that its answers take.
+    pub fn answers_size_max(&self) -> usize {
+        2 + self.reads.iter().map(Read::answer_size_max).sum::<usize>()
+    }
+
     /// Returns the objects that are read, without those that are listed.
     pub fn names(&self) -> BTreeSet<&Name> {
         self.reads.iter().filter_map(Read::name).collect()

@@ -311,11 +311,22 @@ impl Operation {
         }
     }
 
-    /// Whether the operation takes no space but that of what it removes.
-    pub fn only_removes(&self) -> bool {
-        use ObjectChange::*;
-        let mut changes = self.objects.iter().flat_map(|object| &object.changes);
-        changes.all(|change| matches!(change, Remove | Unset(_) | RemoveRecords { .. }))
+    /// Returns how much the operation may write to blocks that have no place yet: so many bytes, and so many
+    /// blocks of which it writes a part. Data in heads takes none.
+    pub fn block_need(&self) -> (u64, u64) {
+        let changes = self.objects.iter().flat_map(|object| &object.changes);
+        let need = |change: &ObjectChange| match change {
+            ObjectChange::Put(bytes) if bytes.len() as u64 <= INLINE_SIZE_MAX => (0, 0),
+            ObjectChange::Put(bytes) => (bytes.len() as u64, 0),
+            // The first and the last one; or data that was in the head goes to a block.
+            ObjectChange::Write { bytes, .. } | ObjectChange::Append(bytes) => {
+                (bytes.len() as u64, 2)
+            }
+            ObjectChange::Truncate(size) if *size <= INLINE_SIZE_MAX => (0, 0),
+            ObjectChange::Truncate(_) | ObjectChange::Zero { .. } => (0, 2),
+            _ => (0, 0),
+        };
+        changes.map(need).fold((0, 0), |sum, need| (sum.0 + need.0, sum.1 + need.1))
     }
 
     /// Whether the operation is one put of data that needs no blocks, with no assertion.

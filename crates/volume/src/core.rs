@@ -469,12 +469,12 @@ impl ClientCore {
                 let work = Work::Mutate { number: 0, lowest: 0, again: false, operation };
                 Progress::Objects { target: Target::Hash(hash), work: Some(work), found: None }
             }
-            Operation::Look { at, reads } => {
+            Operation::Look { at, reads, answers_size_max } => {
                 let target = match at {
                     Place::Hash(hash) => Target::Hash(hash),
                     Place::Pg(number) => Target::Pg(number),
                 };
-                let work = Work::Look { reads: self.payload(&reads)? };
+                let work = Work::Look { reads: self.payload(&reads)?, answers_size_max };
                 Progress::Objects { target, work: Some(work), found: None }
             }
         }))

@@ -151,6 +151,8 @@ pub enum Operation {
         at: Place,
         /// The encoded reads: at most [`format::wire::PAYLOAD_SIZE_MAX`] bytes.
         reads: Vec<u8>,
+        /// The most bytes that the answers may have: what this read counts among those in flight.
+        answers_size_max: u64,
     },
 }
 

@@ -83,7 +83,7 @@ pub(crate) enum Work {
         operation: Payload,
     },
     /// Reads objects.
-    Look { reads: Payload },
+    Look { reads: Payload, answers_size_max: u64 },
 }
 
 /// A change to a part of one unit, by compare-and-set on the block's version.
@@ -172,7 +172,7 @@ impl Part {
                 again: *again,
                 operation: operation.clone(),
             },
-            (Work::Look { reads }, _) => Op::Look { reads: reads.clone() },
+            (Work::Look { reads, .. }, _) => Op::Look { reads: reads.clone() },
             (_, Used::Image(image)) => self.block_op(image),
             (_, Used::Pool(_)) => unreachable!("only operations on objects are cut for a pool"),
         }
@@ -230,12 +230,11 @@ impl Work {
         Work::Patch(Patch { range, bytes, step: PatchStep::Read })
     }
 
-    /// Returns the number of bytes that the part sends beside its place; 0 for parts of volumes.
-    pub(crate) fn payload_size(&self) -> u64 {
+    /// Returns the number of bytes that an operation on objects may hold in flight; 0 for parts of volumes.
+    pub(crate) fn object_size(&self) -> u64 {
         match self {
-            Work::Mutate { operation: payload, .. } | Work::Look { reads: payload } => {
-                payload.size()
-            }
+            Work::Mutate { operation, .. } => operation.size(),
+            Work::Look { reads, answers_size_max } => reads.size() + answers_size_max,
             _ => 0,
         }
     }

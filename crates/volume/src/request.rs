@@ -147,7 +147,7 @@ impl Request {
                 (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(stripe_size.bytes())
             }
             Progress::Zero { .. } => UNIT_SIZE,
-            Progress::Objects { work, .. } => work.as_ref().map_or(0, Work::payload_size),
+            Progress::Objects { work, .. } => work.as_ref().map_or(0, Work::object_size),
             Progress::Extents { .. } | Progress::Flush(_) | Progress::Replay(_) => 0,
         }
     }

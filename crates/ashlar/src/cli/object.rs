@@ -107,7 +107,8 @@ pub enum ObjectCommand {
         #[command(flatten)]
         pool: PoolArg,
     },
-    /// Copy an object's data, attributes and records. What was under the new name goes
+    /// Copy an object's data, attributes and records. What was under the new name goes; until everything is
+    /// there the copy is partial
     #[command(after_help = "Example:\n  ashlar object cp photos/1 photos/1.old")]
     Cp {
         /// Name of the object

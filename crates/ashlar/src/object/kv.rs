@@ -14,7 +14,8 @@ use objects::operation::INLINE_SIZE_MAX;
 use serde_json::{Value, json};
 
 use super::{
-    assertions_of, escape, failed, listing, merged, named, open, print_version, write_file,
+    assertions_of, escape, failed, list_failed, listing, merged, named, open, print_version,
+    remove_all, warn_of_partial, write_file,
 };
 use crate::cli::KvCommand;
 use crate::output::{Format, failure, print_json};
@@ -40,6 +41,7 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
             let found = block_on(pool.get(&key));
             let found = found.map_err(|error| failed(&key, &error))?;
             let (stat, value) = found.ok_or_else(|| failed(&key, &ObjectError::Absent))?;
+            warn_of_partial(&key, &stat);
             match format {
                 Format::Json => {
                     let row =
@@ -52,14 +54,7 @@ pub fn kv(config: &Config, command: KvCommand, format: Format) -> Result<(), Fai
         }
         KvCommand::Del { keys, pool } => {
             let pool = open(config, format, &pool)?;
-            for key in &keys {
-                let key = named(key)?;
-                let was_there = block_on(pool.remove(&key));
-                if !was_there.map_err(|error| failed(&key, &error))? {
-                    return Err(failed(&key, &ObjectError::Absent));
-                }
-            }
-            Ok(())
+            remove_all(&pool, &keys)
         }
         KvCommand::Scan { range, pool } => {
             let pool = open(config, format, &pool)?;
@@ -107,17 +102,22 @@ fn scan(
     limit: Option<u64>,
     format: Format,
 ) -> Result<(), Failure> {
-    let listed = |error: ObjectError| failure("invalid", error.to_string(), "");
     let mut left = limit.unwrap_or(u64::MAX);
-    let mut rows: Vec<Value> = Vec::new();
+    let (mut rows, mut passed_count): (Vec<Value>, u64) = (Vec::new(), 0);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let cannot = |error: io::Error| failure("io", format!("cannot write: {error}"), "");
     while left > 0 {
-        let page = block_on(pool.list(&listing, true)).map_err(listed)?;
+        let page = block_on(pool.list(&listing, true)).map_err(|error| list_failed(&error))?;
         for entry in page.entries {
             let PageEntry::Key(key, found) = entry else { continue };
-            // Longer data is an object's, and no value.
-            let Some(value) = found.data.filter(|_| left > 0) else { continue };
+            if left == 0 {
+                break;
+            }
+            // Longer data, or data that is not all there, is an object's, and no value.
+            let Some(value) = found.data.filter(|_| !found.stat.is_partial) else {
+                passed_count += 1;
+                continue;
+            };
             left -= 1;
             if format == Format::Json {
                 rows.push(merged(escape::json("key", &key), escape::json("value", &value)));
@@ -136,11 +136,17 @@ fn scan(
     if format == Format::Json {
         print_json(&rows.into());
     }
+    if passed_count > 0 {
+        eprintln!(
+            "ashlar: {passed_count} objects were passed over: they have more than {INLINE_SIZE_MAX} bytes, or \
+             are partial. `ashlar object ls` lists them"
+        );
+    }
     Ok(())
 }
 
 /// Stores what the lines say. Returns how many keys changed.
-fn bulk(pool: &ObjectPool, lines: impl BufRead) -> Result<usize, Failure> {
+fn bulk(pool: &ObjectPool, mut lines: impl BufRead) -> Result<usize, Failure> {
     let (mut changes, mut size, mut done) = (BTreeMap::new(), 0, 0);
     let mut send = |changes: BTreeMap<Name, Option<Vec<u8>>>| {
         let steps = changes.into_iter().map(|(name, value)| {
@@ -154,8 +160,18 @@ fn bulk(pool: &ObjectPool, lines: impl BufRead) -> Result<usize, Failure> {
             failure("bulk", message, "what changed stays; run it again to store the rest")
         })
     };
-    for (number, line) in (1..).zip(lines.split(b'\n')) {
-        let line = line.map_err(|error| cannot_read(Path::new("the lines"), &error))?;
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let read = lines.read_until(b'\n', &mut line);
+        if read.map_err(|error| cannot_read(Path::new("the lines"), &error))? == 0 {
+            break;
+        }
+        if line.pop_if(|last| *last == b'\n').is_none() {
+            // A key that was cut off would be removed, and a value stored in part.
+            let message = format!("line {number} does not end with a line feed: it may be cut off");
+            return Err(failure("invalid", message, "complete it; lines before it may be stored"));
+        }
         if line.is_empty() {
             continue;
         }

@@ -23,6 +23,8 @@ const HELP_HINT: &str = "`ashlar pool create --help` lists the valid values";
 
 /// Maximum number of pools in a cluster.
 const POOL_COUNT_MAX: usize = 256;
+/// Maximum number of shards of objects in a PG.
+const PG_SHARD_COUNT_MAX: u32 = 256;
 /// Maximum number of PGs in a pool, and maximum total of their members: a pool's whole map fits in one
 /// message.
 const PG_COUNT_MAX: u32 = 8192;
@@ -300,10 +302,12 @@ fn check_kind(
             "blocks of a pool of objects can have at most {most}, not {block_size}"
         ));
     }
-    if !shards.is_power_of_two() || !(pg_count..=SHARD_COUNT_MAX).contains(&shards) {
+    // One request lists all shards of a PG.
+    let most = SHARD_COUNT_MAX.min(pg_count * PG_SHARD_COUNT_MAX);
+    if !shards.is_power_of_two() || !(pg_count..=most).contains(&shards) {
         return Err(format!(
             "a pool of objects with {pg_count} PGs cannot have {shards} shards, only a power of two from \
-             {pg_count} to {SHARD_COUNT_MAX}"
+             {pg_count} to {most}"
         ));
     }
     Ok(())

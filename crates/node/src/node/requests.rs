@@ -150,7 +150,8 @@ impl Node {
         let Some(slot) = self.pgs.slot(scope.pg) else {
             return Verdict::Refuse(Refusal::Stale(None));
         };
-        if self.sessions.must_wait(scope.session) {
+        let is_behind_fenced = scope.is_of_objects && self.requests.has_fenced_change(scope.pg);
+        if self.sessions.must_wait(scope.session) || is_behind_fenced {
             return Verdict::Wait;
         }
         if scope.changes && self.store.is_congested() {
@@ -245,15 +246,16 @@ impl Node {
         }
     }
 
-    /// Returns how many bytes a request may use on each member. An operation on objects may write all of its
-    /// bytes to blocks, of which the first and the last one are changed in part. What zeroes a whole stripe
-    /// uses none, but takes some room for prepared versions. Unless that is limited by the charge of a
-    /// whole block, the versions of a PG that may take it uncharged are limited to one at a time.
+    /// Returns how many bytes a request may use on each member. What zeroes a whole stripe uses none, but
+    /// takes some room for prepared versions. Unless that is limited by the charge of a whole block, the
+    /// versions of a PG that may take it uncharged are limited to one at a time. An operation on objects is
+    /// charged the blocks that it may need.
     fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
         let pg = &self.pgs[slot];
         let block_bytes = pg.block_size().bytes();
-        if scope.object_bytes > 0 {
-            return (scope.object_bytes.div_ceil(block_bytes) + 1) * block_bytes;
+        if scope.is_of_objects {
+            let (bytes, blocks) = scope.block_need;
+            return (bytes.div_ceil(block_bytes) + blocks) * block_bytes;
         }
         let needs_space = scope.writes_data || (scope.zeroes_bytes > 0 && pg.keeps_parity());
         let is_free = self.frees_stripe(slot, scope) && pg.has_committed_all();
@@ -428,6 +430,11 @@ impl Node {
     /// Checks the requests that wait inside PGs again, because the map has changed or a newer session was
     /// seen.
     pub(super) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let Node { requests, cluster, .. } = self;
+        requests.note_fenced(|started| {
+            let pool = cluster.pool(started.scope.pg.pool);
+            pool.is_some_and(|known| known.is_fenced(started.session))
+        });
         let mut refused = Vec::new();
         // A direct read does not wait in its PG, and is judged again when it is answered.
         for (ticket, started) in self.requests.started().filter(|(_, it)| !it.scope.is_direct) {

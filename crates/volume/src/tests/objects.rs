@@ -37,7 +37,7 @@ impl World {
     }
 
     fn look(&mut self, at: Place) -> RequestId {
-        self.ask(Operation::Look { at, reads: b"what?".to_vec() })
+        self.ask(Operation::Look { at, reads: b"what?".to_vec(), answers_size_max: 1 << 20 })
     }
 
     /// Takes the oldest request, and returns its PG, and number, lowest number and whether it is sent again.

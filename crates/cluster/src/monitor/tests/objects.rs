@@ -92,14 +92,14 @@ fn pools_of_objects_that_cannot_work_are_refused() {
         ((COPIES, Some(8)), Some(256 * KIB), none, "can have at most 128 KiB, not 256 KiB"),
         ((COPIES, Some(8)), None, shards(4), "cannot have 4 shards"),
         ((COPIES, Some(8)), None, shards(24), "cannot have 24 shards"),
-        ((COPIES, Some(8)), None, shards(131_072), "only a power of two from 8 to 65536"),
+        ((COPIES, Some(8)), None, shards(131_072), "only a power of two from 8 to 2048"),
         ((COPIES, Some(8)), None, shards(0), "cannot have 0 shards"),
     ] {
         let refused = create(&mut rig, rules, block_size, objects).unwrap_err();
         assert_eq!(refused.code, "invalid", "{refused:?}");
         assert!(refused.message.contains(why), "{refused:?}");
     }
-    create(&mut rig, (COPIES, Some(8)), Some(128 * KIB), shards(65_536)).unwrap();
+    create(&mut rig, (COPIES, Some(8)), Some(128 * KIB), shards(2048)).unwrap();
 }
 
 #[test]
